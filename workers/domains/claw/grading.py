@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from orchard.schemas.claw import BUNDLES, AuditEntry, Bundle, ClawTests, Share
+from orchard.schemas.claw import BUNDLES, AuditEntry, ClawBundle, ClawTests, Share
 from orchard.schemas.decoding import Unreadable, decode_whole
-from orchard.schemas.judging import Verdict
+from orchard.schemas.judging import JudgeVerdict
 from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward
 from orchard.workers.domains.claw.sandboxed import Limits, Question, Ran, failed, run_script
 from orchard.workers.domains.claw.scores import PASSING_SCORE, robustness, task_score
@@ -132,7 +132,7 @@ async def reward(
     )
 
 
-def read_bundle(submission: str) -> Bundle:
+def read_bundle(submission: str) -> ClawBundle:
     """What a rollout handed in. Raises GRADER_FAILED for what is no bundle."""
     try:
         return decode_whole(BUNDLES, submission.encode())
@@ -181,7 +181,7 @@ def _word(passed: bool) -> str:
     return "PASSED" if passed else "FAILED"
 
 
-async def rule(judgement: Judgement, bundle: Bundle, question: Question) -> Verdict:
+async def rule(judgement: Judgement, bundle: ClawBundle, question: Question) -> JudgeVerdict:
     """The verdict on a question, with what the question leaves out taken from the bundle."""
     given = {
         "task": judgement.task.statement,

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from orchard.schemas.judging import Verdict
+from orchard.schemas.judging import JudgeVerdict
 from orchard.schemas.outcomes import AbortCause
 from orchard.workers.domains.claw import frame
 from orchard.workers.episode.machine import Machine
@@ -68,7 +68,7 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True):
     output: str
 
 
-Ask = Callable[[Question], Awaitable[Verdict | dict[str, str]]]
+Ask = Callable[[Question], Awaitable[JudgeVerdict | dict[str, str]]]
 """The verdict on a question, or another answer that the script knows to read."""
 _OUTCOMES = msgspec.json.Decoder(_Outcome)
 
@@ -98,7 +98,7 @@ async def run_script(
     await machine.write(f"{folder}/limits.json", msgspec.json.encode(limits))
     for path, text in (files or {}).items():
         await machine.write(f"{folder}/scratch/{inside(path)}", text.encode(errors="replace"))
-    known: dict[str, Verdict | dict[str, str]] = {}
+    known: dict[str, JudgeVerdict | dict[str, str]] = {}
     for _ in range(JUDGE_CALLS + 1):
         await machine.write(f"{folder}/known.json", msgspec.json.encode(known))
         outcome = await _outcome(machine, name, folder, limits, python)

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import msgspec
 
 from orchard.schemas.decoding import Unreadable, decode_whole
-from orchard.schemas.gui import GuiOutcome
-from orchard.schemas.images import Image
-from orchard.schemas.judging import Verdict
+from orchard.schemas.gui import GuiSubmission
+from orchard.schemas.judging import JudgeVerdict
+from orchard.schemas.messages import Image
 from orchard.storage.blobs import BlobStore
 from orchard.workers.failures import storing
 from orchard.workers.judges.interface import Evidence, Picture, indented
@@ -17,7 +17,7 @@ from orchard.workers.judges.ruling import Judges
 
 OUTCOME = "outcome"
 """Name of the judgement on a whole rollout."""
-_OUTCOMES = msgspec.json.Decoder(GuiOutcome)
+_OUTCOMES = msgspec.json.Decoder(GuiSubmission)
 _RESULT, _THOUGHT = 500, 2000
 """Characters of one result and of one thought that a judge is shown."""
 
@@ -26,7 +26,7 @@ class NoOutcome(ValueError):
     """A submission that no browser agent handed in."""
 
 
-def read_outcome(submission: bytes) -> GuiOutcome:
+def read_outcome(submission: bytes) -> GuiSubmission:
     """What a rollout handed in. Raises NoOutcome."""
     try:
         return decode_whole(_OUTCOMES, submission)
@@ -35,8 +35,8 @@ def read_outcome(submission: bytes) -> GuiOutcome:
 
 
 async def rule_outcome(
-    judges: Judges, statement: str, outcome: GuiOutcome, blobs: BlobStore, protocol: str
-) -> Verdict:
+    judges: Judges, statement: str, outcome: GuiSubmission, blobs: BlobStore, protocol: str
+) -> JudgeVerdict:
     """The verdict on a rollout, by the protocol of that name. Raises InfrastructureError as `Judges.rule`,
     and with STORE_FAILED where a screenshot cannot be read."""
     images = list(enumerate(outcome.screenshots))
@@ -60,13 +60,13 @@ def _picture(blobs: BlobStore, number: int, image: Image) -> Picture:
     return Picture(base64=data, media_type=image.media_type, label=f"screenshot {number}")
 
 
-def _thoughts(outcome: GuiOutcome) -> Iterator[str]:
+def _thoughts(outcome: GuiSubmission) -> Iterator[str]:
     for number, step in enumerate(outcome.steps, 1):
         if step.thought:
             yield f"[step {number}] {indented(step.thought[:_THOUGHT], 4)}"
 
 
-def _actions(outcome: GuiOutcome) -> Iterator[str]:
+def _actions(outcome: GuiSubmission) -> Iterator[str]:
     for number, step in enumerate(outcome.steps, 1):
         if not step.calls:
             yield f"{number}. (an answer without an action that could be read)"

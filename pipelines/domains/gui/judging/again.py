@@ -29,7 +29,7 @@ from orchard.schemas.work import JudgeRequest
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError
 from orchard.streams.consumer import ClaimedRequest, PutOff, RetryPolicy
-from orchard.streams.entries import Place, QueueEntry, entry, successor
+from orchard.streams.entries import EntryAddress, QueueEntry, entry, successor
 from orchard.streams.errors import OutcomeRefused
 from orchard.streams.publisher import Publisher
 from orchard.streams.settings import Queue
@@ -197,7 +197,7 @@ class OutcomeJudge:
 
     def entry(self, request: JudgeRequest, occasion: str) -> QueueEntry:
         """See Handler."""
-        place = Place(request.campaign, verdict_key(request), request.fence)
+        place = EntryAddress(request.campaign, verdict_key(request), request.fence)
         return entry(QUEUE, place, occasion, msgspec.json.encode(request))
 
     async def handle(self, delivery: ClaimedRequest[JudgeRequest]) -> PutOff | None:

@@ -11,7 +11,7 @@ import pytest
 
 from orchard.injector.errors import SandboxError
 from orchard.schemas.campaigns import Timeouts
-from orchard.schemas.claw import Bundle
+from orchard.schemas.claw import ClawBundle
 from orchard.schemas.events import RolloutFinished, payload
 from orchard.streams.server import EmbeddedServer
 from orchard.workers.attempts import retries
@@ -77,7 +77,7 @@ async def _is_of_one_attempt(place: World, rollout: str, attempt: int | None, da
     text = data.submission
     if data.submission_blob is not None:
         text = place.blobs.get(data.submission_blob).decode()
-    bundle = msgspec.json.decode(text, type=Bundle)
+    bundle = msgspec.json.decode(text, type=ClawBundle)
     assert [entry.sequence for entry in bundle.audit] == list(range(1, len(bundle.audit) + 1))
     rows = await place.rows(
         "select attempt, number, tool, status, injected from service_calls "

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from orchard.schemas.sites import Site
+from orchard.schemas.sites import SiteSpec
 from orchard.workers.domains.gui.sites.calendar import Calendar
 from orchard.workers.domains.gui.sites.desk import Desk
 from orchard.workers.domains.gui.sites.ledger import Ledger
@@ -12,7 +12,7 @@ from orchard.workers.domains.gui.sites.pages import Content
 from orchard.workers.domains.gui.sites.shop import Shop
 from orchard.workers.domains.gui.sites.tiny import Tiny
 
-_SITES: dict[str, Callable[[Site], Content]] = {
+_SITES: dict[str, Callable[[SiteSpec], Content]] = {
     "shop": lambda site: Shop(site.seed),
     "calendar": lambda site: Calendar(site.seed),
     "desk": lambda site: Desk(site.seed),
@@ -23,6 +23,6 @@ _SITES: dict[str, Callable[[Site], Content]] = {
 }
 
 
-def content_of(site: Site) -> Content:
+def content_of(site: SiteSpec) -> Content:
     """The site's content, at its beginning."""
     return _SITES[site.name](site)

@@ -8,7 +8,7 @@ from typing import Any
 from aiohttp import web
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from orchard.schemas.sites import Records, Site
+from orchard.schemas.sites import Records, SiteSpec
 from orchard.workers.domains.gui.sites.catalog import content_of
 from orchard.workers.domains.gui.sites.look import layout_of, style, theme_of
 from orchard.workers.domains.gui.sites.pages import File, Missing, Page, Redirect, Reply
@@ -25,7 +25,7 @@ _POLICY = "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-in
 class OpenSite:
     """A site that is served. Its record is here, out of reach of whoever visits it."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: SiteSpec) -> None:
         self.site = site
         self._content = content_of(site)
         self._tiny = site.name == "tiny"
@@ -146,7 +146,7 @@ class OpenSite:
         return web.Response(text=text, content_type="text/html", charset="utf-8", status=status)
 
 
-def open_site(site: Site) -> OpenSite:
+def open_site(site: SiteSpec) -> OpenSite:
     """A site at its beginning; `start` serves it. Raises KeyError for a layout or theme that there is not."""
     if site.name != "tiny":
         layout_of(site.layout), theme_of(site.theme)

@@ -8,7 +8,7 @@ import msgspec
 
 from orchard.schemas.decoding import Unreadable, decode_whole
 from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward
-from orchard.schemas.sites import NAME, Answer, Expected, Records
+from orchard.schemas.sites import NAME, ExpectedAnswer, Records, SiteGrading
 from orchard.schemas.tasks import PluginGrading, Task
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.graders.judgement import Judgement
@@ -31,11 +31,11 @@ class Handed(msgspec.Struct, frozen=True, kw_only=True):
     """Whether every turn of the model had a valid call."""
 
 
-def expected_of(task: Task) -> Expected:
+def expected_of(task: Task) -> SiteGrading:
     """How a task is graded by its site. Raises ValueError for a task that is not."""
     if not isinstance(task.grading, PluginGrading) or task.grading.grader != NAME:
         raise ValueError(f"{task.task_id} is no task on a generated site")
-    return msgspec.convert(task.grading.settings, Expected)
+    return msgspec.convert(task.grading.settings, SiteGrading)
 
 
 _HANDED = msgspec.json.Decoder(Handed)
@@ -51,9 +51,9 @@ class SitesGrader:
     name = NAME
     in_place = True
     """So that no sandbox is opened for it: it looks at none."""
-    settings = Expected
+    settings = SiteGrading
 
-    async def grade(self, settings: Expected, judgement: Judgement) -> Reward:
+    async def grade(self, settings: SiteGrading, judgement: Judgement) -> Reward:
         """See Grader. Raises GRADER_FAILED for what is no record of this site."""
         return graded(settings, read_handed(judgement.submission))
 
@@ -66,7 +66,7 @@ def read_handed(submission: str) -> Handed:
         raise _failed(f"the submission is no record of a site: {error}") from error
 
 
-def graded(expected: Expected, handed: Handed) -> Reward:
+def graded(expected: SiteGrading, handed: Handed) -> Reward:
     """The reward. Raises GRADER_FAILED as SitesGrader."""
     if handed.records is None or handed.records.keys() != expected.records.keys():
         raise _failed(f"the records are none of the site {expected.site.name}")
@@ -98,7 +98,7 @@ def differences(expected: Records, found: Records) -> dict[str, str]:
     }
 
 
-def answered(answer: Answer, said: str) -> bool:
+def answered(answer: ExpectedAnswer, said: str) -> bool:
     """Whether the answer says the value, and names no other: of numbers, that it is the only one; of names,
     that it stands there in whole words and none of the wrong answers does. Case, space and units do not
     count."""

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from orchard.schemas.sites import Site
+from orchard.schemas.sites import SiteSpec
 
 
 class Element(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +46,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     focus: str = ""
     """Key of the element that has it."""
     records: dict[str, Any] = {}
-    site: Site | None = None
+    site: SiteSpec | None = None
     """Whose page it is."""
 
     def find(self, key: str) -> Element | None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from orchard.schemas.sites import Answer, Records
+from orchard.schemas.sites import ExpectedAnswer, Records
 from orchard.workers.domains.gui.sites.play import Scene
 
 
@@ -17,7 +17,7 @@ class Goal:
     records: Records
     """Of the site, when it is done."""
     scenes: tuple[Scene, ...]
-    answer: Answer | None = None
+    answer: ExpectedAnswer | None = None
 
 
 Maker = Callable[[Any, random.Random], Goal]

@@ -2,7 +2,7 @@
 
 import random
 
-from orchard.schemas.sites import Answer
+from orchard.schemas.sites import ExpectedAnswer
 from orchard.workers.domains.gui.sites.goals.interface import Goal, Maker
 from orchard.workers.domains.gui.sites.map import MODES, Map
 from orchard.workers.domains.gui.sites.play import Scene, Step, View, click, done, pick, scene
@@ -59,7 +59,7 @@ def minutes(planner: Map, dice: random.Random) -> Goal:
             f"How many minutes does it take from {start} to {end} by {mode}? Answer with the number alone."
         ),
         records=planner.records(),
-        answer=Answer(value=str(right), others=tuple(sorted(others))),
+        answer=ExpectedAnswer(value=str(right), others=tuple(sorted(others))),
         scenes=_planned(start, end, mode, done(str(right))),
     )
 
