@@ -31,7 +31,7 @@ from orchard.schemas.gui import DOMAIN
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.sites import NAME
 from orchard.storage.reader import open_tables
-from orchard.workers.domains.gui.sites.look import Split
+from orchard.workers.domains.gui.sites.appearance import Split
 
 HARNESS = "browser-compact"
 SITE = "tiny"

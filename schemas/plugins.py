@@ -52,13 +52,13 @@ OWN: dict[Kind, dict[str, str]] = {
     Kind.HARNESS: {
         "claw-react": "orchard.workers.domains.claw.react:ClawReact",
         "browser": "orchard.workers.domains.gui.browser.harness:BrowserHarness",
-        "browser-compact": "orchard.workers.domains.gui.browser.compact:CompactBrowser",
+        "browser-compact": "orchard.workers.domains.gui.browser.harness:CompactBrowser",
     },
     Kind.GRADER: {
         "claw": "orchard.workers.domains.claw.grading:ClawGrader",
         "claw-eval": "orchard.workers.domains.claw.claw_eval.grading:ClawEvalGrader",
         "sites": "orchard.workers.domains.gui.sites.grading:SitesGrader",
-        "gui-judge": "orchard.workers.domains.gui.judge_grader:GuiJudgeGrader",
+        "gui-judge": "orchard.workers.domains.gui.judging:GuiJudgeGrader",
     },
     Kind.WORLD: {
         "browser": "orchard.workers.domains.gui.browser.world:BrowserWorld",

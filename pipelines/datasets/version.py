@@ -24,7 +24,6 @@ _CONVERSATIONS = (
 )
 _TOOLS = (
     "workers/domains/gui/browser/calls.py",
-    "workers/domains/gui/browser/compact.py",
     "workers/domains/gui/browser/harness.py",
     "workers/domains/gui/browser/tools.py",
     "workers/harnesses/__init__.py",

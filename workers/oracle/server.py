@@ -119,7 +119,7 @@ class OracleServer:
                 return await sites.reply_to(
                     ask.messages, model=ask.model, seed=ask.seed or 0, tools=ask.tools or ()
                 )
-            except sites.Refused as refused:
+            except sites.UnanswerableRequest as refused:
                 raise _Refused(str(refused)) from refused
         behaviour = self._forced(ask.model)
         if behaviour is None and ask.model != MODEL:

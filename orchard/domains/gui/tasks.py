@@ -17,8 +17,8 @@ from orchard.pipelines.tasks.validate import Validation, ValidationSettings, Val
 from orchard.schemas.events import TaskRejected
 from orchard.schemas.sites import NAME, Fault
 from orchard.schemas.tasks import Task, task_hash
+from orchard.workers.domains.gui.sites.appearance import LAYOUTS
 from orchard.workers.domains.gui.sites.goals import KINDS
-from orchard.workers.domains.gui.sites.look import LAYOUTS
 
 
 class GuiOptions(NamedTuple):

@@ -10,9 +10,9 @@ import msgspec
 from orchard.schemas.identity import digest
 from orchard.schemas.sites import NAME, Expected, Fault, Site
 from orchard.schemas.tasks import PluginGrading, Task, WorldUse
+from orchard.workers.domains.gui.sites.appearance import Split, looks
 from orchard.workers.domains.gui.sites.catalog import content_of
 from orchard.workers.domains.gui.sites.goals import NoGoal, goal_of, kinds_of
-from orchard.workers.domains.gui.sites.look import Split, looks
 
 SITES = ("shop", "calendar", "desk", "manual", "map", "ledger")
 """Sites that tasks are made on, unless they are named."""

@@ -23,7 +23,7 @@ from orchard.schemas.tasks import Task
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError
 from orchard.streams.publisher import Publisher
-from orchard.workers.domains.gui.evidence import OUTCOME, NoOutcome, read_outcome, rule_outcome
+from orchard.workers.domains.gui.judging import OUTCOME, NoOutcome, read_outcome, rule_outcome
 from orchard.workers.episode.settings import JudgeSettings
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.judges import get_protocol

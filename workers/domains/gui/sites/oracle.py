@@ -1,8 +1,8 @@
-"""The oracle on generated sites: it knows them, and plays tasks by the 13 tools.
+"""The oracle for generated sites: it knows their content and solves tasks with the 13 browser tools.
 
-It is no model: its fingerprint says so. It makes seeded mistakes, at a stated rate for each turn, so that a
-log of it holds successes and failures. It is stateless, and reads no store: the seed of a request says which
-attempt it is, that attempt's window which site and page it shows, and the conversation which task and turn.
+It is no model, and its fingerprint says so. It makes seeded mistakes at a given rate per turn, so that its
+logs hold successes and failures. It is stateless and reads no store: the request's seed identifies the
+attempt, the attempt's window shows the site and the page, and the conversation tells the task and the turn.
 """
 
 import json
@@ -16,26 +16,27 @@ from orchard.schemas.sites import Site
 from orchard.workers.domains.gui.sites.catalog import content_of
 from orchard.workers.domains.gui.sites.goals import Goal, NoGoal, goal_of, kinds_of
 from orchard.workers.domains.gui.sites.mistakes import mistaken
-from orchard.workers.domains.gui.sites.play import Call, View, point, turn
+from orchard.workers.domains.gui.sites.solving import Call, View, point, turn
 from orchard.workers.domains.gui.sites.window import look
 from orchard.workers.llm.answers import ORACLE_FINGERPRINT
 from orchard.workers.oracle.replies import Reply, text_of, usage
 from orchard.workers.oracle.turns import Turn
 
 TOOLS = frozenset({"click", "goto_url", "done"})
-"""Tools of a request that is about a browser."""
+"""A request that offers all these tools is about a browser."""
 MISTAKES = 0.08
-"""Share of turns with a mistake, unless the model's name says another: `oracle/0.3`."""
+"""Share of turns with a mistake, unless the model's name gives another: `oracle/0.3`."""
 PATIENCE = 40
-"""Turns after which it gives up."""
+"""Maximum turns before it gives up."""
 PATIENCE_DOWN = 3
-"""As PATIENCE, on a site that is down."""
+"""Maximum turns on a site that is down."""
 _COARSE = -2
-"""In the tiny family points are whole hundreds: the shapes are large, and its policies have few tokens."""
+"""Digits for rounding points in the tiny family: to whole hundreds, because its shapes are large and its
+policies have few tokens."""
 
 
-class Refused(Exception):
-    """A request that cannot be answered."""
+class UnanswerableRequest(Exception):
+    """The oracle cannot answer this request."""
 
 
 def about_sites(tools: Collection[str | None]) -> bool:
@@ -46,16 +47,16 @@ def about_sites(tools: Collection[str | None]) -> bool:
 async def reply_to(
     messages: Sequence[dict[str, Any]], *, model: str, seed: int, tools: Sequence[Any]
 ) -> Reply:
-    """The answer to a conversation of the harness `browser`. Raises Refused."""
+    """Answers a conversation of the harness `browser`. Raises UnanswerableRequest."""
     rate = _rate(model)
     try:
         view = await look(seed)
     except LookupError as error:
-        raise Refused(f"the oracle sees no page: {error}") from error
+        raise UnanswerableRequest(f"the oracle sees no page: {error}") from error
     text = "\n".join(text_of(each) for each in messages if each.get("role") == "user")
     goal = view.site and _goal(view.site, text)
     if not (view.site and goal):
-        raise Refused("the site that is shown has no task with a statement of this conversation")
+        raise UnanswerableRequest("the site that is shown has no task with a statement of this conversation")
     number = sum(each.get("role") == "assistant" for each in messages)
     said = play(view.site, goal, view, seed=seed, number=number, mistakes=rate)
     return Reply(
@@ -72,13 +73,13 @@ def _rate(model: str) -> float:
     try:
         return float(asked) if asked else MISTAKES
     except ValueError:
-        raise Refused(
+        raise UnanswerableRequest(
             "on sites the model is oracle, or oracle/SHARE with a share of mistakes from 0 to 1"
         ) from None
 
 
 def _goal(site: Site, text: str) -> Goal | None:
-    """The task of the site whose statement is in the conversation."""
+    """Finds the site's task whose statement is in the conversation."""
     goals = []
     for kind in kinds_of(site.name):
         try:
@@ -90,7 +91,7 @@ def _goal(site: Site, text: str) -> Goal | None:
 
 
 def play(site: Site, goal: Goal, view: View, *, seed: int, number: int, mistakes: float) -> Turn:
-    """The answer at turn `number` (0 is the first) of a rollout: the same for the same arguments."""
+    """Returns the answer at turn `number` (from 0) of a rollout; equal arguments give equal answers."""
     dice = random.Random(f"{seed}-{number}-{goal.statement}")
     calls = turn(goal.scenes, view, f"http://{content_of(site).host}/")
     if number >= (PATIENCE_DOWN if view.page == "down" else PATIENCE):
@@ -112,8 +113,8 @@ def _call(call: Call) -> ToolCall:
 
 
 def _found(calls: list[Call], view: View) -> str:
-    """What is clicked next and where it is, in hundreds, a digit each: a tiny policy first says what it looks
-    for, and then where it sees it."""
+    """Returns what is clicked next and where, as digits of hundreds: a tiny policy first names what it looks
+    for, then where it sees it."""
     for _, given in calls:
         for each in view.elements:
             if point(each, view) == given.get("point_2d"):
