@@ -1,4 +1,4 @@
-"""The tools on the sandbox's files: Bash, Read, Write, Edit, Glob, Grep. They run in the sandbox."""
+"""The tools for the sandbox's files: Bash, Read, Write, Edit, Glob, Grep. They run in the sandbox."""
 
 import posixpath
 import shlex
@@ -9,15 +9,15 @@ from orchard.schemas.decoding import Unreadable, decode_text
 from orchard.schemas.messages import ToolCall
 from orchard.schemas.tasks import Task
 from orchard.workers.domains.claw.arguments import complaint
-from orchard.workers.domains.claw.declaring import Schema, flag, text, whole
+from orchard.workers.domains.claw.declarations import Schema, flag, text, whole
 from orchard.workers.episode.machine import CommandOutcome, FileTooLarge, Machine
 from orchard.workers.failures import NotWritable
 
 _SHOWN = 30_000
-"""Characters of one result."""
+"""Maximum characters of one result."""
 _LINES = 2000
 _LONGEST_COMMAND = 100_000
-"""Bytes. Linux takes 128 KiB as one argument of a program."""
+"""Maximum bytes of a command. Linux limits one argument of a program to 128 KiB."""
 _LARGEST_FILE = 8 * 1024 * 1024
 
 
@@ -88,22 +88,20 @@ TOOLS: dict[str, dict[str, Any]] = {
 
 
 class _Wrong(Exception):
-    """A call that cannot be carried out; the text says why."""
+    """The call cannot be carried out; the text is the reason."""
 
 
-class Workspace:
-    """The tools over one machine."""
-
+class WorkspaceTools:
     def __init__(self, machine: Machine, task: Task) -> None:
         self._machine = machine
         self._task = task
 
-    def place(self, path: str) -> str:
-        """The absolute path that is meant."""
+    def resolve(self, path: str) -> str:
+        """Resolves a path against the task's working directory."""
         return posixpath.normpath(posixpath.join(self._task.workdir, path or "."))
 
     async def call(self, call: ToolCall, seconds: float) -> CommandOutcome:
-        """Execute one call. A command may take `seconds`, and less where it says so."""
+        """Executes one call. A command may take `seconds`, or less if the call says so."""
         started = time.monotonic()
         try:
             given = _checked(call)
@@ -144,7 +142,7 @@ class Workspace:
         return f"replaced {count} in {await self._put(given['file_path'], after)}"
 
     async def _glob(self, given: dict[str, Any], seconds: float) -> CommandOutcome:
-        place = self.place(given.get("path", ""))
+        place = self.resolve(given.get("path", ""))
         pattern = shlex.quote(posixpath.join(place, given["pattern"]))
         line = f"find {shlex.quote(place)} -type f -path {pattern} | sort"
         outcome = await self._ran(line, seconds)
@@ -152,7 +150,7 @@ class Workspace:
 
     async def _grep(self, given: dict[str, Any], seconds: float) -> CommandOutcome:
         options = "-rnIEi" if given.get("ignore_case") else "-rnIE"
-        place = self.place(given.get("path", ""))
+        place = self.resolve(given.get("path", ""))
         line = f"grep {options} -e {shlex.quote(given['pattern'])} -- {shlex.quote(place)}"
         line += " | sort -t: -k1,1 -k2,2n"
         outcome = await self._ran(line, seconds)
@@ -160,16 +158,18 @@ class Workspace:
 
     async def _text(self, path: str) -> str:
         try:
-            return (await self._machine.read(self.place(path), limit=_LARGEST_FILE)).decode(errors="replace")
+            return (await self._machine.read(self.resolve(path), limit=_LARGEST_FILE)).decode(
+                errors="replace"
+            )
         except FileNotFoundError:
-            raise _Wrong(f"there is no file {self.place(path)}") from None
+            raise _Wrong(f"there is no file {self.resolve(path)}") from None
         except FileTooLarge:
             raise _Wrong(
-                f"{self.place(path)} has more than {_LARGEST_FILE} bytes: read parts by Bash"
+                f"{self.resolve(path)} has more than {_LARGEST_FILE} bytes: read parts by Bash"
             ) from None
 
     async def _put(self, path: str, content: str) -> str:
-        place = self.place(path)
+        place = self.resolve(path)
         try:
             await self._machine.write(place, content.encode(errors="replace"))
         except NotWritable as error:

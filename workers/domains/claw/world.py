@@ -1,4 +1,4 @@
-"""The world of kind `claw`: services beside the worker, a workspace in the sandbox, one record of both."""
+"""The world `claw`: services in the worker's process, a workspace in the sandbox, and one record of both."""
 
 import asyncio
 import shlex
@@ -18,10 +18,10 @@ from orchard.schemas.messages import ToolCall
 from orchard.schemas.outcomes import AbortCause, ExitStatus
 from orchard.schemas.tasks import Task
 from orchard.storage.errors import StorageError
-from orchard.workers.domains.claw.engine import Answered, BadWorld, Services
-from orchard.workers.domains.claw.faces import Face, served
-from orchard.workers.domains.claw.snapshots import LARGEST_TREE, pictured
-from orchard.workers.domains.claw.workspace import TOOLS, Workspace
+from orchard.workers.domains.claw.engine import BadWorld, CallResult, Services
+from orchard.workers.domains.claw.servers import Face, served
+from orchard.workers.domains.claw.snapshots import LARGEST_TREE, take_snapshot
+from orchard.workers.domains.claw.workspace import TOOLS, WorkspaceTools
 from orchard.workers.episode.machine import CommandOutcome, FileTooLarge, Machine
 from orchard.workers.episode.worlds import Opening
 from orchard.workers.failures import InfrastructureError
@@ -29,38 +29,37 @@ from orchard.workers.masking import masked
 
 _INLINE = INLINE_LIMIT // 4
 _COMMAND_SHOWN = 64 * 1024
-"""Characters that a bundle has of a snapshot command's output."""
+"""Maximum characters of a snapshot command's output in a bundle."""
 
 
 class ClawServices:
-    """The plug-in."""
-
     name = "claw"
     settings = ClawWorld
 
     @asynccontextmanager
     async def open(self, settings: ClawWorld, opening: Opening) -> "AsyncIterator[ClawAttempt]":
-        """See World."""
         try:
             services = Services(settings, opening.seed)
         except BadWorld as error:
             raise InfrastructureError(
                 AbortCause.INVALID_REQUEST, f"world of {opening.task.task_id}: {error}"
             ) from error
-        workspace = Workspace(opening.machine, opening.task)
-        home = workspace.place(".")
-        if not any(workspace.place(path).startswith(f"{home}/") for path in settings.files):
+        workspace = WorkspaceTools(opening.machine, opening.task)
+        home = workspace.resolve(".")
+        if not any(workspace.resolve(path).startswith(f"{home}/") for path in settings.files):
             line = f"mkdir -p {shlex.quote(home)}"
             await opening.machine.run(line, timeout=opening.command_seconds, cwd="/")
         for path, text in settings.files.items():
-            await opening.machine.write(workspace.place(path), text.encode())
+            await opening.machine.write(workspace.resolve(path), text.encode())
         yield ClawAttempt(settings, services, workspace, opening)
 
 
 class ClawAttempt:
-    """The world of one attempt. See OpenWorld."""
+    """The world of one attempt; implements OpenWorld."""
 
-    def __init__(self, world: ClawWorld, services: Services, workspace: Workspace, opening: Opening) -> None:
+    def __init__(
+        self, world: ClawWorld, services: Services, workspace: WorkspaceTools, opening: Opening
+    ) -> None:
         self.services = services
         self._world = world
         self._workspace = workspace
@@ -75,8 +74,8 @@ class ClawAttempt:
         )
 
     def bounded(self, budget: Budget) -> Budget:
-        """See OpenWorld: the task's limits, where they are tighter; a campaign without a limit of steps
-        lifts both."""
+        """Returns the task's limits where they are tighter. A campaign without a step limit lifts both
+        limits."""
         if not budget.steps:
             return budget
         wall = self._world.wall_seconds
@@ -87,7 +86,6 @@ class ClawAttempt:
         )
 
     async def call(self, call: ToolCall) -> tuple[CommandOutcome, str]:
-        """See OpenWorld."""
         if call.name in self._world.workspace:
             outcome = await self._workspace.call(call, self._command_seconds)
             return outcome, outcome.output
@@ -96,8 +94,11 @@ class ClawAttempt:
         code = 0 if entry.status == 200 else entry.status
         return CommandOutcome(output=answered.text, returncode=code, seconds=seconds), answered.text
 
-    async def served(self, tool: str, arguments: str | dict[str, Any], face: Face) -> tuple[Answered, float]:
-        """Carry a call of a service out and publish its audit entry; the answer, and the seconds it took."""
+    async def served(
+        self, tool: str, arguments: str | dict[str, Any], face: Face
+    ) -> tuple[CallResult, float]:
+        """Carries out a service call and publishes its audit entry; returns the answer and the seconds it
+        took."""
         started = time.monotonic()
         answered = self.services.call(tool, arguments)
         if answered.wait:
@@ -108,12 +109,11 @@ class ClawAttempt:
 
     @asynccontextmanager
     async def door(self) -> AsyncIterator[tuple[int, str]]:
-        """See OpenWorld."""
         async with served(self) as (port, path):
             yield port, path
 
     async def hand_in(self, ended: ExitStatus, messages: Sequence[Mapping[str, Any]]) -> str:
-        """See OpenWorld: a Bundle."""
+        """Returns a Bundle as JSON."""
         said = messages[-1] if messages else {}
         bundle = Bundle(
             messages=tuple(dict(message) for message in messages),
@@ -142,7 +142,7 @@ class ClawAttempt:
                 return {}
             except FileTooLarge:
                 return {".": SnapshotFile(size=LARGEST_TREE, omitted="too large")}
-            return await asyncio.to_thread(pictured, Path(place), self._world.snapshot)
+            return await asyncio.to_thread(take_snapshot, Path(place), self._world.snapshot)
 
     async def _seen(self, line: str) -> CommandSeen:
         task, machine = self._opening.task, self._opening.machine
@@ -150,7 +150,7 @@ class ClawAttempt:
         return CommandSeen(output=outcome.output[:_COMMAND_SHOWN], returncode=outcome.returncode)
 
     async def _entry(self, entry: AuditEntry, face: Face, seconds: float) -> ServiceCalled:
-        """The entry as an event carries it: keys masked, and what is large in blobs."""
+        """Converts an entry to its event: keys are masked, large values go to blobs."""
         arguments, arguments_blob = await self._carried(entry.arguments)
         response, response_blob = await self._carried(entry.response)
         return ServiceCalled(

@@ -1,17 +1,17 @@
-"""Grading by a repository's own tests, in a fresh sandbox with only the submitted patch applied.
+"""Grades by a repository's own tests, in a fresh sandbox with only the submitted patch applied.
 
-**When is a run without a result the model's doing, and when ours?** A test command may end without a
-parsed result because the patch breaks the interpreter or the test runner's start, because it hangs, or
-because the environment is broken. The log alone cannot tell. So an inconclusive run (`verdict.conclusive`)
-is followed by a control run in a sandbox of its own, with the gold patch (with none where the task has
-none): if the control is conclusive, the submitted patch is to blame and the task is
-unresolved; if it is not, nothing was learned about the submission and GRADER_FAILED is raised. A test patch
-that cannot be applied after the submitted one is decided in the same way.
+**When is a run without a result the model's fault, and when is it infrastructure?** A test command may end
+without a parsed result because the patch breaks the interpreter or the test runner's start, because it hangs,
+or because the environment is broken. The log alone cannot tell. So an inconclusive run (`verdict.conclusive`)
+is followed by a control run in another sandbox, with the gold patch (or without a patch if the task has
+none). If the control is conclusive, the submitted patch is to blame and the task is unresolved; otherwise
+nothing is known about the submission and GRADER_FAILED is raised. A test patch that cannot be applied after
+the submitted one is decided in the same way.
 
-Memory is decided so too: tests that fail while something is killed for it are the model's, unless the
-control is killed as well; then the task needs more, and SANDBOX_OUT_OF_MEMORY is raised. Where the sandbox
-itself ends under the tests for no limit of its own, that may be the machine's: only one that ends again, in
-another sandbox, is the model's.
+Memory is decided likewise: tests that fail while a process is killed for memory are the model's fault, unless
+the control is killed as well; then the task needs more memory, and SANDBOX_OUT_OF_MEMORY is raised. If the
+sandbox itself ends during the tests without exceeding a limit, the host may be the cause: only a second such
+end, in another sandbox, is the model's fault.
 """
 
 import asyncio
@@ -38,13 +38,13 @@ from orchard.workers.domains.swe.logs.parsers import PARSERS, without_timing
 from orchard.workers.domains.swe.testing import (
     NO_ANSWERS,
     Answers,
-    Plan,
+    RunnerPlan,
     TestRun,
     plan_of,
     run_copies,
     run_tests,
 )
-from orchard.workers.domains.swe.verdict import DOUBTFUL, Verdict, judge
+from orchard.workers.domains.swe.verdict import DOUBTFUL, SWEVerdict, judge
 from orchard.workers.episode.diffs import is_diff, touched_paths
 from orchard.workers.episode.machine import Machine
 from orchard.workers.episode.patch_policy import Refused, permitted
@@ -55,22 +55,23 @@ from orchard.workers.masking import masked
 
 NAME = "swe-tests"
 PUBLISHED = "swe-tests-published"
-"""Grader's name where the rules of published benchmarks were followed: no such reward is trained on."""
+"""The grader's name when the rules of published benchmarks were followed; such rewards are not for
+training."""
 
 Pristine = Callable[[], AbstractAsyncContextManager[Machine]]
 """Opens another fresh machine of the task's image."""
 
 RUNNER_HOOKS = frozenset({"conftest.py", "pytest.ini", "sitecustomize.py", "usercustomize.py"})
-"""Files that decide what the test runner does: undone in an evaluation, unless the gold patch has them."""
+"""Files that control the test runner. An evaluation restores them, unless the gold patch changes them."""
 
 REFUSED, FORGED, UNPROVEN = "refused", "forged", "unproven"
-"""Causes of a -1 that no test gave."""
+"""Causes of a -1 that no test result gave."""
 
 
 class Grade(msgspec.Struct, frozen=True, kw_only=True):
-    """A verdict, how it came about in a sentence for people, and the log."""
+    """A verdict with its explanation and log."""
 
-    verdict: Verdict
+    verdict: SWEVerdict
     detail: str
     log: str = ""
     cause: str | None = None
@@ -90,7 +91,7 @@ async def grade_swe(
     published: bool = False,
     copies: bool = True,
 ) -> Reward:
-    """+1 when the submission resolves the task, -1 when not; see `grade` for what is raised."""
+    """Returns +1 if the submission resolves the task, else -1. Raises as the module's docstring explains."""
     if grading.parser not in PARSERS:
         raise _invalid(task, f"names the log parser {grading.parser!r}: there is {', '.join(PARSERS)}")
     if not grading.fail_to_pass:
@@ -120,7 +121,7 @@ async def grade_swe(
 
 
 class _Grader:
-    """One grading: the task, its limits, and where more machines come from."""
+    """One grading, with its deadline and a source of further machines."""
 
     def __init__(
         self,
@@ -175,7 +176,7 @@ class _Grader:
         return checkout
 
     async def _apply(self, submission: str, checkout: Checkout) -> Applied | Refused:
-        """Bring a submission in: as git reads it, and what of it may go in."""
+        """Applies a submission as git reads it; outside of published rules, only the permitted part."""
         if self._published:
             return await checkout.apply(submission, self._ladder)
         staged = await checkout.stage(submission)
@@ -192,7 +193,7 @@ class _Grader:
         return paths_to_restore(self._task, self._grading, patch if self._published else "")
 
     async def _bring_tests(self, patch: str, checkout: Checkout) -> bool:
-        """The tests as the task has them; False when they cannot be brought into the repository as it is."""
+        """Brings the task's tests in; False if they cannot be applied to the repository."""
         brought = await checkout.restore(self._restored(patch))
         if brought and self._grading.test_patch.strip():
             brought = (await checkout.apply(self._grading.test_patch, self._ladder)).by is not None
@@ -203,7 +204,7 @@ class _Grader:
             return None
         return await run_tests(self._task, self._grading, machine, checkout, trusted=self._published)
 
-    def _judged(self, run: TestRun) -> Verdict:
+    def _judged(self, run: TestRun) -> SWEVerdict:
         statuses = run.statuses
         must: Sequence[str] = self._grading.fail_to_pass
         keep: Sequence[str] = self._grading.pass_to_pass
@@ -213,14 +214,14 @@ class _Grader:
         return judge(statuses, must, keep)
 
     async def _gold(self, machine: Machine) -> Checkout:
-        """The gold patch in a machine that the submission has never been in."""
+        """Applies the gold patch in a machine that never held the submission."""
         checkout = await self._begun(machine)
         if self._task.gold_patch and (await checkout.apply(self._task.gold_patch, self._ladder)).by is None:
             raise _failed(self._task, "the gold patch does not apply")
         return checkout
 
-    async def _inconclusive(self, nothing: Verdict, run: TestRun | None) -> Grade:
-        """Whose doing it is that the tests gave no result; see above."""
+    async def _inconclusive(self, nothing: SWEVerdict, run: TestRun | None) -> Grade:
+        """Runs the control that decides why the tests gave no result; see the module's docstring."""
         async with self._pristine() as machine:
             control = await self._test(self._task.gold_patch, machine, await self._gold(machine))
         if control is None:
@@ -248,8 +249,9 @@ class _Grader:
     # --- before a +1 -----------------------------------------------------------------------------
 
     async def _proven(self, submission: str, run: TestRun, grade: Grade) -> Grade:
-        """The grade, or a -1 where the submission does not tell right answers from wrong ones, or passes by a
-        skipped or expected failure that is none with the gold patch. Two more sandboxes at most."""
+        """Confirms a +1. The grade becomes -1 if the submission cannot tell right answers from wrong ones, or
+        passes by a skipped or expected failure that the gold patch does not have. Takes at most two more
+        sandboxes."""
         doubtful = {test for test, status in grade.verdict.tests.items() if status in DOUBTFUL}
         plan = plan_of(self._grading) if self._task.gold_patch.strip() else None
         canaries: Canaries | None = None
@@ -307,9 +309,9 @@ class _Grader:
         return grade
 
     async def _ask(
-        self, plan: Plan, canaries: Canaries, machine: Machine, checkout: Checkout, limit: float
+        self, plan: RunnerPlan, canaries: Canaries, machine: Machine, checkout: Checkout, limit: float
     ) -> Answers:
-        """The copies run, where the tests themselves were brought: these go, and what they came in."""
+        """Runs the copies where the tests were; the tests themselves and their patches are removed first."""
         if not canaries.sites:
             return NO_ANSWERS
         await checkout.restore(set(canaries.texts))
@@ -320,7 +322,8 @@ class _Grader:
 
 
 def paths_to_restore(task: Task, grading: SWETests, patch: str) -> set[str]:
-    """What is put back to the base commit before the tests come: test files, and the patch's runner hooks."""
+    """Returns the paths that are reset to the base commit before the tests come: test files, and the patch's
+    runner hooks."""
     hooks = {path for path in touched_paths(patch) if PurePosixPath(path).name in RUNNER_HOOKS}
     return (
         set(grading.test_files) | touched_paths(grading.test_patch) | (hooks - touched_paths(task.gold_patch))

@@ -1,6 +1,6 @@
-"""The world of kind `claw-eval`: the checkout's mock services in a sandbox of their own.
+"""The world `claw-eval`: the checkout's mock services in their own sandbox.
 
-The agent cannot reach that sandbox: each call goes through the worker, which keeps the record.
+The agent cannot reach that sandbox: each call goes through the worker, which records it.
 """
 
 import base64
@@ -24,11 +24,11 @@ from orchard.workers.domains.claw.arguments import read_arguments
 from orchard.workers.domains.claw.claw_eval.checkout import ask, members, unpack
 from orchard.workers.domains.claw.claw_eval.remote import FAILED
 from orchard.workers.domains.claw.claw_eval.workspace import (
-    PLACE,
     REMOTE,
+    REMOTE_PATH,
     TOOLS,
-    Answer,
-    Workspace,
+    EvalWorkspaceTools,
+    ToolAnswer,
     as_text,
     outcome_of,
 )
@@ -39,21 +39,18 @@ from orchard.workers.masking import masked
 
 _INLINE = INLINE_LIMIT // 4
 _SHOWN = 64 * 1024
-"""Characters of what a command of a snapshot says of errors."""
+"""Maximum characters of the stderr of a snapshot command."""
 _MOST_FILES = 50
-"""Of one pattern of a snapshot."""
+"""Maximum files that one snapshot pattern matches."""
 _UNKNOWN_TOOL, _BAD_ARGUMENTS = 404, 400
 
 
 class ClawEvalServices:
-    """The plug-in."""
-
     name = NAME
     settings = ClawEvalWorld
 
     @asynccontextmanager
     async def open(self, settings: ClawEvalWorld, opening: Opening) -> "AsyncIterator[ClawEvalAttempt]":
-        """See World."""
         async with AsyncExitStack() as stack:
             services: Machine | None = None
             if settings.services:
@@ -65,7 +62,7 @@ class ClawEvalServices:
 
 
 class ClawEvalAttempt:
-    """The world of one attempt. See OpenWorld."""
+    """The world of one attempt; implements OpenWorld."""
 
     def __init__(self, world: ClawEvalWorld, opening: Opening, services: Machine | None) -> None:
         own = {tool["function"]["name"] for tool in world.tools}
@@ -74,13 +71,13 @@ class ClawEvalAttempt:
         self._world = world
         self._opening = opening
         self._services = services
-        self._workspace = Workspace(opening.machine, world.checkout, opening.blobs)
+        self._workspace = EvalWorkspaceTools(opening.machine, world.checkout, opening.blobs)
         self._dispatches: list[Dispatch] = []
         self._served_calls = 0
 
     def bounded(self, budget: Budget) -> Budget:
-        """See OpenWorld: the task's limits, where they are tighter; a campaign without a limit of steps lifts
-        both, as for the domain `claw`."""
+        """Returns the task's limits where they are tighter. A campaign without a step limit lifts both
+        limits, as in the domain `claw`."""
         if not budget.steps:
             return budget
         wall = self._world.wall_seconds
@@ -91,7 +88,7 @@ class ClawEvalAttempt:
         )
 
     async def bring(self, names: Sequence[str]) -> None:
-        """Put files of the task's directory, or else of the checkout, into the workspace."""
+        """Copies files of the task's directory, or else of the checkout, into the workspace."""
         checkout = self._world.checkout
         found = await members(self._opening.blobs, checkout.task) if names else {}
         for name in names:
@@ -103,7 +100,7 @@ class ClawEvalAttempt:
             await self._opening.machine.write(f"{WORKSPACE}/{name}", content)
 
     async def _clear(self, names: Sequence[str]) -> None:
-        """Take away what the agent may have put where these files, and their directories, are to be."""
+        """Deletes what the agent may have put where these files and their directories will be."""
         if not names:
             return
         files = [f"{WORKSPACE}/{name}" for name in names]
@@ -113,12 +110,12 @@ class ClawEvalAttempt:
         await self._opening.machine.run(line, timeout=self._world.snapshot_seconds, cwd="/")
 
     async def call(self, call: ToolCall) -> tuple[CommandOutcome, str]:
-        """See OpenWorld. Calls of the workspace are dispatches too, which graders count."""
+        """Workspace calls are dispatches as well, because graders count them."""
         given, wrong = read_arguments(call.arguments)
         if not wrong and not isinstance(given, dict):
             wrong = "the arguments are no object"
         if wrong:
-            answer = Answer(status=_BAD_ARGUMENTS, body={"error": wrong})
+            answer = ToolAnswer(status=_BAD_ARGUMENTS, body={"error": wrong})
         elif call.name in TOOLS:
             answer = await self._workspace.call(call.name, given)
         else:
@@ -141,14 +138,14 @@ class ClawEvalAttempt:
 
     @asynccontextmanager
     async def door(self) -> AsyncIterator[tuple[int, str]]:
-        """Not for programs yet."""
+        """Raises InfrastructureError: programs are not supported."""
         raise InfrastructureError(
             AbortCause.INVALID_REQUEST, "tasks of Claw-Eval are for claw-react, and not for programs"
         )
         yield 0, ""
 
     async def hand_in(self, ended: ExitStatus, messages: Sequence[Mapping[str, Any]]) -> str:
-        """See OpenWorld: an EvalBundle."""
+        """Returns an EvalBundle as JSON."""
         said = messages[-1] if messages else {}
         audits: dict[str, Any] = {}
         if self._services is not None:
@@ -169,19 +166,20 @@ class ClawEvalAttempt:
 
     async def _asked(self, what: str, given: dict[str, Any]) -> Any:
         assert self._services is not None
-        return await ask(self._services, self._world.checkout.python, PLACE, what, given)
+        return await ask(self._services, self._world.checkout.python, REMOTE_PATH, what, given)
 
-    async def _served(self, name: str, given: dict[str, Any]) -> Answer:
+    async def _served(self, name: str, given: dict[str, Any]) -> ToolAnswer:
         endpoint = self._world.endpoints.get(name)
         if endpoint is None:
-            return Answer(status=_UNKNOWN_TOOL, body={"error": f"unknown tool {name[:60]!r}"})
+            return ToolAnswer(status=_UNKNOWN_TOOL, body={"error": f"unknown tool {name[:60]!r}"})
         if self._services is None:
-            return Answer(url=endpoint.url, status=FAILED, body={"error": "the task has no service"})
+            return ToolAnswer(url=endpoint.url, status=FAILED, body={"error": "the task has no service"})
         asked = {"url": endpoint.url, "method": endpoint.method, "body": given}
-        return msgspec.convert({"url": endpoint.url, **await self._asked("call", asked)}, Answer)
+        return msgspec.convert({"url": endpoint.url, **await self._asked("call", asked)}, ToolAnswer)
 
     async def _snapshot(self) -> dict[str, Any]:
-        """What the task wants to be seen of the workspace: commands first, which may make the files."""
+        """Runs the task's snapshot commands, then reads its snapshot files, which the commands may have
+        made."""
         machine, seconds = self._opening.machine, self._world.snapshot_seconds
         found: dict[str, Any] = {}
         for line in self._world.snapshot_commands:
@@ -237,25 +235,25 @@ class ClawEvalAttempt:
 async def _start(world: ClawEvalWorld, opening: Opening, machine: Machine) -> None:
     checkout = world.checkout
     await unpack(opening.blobs, checkout, machine)
-    await machine.write(PLACE, REMOTE)
+    await machine.write(REMOTE_PATH, REMOTE)
     variables = {"CLAW_EVAL_TASK_ID": checkout.task_id, "ERROR_RATE": f"{world.error_rate:g}"}
     given = {
         "root": ROOT,
         "services": [msgspec.to_builtins(each) for each in world.services],
         "variables": variables,
     }
-    await ask(machine, checkout.python, PLACE, "start", given)
+    await ask(machine, checkout.python, REMOTE_PATH, "start", given)
 
 
 def audit_url(service: MockService) -> str:
-    """Where a service tells what was done: beside its reset; empty where it has none, for Claw-Eval's runner
-    asks no other."""
+    """Returns the URL of a service's audit, next to its reset endpoint; empty without one, because
+    Claw-Eval's runner asks no other."""
     before, reset, _ = (service.reset_endpoint or "").rpartition("/reset")
     return f"{before}/audit" if reset else ""
 
 
 def service_of(url: str) -> str:
-    """The first part of an endpoint's path: `gmail` of `http://localhost:9100/gmail/send`."""
+    """Returns the first part of an endpoint's path: `gmail` of `http://localhost:9100/gmail/send`."""
     return url.partition("://")[2].partition("/")[2].partition("/")[0]
 
 

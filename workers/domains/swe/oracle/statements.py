@@ -1,4 +1,4 @@
-"""Finding the task that a conversation is about, by its statement."""
+"""Finds the task that a conversation is about, by its statement."""
 
 from collections.abc import Callable, Iterable
 
@@ -6,14 +6,15 @@ from orchard.schemas.tasks import Task
 
 
 class StatementIndex:
-    """The tasks of a source by their statements, read again when a conversation matches none."""
+    """Indexes a source's tasks by their statements; `reload` reads the source again."""
 
     def __init__(self, tasks: Callable[[], Iterable[Task]]) -> None:
         self._source = tasks
         self._by_first_line: dict[str, list[Task]] = {}
 
     def find(self, text: str) -> Task | None:
-        """The task whose whole statement occurs in `text`, the longest if several do; reads no source."""
+        """Returns the task whose whole statement occurs in `text`, the longest if several do. Reads no
+        source."""
         lines = {line.strip() for line in text.splitlines()}
         found = [
             task
@@ -24,7 +25,7 @@ class StatementIndex:
         return max(found, key=lambda task: len(task.statement), default=None)
 
     def reload(self) -> None:
-        """Read the source again. A later task of the same id replaces the earlier one."""
+        """Reads the source again. A later task replaces an earlier one with the same id."""
         latest = {task.task_id: task for task in self._source()}
         index: dict[str, list[Task]] = {}
         for task in latest.values():
