@@ -20,10 +20,9 @@ from orchard.injector.errors import SandboxUnsupported
 from orchard.schemas.plugins import Kind, names
 from orchard.schemas.sandboxes import ImageInfo
 from orchard.workers.harnesses import get_harness
-from orchard.workers.harnesses.programs.archive import packed
+from orchard.workers.harnesses.programs.building import install
 from orchard.workers.harnesses.programs.catalog import PROGRAMS
-from orchard.workers.harnesses.programs.installing import install
-from orchard.workers.harnesses.programs.layers import Layer, layers_among, stored_images
+from orchard.workers.harnesses.programs.layers import Layer, layers_among, packed, stored_images
 from orchard.workers.harnesses.programs.record import Program, SuppliedFiles
 from orchard.workers.harnesses.programs.runner import ProgramHarness
 from orchard.workers.harnesses.programs.steps import BuildError

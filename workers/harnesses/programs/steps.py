@@ -1,19 +1,19 @@
-"""Steps of an installation: programs of the machine, run to their end."""
+"""Runs the machine's tools during an installation."""
 
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 Say = Callable[[str], None]
-"""Tells whoever waits what is done next."""
+"""Shows the user what is done next."""
 
 
 class BuildError(Exception):
-    """A program that cannot be installed here, with what to do, in one sentence."""
+    """The program cannot be installed here; the text is one sentence that says what to do."""
 
 
 def carried_out(line: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> str:
-    """What the program prints. Raises BuildError with its complaint."""
+    """Returns what a tool prints. Raises BuildError with its error output."""
     try:
         done = subprocess.run(line, capture_output=True, text=True, check=False, cwd=cwd, env=env)
     except FileNotFoundError as error:

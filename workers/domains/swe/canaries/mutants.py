@@ -8,8 +8,8 @@ Each assertion draws its own place. Who takes over the whole sandbox gains one g
 
 A *slot* is what an assertion expects: its constants, and what parameters and local names hold for it. Of a
 table each row is replaced on its own, so that no copy has all rows right. A *site* is a statement that
-asserts something, in a block that counts (`runner.SiteCounter`), so that a failed one does not keep the others from
-being asked.
+asserts something, in a block that counts (`runner.SiteCounter`), so that a failed one does not keep the
+others from being asked.
 """
 
 import ast
