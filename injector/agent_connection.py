@@ -1,4 +1,4 @@
-"""An orchestrator's line to an agent: the agent's HTTP face as typed calls."""
+"""An orchestrator's client of an agent's HTTP interface."""
 
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -10,9 +10,18 @@ import msgspec
 from yarl import URL
 
 from orchard.injector import wire
-from orchard.injector.agent.logs import REQUEST_ID, REQUEST_ID_HEADER
+from orchard.injector.agent.logs import REQUEST_ID
+from orchard.injector.agent.protocol import (
+    FRAME_LIMIT,
+    INTRODUCTION,
+    KEY_HEADER,
+    REASON_HEADER,
+    REQUEST_ID_HEADER,
+    UNKNOWN,
+    VERSION,
+    VERSION_HEADER,
+)
 from orchard.injector.agent.signing import FRAME, LINE, STREAM, Seal, SealBroken, SealedRequest
-from orchard.injector.agent.version import UNKNOWN, VERSION, VERSION_HEADER
 from orchard.injector.errors import (
     SandboxError,
     SandboxFailed,
@@ -21,23 +30,21 @@ from orchard.injector.errors import (
     detail_of,
     error_for,
 )
-from orchard.injector.exchange import Answer, Exchange, Sized
-from orchard.injector.operations import FRAME_LIMIT, KEY_HEADER, REASON_HEADER
+from orchard.injector.unix_http import ConnectionPool, HttpResponse, Sized
 
 CONNECT_TIMEOUT = 10.0
-"""Seconds: a node that is lost does not refuse, it is silent."""
-INTRODUCTION = "/introduction"
+"""Seconds; a lost node does not refuse connections, it is silent."""
 _NO_SUCH_ROUTE = (404, 405)
-"""Without a reason: every error that the agent knows has one."""
+"""Statuses of an unknown route, when sent without a reason: every error of the agent has one."""
 AGENT_REPLACED = "agent_replaced"
 
 T = TypeVar("T")
 Parameters = Mapping[str, str] | list[tuple[str, str]]
-Reply = aiohttp.ClientResponse | Answer
+Reply = aiohttp.ClientResponse | HttpResponse
 
 
 class AgentUnreachable(SandboxUnavailable):
-    """No connection could be made: nothing was sent."""
+    """No connection could be made, so nothing was sent."""
 
     default_reason = "agent_unreachable"
 
@@ -45,8 +52,8 @@ class AgentUnreachable(SandboxUnavailable):
 class AgentConnection:
     """Calls over one aiohttp connector (a unix socket, or an address).
 
-    With a seal every request is sealed and every answer must be: one that is not by the agent which was given
-    the key raises SandboxFailed (`agent_replaced`).
+    With a seal every request is sealed and every response must be: one from another agent than the one that
+    was given the key raises SandboxFailed (`agent_replaced`).
     """
 
     def __init__(
@@ -55,9 +62,10 @@ class AgentConnection:
         address: str = "http://agent",
         seal: Seal | None = None,
         owns_connector: bool = True,
-        exchange: Exchange | None = None,
+        exchange: ConnectionPool | None = None,
     ) -> None:
-        """`exchange`: to the same agent, for what is whole in both directions; it is closed with this."""
+        """`exchange`: connections to the same agent for requests that are whole in both directions; closed
+        with this."""
         self._exchange = exchange
         self._address = URL(address)
         self._seal = seal
@@ -71,17 +79,16 @@ class AgentConnection:
         )
 
     async def close(self) -> None:
-        """Close all connections, those of a connector that others use excepted."""
         if self._exchange is not None:
             self._exchange.close()
         await self._session.close()
 
     async def introduce(self) -> None:
-        """Give the agent its key, which it proves to have by its answer. Harmless to repeat.
+        """Give the agent its key, which its response proves. Safe to repeat.
 
-        The key goes over the network as it is: only for an agent in whose sandbox no command can have run
-        yet, since what took an agent's place would learn the key; all others prove it by any answer. Raises
-        SandboxFailed (`agent_replaced`) when the agent has another key or its answer proves nothing.
+        The key travels in the clear: introduce only to an agent in whose sandbox no command can have run yet,
+        since an impostor would learn the key; all others prove it by any response. Raises SandboxFailed
+        (`agent_replaced`) when the agent has another key or its response proves nothing.
         """
         assert self._seal is not None, "an introduction needs a key"
         body = msgspec.json.encode({"key": self._seal.key.hex(), "time": self._seal.now()})
@@ -97,10 +104,10 @@ class AgentConnection:
         params: Parameters | None = None,
         key: str | None = None,
     ) -> T:
-        """Send `body` (a record, bytes or pieces of bytes), decode the JSON answer as `kind`.
+        """Send `body` (a record, bytes or pieces of bytes) and decode the JSON response as `kind`.
 
-        Raises what the agent's answer stands for; AgentUnreachable when it could not be asked and
-        SandboxUnavailable when it vanished before it answered.
+        Raises the error that the response stands for, AgentUnreachable when nothing could be sent and
+        SandboxUnavailable when the agent vanished before it responded.
         """
         url = self._url(path, params)
         headers = _traced() if key is None else {**_traced(), KEY_HEADER: key}
@@ -132,7 +139,7 @@ class AgentConnection:
 
     @asynccontextmanager
     async def stream(self, path: str, params: Mapping[str, str]) -> AsyncIterator[AsyncIterator[bytes]]:
-        """The answer of a GET in pieces; the same errors, also while it is read."""
+        """Yield the response of a GET in pieces. Raises the same errors as `call`, also while it is read."""
         url = self._url(path, params)
         headers = _traced()
         sealed = self._sealed("GET", url, headers, None)
@@ -151,9 +158,9 @@ class AgentConnection:
                 yield _whole(data)
 
     async def line(self, path: str) -> aiohttp.ClientWebSocketResponse:
-        """A WebSocket to the agent; the same errors, but without the agent's sentence.
+        """Open a WebSocket. Raises the same errors as `call`, without the agent's sentence.
 
-        Its handshake is sealed, its messages are not: they come over a connection that nobody can take over.
+        Its handshake is sealed, its messages are not: nobody can take over the connection they come by.
         """
         url = self._url(path, None)
         headers = _traced()
@@ -185,7 +192,6 @@ class AgentConnection:
         return wire.url(str(self._address.join(URL(path))), params)
 
     def _sealed(self, method: str, url: URL, headers: dict[str, str], body: Any) -> SealedRequest | None:
-        """Seal a request, adding to its headers."""
         if self._seal is None:
             return None
         content = body or b"" if isinstance(body, bytes | None) else None
@@ -197,14 +203,12 @@ class AgentConnection:
 
 
 def _traced() -> dict[str, str]:
-    """So that the agent's log can be read beside ours."""
+    """Header that relates the agent's log to this one."""
     request_id = REQUEST_ID.get()
     return {} if request_id is None else {REQUEST_ID_HEADER: request_id}
 
 
 class _NotSealed(SandboxFailed):
-    """An answer that the agent with the key did not make."""
-
     default_reason = AGENT_REPLACED
 
     def __init__(self, why: str) -> None:
@@ -212,8 +216,6 @@ class _NotSealed(SandboxFailed):
 
 
 class _Line(aiohttp.ClientWebSocketResponse):
-    """One that remembers how the server answered the handshake."""
-
     @property
     def handshake(self) -> Mapping[str, str]:
         return self._response.headers
@@ -267,8 +269,8 @@ def _explained() -> Iterator[None]:
 
 
 async def _asked(
-    exchange: Exchange, method: str, url: URL, headers: Mapping[str, str], body: bytes | Sized
-) -> Answer:
+    exchange: ConnectionPool, method: str, url: URL, headers: Mapping[str, str], body: bytes | Sized
+) -> HttpResponse:
     try:
         connection = await exchange.connection()
     except OSError as error:
@@ -280,7 +282,6 @@ async def _asked(
 
 
 def _refused(reply: Reply, method: str, path: str, data: bytes) -> None:
-    """Raise what an answer stands for that is an error."""
     if reply.status < 400:
         return
     if _unknown_there(reply):
@@ -293,7 +294,7 @@ def _unknown_there(reply: Reply) -> bool:
 
 
 def _differs(headers: Mapping[str, str], how: str) -> SandboxError:
-    """Agent and orchestrator are of versions that do not understand each other; asking again is no help."""
+    """The error for versions of agent and orchestrator that do not fit; retrying does not help."""
     version = headers.get(VERSION_HEADER, UNKNOWN)
     return SandboxError(
         f"the sandbox agent has version {version} and this orchestrator version {VERSION}, and they do not "

@@ -1,4 +1,4 @@
-"""What the orchestrator needs from whatever holds the sandboxes: one machine, a cluster."""
+"""The interface of a backend: what the orchestrator needs from a machine or a cluster with sandboxes."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -11,12 +11,12 @@ from orchard.schemas.sandboxes import CreateSandbox, Health, Resources, SandboxI
 T = TypeVar("T")
 
 
-class Agent(Protocol):
-    """The agent in one sandbox, which does what concerns no other: commands, files, terminals, copies.
+class SandboxAgent(Protocol):
+    """The agent in one sandbox, which handles what concerns no other: commands, files, terminals, copies.
 
-    In a path `{id}` stands for the sandbox. Raises what the agent's answer stands for, and what is behind its
-    silence: SandboxNotFound, SandboxFailed, SandboxConflict (`pending`), SandboxUnavailable. What was sent is
-    not sent again.
+    In a path `{id}` stands for the sandbox. Raises the error that the response stands for, or the cause of a
+    missing one: SandboxNotFound, SandboxFailed, SandboxConflict (`pending`), SandboxUnavailable. Nothing is
+    sent twice.
     """
 
     async def call(
@@ -29,37 +29,36 @@ class Agent(Protocol):
         params: Mapping[str, str] | None = None,
         key: str | None = None,
     ) -> T:
-        """Send a request, whose body is a record, bytes or pieces of bytes; its JSON answer as `kind`.
+        """Send a request, whose body is a record, bytes or pieces of bytes; decodes the JSON response as
+        `kind`.
 
-        `key` is an idempotency key: the same again returns what the first request made.
+        `key` is an idempotency key: the same again returns the result of the first request.
         """
 
     def stream(
         self, path: str, params: Mapping[str, str]
-    ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        """The answer of a GET in pieces."""
+    ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]: ...
 
     async def line(self, path: str) -> aiohttp.ClientWebSocketResponse:
-        """A WebSocket for one terminal session, frames as in the contract; the caller closes it."""
+        """Open a WebSocket for one terminal session, with the contract's frames; the caller closes it."""
 
 
 class Backend(Protocol):
-    """Makes and ends sandboxes. It is the only memory: an orchestrator may be replaced at any time.
+    """Makes and deletes sandboxes. It holds all state: an orchestrator may be replaced at any time.
 
     Every method raises the typed errors of `injector/errors.py`. Times are seconds.
     """
 
-    async def open(self) -> None:
-        """Get ready to serve."""
+    async def open(self) -> None: ...
 
     async def close(self) -> None:
-        """Let go of connections; sandboxes stay."""
+        """Close connections; sandboxes stay."""
 
     async def health(self) -> Health:
         """Raises SandboxUnavailable when sandboxes cannot be made or reached."""
 
     async def resources(self) -> Resources:
-        """What there is and what is asked for."""
+        """Report capacity and what is requested of it."""
 
     async def create(self, request: CreateSandbox, key: str | None) -> SandboxInfo:
         """Begin to create a sandbox; it is `pending`. Raises SandboxConflict when the id is taken.
@@ -71,16 +70,15 @@ class Backend(Protocol):
         """Raises SandboxNotFound."""
 
     async def wait(self, sandbox_id: str, timeout: float) -> SandboxInfo:
-        """The sandbox once it is ready or failed; SandboxWaitTimeout."""
+        """Return the sandbox once it is ready or failed. Raises SandboxWaitTimeout."""
 
-    async def list(self, labels: Mapping[str, str]) -> list[SandboxInfo]:
-        """Those that carry all `labels`."""
+    async def list(self, labels: Mapping[str, str]) -> list[SandboxInfo]: ...
 
     async def delete(self, sandbox_id: str) -> None:
-        """Gone when this returns; unknown ids too."""
+        """Delete a sandbox and wait until it is gone; ignores unknown ids."""
 
-    def agent(self, sandbox_id: str) -> Agent:
-        """Of this sandbox; nothing is asked yet."""
+    def agent(self, sandbox_id: str) -> SandboxAgent:
+        """Return the agent of a sandbox, without contacting it."""
 
-    def images(self) -> Agent:
-        """The agent that keeps the images; SandboxUnsupported where they are kept elsewhere."""
+    def images(self) -> SandboxAgent:
+        """Return the agent that stores images. Raises SandboxUnsupported if they are stored elsewhere."""

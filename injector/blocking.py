@@ -1,17 +1,17 @@
-"""The blocking client of the sandbox service: the asynchronous one, driven on a thread of its own."""
+"""The blocking client of the sandbox service: the asynchronous one on a thread of its own."""
 
 import functools
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Literal, overload
 
+from orchard.injector.agent.protocol import WORKSPACE
 from orchard.injector.client import AsyncSandboxClient
 from orchard.injector.event_loop import Blocking, EventLoopThread, blocking
 from orchard.injector.following import Exit, Output
 from orchard.injector.process import AsyncContainerProcess, ContainerProcess
 from orchard.injector.results import JobResult
 from orchard.injector.sandbox import AsyncSandbox
-from orchard.injector.sandbox_files import WORKSPACE
 from orchard.injector.tunnels import LOOPBACK, Tunnel
 from orchard.injector.watching import Watch
 
@@ -21,7 +21,7 @@ def _all(loop: EventLoopThread, sandboxes: Sequence[AsyncSandbox]) -> "list[Sand
 
 
 class Sandbox(Blocking[AsyncSandbox]):
-    """AsyncSandbox for blocking code: see there for what each method does and raises."""
+    """AsyncSandbox for blocking code; see there for what each method does and raises."""
 
     def __init__(self, loop: EventLoopThread, sandbox: AsyncSandbox) -> None:
         super().__init__(loop, sandbox)
@@ -78,25 +78,25 @@ class Sandbox(Blocking[AsyncSandbox]):
         host: str = LOOPBACK,
         idle_seconds: float | None = None,
     ) -> Tunnel:
-        """See AsyncSandbox: `with` opens it."""
+        """Open a tunnel by `with`; see AsyncSandbox."""
         made = self._awaited.forward(port, local_port=local_port, host=host, idle_seconds=idle_seconds)
         return Tunnel(self._loop, made)
 
     def reverse(
         self, port: int, target: int | tuple[str, int], *, idle_seconds: float | None = None
     ) -> Tunnel:
-        """See AsyncSandbox: `with` opens it."""
+        """Open a reverse tunnel by `with`; see AsyncSandbox."""
         return Tunnel(self._loop, self._awaited.reverse(port, target, idle_seconds=idle_seconds))
 
     def watch(self, remote_path: str = WORKSPACE) -> Watch:
-        """See AsyncSandbox: `with` begins it."""
+        """Begin a watch by `with`; see AsyncSandbox."""
         return Watch(self._loop, self._awaited.watch(remote_path))
 
     get_job = blocking(AsyncSandbox.get_job)
     wait_job = blocking(AsyncSandbox.wait_job)
 
     def follow(self, job_id: str, offset: str = "0.0") -> Iterator[Output | Exit]:
-        """As AsyncSandbox.follow."""
+        """Yield a job's output; see AsyncSandbox.follow."""
         events = self._awaited.follow(job_id, offset)
 
         async def one() -> Output | Exit | None:
@@ -132,14 +132,14 @@ class Sandbox(Blocking[AsyncSandbox]):
     delete = blocking(AsyncSandbox.delete)
 
     def start_heartbeat(self, interval: float = 60.0) -> None:
-        """Tell the service every `interval` seconds that it is needed, in the background."""
+        """Send a heartbeat every `interval` seconds in the background."""
         self._loop.call(lambda: self._awaited.start_heartbeat(interval))
 
 
 class SandboxClient(Blocking[AsyncSandboxClient]):
-    """AsyncSandboxClient for blocking code: see there for what each argument and method means.
+    """AsyncSandboxClient for blocking code; see there for what each argument and method means.
 
-    Safe to use from several threads. A forked child may go on using it: with connections of its own, and
+    Safe to use from several threads. A forked child may continue to use it, with connections of its own, and
     without owning, or deleting, what its parent made.
     """
 
@@ -179,7 +179,7 @@ class SandboxClient(Blocking[AsyncSandboxClient]):
     delete_image = blocking(AsyncSandboxClient.delete_image)
 
     def close(self) -> None:
-        """Clean up, unless told not to, close all connections and end the thread."""
+        """Clean up, unless `auto_cleanup` is off, close all connections and end the thread."""
         try:
             self._loop.run(self._awaited.close())
         finally:

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from orchard.injector import operations
+from orchard.injector.created_sandboxes import CreatedSandboxes
 from orchard.injector.errors import (
     SandboxError,
     SandboxFailed,
@@ -19,7 +20,6 @@ from orchard.injector.errors import (
     SandboxRequestInvalid,
     SandboxWaitTimeout,
 )
-from orchard.injector.ledger import Ledger
 from orchard.injector.results import HealthResult, JobResult
 from orchard.injector.sandbox import AsyncSandbox
 from orchard.injector.transport import Transport
@@ -38,11 +38,11 @@ from orchard.schemas.sandboxes import (
 __all__ = ["AsyncSandbox", "AsyncSandboxClient", "JobResult"]
 
 READY_MARGIN = 30.0
-"""Seconds the service may take beyond a sandbox's own time for getting ready before the client gives up."""
+"""Seconds beyond a sandbox's own time for getting ready, after which the client gives up."""
 WAIT_STEP = 60.0
-"""Seconds that one request waits for a sandbox."""
+"""Longest wait of one request for a sandbox, in seconds."""
 UNDOING = 10.0
-"""Seconds that a creation which is given up waits until nothing of it is left; then `close` does."""
+"""Seconds that a cancelled creation waits for its clean-up; `close` waits for the rest."""
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -54,12 +54,11 @@ class AsyncSandboxClient:
     """Makes sandboxes, and deletes those that it made and nobody deleted.
 
     It does so at the end of its block, by `close` and when the process ends, but never in a fork of it.
-
     `base_url`, `api_key` and `prefix` default to the environment's SANDBOX_BASE_URL, SANDBOX_API_KEY and
-    SANDBOX_PREFIX. `timeout` bounds one request and `retry_seconds` the patience with a service that does not
-    answer, in seconds. With a `prefix`, the ids of sandboxes made here begin with it and a dash. `tls_ca` (or
-    SANDBOX_TLS_CA) is a PEM file with the authority that an https:// service's certificate must be signed by,
-    in place of the system's.
+    SANDBOX_PREFIX. `timeout` bounds one request and `retry_seconds` the retries of a service that does not
+    respond, in seconds. With a `prefix`, the ids of sandboxes made here begin with it and a dash. `tls_ca`
+    (or SANDBOX_TLS_CA) is a PEM file with the authority that must have signed an https:// service's
+    certificate, in place of the system's.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class AsyncSandboxClient:
             tls=tls,
         )
         self._auto_cleanup = auto_cleanup
-        self._ledger = Ledger(self.base_url, self._transport.headers, at_exit=auto_cleanup, tls=tls)
+        self._ledger = CreatedSandboxes(self.base_url, self._transport.headers, at_exit=auto_cleanup, tls=tls)
         self._made: dict[str, AsyncSandbox] = {}
         self._undoing: set[asyncio.Future[None]] = set()
 
@@ -122,17 +121,17 @@ class AsyncSandboxClient:
         """Create a sandbox and, unless `wait_ready` is false, wait until it is ready.
 
         `cpu` ("4") and `memory` ("16Gi") are Kubernetes quantities; `timeout` (3600) bounds getting ready and
-        `ttl_seconds` its life without a request or heartbeat, in seconds. Each command has the variables
-        `env` (up to 128, 32 KiB), below its own; forks have them too, snapshots do not. `layers` are images
-        whose files are laid over those of `image`, later ones on top. `poll_interval` is accepted for old
-        callers: nothing is polled.
+        `ttl_seconds` its life without a request or heartbeat, in seconds. `env` (up to 128 variables, 32 KiB)
+        is the environment of each command, below the command's own; forks have it too, snapshots do not.
+        `layers` are images whose files are laid over those of `image`, later ones on top. `poll_interval` is
+        accepted for old callers: nothing is polled.
 
-        `egress` has the places, `HOST:PORT` each, that can be reached over TCP although the network is
-        blocked. On Kubernetes `gpus` are as many as its administrator allows, and `volumes` what was allowed,
-        by name, with the directory where each is mounted.
+        `egress` lists the destinations, `HOST:PORT` each, that can be reached over TCP although the network
+        is blocked. On Kubernetes the administrator limits `gpus` and names the permitted `volumes`, which map
+        a name to the directory where it is mounted.
 
-        Raises SandboxFailed when it cannot start (`image_missing`, `start_timeout`, ...), having removed
-        what there was of it, and SandboxConflict when `sandbox_id` is taken.
+        Raises SandboxFailed when it cannot start (`image_missing`, `start_timeout`, ...), having removed what
+        there was of it, and SandboxConflict when `sandbox_id` is taken.
         """
         request = CreateSandbox(
             image=image,
@@ -165,35 +164,35 @@ class AsyncSandboxClient:
         return self._own(info)
 
     async def get_sandbox(self, sandbox_id: str) -> AsyncSandbox:
-        """A sandbox that exists. Raises SandboxNotFound. Cleaning up is left to whoever made it."""
+        """Return an existing sandbox. Raises SandboxNotFound. This client will not delete it."""
         return AsyncSandbox(self._transport, await self._info(sandbox_id), self._forget, self._forked)
 
     async def list_sandboxes(self, labels: Mapping[str, str] | None = None) -> list[SandboxInfo]:
-        """Records of the sandboxes that carry all `labels`."""
+        """List the sandboxes that carry all `labels`."""
         params = [("label", f"{name}={value}") for name, value in (labels or {}).items()]
         return await self._transport.call(list[SandboxInfo], operations.LIST, params=params)
 
     async def delete_sandbox(self, sandbox_id: str) -> None:
-        """Delete a sandbox; nothing when there is none."""
+        """Delete a sandbox; does nothing when there is none."""
         await self._transport.call(Acknowledgement, operations.DELETE, sandbox_id)
         self._forget(sandbox_id)
 
     async def cleanup_all(self) -> None:
-        """Delete the sandboxes that this client made in this process: not what it made before a fork."""
+        """Delete the sandboxes that this client made in this process, not those made before a fork."""
         await asyncio.gather(*(self._delete_own(sandbox_id) for sandbox_id in self._ledger.ids()))
 
     async def health(self) -> HealthResult:
-        """Raises SandboxUnavailable while the service cannot make sandboxes."""
+        """Raise SandboxUnavailable while the service cannot make sandboxes."""
         return await self._transport.call(HealthResult, operations.HEALTH)
 
     async def resources(self) -> Resources:
-        """What there is and what is asked for."""
+        """Report capacity and what is requested of it."""
         return await self._transport.call(Resources, operations.RESOURCES)
 
     async def list_images(self) -> list[ImageInfo]:
-        """The images that sandboxes can be created from, `host` excepted, by name.
+        """List the images that sandboxes can be created from, except `host`, sorted by name.
 
-        This and the other methods for images raise SandboxUnsupported where images lie in registries.
+        This and the other methods for images raise SandboxUnsupported where images are stored in registries.
         """
         return await self._transport.call(list[ImageInfo], operations.IMAGES)
 
@@ -207,11 +206,12 @@ class AsyncSandboxClient:
         plain_http: bool = False,
         timeout: float | None = None,
     ) -> ImageInfo:
-        """Fetch an image from a registry, as `docker pull` names it; returns once it is here.
+        """Pull an image from a registry by its `docker pull` reference; returns once it is here.
 
-        It is called `name`, or as the reference. `timeout` bounds one try, in seconds. Raises SandboxNotFound
-        (`image_missing`), SandboxRequestInvalid (`registry_denied`, `image_refused`, `image_too_large`),
-        SandboxConflict where the name is somebody else's, and SandboxError (`registry_unavailable`).
+        Its name becomes `name`, or the reference. `timeout` bounds one attempt, in seconds. Raises
+        SandboxNotFound (`image_missing`), SandboxRequestInvalid (`registry_denied`, `image_refused`,
+        `image_too_large`), SandboxConflict if another owner has the name, and SandboxError
+        (`registry_unavailable`).
         """
         wanted = PullImage(
             reference=reference, name=name, username=username, password=password, plain_http=plain_http
@@ -219,17 +219,17 @@ class AsyncSandboxClient:
         return await self._transport.call(ImageInfo, operations.PULL_IMAGE, body=wanted, timeout=timeout)
 
     async def import_image(self, archive: str | Path, name: str) -> ImageInfo:
-        """Bring an image: a `docker save` archive or an OCI image layout in a tar archive."""
+        """Import a `docker save` archive or an OCI image layout in a tar archive."""
         with await asyncio.to_thread(Path(archive).open, "rb") as file:
             params = {"name": name}
             return await self._transport.call(ImageInfo, operations.IMPORT_IMAGE, body=file, params=params)
 
     async def delete_image(self, name: str) -> None:
-        """Delete an image. Raises SandboxNotFound, and SandboxConflict (`in_use`) while sandboxes have it."""
+        """Delete an image. Raises SandboxNotFound, and SandboxConflict (`in_use`) while sandboxes use it."""
         await self._transport.call(ImageDeleted, operations.DELETE_IMAGE, params={"name": name})
 
     async def close(self) -> None:
-        """Clean up, unless told not to, and close all connections."""
+        """Clean up, unless `auto_cleanup` is off, and close all connections."""
         try:
             loop = asyncio.get_running_loop()  # a fork does not wait for its parent's
             if undoing := [one for one in self._undoing if one.get_loop() is loop]:
@@ -248,9 +248,9 @@ class AsyncSandboxClient:
     async def _unless_given_up(
         self, creating: Coroutine[Any, Any, T], ids: Callable[[T], Sequence[str]]
     ) -> T:
-        """What a request for new sandboxes made; of one that nobody waits for any more, nothing stays.
+        """Await a request that creates sandboxes; if cancelled, delete what it creates.
 
-        The request goes on to its answer, under its one idempotency key, since only that has the ids.
+        The request runs to its response under its one idempotency key, since only that has the ids.
         """
         answer = asyncio.ensure_future(creating)
         try:
@@ -269,7 +269,7 @@ class AsyncSandboxClient:
             log.warning("a creation was given up, and what it made may be left behind: %s", error)
 
     async def _forked(self, forking: Coroutine[Any, Any, list[SandboxInfo]]) -> list[AsyncSandbox]:
-        """They are ours from now on: all of them once they are ready, or none."""
+        """Own the forks once all are ready; if one is not, delete them all."""
         forks = await self._unless_given_up(forking, lambda made: [info.sandbox_id for info in made])
         ids = [info.sandbox_id for info in forks]
         for sandbox_id in ids:
@@ -315,7 +315,7 @@ class AsyncSandboxClient:
 
 
 def _trusting(authority: str | None) -> ssl.SSLContext | None:
-    """Trust in the authority of a PEM file alone; None: in the system's. Raises SandboxRequestInvalid."""
+    """Trust only the authority of a PEM file; None: the system's. Raises SandboxRequestInvalid."""
     if not authority:
         return None
     try:
@@ -328,7 +328,7 @@ def _trusting(authority: str | None) -> ssl.SSLContext | None:
 
 
 def _prefixed(prefix: str | None, sandbox_id: str | None) -> str | None:
-    """The id to ask for; None leaves it to the service."""
+    """The id to request, with the prefix; None leaves it to the service."""
     if prefix is None or (sandbox_id or "").startswith(f"{prefix}-"):
         return sandbox_id
     return f"{prefix}-{sandbox_id or uuid.uuid4().hex[:8]}"

@@ -1,4 +1,4 @@
-"""Directories of the caller as tar archives: packed for a sandbox, unpacked from one that nobody trusts."""
+"""Packs a local directory as a tar archive, and unpacks an untrusted archive from a sandbox."""
 
 import errno
 import os
@@ -13,16 +13,15 @@ from typing import IO
 from orchard.injector.errors import SandboxRequestInvalid
 
 IN_MEMORY = 8 * 1024 * 1024
-"""Bytes of an archive beyond which it is on disk."""
+"""Bytes of an archive beyond which it is kept on disk."""
 
 
 def temporary() -> IO[bytes]:
-    """A place for an archive, gone when it is closed."""
     return tempfile.SpooledTemporaryFile(IN_MEMORY)
 
 
 def pack(directory: Path, target: IO[bytes]) -> None:
-    """Write what is in `directory` to `target`, names relative to it.
+    """Write the contents of `directory` to `target`, with relative names.
 
     Owners become 0, sockets and devices are left out. Raises SandboxRequestInvalid when it is no directory.
     """
@@ -41,12 +40,12 @@ def _ownerless(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
 
 
 def unpack(source: IO[bytes], directory: Path) -> list[str]:
-    """Unpack the archive into `directory`, which is made where it is missing; returns what was left out.
+    """Unpack the archive into `directory`, which is made if missing; returns the names left out.
 
-    Nothing is written through a link: links of the archive are made last, and one in the way that was there
-    before is replaced by a file and refused as a directory. Left out are links that could lead out of the
-    directory, and special files. Nothing becomes set-user-ID. Raises SandboxRequestInvalid for names that
-    lead out or are too long, and for what is no whole archive; entries before that are in place then.
+    Nothing is written through a link: links of the archive are made last, and an existing one in the way is
+    replaced by a file and refused as a directory. Left out are links that could lead out of the directory,
+    and special files. Nothing becomes set-user-ID. Raises SandboxRequestInvalid for names that lead out or
+    are too long, and for an incomplete archive; earlier entries then stay in place.
     """
     source.seek(0)
     directory.mkdir(parents=True, exist_ok=True)
@@ -100,7 +99,7 @@ def _unpack(archive: tarfile.TarFile, directory: Path) -> list[str]:
 
 
 def _finish(modes: Iterable[tuple[Path, tarfile.TarInfo]]) -> None:
-    """Modes and times, last and from the inside out: what is put into a directory needs and changes its."""
+    """Set modes and times last and innermost first: unpacking into a directory needs and changes its own."""
     for place, entry in sorted(modes, key=lambda pair: len(pair[0].parts), reverse=True):
         if _is(place, stat.S_ISLNK):
             continue  # a later entry took its place
@@ -116,7 +115,7 @@ def _parts(name: str) -> list[str]:
 
 
 def _stays_inside(depth: int, target: str) -> bool:
-    """Whether a link `depth` directories down can only lead to what is inside, whatever links it passes."""
+    """Whether a link `depth` directories down can only lead inside, whatever links it passes."""
     parts = [part for part in target.split("/") if part not in ("", ".")]
     climbs = next((index for index, part in enumerate(parts) if part != ".."), len(parts))
     return not target.startswith("/") and climbs <= depth and ".." not in parts[climbs:]
@@ -134,7 +133,6 @@ def _make_directories(directory: Path, parts: list[str]) -> None:
 
 
 def _clear(place: Path) -> None:
-    """Remove a file or link that is in the way."""
     if _is(place, stat.S_ISDIR):
         raise SandboxRequestInvalid(f"{place} is a directory, and in the way of a file")
     place.unlink(missing_ok=True)

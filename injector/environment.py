@@ -1,9 +1,9 @@
-"""What `check_env` asks a sandbox about its shells, and what it makes of the answers."""
+"""The shell probe of `check_env` and the parsing of its output."""
 
 from typing import Any
 
 MARK = "<environment>"
-"""What a profile prints of its own comes before it."""
+"""Precedes the probe's output, to separate it from what a profile prints."""
 
 _FIELDS = {
     "path": "$PATH",
@@ -20,14 +20,14 @@ _FIELDS = {
 }
 
 PROBE = f"printf '%s' '{MARK}'; printf '%s\\0' " + " ".join(f'"{value}"' for value in _FIELDS.values())
-"""Run it once in a plain and once in a login shell."""
+"""Shell line to run once in a plain and once in a login shell."""
 
 
 def report(plain: str, login: str) -> dict[str, Any]:
-    """The findings from what PROBE printed in either shell.
+    """Report on the environment, from the output of PROBE in either shell.
 
-    The profile counts as loaded when a `~/.bashrc` exists and a login shell differs from a plain one. Paths,
-    names and versions that are not there are "none"; conda's environment and prefix are None without one.
+    The profile counts as loaded when a `~/.bashrc` exists and a login shell differs from a plain one. Missing
+    paths, names and versions are "none"; conda's environment and prefix are None without one.
     """
     before, after = _parsed(plain), _parsed(login)
     has_bashrc = after["has_bashrc"] == "yes"
@@ -51,7 +51,6 @@ def report(plain: str, login: str) -> dict[str, Any]:
 
 
 def summary(sandbox_id: str, found: dict[str, Any]) -> str:
-    """The findings for people, one a line."""
     shown = {name: value for name, value in found.items() if name != "bashrc_content"}
     return "\n".join([f"sandbox {sandbox_id}", *(f"  {name}: {value}" for name, value in shown.items())])
 

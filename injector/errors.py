@@ -1,12 +1,12 @@
-"""What can go wrong between a caller and its sandbox: one type for each thing a caller would do about it."""
+"""Errors of the sandbox service, one type for each thing that a caller would do about it."""
 
 import msgspec
 
 
 class SandboxError(Exception):
-    """Any failure of the sandbox service. Never a command's own failure: that is a JobResult.
+    """Any failure of the sandbox service; a command's own failure is a JobResult instead.
 
-    `status` is the HTTP status that stands for it, `reason` a word for programs.
+    `status` is its HTTP status, `reason` a word for programs.
     """
 
     default_status = 500
@@ -25,22 +25,22 @@ class SandboxUnavailable(SandboxError):
     default_status = 503
     default_reason = "unavailable"
     retry_after: float | None = None
-    """Seconds after which the service wants to be asked again, where it said so."""
+    """Seconds after which the service asks to be tried again, if it said so."""
 
 
 PASSING = frozenset({"quota_exceeded", "registry_resting", "image_unavailable"})
-"""Reasons of failures that pass without the caller's doing: what to do is to wait, however often it takes."""
+"""Reasons of temporary failures: wait and retry, without counting attempts."""
 
 
 class SandboxOverLimit(SandboxUnavailable):
-    """This key asks for more than it may, of requests or of sandboxes. It may be let in later."""
+    """The key has reached a limit of requests or sandboxes. The same request may work later."""
 
     default_status = 429
     default_reason = "over_limit"
 
 
 class SandboxNotFound(SandboxError):
-    """There is no such sandbox or job (any more)."""
+    """The sandbox or job does not exist, or no longer."""
 
     default_status = 404
     default_reason = "not_found"
@@ -72,8 +72,10 @@ class SandboxRequestInvalid(SandboxError):
 
 
 class SandboxRefused(SandboxRequestInvalid):
-    """The cluster's policies do not admit such a sandbox; the sentence has their words. The same request is
-    refused for a minute without asking them."""
+    """The cluster's policies reject such a sandbox; the sentence quotes them.
+
+    The same request is refused for a minute without asking the cluster.
+    """
 
     default_reason = "sandbox_refused"
 
@@ -86,21 +88,19 @@ class SandboxUnsupported(SandboxRequestInvalid):
 
 
 class SandboxWaitTimeout(SandboxError):
-    """A wait ended before what it waited for."""
-
     default_status = 408
     default_reason = "wait_timeout"
 
 
 class SandboxFileMissing(SandboxRequestInvalid, FileNotFoundError):
-    """There is no such file or directory in the sandbox."""
+    """The file or directory does not exist in the sandbox."""
 
     default_status = 404
     default_reason = "file_missing"
 
 
 class SandboxFileTooLarge(SandboxRequestInvalid):
-    """A file or directory is larger than the caller is willing to take; it may be mostly holes."""
+    """A file or directory is larger than the caller permits; it may be mostly holes."""
 
     default_status = 413
     default_reason = "file_too_large"
@@ -120,7 +120,6 @@ _BY_STATUS: dict[int, type[SandboxError]] = {
 
 
 def error_for(status: int, detail: str, reason: str | None) -> SandboxError:
-    """The error that an HTTP answer stands for."""
     if reason == SandboxFileMissing.default_reason:
         return SandboxFileMissing(detail)
     if reason == SandboxFileTooLarge.default_reason:
@@ -132,7 +131,6 @@ def error_for(status: int, detail: str, reason: str | None) -> SandboxError:
 
 
 def detail_of(data: bytes) -> str:
-    """The sentence in the body of an answer that is an error."""
     try:
         detail = msgspec.json.decode(data)["detail"]
     except (msgspec.DecodeError, KeyError, TypeError):

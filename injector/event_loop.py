@@ -1,4 +1,4 @@
-"""An event loop on a thread of its own, so that blocking code can use asynchronous code."""
+"""An event loop on a thread of its own, for blocking code that calls asynchronous code."""
 
 import asyncio
 import functools
@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
-from orchard.injector import inheritance
+from orchard.injector import fork_safety
 
 A = TypeVar("A", covariant=True)
 T = TypeVar("T")
@@ -16,7 +16,7 @@ P = ParamSpec("P")
 
 
 class EventLoopThread:
-    """Runs coroutines for whoever calls from other threads.
+    """Runs coroutines for callers on other threads.
 
     It starts with its first use, and anew in a forked child, which has none of its parent's threads.
     """
@@ -24,10 +24,10 @@ class EventLoopThread:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = threading.Lock()
-        inheritance.watch(self)
+        fork_safety.watch(self)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The coroutine's result, or its exception; on an interrupt it is cancelled."""
+        """Return the coroutine's result, or raise its exception; on an interrupt it is cancelled."""
         future = asyncio.run_coroutine_threadsafe(work, self._running())
         try:
             return future.result()
@@ -36,8 +36,6 @@ class EventLoopThread:
             raise
 
     def call(self, function: Callable[[], T]) -> T:
-        """The same for a function that must run where the loop is."""
-
         async def there() -> T:
             return function()
 
@@ -50,10 +48,10 @@ class EventLoopThread:
         self._loop = None
 
     def forked(self) -> None:
-        """Whoever held the lock is not here to give it back, nor the thread that ran the loop."""
+        """Replace the lock, whose holder does not exist in the child, and drop the parent's loop."""
         self._starting = threading.Lock()
         if self._loop is not None:
-            inheritance.part_with(self._loop)
+            fork_safety.part_with(self._loop)
             self._loop = None
 
     def _running(self) -> asyncio.AbstractEventLoop:
@@ -66,7 +64,7 @@ class EventLoopThread:
 
 
 class Blocking(Generic[A]):
-    """For blocking code what an asynchronous object is for other code; its methods are made by `blocking`."""
+    """The blocking version of an asynchronous object; `blocking` makes its methods."""
 
     def __init__(self, loop: EventLoopThread, awaited: A) -> None:
         self._loop = loop
@@ -90,9 +88,9 @@ def blocking(
     method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]], into: Callable[[EventLoopThread, T], R]
 ) -> Callable[Concatenate[Blocking[A], P], R]: ...
 def blocking(method: Callable[..., Any], into: Callable[[EventLoopThread, Any], Any] | None = None) -> Any:
-    """The method of a Blocking class that does what `method` of the awaited object does.
+    """Make a method of a Blocking class from `method` of the asynchronous object.
 
-    It has the same arguments, documentation and errors. `into` makes what it returns of an awaited object.
+    It has the same arguments, documentation and errors. `into` converts the result.
     """
 
     @functools.wraps(method)

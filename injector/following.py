@@ -1,4 +1,4 @@
-"""What a command prints while it runs, at the caller's end."""
+"""The client's end of a job's output stream."""
 
 import asyncio
 import time
@@ -12,28 +12,27 @@ from orchard.injector.transport import FIRST_PAUSE, Transport
 from orchard.schemas.sandboxes import JobEnding, JobStatus
 
 LONGEST_EVENT = 1024 * 1024
-"""Bytes."""
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True):
-    """A piece of what the command printed."""
+    """A piece of a command's output."""
 
     stream: str
-    """`stdout` or `stderr`."""
+    """Either `stdout` or `stderr`."""
     data: bytes
     offset: str
-    """Where to go on after it."""
+    """Offset after it, from which to resume."""
     skipped: int = 0
     """Bytes before it that were not kept."""
 
     @property
     def text(self) -> str:
-        """The data as UTF-8; a letter that is cut by the end of a piece is a replacement character."""
+        """The data as UTF-8; a character cut by the end of a piece becomes a replacement character."""
         return self.data.decode(errors="replace")
 
 
 class Exit(msgspec.Struct, frozen=True, kw_only=True):
-    """The command ended; nothing comes after it. Fields as in a job."""
+    """The command's end, after which nothing comes. Its fields are those of a job."""
 
     status: JobStatus
     exit_code: int | None
@@ -55,7 +54,7 @@ class _Data(msgspec.Struct, frozen=True):
 async def follow(
     transport: Transport, job_id: str, offset: str, patience: float
 ) -> AsyncIterator[Output | Exit]:
-    """From `offset` to the exit, over as many connections as it takes; see `AsyncSandbox.follow`."""
+    """Yield a job's output from `offset` to its exit, reconnecting as needed; see `AsyncSandbox.follow`."""
     path = operations.FOLLOW.at(job_id)
     failing: float | None = None
     while True:
@@ -78,7 +77,7 @@ async def follow(
 async def events(
     transport: Transport, path: str, params: dict[str, str]
 ) -> AsyncGenerator[tuple[str, str, bytes], None]:
-    """Name, id and data of each whole event of one answer."""
+    """Yield name, id and data of each complete event of one response."""
     left = b""
     async for piece in transport.events(path, params):
         *whole, left = (left + piece).split(b"\n\n")

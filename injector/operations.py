@@ -1,7 +1,7 @@
 """The operations of the sandbox service as a table.
 
-The client sends them, the orchestrator serves them or passes them on, the OpenAPI document says them. The
-agent has an HTTP face of its own (`agent/server.py`), which pairs with those that are passed on to it.
+The client calls them, the orchestrator serves or forwards them, the OpenAPI document lists them. The agent
+has an HTTP interface of its own (`agent/server.py`) with the forwarded ones.
 """
 
 import re
@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from orchard.injector.agent.protocol import KEY_HEADER
 from orchard.schemas.sandboxes import (
     Acknowledgement,
     ApplyPatch,
@@ -45,10 +46,7 @@ TAR = "application/x-tar"
 PLAIN = "text/plain"
 HTML = "text/html"
 EVENTS = "text/event-stream"
-KEY_HEADER = "Idempotency-Key"
-REASON_HEADER = "X-Error-Reason"
-FRAME_LIMIT = 16 * 1024 * 1024
-"""Bytes of one WebSocket message, a frame of a terminal session."""
+API_KEY_HEADER = "X-API-Key"
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +56,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FieldProblem(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is wrong with a request, and where."""
+    """One invalid field of a request, and where it is."""
 
     loc: list[str | int]
     msg: str
@@ -66,14 +64,12 @@ class FieldProblem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ValidationProblem(msgspec.Struct, frozen=True, kw_only=True):
-    """422: the request does not fit, or can never be done."""
+    """Error 422: the request is invalid, or can never be satisfied."""
 
     detail: list[FieldProblem] | str
 
 
 class Parameter(NamedTuple):
-    """One of the query or the headers."""
-
     name: str
     summary: str
     kind: Any = str
@@ -81,34 +77,33 @@ class Parameter(NamedTuple):
     required: bool = False
 
 
-class Operation(NamedTuple):
-    """`name` is of the orchestrator's handler, less the underscore; the agent does what has no handler."""
+class ApiOperation(NamedTuple):
+    """One operation; `name` is that of the orchestrator's handler without its underscore; one without
+    handler is forwarded to the agent."""
 
     method: str
     path: str
     name: str
     summary: str
     reply: Any = None
-    """Record of a 200 in JSON; None where there is none."""
+    """Record of a 200 response in JSON; None if there is none."""
     request: Any = None
-    """Record of the body."""
     parameters: tuple[Parameter, ...] = ()
     errors: tuple[int, ...] = ()
-    """Beside those that any operation may answer with."""
     other_reply: Any = None
-    """Another record of a 200."""
+    """Alternative record of a 200 response."""
     reply_media: str | None = None
-    """What a 200 may be instead of JSON, or is where there is no record."""
+    """Alternative media type of a 200 response, or its only one if there is no record."""
     request_media: str | None = None
-    """What the body may be instead of JSON, or must be where there is no record."""
+    """Alternative media type of the body, or its only one if there is no record."""
     status: int = 200
     open: bool = False
-    """Answered without a key."""
+    """Whether it needs no key."""
     unlimited: bool = False
-    """Beyond all limits, because it lets go of what is there or says that it is needed."""
+    """Whether it is exempt from all limits, because it frees a resource or keeps one alive."""
 
     def at(self, name: str) -> str:
-        """The path, with `name` for the sandbox or the job."""
+        """Return the path for the sandbox or job `name`."""
         return re.sub(r"{\w+}", lambda _: name, self.path)
 
 
@@ -121,13 +116,13 @@ LABEL = Parameter("label", "`name=value`; only sandboxes that carry all of them"
 _API_KEY = Parameter("api_key", "the key, where no header can be sent")
 _SANDBOX = (404, 409, 410)
 
-SERVICE = Operation("GET", "/", "service", "what this is", ServiceInfo, open=True)
-HEALTH = Operation("GET", "/health", "health", "whether sandboxes can be made", Health, open=True)
-METRICS = Operation("GET", "/metrics", "serve_metrics", "for Prometheus", reply_media=PLAIN, open=True)
-OPENAPI = Operation("GET", "/openapi.json", "serve_openapi", "this document", dict[str, Any])
-DOCS = Operation("GET", "/docs", "serve_docs", "this document as a page", reply_media=HTML, open=True)
-RESOURCES = Operation("GET", "/resources", "resources", "what there is and what is asked for", Resources)
-CREATE = Operation(
+SERVICE = ApiOperation("GET", "/", "service", "what this is", ServiceInfo, open=True)
+HEALTH = ApiOperation("GET", "/health", "health", "whether sandboxes can be made", Health, open=True)
+METRICS = ApiOperation("GET", "/metrics", "serve_metrics", "for Prometheus", reply_media=PLAIN, open=True)
+OPENAPI = ApiOperation("GET", "/openapi.json", "serve_openapi", "this document", dict[str, Any])
+DOCS = ApiOperation("GET", "/docs", "serve_docs", "this document as a page", reply_media=HTML, open=True)
+RESOURCES = ApiOperation("GET", "/resources", "resources", "what there is and what is asked for", Resources)
+CREATE = ApiOperation(
     "POST",
     "/sandboxes",
     "create",
@@ -137,9 +132,9 @@ CREATE = Operation(
     (KEY,),
     (409,),
 )
-LIST = Operation("GET", "/sandboxes", "list", "all sandboxes", list[SandboxInfo], None, (LABEL,), (422,))
-GET = Operation("GET", "/sandboxes/{id}", "get", "one sandbox", SandboxInfo, errors=(404,))
-WAIT = Operation(
+LIST = ApiOperation("GET", "/sandboxes", "list", "all sandboxes", list[SandboxInfo], None, (LABEL,), (422,))
+GET = ApiOperation("GET", "/sandboxes/{id}", "get", "one sandbox", SandboxInfo, errors=(404,))
+WAIT = ApiOperation(
     "GET",
     "/sandboxes/{id}/wait",
     "wait",
@@ -148,7 +143,7 @@ WAIT = Operation(
     parameters=(TIMEOUT,),
     errors=(404, 408, 422),
 )
-DELETE = Operation(
+DELETE = ApiOperation(
     "DELETE",
     "/sandboxes/{id}",
     "delete",
@@ -157,7 +152,7 @@ DELETE = Operation(
     errors=(404,),
     unlimited=True,
 )
-HEARTBEAT = Operation(
+HEARTBEAT = ApiOperation(
     "POST",
     "/sandboxes/{id}/heartbeat",
     "heartbeat",
@@ -166,7 +161,7 @@ HEARTBEAT = Operation(
     errors=_SANDBOX,
     unlimited=True,
 )
-PAUSE = Operation(
+PAUSE = ApiOperation(
     "POST",
     "/sandboxes/{id}/pause",
     "pause",
@@ -174,7 +169,7 @@ PAUSE = Operation(
     Acknowledgement,
     errors=(*_SANDBOX, 501),
 )
-RESUME = Operation(
+RESUME = ApiOperation(
     "POST",
     "/sandboxes/{id}/resume",
     "resume",
@@ -183,7 +178,7 @@ RESUME = Operation(
     errors=(*_SANDBOX, 501),
     unlimited=True,
 )
-EXEC = Operation(
+EXEC = ApiOperation(
     "POST",
     "/sandboxes/{id}/exec",
     "exec",
@@ -194,7 +189,7 @@ EXEC = Operation(
     _SANDBOX,
     JobQueued,
 )
-TERMINAL = Operation(
+TERMINAL = ApiOperation(
     "GET",
     "/sandboxes/{id}/exec/pty",
     "terminal",
@@ -203,7 +198,7 @@ TERMINAL = Operation(
     errors=(400, *_SANDBOX),
     status=101,
 )
-TUNNEL = Operation(
+TUNNEL = ApiOperation(
     "GET",
     "/sandboxes/{id}/tunnel",
     "tunnel",
@@ -221,7 +216,7 @@ TUNNEL = Operation(
     errors=(400, *_SANDBOX, 422),
     status=101,
 )
-APPLY_PATCH = Operation(
+APPLY_PATCH = ApiOperation(
     "POST",
     "/sandboxes/{id}/apply_patch",
     "apply_patch",
@@ -231,7 +226,7 @@ APPLY_PATCH = Operation(
     (KEY,),
     _SANDBOX,
 )
-WRITE = Operation(
+WRITE = ApiOperation(
     "POST",
     "/sandboxes/{id}/files",
     "write",
@@ -242,7 +237,7 @@ WRITE = Operation(
     _SANDBOX,
     request_media=RAW,
 )
-REMOVE = Operation(
+REMOVE = ApiOperation(
     "DELETE",
     "/sandboxes/{id}/files",
     "remove",
@@ -251,7 +246,7 @@ REMOVE = Operation(
     parameters=(PATH,),
     errors=(*_SANDBOX, 422),
 )
-MOVE = Operation(
+MOVE = ApiOperation(
     "POST",
     "/sandboxes/{id}/files/move",
     "move",
@@ -260,7 +255,7 @@ MOVE = Operation(
     MoveFile,
     errors=_SANDBOX,
 )
-READ = Operation(
+READ = ApiOperation(
     "GET",
     "/sandboxes/{id}/files",
     "read",
@@ -270,7 +265,7 @@ READ = Operation(
     errors=(*_SANDBOX, 413, 422),
     reply_media=RAW,
 )
-FILES = Operation(
+FILES = ApiOperation(
     "GET",
     "/sandboxes/{id}/files/list",
     "files",
@@ -279,7 +274,7 @@ FILES = Operation(
     parameters=(WORKSPACE,),
     errors=(*_SANDBOX, 422),
 )
-WATCH = Operation(
+WATCH = ApiOperation(
     "GET",
     "/sandboxes/{id}/files/watch",
     "watch",
@@ -289,7 +284,7 @@ WATCH = Operation(
     errors=(*_SANDBOX, 422),
     reply_media=EVENTS,
 )
-READ_ARCHIVE = Operation(
+READ_ARCHIVE = ApiOperation(
     "GET",
     "/sandboxes/{id}/archive",
     "read_archive",
@@ -298,7 +293,7 @@ READ_ARCHIVE = Operation(
     errors=(*_SANDBOX, 422),
     reply_media=TAR,
 )
-WRITE_ARCHIVE = Operation(
+WRITE_ARCHIVE = ApiOperation(
     "PUT",
     "/sandboxes/{id}/archive",
     "write_archive",
@@ -308,7 +303,7 @@ WRITE_ARCHIVE = Operation(
     errors=(*_SANDBOX, 422),
     request_media=TAR,
 )
-FORK = Operation(
+FORK = ApiOperation(
     "POST",
     "/sandboxes/{id}/fork",
     "fork",
@@ -318,7 +313,7 @@ FORK = Operation(
     (KEY,),
     (*_SANDBOX, 501),
 )
-SNAPSHOT = Operation(
+SNAPSHOT = ApiOperation(
     "POST",
     "/sandboxes/{id}/snapshot",
     "snapshot",
@@ -328,7 +323,7 @@ SNAPSHOT = Operation(
     errors=(*_SANDBOX, 501),
 )
 _SNAPSHOT = Parameter("name", "of the snapshot: up to 64 letters, digits, `.`, `_`, `-`", required=True)
-SNAPSHOTS = Operation(
+SNAPSHOTS = ApiOperation(
     "GET",
     "/sandboxes/{id}/snapshots",
     "snapshots",
@@ -336,7 +331,7 @@ SNAPSHOTS = Operation(
     list[Snapshot],
     errors=_SANDBOX,
 )
-TAKE_SNAPSHOT = Operation(
+TAKE_SNAPSHOT = ApiOperation(
     "PUT",
     "/sandboxes/{id}/snapshots",
     "take_snapshot",
@@ -345,7 +340,7 @@ TAKE_SNAPSHOT = Operation(
     parameters=(_SNAPSHOT,),
     errors=(*_SANDBOX, 422, 501),
 )
-DELETE_SNAPSHOT = Operation(
+DELETE_SNAPSHOT = ApiOperation(
     "DELETE",
     "/sandboxes/{id}/snapshots",
     "delete_snapshot",
@@ -354,7 +349,7 @@ DELETE_SNAPSHOT = Operation(
     parameters=(_SNAPSHOT,),
     errors=(*_SANDBOX, 422),
 )
-RESTORE = Operation(
+RESTORE = ApiOperation(
     "POST",
     "/sandboxes/{id}/restore",
     "restore",
@@ -363,8 +358,8 @@ RESTORE = Operation(
     RestoreSandbox,
     errors=_SANDBOX,
 )
-JOB = Operation("GET", "/jobs/{job}", "job", "a job as it is", Job, errors=_SANDBOX)
-JOBS = Operation(
+JOB = ApiOperation("GET", "/jobs/{job}", "job", "a job as it is", Job, errors=_SANDBOX)
+JOBS = ApiOperation(
     "GET",
     "/sandboxes/{id}/jobs",
     "jobs",
@@ -372,7 +367,7 @@ JOBS = Operation(
     list[Job],
     errors=_SANDBOX,
 )
-WAIT_JOB = Operation(
+WAIT_JOB = ApiOperation(
     "GET",
     "/jobs/{job}/wait",
     "wait_job",
@@ -381,7 +376,7 @@ WAIT_JOB = Operation(
     parameters=(TIMEOUT,),
     errors=(*_SANDBOX, 422),
 )
-FOLLOW = Operation(
+FOLLOW = ApiOperation(
     "GET",
     "/jobs/{job}/events",
     "follow",
@@ -390,13 +385,15 @@ FOLLOW = Operation(
     errors=(*_SANDBOX, 422),
     reply_media=EVENTS,
 )
-CANCEL_JOB = Operation(
+CANCEL_JOB = ApiOperation(
     "DELETE", "/jobs/{job}", "cancel_job", "kill a job's process group", Job, errors=_SANDBOX, unlimited=True
 )
 
 IMAGE = Parameter("name", "of the image", required=True)
-IMAGES = Operation("GET", "/images", "images", "the images on this machine", list[ImageInfo], errors=(501,))
-PULL_IMAGE = Operation(
+IMAGES = ApiOperation(
+    "GET", "/images", "images", "the images on this machine", list[ImageInfo], errors=(501,)
+)
+PULL_IMAGE = ApiOperation(
     "POST",
     "/images/pull",
     "pull_image",
@@ -405,7 +402,7 @@ PULL_IMAGE = Operation(
     PullImage,
     errors=(404, 409, 422, 501, 502),
 )
-IMPORT_IMAGE = Operation(
+IMPORT_IMAGE = ApiOperation(
     "POST",
     "/images",
     "import_image",
@@ -415,7 +412,7 @@ IMPORT_IMAGE = Operation(
     errors=(409, 413, 422, 501),
     request_media=TAR,
 )
-DELETE_IMAGE = Operation(
+DELETE_IMAGE = ApiOperation(
     "DELETE",
     "/images",
     "delete_image",
@@ -425,5 +422,4 @@ DELETE_IMAGE = Operation(
     errors=(404, 409, 422, 501),
 )
 
-OPERATIONS = tuple(one for one in list(globals().values()) if isinstance(one, Operation))
-"""All of the above, in this order."""
+OPERATIONS = tuple(one for one in list(globals().values()) if isinstance(one, ApiOperation))

@@ -1,4 +1,4 @@
-"""A command on a terminal in a sandbox, at the caller's end."""
+"""The client's end of a terminal session."""
 
 import asyncio
 import base64
@@ -10,19 +10,16 @@ import aiohttp
 import msgspec
 
 from orchard.injector import wire
-from orchard.injector.agent.keepalive import keep_alive
+from orchard.injector.agent.connections import keep_alive
 from orchard.injector.errors import SandboxError, SandboxUnavailable
 from orchard.injector.event_loop import Blocking, blocking
 
 BUFFER_LIMIT = 64 * 1024 * 1024
 """Bytes of output kept for a caller that does not read; then the command has to wait."""
 PIECE = 32 * 1024
-"""Bytes of stdin in one frame."""
 
 
-class Frame(msgspec.Struct, frozen=True):
-    """What the service sends: `ready`, `stdout`, `exit` or `error`."""
-
+class TerminalFrame(msgspec.Struct, frozen=True):
     type: str
     pid: int | None = None
     data: str = ""
@@ -34,7 +31,7 @@ class AsyncContainerProcess:
     """A running command on a terminal of its own. As a context manager it is killed at the end of the block.
 
     `pid` is its process id in the sandbox; `returncode` its exit status once it ended, negative for the
-    signal that killed it. Output is collected from the start, and is all there before `wait` returns.
+    signal that killed it. Output is collected from the start, and is complete before `wait` returns.
     """
 
     def __init__(self, line: aiohttp.ClientWebSocketResponse) -> None:
@@ -74,31 +71,32 @@ class AsyncContainerProcess:
         await self.close()
 
     def poll(self) -> int | None:
-        """The exit status, or None while it runs."""
+        """Return the exit status, or None while it runs."""
         return self.returncode
 
     async def write_stdin(self, data: bytes | str) -> None:
-        """Type `data`. Raises SandboxUnavailable when the line is gone."""
+        """Send `data` to the terminal. Raises SandboxUnavailable when the connection is gone."""
         content = data.encode() if isinstance(data, str) else data
         for begin in range(0, len(content), PIECE):
             piece = content[begin : begin + PIECE]
             await self._send(type="stdin", data=base64.b64encode(piece).decode())
 
     async def read(self, timeout: float | None = None) -> bytes:
-        """What was printed since the last read, at least a byte; b"" when it ended and all was read.
+        """Return the output since the last read, at least a byte; b"" when it ended and all was read.
 
-        Raises TimeoutError when nothing comes for `timeout` seconds; None waits as long as it takes.
+        Raises TimeoutError when nothing comes for `timeout` seconds; None waits without limit.
         """
         await self._until(lambda: bool(self._output) or self._finished, timeout)
         return await self._taken()
 
     async def read_all(self, timeout: float | None = None) -> bytes:
-        """Everything not yet read, once it has ended. Raises TimeoutError after `timeout` seconds."""
+        """Return all unread output, once it has ended. Raises TimeoutError after `timeout` seconds."""
         await self.wait(timeout)
         return await self._taken()
 
     async def wait(self, timeout: float | None = None) -> int:
-        """The exit status once it ended. Raises TimeoutError, or SandboxError when the session was lost."""
+        """Return the exit status once it ended. Raises TimeoutError, or SandboxError when the session was
+        lost."""
         await self._until(lambda: self._finished, timeout)
         if self._error is not None:
             raise self._error
@@ -106,17 +104,17 @@ class AsyncContainerProcess:
         return self.returncode
 
     async def kill(self, signal_name: str = "TERM") -> None:
-        """Send a signal, by its name, to what runs in the terminal's foreground; nothing when it ended."""
+        """Send a signal, by its name, to the terminal's foreground; does nothing when the command ended."""
         if not self._finished:
             await self._send(type="signal", sig=signal_name)
 
     async def resize(self, rows: int, cols: int) -> None:
-        """Change the terminal's size; nothing when the command ended."""
+        """Change the terminal's size; does nothing when the command ended."""
         if not self._finished:
             await self._send(type="resize", rows=rows, cols=cols)
 
     async def close(self) -> None:
-        """Hang up: what still runs gets SIGTERM, and SIGKILL after 5 s. What came so far can be read."""
+        """Hang up: what still runs gets SIGTERM, and SIGKILL after 5 s. Output so far can still be read."""
         self._hung_up = True
         async with self._changed:
             self._changed.notify_all()
@@ -144,7 +142,7 @@ class AsyncContainerProcess:
         try:
             async for message in self._line:
                 async with self._changed:
-                    self._take(msgspec.json.decode(message.data, type=Frame))
+                    self._take(msgspec.json.decode(message.data, type=TerminalFrame))
                     self._changed.notify_all()
                     await self._changed.wait_for(lambda: len(self._output) < BUFFER_LIMIT or self._hung_up)
         finally:
@@ -154,7 +152,7 @@ class AsyncContainerProcess:
                 self._finished = True
                 self._changed.notify_all()
 
-    def _take(self, frame: Frame) -> None:
+    def _take(self, frame: TerminalFrame) -> None:
         match frame.type:
             case "ready":
                 self.pid = frame.pid
@@ -167,20 +165,20 @@ class AsyncContainerProcess:
 
 
 class ContainerProcess(Blocking[AsyncContainerProcess]):
-    """AsyncContainerProcess for blocking code: see there for what each method does and raises."""
+    """AsyncContainerProcess for blocking code; see there for what each method does and raises."""
 
     @property
     def pid(self) -> int | None:
-        """Its process id in the sandbox."""
+        """Process id in the sandbox."""
         return self._awaited.pid
 
     @property
     def returncode(self) -> int | None:
-        """The exit status once it ended, negative for a signal."""
+        """Exit status once it ended, negative for a signal."""
         return self._awaited.returncode
 
     def poll(self) -> int | None:
-        """The exit status, or None while it runs."""
+        """Return the exit status, or None while it runs."""
         return self._awaited.poll()
 
     write_stdin = blocking(AsyncContainerProcess.write_stdin)

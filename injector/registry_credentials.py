@@ -1,4 +1,4 @@
-"""What `docker login` stored for a registry: read where the user is, sent with a pull."""
+"""Reads the credentials that `docker login` stored for a registry, to send them with a pull."""
 
 import base64
 import json
@@ -12,14 +12,14 @@ _HUB_KEYS = ("https://index.docker.io/v1/", "index.docker.io", DOCKER_HUB)
 
 
 class CredentialsError(Exception):
-    """The file cannot be used; never with what is in it."""
+    """The file cannot be used; the sentence never contains a secret."""
 
 
 def stored_credentials(reference: str, config: Path | None = None) -> dict[str, str] | None:
-    """`username` and `password` of the reference's registry, or None where none are stored.
+    """Return `username` and `password` of the reference's registry, or None if none are stored.
 
     `config` is Docker's config.json; None: that of $DOCKER_CONFIG, or ~/.docker/config.json. Raises
-    CredentialsError for a file that is none, and where a program has them.
+    CredentialsError for an invalid file, and if a credential helper has them.
     """
     path = config or Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker") / "config.json"
     try:

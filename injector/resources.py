@@ -1,4 +1,4 @@
-"""What there is for sandboxes and what they ask for, summed up."""
+"""Sums up capacity for sandboxes and what they request."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,7 +6,7 @@ from orchard.schemas.sandboxes import Amounts, Node, Resources, SandboxPod
 
 
 def resources(nodes: Sequence[Node], pods: Sequence[SandboxPod]) -> Resources:
-    """What has ended asks for nothing. There is no less than nothing available."""
+    """Sum up nodes and Pods; Pods that have ended request nothing, and availability is never negative."""
     capacity = total(node.capacity for node in nodes)
     allocatable = total(node.allocatable for node in nodes)
     requested = total(
@@ -29,6 +29,5 @@ def resources(nodes: Sequence[Node], pods: Sequence[SandboxPod]) -> Resources:
 
 
 def total(amounts: Iterable[Amounts]) -> Amounts:
-    """Their sum."""
     listed = list(amounts)
     return Amounts(cpu=sum(one.cpu for one in listed), memory_bytes=sum(one.memory_bytes for one in listed))

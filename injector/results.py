@@ -1,4 +1,4 @@
-"""What the SDK's methods return: the service's records, with the questions people ask of them."""
+"""Results of the SDK's methods: the service's records with convenience methods."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +9,7 @@ from orchard.schemas.sandboxes import FileEntry, FileWritten, Health, Job, JobSt
 
 
 class _Subscriptable(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields by name too, `result["success"]`: callers of the published SDK were given dictionaries."""
+    """Fields by name too, `result["success"]`: earlier SDKs returned dictionaries."""
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.__struct_fields__:
@@ -17,31 +17,29 @@ class _Subscriptable(msgspec.Struct, frozen=True, kw_only=True):
         return getattr(self, name)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The field, or `default` when there is none of this name."""
+        """Return the field, or `default` when there is none of this name."""
         return getattr(self, name) if name in self.__struct_fields__ else default
 
     def keys(self) -> Iterator[str]:
-        """Names of the fields; with `[]` this makes `dict(result)` work."""
+        """Names of the fields, which with `[]` makes `dict(result)` work."""
         return iter(self.__struct_fields__)
 
 
 class PatchOutcome(PatchResult, _Subscriptable, frozen=True, kw_only=True):
-    """How applying a patch went."""
+    pass
 
 
-class Written(FileWritten, _Subscriptable, frozen=True, kw_only=True):
-    """A file that was uploaded."""
+class UploadResult(FileWritten, _Subscriptable, frozen=True, kw_only=True):
+    pass
 
 
-class Entry(FileEntry, _Subscriptable, frozen=True, kw_only=True):
-    """One entry of a directory."""
+class DirectoryEntry(FileEntry, _Subscriptable, frozen=True, kw_only=True):
+    pass
 
 
-class Listing(msgspec.Struct, frozen=True, kw_only=True):
-    """A directory's entries."""
-
+class DirectoryListing(msgspec.Struct, frozen=True, kw_only=True):
     path: str
-    files: list[Entry]
+    files: list[DirectoryEntry]
 
 
 class HealthResult(Health, _Subscriptable, frozen=True, kw_only=True):
@@ -49,26 +47,23 @@ class HealthResult(Health, _Subscriptable, frozen=True, kw_only=True):
 
 
 class JobResult(Job, frozen=True, kw_only=True):
-    """A job, with the questions people ask of it."""
-
     @property
     def is_complete(self) -> bool:
-        """It has ended, in whatever way."""
+        """Whether it has ended, in whatever way."""
         return self.status in (JobStatus.SUCCEEDED, JobStatus.FAILED)
 
     @property
     def succeeded(self) -> bool:
-        """It ran and exited with 0."""
         return self.status is JobStatus.SUCCEEDED
 
     @property
     def failed(self) -> bool:
-        """It ended otherwise, or never ran."""
+        """Whether it failed, or never ran."""
         return self.status is JobStatus.FAILED
 
 
 class PassedJob(Job, frozen=True, kw_only=True):
-    """A job on its way through the orchestrator: what the command printed stays as the agent wrote it."""
+    """A job that the orchestrator forwards: the output stays encoded as the agent wrote it."""
 
     stdout: msgspec.Raw = msgspec.Raw(b'""')  # type: ignore[assignment]
     stderr: msgspec.Raw = msgspec.Raw(b'""')  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""One sandbox in the hands of its caller."""
+"""The asynchronous client of one sandbox: commands, tunnels, life cycle."""
 
 import asyncio
 import logging
@@ -11,11 +11,11 @@ from typing import Any, Literal, Self, overload
 from aiohttp import ClientWebSocketResponse
 
 from orchard.injector import environment, operations
+from orchard.injector.agent.protocol import COMMAND_TIMEOUT, WORKSPACE
 from orchard.injector.errors import SandboxError, SandboxUnavailable
 from orchard.injector.following import Exit, Output, follow
 from orchard.injector.process import AsyncContainerProcess
 from orchard.injector.results import JobResult
-from orchard.injector.sandbox_files import WORKSPACE
 from orchard.injector.sandbox_states import SandboxStates
 from orchard.injector.transport import Transport
 from orchard.injector.tunnels import LOOPBACK, AsyncTunnel
@@ -32,21 +32,19 @@ from orchard.schemas.sandboxes import (
 )
 
 WAIT_STEP = 60.0
-"""Seconds that one request waits for a job."""
-DEFAULT_TIMEOUT = 300.0
 CHECK_TIMEOUT = 60.0
-"""Seconds of a command; of either probe of `check_env`."""
+"""Default timeout in seconds of either probe of `check_env`."""
 ANSWER_MARGIN = 60.0
-"""Seconds an answer may take beyond the time that the server was asked to wait."""
+"""Seconds that a response may take beyond the time that the server was asked to wait."""
 
 log = logging.getLogger(__name__)
 
 
 class AsyncSandbox(SandboxStates):
-    """A sandbox that was created. As a context manager it is deleted at the end of the block.
+    """An existing sandbox. As a context manager it is deleted at the end of the block.
 
-    Every method raises the errors of `injector/errors.py`: SandboxUnavailable when the service is silent,
-    SandboxFailed when the sandbox died, SandboxNotFound when it was deleted.
+    Every method raises the errors of `injector/errors.py`: SandboxUnavailable when the service does not
+    respond, SandboxFailed when the sandbox died, SandboxNotFound when it was deleted.
     """
 
     def __init__(
@@ -56,13 +54,13 @@ class AsyncSandbox(SandboxStates):
         deleted: Callable[[str], object],
         made: "Callable[[Coroutine[Any, Any, list[SandboxInfo]]], Awaitable[list[AsyncSandbox]]]",
     ) -> None:
-        """`deleted` is told the id once it is gone; `made` does a request for forks, takes charge of them and
-        waits for them."""
+        """`deleted` is called with the id once it is gone; `made` awaits a request for forks, takes
+        ownership of them and waits until they are ready."""
         super().__init__(transport, info.sandbox_id)
         self._deleted = deleted
         self._made = made
         self.info = info
-        """As of its creation; `status` asks for what holds now."""
+        """The record at its creation; `status` fetches the current one."""
         self.namespace = info.namespace
         self.image = info.image
         self.block_network = info.block_network
@@ -129,21 +127,22 @@ class AsyncSandbox(SandboxStates):
         idempotency_key: str | None = None,
         user: str | None = None,
     ) -> JobResult | AsyncContainerProcess:
-        """Run a command to its end, once, whatever happens to the orchestrator meanwhile.
+        """Run a command to its end, once, even if the orchestrator is replaced meanwhile.
 
-        A string is run by the image's shell, a list as it is, in `cwd` ("/workspace"). After `timeout` (300)
-        seconds, also called `timeout_seconds`, its process group is killed: exit code 124 and `timed_out`.
-        It runs as `user` (a name or number of the sandbox, perhaps with `:group`), else as the image says.
-        `output_limit` is in bytes, for stdout and stderr each. With `wait=False` the answer is at once and
-        `queued`; see `wait_job`. `poll_interval` is accepted for old callers: nothing is polled.
+        A string is run by the image's shell, a list is executed directly, in `cwd` ("/workspace"). After
+        `timeout` (300) seconds, also called `timeout_seconds`, its process group is killed: exit code 124 and
+        `timed_out`. It runs as `user` (a name or number of the sandbox, perhaps with `:group`), else as the
+        image says. `output_limit` is in bytes, for stdout and stderr each. With `wait=False` the job is
+        returned at once, `queued`; see `wait_job`. `poll_interval` is accepted for old callers: nothing is
+        polled.
 
-        With `pty=True` the command runs on a terminal of `rows` and `cols`, without a time limit, and the
-        answer is its process, for as long as the caller keeps it.
+        With `pty=True` the command runs on a terminal of `rows` and `cols`, without a time limit, and its
+        process is returned, which lives as long as the caller keeps it.
         """
         if pty:
             init = {"cmd": command, "env": env or {}, "cwd": cwd or WORKSPACE, "login_shell": login_shell}
             return await self._terminal({**init, "rows": rows, "cols": cols, "user": user})
-        seconds = timeout_seconds or timeout or DEFAULT_TIMEOUT
+        seconds = timeout_seconds or timeout or COMMAND_TIMEOUT
         request = ExecRequest(
             command=command,
             timeout_seconds=seconds,
@@ -174,7 +173,7 @@ class AsyncSandbox(SandboxStates):
     async def _terminal(self, init: dict[str, object]) -> AsyncContainerProcess:
         return await AsyncContainerProcess.start(await self._line(operations.TERMINAL), init)
 
-    async def _line(self, operation: operations.Operation, query: str = "") -> ClientWebSocketResponse:
+    async def _line(self, operation: operations.ApiOperation, query: str = "") -> ClientWebSocketResponse:
         try:
             return await self._transport.line(f"{operation.at(self.sandbox_id)}?{query}".rstrip("?"))
         except SandboxError:
@@ -189,22 +188,22 @@ class AsyncSandbox(SandboxStates):
         host: str = LOOPBACK,
         idle_seconds: float | None = None,
     ) -> AsyncTunnel:
-        """A tunnel to what listens at `port` of the sandbox's loopback address: `async with` opens it.
+        """Return a tunnel to `port` of the sandbox's loopback address; `async with` opens it.
 
-        It listens here, at `host` and `local_port`; 0 takes any that is free, which its `port` tells. Every
-        account of this machine can connect there. A connection on which nothing moves for `idle_seconds`
-        (3600) is reset.
+        It listens here, at `host` and `local_port`; 0 chooses a free port, which becomes its `port`. Every
+        account of this machine can connect there. A connection without traffic for `idle_seconds` (3600) is
+        reset.
         """
         return self._tunnel("forward", port, (host, local_port), idle_seconds)
 
     def reverse(
         self, port: int, target: int | tuple[str, int], *, idle_seconds: float | None = None
     ) -> AsyncTunnel:
-        """A tunnel from 127.0.0.1:`port` of the sandbox to `target`: `async with` opens it.
+        """Return a tunnel from 127.0.0.1:`port` of the sandbox to `target`; `async with` opens it.
 
         `target` is a port of this machine's 127.0.0.1, or a host and a port that this process connects to;
-        the sandbox reaches nothing else by it, network or not. With `port` 0 the tunnel's `port` tells which
-        it took. `idle_seconds` as of `forward`. Raises SandboxConflict where a program inside has the port.
+        the sandbox reaches nothing else by it, network or not. `port` 0 chooses a free port, which becomes
+        its `port`. `idle_seconds` as in `forward`. Raises SandboxConflict if a program inside has the port.
         """
         here = (LOOPBACK, target) if isinstance(target, int) else target
         return self._tunnel("reverse", port, here, idle_seconds)
@@ -223,7 +222,7 @@ class AsyncSandbox(SandboxStates):
         self,
         command: str | list[str],
         *,
-        timeout_seconds: float = DEFAULT_TIMEOUT,
+        timeout_seconds: float = COMMAND_TIMEOUT,
         cwd: str = WORKSPACE,
         env: dict[str, str] | None = None,
         login_shell: bool = False,
@@ -242,37 +241,38 @@ class AsyncSandbox(SandboxStates):
         return job.job_id
 
     async def get_job(self, job_id: str) -> JobResult:
-        """The job as it is."""
+        """Return the job in its current state."""
         return await self._transport.call(JobResult, operations.JOB, job_id)
 
     async def list_jobs(self) -> list[JobResult]:
-        """The jobs that are kept, oldest first, without what they printed."""
+        """List the jobs that are kept, oldest first, without output."""
         return await self._call(list[JobResult], operations.JOBS)
 
     async def wait_job(self, job_id: str, timeout: float = WAIT_STEP) -> JobResult:
-        """The job when it has ended, or as it is after `timeout` seconds."""
+        """Return the job once it has ended, or in its state after `timeout` seconds."""
         params, longest = {"timeout": str(timeout)}, timeout + ANSWER_MARGIN
         return await self._transport.call(
             JobResult, operations.WAIT_JOB, job_id, params=params, timeout=longest
         )
 
     def follow(self, job_id: str, offset: str = "0.0") -> AsyncIterator[Output | Exit]:
-        """What the job prints while it runs, from the start or after `offset`; last comes its Exit.
+        """Yield the job's output while it runs, from the start or after `offset`; the last item is its Exit.
 
-        A lost connection is made again, and nothing comes twice. Of output beyond the job's `output_limit`
-        the middle is not kept: who comes too late for it is told how many bytes were `skipped`. Leaving the
-        loop leaves the job running.
+        It reconnects as needed, and nothing comes twice. The middle of output beyond the job's `output_limit`
+        is not kept: an Output then says how many bytes were `skipped`. Leaving the loop leaves the job
+        running.
         """
         return follow(self._transport, job_id, offset, self._transport.retry_seconds)
 
     async def cancel_job(self, job_id: str) -> JobResult:
-        """Kill the job's process group. The job may still be `running` in the answer."""
+        """Kill the job's process group. The job may still be `running` in the response."""
         return await self._transport.call(JobResult, operations.CANCEL_JOB, job_id)
 
     async def check_env(self, verbose: bool = True) -> dict[str, Any]:
-        """What shells find here: whether `~/.bashrc` is loaded, conda, PATH with and without login, python.
+        """Report what shells find here: whether `~/.bashrc` is loaded, conda, PATH with and without login,
+        python.
 
-        Keys: see `environment.report`. Also printed unless `verbose` is false.
+        For the keys see `environment.report`. The report is also printed unless `verbose` is false.
         """
         plain = await self.exec(environment.PROBE, CHECK_TIMEOUT, "/")
         login = await self.exec(environment.PROBE, CHECK_TIMEOUT, "/", login_shell=True)
@@ -287,7 +287,7 @@ class AsyncSandbox(SandboxStates):
         return found
 
     async def snapshot(self, image: str) -> SnapshotReply:
-        """Make the file system as it is now an image. Wait for commands that write before."""
+        """Make the current file system an image. Wait for writing commands before."""
         return await self._call(SnapshotReply, operations.SNAPSHOT, body=SnapshotRequest(image=image))
 
     async def fork(
@@ -300,13 +300,13 @@ class AsyncSandbox(SandboxStates):
         snapshot: str | None = None,
         idempotency_key: str | None = None,
     ) -> "list[AsyncSandbox]":
-        """Make `count` copies of the file system as it is now, each a sandbox of its own, and wait for them.
+        """Make `count` copies of the current file system, each a sandbox of its own, and wait for them.
 
-        With `snapshot` they start from the one of this name in place of what is now (`take_snapshot`).
-        They have this one's image, limits and network, and its labels and time to live unless others are
-        given; its processes they have not. Wait for commands that write before. The client deletes them like
-        those that it creates. Raises SandboxConflict when one of `sandbox_ids` is taken and
-        SandboxUnsupported where the backend cannot fork; then there are none.
+        With `snapshot` they start from the snapshot of this name instead (`take_snapshot`). They have this
+        one's image, limits and network, and its labels and time to live unless others are given, but none of
+        its processes. Wait for writing commands before. The client deletes them like those that it creates.
+        Raises SandboxConflict when one of `sandbox_ids` is taken and SandboxUnsupported where the backend
+        cannot fork; then there are none.
         """
         request = ForkSandbox(
             count=count,
@@ -320,20 +320,19 @@ class AsyncSandbox(SandboxStates):
         )
 
     async def status(self) -> SandboxInfo:
-        """The sandbox's record as it is now."""
+        """Fetch the sandbox's current record."""
         return await self._call(SandboxInfo, operations.GET)
 
     async def heartbeat(self) -> None:
-        """Tell the service, once, that the sandbox is needed."""
+        """Tell the service, once, that the sandbox is in use."""
         await self._call(Acknowledgement, operations.HEARTBEAT)
 
     def start_heartbeat(self, interval: float = 60.0) -> None:
-        """Tell the service every `interval` seconds that the sandbox is needed, until stopped or deleted."""
+        """Send a heartbeat every `interval` seconds, until stopped or deleted."""
         if self._heartbeat is None or self._heartbeat.done():
             self._heartbeat = asyncio.get_running_loop().create_task(self._beat(interval))
 
     async def stop_heartbeat(self) -> None:
-        """Stop; nothing when none runs."""
         if self._heartbeat is None:
             return
         if (
@@ -344,7 +343,7 @@ class AsyncSandbox(SandboxStates):
         self._heartbeat = None
 
     async def delete(self) -> None:
-        """Kill everything inside and remove it; nothing when it is gone."""
+        """Kill everything inside and remove the sandbox; does nothing when it is gone."""
         await self.stop_heartbeat()
         await self._call(Acknowledgement, operations.DELETE)
         self._deleted(self.sandbox_id)

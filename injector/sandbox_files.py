@@ -1,4 +1,4 @@
-"""The files of one sandbox in the hands of its caller."""
+"""Client methods for a sandbox's files."""
 
 import asyncio
 import uuid
@@ -6,21 +6,21 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from orchard.injector import directories, operations, wire
-from orchard.injector.results import Entry, Listing, PatchOutcome, Written
+from orchard.injector.agent.protocol import WORKSPACE
+from orchard.injector.results import DirectoryEntry, DirectoryListing, PatchOutcome, UploadResult
 from orchard.injector.transport import Transport
 from orchard.injector.watching import AsyncWatch
 from orchard.schemas.sandboxes import ApplyPatch, MoveFile, PathDone
 
-WORKSPACE = "/workspace"
 IN_MEMORY_LIMIT = 256 * 1024 * 1024
 ON_DISK_LIMIT = 16 * 1024 * 1024 * 1024
-"""Bytes taken from a sandbox at once, unless the caller says another number."""
+"""Default limits in bytes of one download."""
 
 T = TypeVar("T")
 
 
 class SandboxFiles:
-    """What an AsyncSandbox does with files; see there for the errors that all methods raise."""
+    """File methods of AsyncSandbox; see there for the errors that all methods raise."""
 
     def __init__(self, transport: Transport, sandbox_id: str) -> None:
         self._transport = transport
@@ -40,39 +40,39 @@ class SandboxFiles:
 
     async def upload_content(
         self, content: bytes | str, remote_path: str, *, mode: int | None = None
-    ) -> Written:
+    ) -> UploadResult:
         """Make or replace the file at `remote_path`, with its parent directories.
 
-        `mode` (0o755) None is that of the file that is replaced, or 0o644. Of a text, lone surrogates are the
-        bytes that Python has them for.
+        `mode` (0o755) None keeps that of the replaced file, or is 0o644. Lone surrogates of a text are
+        written as the bytes that Python decodes to them.
         """
         data = wire.text_bytes(content) if isinstance(content, str) else content
-        return await self._call(Written, operations.WRITE, body=data, params=_written(remote_path, mode))
+        return await self._call(UploadResult, operations.WRITE, body=data, params=_written(remote_path, mode))
 
     async def upload_file(
         self, local_path: str | Path, remote_path: str, *, mode: int | None = None
-    ) -> Written:
-        """The same with the content of a local file, of any size."""
+    ) -> UploadResult:
+        """Upload a local file of any size; see `upload_content`."""
         params = _written(remote_path, mode)
         with await asyncio.to_thread(Path(local_path).open, "rb") as content:
-            return await self._call(Written, operations.WRITE, body=content, params=params)
+            return await self._call(UploadResult, operations.WRITE, body=content, params=params)
 
     async def remove(self, remote_path: str) -> None:
-        """Remove a file, a link or a directory with all that is in it; SandboxFileMissing for none."""
+        """Remove a file, a link or a directory with its contents. Raises SandboxFileMissing."""
         await self._call(PathDone, operations.REMOVE, params={"path": remote_path})
 
     async def move(self, remote_path: str, target: str) -> None:
-        """Rename a file, a link or a directory, in place of a file or an empty directory at `target`.
+        """Rename a file, a link or a directory; replaces a file or an empty directory at `target`.
 
-        If the answer is lost and it is asked again, SandboxFileMissing may say that it was done before.
+        If the response is lost, the retry may raise SandboxFileMissing although the first request succeeded.
         """
         await self._call(PathDone, operations.MOVE, body=MoveFile(path=remote_path, target=target))
 
     async def download_content(self, remote_path: str, *, limit: int = IN_MEMORY_LIMIT) -> bytes:
-        """The bytes of a file; SandboxFileMissing (a FileNotFoundError) when there is none.
+        """Return the bytes of a file. Raises SandboxFileMissing (a FileNotFoundError) when there is none.
 
-        A task can make a file of any size that takes no room, and the caller is who it kills: beyond `limit`
-        bytes SandboxFileTooLarge is raised.
+        A task can make a huge sparse file, which would exhaust the caller's memory: beyond `limit` bytes
+        SandboxFileTooLarge is raised.
         """
         return await self._transport.content(
             operations.READ.at(self.sandbox_id), {"path": remote_path}, limit
@@ -81,7 +81,7 @@ class SandboxFiles:
     async def download_file(
         self, remote_path: str, local_path: str | Path, *, limit: int = ON_DISK_LIMIT
     ) -> int:
-        """The same into a local file, which is there when all of it is; returns its size in bytes."""
+        """Download into a local file, which appears when it is complete; returns its size in bytes."""
         target = Path(local_path)
         part = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
         try:
@@ -93,50 +93,50 @@ class SandboxFiles:
             part.unlink(missing_ok=True)
         return size
 
-    async def upload_directory(self, local_path: str | Path, remote_path: str) -> Written:
-        """Copy what is in a local directory into the one at the absolute `remote_path`, made where missing.
+    async def upload_directory(self, local_path: str | Path, remote_path: str) -> UploadResult:
+        """Copy the contents of a local directory into the absolute `remote_path`, which is made if missing.
 
-        Files that are there already are replaced, others stay. Modes, times and links are kept; owners are
-        not, all is the superuser's. Sockets and devices are left out.
+        Existing files of the same name are replaced, others stay. Modes, times and links are kept; everything
+        is owned by the superuser. Sockets and devices are left out.
         """
         with directories.temporary() as archive:
             await asyncio.to_thread(directories.pack, Path(local_path), archive)
             params = {"path": remote_path}
-            return await self._call(Written, operations.WRITE_ARCHIVE, body=archive, params=params)
+            return await self._call(UploadResult, operations.WRITE_ARCHIVE, body=archive, params=params)
 
     async def download_directory(
         self, remote_path: str, local_path: str | Path, *, limit: int = ON_DISK_LIMIT
     ) -> list[str]:
-        """Copy what is in a directory of the sandbox into a local one, made where it is missing.
+        """Copy the contents of a directory of the sandbox into a local one, which is made if missing.
 
         The sandbox is not trusted: nothing is written outside of `local_path`, nothing becomes set-user-ID,
         and everything is owned by the caller. Returns the names of what was left out: special files, and
         links that could lead out. Raises SandboxFileMissing when there is no such directory,
         SandboxFileTooLarge when all files together have more than `limit` bytes, and SandboxRequestInvalid
-        for what a directory cannot contain or what is in the way here.
+        for names that a directory cannot contain or for what is in the way here.
         """
         with directories.temporary() as archive:
             await self._download(operations.READ_ARCHIVE, remote_path, archive, limit)
             return await asyncio.to_thread(directories.unpack, archive, Path(local_path))
 
-    async def list_files(self, remote_path: str = "/") -> list[Entry]:
-        """Entries of a directory, by name; SandboxFileMissing when there is none."""
-        return (await self._call(Listing, operations.FILES, params={"path": remote_path})).files
+    async def list_files(self, remote_path: str = "/") -> list[DirectoryEntry]:
+        """List a directory, sorted by name. Raises SandboxFileMissing when there is none."""
+        return (await self._call(DirectoryListing, operations.FILES, params={"path": remote_path})).files
 
     def watch(self, remote_path: str = WORKSPACE) -> AsyncWatch:
-        """Changes of files below a directory while they happen: `async with` begins it, and its end ends it.
+        """Watch changes of the files below a directory, within an `async with` block.
 
         Raises SandboxFileMissing, SandboxRequestInvalid for what is no directory or has more than 4096 below
-        it, SandboxConflict for a ninth watch of one sandbox, and SandboxUnavailable where the machine has no
+        it, SandboxConflict for a ninth watch of one sandbox, and SandboxUnavailable when the machine has no
         watches left.
         """
         return AsyncWatch(self._transport, self.sandbox_id, remote_path)
 
-    async def _call(self, kind: type[T], operation: operations.Operation, **options: Any) -> T:
+    async def _call(self, kind: type[T], operation: operations.ApiOperation, **options: Any) -> T:
         return await self._transport.call(kind, operation, self.sandbox_id, **options)
 
     async def _download(
-        self, operation: operations.Operation, path: str, target: IO[bytes], limit: int
+        self, operation: operations.ApiOperation, path: str, target: IO[bytes], limit: int
     ) -> None:
         await self._transport.download(operation.at(self.sandbox_id), {"path": path}, target, limit)
 

@@ -1,4 +1,4 @@
-"""What happens to one sandbox as a whole, in the hands of its caller: pauses, and snapshots by name."""
+"""Client methods: pause, resume, snapshot, restore."""
 
 from orchard.injector import operations
 from orchard.injector.sandbox_files import SandboxFiles
@@ -12,39 +12,40 @@ from orchard.schemas.sandboxes import (
 
 
 class SandboxStates(SandboxFiles):
-    """Part of AsyncSandbox; see there for the errors that all methods raise."""
+    """State methods of AsyncSandbox; see there for the errors that all methods raise."""
 
     async def pause(self) -> None:
-        """Freeze all its processes where they are; nothing when they are.
+        """Freeze all processes; does nothing if they are frozen.
 
         Memory and files stay, files can be read and written, and commands are refused (SandboxConflict,
-        `paused`) until `resume`. Time goes on: a command whose time is up is killed, at the latest when it is
-        resumed, and the sandbox expires like any other. Raises SandboxUnsupported where it cannot be frozen.
+        `paused`) until `resume`. Timeouts continue: a command over its timeout is killed, at the latest when
+        it is resumed, and the sandbox expires like any other. Raises SandboxUnsupported where it cannot be
+        frozen.
         """
         await self._call(Acknowledgement, operations.PAUSE)
 
     async def resume(self) -> None:
-        """Let its processes go on; nothing when they do."""
+        """Let all processes continue; does nothing if they run."""
         await self._call(Acknowledgement, operations.RESUME)
 
     async def take_snapshot(self, name: str) -> Snapshot:
-        """Keep the file system as it is now under a name, as long as the sandbox is there.
+        """Keep the current file system under a name, as long as the sandbox exists.
 
-        A name that is there is replaced; there are at most 16. `pause` before what must fit together. Raises
-        SandboxUnsupported where there are no copies.
+        An existing snapshot of the name is replaced; there are at most 16. `pause` first if files must be
+        consistent. Raises SandboxUnsupported where there are no copies.
         """
         return await self._call(Snapshot, operations.TAKE_SNAPSHOT, params={"name": name})
 
     async def list_snapshots(self) -> list[Snapshot]:
-        """Those that are kept by name, oldest first."""
+        """List the named snapshots, oldest first."""
         return await self._call(list[Snapshot], operations.SNAPSHOTS)
 
     async def delete_snapshot(self, name: str) -> None:
-        """Give it up; forks that started from it stay. Raises SandboxNotFound (`snapshot_missing`)."""
+        """Delete a snapshot; forks that started from it stay. Raises SandboxNotFound (`snapshot_missing`)."""
         await self._call(SnapshotDeleted, operations.DELETE_SNAPSHOT, params={"name": name})
 
     async def restore(self, name: str) -> SandboxInfo:
-        """Go back to the file system of a snapshot. All processes end; what they printed can still be read.
+        """Restore the file system of a snapshot. All processes end; their output can still be read.
 
         Raises SandboxNotFound (`snapshot_missing`).
         """

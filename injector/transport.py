@@ -1,4 +1,4 @@
-"""HTTP to the sandbox service, with patience: what may be sent again is, under the same idempotency key."""
+"""HTTP client of the sandbox service with retries, safe because they repeat the idempotency key."""
 
 import asyncio
 import io
@@ -15,7 +15,8 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from orchard.injector import inheritance, wire
+from orchard.injector import fork_safety, wire
+from orchard.injector.agent.protocol import FRAME_LIMIT, REASON_HEADER
 from orchard.injector.errors import (
     PASSING,
     SandboxError,
@@ -25,26 +26,24 @@ from orchard.injector.errors import (
     detail_of,
     error_for,
 )
-from orchard.injector.operations import FRAME_LIMIT, JSON, KEY, RAW, REASON_HEADER, Operation
+from orchard.injector.operations import API_KEY_HEADER, JSON, KEY, RAW, ApiOperation
 from orchard.injector.tunnels import AsyncTunnel
 
-API_KEY_HEADER = "X-API-Key"
 OVERLOAD = "overload"
-"""Reason of a replica that has too much to do."""
+"""Reason of a response by an overloaded replica."""
 
 EVENTS_SILENCE = 60.0
-"""Seconds without a byte after which a stream of events is lost: the service says something every 15."""
+"""Seconds without a byte after which an event stream is lost: the service sends something every 15."""
 PIECE = 1024 * 1024
-"""Bytes written to a file at once."""
 FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 2.0
-"""Seconds between tries: doubled each time, with jitter."""
+"""Seconds between attempts: doubled each time, with jitter."""
 
 T = TypeVar("T")
 
 
 class Transport:
-    """One session for a client. Every request sent here may safely arrive twice."""
+    """One client's session. Every request sent here may safely arrive twice."""
 
     def __init__(
         self,
@@ -58,15 +57,13 @@ class Transport:
         self._url = url
         self._tls = tls
         self.headers = {} if api_key is None else {API_KEY_HEADER: api_key}
-        """Of every request."""
         self.tunnels: set[AsyncTunnel] = set()
-        """Those that are open."""
         self._timeout = timeout
         self.retry_seconds = retry_seconds
         self._session: aiohttp.ClientSession | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._forgotten: weakref.finalize[..., Transport] | None = None
-        inheritance.watch(self)
+        fork_safety.watch(self)
 
     async def close(self) -> None:
         """Close all tunnels and connections; a later request opens new ones."""
@@ -78,19 +75,19 @@ class Transport:
             self._session = None
 
     def forked(self) -> None:
-        """Connections and tunnels stay the parent's; a request of the child's opens new ones."""
-        inheritance.leave_alone(self.tunnels)
+        """Leave connections and tunnels to the parent; a request of the child opens new ones."""
+        fork_safety.leave_alone(self.tunnels)
         self.tunnels = set()
         if self._session is not None and self._loop is not None and self._forgotten is not None:
             self._forgotten.detach()
-            inheritance.leave_alone(self._session)
-            inheritance.part_with(self._loop)
+            fork_safety.leave_alone(self._session)
+            fork_safety.part_with(self._loop)
             self._session = None
 
     async def call(
         self,
         kind: type[T],
-        operation: Operation,
+        operation: ApiOperation,
         name: str = "",
         *,
         body: msgspec.Struct | bytes | IO[bytes] | None = None,
@@ -98,10 +95,10 @@ class Transport:
         key: str | None = None,
         timeout: float | None = None,
     ) -> T:
-        """The JSON answer as `kind`. Raises the typed errors; tries again while the service is away.
+        """Send a request and decode the JSON response as `kind`; retries while the service is unavailable.
 
-        `name` is of the sandbox or job that `operation` is about. An operation that has an idempotency key is
-        given one where `key` is None. `timeout` bounds one try, in seconds.
+        Raises the typed errors. `name` is that of the operation's sandbox or job. An operation with
+        idempotency keys gets one if `key` is None. `timeout` bounds one attempt, in seconds.
         """
         headers = dict(self.headers)
         if KEY in operation.parameters:
@@ -118,7 +115,7 @@ class Transport:
         return wire.decode(answer, kind)
 
     async def download(self, path: str, params: Mapping[str, str], target: IO[bytes], limit: int) -> None:
-        """The answer of a GET into a file, whole or not at all; tries again from its start.
+        """Write the response of a GET into a file, completely or not at all; retries from its start.
 
         Raises SandboxFileTooLarge beyond `limit` bytes, whatever the service said.
         """
@@ -132,7 +129,7 @@ class Transport:
         await self._patiently(attempt)
 
     async def content(self, path: str, params: Mapping[str, str], limit: int) -> bytes:
-        """The same into memory."""
+        """Return the response of a GET; see `download`."""
 
         async def attempt() -> bytes:
             buffer = io.BytesIO()
@@ -159,7 +156,7 @@ class Transport:
                     yield piece
 
     async def events(self, path: str, params: Mapping[str, str]) -> AsyncIterator[bytes]:
-        """The answer of a GET as it comes, once; it may take any time. Tries again until it begins."""
+        """Yield the response of a GET as it comes, without a time limit. Retries until it begins."""
         reply = await self._patiently(lambda: self._try_events(path, params))
         async with reply:
             with self._explained(self._timeout):
@@ -176,7 +173,7 @@ class Transport:
         return reply
 
     async def line(self, path: str) -> aiohttp.ClientWebSocketResponse:
-        """An open WebSocket. Raises the typed errors; tries again while the service is away."""
+        """Open a WebSocket; retries while the service is unavailable. Raises the typed errors."""
         return await self._patiently(lambda: self._try_line(path))
 
     async def _patiently(self, attempt: Callable[[], Awaitable[T]]) -> T:
@@ -238,7 +235,6 @@ class Transport:
             raise aiohttp.InvalidURL(self._url) from error
 
     def _opened(self) -> aiohttp.ClientSession:
-        """The session, of the loop that runs."""
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, ssl=self._tls or True)
@@ -249,10 +245,11 @@ class Transport:
 
 
 def _let_go(session: aiohttp.ClientSession, loop: asyncio.AbstractEventLoop) -> None:
-    """Nobody closed the client before it was forgotten, or its process ended: no fault to complain of."""
+    """Close the session of a client that was collected without being closed, or whose process ends,
+    silently."""
     closing = session.close()
     if loop.is_running():
-        inheritance.leave_alone(session)  # at the end of the process its thread may get no time for this
+        fork_safety.leave_alone(session)  # at the end of the process its thread may get no time for this
         asyncio.run_coroutine_threadsafe(closing, loop)
         return
     with suppress(StopIteration):  # of a loop that is closed nothing has to be waited for
@@ -261,7 +258,7 @@ def _let_go(session: aiohttp.ClientSession, loop: asyncio.AbstractEventLoop) -> 
 
 
 async def _pieces(source: IO[bytes]) -> AsyncIterator[bytes]:
-    """A file from its start: every try sends all of it."""
+    """Read a file from its start, since every attempt sends all of it."""
     source.seek(0)
     while piece := await asyncio.to_thread(source.read, PIECE):
         yield piece

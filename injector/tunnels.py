@@ -1,4 +1,4 @@
-"""A tunnel in the hands of its caller: a port of the sandbox here, or a port of here in the sandbox."""
+"""The client's end of a tunnel: a port of the sandbox here, or a port of this host in the sandbox."""
 
 import asyncio
 import logging
@@ -15,9 +15,8 @@ from urllib.parse import urlencode
 import aiohttp
 import msgspec
 
-from orchard.injector.agent.connections import Connections, Dial, connected
+from orchard.injector.agent.connections import Connections, Dial, connected, keep_alive
 from orchard.injector.agent.errors import RequestInvalid
-from orchard.injector.agent.keepalive import keep_alive
 from orchard.injector.agent.multiplexing import STREAMS, ProtocolError
 from orchard.injector.agent.tunnel_requests import TunnelRequest
 from orchard.injector.errors import SandboxError, SandboxRequestInvalid, SandboxUnavailable, error_for
@@ -26,16 +25,16 @@ from orchard.injector.event_loop import Blocking, blocking
 LOOPBACK = "127.0.0.1"
 FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 2.0
-"""Seconds before a line that broke at once is asked for again; doubled each time."""
+"""Seconds before a connection that broke at once is made again; doubled each time."""
 LASTING = 5.0
-"""Seconds after which a line was not broken at once."""
+"""Seconds after which a connection did not break at once."""
 Target = tuple[str, int]
 
 log = logging.getLogger(__name__)
 
 
 class _First(msgspec.Struct, frozen=True):
-    """What the service says first: `ready`, with a port inside, or `error`."""
+    """The service's first message: `ready`, with a port inside, or `error`."""
 
     type: str
     port: int = 0
@@ -45,15 +44,16 @@ class _First(msgspec.Struct, frozen=True):
 
 
 class _Lost(SandboxUnavailable):
-    """A line that broke before it was ready."""
+    pass
 
 
 class AsyncTunnel:
-    """A tunnel while its block lasts, or from `open` to `close`.
+    """A tunnel that is open within its block, or from `open` to `close`.
 
     `host` and `port` are where to connect to: of a forward tunnel here, of a reverse tunnel in the sandbox.
-    When the line to the service breaks, connections are reset and the tunnel comes back by itself; it ends,
-    with `error`, when the sandbox is gone or the service does not answer for the client's `retry_seconds`.
+    When the connection to the service breaks, the tunnel's connections are reset and it reopens by itself; it
+    ends, with `error`, when the sandbox is gone or the service does not respond for the client's
+    `retry_seconds`.
     """
 
     def __init__(
@@ -65,8 +65,9 @@ class AsyncTunnel:
         here: Target,
         idle_seconds: float | None,
     ) -> None:
-        """`dial` makes a line for a query; the tunnel is among `tunnels` while it is open. `port` is inside,
-        `here` what a forward tunnel listens at, or a reverse one connects to.
+        """`dial` opens a WebSocket for a query; the tunnel is in `tunnels` while it is open.
+
+        `port` is inside; `here` is where a forward tunnel listens, or a reverse one connects to.
         """
         self._dial = dial
         self._tunnels = tunnels
@@ -82,13 +83,13 @@ class AsyncTunnel:
         self.host = LOOPBACK
         self.port = 0
         self.breaks = 0
-        """How often the line broke and came back: connections of that moment were reset."""
+        """How often the tunnel was reopened; each time all its connections were reset."""
         self.error: SandboxError | None = None
         """Why it ended by itself."""
 
     @property
     def url(self) -> str:
-        """Of a web server behind it."""
+        """URL of a web server behind it."""
         return f"http://{self.host}:{self.port}"
 
     async def __aenter__(self) -> Self:
@@ -100,9 +101,7 @@ class AsyncTunnel:
         await self.close()
 
     async def open(self) -> Self:
-        """Connections can be made when this returns. Raises SandboxError, and OSError for a port that is
-        taken here.
-        """
+        """Open the tunnel. Raises SandboxError, and OSError for a port that is taken here."""
         end: socket.socket | Dial = self._connect
         if self._direction == "forward":
             end = self._listener = await _listening(self._here)
@@ -121,7 +120,7 @@ class AsyncTunnel:
         return self
 
     async def close(self) -> None:
-        """Reset all connections; nothing listens any more. Nothing when it is closed, or our parent's."""
+        """Reset all connections and stop listening; does nothing when it is closed, or in a forked child."""
         keeping, self._keeping = self._keeping, None
         if keeping is None or self._opened_by != os.getpid():
             return
@@ -134,16 +133,16 @@ class AsyncTunnel:
         self._tunnels.discard(self)
 
     async def wait(self) -> None:
-        """Until the tunnel has ended. Raises its `error`; nothing when it was closed."""
+        """Wait until the tunnel has ended. Raises its `error`, unless it was closed."""
         if self._keeping is not None and not self._keeping.done():
             await asyncio.wait([self._keeping])
         if self.error is not None:
             raise self.error
 
     def forked(self, nothing: int) -> None:
-        """In a child: let go of what would keep the tunnel open when its owner is dead.
+        """Release, in a child, what would keep the tunnel open when its owner is dead.
 
-        The descriptors stay, and are of `nothing`, because objects that the child inherited will close them.
+        The descriptors stay and become copies of `nothing`, because inherited objects will close them.
         """
         line = None if self._line is None else self._line.get_extra_info("socket")
         for held in (self._listener, line):
@@ -174,7 +173,7 @@ class AsyncTunnel:
             self._close_listener()
 
     async def _lined(self) -> aiohttp.ClientWebSocketResponse:
-        """A line that is ready; tries again when one breaks before."""
+        """Open a connection that is ready; retries when one breaks before."""
         pause = FIRST_PAUSE
         while True:
             try:
@@ -209,7 +208,6 @@ class AsyncTunnel:
         return line
 
     async def _connect(self) -> socket.socket:
-        """To the target. Raises OSError."""
         host, port = self._here
         loop = asyncio.get_running_loop()
         failure = OSError(f"{host} has no address")
@@ -228,7 +226,6 @@ class AsyncTunnel:
 
 
 async def _listening(address: Target) -> socket.socket:
-    """Raises OSError."""
     host, port = address
     infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     family, kind, _, _, place = infos[0]
@@ -244,29 +241,25 @@ async def _listening(address: Target) -> socket.socket:
 
 
 class Tunnel(Blocking[AsyncTunnel]):
-    """AsyncTunnel for blocking code: see there for what each method does and raises."""
+    """AsyncTunnel for blocking code; see there for what each method does and raises."""
 
     def __enter__(self) -> Self:
         return self.open()
 
     def open(self) -> Self:
-        """See AsyncTunnel."""
         self._loop.run(self._awaited.open())
         return self
 
     @property
     def host(self) -> str:
-        """Where to connect to."""
         return self._awaited.host
 
     @property
     def port(self) -> int:
-        """Where to connect to."""
         return self._awaited.port
 
     @property
     def url(self) -> str:
-        """Of a web server behind it."""
         return self._awaited.url
 
     @property

@@ -1,4 +1,4 @@
-"""Changes of a sandbox's files as they happen, at the caller's end."""
+"""The client's end of a file watch."""
 
 from collections.abc import Iterator
 from types import TracebackType
@@ -14,20 +14,19 @@ from orchard.injector.transport import Transport
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """One change of one path."""
-
     kind: str
-    """`created`, `changed`, `removed`; `lost`: more happened than was kept, so look for yourself."""
+    """Either `created`, `changed`, `removed` or `lost`: more happened than was kept, so list the directory
+    again."""
     path: str = ""
-    """Absolute, in the sandbox; empty of `lost`."""
+    """Absolute path in the sandbox; empty for `lost`."""
     directory: bool = False
 
 
 class AsyncWatch:
-    """Changes below a directory, for the length of an `async with` block: what happens in it is not missed.
+    """Changes below a directory within an `async with` block, none of which is missed.
 
-    The iteration ends with the directory, or the sandbox. A lost connection raises SandboxUnavailable: what
-    happened meanwhile nobody knows.
+    The iteration ends with the directory, or the sandbox. A lost connection raises SandboxUnavailable:
+    changes meanwhile are unknown.
     """
 
     def __init__(self, transport: Transport, sandbox_id: str, path: str) -> None:
@@ -51,7 +50,7 @@ class AsyncWatch:
         return self
 
     async def __anext__(self) -> Change:
-        """Whoever gives up waiting cuts the watch off: the next one raises SandboxUnavailable."""
+        """Wait for a change; a cancelled wait ends the watch, and the next one raises SandboxUnavailable."""
         if not self._over:
             kind, _, content = await self._next()
             self._over = kind == "end"

@@ -1,8 +1,8 @@
-"""JSON and query strings that carry paths of any bytes.
+r"""JSON and query strings with paths of any bytes.
 
-A path need not be UTF-8. As Python has it, a byte that is not is a lone surrogate in a text
-(`surrogateescape`): in JSON that is an escape such as `\\udcff`, in a query string `%FF`. Records are encoded
-and decoded by msgspec, which knows no lone surrogates; where there are any, the standard library does it.
+A path need not be UTF-8. Python decodes other bytes to lone surrogates (`surrogateescape`): in JSON they are
+escapes such as `\udcff`, in a query string `%FF`. Records are encoded and decoded by msgspec, which does not
+support lone surrogates; texts with them are left to the standard library.
 """
 
 import json
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 def encode(document: Any) -> bytes:
-    """Compact JSON. Raises SandboxRequestInvalid for a text with surrogates that stand for no byte."""
+    """Encode as compact JSON. Raises SandboxRequestInvalid for surrogates that stand for no byte."""
     try:
         return msgspec.json.encode(document)
     except UnicodeEncodeError:
@@ -33,7 +33,7 @@ def encode(document: Any) -> bytes:
 
 
 def decode(data: bytes, kind: type[T]) -> T:
-    """As msgspec does, which raises msgspec.DecodeError or UnicodeDecodeError."""
+    """Decode like msgspec, which raises msgspec.DecodeError or UnicodeDecodeError."""
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError:
@@ -50,7 +50,7 @@ def carries_bytes(data: bytes) -> bool:
 
 
 def members(data: bytes) -> dict[str, Any]:
-    """Those of a JSON object in which a text may have such bytes. Raises msgspec.DecodeError."""
+    """Decode a JSON object whose texts may have such bytes. Raises msgspec.DecodeError."""
     found = _loaded(data)
     if not isinstance(found, dict):
         raise msgspec.ValidationError("Expected `object`")
@@ -58,8 +58,7 @@ def members(data: bytes) -> dict[str, Any]:
 
 
 def check_finite(record: msgspec.Struct) -> None:
-    """Raise SandboxRequestInvalid for a number of the record that JSON has no form for: it would be read as
-    left out."""
+    """Raise SandboxRequestInvalid for infinities and NaN, which JSON would turn into null."""
     for name in record.__struct_fields__:
         value = getattr(record, name)
         if isinstance(value, float) and not math.isfinite(value):
@@ -67,7 +66,7 @@ def check_finite(record: msgspec.Struct) -> None:
 
 
 def url(base: str, parameters: Mapping[str, str] | Iterable[tuple[str, str]] | None) -> URL:
-    """`base` with these in its query. Raises SandboxRequestInvalid as `encode` does."""
+    """Add a query to `base`. Raises SandboxRequestInvalid as `encode` does."""
     there = URL(base)
     if not parameters:
         return there
@@ -78,7 +77,7 @@ def url(base: str, parameters: Mapping[str, str] | Iterable[tuple[str, str]] | N
 
 
 def text_bytes(text: str) -> bytes:
-    """What it stands for. Raises SandboxRequestInvalid as `encode` does."""
+    """Encode a text. Raises SandboxRequestInvalid as `encode` does."""
     try:
         return text.encode(errors="surrogateescape")
     except UnicodeEncodeError as error:

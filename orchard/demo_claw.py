@@ -26,13 +26,14 @@ from orchard.demonstrations import ANSWER_TOKENS, ENDPOINT, Demonstration
 from orchard.domains.claw.synthesis import with_progress
 from orchard.domains.claw.synthesizing import SEEDED
 from orchard.pipelines.campaigns.scores import Score
-from orchard.pipelines.datasets.importing import import_trajectories, released
+from orchard.pipelines.datasets.importing import import_trajectories
 from orchard.pipelines.datasets.settings import DatasetSettings, Source
 from orchard.pipelines.domains.claw.author import Author, mistake_of
 from orchard.pipelines.domains.claw.drafts import SOURCE
 from orchard.pipelines.domains.claw.drills import drills
 from orchard.pipelines.domains.claw.errands import Errands
 from orchard.pipelines.domains.claw.loop import Wanted
+from orchard.pipelines.domains.swe.released_rows import released
 from orchard.pipelines.evaluation.results import Pair, Results, paired, read_results
 from orchard.pipelines.tasks.held_out import HeldOut
 from orchard.schemas.llm_calls import ModelKind

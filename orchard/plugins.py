@@ -17,11 +17,13 @@ from orchard.schemas.messages import ToolCall
 from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward
 from orchard.schemas.plugins import PluginError
 from orchard.schemas.tasks import PluginGrading, StateCheck, SWETests, Task, WorldUse
+from orchard.workers.domain import WorkerDomain
 from orchard.workers.episode.machine import CommandOutcome, Machine
 from orchard.workers.episode.pictures import Picture, read_picture
 from orchard.workers.episode.worlds import Opening, OpenWorld, World
 from orchard.workers.failures import InfrastructureError
-from orchard.workers.graders.plugin import Grader, Judgement
+from orchard.workers.graders.judgement import Judgement
+from orchard.workers.graders.plugin import Grader
 from orchard.workers.harnesses.interface import Episode, Harness, HarnessResult
 from orchard.workers.harnesses.programs.record import (
     FileSubmission,
@@ -72,6 +74,7 @@ __all__ = [
     "Task",
     "TaskSource",
     "ToolCall",
+    "WorkerDomain",
     "World",
     "WorldUse",
     "graded_by",

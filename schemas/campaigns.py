@@ -13,6 +13,9 @@ from orchard.schemas.identity import check_name, digest, rollout_id
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.quantities import Unit
 
+DEFAULT_DOMAIN = "swe"
+"""Domain, and so queue, of a campaign and of a worker that name none."""
+
 _Time = Annotated[float, Unit("s")]
 _Dollars = Annotated[float, Unit("USD")]
 
@@ -86,7 +89,7 @@ class CampaignSpec(msgspec.Struct, frozen=True, kw_only=True):
     harnesses: tuple[str, ...]
     models: tuple[ModelSpec, ...]
     samples: int
-    domain: str = "swe"
+    domain: str = DEFAULT_DOMAIN
     priority: str = "normal"
     budget: Budget = Budget()
     timeouts: Timeouts = Timeouts()
@@ -136,7 +139,7 @@ class RolloutRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelSpec
     """Which model, and how it is asked."""
     sample: int
-    domain: str = "swe"
+    domain: str = DEFAULT_DOMAIN
     """Kind of work, a part of the name of the queue."""
     priority: str = "normal"
     budget: Budget = Budget()

@@ -22,6 +22,10 @@ class Role(StrEnum):
     """The result of a tool call."""
 
 
+RESULT_TAGS = ("<tool_response>\n", "\n</tool_response>")
+"""What stands before and after the results of calls that a model wrote into its text, which the user says."""
+
+
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     """A call as the model wrote it; `arguments` stays the text it was, parsable or not."""
 

@@ -28,7 +28,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     seed: int
     """Of its content: names, prices, places, order."""
     layout: str
-    """Where things stand: a name of LAYOUTS (`gui.sites.look`), or of the tiny family's own."""
+    """Where things stand: a name of LAYOUTS (`gui.sites.appearance`), or of the tiny family's own."""
     theme: str
     """Size, colours and type: a name of THEMES."""
     fault: Fault | None = None

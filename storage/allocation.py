@@ -1,4 +1,4 @@
-"""Keeping the writer's process small."""
+"""Reduces the memory of the writer's process."""
 
 import ctypes
 import gc
@@ -9,22 +9,24 @@ from collections.abc import Callable
 from importlib.abc import MetaPathFinder
 
 ARROW_ALLOCATOR = {"ARROW_DEFAULT_MEMORY_POOL": "system"}
-"""Environment in which Arrow takes memory from the C library alone. Arrow reads it when it is loaded, so it
-must be set before. With `pyarrow.set_memory_pool` Parquet still uses Arrow's own allocator, which keeps what
-it once had: 70 MiB of the writer."""
+"""Environment in which Arrow allocates from the C library alone; it must be set before Arrow is loaded.
+
+With `pyarrow.set_memory_pool` Parquet still uses Arrow's own allocator, which keeps what it once had: 70 MiB
+of the writer.
+"""
 _M_MMAP_THRESHOLD = -3
 _LARGE = 512 * 1024
 _M_ARENA_MAX = -8
 _ARENAS = 2
 """Heaps that all threads share. Each keeps what it once had; by default there are 8 for each processor."""
 _TRIM_SECONDS = 0.25
-"""Between looks at whether there is free memory to give back."""
+"""Seconds between checks whether there is free memory to return."""
 _TRIM_AFTER = 0.1
-"""Seconds of processor time of the whole process, after which there may be."""
+"""Processor seconds of the process, after which there may be."""
 
 
 class _WithoutPandas(MetaPathFinder):
-    """Arrow loads pandas where it is installed, 40 MiB, to ask of each value whether it is one of pandas'."""
+    """Hides pandas from Arrow, which would load it, 40 MiB, to test the type of each value."""
 
     def find_spec(self, fullname: str, *_: object) -> None:
         if fullname == "pandas":
@@ -32,14 +34,13 @@ class _WithoutPandas(MetaPathFinder):
 
 
 def save_memory() -> None:
-    """Makes this whole process spare with memory, and with the time to look after it: for one that only
-    writes tables.
+    """Configure this process for low memory; for one that only writes tables.
 
-    Buffers of 512 KiB and more get memory of their own and give it back: the C library raises that limit by
-    itself up to 32 MiB. Arrow's are among them under ARROW_ALLOCATOR. What smaller buffers leave is given
-    back by a thread while the process works: of 636 MiB after 92,000 rollouts, 217 were free and kept in
-    holes. Where the C library does not have these calls, that part is left out. What was imported lives as
-    long as the process, so the collector need not look at it.
+    Buffers of 512 KiB and more get memory of their own and return it: the C library raises that limit by
+    itself up to 32 MiB. Arrow's are among them under ARROW_ALLOCATOR. A thread returns what smaller buffers
+    leave: of 636 MiB after 92,000 rollouts, 217 were free and kept in holes. Where the C library does not
+    have these calls, that part is left out. Imported modules live as long as the process, so the garbage
+    collector skips them.
     """
     gc.freeze()
     sys.meta_path.insert(0, _WithoutPandas())
@@ -53,7 +54,7 @@ def save_memory() -> None:
 
 
 def _trimming(trim: Callable[[], object]) -> None:
-    """Gives free memory back to the system for ever, each time that the process has worked for a while."""
+    """Return free memory to the system each time the process has worked for a while, for ever."""
     worked = time.process_time()
     while True:
         time.sleep(_TRIM_SECONDS)

@@ -1,7 +1,7 @@
 """Blobs: payloads too large for an event, stored once under the SHA-256 of their bytes.
 
-A blob is written before the event that names it, is verified whenever it is read, and is never changed.
-In a directory: `blobs/ab/cd/<sha256>`; on S3 the same keys. Any number of processes may put and get.
+A blob is written before the event that names it, is verified whenever it is read, and is never changed. In a
+directory: `blobs/ab/cd/<sha256>`; on S3 the same keys. Any number of processes may put and get.
 """
 
 import hashlib
@@ -25,11 +25,10 @@ class BlobStore:
 
     @property
     def url(self) -> str:
-        """Of the store."""
         return self._location.url
 
     def put(self, data: bytes, media_type: str = "application/octet-stream") -> BlobRef:
-        """Stores `data` unless it is there whole already. Raises StoreFull or StoreUnreachable."""
+        """Store `data` unless an intact copy exists. Raises StoreFull or StoreUnreachable."""
         sha256 = hashlib.sha256(data).hexdigest()
         reference = BlobRef(sha256=sha256, size=len(data), media_type=media_type)
         with store_errors(self._location.url):
@@ -38,7 +37,7 @@ class BlobStore:
         return reference
 
     def get(self, reference: BlobRef) -> bytes:
-        """The verified bytes. Raises BlobMissing, BlobCorrupt or StoreUnreachable."""
+        """Return the verified bytes. Raises BlobMissing, BlobCorrupt or StoreUnreachable."""
         with store_errors(self._location.url):
             data = self._location.read(*_place(reference.sha256))
         if data is None:
@@ -54,18 +53,18 @@ class BlobStore:
         return data
 
     def read(self, sha256: str) -> bytes:
-        """As `get`, where only the name is known."""
+        """Return the verified bytes of a blob of which only the name is known; raises as `get` does."""
         return self.get(BlobRef(sha256=sha256, size=0, media_type=""))
 
     def has(self, reference: BlobRef) -> bool:
-        """Whether a blob of that name and size is there; only `get` verifies its bytes."""
+        """Whether a blob of that name and size exists; only `get` verifies its bytes."""
         with store_errors(self._location.url):
             info = self._location.filesystem.get_file_info(self._location.key(*_place(reference.sha256)))
         return bool(info.type == pafs.FileType.File and info.size == reference.size)
 
 
 def _place(sha256: str) -> tuple[str, ...]:
-    """Below the store's root."""
+    """Path below the store's root. Raises BlobMissing for an invalid name."""
     if not _SHA256.fullmatch(sha256):
         raise BlobMissing(f"{sha256!r} is no blob's name: it must be 64 lower-case hexadecimal digits")
     return "blobs", sha256[:2], sha256[2:4], sha256

@@ -1,4 +1,4 @@
-"""What the book of campaigns has lost, made again from the log: plan, state, rounds, and what was offered."""
+"""Restores lost entries of the campaign book from the log: plan, state, rounds, and number of requests."""
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,14 +26,14 @@ Book = dict[str, tuple[CampaignRecord, int]]
 
 
 def _readable(decoder: "msgspec.json.Decoder[T]", payloads: Iterable[str]) -> Iterator[T]:
-    """Those that fit their type: what does not is in the log, and is no plan and no move."""
+    """Yield the payloads that fit their type; others are in the log, but are no plan and no move."""
     for payload in payloads:
         with suppress(Unreadable):
             yield decode(decoder, payload.encode())
 
 
 async def restore_campaigns(store_url: str, connection: Connection) -> list[str]:
-    """Puts back into the book what only the tables know, campaigns and newer states of them; their names.
+    """Restore campaigns, and newer states of them, that only the tables know; returns their names.
 
     Any other campaign stays as it is in the book. Raises StorageError, also for a plan whose blob is missing,
     TopologyError, and CampaignConflict for one that is changed meanwhile.
@@ -49,8 +49,8 @@ async def restore_campaigns(store_url: str, connection: Connection) -> list[str]
 
 
 def _lost(store_url: str, known: Book) -> Book:
-    """The records as they should be of those campaigns that the book has lost, or has an older state of, with
-    the revision that the book has now, 0 for none."""
+    """Records of the campaigns that the book has lost, or has an older state of, with the book's revision
+    or 0."""
     lost: Book = {}
     if not log_position(store_url):
         return lost
@@ -82,7 +82,8 @@ def _record(blobs: BlobStore, plan: CampaignSubmitted, offered: int) -> Campaign
 
 
 def _moved(record: CampaignRecord, moves: Sequence[CampaignStateChanged]) -> CampaignRecord:
-    """The record after all that the log tells of its state; no two rounds of a campaign have one number."""
+    """Return the record after all changes of state in the log; no two rounds of a campaign have one
+    number."""
     if not moves:
         return msgspec.structs.replace(record, state=CampaignState.RUNNING)
     rounds, last = sum(move.state is CampaignState.RUNNING for move in moves), moves[-1]

@@ -1,8 +1,8 @@
-"""What is wrong with a store, told without writing to it, also beside a running writer.
+"""Finds what is wrong with a store without writing to it, also beside a running writer.
 
-All that is compared belongs together: the tables of one snapshot (`reader.Snapshot`). A look at everything
-takes sizes, rows and positions; a reading look compares every byte with its SHA-256, and every derived table
-with the rows that the events lead to.
+All that is compared belongs together: the tables of one `reader.StoreSnapshot`. A plain check compares
+sizes, rows and positions; a reading check compares every byte with its SHA-256, and every derived table with
+the rows that follow from the events.
 """
 
 from collections import Counter
@@ -23,7 +23,7 @@ from orchard.storage.derived import read_events, read_rows
 from orchard.storage.errors import BlobCorrupt, BlobMissing, StoreDamaged, StoreUnreachable, store_errors
 from orchard.storage.location import Location
 from orchard.storage.log import FACT_COLUMNS, facts
-from orchard.storage.reader import Snapshot, Stored, existing, held_snapshot, open_snapshot
+from orchard.storage.reader import Stored, StoreSnapshot, existing, held_snapshot, open_snapshot
 from orchard.storage.table_log import file_damaged, mending, opened
 from orchard.storage.tables import DERIVED, EVENTS, PROGRESS, TABLES
 
@@ -32,21 +32,18 @@ _PIECE = 1024 * 1024
 
 @dataclass
 class Checked:
-    """What a look at a store has found."""
-
     findings: list[str] = field(default_factory=list)
-    """What is wrong, a sentence each."""
+    """Problems, a sentence each."""
     unknown: Counter[str] = field(default_factory=Counter)
-    """Files by table that have no SHA-256, so that nobody can tell whether they are what was written."""
+    """Number of files without a SHA-256 by table, which cannot be verified."""
 
 
 def check(store_url: str, *, read: bool = False) -> list[str]:
-    """The findings of `examine`."""
     return examine(store_url, read=read).findings
 
 
 def examine(store_url: str, *, read: bool = False) -> Checked:
-    """Look at a store, and with `read` at every byte of it. Raises StorageError where there is none,
+    """Check a store, and with `read` every byte of it. Raises StorageError where there is none,
     StoreUnreachable."""
     location = existing(store_url)
     checked = Checked(_damaged_logs(location))
@@ -105,7 +102,7 @@ def _damaged_files(location: Location, table: str, stored: Stored, *, read: bool
 
 
 def _damage(location: Location, table: str, file: DataFile) -> Iterator[str]:
-    """A file whose bytes, or what the log says of it, are not what was written. Raises StoreUnreachable."""
+    """Yield the damage of a file: other bytes, or other rows than its log says. Raises StoreUnreachable."""
     key = location.key("tables", table, file.path)
     try:
         if not verify_file(location, table, file):
@@ -138,10 +135,10 @@ _SUSPECTS = {
         "campaign {}: requested is not finished + aborted + open"
     ),
 }
-"""Queries for what must not be, with what is said of each name that they give."""
+"""Queries for violations, with the finding for each name that they return."""
 
 
-def _damaged_rows(snapshot: Snapshot, *, read: bool) -> list[str]:
+def _damaged_rows(snapshot: StoreSnapshot, *, read: bool) -> list[str]:
     try:
         with open_snapshot(snapshot) as connection:
             found = list(_misplaced(connection, snapshot))
@@ -151,8 +148,8 @@ def _damaged_rows(snapshot: Snapshot, *, read: bool) -> list[str]:
         return [f"the tables cannot be read ({reason}): `orchard store check --read` names the file"]
 
 
-def _misplaced(connection: duckdb.DuckDBPyConnection, snapshot: Snapshot) -> Iterator[str]:
-    """Rows that are there twice, come after their table's position or are missing."""
+def _misplaced(connection: duckdb.DuckDBPyConnection, snapshot: StoreSnapshot) -> Iterator[str]:
+    """Yield rows that are duplicated, beyond their table's position, or missing."""
     written = snapshot.tables[EVENTS].watermark
     if snapshot.complete > written:
         yield f"progress: position {snapshot.complete}, events {written}: {mending(PROGRESS)}"
@@ -175,8 +172,8 @@ def _misplaced(connection: duckdb.DuckDBPyConnection, snapshot: Snapshot) -> Ite
             yield finding.format(name)
 
 
-def _not_derived(connection: duckdb.DuckDBPyConnection, snapshot: Snapshot) -> Iterator[str]:
-    """Derived tables that have not the rows which the events lead to."""
+def _not_derived(connection: duckdb.DuckDBPyConnection, snapshot: StoreSnapshot) -> Iterator[str]:
+    """Yield derived tables that do not have the rows which follow from the events."""
     wanted: dict[str, list[int]] = {table: [0, 0] for table in DERIVED}
     for rows in read_events(snapshot.location, snapshot.tables[EVENTS].files, 0, FACT_COLUMNS):
         known = rows.filter(pc.field("sequence") <= snapshot.complete)

@@ -1,7 +1,7 @@
-"""The SHA-256 of a table's file is in its name, and so in the commit that names it.
+"""Puts the SHA-256 of a table's file into its name, and so into the commit that names it.
 
-A Delta log has no place of its own for it that a checkpoint keeps. Files of earlier versions have none: what
-such a file holds is not known to be what was written.
+A Delta log has no other place for it that survives a checkpoint. Files of earlier versions have none and
+cannot be verified.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ class _Sink(Protocol):
 
 
 class Digesting:
-    """A sink that digests what passes into another one, as Arrow wants files: it never seeks."""
+    """A sink for Arrow that digests what passes into another one; it never seeks."""
 
     closed = False
 
@@ -28,7 +28,6 @@ class Digesting:
         self._sink = sink
         self._digest = hashlib.sha256()
         self.size = 0
-        """Bytes written."""
 
     def write(self, data: bytes) -> int:
         self._digest.update(data)
@@ -43,7 +42,7 @@ class Digesting:
         self._sink.flush()
 
     def close(self) -> None:
-        """Leaves the other one open."""
+        """Leave the other sink open."""
 
     def writable(self) -> bool:
         return True
@@ -60,19 +59,20 @@ class Digesting:
 
 
 def named(stem: str, sha256: str) -> str:
-    """The name of a Parquet file with its SHA-256."""
     return f"{stem}-{sha256}.parquet"
 
 
 def known_sha256(name: str) -> str | None:
-    """What a file was written with; None where its name does not say."""
+    """SHA-256 in a file's name; None if there is none."""
     found = _NAMED.search(name)
     return found[1] if found else None
 
 
 def is_intact(location: Location, key: str) -> bool | None:
-    """Whether the file has the bytes that it was written with, read from the first to the last; None where
-    that is not known. Raises OSError."""
+    """Whether the file has the bytes that it was written with; None if its name has no SHA-256.
+
+    Reads the whole file. Raises OSError.
+    """
     wanted = known_sha256(key)
     if wanted is None:
         return None

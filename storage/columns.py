@@ -1,7 +1,7 @@
-"""Columns out of payloads: names, Arrow types and values all follow from the fields of a struct.
+"""Derives columns from the fields of a struct: names, Arrow types and values.
 
-A field is a column of its name. A blob is `<name>_sha256`; a struct inside gives its own fields; a tuple is a
-list, and a dictionary a map.
+A field is a column of its name. A blob is `<name>_sha256`; a nested struct contributes its own fields; a
+tuple is a list, and a dictionary a map.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ _PLAIN: dict[type[inspect.Type], pa.DataType] = {
 
 
 def columns(payload: type[msgspec.Struct]) -> dict[str, pa.DataType]:
-    """The columns that the fields of a struct give, in their order."""
+    """Columns of a struct's fields, in their order."""
     found: dict[str, pa.DataType] = {}
     for field in _fields(payload):
         kind = _present(field.type)
@@ -48,7 +48,7 @@ def columns(payload: type[msgspec.Struct]) -> dict[str, pa.DataType]:
 
 
 def values(data: msgspec.Struct) -> Row:
-    """The values of a struct by column. A name that is no column may be among them."""
+    """Values of a struct by column, perhaps with additional names."""
     row = msgspec.structs.asdict(data)
     for name, put in _conversions(type(data)):
         if row[name] is not None:
@@ -57,7 +57,7 @@ def values(data: msgspec.Struct) -> Row:
 
 
 def _fields(payload: type[msgspec.Struct]) -> tuple[inspect.Field, ...]:
-    """The fields without a message, which is the row of an event of its own."""
+    """The fields except messages, which are rows of their own events."""
     described = inspect.type_info(payload)
     assert isinstance(described, inspect.StructType)
     return tuple(field for field in described.fields if not _is_message(_present(field.type)))
@@ -68,7 +68,6 @@ def _is_message(kind: inspect.Type) -> bool:
 
 
 def _present(kind: inspect.Type) -> inspect.Type:
-    """The type of a field where it is not None."""
     if not isinstance(kind, inspect.UnionType):
         return kind
     (present,) = (one for one in kind.types if not isinstance(one, inspect.NoneType))
@@ -95,7 +94,7 @@ _Put = Callable[[Row, Any], None]
 
 @cache
 def _conversions(payload: type[msgspec.Struct]) -> tuple[tuple[str, _Put], ...]:
-    """The fields whose values are not yet those of columns, each with what puts these into a row."""
+    """Fields whose values need a conversion, each with the function that puts them into a row."""
     found = [(field.name, _conversion(field.name, _present(field.type))) for field in _fields(payload)]
     return tuple((name, put) for name, put in found if put is not None)
 

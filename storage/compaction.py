@@ -1,4 +1,4 @@
-"""Compaction: many small files become few large ones, while the writer appends and readers read.
+"""Compaction: merges many small files into few large ones, while the writer appends and readers read.
 
 Rows keep their order. The commit removes the small files and adds the large ones at once; the bytes of the
 small ones stay on disk until no reader can need them (`orchard.storage.pins`).
@@ -31,18 +31,18 @@ from orchard.storage.table_log import opened
 from orchard.storage.tables import SCHEMAS
 
 TARGET_BYTES = 128 * 1024 * 1024
-"""Compressed size that files are merged towards; from half of it on a file is left alone."""
+"""Compressed size that files are merged towards; a file of half of it or more is left alone."""
 
 
 class CompactionCancelled(Exception):
-    """The caller asked to stop; the table is as it was."""
+    """The caller asked to stop; the table is unchanged."""
 
 
 def plan(files: Sequence[DataFile], target: int = TARGET_BYTES) -> list[list[DataFile]]:
-    """Runs of neighbouring small files to merge, each run into one file of about `target` bytes at most.
+    """Return runs of neighbouring small files to merge, each into one file of about `target` bytes at most.
 
-    A file joins a run only when those after it are together at least half its size: so a byte is written
-    again a few times, and not each time that some small files have come after it.
+    A file joins a run only when those after it are together at least half its size: so a byte is rewritten a
+    few times, and not whenever some small files have come after it.
     """
     bins: list[list[DataFile]] = [[]]
     size = 0
@@ -74,9 +74,9 @@ def compact(
     target: int = TARGET_BYTES,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Merges the small files of a table when it has more than `above` of them; how many were merged away.
+    """Merge the small files of a table if it has more than `above`; returns by how many files fewer it has.
 
-    Leaves the table as it was when somebody else compacted it meanwhile. Raises CompactionCancelled,
+    Leaves the table unchanged when another process compacted it meanwhile. Raises CompactionCancelled,
     StoreFull or StoreUnreachable.
     """
 
@@ -117,11 +117,10 @@ def _merge(
 
 
 def vacuum(location: Location, table: str, hours: int = VACUUM_HOURS) -> int:
-    """Deletes files that were replaced more than `hours` ago, or left over by a process that was killed then,
-    and that no reader has pinned nor any writer is about to commit; how many.
+    """Delete files replaced more than `hours` ago, and leftovers of that age; returns how many.
 
-    The hours end at the newest file of the table, not at what this machine's clock says. Raises StorageError
-    for less than an hour.
+    Files that a reader has pinned, or a writer is about to commit, stay. The hours end at the newest file of
+    the table, not at this machine's clock. Raises StorageError for less than an hour.
     """
     if hours < 1:
         raise StorageError("vacuum would take files that are about to be committed: give at least 1 hour")
@@ -136,20 +135,22 @@ def vacuum(location: Location, table: str, hours: int = VACUUM_HOURS) -> int:
 
 
 def _candidates(delta: DeltaTable, hours: int, *, full: bool = False) -> set[str]:
-    """Files that were replaced so many hours ago, and with `full` those that no commit knows."""
+    """Files that were replaced so many hours ago, and with `full` those that no commit names."""
     return set(delta.vacuum(retention_hours=hours, dry_run=True, enforce_retention_duration=False, full=full))
 
 
 def _hours_since_the_newest(location: Location, table: str) -> int:
-    """How long ago the table's newest file was written, if this machine's clock is right; at least 0."""
+    """Hours since the table's newest file was written, by this machine's clock; at least 0."""
     infos = location.filesystem.get_file_info(pafs.FileSelector(location.key("tables", table)))
     newest = max((info.mtime_ns for info in infos if info.mtime_ns), default=time.time_ns())
     return max(math.ceil((time.time_ns() - newest) / 3600e9), 0)
 
 
 class Vacuum:
-    """Deletes replaced files as soon as no reader can need them: GRACE seconds after this object has first
-    seen that they were replaced, when no reader has pinned them. One for each table."""
+    """Deletes replaced files of a table as soon as no reader can need them.
+
+    That is when no reader has pinned them and this object first saw them replaced GRACE seconds ago.
+    """
 
     def __init__(self, location: Location, table: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._location, self._table, self._clock = location, table, clock
@@ -159,7 +160,7 @@ class Vacuum:
         """Deleted files that the log still names."""
 
     def run(self) -> int:
-        """How many files it deleted. Raises StoreUnreachable."""
+        """Delete what is due; returns how many files. Raises StoreUnreachable."""
         now = self._clock()
         delta = opened(self._location, self._table)
         if delta is None:
@@ -175,7 +176,7 @@ class Vacuum:
 
 
 def _delete(location: Location, table: str, files: set[str]) -> set[str]:
-    """Deletes those of the files of a table that nobody has pinned; which."""
+    """Delete those of a table's files that nobody has pinned; returns them."""
     if not files:
         return set()
     with store_errors(location.url):
@@ -192,7 +193,6 @@ def _key(table: str, file: str) -> str:
 
 
 def regroup(parts: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """The same rows in pieces of the size of a row group."""
     waiting: list[pa.Table] = []
     rows = size = 0
     for part in parts:

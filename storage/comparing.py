@@ -1,4 +1,4 @@
-"""The stream beside the table `events`: sequence by sequence, by ids and bytes, never by lengths."""
+"""Compares the stream with the table `events`: sequence by sequence, by ids and bytes, never by lengths."""
 
 import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -18,18 +18,18 @@ from orchard.streams.records import StoredEvent
 log = logging.getLogger(__name__)
 
 _NOT_COMPARED = ("stream_time", "raw")
-"""The time differs where a message was restored without it; `raw` is missing in rows written earlier."""
+"""Columns left out: the time differs where a message was restored without it; older rows have no `raw`."""
 
 
 class Cursor:
-    """Rows of `events` in order, taken piece by piece. Files that cannot be read are passed over."""
+    """Takes rows of `events` in order, piece by piece. Unreadable files are skipped."""
 
     def __init__(self, location: Location, files: Sequence[DataFile]) -> None:
         self._parts = _readable(location, files)
         self._waiting: pa.Table | None = None
 
     def up_to(self, last: int | None) -> Iterator[pa.Table]:
-        """The rows not taken yet with sequences up to `last`; all of them for None."""
+        """Yield the rows not taken yet with sequences up to `last`; None: all of them."""
         while (part := self._waiting or next(self._parts, None)) is not None:
             self._waiting = None
             if last is None or part.column("sequence")[-1].as_py() <= last:
@@ -51,7 +51,7 @@ def _readable(location: Location, files: Sequence[DataFile]) -> Iterator[pa.Tabl
 
 
 class Piece(NamedTuple):
-    """A stretch of sequences, `first` to `last`, as the stream and the tables have it."""
+    """A range of sequences, `first` to `last`, in the stream and in the tables."""
 
     first: int
     last: int
@@ -59,7 +59,7 @@ class Piece(NamedTuple):
     rows: pa.Table
 
     def differences(self) -> list[int]:
-        """Sequences at which the tables have an event and the stream has another one or none."""
+        """Sequences whose event in the tables differs from the stream's, or is missing there."""
         if not self.rows.num_rows:
             return []
         stored = self.rows.drop_columns(list(_NOT_COMPARED))
@@ -78,8 +78,7 @@ class Piece(NamedTuple):
 async def side_by_side(
     batches: AsyncIterator[list[StoredEvent]], location: Location, files: Sequence[DataFile]
 ) -> AsyncIterator[Piece]:
-    """All that the stream and the tables hold, in order; the tables' rows after the stream's end come
-    last."""
+    """Yield all that the stream and the tables hold, in order; rows after the stream's end come last."""
     cursor = Cursor(location, files)
     first = 1
     async for batch in batches:

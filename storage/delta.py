@@ -1,7 +1,7 @@
 """One Delta table: rows and stream position committed together, files written whole before they are named.
 
-The position is an application transaction of the table, so it is in the same atomic commit as the rows.
-It also fences: a commit made on a snapshot that another writer has moved past is refused by Delta.
+The position is an application transaction of the table, so it is in the same atomic commit as the rows. It
+also fences: Delta refuses a commit on a snapshot that another writer has moved past.
 
 Tables are not partitioned. By campaign, over 100,000 rollouts of 20 campaigns in 50 commits, there were three
 times the files, pass rates took 2.3 times as long, and one campaign alone came in 6 instead of 8 ms.
@@ -32,21 +32,26 @@ LIVE_LEVEL = 1
 """zstd level of files as they are first written: 17 % larger than level 3 for three quarters of its time."""
 MERGED_LEVEL = 3
 COMPACT_LEVEL = 9
-"""Of a compacted file that is large enough never to be compacted again."""
+"""zstd level of a compacted file that is large enough never to be compacted again."""
 GROUP_ROWS = 2000
 GROUP_BYTES = 32 * 1024 * 1024
 """A row group ends at whichever comes first; it is what a reader or a compaction holds in memory."""
 _PAGE_ROWS = 64
-"""Rows after which Parquet looks whether a page is full. With its default of 1024, long texts make pages of
-whole row groups, held in memory three times over."""
+"""Rows after which Parquet checks whether a page is full.
+
+With its default of 1024, long texts make pages of whole row groups, held in memory three times over.
+"""
 VACUUM_HOURS = 24
-"""Age from which a file that no commit knows is left over and not about to be committed."""
+"""Age from which a file that no commit names is a leftover and not about to be committed."""
 
 _WRITER = "writer"
 """Application transaction whose version is the table's watermark: a sequence of the stream."""
 _REWRITER = "rewriter"
-"""Application transaction that counts commits which remove files. Delta lets two of them remove the same file
-and add its rows twice; two that count to the same number it refuses."""
+"""Application transaction that counts commits which remove files.
+
+Delta lets two of them remove the same file and add its rows twice; two that count to the same number it
+refuses.
+"""
 _CONFIGURATION = {
     "delta.checkpointInterval": "20",
     "delta.logRetentionDuration": "interval 1 minutes",
@@ -69,16 +74,18 @@ class DataFile:
 
     @property
     def sha256(self) -> str | None:
-        """What it was written with; None where that is not known."""
+        """SHA-256 that it was written with; None if that is unknown."""
         return known_sha256(self.path)
 
 
-class Table:
+class StoreTable:
     """A table opened for writing. Not for concurrent use; readers use `files` of their own instance."""
 
     def __init__(self, location: Location, name: str, *, create: bool = False) -> None:
-        """Opens it, or creates it empty; with `create` without a look at what is there. Raises StoreDamaged,
-        StoreFull or StoreUnreachable."""
+        """Open the table, or create it empty; `create` skips the check for an existing one.
+
+        Raises StoreDamaged, StoreFull or StoreUnreachable.
+        """
         self.location, self.name, self.schema = location, name, SCHEMAS[name]
         with store_errors(location.url):
             self._delta = (None if create else opened(location, name)) or self._created()
@@ -87,8 +94,8 @@ class Table:
         self.watermark = watermark_of(self._delta)
 
     @classmethod
-    def anew(cls, location: Location, name: str) -> "Table":
-        """As opened, for somebody who replaces all that is in it: one with a damaged log is set aside."""
+    def anew(cls, location: Location, name: str) -> "StoreTable":
+        """Open the table to replace all of its content; one with a damaged log is set aside."""
         with contextlib.suppress(StoreDamaged):
             table = cls(location, name)
             if table.fits:
@@ -112,7 +119,7 @@ class Table:
 
     @property
     def fits(self) -> bool:
-        """Whether its columns are those that are declared, in their types: a damaged log may say others."""
+        """Whether its columns have the declared types, which a damaged log may contradict."""
         held = {field.name: field.type for field in self._delta.schema().fields}
         declared = type(self._delta.schema()).from_arrow(self.schema).fields
         return all(held.get(field.name) == field.type for field in declared)
@@ -127,13 +134,13 @@ class Table:
             self._delta.update_incremental()
 
     def _configure(self) -> None:
-        """Gives a table that an earlier version made the settings of this one."""
+        """Give a table made by an earlier version the settings of this one."""
         if not _CONFIGURATION.items() <= self._delta.metadata().configuration.items():
             self._delta.alter.set_table_properties(_CONFIGURATION, raise_if_not_exists=False)
             self._delta.update_incremental()
 
     def refresh(self) -> None:
-        """Takes in what others committed (compaction); raises StoreBusy when that was a writer's work."""
+        """Load others' commits (compaction). Raises StoreBusy if another writer committed."""
         with store_errors(self.location.url):
             self._delta.update_incremental()
         if watermark_of(self._delta) != self.watermark:
@@ -150,7 +157,7 @@ class Table:
         return list_files(self._delta)
 
     def append(self, rows: pa.Table, watermark: int) -> None:
-        """Commits rows, which may be none, together with the sequence they bring the table up to.
+        """Commit rows, which may be none, together with the sequence they bring the table up to.
 
         Raises StoreBusy, StoreFull or StoreUnreachable; then nothing of it is visible.
         """
@@ -159,7 +166,7 @@ class Table:
         self._commit([_add(file, data_change=True) for file in added], watermark, [])
 
     def replace(self, files: Sequence[DataFile], watermark: int) -> None:
-        """Makes the given files the whole table, in one commit. Raises as `append` does."""
+        """Make the given files the whole table, in one commit. Raises as `append` does."""
         old = [_remove(file, data_change=True) for file in self.files()]
         new = [_add(file, data_change=True) for file in files]
         self._commit([*old, *new], watermark, [_rewriting(self._delta)])
@@ -184,7 +191,7 @@ class Table:
 
 
 def snapshot(location: Location, table: str) -> list[DataFile]:
-    """The files of a table as it is now, by their first sequence."""
+    """The current files of a table, by their first sequence."""
     found = opened(location, table)
     if found is None:
         raise StorageError(f"the store {location.url} has no table {table}: check the path")
@@ -193,7 +200,7 @@ def snapshot(location: Location, table: str) -> list[DataFile]:
 
 
 def swap_files(delta: DeltaTable, schema: pa.Schema, old: Sequence[DataFile], new: DataFile) -> bool:
-    """Puts one file of the same rows in the place of several; False when the table was rewritten since."""
+    """Replace several files by one with the same rows; False when the table was rewritten since."""
     actions: list[AddAction | RemoveAction] = [
         *(_remove(file, data_change=False) for file in old),
         _add(new, data_change=False),
@@ -202,7 +209,7 @@ def swap_files(delta: DeltaTable, schema: pa.Schema, old: Sequence[DataFile], ne
 
 
 def watermark_of(delta: DeltaTable) -> int:
-    """Sequence up to which a snapshot has everything; 0 for a new table."""
+    """Sequence up to which a snapshot is complete; 0 for a new table."""
     return delta.transaction_version(_WRITER) or 0
 
 
@@ -216,7 +223,7 @@ def _committed(
     actions: list[AddAction | RemoveAction],
     transactions: list[Transaction],
 ) -> bool:
-    """Commits on the snapshot at hand; False when one of the transactions has moved on since."""
+    """Commit on the snapshot at hand; False when one of the transactions has moved on since."""
     properties = CommitProperties(app_transactions=transactions)
     try:
         delta.create_write_transaction(actions, "append", schema, commit_properties=properties)
@@ -243,8 +250,11 @@ def list_files(delta: DeltaTable) -> list[DataFile]:
 
 
 def found_files(location: Location, table: str) -> list[DataFile]:
-    """What is in a table's directory, whoever names it: whole files, by their first sequence, without those
-    that begin in another one."""
+    """Find all intact files in a table's directory, whether named by a commit or not, by their first
+    sequence.
+
+    Of files that overlap only the first is returned.
+    """
     with store_errors(location.url):
         infos = location.filesystem.get_file_info(
             pafs.FileSelector(location.key("tables", table), allow_not_found=True)
@@ -275,9 +285,10 @@ def _found(location: Location, table: str, info: pafs.FileInfo) -> DataFile | No
 def write_file(
     location: Location, table: str, parts: Sequence[pa.Table] | Iterator[pa.Table], level: int = LIVE_LEVEL
 ) -> DataFile:
-    """A durable Parquet file in a table's directory that no commit names yet; left out when it fails.
+    """Write a durable Parquet file into a table's directory, named by no commit yet; on failure it is
+    deleted.
 
-    It has its name, with its SHA-256, when it is whole.
+    It gets its name, with its SHA-256, when it is whole.
     """
     stem = f"{table}-{pins.writing(location)}"
     key = location.key("tables", table, f"{stem}.parquet")
@@ -314,9 +325,9 @@ def write_file(
 
 
 def verify_file(location: Location, table: str, file: DataFile) -> bool:
-    """Whether a file is known to have the bytes that it was written with: False where it has no SHA-256.
+    """Verify a file's bytes; False if it has no SHA-256.
 
-    Raises StoreDamaged for other bytes, or none, StoreUnreachable.
+    Raises StoreDamaged for other bytes, or a missing file, and StoreUnreachable.
     """
     key = location.key("tables", table, file.path)
     with store_errors(location.url):
@@ -330,7 +341,7 @@ def verify_file(location: Location, table: str, file: DataFile) -> bool:
 
 
 def row_groups(rows: pa.Table) -> Iterator[pa.Table]:
-    """Slices of at most GROUP_ROWS rows and about GROUP_BYTES bytes."""
+    """Yield slices of at most GROUP_ROWS rows and about GROUP_BYTES bytes."""
     if not rows.num_rows:
         return
     width = max(1, rows.nbytes // rows.num_rows)

@@ -1,7 +1,7 @@
-"""From an event to its row in a derived table: pure, one event at a time, with no memory of others.
+"""Maps an event to its row in a derived table: pure, one event at a time, without memory of others.
 
 What needs several events (the accepted outcome, the state of a task, conservation) is a view
-(`orchard.storage.views`). An event that cannot be read gives a row of `unreadable_all`, never silence.
+(`orchard.storage.views`). An unreadable event gives a row of `unreadable_all`, never silence.
 """
 
 from collections.abc import Callable, Iterable
@@ -23,7 +23,7 @@ UNREADABLE = "unreadable_all"
 
 
 def derive(fact: Fact) -> tuple[str, Row] | None:
-    """The table an event belongs to and its row there; None for types no table is made from."""
+    """Return an event's table and its row there; None for types without a table."""
     data = e.payload(fact.event)
     if isinstance(data, e.UnreadablePayload):
         return unreadable(fact, data.reason)
@@ -41,12 +41,11 @@ def derive(fact: Fact) -> tuple[str, Row] | None:
 
 
 def unreadable(fact: Fact, reason: str) -> tuple[str, Row]:
-    """The row that says an event could not be made into a row, and why."""
+    """Return the row that says why an event could not become a row."""
     return UNREADABLE, _place(fact) | {"type": fact.event.type, "reason": reason}
 
 
 def derive_tables(facts: Iterable[Fact]) -> dict[str, pa.Table]:
-    """The rows of every table that the facts give rows for, in their order."""
     found: dict[str, list[tuple[Fact, Row]]] = {}
     for fact in facts:
         if derived := derive(fact):
@@ -64,7 +63,8 @@ def derive_tables(facts: Iterable[Fact]) -> dict[str, pa.Table]:
 
 
 def _fitting(name: str, pairs: list[tuple[Fact, Row]], refused: list[tuple[Fact, Row]]) -> pa.Table:
-    """The rows as a table; those with a value no column can hold (a number over 64 bits) are refused."""
+    """Build a table from the rows; those with a value no column can hold (a number over 64 bits) are
+    refused."""
     try:
         return _table(name, [row for _, row in pairs])
     except REFUSALS:
@@ -78,7 +78,7 @@ def _fitting(name: str, pairs: list[tuple[Fact, Row]], refused: list[tuple[Fact,
 
 
 def _table(name: str, rows: list[Row]) -> pa.Table:
-    """Raises one of REFUSALS, also for a time that Python and DuckDB cannot give back (year 0)."""
+    """Raises one of REFUSALS, also for a time that Python and DuckDB cannot represent (year 0)."""
     table = pa.Table.from_pylist(rows, schema=SCHEMAS[name])
     for field, column in zip(table.schema, table.columns, strict=True):
         if pa.types.is_timestamp(field.type):
@@ -136,4 +136,4 @@ _OWN: dict[type, Callable[[Any], Row]] = {
     RolloutRequest: _request,
     e.TaskImported: lambda data: {"blob_size": data.blob.size},
 }
-"""What a payload has beside its fields, by column."""
+"""Columns of a payload in addition to its fields."""

@@ -1,4 +1,4 @@
-"""The derived tables as the writer keeps them: rows collected until worth a commit."""
+"""Keeps the derived tables current: collects rows until they are worth a commit."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from orchard.storage.delta import DataFile, Table, snapshot, verify_file
+from orchard.storage.delta import DataFile, StoreTable, snapshot, verify_file
 from orchard.storage.derive import derive_tables
 from orchard.storage.errors import store_errors
 from orchard.storage.location import Location
@@ -19,14 +19,17 @@ from orchard.storage.pins import pinned
 from orchard.storage.tables import DERIVED, EVENTS, PROGRESS, SCHEMAS
 
 _SLICE_BYTES = 3 * 512 * 1024
-"""Of events that are read and derived at once. What they need is small enough to be memory that was used
-before: fresh memory from the system, for each batch, took a fifth of the writer's time."""
+"""Bytes of events that are read and derived at a time.
+
+What they need is small enough to be memory that was used before: fresh memory from the system, for each
+batch, took a fifth of the writer's time.
+"""
 
 
 class Appender:
     """The rows of one derived table that wait for a commit, with the position they bring the table to."""
 
-    def __init__(self, table: Table, complete: int, rows: int, size: int) -> None:
+    def __init__(self, table: StoreTable, complete: int, rows: int, size: int) -> None:
         self.table = table
         self.reached = max(table.watermark, complete)
         self._limits = rows, size
@@ -34,7 +37,7 @@ class Appender:
         self._rows = self._size = 0
 
     def take(self, rows: pa.Table | None, reached: int) -> None:
-        """Rows of the events up to sequence `reached`; those the table has already are left out."""
+        """Add rows of the events up to sequence `reached`; those the table has already are left out."""
         if rows is not None and rows.column("sequence")[0].as_py() <= self.reached:
             rows = rows.filter(pc.field("sequence") > self.reached)
         if rows is not None and rows.num_rows:
@@ -45,17 +48,15 @@ class Appender:
 
     @property
     def full(self) -> bool:
-        """Whether the rows are worth a commit by their number or bytes."""
         rows, size = self._limits
         return self._rows >= rows or self._size >= size
 
     @property
     def waiting(self) -> bool:
-        """Whether there are rows to commit."""
         return self._rows > 0
 
     def commit(self) -> Callable[[], None]:
-        """What commits the rows that wait now, to be called once; raises as `Table.append` does."""
+        """Return a function that commits the waiting rows once; it raises as `StoreTable.append` does."""
         parts, self._parts = self._parts, []
         self._rows = self._size = 0
         reached = self.reached
@@ -68,7 +69,7 @@ class Appender:
 
 
 class Committed(NamedTuple):
-    """A batch that is in `events` now: its sequences, both inclusive, and its facts."""
+    """A batch that is now in `events`: its sequences, both inclusive, and its facts."""
 
     first: int
     last: int
@@ -79,8 +80,8 @@ class DerivedTables:
     """All derived tables of a store. Not for concurrent use.
 
     A table commits alone when it has many rows, and all commit together when a row has waited long enough;
-    then the table `progress` says up to where all are complete. Readers look no further, so that they never
-    see an outcome without its request; and after a crash no table without rows is made again.
+    then the table `progress` records up to where all are complete. Readers look no further, so that they
+    never see an outcome without its request; and after a crash no table without rows is made again.
 
     A thread compresses and commits a table while the caller derives the rows that follow.
     """
@@ -88,12 +89,12 @@ class DerivedTables:
     def __init__(
         self, location: Location, rows: int, size: int, seconds: float, threads: ThreadPoolExecutor
     ) -> None:
-        """The limits are those of commits: rows and bytes of a table, and seconds a row may wait. The commits
-        run in one of `threads`."""
+        """The limits are those of commits: rows and bytes of a table, and seconds a row may wait. The
+        commits run in one of `threads`."""
         self._location = location
         self._seconds = seconds
         with ThreadPoolExecutor(4) as openers:
-            self._progress, *tables = openers.map(partial(Table, location), (PROGRESS, *DERIVED))
+            self._progress, *tables = openers.map(partial(StoreTable, location), (PROGRESS, *DERIVED))
         complete = self._progress.watermark
         self._appenders = [Appender(table, complete, rows, size) for table in tables]
         self.reached = min(appender.reached for appender in self._appenders)
@@ -103,15 +104,17 @@ class DerivedTables:
         self._committing: Future[None] | None = None
 
     def take(self, batch: Committed) -> None:
-        """A batch of `events`. Commits the tables for which it is time. What begins after the events that
-        were taken last is left out: `catch_up` finds it."""
+        """Take a batch of `events`, and commit the tables for which it is time.
+
+        A batch that leaves a gap after the last event taken is ignored: `catch_up` finds it.
+        """
         if batch.first <= self.reached + 1 <= batch.last:
             for piece in _pieces(batch.facts):
                 self._take(piece, piece[-1].sequence)
             self._take([], batch.last)
 
     def catch_up(self, watermark: int, cancelled: Callable[[], bool]) -> None:
-        """Takes what `events` has up to `watermark` from its files, as after a crash between two commits."""
+        """Take what `events` has up to `watermark` from its files, as after a crash between two commits."""
         files, pin = pinned(
             self._location,
             lambda: snapshot(self._location, EVENTS),
@@ -134,7 +137,7 @@ class DerivedTables:
         return max(self._seconds - waited, 0.0)
 
     def flush(self) -> None:
-        """Commits everything, and that it is complete."""
+        """Commit everything, and that it is complete."""
         for appender in self._appenders:
             if appender.waiting:
                 self._commit(appender)
@@ -155,24 +158,23 @@ class DerivedTables:
         self.flush_in_time()
 
     def _commit(self, appender: Appender) -> None:
-        """Starts the commit of a table when the one before has ended: two batches are in memory at most."""
+        """Start the commit of a table when the one before has ended: two batches are in memory at most."""
         self._committed()
         self._committing = self._threads.submit(appender.commit())
 
     def _committed(self) -> None:
-        """Raises what the commit under way raised."""
+        """Wait for the running commit; raises what it raised."""
         if self._committing is not None:
             self._committing.result()
             self._committing = None
 
     def flush_in_time(self) -> None:
-        """Commits everything when a row has waited long enough."""
+        """Commit everything when a row has waited long enough."""
         if self._since is not None and time.monotonic() - self._since >= self._seconds:
             self.flush()
 
 
 def _pieces(found: Sequence[Fact]) -> Iterator[Sequence[Fact]]:
-    """The facts in runs of about _SLICE_BYTES."""
     start = size = 0
     for end, fact in enumerate(found, start=1):
         size += len(memoryview(fact.event.data))
@@ -186,7 +188,7 @@ def _pieces(found: Sequence[Fact]) -> Iterator[Sequence[Fact]]:
 def read_events(
     location: Location, files: Sequence[DataFile], after: int, columns: Sequence[str] | None = None
 ) -> Iterator[pa.Table]:
-    """Rows of `events` with a sequence over `after`, in order, some megabytes at a time."""
+    """Yield rows of `events` with a sequence over `after`, in order, some megabytes at a time."""
     for file in files:
         if file.last <= after:
             continue
@@ -200,7 +202,7 @@ def read_events(
 def read_rows(
     location: Location, table: str, file: DataFile, columns: Sequence[str] | None = None
 ) -> Iterator[pa.Table]:
-    """The rows of one file in the table's declared columns, or those named, some megabytes at a time.
+    """Yield the rows of one file in the table's declared columns, or those named, some megabytes at a time.
 
     The file is compared with its SHA-256 first, so that no damage is copied or derived from. Raises
     StoreDamaged, StoreUnreachable.

@@ -7,13 +7,13 @@ import pyarrow as pa
 
 from orchard.storage.derived import read_rows
 from orchard.storage.errors import StorageError, StoreDamaged
-from orchard.storage.reader import Snapshot, existing, held_snapshot
+from orchard.storage.reader import StoreSnapshot, existing, held_snapshot
 from orchard.storage.table_log import mending
 from orchard.storage.tables import EVENTS, SCHEMAS, TABLES
 
 
 def table_digest(store_url: str, table: str) -> str:
-    """64 hexadecimal digits over the stored rows as canonical JSON, one line each, by sequence.
+    """Return 64 hexadecimal digits over the stored rows as canonical JSON, one line each, by sequence.
 
     `table` is a stored table (`events`, `rollouts_all`, ...). Raises StorageError for any other name.
     """
@@ -24,13 +24,13 @@ def table_digest(store_url: str, table: str) -> str:
 
 
 def store_digests(store_url: str) -> dict[str, str]:
-    """`table_digest` of every table, all as they were at one moment."""
+    """Return `table_digest` of every table, all at one moment."""
     with held_snapshot(existing(store_url)) as snapshot:
         return {table: _digest(snapshot, table) for table in TABLES}
 
 
-def _digest(snapshot: Snapshot, table: str) -> str:
-    """Reads the files one after the other, some megabytes at a time: every commit adds later sequences."""
+def _digest(snapshot: StoreSnapshot, table: str) -> str:
+    """Read the files one after the other, some megabytes at a time: every commit adds later sequences."""
     digest = hashlib.sha256()
     plain = pa.schema([pa.field(field.name, _plain(field.type)) for field in SCHEMAS[table]])
     reached = 0
@@ -46,5 +46,5 @@ def _digest(snapshot: Snapshot, table: str) -> str:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """Times without a zone, as readers see them."""
+    """Remove time zones, as readers see times."""
     return pa.timestamp(kind.unit) if pa.types.is_timestamp(kind) else kind

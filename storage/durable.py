@@ -1,4 +1,4 @@
-"""Making files and directory entries survive a power failure."""
+"""Makes files and directory entries survive a power failure."""
 
 import os
 import secrets
@@ -6,7 +6,6 @@ from pathlib import Path
 
 
 def sync(path: os.PathLike[str] | str) -> None:
-    """fsync of a file's bytes, or of a directory's entries."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -15,7 +14,7 @@ def sync(path: os.PathLike[str] | str) -> None:
 
 
 def write_whole(directory: Path, name: str, data: bytes) -> None:
-    """A durable file that is there whole or not at all, in a directory that is made if need be."""
+    """Write a durable file atomically, in a directory that is made if missing."""
     directory.mkdir(parents=True, exist_ok=True)
     temporary = directory / f".{name[:64]}.{secrets.token_hex(8)}"
     try:

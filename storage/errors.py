@@ -1,4 +1,4 @@
-"""What can go wrong with a store, one class for each thing a caller may want to tell apart."""
+"""Errors of a store, one class for each that a caller may want to tell apart."""
 
 import errno
 from collections.abc import Iterator
@@ -9,15 +9,15 @@ from deltalake.exceptions import DeltaError
 
 
 class StorageError(Exception):
-    """Base of this room's errors; the message is one sentence that names the fix."""
+    """Base of this package's errors; the message is one sentence that names the fix."""
 
 
 class StoreBusy(StorageError):
-    """Another writer holds the store, or has committed to it since this one last looked."""
+    """Another writer holds the store, or has committed to it since this one last read it."""
 
 
 class StoreFull(StorageError):
-    """No space left; what was committed is whole, and writing goes on after a restart."""
+    """No space left; what was committed is whole, and writing resumes after a restart."""
 
 
 class StoreUnreachable(StorageError):
@@ -37,7 +37,7 @@ class OtherStream(StorageError):
 
 
 class BlobMissing(StorageError):
-    """No blob of that name."""
+    pass
 
 
 class BlobCorrupt(StorageError):
@@ -49,7 +49,7 @@ class ArchiveCorrupt(StorageError):
 
 
 class ArchiveRefused(StorageError):
-    """A campaign cannot be archived or restored as it is."""
+    """A campaign cannot be archived or restored in its state."""
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -57,7 +57,6 @@ _FULL_TEXTS = ("os error 28", "os error 122", "No space left", "StorageFull")
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether there was no space left."""
     if isinstance(error, OSError) and error.errno in _FULL:
         return True
     return any(text in str(error) for text in _FULL_TEXTS)
@@ -65,7 +64,7 @@ def is_full(error: BaseException) -> bool:
 
 @contextmanager
 def store_errors(where: str) -> Iterator[None]:
-    """Turns the operating system's, Arrow's and Delta's errors about `where` into this room's."""
+    """Translate errors of the operating system, Arrow and Delta about `where` into this package's."""
     try:
         yield
     except (OSError, DeltaError, pa.ArrowInvalid) as error:  # the last: a file that is shorter than it was

@@ -1,4 +1,4 @@
-"""Where a store is: a directory or an `s3://` prefix, and how each engine is told to reach it.
+"""The location of a store: a directory or an `s3://` prefix, and how each engine connects to it.
 
 Credentials and endpoints of S3 come from the usual environment variables (`AWS_ACCESS_KEY_ID`,
 `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_REGION`, `AWS_ENDPOINT_URL`), never from events or files.
@@ -32,9 +32,11 @@ _DELTA_RETRIES = {
     "retry_timeout": "60s",
     "backoff_config.max_backoff": "5s",
 }
-"""How long a request to S3 is tried. Both engines ride out what a service calls "slow down", and both give up
-within about a minute (Delta's default is three): then the command says so in one sentence, and `orchard up`
-starts a writer again."""
+"""Retries of a request to S3.
+
+Both engines ride out what a service calls "slow down", and both give up within about a minute (Delta's
+default is three): then the command reports it in one sentence, and `orchard up` restarts a writer.
+"""
 
 
 @cache
@@ -45,8 +47,11 @@ def _s3(
     region: str | None,
     endpoint: str | None,
 ) -> pafs.S3FileSystem:
-    """One for a process, and gone before Arrow's own end, which waits for ever for one whose credentials
-    were exchanged for a workload's identity (https://github.com/apache/arrow/issues/50188)."""
+    """Return the process's only instance, which must be gone before Arrow's own shutdown.
+
+    That waits for ever for one whose credentials were exchanged for a workload's identity
+    (https://github.com/apache/arrow/issues/50188).
+    """
     return pafs.S3FileSystem(
         access_key=access_key,
         secret_key=secret_key,
@@ -76,7 +81,7 @@ class Location:
 
     @classmethod
     def parse(cls, url: str | os.PathLike[str]) -> "Location":
-        """Accepts a path, `file://` or `s3://`; raises StorageError for any other scheme."""
+        """Parse a path, `file://` or `s3://`. Raises StorageError for any other scheme."""
         text = os.fspath(url)
         if text.startswith("s3://"):
             return cls(text.rstrip("/"))
@@ -91,19 +96,18 @@ class Location:
 
     @property
     def path(self) -> Path:
-        """The directory; only where `is_s3` is false."""
+        """The directory; valid only if `is_s3` is false."""
         return Path(self.url)
 
     def table_url(self, table: str) -> str:
-        """What Delta is told."""
         return f"{self.url}/tables/{table}"
 
     def key(self, *parts: str) -> str:
-        """A path below the root in the terms of `filesystem`."""
+        """Path below the root for `filesystem`."""
         return "/".join((self.url.removeprefix("s3://"), *parts))
 
     def read(self, *parts: str) -> bytes | None:
-        """The bytes of a file below the root; None where there is none. Raises what Arrow raises."""
+        """Read a file below the root; None if there is none. Raises what Arrow raises."""
         try:
             with self.filesystem.open_input_stream(self.key(*parts)) as stream:
                 return bytes(stream.read())
@@ -111,7 +115,7 @@ class Location:
             return None
 
     def write(self, data: bytes, *parts: str) -> None:
-        """A durable file below the root, there whole or not at all. Raises OSError."""
+        """Write a file below the root durably and atomically. Raises OSError."""
         if self.is_s3:
             with self.filesystem.open_output_stream(self.key(*parts)) as stream:
                 stream.write(data)
@@ -120,7 +124,7 @@ class Location:
 
     @property
     def filesystem(self) -> pafs.FileSystem:
-        """Arrow's view of the place; keep it no longer than it is used (`_s3`)."""
+        """Arrow's file system; do not keep it longer than needed (`_s3`)."""
         if not self.is_s3:
             return pafs.LocalFileSystem()
         with store_errors(self.url):
@@ -128,7 +132,8 @@ class Location:
 
     @cached_property
     def storage_options(self) -> dict[str, str] | None:
-        """What Delta needs beside the URL. Commits on S3 are conditional puts: no lock table is needed."""
+        """Delta's options in addition to the URL. Commits on S3 are conditional puts: no lock table is
+        needed."""
         if not self.is_s3:
             return None
         options = {name: os.environ[name] for name in _S3_VARIABLES if os.environ.get(name)}

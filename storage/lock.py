@@ -1,7 +1,7 @@
-"""At most one writer on a store: a lock that the operating system takes back when its holder dies.
+"""Permits one writer on a store, by a lock that the operating system releases when its holder dies.
 
-It works for directories. On S3, and for writers that a network file system does not show each other, the
-table commits themselves are the fence (`storage/delta.py`): the later writer is refused at its first commit.
+It works for directories. On S3, and for writers that a network file system hides from each other, the table
+commits themselves are the fence (`storage/delta.py`): the later writer is refused at its first commit.
 """
 
 import fcntl
@@ -16,7 +16,7 @@ from orchard.storage.location import Location
 
 @contextmanager
 def writer_lock(location: Location) -> Iterator[None]:
-    """Holds the store while the block runs. Raises StoreBusy when another process does."""
+    """Hold the store while the block runs. Raises StoreBusy when another process does."""
     if location.is_s3:
         try:
             yield
@@ -43,7 +43,7 @@ def writer_lock(location: Location) -> Iterator[None]:
 
 
 def writer_of(location: Location) -> str | None:
-    """The id of the process that holds a store that is a directory; None where nobody does."""
+    """Id of the process that holds a store in a directory; None if nobody does."""
     try:
         descriptor = os.open(location.path / "writer.lock", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

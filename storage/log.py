@@ -1,7 +1,8 @@
-"""From stream messages to rows of `events` and back: pure, and the same live, in catch-up and in rebuilds.
+"""Converts stream messages to rows of `events` and back: pure, and the same live, in catch-up and in
+rebuilds.
 
-A message that is no event becomes a row of type `unreadable` that keeps its bytes. Columns are built in
-bulk; only when Arrow refuses a batch is it looked at row by row, to find the rows that do not fit.
+A message that is no event becomes a row of type `unreadable` that keeps its bytes. Columns are built in bulk;
+only when Arrow refuses a batch is it converted row by row, to find the rows that do not fit.
 """
 
 import base64
@@ -20,9 +21,9 @@ from orchard.streams.records import StoredEvent
 _SCHEMA = SCHEMAS[EVENTS]
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _CHUNK_BYTES = 1024 * 1024
-"""Of payloads that are joined: more at once would be fresh memory from the system for each batch."""
+"""Payload bytes that are joined at a time: more would be fresh memory from the system for each batch."""
 REFUSALS = (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError)
-"""What Arrow, and Python's times, raise for a value that a column cannot hold."""
+"""Raised by Arrow, and Python's times, for a value that a column cannot hold."""
 
 
 _ATTRIBUTES = {
@@ -33,11 +34,11 @@ _ATTRIBUTES = {
     },
     "ce_subject": "subject",
 }
-"""Columns that are attributes of an event as they are, by column."""
+"""Columns that are attributes of an event unchanged, by column."""
 
 
 class Fact(NamedTuple):
-    """A readable event with its place in the stream: all that derived tables may look at."""
+    """A readable event with its position in the stream: all that derived tables may use."""
 
     sequence: int
     subject: str
@@ -52,7 +53,7 @@ class LogBatch(NamedTuple):
 
 
 def log_batch(messages: Sequence[StoredEvent]) -> LogBatch:
-    """One row for each message, in order."""
+    """Convert messages, one row each, in order."""
     try:
         return _bulk(messages)
     except REFUSALS:
@@ -62,12 +63,13 @@ def log_batch(messages: Sequence[StoredEvent]) -> LogBatch:
 
 
 FACT_COLUMNS = tuple(name for name in _SCHEMA.names if name not in ("stream_time", "raw"))
-"""Of `events`, what `facts` needs."""
 
 
 def facts(rows: pa.Table) -> Iterator[Fact]:
-    """The facts of stored rows of `events`: what `log_batch` gave for them when they were written. Their data
-    are views of the rows' memory."""
+    """Yield the facts of stored rows of `events`, as `log_batch` returned them when they were written.
+
+    Their data are views of the rows' memory.
+    """
     places = zip(rows.column("sequence").to_pylist(), rows.column("subject").to_pylist(), strict=True)
     named = rows.select(list(_ATTRIBUTES)).rename_columns(list(_ATTRIBUTES.values())).to_pylist()
     times = rows.column("time").cast(pa.int64()).to_pylist()  # a tenth of the time that times take
@@ -80,7 +82,7 @@ def facts(rows: pa.Table) -> Iterator[Fact]:
 
 
 def _bytes(texts: pa.ChunkedArray) -> Iterator[memoryview]:
-    """The texts of a column as they are in its buffers."""
+    """Yield the texts of a column as views of its buffers."""
     for chunk in texts.chunks:
         _, offsets, data = chunk.buffers()
         places = memoryview(offsets).cast("i")[chunk.offset : chunk.offset + len(chunk) + 1]
@@ -90,7 +92,7 @@ def _bytes(texts: pa.ChunkedArray) -> Iterator[memoryview]:
 
 
 class Original(NamedTuple):
-    """A message of the stream as its row gives it back: the same bytes on the same subject."""
+    """A message of the stream restored from its row: the same bytes on the same subject."""
 
     sequence: int
     subject: str
@@ -99,8 +101,11 @@ class Original(NamedTuple):
 
 
 def originals(rows: pa.Table) -> Iterator[Original]:
-    """What the stream had, of rows of `events`. An event that this version did not encode itself, in a store
-    written before the column `raw` existed, comes in this version's encoding."""
+    """Yield the stream's messages from rows of `events`.
+
+    An event that another version encoded, in a store written before the column `raw` existed, comes in this
+    version's encoding.
+    """
     for row in rows.to_pylist():
         kept = row["payload"].encode()
         if row["type"] in NO_EVENT:
@@ -114,7 +119,7 @@ def originals(rows: pa.Table) -> Iterator[Original]:
 
 
 def _foreign(raw: bytes, event: Event | None) -> str | None:
-    """The bytes of an event that its columns do not give back: other order, blanks, unknown attributes."""
+    """Bytes of an event that its columns do not give back: other order, blanks, unknown attributes."""
     return None if event is None or encode_event(event) == raw else raw.decode()
 
 
@@ -141,12 +146,12 @@ def _bulk(messages: Sequence[StoredEvent]) -> LogBatch:
 
 
 def _claimable(event: Event | None) -> Event | None:
-    """An event may not call itself unreadable: that word is the log's own."""
+    """Return None for an event that calls itself unreadable: that type is the log's own."""
     return None if event is None or event.type in NO_EVENT else event
 
 
 def _kept(raw: bytes) -> tuple[str, bytes]:
-    """Unreadable bytes as text with the name of their encoding: nothing is dropped."""
+    """Return unreadable bytes as text with the name of their encoding: nothing is dropped."""
     try:
         raw.decode()
     except UnicodeDecodeError:
@@ -181,7 +186,7 @@ def _rows(
 
 
 def _texts(parts: Sequence[bytes | msgspec.Raw]) -> pa.ChunkedArray:
-    """A string column over some joined buffers, checked to be UTF-8 (ArrowInvalid where it is not)."""
+    """Build a string column over some joined buffers, checked to be UTF-8 (ArrowInvalid if not)."""
     sizes = [len(memoryview(part)) for part in parts]
     chunks, start, joined = [], 0, 0
     for end, size in enumerate(sizes, start=1):
@@ -201,5 +206,5 @@ def _chunk(parts: Sequence[bytes | msgspec.Raw], sizes: Sequence[int]) -> pa.Arr
 
 
 def _utc(time: datetime) -> datetime:
-    """A time without a zone is UTC: the envelope says so."""
+    """Treat a time without a zone as UTC, as the envelope specifies."""
     return time if time.tzinfo else time.replace(tzinfo=UTC)

@@ -1,9 +1,9 @@
-"""Which events a restored stream gets after those of the tables: pure decisions over two stories of one log.
+"""Merges a diverged stream into a restored one: pure decisions over two histories of one log.
 
 A stream that lost its end gives the lost sequences to new events. When the lost ones come back from the
-tables, the new ones follow them, in their order, with sequences of their own. What the tables accepted
-stands: a second outcome of a rollout, a second use of an attempt's number with all its events, and a second
-decision about a prompt are kept as `event.displaced`.
+tables, the new ones follow them, in their order, with new sequences. What the tables accepted stands: a
+second outcome of a rollout, a second use of an attempt's number with all its events, and a second decision
+about a prompt are kept as `event.displaced`.
 """
 
 import base64
@@ -35,8 +35,8 @@ _CAMPAIGN = "orchard"
 _DECIDED = f"{EVENTS_PREFIX}.decided."
 
 
-class Story(NamedTuple):
-    """A message with its place: what both the stream and the tables can say of it."""
+class LoggedMessage(NamedTuple):
+    """A message with its sequence: what both the stream and the tables have of it."""
 
     sequence: int
     subject: str
@@ -45,7 +45,7 @@ class Story(NamedTuple):
     raw: bytes
 
 
-class Outcome(NamedTuple):
+class DoneEvent(NamedTuple):
     """The newest event on a rollout's `done` subject."""
 
     type: str
@@ -57,10 +57,10 @@ class Merge:
     """Places the events of a stream that diverged, one after the other.
 
     `outcomes` are the newest done events of the tables by rollout; `lost` the tables' events that the stream
-    has no more; `start` the first free sequence.
+    no longer has; `start` the first free sequence.
     """
 
-    def __init__(self, outcomes: dict[str, Outcome], lost: Iterable[Story], start: int) -> None:
+    def __init__(self, outcomes: dict[str, DoneEvent], lost: Iterable[LoggedMessage], start: int) -> None:
         self._outcomes = dict(outcomes)
         self._next = start
         self._known: set[bytes] = set()
@@ -77,8 +77,9 @@ class Merge:
             if story.subject.startswith(_DECIDED):
                 self._decided.add(story.subject)
 
-    def place(self, story: Story) -> Iterator[Story]:
-        """The messages that stand for one of the diverged stream; none when the tables have it already."""
+    def place(self, story: LoggedMessage) -> Iterator[LoggedMessage]:
+        """Yield the messages that replace one of the diverged stream; none when the tables have it
+        already."""
         if _fingerprint(story) in self._known:
             return
         event = _event(story)
@@ -92,13 +93,13 @@ class Merge:
         if event is None or story.subject != done_subject(event.rollout_id or ""):
             yield self._numbered(story)
             return
-        self._outcomes[event.rollout_id or ""] = Outcome(event.type, event.attempt, self._next)
+        self._outcomes[event.rollout_id or ""] = DoneEvent(event.type, event.attempt, self._next)
         renumbered = self._renumbered(story, event)
         yield self._numbered(renumbered or story)
         if renumbered:
             yield self._displaced(story, event, "sequence")
 
-    def _contradiction(self, story: Story, event: Event) -> str:
+    def _contradiction(self, story: LoggedMessage, event: Event) -> str:
         rollout, attempt = event.rollout_id or "", event.attempt or 0
         if story.subject == done_subject(rollout) and event.type in DONE_TYPES:
             if (rollout, attempt) in self._collided:
@@ -119,9 +120,9 @@ class Merge:
             self._decided.add(story.subject)
         return ""
 
-    def _renumbered(self, story: Story, event: Event) -> Story | None:
-        """A reopening names the sequence of the event that it supersedes, which may have moved: then it,
-        with the new sequence; else None."""
+    def _renumbered(self, story: LoggedMessage, event: Event) -> LoggedMessage | None:
+        """Return a reopening with the new sequence of the event that it supersedes; None if that did not
+        move."""
         if event.type in TERMINAL_TYPES:
             return None
         try:
@@ -136,7 +137,7 @@ class Merge:
         )
         return story._replace(raw=encode_event(renumbered))
 
-    def _displaced(self, story: Story, event: Event, reason: str) -> Story:
+    def _displaced(self, story: LoggedMessage, event: Event, reason: str) -> LoggedMessage:
         try:
             text = story.raw.decode()
         except UnicodeDecodeError:
@@ -145,8 +146,8 @@ class Merge:
         name = f"displaced-{story.sequence}-{hashlib.sha256(story.raw).hexdigest()[:16]}"
         return self._made(data, name, story, event)
 
-    def _superseded(self, story: Story, event: Event) -> Story:
-        """What the worker itself publishes when its outcome is refused."""
+    def _superseded(self, story: LoggedMessage, event: Event) -> LoggedMessage:
+        """Return what the worker itself publishes when its outcome is refused."""
         known = self._outcomes[event.rollout_id or ""]
         data = AttemptSuperseded(
             accepted_attempt=known.attempt, accepted_sequence=known.sequence, refused_type=event.type
@@ -154,9 +155,9 @@ class Merge:
         return self._made(data, f"{event.id}.superseded", story, event, event.attempt)
 
     def _made(
-        self, data: msgspec.Struct, name: str, story: Story, about: Event, attempt: int | None = None
-    ) -> Story:
-        """A message about an event of the diverged stream, at the same time."""
+        self, data: msgspec.Struct, name: str, story: LoggedMessage, about: Event, attempt: int | None = None
+    ) -> LoggedMessage:
+        """Make a message about an event of the diverged stream, with its time."""
         event = make_event(
             data,
             id=name,
@@ -166,28 +167,28 @@ class Merge:
             attempt=attempt,
             time=about.time,
         )
-        return self._numbered(Story(0, event_subject(event), story.time, encode_event(event)))
+        return self._numbered(LoggedMessage(0, event_subject(event), story.time, encode_event(event)))
 
-    def _numbered(self, story: Story) -> Story:
+    def _numbered(self, story: LoggedMessage) -> LoggedMessage:
         placed = story._replace(sequence=self._next)
         self._next += 1
         return placed
 
 
-def filler(sequence: int, time: int) -> Story:
-    """Holds the place of an event that is nowhere any more."""
+def filler(sequence: int, time: int) -> LoggedMessage:
+    """Return a placeholder for an event that no longer exists anywhere."""
     data = EventLost(reason="neither the stream nor the tables had it when the stream was restored")
     event = make_event(data, id=f"lost-{sequence}", source=SOURCE, campaign=_CAMPAIGN)
-    return Story(sequence, event_subject(event), time, encode_event(event))
+    return LoggedMessage(sequence, event_subject(event), time, encode_event(event))
 
 
-def _fingerprint(story: Story) -> bytes:
+def _fingerprint(story: LoggedMessage) -> bytes:
     digest = hashlib.sha256(story.subject.encode() + b"\n")
     digest.update(story.raw)
     return digest.digest()
 
 
-def _event(story: Story) -> Event | None:
+def _event(story: LoggedMessage) -> Event | None:
     try:
         return decode_event(story.raw)
     except MalformedEvent:

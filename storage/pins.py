@@ -1,16 +1,16 @@
-"""Pins: which files readers hold, so that vacuum spares them for as long as they are read.
+"""Pins: the files that readers hold, so that vacuum spares them for as long as they are read.
 
 A pin is an object below `readers/` that names the files of one reader, one key a line. In a directory the
-reader holds a lock on it, which the operating system takes back when the reader dies, however it dies and
-for however long it was stopped. On S3 the reader writes it again every PULSE seconds, and one that was not
-written for DEAD_AFTER is nobody's; both ages are taken from the store's clock.
+reader holds a lock on it, which the operating system releases when the reader dies, however it dies and for
+however long it was stopped. On S3 the reader rewrites it every PULSE seconds, and one that was not rewritten
+for DEAD_AFTER is void; both ages are taken from the store's clock.
 
-Who writes pins, too: a mark that is part of the name of each file that the process makes (`writing`). So a
+Writers have pins, too: a mark that is part of the name of each file that the process makes (`writing`). So a
 file that no commit names yet is told from one that a killed process left by the store's own facts, and by no
 clock.
 
 No pin is needed to read: a file outlives the commit that replaced it by GRACE seconds in any case. So a
-reader lists files and pins them within that time, or starts again (`pinned`); vacuum looks at the pins last.
+reader lists files and pins them within that time, or starts again (`pinned`); vacuum reads the pins last.
 """
 
 import atexit
@@ -35,23 +35,24 @@ from orchard.storage.location import Location
 log = logging.getLogger(__name__)
 
 GRACE = 60.0
-"""Seconds for which a file that was replaced stays on disk, pinned or not."""
+"""Seconds for which a replaced file stays on disk, pinned or not."""
 PULSE = 60.0
 DEAD_AFTER = 600.0
 _READERS, _WRITERS = "readers", "writers"
-"""Folders below the store's root."""
 _END_SECONDS = 10.0
-"""That the end of a process waits for its pins to be taken away."""
+"""Seconds that the end of a process waits for its pins to be deleted."""
 _MARKED = re.compile(r"-([0-9a-f]{16})\.[0-9]+[-.]")
 _T = TypeVar("_T")
 
 
 class Pin:
-    """Files that stay on disk until `release`, or until the process ends."""
+    """Keeps files on disk until `release`, or until the process ends."""
 
     def __init__(self, location: Location, files: Iterable[str], folder: str = _READERS) -> None:
-        """`files` are keys below the store's root. Where the store may not be written to nothing is pinned:
-        then only GRACE protects the reader."""
+        """`files` are keys below the store's root.
+
+        In a store that cannot be written to nothing is pinned: then only GRACE protects the reader.
+        """
         self._release: Callable[[], None] = lambda: None
         text = "\n".join(files).encode()
         try:
@@ -62,7 +63,7 @@ class Pin:
             log.debug("files of %s are read without a pin: %s", location.url, error)
 
     def release(self) -> None:
-        """Vacuum may delete the files from now on."""
+        """Let vacuum delete the files from now on."""
         release, self._release = self._release, lambda: None
         release()
 
@@ -70,7 +71,7 @@ class Pin:
 def pinned(
     location: Location, look: Callable[[], _T], files: Callable[[_T], Iterable[str]]
 ) -> tuple[_T, Pin]:
-    """What `look` finds, with a pin on the files that this names, all of which are on disk then."""
+    """Return what `look` finds, with a pin on its `files`, all of which are then on disk."""
     while True:
         began = time.monotonic()
         found = look()
@@ -81,7 +82,7 @@ def pinned(
 
 
 def held(location: Location) -> set[str]:
-    """Every file that a living reader has pinned. Pins of the dead are removed."""
+    """Return every file that a living reader has pinned. Pins of dead readers are removed."""
     return _held(location, _READERS)
 
 
@@ -90,12 +91,12 @@ def _held(location: Location, below: str) -> set[str]:
 
 
 _writers: dict[tuple[int, str], tuple[str, Pin, Iterator[int]]] = {}
-"""By process, so that a fork has its own, and store."""
+"""Marks by process, so that a fork has its own, and store."""
 _writers_lock = threading.Lock()
 
 
 def writing(location: Location) -> str:
-    """A name for the next file that this process makes, with the mark that it holds from now on."""
+    """Return a name for the next file of this process, with the mark that it holds from now on."""
     with _writers_lock:
         place = os.getpid(), location.url
         if place not in _writers:
@@ -106,7 +107,7 @@ def writing(location: Location) -> str:
 
 
 def written(location: Location) -> None:
-    """Let go of the mark: what this process has made in a store is in its log, or is abandoned."""
+    """Release the mark: what this process made in a store is in its log, or is abandoned."""
     with _writers_lock:
         known = _writers.pop((os.getpid(), location.url), None)
     if known is not None:
@@ -114,7 +115,7 @@ def written(location: Location) -> None:
 
 
 def abandoned(location: Location, files: Iterable[str]) -> set[str]:
-    """Those of the files that have the mark of no living process."""
+    """Return the files that have the mark of no living process."""
     alive = _held(location, _WRITERS)
     return {file for file in files if not ((found := _MARKED.search(file)) and found[1] in alive)}
 
@@ -123,7 +124,7 @@ def abandoned(location: Location, files: Iterable[str]) -> set[str]:
 
 
 def _locked(location: Location, text: bytes, below: str) -> Callable[[], None]:
-    """A locked file; it gets its name only when it has its lock and its lines."""
+    """Make a locked file; it gets its name only when it is locked and written."""
     folder = location.path / below
     folder.mkdir(exist_ok=True)
     process = os.getpid()
@@ -171,7 +172,7 @@ def _held_in_directory(location: Location, below: str) -> Iterator[str]:
 
 
 def _pulsing(location: Location, text: bytes, below: str) -> Callable[[], None]:
-    """An object that a thread keeps young."""
+    """Make an object that a thread keeps rewriting."""
     place = (below, secrets.token_hex(12))
     location.write(text, *place)
     released = threading.Event()
@@ -190,12 +191,12 @@ def _pulsing(location: Location, text: bytes, below: str) -> Callable[[], None]:
 
 
 _pulses: dict[threading.Event, threading.Thread] = {}
-"""By what releases them."""
+"""Threads by the event that releases their pin."""
 
 
 @atexit.register
 def _release_all() -> None:
-    """Before Arrow ends: a request that is under way then may keep it from its end (`location._s3`)."""
+    """Delete all pins before Arrow ends, whose shutdown a running request may block (`location._s3`)."""
     for released, thread in list(_pulses.items()):
         released.set()
         thread.join(_END_SECONDS)

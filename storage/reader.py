@@ -43,14 +43,15 @@ def open_tables(
     memory: str | None = None,
     verify: Collection[str] = (),
 ) -> duckdb.DuckDBPyConnection:
-    """A connection with every view of `orchard.storage.views` and, as `tables.<name>`, the tables as stored.
+    """Open a connection with every view of `orchard.storage.views` and, as `tables.<name>`, the stored
+    tables.
 
-    Tables that do not exist yet are empty, with their columns. Close it when done (it is a context
-    manager). With `as_of` it shows what the log said up to that sequence and nothing later. With `views` it
-    has only these, and what they are made of: opening all costs as much as several queries. With `memory`,
-    such as `300MB`, a query that needs more of it goes on in a temporary directory. Each file of the tables
-    of `verify` is read first and compared with its SHA-256, where it has one. Raises StorageError when there
-    is no such directory or `as_of` is not in the tables yet, StoreDamaged, StoreUnreachable.
+    Tables that do not exist yet are empty, with their columns. Close it when done (it is a context manager).
+    With `as_of` it shows the log up to that sequence and nothing later. With `views` it has only these, and
+    what they are made of: opening all costs as much as several queries. With `memory`, such as `300MB`, a
+    query that needs more continues in a temporary directory. Each file of the tables in `verify` is read
+    first and compared with its SHA-256, if it has one. Raises StorageError when there is no such directory or
+    `as_of` is not in the tables yet, StoreDamaged, StoreUnreachable.
     """
     location = existing(store_url)
     chosen, tables = needed(views)
@@ -62,7 +63,7 @@ def open_tables(
 
 @contextmanager
 def _connected(memory: str | None) -> Iterator[duckdb.DuckDBPyConnection]:
-    """A new connection, which stays open unless the block fails."""
+    """Open a connection, which stays open unless the block fails."""
     connection = duckdb.connect(":memory:")
     try:
         for setting in _SETTINGS:
@@ -84,12 +85,12 @@ def _create(connection: duckdb.DuckDBPyConnection, views: Iterable[str]) -> None
 
 
 def refresh(connection: duckdb.DuckDBPyConnection, store_url: str, *, as_of: int | None = None) -> None:
-    """Shows a connection of `open_tables` what has been committed since to any table, `as_of` as there."""
+    """Show a connection of `open_tables` what has been committed since, to any table; `as_of` as there."""
     _show(connection, *_pinned(Location.parse(store_url), TABLES), as_of, ())
 
 
 def needed(views: Iterable[str]) -> tuple[list[str], list[str]]:
-    """The views in the order of their creation, with those they are made of, and the tables of all."""
+    """Return the views in the order of their creation, with those they are made of, and the tables of all."""
     wanted, tables = set(views), set[str]()
     for name, query in reversed(VIEWS.items()):
         if name in wanted:
@@ -102,7 +103,7 @@ def needed(views: Iterable[str]) -> tuple[list[str], list[str]]:
 
 
 def existing(store_url: str) -> Location:
-    """Where the store is; raises StorageError for a directory that is not there."""
+    """Return the store's location. Raises StorageError for a missing directory."""
     location = Location.parse(store_url)
     if not location.is_s3 and not location.path.is_dir():
         raise StorageError(
@@ -113,33 +114,32 @@ def existing(store_url: str) -> Location:
 
 @dataclass(frozen=True)
 class Stored:
-    """A table at one version."""
-
     files: list[DataFile] = field(default_factory=list)
     evolved: bool = False
-    """Whether they differ in their columns."""
+    """Whether its files differ in their columns."""
     watermark: int = 0
 
 
 @dataclass(frozen=True)
-class Snapshot:
-    """Tables that belong together: whatever a writer does meanwhile, none is behind `complete`, and none has
-    what `events` has not."""
+class StoreSnapshot:
+    """Tables that belong together.
+
+    Whatever a writer does meanwhile, none is behind `complete`, and none has rows that `events` lacks.
+    """
 
     location: Location
     complete: int
-    """Sequence up to which all derived tables are whole."""
+    """Sequence up to which all derived tables are complete."""
     tables: dict[str, Stored]
 
     @property
     def keys(self) -> list[str]:
-        """Of all files, below the store's root."""
         return [f"tables/{table}/{file.path}" for table, one in self.tables.items() for file in one.files]
 
 
 @contextmanager
-def held_snapshot(location: Location, tables: Sequence[str] = TABLES) -> Iterator[Snapshot]:
-    """The tables as they are now, whose files stay on disk while the block runs."""
+def held_snapshot(location: Location, tables: Sequence[str] = TABLES) -> Iterator[StoreSnapshot]:
+    """Hold the current tables, whose files stay on disk while the block runs."""
     found, pin = _pinned(location, tables)
     try:
         yield found
@@ -147,27 +147,28 @@ def held_snapshot(location: Location, tables: Sequence[str] = TABLES) -> Iterato
         pin.release()
 
 
-def open_snapshot(snapshot: Snapshot) -> duckdb.DuckDBPyConnection:
-    """As `open_tables`, of all tables in a snapshot that is held for as long as the connection is open."""
+def open_snapshot(snapshot: StoreSnapshot) -> duckdb.DuckDBPyConnection:
+    """Open all tables of a snapshot, which must be held for as long as the connection is open."""
     with _connected(None) as connection:
         _show(connection, snapshot, None, None, ())
         _create(connection, list(VIEWS))
     return connection
 
 
-def _pinned(location: Location, tables: Sequence[str]) -> tuple[Snapshot, Pin]:
+def _pinned(location: Location, tables: Sequence[str]) -> tuple[StoreSnapshot, Pin]:
     return pinned(location, partial(_snapshot, location, tables), lambda found: found.keys)
 
 
-def _snapshot(location: Location, tables: Sequence[str]) -> Snapshot:
-    """In the order against that of the commits, so that each has what those before it are made from."""
+def _snapshot(location: Location, tables: Sequence[str]) -> StoreSnapshot:
+    """Read the tables in the reverse order of their commits, so that each has what those before it derive
+    from."""
     complete = _watermark(location, PROGRESS)
     derived = [table for table in tables if table != EVENTS]
     with ThreadPoolExecutor(4) as threads:
         found = dict(zip(derived, threads.map(partial(_stored, location), derived), strict=True))
     if EVENTS in tables:
         found[EVENTS] = _stored(location, EVENTS)
-    return Snapshot(location, complete, found)
+    return StoreSnapshot(location, complete, found)
 
 
 def _stored(location: Location, table: str) -> Stored:
@@ -183,7 +184,7 @@ def _stored(location: Location, table: str) -> Stored:
 
 def _show(
     connection: duckdb.DuckDBPyConnection,
-    found: Snapshot,
+    found: StoreSnapshot,
     pin: Pin | None,
     as_of: int | None,
     verify: Collection[str],
@@ -206,8 +207,8 @@ def _show(
     _shown[connection] = view
 
 
-def _verify(found: Snapshot, tables: Collection[str]) -> None:
-    """Raises StoreDamaged for a file of these tables that has other bytes than it was written with."""
+def _verify(found: StoreSnapshot, tables: Collection[str]) -> None:
+    """Raise StoreDamaged for a file of these tables with other bytes than it was written with."""
     chosen = [(table, file) for table in tables for file in found.tables[table].files]
     with ThreadPoolExecutor(4) as threads:
         for _ in threads.map(lambda one: verify_file(found.location, *one), chosen):
@@ -215,12 +216,11 @@ def _verify(found: Snapshot, tables: Collection[str]) -> None:
 
 
 def within(connection: duckdb.DuckDBPyConnection, query: str, first: int, last: int) -> str:
-    """The query with each `tables.<name>` in it reduced to the rows of a range of sequences, of a connection
-    of `open_tables`.
+    """Restrict each `tables.<name>` in a query to a range of sequences, for a connection of `open_tables`.
 
-    It reads the files alone that can have some. A filter in the query does not spare the others: DuckDB opens
-    every file of a table to see what it has. On 100,000 rollouts in 17 files, the messages of one take 4 ms
-    so, and 34 with a filter.
+    It reads only the files that can have rows of the range. A filter in the query does not spare the others:
+    DuckDB opens every file of a table to see what it has. On 100,000 rollouts in 17 files, the messages of
+    one take 4 ms so, and 34 with a filter.
     """
     known = _shown[connection]
     location = known.snapshot.location
@@ -240,20 +240,22 @@ def _rows(table: str, scan: str, end: int) -> str:
 
 
 def _keep(connection: duckdb.DuckDBPyConnection, pin: Pin) -> None:
-    """Releases the pin when the connection is closed, collected, or given another one: DuckDB drops then what
-    is registered under this name."""
+    """Release the pin when the connection is closed, collected, or gets another pin.
+
+    DuckDB then drops what is registered under this name.
+    """
     token = pa.table({"pin": pa.nulls(1)})
     weakref.finalize(token, pin.release)
     connection.register("_pin", token)
 
 
 def position(store_url: str) -> int:
-    """The stream sequence up to which every table is whole; 0 for a store that nothing was written to yet."""
+    """Sequence up to which every table is complete; 0 for a store without data."""
     return _watermark(Location.parse(store_url), PROGRESS)
 
 
 def log_position(store_url: str) -> int:
-    """The stream sequence up to which the table `events` is whole; 0 for a store that does not exist yet."""
+    """Sequence up to which the table `events` is complete; 0 for a store that does not exist yet."""
     return _watermark(Location.parse(store_url), EVENTS)
 
 
@@ -264,7 +266,7 @@ def _watermark(location: Location, table: str) -> int:
 
 
 def log_end(store_url: str) -> tuple[int, str | None]:
-    """`log_position`, and the id of the event there, None where it is not known."""
+    """Return `log_position`, and the id of the event there, None if it is unknown."""
     location = Location.parse(store_url)
     events = opened(location, EVENTS)
     if events is None:
@@ -297,9 +299,7 @@ _NO_END = 2**63 - 1
 
 @dataclass(frozen=True)
 class _Shown:
-    """What a connection shows."""
-
-    snapshot: Snapshot
+    snapshot: StoreSnapshot
     ends: dict[str, int]
     """Last sequence that is shown of each table."""
 
@@ -310,9 +310,11 @@ _shown: "weakref.WeakKeyDictionary[duckdb.DuckDBPyConnection, _Shown]" = weakref
 def _scan(
     connection: duckdb.DuckDBPyConnection, location: Location, table: str, stored: Stored, name: str = ""
 ) -> str:
-    """A table expression over the files. DuckDB reads a directory itself; S3 goes through Arrow, because
-    DuckDB's own S3 support is an extension that an air-gapped machine cannot download. Arrow's tables are
-    registered as `name`."""
+    """Return a table expression over the files.
+
+    DuckDB reads a directory itself; S3 goes through Arrow, because DuckDB's own S3 support is an extension
+    that an air-gapped machine cannot download. Arrow's tables are registered as `name`.
+    """
     keys = [location.key("tables", table, file.path) for file in stored.files]
     name = name or f"_{table}"
     if keys and not location.is_s3 and not stored.evolved:
@@ -330,7 +332,7 @@ def _scan(
 
 
 def _columns(table: str) -> str:
-    """The declared columns, times as plain timestamps in UTC so that no reader's time zone matters."""
+    """Select the declared columns, times as plain timestamps in UTC so that no reader's time zone matters."""
     return ", ".join(
         f'"{field.name}" at time zone \'UTC\' as "{field.name}"'
         if str(field.type).startswith("timestamp")

@@ -9,15 +9,15 @@ class WriterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The `[writer]` section: a commit is made at whichever limit comes first."""
 
     commit_rows: Count = 10_000
-    """Events of a commit, at most."""
+    """Largest number of events in a commit."""
     commit_seconds: Seconds = 2.0
-    """Seconds that the first event of a commit waits, at most."""
+    """Longest time that the first event of a commit waits."""
     commit_bytes: Size = 12 * 1024 * 1024
-    """Of messages; what bounds the writer's memory."""
+    """Largest size of a commit's messages; it bounds the writer's memory."""
     compact_above: Count = 30
     """Small files of a table that start a compaction."""
     compact_seconds: Duration = 10.0
-    """Between looks at whether a table has that many."""
+    """Time between two checks whether a table has that many."""
     derive_seconds: Seconds = 30.0
-    """How long the log has the processors for itself where the stream is ahead of it; then the derived tables
-    come up to it before it goes on."""
+    """How long the log has the processors for itself when the stream is ahead of it; then the derived
+    tables catch up before it continues."""

@@ -1,4 +1,4 @@
-"""What the model calls of campaigns have cost: the tables up to their position, then the stream.
+"""Cost of campaigns' model calls: from the tables up to their position, then from the stream.
 
 So a process that has just started knows it after one query, whatever a campaign's size.
 """
@@ -18,21 +18,21 @@ from orchard.streams.batches import messages_of
 from orchard.streams.connection import Connection
 
 _MEMORY = "200MB"
-"""Of the query; what needs more goes on in a temporary directory."""
+"""Memory limit of the query; what needs more continues in a temporary directory."""
 
 
 class Spent(NamedTuple):
-    """What the calls of a campaign have cost, those of all its attempts."""
+    """Cost of a campaign's calls in all its attempts."""
 
     usd: float = 0.0
     unpriced: int = 0
-    """Calls without a known price, which the sum has not."""
+    """Calls without a known price, which the sum lacks."""
     position: int = 0
-    """Sequence in the log up to which they are counted."""
+    """Sequence in the log up to which calls are counted."""
 
 
 def dollars(usd: float) -> str:
-    """For people: cents, and of less than a dollar four digits."""
+    """Format an amount: cents, and below a dollar four digits."""
     return f"{usd:,.2f} USD" if usd >= 1 or not usd else f"{usd:.4g} USD"
 
 
@@ -46,7 +46,7 @@ from (
 
 
 def spent_in(tables: duckdb.DuckDBPyConnection, campaigns: Iterable[str], up_to: int) -> dict[str, Spent]:
-    """By campaign, from an open store with the table `llm_calls_all`."""
+    """Return the cost by campaign, from an open store with the table `llm_calls_all`."""
     wanted = list(campaigns)
     rows = tables.execute(_SPENT, {"names": wanted, "position": up_to}).fetchall()
     return {name: Spent(position=up_to) for name in wanted} | {
@@ -55,7 +55,7 @@ def spent_in(tables: duckdb.DuckDBPyConnection, campaigns: Iterable[str], up_to:
 
 
 def spent_in_tables(store_url: str, campaigns: Iterable[str]) -> dict[str, Spent]:
-    """By campaign, up to the position of the tables. Raises StorageError."""
+    """Return the cost by campaign, up to the position of the tables. Raises StorageError."""
     up_to = position(store_url)
     if not up_to:
         return {name: Spent() for name in campaigns}
@@ -64,7 +64,7 @@ def spent_in_tables(store_url: str, campaigns: Iterable[str]) -> dict[str, Spent
 
 
 async def with_later(connection: Connection, campaign: str, spent: Spent) -> Spent:
-    """With the calls that the stream has after its position."""
+    """Add the calls that the stream has after its position."""
     usd, unpriced, at = spent
     pattern = f"{EVENTS_PREFIX}.{campaign}.*.llm.called"
     async for batch in messages_of(connection, names.EVENTS, pattern, start=at + 1):
@@ -78,6 +78,6 @@ async def with_later(connection: Connection, campaign: str, spent: Spent) -> Spe
 
 
 async def spent_now(connection: Connection, store_url: str, campaign: str) -> Spent:
-    """By the tables and the stream. Raises StorageError."""
+    """Return the cost by the tables and the stream. Raises StorageError."""
     known = await asyncio.to_thread(spent_in_tables, store_url, [campaign])
     return await with_later(connection, campaign, known[campaign])

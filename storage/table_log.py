@@ -1,8 +1,8 @@
-"""The Delta log of a table, opened; where it cannot be read, the damage and the command that mends it.
+"""Opens the Delta log of a table; if it is damaged, reports the damage and the command that mends it.
 
-Damage is told from a store that is out of reach by looking: where every file of the log can be read and Delta
-still cannot make a table of them, they are not what was written. A log that changes while it is read, because
-a writer makes the table or cleans its log, is read again.
+Damage is told from an unreachable store by reading: if every file of the log can be read and Delta still
+cannot make a table of them, they are not what was written. A log that changes while it is read, because a
+writer makes the table or cleans its log, is read again.
 """
 
 import secrets
@@ -18,26 +18,24 @@ from orchard.storage.tables import EVENTS
 
 _LOG = "_delta_log"
 _UNFINISHED = "#"
-"""In the name that Delta gives a file in a directory until it is whole."""
+"""Part of the name that Delta gives a file in a directory until it is whole."""
 _SERVICE = "Generic S3 error"
-"""What Delta says of a service that did not answer, which may answer the next request."""
+"""Delta's message for a service that did not respond, but may respond to the next request."""
 _REASON = 200
-"""Characters of Delta's own words."""
 
 
 def mending(table: str) -> str:
-    """The command that makes a table anew."""
     command = "orchard store rebuild --from-stream" if table == EVENTS else "orchard store rebuild"
     return f"stop `orchard up` and run `{command}`"
 
 
 def file_damaged(table: str, file: str) -> StoreDamaged:
-    """A file of a table is gone, shorter, or has other bytes than it was written with."""
+    """Error for a file of a table that is gone, shorter, or has other bytes than it was written with."""
     return StoreDamaged(f"{table}: the Parquet file {file} is damaged: restore it, or {mending(table)}")
 
 
 def opened(location: Location, table: str) -> DeltaTable | None:
-    """The table as it is now; None where there is none yet. Raises StoreDamaged or StoreUnreachable."""
+    """Open the current table; None if there is none yet. Raises StoreDamaged or StoreUnreachable."""
     seen: dict[str, int | None] | None = None
     with store_errors(location.url):
         while True:
@@ -57,7 +55,7 @@ def opened(location: Location, table: str) -> DeltaTable | None:
 
 
 def set_aside(location: Location, table: str) -> None:
-    """Puts the log of a table beside it, where Delta does not look, so that the table can be made anew."""
+    """Move the log of a table to where Delta does not look, so that the table can be made anew."""
     files, log = location.filesystem, location.key("tables", table, _LOG)
     with store_errors(location.url):
         if files.get_file_info(log).type != pafs.FileType.Directory:
@@ -77,7 +75,7 @@ def _damaged(table: str, error: Exception) -> StoreDamaged:
 
 
 def _files(location: Location, table: str) -> dict[str, int | None]:
-    """The finished files in a table's directory, with their bytes: none is written a second time."""
+    """Finished files in a table's directory with their sizes; none is written a second time."""
     found = location.filesystem.get_file_info(
         pafs.FileSelector(location.key("tables", table), allow_not_found=True, recursive=True)
     )
@@ -89,7 +87,7 @@ def _files(location: Location, table: str) -> dict[str, int | None]:
 
 
 def _readable(location: Location, files: Iterable[str]) -> bool:
-    """Whether all files of the log can be read, whatever is in them."""
+    """Whether all files of the log can be read, whatever their content."""
     try:
         for path in files:
             if f"/{_LOG}/" in path:

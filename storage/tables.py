@@ -1,8 +1,8 @@
 """The tables of a store and their columns, declared once for the writer, the readers and rebuilds.
 
-`events` is the log itself. All others are derived: each row comes from one event and carries its
-`sequence`, so that any of them can be rebuilt from `events` and compared row by row. Their columns are the
-fields of the payloads (`orchard.storage.columns`): only what the fields do not say is said here.
+`events` is the log itself. All others are derived: each row comes from one event and carries its `sequence`,
+so that any of them can be rebuilt from `events` and compared row by row. Their columns are the fields of the
+payloads (`orchard.storage.columns`); only the rest is declared here.
 """
 
 from collections.abc import Mapping
@@ -37,11 +37,11 @@ from orchard.storage.columns import INT, TEXT, TIME, columns
 
 EVENTS = "events"
 PROGRESS = "progress"
-"""A table without rows whose watermark says up to which sequence every derived table is complete."""
+"""A table without rows whose watermark is the sequence up to which every derived table is complete."""
 UNREADABLE = "unreadable"
 """`type` of a stored message that is not a readable event; its bytes are in `payload`."""
 NO_EVENT = frozenset({UNREADABLE, "malformed"})
-"""With the word that earlier versions wrote for the same."""
+"""Also "malformed", which earlier versions wrote."""
 BASE64 = "base64"
 """`dataschema` of an unreadable row whose bytes are not UTF-8: `payload` is their Base64."""
 
@@ -49,13 +49,11 @@ _Payloads = dict[type[msgspec.Struct], dict[str, str]]
 
 
 class _Derived(NamedTuple):
-    """A derived table."""
-
     payloads: _Payloads
-    """Types of the events that have rows in it, with the text columns that each fills with one word."""
+    """Types of the events that have rows in it, with the text columns that each fills with a constant."""
     order: str = "*"
-    """Columns; `*` stands for those that are not named, in the order of the payloads' fields. It stays as
-    stores have it."""
+    """Columns; `*` stands for those that are not named, in the order of the payloads' fields. Stores rely
+    on the order."""
     own: Mapping[str, pa.DataType] = MappingProxyType({})
     """Columns that are no fields: `orchard.storage.derive` computes them."""
     without: frozenset[str] = frozenset()
@@ -82,7 +80,7 @@ def _rows(*payloads: type[msgspec.Struct]) -> _Payloads:
 
 
 def _apart(column: str = "kind", /, **payloads: type[msgspec.Struct]) -> _Payloads:
-    """Payloads whose rows are told apart by a word in `column`."""
+    """Assign each payload a constant in `column` that identifies its rows."""
     return {payload: {column: word} for word, payload in payloads.items()}
 
 
@@ -94,7 +92,6 @@ _ENVELOPE = {
     "rollout_id": TEXT,
     "attempt": INT,
 }
-"""The first columns of every derived table."""
 
 _IMAGE = pa.struct(
     [
@@ -181,7 +178,7 @@ _DERIVED = {
 ROWS = {
     payload: (table, words) for table, made in _DERIVED.items() for payload, words in made.payloads.items()
 }
-"""Type of a payload to the table where its event has a row, and the words it fills in there."""
+"""Type of a payload to the table where its event has a row, and the constants it fills in there."""
 
 SCHEMAS: dict[str, pa.Schema] = {
     PROGRESS: pa.schema([("sequence", INT)]),

@@ -1,9 +1,9 @@
-"""What the tables mean: SQL views over them, the same for every reader.
+"""SQL views over the tables, the same for every reader.
 
-The schema `tables` has the tables as they are stored; the views here are what people and programs ask. A
-rollout's outcome is its terminal event that no `rollout.reopened` has superseded: the compare-and-set on
-its subject admits at most one. Messages, model calls and rewards of the accepted attempt count, once each,
-also when their event was published again after the stream had forgotten its id; the rest is abandoned.
+The schema `tables` has the tables as they are stored; people and programs query these views. A rollout's
+outcome is its terminal event that no `rollout.reopened` has superseded: the compare-and-set on its subject
+admits at most one. Messages, model calls and rewards of the accepted attempt count, once each, also when
+their event was published again after the stream had forgotten its id; the rest is abandoned.
 """
 
 _ROLLOUTS_ALL = """
@@ -20,7 +20,7 @@ anti join tables.reopenings_all o on o.superseded_sequence = r.sequence
 
 
 def _once(table: str) -> str:
-    """The rows, as `t`, of a table without those whose event is in the log already at a lower sequence."""
+    """Select a table's rows, as `t`, without those whose event is in the log already at a lower sequence."""
     return f"""
 from tables.{table} t anti join (
     select event_id, min(sequence) as first from tables.{table} group by event_id having count(*) > 1
@@ -51,7 +51,7 @@ select t.* {_once("llm_calls_all")} semi join (
     where m.inherited_from is not null and m.role = 'assistant'
 ) own on own.rollout_id = t.rollout_id and own.made_by = t.attempt and coalesce(own.node, t.node) = t.node
 """
-"""The calls that made the messages of the accepted attempt, also those that an earlier attempt had made."""
+"""Calls that made the messages of the accepted attempt, including those of an earlier attempt."""
 
 _LLM_CALLS_ALL = f"""
 select t.*, r.rollout_id is not null and own.sequence is null as abandoned
@@ -228,7 +228,7 @@ with counted as (
 select campaign, task_set, harness, arm, replicate, trained, count(rate) as tasks, avg(rate) as pass_at_1
 from counted group by all
 """
-"""Scores of replicates: models of one arm, and where a model is in none, its samples."""
+"""Scores of replicates: models of one arm, or the samples of a model that is in none."""
 
 _VALUES = f"""
 select t.* {_once("values_all")}
@@ -305,7 +305,9 @@ VIEWS: dict[str, str] = {
     "archives": f"select t.* {_once('archives_all')}",
     "unreadable": "select * from tables.unreadable_all",
 }
-"""View name to its query, in the order of their creation. `values` has the latest annotation of each rollout
-by each annotator: layers are added, never changed, and `values_all` has all of them. `pass_rates` divides
-by graded rollouts only: an aborted one has no reward and is in a column of its own, and so is one that its
-site blocked, which is not counted among the aborted."""
+"""View name to its query, in the order of their creation.
+
+`values` has the latest annotation of each rollout by each annotator: layers are added, never changed, and
+`values_all` has all of them. `pass_rates` divides by graded rollouts only: an aborted one has no reward and
+is in a column of its own, and so is one that its site blocked, which is not counted among the aborted.
+"""

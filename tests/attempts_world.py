@@ -36,6 +36,7 @@ from orchard.workers.attempts.worker import Worker, WorkerSettings
 from orchard.workers.domains.gui.browser.pool import Browsers, browsers
 from orchard.workers.episode.sandboxes import SandboxSettings
 from orchard.workers.episode.settings import JudgeSettings
+from orchard.workers.episode.standby import standbys
 from orchard.workers.episode.worlds import Shared
 from orchard.workers.llm.client import EndpointSettings, ModelClient, Price
 from orchard.workers.llm.rests import Rests
@@ -190,11 +191,10 @@ class World:
             Claims(self.connection, QUEUE) as claims,
         ):
             shared = Shared()
-            standby = await shared.of(browsers)
-            standby.keep(self.sandboxes, SandboxSettings(), spare_browsers)
+            settled = WorkerSettings(slots=slots, spare_browsers=spare_browsers)
             dependencies = AttemptDependencies(
                 shared=shared,
-                standby=standby,
+                standbys=await standbys(shared, self.sandboxes, SandboxSettings(), settled),
                 worker="test",
                 publisher=Publisher(self.connection),
                 blobs=self.blobs,
@@ -207,12 +207,12 @@ class World:
                 dependencies,
                 claims,
                 CampaignBook(self.connection),
-                WorkerSettings(slots=slots),
+                settled,
                 shutdown_seconds=0.0,
             )
             tasks = [asyncio.create_task(worker.run()), asyncio.create_task(keep(self.connection))]
             try:
-                yield standby
+                yield await shared.of(browsers)
             finally:
                 for task in tasks:
                     task.cancel()

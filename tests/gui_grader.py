@@ -6,7 +6,7 @@ import msgspec
 
 from orchard.schemas.gui import GuiOutcome, reward
 from orchard.schemas.outcomes import Reward
-from orchard.workers.graders.plugin import Judgement
+from orchard.workers.graders.judgement import Judgement
 
 
 class Nothing(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
-from orchard.injector.operations import KEY_HEADER, REASON_HEADER
+from orchard.injector.agent.protocol import KEY_HEADER, REASON_HEADER
 
 Refusal = tuple[int, str]
 """HTTP status, and the word for programs."""

@@ -17,10 +17,12 @@ from orchard.reference.commands import walk
 from orchard.reference.glossary import COLUMNS, TABLES, VIEWS
 from orchard.reference.page import anchor
 from orchard.reference.pages import PAGES
+from orchard.schemas.outcomes import AbortCause
 from orchard.storage import tables, views
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("schemas", "streams", "storage", "injector", "workers", "pipelines", "orchard", "infra", "tests")
+DECISIONS = ROOT / "docs" / "decisions"
 PAGES_OF_PEOPLE = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 SOURCES = sorted(
     file
@@ -218,10 +220,23 @@ def cites_nothing(text: str, file: Path) -> Iterator[str]:
             yield name
     yield from (name for name in PLACE.findall(text) if not (ROOT / name).exists())
     for number in DECISION.findall(text):
-        if not list((ROOT / "docs" / "decisions").glob(f"{int(number):04}-*.md")):
+        if int(number) not in decided():
             yield f"decision {number}"
     yield from (name for name in MODULE.findall(text) if not importable(name))
     yield from NOWHERE.findall(text)
+
+
+@cache
+def decided() -> set[int]:
+    """Numbers of the decisions that have a page or a line in the index."""
+    pages = {int(page.name[:4]) for page in DECISIONS.rglob("[0-9]*.md")}
+    lines = re.findall(r"^\| (\d+)", (DECISIONS / "README.md").read_text(), re.MULTILINE)
+    return pages | {int(number) for number in lines}
+
+
+def test_a_decision_is_one_screen() -> None:
+    pages = DECISIONS.rglob("[0-9]*.md")
+    assert [named(page) for page in pages if len(page.read_text().splitlines()) > 50] == []
 
 
 @cache
@@ -239,6 +254,28 @@ def importable(name: str) -> bool:
 def resolved(name: str) -> Any:
     module, _, attribute = name.rpartition(".")
     return getattr(importlib.import_module(module), attribute)
+
+
+GLOSSARY_ROW = re.compile(
+    r"^\| (?P<word>[^|]+) \| [^|]+ \| `(?P<name>\w+)` in `(?P<file>[\w/]+\.py)` \|$", re.MULTILINE
+)
+
+
+def test_the_glossary_names_classes_that_exist() -> None:
+    rows = list(GLOSSARY_ROW.finditer((ROOT / "docs" / "concepts.md").read_text()))
+    assert len(rows) > 40
+    missing = [
+        row["word"]
+        for row in rows
+        if not re.search(rf"^class {row['name']}\b", (ROOT / row["file"]).read_text(), re.MULTILINE)
+    ]
+    assert not missing
+
+
+def test_the_glossary_has_every_cause_of_an_abort_once() -> None:
+    section = (ROOT / "docs" / "concepts.md").read_text().partition("## Causes of an abort")[2]
+    groups = re.findall(r"^\| (?:infrastructure|environment|user) \| ([^|]+) \|", section, re.MULTILINE)
+    assert sorted(re.findall(r"`(\w+)`", " ".join(groups))) == sorted(AbortCause)
 
 
 # --- troubleshooting -----------------------------------------------------------------------------

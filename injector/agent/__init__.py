@@ -1,5 +1,5 @@
-"""The agent: runs commands and moves files for sandboxes, and answers for them over HTTP.
+"""The agent: runs commands and moves files for sandboxes, and serves them over HTTP.
 
-Standard library and aiohttp only: the same code runs inside other people's images. On one machine it is a
-process outside all sandboxes that enters their namespaces (`local/`).
+It imports the standard library and aiohttp only, because the same code runs inside other people's images. On
+one machine it is a process outside all sandboxes that enters their namespaces (`local/`).
 """

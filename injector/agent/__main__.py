@@ -1,4 +1,4 @@
-"""`python -m orchard.injector.agent --state DIR`: the agent of a state directory, until told to stop."""
+"""`python -m orchard.injector.agent --state DIR`: runs the agent of a state directory until it is stopped."""
 
 import argparse
 import fcntl
@@ -18,11 +18,11 @@ DISK_LIMIT_VARIABLE = "ORCHARD_SANDBOX_DISK"
 FILES_LIMIT_VARIABLE = "ORCHARD_SANDBOX_FILES"
 PRIVATE_VARIABLE = "ORCHARD_EGRESS_PRIVATE"
 STOP_TIMEOUT = 60.0
-"""Seconds: `--stop` waits for an agent to delete its sandboxes, a new agent for a killed one to end."""
+"""Seconds that `--stop` waits for an agent to delete its sandboxes, and a new agent for a killed one to end.
+"""
 
 
 def main() -> int:
-    """Run, stop or inspect the agent, or import an image. Returns the exit status."""
     options = _options()
     os.umask(0o022)
     options.state.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -148,8 +148,8 @@ def _networks(text: str) -> list[str]:
 
 
 def _close_inherited(kept: int | None) -> None:
-    """What whoever started us had open: its pipes must not last as long as we do, and commands find theirs by
-    number."""
+    """Close the descriptors inherited from the parent: its pipes must not stay open as long as the agent
+    runs."""
     first = 3
     if kept is not None:
         os.closerange(first, kept)
@@ -158,7 +158,7 @@ def _close_inherited(kept: int | None) -> None:
 
 
 def _number(option: str, variable: str, text: str) -> int:
-    from orchard.injector.agent.machine import quantity
+    from orchard.injector.agent.interfaces import quantity
 
     try:
         return int(quantity(text))
@@ -175,7 +175,7 @@ def _locked(lock: int) -> bool:
 
 
 def _holder_runs(lock: int) -> bool:
-    """Whether the agent that took the lock has not ended; so it is too while it has not said who it is."""
+    """Whether the process that took the lock still runs; also true until it has written its process id."""
     try:
         pidfd = os.pidfd_open(int(os.pread(lock, 64, 0)))
     except ValueError:
@@ -189,7 +189,6 @@ def _holder_runs(lock: int) -> bool:
 
 
 def _stop(state: Path) -> int:
-    """Ask the agent to end and wait until it has."""
     lock = os.open(state / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + STOP_TIMEOUT
     text = os.pread(lock, 64, 0).decode().strip()

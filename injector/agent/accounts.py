@@ -1,4 +1,4 @@
-"""Whom a command runs as: users and groups as the sandbox's own /etc/passwd and /etc/group have them."""
+"""Resolves the user that a command runs as from the sandbox's /etc/passwd and /etc/group."""
 
 import os
 from collections.abc import Iterator
@@ -9,24 +9,22 @@ from orchard.injector.agent.errors import RequestInvalid
 from orchard.injector.agent.kernel import open_beneath
 
 _MOST = 1 << 18
-"""Bytes of either file that are read: a task may have made it as large as it likes."""
+"""Bytes read of either file, which the task may have made as large as it likes."""
 _MOST_GROUPS = 1000
 
 
-class Account(NamedTuple):
-    """A user; `groups` beside the first. `home` is where it says that its files are."""
-
+class UserAccount(NamedTuple):
     uid: int
     gid: int
     groups: tuple[int, ...]
     home: str
 
 
-ROOT = Account(0, 0, (), "/root")
+ROOT = UserAccount(0, 0, (), "/root")
 
 
-def account(root: int, name: str) -> Account:
-    """`name`, `name:group` or numbers of either, as in an image's USER. Raises RequestInvalid.
+def account(root: int, name: str) -> UserAccount:
+    """Resolve `name`, `name:group` or their numbers, as in an image's USER. Raises RequestInvalid.
 
     `root` is a descriptor of the sandbox's root.
     """
@@ -48,11 +46,10 @@ def account(root: int, name: str) -> Account:
                 groups.append(one)
     if colon:
         gid, groups = _group(root, group), []
-    return Account(uid, gid, tuple(groups), "/" if found is None else found[5] or "/")
+    return UserAccount(uid, gid, tuple(groups), "/" if found is None else found[5] or "/")
 
 
 def others() -> bool:
-    """Whether there are users here other than root."""
     return sum(int(line.split()[2]) for line in Path("/proc/self/uid_map").read_text().splitlines()) > 1
 
 

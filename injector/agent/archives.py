@@ -1,6 +1,6 @@
-"""Directory archives between the event loop, which has the line, and a thread, which has the disk.
+"""Directory archives: the event loop has the connection, a thread has the disk.
 
-A socket pair lies between them, so neither gets further ahead of the other than its buffer is long.
+A socket pair between them bounds how far either gets ahead of the other.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ _GONE = (BrokenPipeError, ConnectionResetError)
 
 @asynccontextmanager
 async def packed(root: int, path: str) -> AsyncIterator[AsyncIterator[bytes]]:
-    """The directory at `path` as a tar archive, in pieces.
+    """Yield the directory at `path` as a tar archive, in pieces.
 
     Raises NotFound and RequestInvalid at once; when the directory cannot be read to its end, the iterator
     raises OSError. Leaving the block early ends the thread.

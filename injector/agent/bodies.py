@@ -1,8 +1,9 @@
-"""Bodies that come or go in pieces: as they are, unless a middleware has put seals around them."""
+"""Streamed request and response bodies; a middleware that encrypts bodies may replace them."""
 
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
+from urllib.parse import parse_qsl
 
 from aiohttp import web
 
@@ -10,17 +11,15 @@ CHUNK = 1 << 18
 log = logging.getLogger(__name__)
 INCOMING = web.RequestKey("incoming pieces", AsyncIterator[bytes])
 OUTGOING: web.RequestKey[Callable[[], web.StreamResponse]] = web.RequestKey("outgoing stream")
-"""Under these keys a middleware leaves on the request what `pieces` and `stream` then give."""
+"""A middleware leaves its replacements of `pieces` and `stream` on the request under these keys."""
 
 
 def pieces(request: web.Request) -> AsyncIterator[bytes]:
-    """The body of the request as it comes."""
     incoming = request.get(INCOMING)
     return aiter(request.content.iter_chunked(CHUNK)) if incoming is None else incoming
 
 
 def stream(request: web.Request, content_type: str) -> web.StreamResponse:
-    """An answer to be prepared, written to and ended."""
     make = request.get(OUTGOING)
     reply = web.StreamResponse() if make is None else make()
     reply.content_type = content_type
@@ -30,7 +29,8 @@ def stream(request: web.Request, content_type: str) -> web.StreamResponse:
 async def streamed(
     request: web.Request, content_type: str, pieces: AsyncIterator[bytes]
 ) -> web.StreamResponse:
-    """An answer that has begun cannot become an error: it is broken off, so nobody takes it for whole."""
+    """Stream `pieces` as the response; an error on the way aborts the connection, so that nobody takes it for
+    whole."""
     reply = stream(request, content_type)
     await reply.prepare(request)
     with broken_off(request):
@@ -42,10 +42,15 @@ async def streamed(
 
 @contextmanager
 def broken_off(request: web.Request) -> Iterator[None]:
-    """Around an answer that has begun."""
+    """Abort the connection on an OSError after the response has begun."""
     try:
         yield
     except OSError as error:
         log.warning("%s %s is broken off: %s", request.method, request.path, error)
         if request.transport is not None:
             request.transport.abort()
+
+
+def query(request: web.Request) -> Mapping[str, str]:
+    pairs = parse_qsl(request.rel_url.raw_query_string, keep_blank_values=True, errors="surrogateescape")
+    return dict(reversed(pairs))

@@ -1,4 +1,4 @@
-"""A command as the spawner starts it: words as they are, or a line for the image's shell."""
+"""A command as the spawner starts it: an argument list, or a line for the image's shell."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -8,14 +8,14 @@ from typing import NamedTuple
 from orchard.injector.agent.kernel import sealed_file
 
 SCRIPT = 6
-"""The descriptor that a shell has a long line at."""
+"""Descriptor at which a shell finds a line that is too long for an argument."""
 LONGEST = 100_000
-"""Bytes of a line that is an argument of the shell: the kernel takes 128 KiB. A longer one is a file."""
+"""Bytes of a line that is passed as an argument (the kernel takes 128 KiB); a longer one becomes a file."""
 LOGIN = 'if [ -f ~/.bashrc ]; then . ~/.bashrc; fi; (eval "shift; $1")'
-"""What a login shell that is bash runs, with the line and its words as arguments.
+"""Script of a bash login shell, whose arguments are the line and its words.
 
-It is interactive, because most ~/.bashrc do nothing in another; the subshell is not, so it speaks only when
-the command does.
+The shell is interactive, because most ~/.bashrc do nothing otherwise; the subshell is not, so it prints only
+what the command prints.
 """
 
 
@@ -27,12 +27,12 @@ class CommandLine(NamedTuple):
     words: Sequence[str]
     login: bool
     script: int = -1
-    """Descriptor of the file that `line` reads, if it does."""
+    """Descriptor of the file that `line` reads; -1: none."""
 
 
 @contextmanager
 def command_line(command: str | Sequence[str], login: bool) -> Iterator[CommandLine]:
-    """Of a command that is a line or a list of words, by a login shell or not."""
+    """Prepare a command: a shell line or an argument list, with or without a login shell."""
     if not isinstance(command, str):
         yield CommandLine((), 'exec "$@"', command, True) if login else CommandLine(command, "", (), False)
         return
@@ -51,7 +51,6 @@ def command_line(command: str | Sequence[str], login: bool) -> Iterator[CommandL
 
 
 def shell_words(shell: str, line: str, words: Sequence[str], login: bool) -> list[str]:
-    """The arguments of a shell of this name."""
     if not login:
         return [shell, "-c", line]  # words are a login shell's only
     if shell != "bash":

@@ -1,5 +1,5 @@
-"""The connections at one end of a tunnel: those that come in here are offered to the other end, or those that
-the other end offers are made here."""
+"""The connections at one end of a tunnel: offers those accepted here to the other end, or dials those
+offered."""
 
 import asyncio
 import errno
@@ -13,16 +13,16 @@ from orchard.injector.agent.splicing import Splice, prepared
 
 OUT_OF_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 PAUSE = 0.2
-"""Seconds before the next look for a free descriptor."""
+"""Seconds between attempts to accept while the process is out of descriptors."""
+KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
+"""Seconds of silence before the first probe, seconds between probes, number of probes."""
 _SCRATCH = memoryview(bytearray(PIECE))
 
 Dial = Callable[[], Awaitable[socket.socket]]
-"""A connected socket that never waits. Raises OSError."""
+"""Returns a connected, non-blocking socket. Raises OSError."""
 
 
 class Connections:
-    """Of one tunnel, while its line lasts."""
-
     def __init__(
         self,
         line: Line,
@@ -30,9 +30,11 @@ class Connections:
         places: Sequence[asyncio.Semaphore],
         idle_seconds: float | None = None,
     ) -> None:
-        """`end` is a socket that listens, or makes connections. Of all `places` each connection takes one;
-        those that find none wait. One on which nothing moves for `idle_seconds`, or up to twice as long, is
-        reset; None: the other end sees to that.
+        """`end` is a listening socket, or dials connections. Each connection takes one of each of `places` or
+        waits.
+
+        A connection without traffic for `idle_seconds` to twice as long is reset; None: the other end does
+        that.
         """
         self._listener = end if isinstance(end, socket.socket) else None
         self._dial = None if isinstance(end, socket.socket) else end
@@ -43,7 +45,7 @@ class Connections:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Until the line ends, or the listener; then all connections are reset. Raises ProtocolError."""
+        """Forward connections until the line or the listener ends, then reset all. Raises ProtocolError."""
         running = asyncio.ensure_future(self._multiplexer.run())
         ending = [running]
         if self._listener is not None:
@@ -77,7 +79,6 @@ class Connections:
             task.add_done_callback(partial(self._left, connection))
 
     def _left(self, connection: socket.socket, _task: object) -> None:
-        """Its task is over, or was cancelled before it began."""
         connection.close()
         self._leave_place()
 
@@ -95,7 +96,6 @@ class Connections:
             self._leave_place()
 
     async def _spliced(self, splice: Splice, connection: socket.socket) -> None:
-        """Returns when both are over."""
         self._splices.add(splice)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(lambda: splice, connection)
@@ -135,7 +135,7 @@ class Connections:
 
 
 async def accepted(listener: socket.socket) -> socket.socket:
-    """The next connection, also when there are no descriptors for a while."""
+    """Accept the next connection; waits while the process is out of descriptors."""
     loop = asyncio.get_running_loop()
     while True:
         try:
@@ -149,10 +149,23 @@ async def accepted(listener: socket.socket) -> socket.socket:
 
 
 async def connected(connection: socket.socket, address: Any) -> socket.socket:
-    """The socket, once it is connected; closed if it cannot be. Raises OSError."""
+    """Connect the socket and return it; closes it on failure. Raises OSError."""
     try:
         await asyncio.get_running_loop().sock_connect(connection, address)
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def keep_alive(line: socket.socket | None) -> None:
+    """Enable keepalive on a TCP connection; does nothing for other sockets.
+
+    A terminal may be silent for days, and its reader may pause, so neither silence nor a missing WebSocket
+    pong means that the peer is gone.
+    """
+    if line is None or line.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in KEEPALIVE:
+        line.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -28,29 +28,25 @@ from orchard.injector.agent.files import (
 from orchard.injector.agent.kernel import RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS, filesystem_type, open_at
 
 _HEADER_LIMIT = 1 << 20
-"""Bytes of one entry's extended header, which has to be read into memory."""
+"""Bytes of one entry's extended header, which is read into memory."""
 _DEEPEST = 200
-"""Directories within each other; each is one open descriptor while the innermost is read."""
+"""Levels of nested directories; each costs one open descriptor while the innermost is read."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _INSIDE = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS
 
 
 class Writable(Protocol):
-    """Where an archive goes."""
-
     def write(self, data: bytes, /) -> Any: ...
 
 
 class Readable(Protocol):
-    """Where an archive comes from."""
-
     def read(self, size: int, /) -> bytes | None: ...
 
 
 def pack(directory: int, target: Writable) -> None:
-    """Write the open directory to `target` as a tar archive of names relative to it.
+    """Write the open directory to `target` as a tar archive of relative names.
 
-    Raises OSError where it cannot be read, and then the archive lacks its end.
+    Raises OSError when something cannot be read; the archive then lacks its end marker.
     """
     stream: Any = target
     with tarfile.open(fileobj=stream, mode="w|", bufsize=CHUNK, format=tarfile.PAX_FORMAT) as archive:
@@ -59,9 +55,10 @@ def pack(directory: int, target: Writable) -> None:
 
 
 def insist_packable(directory: int, depth: int = 0) -> None:
-    """Raise RequestInvalid for a tree that could not be packed to its end: one that is too deep, or has a
-    directory with too many entries. Who made it learns that before an archive begins, which could only be
-    broken off."""
+    """Raise RequestInvalid for a tree that is too deep or has a directory with too many entries.
+
+    Checked before packing, because an archive that has begun could only be broken off.
+    """
     if filesystem_type(directory) in KERNEL_INTERFACES:
         return
     if depth > _DEEPEST:
@@ -157,7 +154,7 @@ _KINDS = (
 
 
 class _Exactly:
-    """A file of a length that was promised: cut or filled with zeros when it has changed."""
+    """A file cut or filled with zeros to a promised length, should it change while it is read."""
 
     def __init__(self, source: io.FileIO, size: int) -> None:
         self._source = source
@@ -172,21 +169,19 @@ class _Exactly:
 
 @dataclass
 class Unpacked:
-    """What was put in place."""
-
     entries: int = 0
     size: int = 0
-    """Bytes of regular files."""
     directories: list[tuple[str, tarfile.TarInfo]] = field(default_factory=list)
-    """Their modes and times are set last: one may be read-only, and what is put into it changes it."""
+    """Directories whose modes and times are set last: one may be read-only, and unpacking into it changes its
+    time."""
 
 
 def unpack(root: int, path: str, source: Readable) -> Unpacked:
-    """Unpack a tar archive (not compressed) into the directory at `path`, which is made where it is missing.
+    """Unpack a tar archive (not compressed) into the directory at `path`, which is made if missing.
 
     A file or link in the way of a file is replaced; a directory is not. No link is followed. Raises
-    RequestInvalid, naming the entry, for absolute names, `..`, entries below a link, hard links to what lies
-    outside, devices, and what is no archive. Entries before that one are in place then.
+    RequestInvalid, naming the entry, for absolute names, `..`, entries below a link, hard links that lead
+    outside, devices, and data that is no archive. Earlier entries then stay in place.
     """
     make_directory(root, path)
     done = Unpacked()
@@ -208,7 +203,7 @@ def unpack(root: int, path: str, source: Readable) -> Unpacked:
 
 
 class _Entry(tarfile.TarInfo):
-    """Refuses headers that would have to be held in memory without end."""
+    """Refuses extended headers over `_HEADER_LIMIT` and sparse files."""
 
     def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
         extended = (
@@ -246,7 +241,6 @@ def _unpack_entry(archive: tarfile.TarFile, entry: tarfile.TarInfo, directory: i
 
 
 def _place(archive: tarfile.TarFile, entry: tarfile.TarInfo, directory: int, parent: int, name: str) -> int:
-    """Make one thing that is no directory; returns the bytes written."""
     if entry.isdev() and not entry.isfifo():
         raise RequestInvalid(f"entry `{entry.name}`: devices cannot be unpacked")
     if entry.isreg() and entry.sparse is not None:
@@ -288,7 +282,7 @@ def _content(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> Iterator[memor
 
 
 def _own(entry: tarfile.TarInfo, place: int | str, directory: int | None = None) -> None:
-    """Give it to its owner. Without root, and for owners that our user namespace lacks, it stays ours."""
+    """Set the owner; does nothing without root, or for an owner that the user namespace lacks."""
     if os.geteuid() != 0:
         return
     try:
@@ -299,7 +293,7 @@ def _own(entry: tarfile.TarInfo, place: int | str, directory: int | None = None)
 
 
 def _set_mode(parent: int, name: str, mode: int) -> None:
-    """Of what has no other way: by a descriptor, because the name may be a link by now."""
+    """Set the mode by descriptor, because the name may be a link by now."""
     fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
         if not stat.S_ISLNK(os.fstat(fd).st_mode):
@@ -324,7 +318,7 @@ def _make_directories(directory: int, path: str) -> None:
 
 
 class _opened:
-    """A directory inside of another, reached without any link."""
+    """Opens a directory inside another one without following any link."""
 
     def __init__(self, directory: int, path: str) -> None:
         self._fd = open_at(directory, path, _DIRECTORY, _INSIDE)
@@ -337,7 +331,7 @@ class _opened:
 
 
 def _inside(name: str, entry: tarfile.TarInfo) -> str:
-    """A name without needless parts. Raises RequestInvalid when it leads out."""
+    """Normalize a name. Raises RequestInvalid when it leads outside."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if name.startswith("/") or ".." in parts or "\0" in name:
         raise RequestInvalid(f"entry `{entry.name}` leads out of the directory (`{name}`)")
@@ -345,7 +339,7 @@ def _inside(name: str, entry: tarfile.TarInfo) -> str:
 
 
 class _explained:
-    """Names the entry in what the kernel says."""
+    """Translates OSErrors into agent errors that name the entry."""
 
     def __init__(self, entry: tarfile.TarInfo) -> None:
         self._entry = entry

@@ -1,8 +1,8 @@
-"""What still writes to the output of a command that has ended, and how long that is waited for.
+"""Decides how long to wait for processes that still write to the output of a command that has ended.
 
 Output may pass through a process that outlives the command: the `tee` of `exec > >(tee log)` begins to read
-when the shell is about to exit. Such a process ends by itself, because nobody writes to its input any more;
-a server in the background does not. /proc tells them apart: who holds a pipe's writing end, whose standard
+when the shell is about to exit. Such a filter ends by itself, because nobody writes to its input any more; a
+server in the background does not. /proc tells them apart: who holds a pipe's writing end, whose standard
 input is a pipe without writers, who runs or waits.
 """
 
@@ -20,74 +20,65 @@ from orchard.injector.agent.output import PipeReader
 from orchard.injector.agent.spawning import Entrance
 
 MOST = 256
-"""Processes that one look takes in, the youngest."""
+"""Processes examined at a time, the youngest first."""
 FINISHING_SECONDS = 5.0
-"""For processes that end by themselves, as long as they do something."""
+"""Limit for processes that end by themselves, while they are active."""
 IDLE_SECONDS = 0.05
-"""For those of them that do nothing: what has no more input and waits is no filter."""
+"""Limit for those while idle: a process that has no more input and waits is no filter."""
 LINGERING_SECONDS = 0.06
-"""For all others, as long as they do something: what they print at once is still the command's."""
+"""Limit for all other active processes: what they print at once still belongs to the command."""
 STARVED_SECONDS = 0.5
-"""For filters among them, and children that are no program yet, which have hardly had a processor, because
-others have them all."""
+"""Limit for starved ones: filters, and children before execve, that have hardly had a processor."""
 LAST_WORDS = 64 * 1024
-"""Bytes that they may print meanwhile, as many as a pipe holds: who prints more does not come to an end."""
+"""Bytes that other processes may print meanwhile, as many as a pipe holds; more means they do not end soon.
+"""
 _HARDLY = 3
-"""Ticks of processor time, of 10 ms."""
+"""Ticks (10 ms) of processor time, below which a process counts as starved."""
 _PAUSES = (0.0, 0.001, 0.002, 0.004)
 _PAUSE = 0.008
-"""Seconds between looks; the end of the output ends each pause."""
+"""Seconds between looks; each pause ends early when the output closes."""
 _EXITING, _FORKED = 0x4, 0x40
-"""PF_EXITING: what it has open is being closed, unseen; PF_FORKNOEXEC: a copy of its parent still."""
+"""Flags of /proc/PID/stat. PF_EXITING: its descriptors are being closed; PF_FORKNOEXEC: no execve since the
+fork."""
 
 Pipe = tuple[int, int]
-"""Device and inode."""
 
 
 class Process(NamedTuple):
-    """One process, as far as pipes are concerned."""
-
     pid: int
     running: bool
-    """On a processor, waiting for one, or for a disk."""
+    """It is on a processor, waits for one, or waits for a disk."""
     source: Pipe | None = None
-    """The pipe that its standard input is."""
     reads: frozenset[Pipe] = frozenset()
     writes: frozenset[Pipe] = frozenset()
     forked: bool = False
-    """It has not become another program since it was born."""
+    """It has not called execve since it was forked."""
     exiting: bool = False
-    """What it has open is being closed; nobody sees any more what that is."""
+    """It is closing its descriptors, which can no longer be listed."""
     ticks: int = 0
-    """Processor time that it has had."""
     known: bool = True
-    """Whether its descriptors could be looked at."""
 
 
-class Standing(Enum):
-    """Of those who can still write to an output."""
-
+class WriterState(Enum):
     FINISHING = "some end by themselves"
     LINGERING = "none does that is known of, but they are doing something"
     RESTING = "they wait for something else"
 
 
-class Look(NamedTuple):
-    """What one look found."""
-
-    standing: Standing
+class DrainState(NamedTuple):
+    standing: WriterState
     active: bool
-    """Whether any of them, or of those that they read from, does something."""
+    """Whether any of them, or of the processes that feed them, is active."""
     starved: bool = False
-    """Whether any of these is a filter, or is to become a program, and has yet to get a processor."""
+    """Whether any active one is a filter or not yet a program, and has hardly had a processor."""
     ending: frozenset[int] = frozenset()
     """Process ids of all that end by themselves, whatever they do with their input meanwhile."""
 
 
 def judged(
     processes: Sequence[Process], outputs: Collection[Pipe], before: frozenset[int] = frozenset()
-) -> Look:
-    """The standing of those who hold a writing end of `outputs`; `before`: `ending` of the last look."""
+) -> DrainState:
+    """Classify the processes that hold a writing end of `outputs`; `before` is `ending` of the last look."""
     writers: dict[Pipe, list[Process]] = {}
     for process in processes:
         for pipe in process.writes:
@@ -97,18 +88,19 @@ def judged(
     active = any(process.running for process in concerned.values())
     ending = before | _ending(processes, writers)
     if holders.keys() & ending:
-        return Look(Standing.FINISHING, active, ending=ending)
+        return DrainState(WriterState.FINISHING, active, ending=ending)
     if not holders and any(process.exiting for process in processes):
-        return Look(Standing.FINISHING, True, ending=ending)
+        return DrainState(WriterState.FINISHING, True, ending=ending)
     starved = any(
         process.running and process.ticks < _HARDLY and (process.forked or _input(process) is not None)
         for process in concerned.values()
     )
-    return Look(Standing.LINGERING if active else Standing.RESTING, active, starved, ending)
+    return DrainState(WriterState.LINGERING if active else WriterState.RESTING, active, starved, ending)
 
 
 def _input(process: Process) -> Pipe | None:
-    """The pipe that it reads, or is about to: a shell's child has both ends of its later input at first."""
+    """Return the pipe that it reads or is about to read: a shell's child first has both ends of its later
+    input."""
     if process.source is None and process.forked and process.running:
         return next(iter(process.reads & process.writes), None)
     return process.source
@@ -117,7 +109,6 @@ def _input(process: Process) -> Pipe | None:
 def _upstream(
     holders: Mapping[int, Process], writers: Mapping[Pipe, Iterable[Process]]
 ) -> dict[int, Process]:
-    """Those, and all whose output reaches them by pipes."""
     found = dict(holders)
     waiting = list(holders.values())
     while waiting:
@@ -130,7 +121,7 @@ def _upstream(
 
 
 def _ending(processes: Iterable[Process], writers: Mapping[Pipe, Iterable[Process]]) -> set[int]:
-    """Who reads from a pipe that nobody writes to but others who do."""
+    """Return the processes whose input pipe is written only by processes that are ending too."""
     inputs = {process.pid: pipe for process in processes if (pipe := _input(process)) is not None}
     ending = set(inputs)
     while True:
@@ -142,18 +133,17 @@ def _ending(processes: Iterable[Process], writers: Mapping[Pipe, Iterable[Proces
         ending -= fed
 
 
-class Patience:
-    """How long to wait, from the looks so far. Times are in seconds since the command ended."""
+class DrainTimer:
+    """Decides from the looks so far whether to go on waiting. Times are seconds since the command ended."""
 
     def __init__(self, printed: int) -> None:
-        """`printed` is the number of bytes that had come by then."""
+        """`printed` is the number of bytes that had come when the command ended."""
         self._before = self._printed = printed
         self._idle_since: float | None = None
-        """The first of the looks in a row that found nothing being done: between two looks much may be."""
         self._rested = False
 
-    def ends(self, look: Look, now: float, printed: int) -> bool:
-        """Whether to wait no longer; `printed` is the number of bytes that have come by now."""
+    def ends(self, look: DrainState, now: float, printed: int) -> bool:
+        """Whether to stop waiting; `printed` is the number of bytes that have come by now."""
         moved = printed != self._printed
         self._printed = printed
         if look.active or moved:
@@ -161,21 +151,21 @@ class Patience:
         elif self._idle_since is None:
             self._idle_since = now
         # Twice: between two processes of one look, what was printed may have gone from one to the other.
-        rested, self._rested = self._rested, look.standing is Standing.RESTING and not moved
-        if look.standing is Standing.FINISHING:
+        rested, self._rested = self._rested, look.standing is WriterState.RESTING and not moved
+        if look.standing is WriterState.FINISHING:
             idle = 0.0 if self._idle_since is None else now - self._idle_since
             return now >= FINISHING_SECONDS or idle >= IDLE_SECONDS
-        if look.standing is Standing.LINGERING:
+        if look.standing is WriterState.LINGERING:
             limit = STARVED_SECONDS if look.starved else LINGERING_SECONDS
             return now >= limit or printed - self._before > LAST_WORDS
         return (rested and self._rested) or now >= LINGERING_SECONDS
 
 
 async def drained(readers: Sequence[PipeReader], entrance: Entrance, printed: Callable[[], int]) -> None:
-    """Return when all that belongs to a command which has just ended is read, or is waited for no longer."""
+    """Return when the output of a command that just ended is complete, or not worth waiting for."""
     loop = asyncio.get_running_loop()
     seen: frozenset[int] = frozenset()
-    begun, patience = loop.time(), Patience(printed())
+    begun, patience = loop.time(), DrainTimer(printed())
     for pause in chain(_PAUSES, repeat(_PAUSE)):
         with suppress(TimeoutError):
             async with asyncio.timeout(pause):
@@ -190,7 +180,7 @@ async def drained(readers: Sequence[PipeReader], entrance: Entrance, printed: Ca
 
 
 def processes(entrance: Entrance) -> list[Process]:
-    """Those of a sandbox; without control groups to list them, all that can be seen. Blocks."""
+    """List the sandbox's processes; without control groups, all visible ones. Blocks."""
     pids: Iterable[int]
     if entrance.cgroups:
         members = Path(entrance.cgroups[0]).with_name("cgroup.procs")
@@ -208,7 +198,6 @@ def processes(entrance: Entrance) -> list[Process]:
 
 
 def _process(pid: int) -> Process | None:
-    """None where there is none any more."""
     place = f"/proc/{pid}"
     try:
         fields = _fields(place)
@@ -248,7 +237,6 @@ def _process(pid: int) -> Process | None:
 
 
 def _fields(place: str) -> list[str]:
-    """Of a process or thread, from its state on."""
     return Path(place, "stat").read_text().rpartition(")")[2].split()
 
 

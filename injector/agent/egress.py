@@ -1,4 +1,4 @@
-"""What a sandbox without network may reach all the same: rules of a host and a port each."""
+"""Egress rules: hosts and ports that a sandbox without network may reach."""
 
 import ipaddress
 import re
@@ -9,23 +9,23 @@ from orchard.injector.agent.errors import RequestInvalid
 _NAME = re.compile(
     r"(?=.{1,253}\Z)([a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z]([a-z0-9-]{0,61}[a-z0-9])?\Z"
 )
-"""A host name: its last label begins with a letter, so no resolver takes it for an address."""
+"""A host name; its last label begins with a letter, so that no resolver takes it for an address."""
 _FORM = "`HOST:PORT`, with a host name, an IPv4 address or an IPv4 network such as `203.0.113.0/24`"
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Connections over TCP to `port` of `host`."""
+    """Permits TCP connections to `port` of a host or network."""
 
     host: str
-    """A name in small letters, or empty."""
+    """Lower-case name; empty if the rule names a network."""
     network: ipaddress.IPv4Network | None
-    """None: what the name stands for."""
+    """None: the addresses that the name resolves to."""
     port: int
 
     @classmethod
     def of(cls, text: str) -> "Rule":
-        """Raises RequestInvalid."""
+        """Parse a rule. Raises RequestInvalid."""
         host, colon, digits = text.rpartition(":")
         port = int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 6 else 0
         if not colon or not 0 < port < 1 << 16:

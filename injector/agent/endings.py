@@ -1,10 +1,10 @@
-"""How a command ended, as a word for programs and as the sentence that people read in `error`."""
+"""How a command ended: a value for programs, and the `error` text that people read."""
 
 from enum import StrEnum
 
 
-class Ending(StrEnum):
-    """As `JobEnding` of the HTTP contract, where each is explained."""
+class CommandEnding(StrEnum):
+    """Values of `JobEnding` in the HTTP contract, which explains each."""
 
     EXITED = "exited"
     TIMEOUT = "timeout"
@@ -19,11 +19,11 @@ class Ending(StrEnum):
 
 
 SENTENCES = {
-    Ending.TIMEOUT: "timeout",
-    Ending.CANCELLED: "cancelled",
-    Ending.OUT_OF_MEMORY: "out of memory",
-    Ending.SANDBOX_DIED: "the sandbox died",
-    Ending.SANDBOX_DELETED: "the sandbox was deleted",
-    Ending.SANDBOX_RESTORED: "the sandbox was restored",
+    CommandEnding.TIMEOUT: "timeout",
+    CommandEnding.CANCELLED: "cancelled",
+    CommandEnding.OUT_OF_MEMORY: "out of memory",
+    CommandEnding.SANDBOX_DIED: "the sandbox died",
+    CommandEnding.SANDBOX_DELETED: "the sandbox was deleted",
+    CommandEnding.SANDBOX_RESTORED: "the sandbox was restored",
 }
-"""`error` of the endings that need no details."""
+"""`error` texts of the endings that need no details."""

@@ -1,4 +1,4 @@
-"""What a process does on its way into a sandbox until it is the command, as a program of system calls."""
+"""Enters a sandbox: what a process does before it becomes the command, as a program of system calls."""
 
 import os
 import resource
@@ -13,19 +13,20 @@ from orchard.injector.agent.command_lines import SCRIPT, shell_words
 from orchard.injector.agent.syscall_program import NOT_FOUND, SyscallProgram
 
 TARGET, TOLD = 4, 5
-"""Descriptors besides the calls: the pidfd of the sandbox's first process; a pipe that gets a byte when the
-terminal is the command's."""
+"""Descriptors of the pidfd of the sandbox's first process, and of a pipe that gets a byte once the terminal
+is the command's."""
 _FREE = SCRIPT + 1
 _CLOSE_RANGE_CLOEXEC = 4
 _LAST = 0xFFFFFFFF
 
 KEPT_CAPABILITIES = frozenset({0, 1, 3, 4, 5, 6, 7, 8, 10, 18, 31})
-"""chown, dac_override, fowner, fsetid, kill, setgid, setuid, setpcap, net_bind_service, sys_chroot, setfcap.
+"""Docker's default capabilities without mknod, net_raw and audit_write.
 
-Docker's default set without mknod, net_raw and audit_write.
+By number: chown, dac_override, fowner, fsetid, kill, setgid, setuid, setpcap, net_bind_service, sys_chroot,
+setfcap.
 """
 OOM_SCORE_OF_COMMANDS = 500
-"""How much more willingly the kernel kills a command than the agent, from 0 to 1000."""
+"""oom_score_adj of commands (0 to 1000): the kernel kills them before the agent."""
 SHELLS = ("/bin/bash", "/usr/bin/bash", "/usr/local/bin/bash", "/bin/sh", "/usr/bin/sh")
 
 _JOINED = (
@@ -37,30 +38,25 @@ _JOINED = (
     | kernel.CLONE_NEWPID
 )
 _NO_CORE = (1, 1)
-"""Bytes. Where core files go to a program of the machine (`|` in core_pattern), the kernel starts that at a
-limit of 0, and does not at 1; the filter lets nobody change it."""
+"""Limit in bytes. Where core_pattern names a program of the host, the kernel starts it at a limit of 0 but
+not at 1."""
 _OF_THE_ACCOUNT = {resource.RLIMIT_SIGPENDING: 8192, resource.RLIMIT_MSGQUEUE: 256 * 1024}
-"""Limits that the kernel compares with what all processes of an account have, the machine's root's too: with
-less for commands there is always some left for the machine."""
+"""Limits that the kernel counts by account, the host's root included; lower ones for commands leave some to
+the host."""
 _ENTER, _DIRECTORY, _PRIVILEGES, EXECUTE, _ACCOUNT = range(5)
 
 
 class Privileges(NamedTuple):
-    """What every command of an agent gives up, and the limits that are its own again."""
-
     dropped: tuple[int, ...]
-    """Capabilities."""
     filter: bytes
-    """Of system calls (`seccomp.program`)."""
     limits: tuple[tuple[int, tuple[int, int]], ...]
-    """RLIMIT_..., soft and hard."""
 
 
 def privileges(descriptors: tuple[int, int]) -> Privileges:
-    """Of this process's commands, on this machine; `descriptors` is the limit that it was started with.
+    """Compute what commands give up; `descriptors` is the (soft, hard) limit that the agent was started with.
 
-    Commands have half of it: descriptors on their way through sockets are counted by account too, and the
-    agent of an ordinary user, which has no right to exceed the limit, sends some for each command.
+    Commands get half of it: descriptors in transit through sockets are counted by account too, and an
+    unprivileged agent, which may not exceed the limit, sends some for each command.
     """
     soft, hard = descriptors
     half = hard // 2
@@ -75,13 +71,13 @@ def privileges(descriptors: tuple[int, int]) -> Privileges:
 
 
 def program(request: Mapping[str, Any], given_up: Privileges) -> SyscallProgram:
-    """The calls for the spawner's request `enter`.
+    """Compile the calls for the spawner's request `enter`.
 
-    A process of the sandbox's pid namespace is seen there from its birth, can be stopped at once, and shows
-    its mounts, network and command line to whoever asks. So it is born when all these are the sandbox's.
-    Nobody looks into it: until execve it keeps all capabilities, and is not dumpable; the bounding set makes
-    the capabilities vanish with the very call that starts the command. It joins the control groups by itself:
-    in a group that is full nobody is born, but whoever comes is let in. Raises OSError when a text contains a
+    A process of the sandbox's pid namespace is visible there from its birth, can be stopped at once, and
+    shows its mounts, network and command line to whoever asks. So it is born after all these are the
+    sandbox's. Nobody can look into it: until execve it keeps all capabilities and is not dumpable; the
+    bounding set drops the capabilities with the very call that starts the command. It joins the control
+    groups by itself: a full group refuses a fork but admits a process. Raises OSError when a text contains a
     zero byte.
     """
     common = _common(
@@ -118,7 +114,7 @@ def _common(
     script: bool,
     rlimits: tuple[tuple[int, int], ...],
 ) -> SyscallProgram:
-    """What all commands do that differ in their texts only, once they have opened so many control groups."""
+    """Compile the part that is equal for all commands with these options, once `cgroups` groups are open."""
     calls = SyscallProgram(os.uname().machine)
     if inside:
         calls.write_file("/proc/self/oom_score_adj", b"%d" % OOM_SCORE_OF_COMMANDS, _FREE + cgroups)
@@ -142,7 +138,6 @@ def _common(
 
 
 def explanation(request: Mapping[str, Any], number: int, step: int) -> str:
-    """Why the command never ran: the errno `number` came at `step`."""
     what = {
         _ENTER: "could not enter the sandbox",
         _DIRECTORY: f"the working directory {request['cwd']} cannot be entered",
@@ -165,7 +160,7 @@ def _give_up(calls: SyscallProgram, given_up: Privileges) -> None:
 
 
 def _execute(calls: SyscallProgram, request: Mapping[str, Any]) -> None:
-    """The words as they are, looked up on the PATH of the command's environment; or the image's shell."""
+    """Execute `argv`, looked up on the PATH of the command's environment, or else the image's shell."""
     environment = calls.texts(f"{name}={value}" for name, value in request["env"].items())
     words = request["argv"]
     if words:

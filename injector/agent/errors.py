@@ -1,9 +1,7 @@
-"""What the agent answers when it cannot do as asked: a sentence, an HTTP status, a word for programs."""
+"""Errors that the agent answers with: a sentence, an HTTP status, and a `reason` for programs."""
 
 
 class AgentError(Exception):
-    """`status` is the HTTP status of the answer, `reason` a word for programs."""
-
     status = 500
     reason = "agent_error"
 
@@ -15,35 +13,35 @@ class AgentError(Exception):
 
 
 class RequestInvalid(AgentError):
-    """The request can never be done as it is."""
+    """The request can never succeed as it is."""
 
     status = 422
     reason = "request_invalid"
 
 
 class TooLarge(RequestInvalid):
-    """A file is larger than the request is willing to take."""
+    """A file is larger than the request permits."""
 
     status = 413
     reason = "file_too_large"
 
 
 class NotFound(AgentError):
-    """No such sandbox, job, file or image."""
+    """There is no such sandbox, job, file or image."""
 
     status = 404
     reason = "not_found"
 
 
 class Forbidden(AgentError):
-    """It is there, and not the caller's to change."""
+    """It exists, but belongs to another caller."""
 
     status = 403
     reason = "forbidden"
 
 
 class Conflict(AgentError):
-    """Another sandbox has this id, or the sandbox is not in the state that the request needs."""
+    """The sandbox id is taken, or its state does not permit the request."""
 
     status = 409
     reason = "conflict"
@@ -57,21 +55,19 @@ class SandboxGone(AgentError):
 
 
 class TimeIsUp(AgentError):
-    """A wait ended before what it waited for."""
-
     status = 408
     reason = "wait_timeout"
 
 
 class MachineUnfit(AgentError):
-    """This machine lacks something that the agent needs; the sentence names the remedy."""
+    """The machine lacks something that the agent needs; the sentence names the remedy."""
 
     status = 503
     reason = "machine_unfit"
 
 
 class Unsupported(AgentError):
-    """What holds the sandboxes here cannot do this at all; the sentence names another way."""
+    """This backend cannot do it at all; the sentence names another way."""
 
     status = 501
     reason = "unsupported"

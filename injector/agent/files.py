@@ -1,4 +1,4 @@
-"""Files of a sandbox, read and written from outside it with its root as the root: no path can lead out.
+"""Reads and writes files of a sandbox from outside, resolved with its root as root: no path can lead out.
 
 All functions block; call them in a thread.
 """
@@ -10,24 +10,26 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
+from pathlib import Path
 from typing import Any, BinaryIO
 
-from orchard.injector.agent.accounts import Account
-from orchard.injector.agent.errors import NotFound, RequestInvalid, TooLarge
+from orchard.injector.agent.accounts import UserAccount
+from orchard.injector.agent.errors import AgentError, NotFound, RequestInvalid, TooLarge
 from orchard.injector.agent.kernel import CGROUP, CGROUP2, PROC, SYSFS, filesystem_type, open_beneath
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 CHUNK = 1 << 18
-"""Bytes: a much larger block is the kernel's own affair (`hold_little_memory`), cleared for every use."""
+"""Bytes; the allocator maps much larger blocks anew for each use (`hold_little_memory`)."""
 MOST_ENTRIES = 100_000
-"""Of a directory that is listed or packed: they are held in memory, which all sandboxes share."""
+"""Entries of a directory that is listed or packed; they are held in memory, which all sandboxes share."""
 
 KERNEL_INTERFACES = (PROC, SYSFS, CGROUP, CGROUP2)
-"""A task may have laid a link to one of them where a file is expected, and we may more than it may."""
+"""File systems that are refused: a task may link to one, and the agent has more rights there than the task.
+"""
 
 
 def open_for_reading(root: int, path: str, limit: int | None = None) -> tuple[BinaryIO, int]:
-    """The regular file at `path` and its size in bytes.
+    """Open the regular file at `path`; returns it and its size in bytes.
 
     Raises NotFound when there is none, RequestInvalid for a directory, device, socket or pipe, and TooLarge
     beyond `limit` bytes.
@@ -45,20 +47,18 @@ def open_for_reading(root: int, path: str, limit: int | None = None) -> tuple[Bi
         raise
 
 
-def make_directory(root: int, path: str, owner: Account | None = None) -> None:
-    """Make the directory at `path` and its parents where they are missing."""
+def make_directory(root: int, path: str, owner: UserAccount | None = None) -> None:
     with explained(path):
         make_directories(root, path, owner)
 
 
 def remove(root: int, path: str) -> None:
-    """Remove what is at `path`, a directory with all that is in it. Raises NotFound and RequestInvalid."""
+    """Remove what is at `path`, directories recursively. Raises NotFound and RequestInvalid."""
     with explained(path), _parent(root, path) as (parent, name):
         remove_at(parent, name)
 
 
 def remove_at(parent: int, name: str) -> None:
-    """The same, relative to an open directory. Raises OSError."""
     if stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
         _remove_directory(parent, name)
     else:
@@ -66,13 +66,12 @@ def remove_at(parent: int, name: str) -> None:
 
 
 def _remove_directory(parent: int, name: str) -> None:
-    """However deep it is: neither calls nor open descriptors are nested, so the way up leads by `..`.
+    """Remove a directory of any depth: neither calls nor open descriptors nest, so the way up leads by `..`.
 
-    Raises OSError, ESTALE for one where somebody else moves directories meanwhile: the way up would lead
-    elsewhere.
+    Raises OSError; ESTALE if someone moves directories meanwhile, because `..` would lead elsewhere.
     """
     above: list[tuple[tuple[int, int], list[str], str]] = []
-    """Of each directory on the way: which it is, what is left to remove in it, its name."""
+    """Each parent's identity, its directories still to remove, and its name."""
     here = os.open(name, _DIRECTORY, dir_fd=parent)
     try:
         below = _emptied(here)
@@ -97,7 +96,6 @@ def _remove_directory(parent: int, name: str) -> None:
 
 
 def _emptied(directory: int) -> list[str]:
-    """Remove all that is no directory from one; the names of its directories."""
     below = []
     for name in os.listdir(directory):
         with suppress(FileNotFoundError):
@@ -109,7 +107,6 @@ def _emptied(directory: int) -> list[str]:
 
 
 def _replaced(directory: int, path: str) -> int:
-    """A directory by its path from another one, which is closed then."""
     opened = os.open(path, _DIRECTORY, dir_fd=directory)
     os.close(directory)
     return opened
@@ -121,7 +118,8 @@ def _identity(directory: int) -> tuple[int, int]:
 
 
 def move(root: int, path: str, target: str) -> None:
-    """Rename `path`. Raises NotFound, and RequestInvalid where the target is in the way or elsewhere."""
+    """Rename `path`. Raises NotFound, and RequestInvalid if the target is in the way or on another file
+    system."""
     with explained(path), _parent(root, path) as (parent, name):
         os.stat(name, dir_fd=parent, follow_symlinks=False)
         with explained(target):
@@ -132,7 +130,7 @@ def move(root: int, path: str, target: str) -> None:
 
 @contextmanager
 def _parent(root: int, path: str) -> Iterator[tuple[int, str]]:
-    """Descriptor of the directory that `path` is in, and its name there, which no link is followed from."""
+    """Descriptor of the directory that `path` is in, and its last component, of which no link is followed."""
     above, name = os.path.split(path.rstrip("/"))
     if name in ("", ".", ".."):
         raise RequestInvalid(f"{path} has no name of its own")
@@ -144,13 +142,11 @@ def _parent(root: int, path: str) -> Iterator[tuple[int, str]]:
 
 
 def listing(root: int, path: str) -> list[dict[str, Any]]:
-    """Entries of the directory at `path`, by name.
+    """List the directory at `path`, sorted by name.
 
-    Each has name (as `os.fsdecode` has it), type, size (bytes), modified (ISO 8601, UTC), modified_at (epoch
-    seconds) and symlink. Of a link all but its name is of what it leads to; one that leads nowhere has the
-    type `symlink`.
-
-    Raises NotFound, and RequestInvalid when it is no directory or has more than MOST_ENTRIES.
+    Each entry has name (decoded as `os.fsdecode`), type, size (bytes), modified (ISO 8601, UTC), modified_at
+    (epoch seconds) and symlink. All but the name describe a link's target; a dangling link has the type
+    `symlink`. Raises NotFound, and RequestInvalid when it is no directory or has more than MOST_ENTRIES.
     """
     with opened_directory(root, path) as fd:
         entries = list(islice(_entries(root, path, fd), MOST_ENTRIES + 1))
@@ -161,7 +157,7 @@ def listing(root: int, path: str) -> list[dict[str, Any]]:
 
 @contextmanager
 def opened_directory(root: int, path: str) -> Iterator[int]:
-    """Descriptor of the directory at `path`. Raises NotFound, and RequestInvalid when it is no directory."""
+    """Open the directory at `path`. Raises NotFound, and RequestInvalid when it is no directory."""
     with explained(path):
         fd = open_beneath(root, path, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -191,7 +187,7 @@ def _entries(root: int, path: str, fd: int) -> Iterator[dict[str, Any]]:
 
 
 def _target(root: int, path: str) -> os.stat_result | None:
-    """Of what a link leads to, with the sandbox's root as the root; None: it leads nowhere."""
+    """Stat a link's target, with the sandbox's root as root; None: it dangles."""
     try:
         fd = open_beneath(root, path, os.O_PATH)
     except OSError:
@@ -211,7 +207,6 @@ def _kind(mode: int) -> str:
 
 
 def check_regular(fd: int, path: str) -> None:
-    """Raise RequestInvalid for a directory, device, socket, pipe, or interface of the kernel."""
     mode = os.fstat(fd).st_mode
     if stat.S_ISDIR(mode):
         raise RequestInvalid(f"{path} is a directory")
@@ -221,10 +216,10 @@ def check_regular(fd: int, path: str) -> None:
         raise RequestInvalid(f"{path} is not a file but an interface of the kernel; use exec")
 
 
-def make_directories(root: int, path: str, owner: Account | None = None) -> None:
-    """What is made is `owner`'s. Raises OSError.
+def make_directories(root: int, path: str, owner: UserAccount | None = None) -> None:
+    """Make a directory and its parents; new ones belong to `owner`. Raises OSError.
 
-    Each step is resolved inside the root, so a link on the way stays inside too.
+    Each component is resolved inside the root, so a link on the way stays inside too.
     """
     made = "/"
     for part in path.split("/"):
@@ -244,8 +239,6 @@ def make_directories(root: int, path: str, owner: Account | None = None) -> None
 
 
 class explained:
-    """Turns what the kernel says about a path into the agent's errors."""
-
     def __init__(self, path: str) -> None:
         self._path = path
 
@@ -265,3 +258,20 @@ class explained:
         if error.errno == errno.ENXIO:  # a pipe without a reader, or a socket
             raise RequestInvalid(f"{self._path} is not a regular file") from error
         raise RequestInvalid(f"{self._path}: {error.strerror}") from error
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a directory recursively, or a file; does nothing when there is none. Blocks.
+
+    Raises AgentError (`remove_failed`).
+    """
+    if not os.path.lexists(path):
+        return
+    try:
+        parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            remove_at(parent, path.name)
+        finally:
+            os.close(parent)
+    except OSError as error:
+        raise AgentError(f"{path} could not be removed: {error.strerror}", reason="remove_failed") from error

@@ -1,4 +1,4 @@
-"""The agent's HTTP face for images, where it keeps any."""
+"""HTTP handlers for images, on backends that store them."""
 
 import asyncio
 import json
@@ -8,31 +8,27 @@ from typing import Any, Protocol
 from aiohttp import web
 
 from orchard.injector.agent.errors import Conflict, Unsupported
-from orchard.injector.agent.machine import Host
+from orchard.injector.agent.interfaces import Host
 from orchard.injector.agent.sandboxes import Sandboxes
 
 
 class Images(Protocol):
-    """The images of a machine. `owner` is whose they are to be or who asks; None: who may do everything."""
+    """The images of a machine. `owner` is who owns them or asks; None may do everything."""
 
-    def all(self, owner: str | None) -> list[dict[str, Any]]:
-        """Those that `owner` may use."""
+    def all(self, owner: str | None) -> list[dict[str, Any]]: ...
 
-    def check_deletable(self, name: str, owner: str | None) -> None:
-        """Raises NotFound, Forbidden."""
+    def check_deletable(self, name: str, owner: str | None) -> None: ...
 
-    async def delete(self, name: str) -> None:
-        """Gone when this returns."""
+    async def delete(self, name: str) -> None: ...
 
     def pull(self, wanted: Mapping[str, Any], owner: str | None) -> Coroutine[Any, Any, dict[str, Any]]:
-        """Fields of PullImage."""
+        """Pull an image; `wanted` has the fields of PullImage."""
 
-    async def add(self, archive: web.Request, name: str, owner: str | None) -> dict[str, Any]:
-        """Import what comes."""
+    async def add(self, archive: web.Request, name: str, owner: str | None) -> dict[str, Any]: ...
 
 
 class ImageRequests:
-    """Handlers. A pull goes on when whoever asked for it is gone; asked for again, it is the same one."""
+    """Image handlers. A pull continues if the client disconnects; an equal request joins the running one."""
 
     def __init__(self, sandboxes: Sandboxes, host: Host) -> None:
         self._sandboxes = sandboxes
@@ -40,7 +36,6 @@ class ImageRequests:
         self._pulls: dict[str, asyncio.Task[dict[str, Any]]] = {}
 
     def routes(self) -> list[web.RouteDef]:
-        """For the agent's application."""
         return [
             web.get("/images", self._list),
             web.post("/images", self._import),

@@ -1,4 +1,4 @@
-"""inotify(7): what the kernel tells about directories."""
+"""Binding of inotify(7)."""
 
 import ctypes
 import os
@@ -17,8 +17,8 @@ _READ = 64 * 1024
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class News(NamedTuple):
-    """One event: of the directory with the number `watch`, or of the entry `name` in it."""
+class InotifyEvent(NamedTuple):
+    """An event about the directory with the number `watch`, or about the entry `name` in it."""
 
     watch: int
     mask: int
@@ -26,33 +26,32 @@ class News(NamedTuple):
 
 
 def opened() -> int:
-    """A descriptor to read from, not blocking. Raises OSError; EMFILE: the account has no more of them."""
+    """Return a non-blocking descriptor. Raises OSError; EMFILE: the account has no more of them."""
     return _checked(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC), "inotify_init1")
 
 
 def add(inotify: int, directory: int) -> int:
-    """Watch an opened directory; its number. Raises OSError; ENOSPC: the account may watch no more."""
+    """Watch an open directory; returns its number. Raises OSError; ENOSPC: the account may watch no more."""
     path = f"/proc/self/fd/{directory}".encode()
     return _checked(_libc.inotify_add_watch(inotify, path, ctypes.c_uint32(_ALL)), "inotify_add_watch")
 
 
 def drop(inotify: int, watch: int) -> None:
-    """Nothing when it is gone."""
     _libc.inotify_rm_watch(inotify, watch)
 
 
-def read(inotify: int) -> list[News]:
-    """What has come, in order, up to some thousand."""
+def read(inotify: int) -> list[InotifyEvent]:
+    """Read the pending events in order, up to some thousand."""
     try:
         data = os.read(inotify, _READ)
     except BlockingIOError:
         return []
-    found: list[News] = []
+    found: list[InotifyEvent] = []
     at = 0
     while at < len(data):
         watch, mask, _, size = _HEAD.unpack_from(data, at)
         at += _HEAD.size + size
-        found.append(News(watch, mask, os.fsdecode(data[at - size : at].rstrip(b"\0"))))
+        found.append(InotifyEvent(watch, mask, os.fsdecode(data[at - size : at].rstrip(b"\0"))))
     return found
 
 

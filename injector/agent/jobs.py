@@ -1,8 +1,9 @@
-"""Commands of one sandbox: started once, timed, bounded, kept so that their results can be asked for again.
+"""Commands of one sandbox: each starts once, has a time limit and bounded output, and is kept for later
+queries.
 
-A sandbox that lives long must not cost its agent more and more memory. So of finished jobs the newest
-RETAINED_JOBS are kept, their output up to RETAINED_OUTPUT bytes; of older ones only that their idempotency
-key was used, so that a late repetition is refused and never runs again.
+A long-lived sandbox must not cost its agent ever more memory. Of finished jobs the newest RETAINED_JOBS are
+kept, with up to RETAINED_OUTPUT bytes of output; of older ones only the idempotency key, so that a late retry
+is refused and never runs again.
 """
 
 import asyncio
@@ -18,46 +19,44 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from orchard.injector.agent.accounts import Account
+from orchard.injector.agent.accounts import UserAccount
 from orchard.injector.agent.command_lines import command_line
 from orchard.injector.agent.draining import drained
-from orchard.injector.agent.endings import SENTENCES, Ending
+from orchard.injector.agent.endings import SENTENCES, CommandEnding
 from orchard.injector.agent.errors import Conflict, NotFound
+from orchard.injector.agent.interfaces import RunningSandbox, account_of
 from orchard.injector.agent.kernel import sealed_file
-from orchard.injector.agent.machine import Machine, account_of
 from orchard.injector.agent.output import BoundedOutput, PipeReader, WithoutLoginNoise
-from orchard.injector.agent.spawning import Failure, Report, Spawner
+from orchard.injector.agent.protocol import COMMAND_TIMEOUT, WORKSPACE
+from orchard.injector.agent.spawning import Report, Spawner, StartFailure
 
 TIMEOUT_EXIT_CODE = 124
 NOT_FOUND_EXIT_CODE = 127
-"""Of a command that could not be started, as shells have it; `error` says why."""
+"""Exit code of a command that could not be started, as in shells; `error` says why."""
 OUTPUT_LIMIT = 10 * 1024 * 1024
 RETAINED_OUTPUT = 64 * 1024 * 1024
-"""Bytes of finished jobs' commands and output kept for a sandbox; the oldest are forgotten first."""
+"""Bytes of finished jobs' commands and output kept for a sandbox; the oldest are dropped first."""
 RETAINED_JOBS = 1000
-"""Finished jobs kept for a sandbox."""
 REMEMBERED_KEYS = 100_000
-"""Idempotency keys of jobs that are no longer kept; a hundred bytes each."""
+"""Idempotency keys of dropped jobs that are remembered, a hundred bytes each."""
 
 
 class OutputForgotten(Conflict):
-    """The job ran, but its output, or all of it, was dropped to make room."""
+    """The job ran, but its output or its whole record was dropped to make room."""
 
     reason = "output_forgotten"
 
 
-class Verdict(NamedTuple):
+class CommandResult(NamedTuple):
     """How a command ended; `error` is for people."""
 
-    ending: Ending
+    ending: CommandEnding
     exit_code: int | None
     error: str | None = None
 
 
 @dataclass(kw_only=True, eq=False)
 class TrackedJob:
-    """One command. Times are epoch seconds."""
-
     job_id: str
     sandbox_id: str
     command: str | list[str]
@@ -67,27 +66,26 @@ class TrackedJob:
     status: str = "queued"
     started_at: float | None = None
     completed_at: float | None = None
-    verdict: Verdict | None = None
-    """Known once its process has ended, which may be before all that it printed has come."""
+    verdict: CommandResult | None = None
+    """Known once the process has ended, which may be before all its output has come."""
     output_open: bool = False
-    """Others could still write to its output when the job was ended."""
+    """Whether other processes could still write to its output when the job ended."""
     oom_killed: bool = False
-    """The kernel killed a process of the sandbox for memory while the job ran."""
+    """Whether the kernel killed a process of the sandbox for memory while the job ran."""
     oom_kills_before: int = 0
     key: str | None = None
     request_digest: bytes = b""
-    """What a repetition under the same key must ask for."""
+    """Digest of the request; a retry under the same key must have the same."""
     forgotten: bool = False
     readers: int = 0
-    """Requests that are about to report it: until then nothing is forgotten."""
+    """Requests that are about to report the job; its output is not dropped meanwhile."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
-    stopped_for: Ending | None = None
-    """Why we killed it, when we did."""
+    stopped_for: CommandEnding | None = None
     news: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set, and replaced, when it printed something or ended."""
+    """Set, and replaced, when there is new output or the job ended."""
 
     def printing(self, output: BoundedOutput) -> Callable[[bytes], None]:
-        """Takes what it prints into `output`, one of its two."""
+        """Return a consumer that adds to `output`, one of the job's two, and notifies followers."""
 
         def printed(data: bytes) -> None:
             output.add(data)
@@ -96,24 +94,23 @@ class TrackedJob:
         return printed
 
     def tell(self) -> None:
-        """Wake who follows it."""
+        """Notify followers that there is news."""
         news, self.news = self.news, asyncio.Event()
         news.set()
 
     @property
     def held(self) -> int:
-        """Bytes that grow with what was asked for and printed."""
         words = [self.command] if isinstance(self.command, str) else self.command
         return self.out.kept + self.err.kept + sum(map(len, words))
 
     def cut_off(self) -> None:
-        """The sandbox ended before its output had: what it did by itself is not known to be all."""
-        if self.verdict is not None and self.verdict.ending is Ending.EXITED:
+        """Discard a normal exit: the sandbox ended before the output did, so the output may be incomplete."""
+        if self.verdict is not None and self.verdict.ending is CommandEnding.EXITED:
             self.verdict = None
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Around a request that will report the job."""
+        """Keep the job's output while a request reads it. A context manager."""
         self.readers += 1
         try:
             yield
@@ -121,13 +118,11 @@ class TrackedJob:
             self.readers -= 1
 
     def document(self) -> dict[str, Any]:
-        """The record of the HTTP contract."""
         if self.forgotten:
             raise OutputForgotten(f"the output of job {self.job_id} was dropped to make room for newer ones")
         return {**self.summary(), "stdout": self.out.text(), "stderr": self.err.text()}
 
     def summary(self) -> dict[str, Any]:
-        """The same without what it printed."""
         return {
             "job_id": self.job_id,
             "sandbox_id": self.sandbox_id,
@@ -139,13 +134,12 @@ class TrackedJob:
         }
 
     def outcome(self) -> dict[str, Any]:
-        """Of the record, how it ended."""
         known = self.verdict if self.done.is_set() else None
         return {
             "status": self.status,
             "exit_code": known and known.exit_code,
             "error": known and known.error,
-            "timed_out": known is not None and known.ending is Ending.TIMEOUT,
+            "timed_out": known is not None and known.ending is CommandEnding.TIMEOUT,
             "oom_killed": self.oom_killed,
             "ending": known and known.ending,
             "output_open": self.output_open,
@@ -154,14 +148,12 @@ class TrackedJob:
         }
 
 
-class Jobs:
-    """The jobs of one sandbox."""
-
-    def __init__(self, sandbox_id: str, spawner: Spawner, machine: Machine) -> None:
+class SandboxJobs:
+    def __init__(self, sandbox_id: str, spawner: Spawner, machine: RunningSandbox) -> None:
         self._sandbox_id = sandbox_id
         self._spawner = spawner
         self.machine = machine
-        """Where the next command runs."""
+        """The sandbox that the next command enters."""
         self._jobs: dict[str, TrackedJob] = {}
         self._keys: dict[str, TrackedJob] = {}
         self._spent_keys: dict[bytes, None] = {}
@@ -171,7 +163,6 @@ class Jobs:
         self._held = 0
 
     def get(self, job_id: str) -> TrackedJob:
-        """Raises NotFound."""
         job = self._jobs.get(job_id)
         if job is None:
             raise NotFound(
@@ -181,19 +172,18 @@ class Jobs:
         return job
 
     def summaries(self) -> list[dict[str, Any]]:
-        """All that are kept, oldest first, without what they printed."""
+        """Records of all kept jobs, oldest first, without output."""
         return [job.summary() for job in self._jobs.values()]
 
     @property
     def running(self) -> bool:
-        """Whether any job has not ended."""
         return any(not job.done.is_set() for job in self._jobs.values())
 
     async def start(self, request: Mapping[str, Any], key: str | None) -> TrackedJob:
-        """Start the command of an exec request; with the `key` of an earlier start, return that job.
+        """Start the command of an exec request; return the existing job for a `key` that was used before.
 
-        Raises Conflict when the key was used for another request, OutputForgotten when its job is not kept,
-        and RequestInvalid for a user that there is not.
+        Raises Conflict when the key was used for another request, OutputForgotten when its job is no longer
+        kept, and RequestInvalid for an unknown user.
         """
         asked = b"" if key is None else _digest(json.dumps(request, sort_keys=True))
         if key is not None:
@@ -225,25 +215,24 @@ class Jobs:
         return job
 
     def cancel(self, job_id: str) -> TrackedJob:
-        """Kill the job's process group; nothing when it has ended."""
         job = self.get(job_id)
-        self._stop(job, Ending.CANCELLED)
+        self._stop(job, CommandEnding.CANCELLED)
         return job
 
-    def abandon(self, why: Ending) -> None:
-        """End all jobs: the sandbox is gone or going."""
+    def abandon(self, why: CommandEnding) -> None:
+        """Record why unfinished jobs end: the sandbox is gone or about to go."""
         for job in self._jobs.values():
             if not job.done.is_set():
                 job.stopped_for = job.stopped_for or why
 
-    def settle(self, why: Ending) -> None:
-        """After the sandbox is gone: whoever still waits is told, nothing stays open."""
+    def settle(self, why: CommandEnding) -> None:
+        """Complete all unfinished jobs and close their pipes, after the sandbox is gone."""
         for task in self._draining:
             task.cancel()
         for job in self._jobs.values():
             if not job.done.is_set():
                 job.cut_off()
-                self._complete(job, job.verdict or Verdict(why, None, SENTENCES[why]))
+                self._complete(job, job.verdict or CommandResult(why, None, SENTENCES[why]))
         for reader in self._leftovers:
             reader.close()
         self._leftovers.clear()
@@ -252,7 +241,7 @@ class Jobs:
         self,
         job: TrackedJob,
         request: Mapping[str, Any],
-        account: Account | None,
+        account: UserAccount | None,
         environment: Mapping[str, str],
     ) -> None:
         login = bool(request.get("login_shell"))
@@ -266,7 +255,7 @@ class Jobs:
             os.open(os.devnull, os.O_RDONLY) if stdin is None else sealed_file("stdin", os.fsencode(stdin))
         )
         timer = asyncio.get_running_loop().call_later(
-            float(request.get("timeout_seconds") or 300.0), self._stop, job, Ending.TIMEOUT
+            float(request.get("timeout_seconds") or COMMAND_TIMEOUT), self._stop, job, CommandEnding.TIMEOUT
         )
         job.status = "running"
         job.started_at = time.time()
@@ -279,7 +268,7 @@ class Jobs:
                     command=command,
                     account=account,
                     env={**environment, **(request.get("env") or {})},
-                    cwd=os.path.join(self.machine.working_directory, request.get("cwd") or "/workspace"),  # noqa: PTH118
+                    cwd=os.path.join(self.machine.working_directory, request.get("cwd") or WORKSPACE),  # noqa: PTH118
                     stdio=(source, readers[0].writer, readers[-1].writer),
                     report=self._ended(job, readers, timer),
                 )
@@ -289,7 +278,7 @@ class Jobs:
                 reader.close_writer()
 
     def _ended(self, job: TrackedJob, readers: list[PipeReader], timer: asyncio.TimerHandle) -> Report:
-        def report(status: int, failure: Failure | None) -> None:
+        def report(status: int, failure: StartFailure | None) -> None:
             timer.cancel()
             job.verdict = self._judged(job, status, failure)
             if [reader for reader in readers if reader.catch_up()]:  # of each, whatever the first one says
@@ -302,7 +291,7 @@ class Jobs:
         return report
 
     async def _drain(self, job: TrackedJob, readers: list[PipeReader]) -> None:
-        """End the job when its output has: what passes through others comes after its own end."""
+        """End the job when its output has ended: filters may print after the command's own exit."""
         machine = self.machine
         try:
             await drained(readers, machine.entrance, lambda: job.out.total + job.err.total)
@@ -320,20 +309,22 @@ class Jobs:
             self._complete(job, job.verdict)
         # Else the sandbox is ending: `settle` tells the caller, once the sandbox itself says that it failed.
 
-    def _judged(self, job: TrackedJob, status: int, failure: Failure | None) -> Verdict | None:
-        """How its process ended; None: with the sandbox, of which more is known later."""
+    def _judged(self, job: TrackedJob, status: int, failure: StartFailure | None) -> CommandResult | None:
+        """Return how its process ended; None: it ended with the sandbox, which will say more later."""
         if failure is not None:
-            return Verdict(_of_failure(failure), NOT_FOUND_EXIT_CODE, failure.why)
+            return CommandResult(_of_failure(failure), NOT_FOUND_EXIT_CODE, failure.why)
         code = os.waitstatus_to_exitcode(status)
         job.oom_killed = self.machine.oom_kills() > job.oom_kills_before
         if code != -signal.SIGKILL:
             return _by_itself(job, code)
-        ending = job.stopped_for or (Ending.OUT_OF_MEMORY if job.oom_killed else None)
+        ending = job.stopped_for or (CommandEnding.OUT_OF_MEMORY if job.oom_killed else None)
         if ending is not None:
-            return Verdict(ending, TIMEOUT_EXIT_CODE if ending is Ending.TIMEOUT else code, SENTENCES[ending])
-        return None if self.machine.dying() else Verdict(Ending.EXITED, code)
+            return CommandResult(
+                ending, TIMEOUT_EXIT_CODE if ending is CommandEnding.TIMEOUT else code, SENTENCES[ending]
+            )
+        return None if self.machine.dying() else CommandResult(CommandEnding.EXITED, code)
 
-    def _complete(self, job: TrackedJob, verdict: Verdict) -> None:
+    def _complete(self, job: TrackedJob, verdict: CommandResult) -> None:
         job.verdict = verdict
         job.completed_at = time.time()
         job.status = "succeeded" if verdict.exit_code == 0 and verdict.error is None else "failed"
@@ -344,7 +335,7 @@ class Jobs:
         self._make_room(job)
 
     def _make_room(self, newest: TrackedJob) -> None:
-        """Forget the oldest finished jobs, not those that somebody is about to report."""
+        """Drop the oldest finished jobs, except those that a request is about to report."""
         surplus = len(self._finished) - RETAINED_JOBS
         if surplus <= 0 and self._held <= RETAINED_OUTPUT:
             return
@@ -374,27 +365,27 @@ class Jobs:
             if len(self._spent_keys) > REMEMBERED_KEYS:
                 del self._spent_keys[next(iter(self._spent_keys))]
 
-    def _stop(self, job: TrackedJob, why: Ending) -> None:
+    def _stop(self, job: TrackedJob, why: CommandEnding) -> None:
         if not job.done.is_set():
             job.stopped_for = job.stopped_for or why
             self._spawner.kill(job.job_id)
 
 
-def _of_failure(failure: Failure) -> Ending:
+def _of_failure(failure: StartFailure) -> CommandEnding:
     if failure.executing and failure.errno in (errno.ENOENT, errno.ENOTDIR):
-        return Ending.NOT_FOUND
+        return CommandEnding.NOT_FOUND
     if failure.errno in (errno.EACCES, errno.EPERM):
-        return Ending.NOT_PERMITTED
-    return Ending.NOT_STARTED
+        return CommandEnding.NOT_PERMITTED
+    return CommandEnding.NOT_STARTED
 
 
-def _by_itself(job: TrackedJob, code: int) -> Verdict:
-    """Of a command that nothing stopped; of one of its own that was killed, a shell says 128 + 9."""
+def _by_itself(job: TrackedJob, code: int) -> CommandResult:
+    """Judge a command that ended by itself; 128 + 9 is a shell's exit code for a child killed by SIGKILL."""
     if job.oom_killed and code == 128 + signal.SIGKILL:
-        return Verdict(Ending.OUT_OF_MEMORY, code, SENTENCES[Ending.OUT_OF_MEMORY])
+        return CommandResult(CommandEnding.OUT_OF_MEMORY, code, SENTENCES[CommandEnding.OUT_OF_MEMORY])
     if code == NOT_FOUND_EXIT_CODE and isinstance(job.command, str):
-        return Verdict(Ending.EXITED, code, "the shell did not find a program (exit code 127)")
-    return Verdict(Ending.EXITED, code)
+        return CommandResult(CommandEnding.EXITED, code, "the shell did not find a program (exit code 127)")
+    return CommandResult(CommandEnding.EXITED, code)
 
 
 def _digest(text: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Linux calls that the standard library of Python 3.11 lacks, as functions that raise OSError."""
+"""Linux system calls that the standard library of Python 3.11 lacks, as functions that raise OSError."""
 
 import ctypes
 import errno
@@ -29,7 +29,6 @@ MS_SLAVE = 1 << 19
 MNT_DETACH = 2
 
 PROC, SYSFS, CGROUP, CGROUP2 = 0x9FA0, 0x62656572, 0x27E0EB, 0x63677270
-"""File systems that are an interface of the kernel."""
 
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
@@ -46,14 +45,14 @@ RESOLVE_NO_SYMLINKS = 0x04
 RESOLVE_BENEATH = 0x08
 RESOLVE_IN_ROOT = 0x10
 _SYS_OPENAT2 = 437
-"""The same number on every architecture, as all calls added since 2019."""
+"""The number on every architecture, as of all calls added since 2019."""
 
 _MFD_EXEC = 0x10
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _LARGE = 1 << 19
-"""Bytes from which on a block is the kernel's own affair; below are the pieces that pipes are read in."""
+"""Bytes from which on the allocator maps a block of its own; pieces read from pipes are smaller."""
 _KEPT = 8 << 20
-"""Free bytes at the end of the heap that are not given back before the next trim."""
+"""Free bytes at the end of the heap that are kept until the next trim."""
 _CAP_SYS_ADMIN = 21
 _CAPABILITY_VERSION_3 = 0x20080522
 
@@ -82,17 +81,15 @@ def _check(result: int, what: str) -> int:
 
 
 def unshare(flags: int) -> None:
-    """unshare(2)."""
     _check(_libc.unshare(flags), "unshare")
 
 
 def setns(fd: int, flags: int) -> None:
-    """setns(2); with a pidfd, `flags` names the namespaces of that process to join."""
+    """Call setns(2); with a pidfd, `flags` names the namespaces of that process to join."""
     _check(_setns(fd, flags), "setns")
 
 
 def mount(source: str, target: str, kind: str | None, flags: int = 0, options: str | None = None) -> None:
-    """mount(2)."""
     _check(
         _libc.mount(
             os.fsencode(source),
@@ -106,21 +103,21 @@ def mount(source: str, target: str, kind: str | None, flags: int = 0, options: s
 
 
 def unmount(target: str) -> None:
-    """umount2(2), detached: gone from this namespace at once, alive where it is still in use."""
+    """Call umount2(2) with MNT_DETACH: the mount is gone from this namespace at once, alive where it is in
+    use."""
     _check(_libc.umount2(os.fsencode(target), MNT_DETACH), target)
 
 
 def prctl(option: int, value: int = 0, address: object = None) -> None:
-    """prctl(2)."""
     _check(_prctl(option, value, address, 0, 0), "prctl")
 
 
 def hold_little_memory() -> None:
-    """Let the allocator, where it is glibc's, keep few and small free pieces.
+    """Make glibc's allocator keep few and small free pieces; does nothing with another allocator.
 
-    By itself it takes blocks of up to 32 MiB from its heaps once it has seen one freed, and every thread has
-    a heap of its own: outputs of all sizes then leave holes that no trim closes. It also gives back what is
-    free at the end of the heap with every piece of a file, and the kernel clears that before the next.
+    By default glibc takes blocks of up to 32 MiB from its heaps once it has seen one freed, and every thread
+    has a heap of its own: outputs of all sizes then leave holes that no trim closes. It also returns the free
+    end of the heap with every piece of a file, and the kernel clears it before the next.
     """
     option = getattr(_libc, "mallopt", None)
     if option is not None:
@@ -130,22 +127,18 @@ def hold_little_memory() -> None:
 
 
 def trim_memory() -> None:
-    """Give freed memory back to the machine, where the allocator is glibc's: by itself it keeps pieces.
-
-    Takes about a millisecond.
-    """
+    """Return freed memory to the machine, where the allocator is glibc's. Takes about a millisecond."""
     trim = getattr(_libc, "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def last_capability() -> int:
-    """The highest capability number this kernel knows."""
     return int(Path("/proc/sys/kernel/cap_last_cap").read_text())
 
 
 def clear_inheritable_capabilities() -> None:
-    """Keep the effective and permitted sets of this process, empty the inheritable one."""
+    """Empty the inheritable capability set of this process; keep the effective and permitted ones."""
     header = _CapabilityHeader(_CAPABILITY_VERSION_3, 0)
     data = (_CapabilityData * 2)()
     _check(_libc.capget(ctypes.byref(header), data), "capget")
@@ -155,7 +148,6 @@ def clear_inheritable_capabilities() -> None:
 
 
 def may_mount() -> bool:
-    """Whether this process is root with CAP_SYS_ADMIN."""
     if os.geteuid() != 0:
         return False
     status = Path("/proc/self/status").read_text()
@@ -164,11 +156,11 @@ def may_mount() -> bool:
 
 
 _OPENINGS = 100
-"""Tries of an opening that the kernel asks to repeat (openat2(2), EAGAIN); a hostile lease always does."""
+"""Attempts of openat2(2) while it fails with EAGAIN, which a hostile lease can provoke forever."""
 
 
 def open_beneath(root: int, path: str, flags: int, mode: int = 0) -> int:
-    """openat2(2) with `root` as the root directory: `..`, absolute paths and links cannot leave it.
+    """Call openat2(2) with `root` as the root directory: `..`, absolute paths and links cannot leave it.
 
     Magic links (`/proc/*/fd`, `/proc/*/root`) are refused with ELOOP.
     """
@@ -179,7 +171,7 @@ def open_beneath(root: int, path: str, flags: int, mode: int = 0) -> int:
 
 
 def open_at(directory: int, path: str, flags: int, resolve: int, mode: int = 0) -> int:
-    """openat2(2); `resolve` says what the path may not do on its way."""
+    """Call openat2(2); `resolve` restricts how the path is resolved."""
     how = _OpenHow(flags | os.O_CLOEXEC, mode, resolve)
     return _check(
         _syscall(
@@ -194,14 +186,13 @@ def open_at(directory: int, path: str, flags: int, resolve: int, mode: int = 0) 
 
 
 def filesystem_type(fd: int) -> int:
-    """The magic number of the file system that a file lies on (statfs(2))."""
     buffer = ctypes.create_string_buffer(256)
     _check(_libc.fstatfs(fd, buffer), "fstatfs")
     return ctypes.c_long.from_buffer(buffer).value
 
 
 def _memory_file(name: str, *, executable: bool) -> int:
-    """Where the administrator lets only files be executed that ask for it, this one does."""
+    """Create a memfd; marked executable where the administrator lets only such be executed."""
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
     if executable:
         try:
@@ -213,7 +204,7 @@ def _memory_file(name: str, *, executable: bool) -> int:
 
 
 def sealed_file(name: str, content: bytes, *, executable: bool = False) -> int:
-    """File descriptor of an in-memory file at its beginning, whose content nobody can change any more."""
+    """Return a descriptor of an in-memory file whose content can no longer change, at its start."""
     fd = _memory_file(name, executable=executable)
     view = memoryview(content)
     while view:

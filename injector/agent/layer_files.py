@@ -1,6 +1,6 @@
-"""The files of a harness program as one archive: the same bytes for the same files, so its digest names them.
+"""Packs the files of a harness program reproducibly: equal files give equal bytes, so the digest names them.
 
-Used where the archive is made and where files that came of it are checked. Standard library only.
+Used where the archive is made and where files from it are checked. Imports only the standard library.
 """
 
 import hashlib
@@ -13,20 +13,20 @@ from pathlib import Path
 from typing import Any
 
 PLACE = "/opt/orchard/harness"
-"""Where sandboxes have the files."""
 NAME = re.compile(r"orchard-harness/([^:]+):(.+)-([0-9a-f]{64})")
 """Name of a layer at the sandbox service: program, version, digest."""
 _PIECE = 1 << 20
 
 
 class LayerDiffers(Exception):
-    """The files are not those that the digest names; one sentence."""
+    pass
 
 
 def pack(files: Path, write: Callable[[bytes], object]) -> str:
-    """Hand the directory `files`, at PLACE, to `write` as a tar archive; returns its SHA-256.
+    """Write the directory `files`, placed at PLACE, to `write` as a tar archive; returns its SHA-256.
 
-    Owners are root, dates 1970, and a file is executable or not: nothing else of a file system is in it.
+    Owners are root, dates are 1970, and modes are only executable or not, so nothing else of the file system
+    matters.
     """
     hashing: Any = _Hashing(write)
     with tarfile.open(fileobj=hashing, mode="w|", format=tarfile.PAX_FORMAT, bufsize=_PIECE) as tar:
@@ -37,9 +37,9 @@ def pack(files: Path, write: Callable[[bytes], object]) -> str:
 
 
 def copy(files: Path, target: Path, digest: str) -> None:
-    """Make the directory `target` a copy of `files`, in place of what is in it. Raises LayerDiffers, OSError.
+    """Replace the contents of the directory `target` by a copy of `files` and compare the copy with `digest`.
 
-    What is compared with `digest` is the copy.
+    Raises LayerDiffers and OSError.
     """
     for old in target.iterdir():
         if old.is_dir() and not old.is_symlink():
@@ -57,8 +57,6 @@ def copy(files: Path, target: Path, digest: str) -> None:
 
 
 class _Hashing:
-    """A file that is written, and its digest."""
-
     def __init__(self, write: Callable[[bytes], object]) -> None:
         self._write = write
         self.hash = hashlib.sha256()
@@ -87,7 +85,7 @@ def _add(tar: tarfile.TarFile, directory: Path, name: str) -> None:
 
 
 def _below(directory: Path, name: str) -> Iterator[tuple[Path, str]]:
-    """All below it in an order that does not depend on the file system, with their names in the archive."""
+    """Walk a directory in a reproducible order; yields paths and archive names."""
     for path in sorted(directory.iterdir()):
         yield path, f"{name}/{path.name}"
         if path.is_dir() and not path.is_symlink():
@@ -105,6 +103,6 @@ def _mode(path: Path) -> int:
 
 
 def _copy(source: str, target: str) -> None:
-    """Content, and whether it is executable: no set-user-ID bit, which the digest does not tell of."""
+    """Copy content and executability; drops set-user-ID bits, which the digest does not cover."""
     shutil.copyfile(source, target)
     Path(target).chmod(_mode(Path(source)))

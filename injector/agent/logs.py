@@ -1,24 +1,22 @@
-"""Logs for machines to read: one JSON object a line, with the id of the request that is being handled."""
+"""Logs as JSON, one object a line, with the id of the request being handled."""
 
 import json
 import logging
 from contextvars import ContextVar
 from datetime import UTC, datetime
 
-REQUEST_ID_HEADER = "X-Request-ID"
-"""Of an orchestrator's answer, and of its requests to agents."""
 REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)
-"""Tasks inherit it, so what a request sets off is logged with it, too."""
+"""Inherited by tasks, so that what a request starts is logged with it too."""
 
 
 _encode = json.JSONEncoder(ensure_ascii=False, default=str).encode
 
 
-class JsonLines(logging.Formatter):
-    """`time` (RFC 3339, UTC), `level`, `logger`, `message`, `request_id`, `error`, a record's `fields`."""
+class JsonLogFormatter(logging.Formatter):
+    """Formats `time` (RFC 3339, UTC), `level`, `logger`, `message`, `request_id`, `error`, and a record's
+    `fields`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """See logging.Formatter."""
         line: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
@@ -35,7 +33,7 @@ class JsonLines(logging.Formatter):
 
 
 def configure() -> None:
-    """All of the process's logs to standard error, from INFO on."""
+    """Write all logs of the process from INFO on to standard error."""
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonLines())
+    handler.setFormatter(JsonLogFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler])

@@ -1,18 +1,18 @@
-"""Many byte streams over one line of messages, each with flow control of its own.
+"""Multiplexes byte streams over one line of messages, each stream with its own flow control.
 
 A message is one frame:
 
     kind (1 byte), stream (4 bytes), payload
 
-    OPEN    the opener begins the next stream: 1, 2, 3, ... No answer is waited for
-    DATA    bytes, never more than the other end has given room for
-    CREDIT  room for so many bytes more (4 bytes)
-    END     no more bytes in this direction; the other one goes on
+    OPEN    the opener begins the next stream: 1, 2, 3, ... There is no response
+    DATA    bytes, never more than the other end has given credit for
+    CREDIT  permits so many more bytes (4 bytes)
+    END     no more bytes in this direction; the other one continues
     RESET   the stream is over, at once and in both directions
 
-Each end keeps at most WINDOW unread bytes of a stream, so one that nobody reads holds up no other and costs
-no more than that. One end opens streams, the other is told of them. What does not fit is a ProtocolError, and
-the line with all its streams is given up.
+Each end keeps at most WINDOW unread bytes of a stream, so one that nobody reads blocks no other and costs no
+more than that. One end opens streams, the other is told of them. A violation is a ProtocolError, and the line
+with all its streams is given up.
 """
 
 import asyncio
@@ -30,52 +30,44 @@ CREDIT_SIZE = struct.Struct("!I")
 OPEN, DATA, CREDIT, END, RESET = range(5)
 
 WINDOW = 256 * 1024
-"""Unread bytes of a stream that one end keeps."""
 PIECE = 64 * 1024
-"""Bytes of DATA in a frame, at most."""
 STREAMS = 1024
-"""Streams of a line at the same time."""
 CONGESTED = 512 * 1024
-"""Bytes waiting to be sent over the line from which on no stream should add to them."""
+"""Bytes waiting to be sent over the line, from which on no stream should add to them."""
 MOST_WAITING = 16 * STREAMS
-"""Frames waiting for a peer that does not read: from an honest one there are never so many."""
+"""Frames waiting for a peer that does not read; an honest one never has so many."""
 _HIGHEST = 2**32 - 1
 _OVERHEAD = 64
-"""Bytes that a waiting frame costs beside its own."""
+"""Bytes of memory that a waiting frame costs besides its own."""
 
 Line = web.WebSocketResponse | aiohttp.ClientWebSocketResponse
 
 
 class ProtocolError(Exception):
-    """The other end did not keep to the rules."""
+    pass
 
 
 class Receiver(Protocol):
-    """Whoever a stream's bytes are for."""
-
     def received(self, data: memoryview) -> None:
-        """Bytes, to be answered by `Stream.consumed` once they are gone from memory."""
+        """Take bytes; call `Stream.consumed` once they are out of memory."""
 
     def ended(self) -> None:
-        """There will be no more."""
+        """There will be no more bytes."""
 
     def lost(self) -> None:
-        """The stream is over, and not by us. Nothing else is called after it."""
+        """The other end or the line ended the stream. It is the last call."""
 
     def room(self) -> None:
-        """`Stream.wanted` may have grown."""
+        """`Stream.wanted` may have become true."""
 
 
 class Stream:
-    """One end of a stream."""
-
     def __init__(self, line: "Multiplexer", number: int) -> None:
         self._line = line
         self.number = number
         self.receiver: Receiver | None = None
         """Set by whoever opened it, or was told of it, before anything else happens."""
         self.moved = 0
-        """Bytes, in both directions together."""
         self.over = False
         self._credit = WINDOW
         self._unread = 0
@@ -84,35 +76,33 @@ class Stream:
 
     @property
     def allowed(self) -> int:
-        """Bytes that the other end takes now, at most PIECE."""
+        """Bytes that the other end accepts now, at most PIECE."""
         return 0 if self._sent_end or self.over else min(self._credit, PIECE)
 
     @property
     def wanted(self) -> bool:
-        """Whether to send; else wait for `Receiver.room`."""
+        """Whether to send now; else wait for `Receiver.room`."""
         return self.allowed > 0 and not self._line.congested
 
     def send(self, data: bytes | memoryview) -> None:
-        """Send up to `allowed` bytes."""
         self._credit -= len(data)
         self.moved += len(data)
         self._line.put(HEADER.pack(DATA, self.number) + data)
 
     def end(self) -> None:
-        """Nothing more will be sent."""
         if not (self._sent_end or self.over):
             self._sent_end = True
             self._line.put(HEADER.pack(END, self.number))
             self._finish()
 
     def reset(self) -> None:
-        """Give it up; nothing when it is over."""
+        """End the stream in both directions; does nothing when it is over."""
         if not self.over:
             self._line.put(HEADER.pack(RESET, self.number))
             self._line.forget(self)
 
     def consumed(self, count: int) -> None:
-        """So many bytes that were received are gone from memory."""
+        """Report that `count` received bytes are out of memory."""
         self._unread -= count
         self._consumed += count
         if self._consumed >= WINDOW // 2 and not (self._got_end or self.over):
@@ -120,7 +110,6 @@ class Stream:
             self._consumed = 0
 
     def take(self, kind: int, payload: memoryview) -> None:
-        """A frame from the other end. Raises ProtocolError."""
         if kind == DATA:
             self._unread += len(payload)
             self.moved += len(payload)
@@ -145,7 +134,6 @@ class Stream:
 
     @property
     def told(self) -> Receiver:
-        """Its receiver."""
         assert self.receiver is not None, "a stream has a receiver from its beginning"
         return self.receiver
 
@@ -155,10 +143,8 @@ class Stream:
 
 
 class Multiplexer:
-    """One end of a line."""
-
     def __init__(self, line: Line, opened: Callable[[Stream], None] | None = None) -> None:
-        """`opened` is told of each stream; None: the other end may open none, because this one does."""
+        """`opened` is called with each stream that the other end opens; None: the other end may open none."""
         self._line = line
         self._opened = opened
         self._streams: dict[int, Stream] = {}
@@ -170,11 +156,11 @@ class Multiplexer:
 
     @property
     def congested(self) -> bool:
-        """The line takes less than there is to send."""
+        """Whether the line takes less than there is to send."""
         return self._bytes >= CONGESTED
 
     async def run(self) -> None:
-        """Until the line ends; then all streams are over. Raises ProtocolError."""
+        """Run until the line ends; then all streams are over. Raises ProtocolError."""
         both = [asyncio.ensure_future(self._read()), asyncio.ensure_future(self._write())]
         try:
             done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
@@ -190,7 +176,7 @@ class Multiplexer:
                 stream.told.lost()
 
     def open(self) -> Stream | None:
-        """A new stream, whose receiver is to be set at once; None when the line is closed or has STREAMS."""
+        """Open a stream, whose receiver must be set at once; None when the line is closed or has STREAMS."""
         if self._closed or len(self._streams) >= STREAMS or self._last == _HIGHEST:
             return None
         self._last += 1
@@ -199,19 +185,16 @@ class Multiplexer:
         return stream
 
     def put(self, frame: bytes) -> None:
-        """Send a frame when its turn has come."""
         if not self._closed:
             self._waiting.append(frame)
             self._bytes += len(frame) + _OVERHEAD
             self._something.set()
 
     def forget(self, stream: Stream) -> None:
-        """It is over."""
         stream.over = True
         self._streams.pop(stream.number, None)
 
     def take(self, message: bytes) -> None:
-        """A message from the other end. Raises ProtocolError."""
         if not HEADER.size <= len(message) <= HEADER.size + PIECE:
             raise ProtocolError("a frame has no head, or too much behind it")
         if len(self._waiting) > MOST_WAITING:

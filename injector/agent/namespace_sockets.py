@@ -1,4 +1,4 @@
-"""Sockets in the network of a sandbox, made by the agent: nothing of them can be seen or taken inside."""
+"""Makes sockets in the network of a sandbox for the agent; nothing inside can see or take them."""
 
 import asyncio
 import errno
@@ -11,9 +11,9 @@ from orchard.injector.agent.spawning import Entrance
 
 
 async def inside(entrance: Entrance, family: socket.AddressFamily) -> socket.socket:
-    """A TCP socket in the network of the sandbox, which never waits. Raises OSError.
+    """Return a non-blocking TCP socket in the sandbox's network. Raises OSError.
 
-    A socket belongs to the namespace it was made in, so a thread that ends enters it to make one.
+    A socket belongs to the namespace it was made in, so a short-lived thread enters it to make one.
     """
     if entrance.pidfd is None:
         return socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)

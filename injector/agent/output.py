@@ -1,4 +1,4 @@
-"""What a command prints, read as it comes and kept within a bound."""
+"""Reads a command's output as it comes and keeps a bounded amount."""
 
 import asyncio
 import fcntl
@@ -14,11 +14,11 @@ _SMALL = 4096
 _NOISE = b"bash: cannot set terminal process group ("
 _LOGIN_NOISE = re.compile(rb"\A" + re.escape(_NOISE) + rb"[^\n]*\nbash: no job control in this shell\n")
 IDLE_READ_INTERVAL = 0.1
-"""Seconds between reads of a pipe that outlived its job, so that a runaway writer costs us little."""
+"""Seconds between reads of a pipe that outlived its job, so that a runaway writer costs the agent little."""
 
 
 class BoundedOutput:
-    """Keeps the first and the last half of `limit` bytes; the middle is replaced by a marker."""
+    """Keeps the first and the last half of `limit` bytes; a marker replaces the middle."""
 
     def __init__(self, limit: int) -> None:
         self._head_limit = limit - limit // 2
@@ -46,7 +46,8 @@ class BoundedOutput:
             self._tail_size -= len(self._tail.popleft())
 
     def read(self, offset: int, most: int) -> tuple[int, bytes]:
-        """Up to `most` bytes from `offset` on, or from the next place that is kept; where they begin."""
+        """Read up to `most` bytes from the first kept offset at or after `offset`; returns that offset and
+        the bytes."""
         if offset < len(self._head):
             return offset, bytes(self._head[offset : offset + most])
         place = self.total - self._tail_size
@@ -59,11 +60,10 @@ class BoundedOutput:
 
     @property
     def kept(self) -> int:
-        """Bytes held in memory."""
         return len(self._head) + self._tail_size
 
     def text(self) -> str:
-        """UTF-8 with replacement characters for what is not; the marker states the true size."""
+        """Decode UTF-8 with replacement characters; the marker states the true size."""
         tail = b"".join(self._tail)
         if self._tail_limit < len(tail):
             tail = tail[len(tail) - self._tail_limit :]
@@ -75,14 +75,14 @@ class BoundedOutput:
 
 
 class WithoutLoginNoise:
-    """Passes on what comes, less what an interactive bash without a terminal says first."""
+    """Forwards data, without the first messages of an interactive bash that has no terminal."""
 
     def __init__(self, consume: Callable[[bytes], None]) -> None:
         self._consume = consume
         self._held: bytes | None = b""
 
     def __call__(self, data: bytes) -> None:
-        """Empty `data` is the end."""
+        """Take a piece; empty `data` is the end."""
         if self._held is None:
             self._consume(data)
             return
@@ -94,7 +94,7 @@ class WithoutLoginNoise:
 
 
 class PipeReader:
-    """Reads one end of a pipe into a consumer until it is told that the writer it belongs to has ended."""
+    """Reads a pipe into a consumer until it is told that the process writing to it has ended."""
 
     def __init__(self, consume: Callable[[bytes], None]) -> None:
         self.consume = consume
@@ -112,7 +112,6 @@ class PipeReader:
         return self._fd >= 0
 
     def close_writer(self) -> None:
-        """Close our copy of the writing end, once the process has its own."""
         os.close(self.writer)
 
     def pipe(self) -> tuple[int, int] | None:
@@ -123,7 +122,7 @@ class PipeReader:
         return status.st_dev, status.st_ino
 
     def catch_up(self) -> bool:
-        """Take what is in the pipe now. Whether others can still write to it."""
+        """Read what is in the pipe now. Returns whether others can still write to it."""
         if self._fd < 0:
             return False
         pending = struct.unpack("i", fcntl.ioctl(self._fd, termios.FIONREAD, b"\0\0\0\0"))[0]
@@ -135,9 +134,10 @@ class PipeReader:
         return self._fd >= 0
 
     def finish(self) -> bool:
-        """Take what is in the pipe now, and no more. Whether other processes still hold its writing end.
+        """Read what is in the pipe now, and no more. Returns whether other processes still hold its writing
+        end.
 
-        The pipe then stays open, slowly read into nothing, so that they are not killed for writing to it.
+        The pipe then stays open and is slowly discarded, so that they are not killed for writing to it.
         """
         if not self.catch_up():
             return False
@@ -147,7 +147,6 @@ class PipeReader:
         return self._fd >= 0
 
     def close(self) -> None:
-        """Stop reading for good."""
         self.closed.set()
         if self._timer is not None:
             self._timer.cancel()
@@ -164,7 +163,7 @@ class PipeReader:
             self.close()
 
     def _next(self) -> bytes | None:
-        """None: nothing now; empty: never again."""
+        """Read a piece; None: nothing now; empty: the end."""
         try:
             return os.read(self._fd, CHUNK)
         except BlockingIOError:
@@ -175,3 +174,35 @@ class PipeReader:
             self.close()
             return
         self._timer = self._loop.call_later(IDLE_READ_INTERVAL, self._read_into_nothing)
+
+
+class PipeOutput:
+    """A pipe whose first piece, and all its data once its writers have closed it, are futures."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._reader, self.writer = os.pipe2(os.O_CLOEXEC)
+        self._data = b""
+        self.first: asyncio.Future[bytes] = loop.create_future()
+        self.all: asyncio.Future[bytes] = loop.create_future()
+        loop.add_reader(self._reader, self._read)
+
+    def _read(self) -> None:
+        piece = os.read(self._reader, 65536)
+        self._data += piece
+        if not self.first.done():
+            self.first.set_result(piece)
+        if not piece:
+            asyncio.get_running_loop().remove_reader(self._reader)
+            self.all.set_result(self._data)
+
+    def close_writer(self) -> None:
+        if self.writer >= 0:
+            os.close(self.writer)
+            self.writer = -1
+
+    def close(self) -> None:
+        self.close_writer()
+        asyncio.get_running_loop().remove_reader(self._reader)
+        os.close(self._reader)
+        self.all.cancel()

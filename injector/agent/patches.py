@@ -1,9 +1,9 @@
-"""Applying a patch: data on the standard input of a program of the image, never part of a shell line."""
+"""Applies a patch: data on the standard input of a program of the image, never part of a shell line."""
 
 from typing import Any
 
-from orchard.injector.agent.endings import Ending
-from orchard.injector.agent.jobs import Jobs, TrackedJob, Verdict
+from orchard.injector.agent.endings import CommandEnding
+from orchard.injector.agent.jobs import CommandResult, SandboxJobs, TrackedJob
 
 # Outside a repository, so that nothing is left out silently because it lies beside the current directory,
 # and no configuration of the repository has a say. All or nothing: git writes no file unless every hunk
@@ -18,13 +18,13 @@ _GIT_ENVIRONMENT = {
 _PATCH = ["patch", "-p1", "-N"]
 
 
-async def apply(jobs: Jobs, request: dict[str, Any], key: str | None) -> dict[str, Any]:
-    """Apply `patch` in `cwd`, by git where the image has it, else by patch. Returns the contract's record."""
+async def apply(jobs: SandboxJobs, request: dict[str, Any], key: str | None) -> dict[str, Any]:
+    """Apply `patch` in `cwd`, by git if the image has it, else by patch. Returns the contract's record."""
     job, ended = await _run(jobs, request, _GIT, _GIT_ENVIRONMENT, key)
-    if ended.ending in (Ending.NOT_FOUND, Ending.NOT_PERMITTED):
+    if ended.ending in (CommandEnding.NOT_FOUND, CommandEnding.NOT_PERMITTED):
         job, ended = await _run(jobs, request, _PATCH, {}, None if key is None else f"{key} patch")
     error = ended.error
-    if ended.ending is Ending.NOT_FOUND:
+    if ended.ending is CommandEnding.NOT_FOUND:
         error = "the image has neither git nor patch; apply the change with exec or upload the files"
     elif error is None and ended.exit_code != 0:
         error = "the patch does not apply"
@@ -38,8 +38,8 @@ async def apply(jobs: Jobs, request: dict[str, Any], key: str | None) -> dict[st
 
 
 async def _run(
-    jobs: Jobs, request: dict[str, Any], command: list[str], env: dict[str, str], key: str | None
-) -> tuple[TrackedJob, Verdict]:
+    jobs: SandboxJobs, request: dict[str, Any], command: list[str], env: dict[str, str], key: str | None
+) -> tuple[TrackedJob, CommandResult]:
     job = await jobs.start(
         {
             "command": command,

@@ -1,4 +1,4 @@
-"""One sandbox of an agent: its state, what it may be asked for in it, and its record."""
+"""One sandbox of an agent: its state and its record."""
 
 import asyncio
 import time
@@ -7,16 +7,15 @@ from contextlib import contextmanager
 from typing import Any
 
 from orchard.injector.agent.errors import Conflict, SandboxGone
-from orchard.injector.agent.jobs import Jobs
-from orchard.injector.agent.machine import Machine, SandboxSpec
+from orchard.injector.agent.interfaces import RunningSandbox, SandboxSpec
+from orchard.injector.agent.jobs import SandboxJobs
 from orchard.injector.agent.snapshots import Snapshots
 
 NAMESPACE = "local"
 MOST_WATCHES = 8
-"""Of files, of one sandbox at once."""
 
 
-class Sandbox:
+class HostedSandbox:
     """One sandbox: `pending`, then `ready` or `failed`; a failed one never comes back."""
 
     def __init__(self, spec: SandboxSpec, key: str | None, created_at: float) -> None:
@@ -27,11 +26,10 @@ class Sandbox:
         self.status_message = ""
         self.reason = ""
         self.settled = asyncio.Event()
-        """No longer pending."""
         self.ended = asyncio.Event()
-        """It failed, or is being deleted."""
-        self.machine: Machine | None = None
-        self.jobs: Jobs | None = None
+        """Set when it failed, is being deleted or restored."""
+        self.machine: RunningSandbox | None = None
+        self.jobs: SandboxJobs | None = None
         self.touched = time.monotonic()
         self.in_flight = 0
         self.watches = 0
@@ -42,11 +40,11 @@ class Sandbox:
         self._pausing = asyncio.Lock()
         self.snapshots = Snapshots()
         self.forks: dict[str, tuple[Mapping[str, Any], asyncio.Task[list[str]]]] = {}
-        """By idempotency key: what was asked for, and the ids of the sandboxes made of it."""
+        """Requests by idempotency key, with the ids of the sandboxes made from them."""
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Around one watch of files. Raises Conflict for one too many."""
+        """Count a file watch. A context manager; raises Conflict for one too many."""
         if self.watches >= MOST_WATCHES:
             raise Conflict(
                 f"sandbox {self.spec.sandbox_id} has {MOST_WATCHES} watches of files: end one, or watch a "
@@ -60,21 +58,19 @@ class Sandbox:
             self.watches -= 1
 
     def fail(self, reason: str, message: str) -> None:
-        """Turn to `failed`, once."""
         if self.status != "failed":
             self.status, self.reason, self.status_message = "failed", reason, message
             self.settled.set()
             self.ended.set()
 
     def begin_again(self) -> None:
-        """Turn from `ready` to `pending`: whoever holds on to what it was is told that it ended."""
+        """Turn from `ready` to `pending`, for a restore, and notify whoever uses the old state."""
         self.status = "pending"
         self.settled.clear()
         self.ended.set()
         self.ended = asyncio.Event()
 
     def document(self) -> dict[str, Any]:
-        """The record of the HTTP contract."""
         return {
             "sandbox_id": self.spec.sandbox_id,
             "namespace": NAMESPACE,
@@ -92,8 +88,8 @@ class Sandbox:
             "paused": self.paused,
         }
 
-    def ready(self) -> tuple[Machine, Jobs]:
-        """Its machine and jobs. Raises SandboxGone when it failed, Conflict while it is pending."""
+    def ready(self) -> tuple[RunningSandbox, SandboxJobs]:
+        """Return its machine and jobs. Raises SandboxGone when it failed, Conflict while it is pending."""
         if self.status == "failed":
             raise SandboxGone(
                 f"sandbox {self.spec.sandbox_id} failed: {self.status_message}", reason=self.reason
@@ -102,8 +98,7 @@ class Sandbox:
             raise Conflict(f"sandbox {self.spec.sandbox_id} is not ready yet", reason="pending")
         return self.machine, self.jobs
 
-    async def pausing(self, machine: Machine, frozen: bool) -> None:
-        """Freeze the processes of `machine`, its own, or let them go on."""
+    async def pausing(self, machine: RunningSandbox, frozen: bool) -> None:
         async with self._pausing:
             if frozen:
                 self.paused = True  # before anything is waited for: no command starts any more
@@ -116,8 +111,8 @@ class Sandbox:
                 if machine is self.machine:
                     self.paused = frozen
 
-    def running(self) -> tuple[Machine, Jobs]:
-        """The same for commands. Raises Conflict (`paused`), too."""
+    def running(self) -> tuple[RunningSandbox, SandboxJobs]:
+        """Return the same as `ready`, for commands. Raises Conflict (`paused`) too."""
         if self.paused:
             raise Conflict(f"sandbox {self.spec.sandbox_id} is paused: resume it first", reason="paused")
         return self.ready()

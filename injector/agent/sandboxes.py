@@ -1,4 +1,4 @@
-"""The sandboxes an agent holds: their states, who waits for them, when they expire."""
+"""Registry of an agent's sandboxes: creates, restores, expires and deletes them."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from orchard.injector.agent.endings import Ending
+from orchard.injector.agent.endings import CommandEnding
 from orchard.injector.agent.errors import (
     AgentError,
     Conflict,
@@ -19,14 +19,14 @@ from orchard.injector.agent.errors import (
     RequestInvalid,
     TimeIsUp,
 )
-from orchard.injector.agent.jobs import Jobs
-from orchard.injector.agent.machine import Died, Host, Machine, SandboxSpec
-from orchard.injector.agent.sandbox import Sandbox
+from orchard.injector.agent.interfaces import Died, Host, RunningSandbox, SandboxSpec
+from orchard.injector.agent.jobs import SandboxJobs
+from orchard.injector.agent.sandbox import HostedSandbox
 from orchard.injector.agent.spawning import Spawner
 
 RECORD = "record.json"
 REMEMBERED_FORKS = 1000
-"""Requests to fork one sandbox whose repetition returns what the first one made."""
+"""Fork requests of one sandbox that are remembered, so that a retry returns the first result."""
 
 T = TypeVar("T")
 
@@ -36,42 +36,41 @@ log = logging.getLogger(__name__)
 class Sandboxes:
     """All sandboxes of an agent.
 
-    Records lie in `directory`, so that the next agent can answer for them; None: there will be no next one.
+    Records are kept in `directory`, so that the next agent can report them; None: there will be no next one.
     """
 
     def __init__(self, directory: Path | None, host: Host, spawner: Spawner) -> None:
         self._directory = directory
         self._host = host
         self.spawner = spawner
-        self._sandboxes: dict[str, Sandbox] = {}
-        self._by_key: dict[str, Sandbox] = {}
+        self._sandboxes: dict[str, HostedSandbox] = {}
+        self._by_key: dict[str, HostedSandbox] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def __iter__(self) -> Iterator[Sandbox]:
+    def __iter__(self) -> Iterator[HostedSandbox]:
         return iter(list(self._sandboxes.values()))
 
     def recover(self) -> None:
-        """Answer `failed` for the sandboxes of an agent that died: they died with it."""
+        """Report the sandboxes of an agent that died as `failed`: they died with it."""
         for path in [] if self._directory is None else sorted(self._directory.glob(f"*/{RECORD}")):
             record = json.loads(path.read_text())
-            sandbox = Sandbox(SandboxSpec(**record["spec"]), record["key"], record["created_at"])
+            sandbox = HostedSandbox(SandboxSpec(**record["spec"]), record["key"], record["created_at"])
             sandbox.fail("agent_died", "the agent that held it died, and the sandbox with it")
             self._remember(sandbox)
             self._arm(sandbox)
 
-    def get(self, sandbox_id: str) -> Sandbox:
-        """Raises NotFound."""
+    def get(self, sandbox_id: str) -> HostedSandbox:
         sandbox = self._sandboxes.get(sandbox_id)
         if sandbox is None:
             raise NotFound(f"there is no sandbox {sandbox_id}")
         return sandbox
 
-    def of_job(self, job_id: str) -> Sandbox:
-        """The sandbox a job belongs to, which is the first part of the job's id. Raises NotFound."""
+    def of_job(self, job_id: str) -> HostedSandbox:
+        """Return the sandbox of a job, whose id begins with the sandbox's. Raises NotFound."""
         return self.get(job_id.partition(".")[0])
 
-    def create(self, spec: SandboxSpec, key: str | None) -> Sandbox:
-        """Begin to start a sandbox; an id of its own is made when `spec` has none.
+    def create(self, spec: SandboxSpec, key: str | None) -> HostedSandbox:
+        """Start a sandbox; generates an id if `spec` has none.
 
         The same `key` again returns the first sandbox. Raises Conflict when the id is taken, or the key was
         used for another request.
@@ -86,12 +85,14 @@ class Sandboxes:
         sandbox.starting = self._keep(self._start(sandbox, self._host.create))
         return sandbox
 
-    async def fork(self, origin: Sandbox, request: Mapping[str, Any], key: str | None) -> list[Sandbox]:
-        """Sandboxes that start from the file system of `origin` as it is before this returns.
+    async def fork(
+        self, origin: HostedSandbox, request: Mapping[str, Any], key: str | None
+    ) -> list[HostedSandbox]:
+        """Make sandboxes from the file system that `origin` has before this returns.
 
         `request` has `count` and, where the new ones differ, fields of SandboxSpec and `sandbox_ids`. The
-        same `key` again returns the first ones, as long as `origin` is there. Raises RequestInvalid, Conflict
-        for ids that are taken, and what `Machine.template` raises; then there are no new sandboxes.
+        same `key` again returns the first ones, as long as `origin` exists. Raises RequestInvalid, Conflict
+        for ids that are taken, and what `RunningSandbox.template` raises; then there are no new sandboxes.
         """
         if key is not None and key in origin.forks:
             first, forking = origin.forks[key]
@@ -114,7 +115,7 @@ class Sandboxes:
         return [self._sandboxes[sandbox_id] for sandbox_id in made if sandbox_id in self._sandboxes]
 
     async def _fork(
-        self, origin: Sandbox, machine: Machine, specs: list[SandboxSpec], snapshot: str | None
+        self, origin: HostedSandbox, machine: RunningSandbox, specs: list[SandboxSpec], snapshot: str | None
     ) -> list[str]:
         for spec in specs:
             self._check_free(spec)
@@ -127,11 +128,11 @@ class Sandboxes:
             await asyncio.wait([fork.starting for fork in forks if fork.starting is not None])
         return [fork.spec.sandbox_id for fork in forks]
 
-    async def restore(self, sandbox: Sandbox, name: str) -> None:
-        """Let it start again from its snapshot of this name; returns when it did, or failed.
+    async def restore(self, sandbox: HostedSandbox, name: str) -> None:
+        """Restart the sandbox from its snapshot of this name; returns when it is ready or failed.
 
-        Its jobs end, watches and tunnels too. Raises NotFound, Conflict while it is being restored, and what
-        `Sandbox.ready` raises.
+        Its jobs, watches and tunnels end. Raises NotFound, Conflict while it is being restored, and what
+        `HostedSandbox.ready` raises.
         """
         sandbox.ready()
         sandbox.snapshots.find(name)
@@ -140,22 +141,21 @@ class Sandboxes:
         sandbox.starting = self._keep(self._restore(sandbox, name))
         await asyncio.shield(sandbox.starting)
 
-    async def _restore(self, sandbox: Sandbox, name: str) -> None:
+    async def _restore(self, sandbox: HostedSandbox, name: str) -> None:
         machine, jobs = sandbox.ready()
         async with sandbox.snapshots.template(machine, name) as template:
             sandbox.ready()  # it may have failed while this waited
             sandbox.begin_again()
-            jobs.abandon(Ending.SANDBOX_RESTORED)
+            jobs.abandon(CommandEnding.SANDBOX_RESTORED)
             await machine.destroy()
-            jobs.settle(Ending.SANDBOX_RESTORED)
+            jobs.settle(CommandEnding.SANDBOX_RESTORED)
             await self._start(sandbox, template.create)
 
-    def _add(self, spec: SandboxSpec, key: str | None) -> Sandbox:
-        """A new sandbox, pending."""
+    def _add(self, spec: SandboxSpec, key: str | None) -> HostedSandbox:
         self._check_free(spec)
         if not spec.sandbox_id:
             spec = replace(spec, sandbox_id=self._new_id())
-        sandbox = Sandbox(spec, key, time.time())
+        sandbox = HostedSandbox(spec, key, time.time())
         self._remember(sandbox)
         self._record(sandbox)
         self._arm(sandbox)
@@ -165,8 +165,8 @@ class Sandboxes:
         if spec.sandbox_id in self._sandboxes:
             raise Conflict(f"there is a sandbox {spec.sandbox_id} already", reason="exists")
 
-    async def wait(self, sandbox_id: str, timeout: float) -> Sandbox:
-        """The sandbox once it is ready or failed. Raises TimeIsUp after `timeout` seconds."""
+    async def wait(self, sandbox_id: str, timeout: float) -> HostedSandbox:
+        """Return the sandbox once it is ready or failed. Raises TimeIsUp after `timeout` seconds."""
         sandbox = self.get(sandbox_id)
         try:
             async with asyncio.timeout(timeout):
@@ -176,7 +176,7 @@ class Sandboxes:
         return sandbox
 
     async def delete(self, sandbox_id: str) -> None:
-        """Kill and remove the sandbox; nothing when there is none. Returns when it is gone."""
+        """Kill and remove the sandbox; does nothing when there is none. Returns when it is gone."""
         sandbox = self._sandboxes.get(sandbox_id)
         if sandbox is None:
             return
@@ -185,12 +185,11 @@ class Sandboxes:
         await asyncio.shield(sandbox.deleting)
 
     async def close(self) -> None:
-        """Delete all sandboxes: the agent is going, in order."""
         await asyncio.gather(*(self.delete(sandbox.spec.sandbox_id) for sandbox in self))
 
     @contextmanager
-    def active(self, sandbox: Sandbox) -> Iterator[None]:
-        """Around a request: a sandbox with somebody at the other end of the line does not expire."""
+    def active(self, sandbox: HostedSandbox) -> Iterator[None]:
+        """Keep the sandbox from expiring while a request is open. A context manager."""
         sandbox.in_flight += 1
         try:
             yield
@@ -204,12 +203,12 @@ class Sandboxes:
             if sandbox_id not in self._sandboxes:
                 return sandbox_id
 
-    def _remember(self, sandbox: Sandbox) -> None:
+    def _remember(self, sandbox: HostedSandbox) -> None:
         self._sandboxes[sandbox.spec.sandbox_id] = sandbox
         if sandbox.key is not None:
             self._by_key[sandbox.key] = sandbox
 
-    def _record(self, sandbox: Sandbox) -> None:
+    def _record(self, sandbox: HostedSandbox) -> None:
         if self._directory is None:
             return
         directory = self._directory / sandbox.spec.sandbox_id
@@ -221,13 +220,13 @@ class Sandboxes:
         unfinished.rename(directory / RECORD)
 
     async def _start(
-        self, sandbox: Sandbox, create: Callable[[SandboxSpec, Died], Awaitable[Machine]]
+        self, sandbox: HostedSandbox, create: Callable[[SandboxSpec, Died], Awaitable[RunningSandbox]]
     ) -> None:
         def died(reason: str, message: str) -> None:
             log.warning("sandbox %s: %s", sandbox.spec.sandbox_id, message)
             sandbox.fail(reason, message)
             if sandbox.jobs is not None:
-                sandbox.jobs.settle(Ending.SANDBOX_DIED)
+                sandbox.jobs.settle(CommandEnding.SANDBOX_DIED)
 
         try:
             async with asyncio.timeout(sandbox.spec.timeout):
@@ -244,13 +243,13 @@ class Sandboxes:
             machine.environment.update(sandbox.spec.env)
             sandbox.machine = machine
             if sandbox.jobs is None:
-                sandbox.jobs = Jobs(sandbox.spec.sandbox_id, self.spawner, machine)
+                sandbox.jobs = SandboxJobs(sandbox.spec.sandbox_id, self.spawner, machine)
             sandbox.jobs.machine = machine
             if sandbox.status == "pending":
                 sandbox.status, sandbox.status_message, sandbox.paused = "ready", machine.note, False
                 sandbox.settled.set()
 
-    async def _delete(self, sandbox: Sandbox) -> None:
+    async def _delete(self, sandbox: HostedSandbox) -> None:
         sandbox.ended.set()
         if sandbox.expiry is not None:
             sandbox.expiry.cancel()
@@ -258,13 +257,13 @@ class Sandboxes:
             sandbox.starting.cancel()
             await asyncio.wait([sandbox.starting])
         if sandbox.jobs is not None:
-            sandbox.jobs.abandon(Ending.SANDBOX_DELETED)
+            sandbox.jobs.abandon(CommandEnding.SANDBOX_DELETED)
         if sandbox.machine is not None:
             await sandbox.machine.destroy()
         await sandbox.snapshots.close()
         sandbox.fail("deleted", "it was deleted")
         if sandbox.jobs is not None:
-            sandbox.jobs.settle(Ending.SANDBOX_DELETED)
+            sandbox.jobs.settle(CommandEnding.SANDBOX_DELETED)
         if self._directory is not None:
             directory = self._directory / sandbox.spec.sandbox_id
             (directory / RECORD).unlink(missing_ok=True)
@@ -273,7 +272,7 @@ class Sandboxes:
         if sandbox.key is not None:
             del self._by_key[sandbox.key]
 
-    def _arm(self, sandbox: Sandbox) -> None:
+    def _arm(self, sandbox: HostedSandbox) -> None:
         ttl = sandbox.spec.ttl_seconds
         if ttl is None or sandbox.deleting is not None:
             return
@@ -300,7 +299,7 @@ class Sandboxes:
 
 
 def _fork_specs(origin: SandboxSpec, request: Mapping[str, Any]) -> list[SandboxSpec]:
-    """What the forks are to be: as `origin` where `request` says nothing. Raises RequestInvalid."""
+    """Specifications of the forks: those of `origin` where `request` says nothing. Raises RequestInvalid."""
     count = int(request.get("count") or 1)
     ids = request.get("sandbox_ids") or [""] * count
     if len(ids) != count or len(set(ids) - {""}) not in (0, count):
@@ -313,8 +312,7 @@ def _fork_specs(origin: SandboxSpec, request: Mapping[str, Any]) -> list[Sandbox
     return specs
 
 
-def matching(sandboxes: Iterable[Sandbox], labels: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Documents of the sandboxes that carry all `labels`."""
+def matching(sandboxes: Iterable[HostedSandbox], labels: Mapping[str, str]) -> list[dict[str, Any]]:
     return [
         sandbox.document()
         for sandbox in sandboxes

@@ -1,9 +1,8 @@
 """The system call filter of every command in a local sandbox, as classic BPF.
 
-It refuses what a container has no use for and what reaches the machine rather than the container: new mounts
-and user namespaces, kernel modules, keyrings, the kernel log, bpf, performance counters, families of sockets
-that nobody needs, a core file's way to the machine. Capabilities are dropped as well; the filter also holds
-for what needs none.
+It refuses what a container has no use for and what affects the machine rather than the container: new mounts
+and user namespaces, kernel modules, keyrings, the kernel log, bpf, performance counters, unusual socket
+families, core files. Capabilities are dropped as well; the filter also covers what needs none.
 """
 
 import struct
@@ -46,26 +45,29 @@ _UNSHARE = {"x86_64": 272, "aarch64": 97}
 _CLONE = {"x86_64": 56, "aarch64": 220}
 # fmt: on
 _SOCKETS = {"x86_64": (41, 53), "aarch64": (198, 199)}
-"""socket, socketpair."""
 _FAMILIES = (1, 2, 10, 16)
-"""Unix, IPv4, IPv6, netlink. For any other the kernel may load a module, whoever asks; and a virtual
-machine's line to its host (AF_VSOCK) is not parted by a network namespace."""
+"""Unix, IPv4, IPv6, netlink.
+
+For any other the kernel may load a module, whoever asks; and AF_VSOCK, a virtual machine's line to its host,
+is not separated by network namespaces.
+"""
 _NETLINK, _USERSOCK = 16, 2
-"""Between processes; what waits in it is counted as nobody's memory. What the kernel answers stays."""
+"""Netlink between processes is refused: its queues are charged to nobody's memory. Netlink to the kernel
+is allowed."""
 _SETRLIMIT = {"x86_64": 160, "aarch64": 164}
 _PRLIMIT64 = {"x86_64": 302, "aarch64": 261}
 _RLIMIT_CORE = 4
 _CLONE3 = 435
 _IO_SETUP = {"x86_64": 206, "aarch64": 0}
-"""Asynchronous I/O of old: fs.aio-max-nr counts it for the whole machine, and one process can take it all."""
+"""Legacy asynchronous I/O: fs.aio-max-nr counts it for the whole machine, and one process can take it all."""
 _DONE_NOTHING = 0x00050000
-"""Errno 0: it looks as if it worked."""
+"""Errno 0: the call seems to have worked."""
 _NO_FAMILY = 0x00050000 | 97  # EAFNOSUPPORT
 _NO_PROTOCOL = 0x00050000 | 93  # EPROTONOSUPPORT
 
 
 def load(calls: SyscallProgram, instructions: bytes, *, step: int) -> None:
-    """Append loading a filter, for good."""
+    """Append the calls that load a filter for good."""
     calls.call("prctl", kernel.PR_SET_NO_NEW_PRIVS, 1, step=step)
     what = struct.pack("<H6xQ", len(instructions) // 8, calls.put(instructions))
     calls.call("prctl", kernel.PR_SET_SECCOMP, kernel.SECCOMP_MODE_FILTER, calls.put(what), step=step)
@@ -73,7 +75,7 @@ def load(calls: SyscallProgram, instructions: bytes, *, step: int) -> None:
 
 @cache
 def program(machine: str) -> bytes:
-    """Instructions for `machine` (as `os.uname` names it), 8 bytes each.
+    """Return the filter for `machine` (as `os.uname` names it), 8 bytes an instruction.
 
     Raises KeyError for an architecture without a table.
     """

@@ -1,4 +1,4 @@
-"""The agent's HTTP face: the sandbox contract for whoever may open its socket, an orchestrator."""
+"""The agent's HTTP interface, which an orchestrator calls: handlers of the sandbox contract."""
 
 import asyncio
 import json
@@ -13,32 +13,36 @@ from typing import IO, Any, TypeVar
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from orchard.injector.agent import archives, bodies, contents, files, following, patches, watching
+from orchard.injector.agent import archives, bodies, file_transfer, files, job_events, patches, watching
+from orchard.injector.agent.bodies import query
 from orchard.injector.agent.errors import AgentError, RequestInvalid, SandboxGone
 from orchard.injector.agent.image_requests import ImageRequests
+from orchard.injector.agent.interfaces import Host, RunningSandbox, SandboxSpec
 from orchard.injector.agent.jobs import TrackedJob
-from orchard.injector.agent.logs import REQUEST_ID, REQUEST_ID_HEADER
-from orchard.injector.agent.machine import Host, Machine, SandboxSpec
-from orchard.injector.agent.queries import query
-from orchard.injector.agent.sandbox import Sandbox
+from orchard.injector.agent.logs import REQUEST_ID
+from orchard.injector.agent.protocol import (
+    COMMAND_TIMEOUT,
+    FRAME_LIMIT,
+    KEY_HEADER,
+    REASON_HEADER,
+    REQUEST_ID_HEADER,
+    VERSION,
+    VERSION_HEADER,
+    WAIT_TIMEOUT,
+    WORKSPACE,
+)
+from orchard.injector.agent.sandbox import HostedSandbox
 from orchard.injector.agent.sandboxes import Sandboxes, matching
 from orchard.injector.agent.state_requests import StateRequests
 from orchard.injector.agent.terminal_sessions import TerminalSession
 from orchard.injector.agent.tunnel_requests import TunnelRequest
 from orchard.injector.agent.tunnels import Tunnels
-from orchard.injector.agent.uploads import Upload, discarded
-from orchard.injector.agent.version import VERSION, VERSION_HEADER
+from orchard.injector.agent.uploads import FileUpload, discarded
 
-KEY_HEADER = "Idempotency-Key"
-REASON_HEADER = "X-Error-Reason"
-WAIT_DEFAULT = 300.0
-WORKSPACE = "/workspace"
-FRAME_LIMIT = 16 * 1024 * 1024
-"""Bytes of one frame of a terminal session."""
 FAREWELL = 1.0
-"""Seconds that the other end of a tunnel has to close the line too."""
+"""Seconds that the other end of a tunnel has to close its connection."""
 EXEC_WAIT_MARGIN = 30.0
-"""Seconds a waiting exec is held beyond the command's own timeout."""
+"""Seconds that a waiting exec is held beyond the command's own timeout."""
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -50,12 +54,12 @@ def _json(document: Any) -> web.Response:
 
 
 def _exact(document: Any) -> web.Response:
-    """Of paths and names: bytes that are not UTF-8 are lone surrogates, escaped."""
+    """Respond with paths and names, in which bytes that are not UTF-8 are escaped lone surrogates."""
     return web.Response(body=json.dumps(document).encode(), content_type="application/json")
 
 
 class AgentServer:
-    """Handlers; every one on a sandbox counts as a sign of life for it."""
+    """Handlers; every request on a sandbox resets its expiry."""
 
     def __init__(self, sandboxes: Sandboxes, host: Host) -> None:
         self._sandboxes = sandboxes
@@ -63,7 +67,6 @@ class AgentServer:
         self._tunnels = Tunnels()
 
     def application(self, *middlewares: Middleware) -> web.Application:
-        """The aiohttp application; `middlewares` come before every handler."""
         app = web.Application(middlewares=[_errors, *middlewares], client_max_size=1 << 40)
         held = self._held
         app.add_routes(
@@ -102,9 +105,7 @@ class AgentServer:
         )
         return app
 
-    def _held(self, work: Callable[[web.Request, Sandbox], Awaitable[web.StreamResponse]]) -> Handler:
-        """A handler on a sandbox, which does not expire meanwhile."""
-
+    def _held(self, work: Callable[[web.Request, HostedSandbox], Awaitable[web.StreamResponse]]) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
             sandbox = self._sandboxes.get(request.match_info["id"])
             with self._sandboxes.active(sandbox):
@@ -128,10 +129,10 @@ class AgentServer:
         labels = dict(label.split("=", 1) for label in request.query.getall("label", []))
         return _json(matching(self._sandboxes, labels))
 
-    async def _get(self, _request: web.Request, sandbox: Sandbox) -> web.Response:
+    async def _get(self, _request: web.Request, sandbox: HostedSandbox) -> web.Response:
         return _json(sandbox.document())
 
-    async def _wait(self, request: web.Request, sandbox: Sandbox) -> web.Response:
+    async def _wait(self, request: web.Request, sandbox: HostedSandbox) -> web.Response:
         await self._sandboxes.wait(sandbox.spec.sandbox_id, _seconds(request))
         return _json(sandbox.document())
 
@@ -140,20 +141,20 @@ class AgentServer:
         await self._sandboxes.delete(sandbox_id)
         return _json({"status": "deleted", "sandbox_id": sandbox_id})
 
-    async def _heartbeat(self, _request: web.Request, sandbox: Sandbox) -> web.Response:
+    async def _heartbeat(self, _request: web.Request, sandbox: HostedSandbox) -> web.Response:
         sandbox.ready()
         return _json({"status": "ok", "sandbox_id": sandbox.spec.sandbox_id})
 
-    async def _exec(self, request: web.Request, sandbox: Sandbox) -> web.Response:
+    async def _exec(self, request: web.Request, sandbox: HostedSandbox) -> web.Response:
         body = await request.json()
         _, jobs = sandbox.running()
         wait = body.pop("wait", False)
         job = await jobs.start(body, request.headers.get(KEY_HEADER))
         if not wait:
             return _json({"job_id": job.job_id, "status": "queued"})
-        return await _finished(job, float(body.get("timeout_seconds") or 300.0) + EXEC_WAIT_MARGIN)
+        return await _finished(job, float(body.get("timeout_seconds") or COMMAND_TIMEOUT) + EXEC_WAIT_MARGIN)
 
-    async def _terminal(self, request: web.Request, sandbox: Sandbox) -> web.WebSocketResponse:
+    async def _terminal(self, request: web.Request, sandbox: HostedSandbox) -> web.WebSocketResponse:
         machine, _ = sandbox.running()
         line = web.WebSocketResponse(max_msg_size=FRAME_LIMIT, compress=False)
         await line.prepare(request)
@@ -161,7 +162,7 @@ class AgentServer:
         await line.close()
         return line
 
-    async def _tunnel(self, request: web.Request, sandbox: Sandbox) -> web.WebSocketResponse:
+    async def _tunnel(self, request: web.Request, sandbox: HostedSandbox) -> web.WebSocketResponse:
         sandbox.ready()
         wanted = TunnelRequest.of(request.query)
         line = web.WebSocketResponse(timeout=FAREWELL, max_msg_size=FRAME_LIMIT, compress=False)
@@ -170,21 +171,21 @@ class AgentServer:
         await line.close()
         return line
 
-    async def _apply_patch(self, request: web.Request, sandbox: Sandbox) -> web.Response:
+    async def _apply_patch(self, request: web.Request, sandbox: HostedSandbox) -> web.Response:
         body = await request.json()
         _, jobs = sandbox.running()
         return _json(await patches.apply(jobs, body, request.headers.get(KEY_HEADER)))
 
-    async def _write(self, request: web.Request, sandbox: Sandbox) -> web.Response:
+    async def _write(self, request: web.Request, sandbox: HostedSandbox) -> web.Response:
         machine, _ = sandbox.ready()
         path = _path(request, machine)
         size = 0
-        upload = Upload(machine.user, _mode(request))
+        upload = FileUpload(machine.user, _mode(request))
         try:
             await _in_thread(upload.open, machine, path)
             if "size" in request.query:
                 size = int(request.query["size"])
-                await contents.receive(request, size, upload.write)
+                await file_transfer.receive(request, size, upload.write)
             else:
                 async for piece in bodies.pieces(request):
                     await asyncio.to_thread(upload.write, piece)
@@ -198,7 +199,7 @@ class AgentServer:
             await discarded(upload)
         return _exact({"success": True, "path": query(request)["path"], "size": size})
 
-    async def _read(self, request: web.Request, sandbox: Sandbox) -> web.StreamResponse:
+    async def _read(self, request: web.Request, sandbox: HostedSandbox) -> web.StreamResponse:
         machine, _ = sandbox.ready()
         path = _path(request, machine)
         limit = int(request.query["limit"]) if "limit" in request.query else None
@@ -211,10 +212,10 @@ class AgentServer:
                 return await bodies.streamed(request, "application/octet-stream", _first(source, size))
             reply = bodies.stream(request, "application/octet-stream")
             with bodies.broken_off(request):
-                await contents.send(request, reply, source, size)
+                await file_transfer.send(request, reply, source, size)
             return reply
 
-    async def _files(self, request: web.Request, sandbox: Sandbox) -> web.Response:
+    async def _files(self, request: web.Request, sandbox: HostedSandbox) -> web.Response:
         machine, _ = sandbox.ready()
         path = _path(request, machine, WORKSPACE)
         return _exact(
@@ -224,54 +225,54 @@ class AgentServer:
             }
         )
 
-    async def _remove(self, request: web.Request, sandbox: Sandbox) -> web.Response:
+    async def _remove(self, request: web.Request, sandbox: HostedSandbox) -> web.Response:
         machine, _ = sandbox.ready()
         await _in_thread(files.remove, machine, _path(request, machine))
         return _exact({"success": True, "path": query(request)["path"]})
 
-    async def _move(self, request: web.Request, sandbox: Sandbox) -> web.Response:
+    async def _move(self, request: web.Request, sandbox: HostedSandbox) -> web.Response:
         body = await request.json()
         machine, _ = sandbox.ready()
         source, target = (_absolute(machine, body[name]) for name in ("path", "target"))
         await _in_thread(partial(files.move, target=target), machine, source)
         return _exact({"success": True, "path": body["target"]})
 
-    async def _watch(self, request: web.Request, sandbox: Sandbox) -> web.StreamResponse:
+    async def _watch(self, request: web.Request, sandbox: HostedSandbox) -> web.StreamResponse:
         machine, _ = sandbox.ready()
         path = _path(request, machine, WORKSPACE)
         seconds = _seconds(request) if "timeout" in request.query else None
         with sandbox.watching():
-            watch = await _in_thread(watching.Watch, machine, path)
+            watch = await _in_thread(watching.DirectoryWatch, machine, path)
             try:
                 async with aclosing(watching.events(watch, sandbox.ended, seconds)) as changes:
                     return await bodies.streamed(request, "text/event-stream", changes)
             finally:
                 asyncio.get_running_loop().run_in_executor(None, watch.close)  # a thread may still read
 
-    async def _jobs(self, _request: web.Request, sandbox: Sandbox) -> web.Response:
+    async def _jobs(self, _request: web.Request, sandbox: HostedSandbox) -> web.Response:
         _, jobs = sandbox.ready()
         return _json(jobs.summaries())
 
-    async def _snapshot(self, request: web.Request, sandbox: Sandbox) -> web.Response:
+    async def _snapshot(self, request: web.Request, sandbox: HostedSandbox) -> web.Response:
         body = await request.json()
         machine, _ = sandbox.ready()
         return _json(await machine.snapshot(body["image"]))
 
-    async def _read_archive(self, request: web.Request, sandbox: Sandbox) -> web.StreamResponse:
+    async def _read_archive(self, request: web.Request, sandbox: HostedSandbox) -> web.StreamResponse:
         machine, _ = sandbox.ready()
         path = _path(request, machine)
         with _root(machine) as root:
             async with archives.packed(root, path) as pieces:
                 return await bodies.streamed(request, "application/x-tar", pieces)
 
-    async def _write_archive(self, request: web.Request, sandbox: Sandbox) -> web.Response:
+    async def _write_archive(self, request: web.Request, sandbox: HostedSandbox) -> web.Response:
         machine, _ = sandbox.ready()
         path = _path(request, machine)
         with _root(machine) as root:
             done = await archives.unpack(root, path, bodies.pieces(request))
         return _exact({"success": True, "path": query(request)["path"], "size": done.size})
 
-    async def _fork(self, request: web.Request, sandbox: Sandbox) -> web.Response:
+    async def _fork(self, request: web.Request, sandbox: HostedSandbox) -> web.Response:
         forks = await self._sandboxes.fork(sandbox, await request.json(), request.headers.get(KEY_HEADER))
         return _json([fork.document() for fork in forks])
 
@@ -285,10 +286,10 @@ class AgentServer:
 
     async def _follow(self, request: web.Request) -> web.StreamResponse:
         sandbox, job = self._find_job(request)
-        begin = following.place(request.query.get("offset", following.BEGINNING))
+        begin = job_events.place(request.query.get("offset", job_events.BEGINNING))
         job.document()  # says so where its output is not kept
         with self._sandboxes.active(sandbox):
-            return await bodies.streamed(request, "text/event-stream", following.events(job, begin))
+            return await bodies.streamed(request, "text/event-stream", job_events.events(job, begin))
 
     async def _cancel_job(self, request: web.Request) -> web.Response:
         sandbox, job = self._find_job(request)
@@ -296,7 +297,7 @@ class AgentServer:
             sandbox.jobs.cancel(job.job_id)
         return await _job_reply(job)
 
-    def _find_job(self, request: web.Request) -> tuple[Sandbox, TrackedJob]:
+    def _find_job(self, request: web.Request) -> tuple[HostedSandbox, TrackedJob]:
         job_id = request.match_info["job"]
         sandbox = self._sandboxes.of_job(job_id)
         if sandbox.jobs is None:
@@ -336,7 +337,7 @@ def _error(error: AgentError) -> web.Response:
 
 
 async def _finished(job: TrackedJob, timeout: float) -> web.Response:
-    """The job when it has ended, or in whatever state it is after `timeout` seconds."""
+    """Respond with the job once it has ended, or in its state after `timeout` seconds."""
     with job.kept():
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
@@ -345,25 +346,24 @@ async def _finished(job: TrackedJob, timeout: float) -> web.Response:
 
 
 async def _job_reply(job: TrackedJob) -> web.Response:
-    """Large outputs are decoded and encoded in a thread, so that other sandboxes are not held up."""
     if job.out.kept + job.err.kept < files.CHUNK:
         return _json(job.document())
     return await asyncio.to_thread(lambda: _json(job.document()))
 
 
 def _seconds(request: web.Request) -> float:
-    return float(request.query.get("timeout", WAIT_DEFAULT))
+    return float(request.query.get("timeout", WAIT_TIMEOUT))
 
 
-def _path(request: web.Request, machine: Machine, default: str | None = None) -> str:
-    """Absolute; a relative one starts where the image says that its commands do."""
+def _path(request: web.Request, machine: RunningSandbox, default: str | None = None) -> str:
+    """The query's path, absolute; a relative one starts in the image's working directory."""
     path = query(request).get("path", default)
     if path is None:
         raise RequestInvalid("the query needs `path`")
     return _absolute(machine, path)
 
 
-def _absolute(machine: Machine, path: str) -> str:
+def _absolute(machine: RunningSandbox, path: str) -> str:
     return os.path.join(machine.working_directory, path)  # noqa: PTH118
 
 
@@ -377,8 +377,8 @@ def _mode(request: web.Request) -> int | None:
 
 
 @contextmanager
-def _root(machine: Machine) -> Iterator[int]:
-    """The root for one operation: the machine's own number may be another's before a thread uses it."""
+def _root(machine: RunningSandbox) -> Iterator[int]:
+    """A duplicate of the root's descriptor, because the machine may close its own before a thread uses it."""
     if machine.root < 0:
         raise SandboxGone("the sandbox is gone", reason="deleted")
     root = os.dup(machine.root)
@@ -389,14 +389,14 @@ def _root(machine: Machine) -> Iterator[int]:
 
 
 async def _first(source: IO[bytes], size: int) -> AsyncIterator[bytes]:
-    """Of a file as much as it had. What is added meanwhile is not waited for: a task could do so for ever."""
+    """Yield `size` bytes; what is added meanwhile is ignored, since a task could add for ever."""
     while size > 0 and (piece := await asyncio.to_thread(source.read, min(size, files.CHUNK))):
         size -= len(piece)
         yield piece
 
 
-async def _in_thread(work: Callable[[int, str], T], machine: Machine, path: str) -> T:
-    """Look at a file without holding up other sandboxes."""
+async def _in_thread(work: Callable[[int, str], T], machine: RunningSandbox, path: str) -> T:
+    """Work on a file in a thread, without delaying other sandboxes."""
 
     with ExitStack() as kept:
         root = kept.enter_context(_root(machine))

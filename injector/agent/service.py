@@ -1,4 +1,4 @@
-"""Puts the agent together and runs it until a signal, the end of its owner, or the loss of its spawner."""
+"""Runs the agent until a signal, the end of its owner, or the loss of its spawner."""
 
 import asyncio
 import gc
@@ -41,8 +41,8 @@ async def serve(
 ) -> int:
     """Serve on `state`/agent.sock (mode 0600). Returns the exit status; all sandboxes are deleted by then.
 
-    `channel` is what `spawner.start` returned; `backend` is `local` or `unsafe-host`; `disk` is
-    what one sandbox may take; `private`: see `Shared`; `ready` is called once.
+    `channel` is what `spawner.start` returned; `backend` is `local` or `unsafe-host`; `disk` limits one
+    sandbox; `private`: see `HostContext`; `ready` is called once.
     """
     logs.configure()
     loop = asyncio.get_running_loop()
@@ -106,14 +106,13 @@ async def serve(
 
 
 def _reap_the_rest() -> None:
-    """What the spawner left to us, as far as it has ended."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
 
 
 def _listen(state: Path) -> socket.socket:
-    """Bound through a descriptor of the directory, because a socket's path may have only 107 bytes."""
+    """Bind through a descriptor of the directory, because a socket's path may have only 107 bytes."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with suppress(FileNotFoundError):
         (state / SOCKET).unlink()
@@ -128,7 +127,6 @@ def _listen(state: Path) -> socket.socket:
 
 
 def _watch(pid: int, ended: Callable[[], None]) -> None:
-    """Call `ended` when the process `pid` is gone."""
     loop = asyncio.get_running_loop()
     try:
         pidfd = os.pidfd_open(pid)

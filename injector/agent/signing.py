@@ -1,13 +1,13 @@
-"""Seals on requests and answers: each end of a line to an agent proves that it holds the sandbox's key.
+"""Seals: MACs by which each end of a connection to an agent proves that it holds the sandbox's key.
 
-A request carries its time, a nonce, what its body is and a MAC over these, the method and the target. An
-answer carries a MAC over the nonce of its request, its status and what its body is. A body is either whole,
-and then covered by its digest, or a stream of frames:
+A request carries its time, a nonce, a description of its body and a MAC over these, the method and the
+target. A response carries a MAC over the nonce of its request, its status and the description of its body. A
+body is either whole, and then covered by its digest, or a stream of frames:
 
     length (4 bytes), MAC (32 bytes), data; the last frame has no data
 
 The MAC of a frame covers its number, so that frames cannot be left out, moved, or cut off unnoticed. Nothing
-is encrypted: a seal says who speaks and that nobody changed it. Standard library only.
+is encrypted: a seal proves who sent it and that nobody changed it. Only the standard library is imported.
 """
 
 import asyncio
@@ -20,57 +20,55 @@ import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping
 from typing import Protocol
 
+from orchard.injector.agent.protocol import KEY_HEADER, REASON_HEADER
+
 TIME_HEADER = "X-Seal-Time"
 NONCE_HEADER = "X-Seal-Nonce"
 BODY_HEADER = "X-Seal-Body"
 SEAL_HEADER = "X-Seal"
-KEY_HEADER = "Idempotency-Key"
-REASON_HEADER = "X-Error-Reason"
 
 KEY_SIZE = 32
-"""Bytes of a sandbox's key."""
 WINDOW = 60.0
-"""Seconds that the clocks of both ends may differ, the time on the way included."""
+"""Seconds that the clocks of both ends may differ, transmission included."""
 REMEMBERED = 8192
-"""Nonces kept to refuse a second use; when there are more within the window, it shrinks from its old end."""
+"""Nonces kept to refuse a second use; when more come within the window, the oldest are dropped."""
 FRAME = 1 << 20
-"""Bytes of data in one frame, at most."""
+"""Largest number of data bytes in one frame."""
 STREAM = "stream"
 LINE = "line"
-"""What a body is when it is not whole: frames, or the messages of a WebSocket, which carry no seals."""
+"""Descriptions of a body that is not whole: frames, or the messages of a WebSocket, which carry no seals."""
 
 _MAC_SIZE = 32
 _FRAME_HEAD = struct.Struct(f"!I{_MAC_SIZE}s")
 
 
 class SealBroken(Exception):
-    """Not made by a holder of the key, or changed or cut off on the way."""
+    """A message was not made by a holder of the key, or was changed or cut off on the way."""
 
 
 class SealRefused(Exception):
-    """Made by a holder of the key, but not for now: sent before, or by a clock that differs too much."""
+    """A message was made by a holder of the key, but sent before, or by a clock that differs too much."""
 
 
-class Source(Protocol):
-    """Where frames are read from: `aiohttp.StreamReader` is one."""
+class FrameReader(Protocol):
+    """A reader of frames, such as `aiohttp.StreamReader`."""
 
     async def readexactly(self, n: int, /) -> bytes:
         """Raises asyncio.IncompleteReadError at the end."""
 
     async def read(self, n: int = -1, /) -> bytes:
-        """Empty at the end."""
+        """Return empty bytes at the end."""
 
 
 def sandbox_key(master: bytes, sandbox_id: str, pod_uid: str) -> bytes:
-    """The key of one sandbox in one Pod, the same for every holder of `master` (HMAC-SHA256)."""
+    """Derive the key of one sandbox in one Pod, the same for every holder of `master` (HMAC-SHA256)."""
     return hmac.digest(master, _joined(b"orchard sandbox", sandbox_id.encode(), pod_uid.encode()), "sha256")
 
 
 class Seal:
-    """The caller's end: seals requests, checks answers."""
+    """The caller's end: seals requests, checks responses."""
 
     def __init__(self, key: bytes, clock: Callable[[], float] = time.time) -> None:
-        """`clock` gives epoch seconds."""
         self.key = key
         self._clock = clock
 
@@ -81,7 +79,7 @@ class Seal:
     def request(
         self, method: str, target: str, *, body: bytes | None = b"", idempotency_key: str | None = None
     ) -> "SealedRequest":
-        """Seal one request to `target`, path and query as they are sent; with `body` None it is a stream."""
+        """Seal a request to `target`, path and query as they are sent; `body` None means a stream."""
         content = STREAM if body is None else _digest(body)
         sent, nonce = f"{self._clock():.3f}", secrets.token_hex(16)
         mac = _request_mac(self.key, method, target, sent, nonce, content, idempotency_key or "")
@@ -90,20 +88,16 @@ class Seal:
 
 
 class SealedRequest:
-    """One request on its way, and what its answer must prove."""
-
     def __init__(self, key: bytes, nonce: str, headers: dict[str, str]) -> None:
         self._key = key
         self._nonce = nonce
         self.headers = headers
-        """To be sent with it."""
 
     def frames(self, pieces: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-        """The body of a streamed request: `pieces`, framed."""
         return _framed(_stream_key(self._key, b"request", self._nonce), pieces)
 
     def check(self, status: int, headers: Mapping[str, str]) -> str:
-        """Check the head of the answer. Returns its body's digest, STREAM or LINE; raises SealBroken."""
+        """Check the head of the response. Returns its body's digest, STREAM or LINE; raises SealBroken."""
         content = headers.get(BODY_HEADER, "")
         mac = _answer_mac(self._key, self._nonce, status, content, headers.get(REASON_HEADER, ""))
         if not _same(mac, headers.get(SEAL_HEADER, "")):
@@ -111,25 +105,24 @@ class SealedRequest:
         return content
 
     def check_whole(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
-        """Check an answer that has been read. Raises SealBroken."""
         check_body(self.check(status, headers), body)
 
-    def opened(self, source: Source) -> AsyncIterator[bytes]:
-        """The data of an answer that is a stream; raises SealBroken where it was changed or cut off."""
+    def opened(self, source: FrameReader) -> AsyncIterator[bytes]:
+        """Yield the data of a streamed response. Raises SealBroken if it was changed or cut off."""
         return _opened(_stream_key(self._key, b"answer", self._nonce), source)
 
 
-class Guard:
-    """The agent's end: checks requests, each once, and seals their answers."""
+class SealVerifier:
+    """The agent's end: checks requests, each once, and seals their responses."""
 
     def __init__(self, key: bytes, clock: Callable[[], float] = time.time) -> None:
-        """`clock` gives epoch seconds as the callers' clocks do, within WINDOW."""
+        """`clock` returns epoch seconds by the callers' clocks, within WINDOW."""
         self.key = key
         self._clock = clock
         self._seen = _Seen()
 
     def admit(self, method: str, target: str, headers: Mapping[str, str]) -> "Admitted":
-        """Check the head of a request. Raises SealBroken; SealRefused comes from `Admitted.insist`."""
+        """Check the head of a request. Raises SealBroken; `Admitted.insist` raises SealRefused."""
         sent, nonce = headers.get(TIME_HEADER, ""), headers.get(NONCE_HEADER, "")
         content = headers.get(BODY_HEADER, "")
         mac = _request_mac(self.key, method, target, sent, nonce, content, headers.get(KEY_HEADER, ""))
@@ -140,8 +133,6 @@ class Guard:
 
 
 class Admitted:
-    """A request whose head was made by a holder of the key; its answer is sealed, a refusal too."""
-
     def __init__(self, key: bytes, nonce: str, content: str, refusal: str | None) -> None:
         self._key = key
         self._nonce = nonce
@@ -152,52 +143,48 @@ class Admitted:
 
     @property
     def streamed(self) -> bool:
-        """Whether the body is frames."""
         return self._content == STREAM
 
     def insist(self) -> None:
-        """Raise SealRefused for a request that came before or at the wrong time."""
+        """Raise SealRefused for a request that was sent before or at another time."""
         if self._refusal is not None:
             raise SealRefused(self._refusal)
 
     def check_body(self, body: bytes) -> None:
-        """Check a whole body. Raises SealBroken."""
         check_body(self._content, body)
 
-    def opened(self, source: Source) -> AsyncIterator[bytes]:
-        """The data of a streamed body; raises SealBroken where it was changed or cut off."""
+    def opened(self, source: FrameReader) -> AsyncIterator[bytes]:
         return _opened(_stream_key(self._key, b"request", self._nonce), source)
 
     def answer(self, status: int, content: bytes | str, reason: str = "") -> dict[str, str]:
-        """Headers that seal an answer: `content` is its whole body, or STREAM or LINE."""
+        """Return headers that seal a response: `content` is its whole body, or STREAM or LINE."""
         described = content if isinstance(content, str) else _digest(content)
         mac = _answer_mac(self._key, self._nonce, status, described, reason)
         return {BODY_HEADER: described, SEAL_HEADER: mac}
 
     def frames(self, data: bytes) -> Iterator[bytes]:
-        """The next frames of a streamed answer; empty `data` ends it."""
+        """Yield the next frames of a streamed response; empty `data` ends it."""
         for start in range(0, max(len(data), 1), FRAME):
             yield _frame(self._answer_key, self._frames_sent, data[start : start + FRAME])
             self._frames_sent += 1
 
 
 def check_body(digest: str, body: bytes) -> None:
-    """Raises SealBroken unless the body has this digest."""
     if not _same(digest, _digest(body)):
         raise SealBroken("the body was changed on the way")
 
 
 class _Seen:
-    """Nonces of the requests within the window, no more than REMEMBERED."""
+    """Nonces of the requests within the window, at most REMEMBERED."""
 
     def __init__(self) -> None:
         self._by_time: list[tuple[float, bytes]] = []
         self._nonces: set[bytes] = set()
         self._forgotten = float("-inf")
-        """Time of the latest request whose nonce is not known any more."""
+        """Time of the latest request whose nonce was dropped."""
 
     def refusal(self, sent: float, nonce: bytes, now: float) -> str | None:
-        """Why the request may not be served; None, and it is remembered, when it may."""
+        """Say why the request must be refused; None, and its nonce is kept, when it may be served."""
         if abs(sent - now) > WINDOW:
             return f"the request is {now - sent:.1f} s old by this agent's clock: set the orchestrator's"
         if nonce in self._nonces:
@@ -213,7 +200,7 @@ class _Seen:
 
 
 def _joined(*parts: bytes) -> bytes:
-    """One text that no other parts give."""
+    """Join parts unambiguously: no other parts give the same bytes."""
     return b"".join(len(part).to_bytes(8, "big") + part for part in parts)
 
 
@@ -231,7 +218,6 @@ def _answer_mac(key: bytes, nonce: str, status: int, content: str, reason: str) 
 
 
 def _same(one: str, other: str) -> bool:
-    """In a time that tells nothing."""
     return hmac.compare_digest(one.encode("utf-8", "replace"), other.encode("utf-8", "replace"))
 
 
@@ -258,7 +244,7 @@ async def _framed(key: bytes, pieces: AsyncIterable[bytes]) -> AsyncIterator[byt
     yield _frame(key, number, b"")
 
 
-async def _opened(key: bytes, source: Source) -> AsyncIterator[bytes]:
+async def _opened(key: bytes, source: FrameReader) -> AsyncIterator[bytes]:
     number, data = 0, b"begin"
     while data:
         try:

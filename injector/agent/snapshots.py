@@ -1,4 +1,4 @@
-"""Snapshots of one sandbox under names, kept as long as the sandbox is: to go back to, or to fork from."""
+"""Named snapshots of one sandbox, kept as long as the sandbox, to restore it or to fork from."""
 
 import asyncio
 import re
@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchard.injector.agent.errors import Conflict, NotFound, RequestInvalid, SandboxGone
-from orchard.injector.agent.machine import Machine, Template
+from orchard.injector.agent.interfaces import RunningSandbox, Template
 
 MOST = 16
-"""Of one sandbox."""
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -20,13 +19,11 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 class _Snapshot:
     template: Template
     size: int
-    """Bytes."""
     created_at: float
-    """Epoch seconds."""
 
 
 class Snapshots:
-    """Of one sandbox. They are taken, used and deleted one after the other."""
+    """Snapshots of one sandbox, taken, used and deleted one at a time."""
 
     def __init__(self) -> None:
         self._kept: dict[str, _Snapshot] = {}
@@ -34,21 +31,19 @@ class Snapshots:
         self._closed = False
 
     def all(self) -> list[dict[str, Any]]:
-        """Records of the HTTP contract, oldest first."""
         return [_record(name, kept) for name, kept in self._kept.items()]
 
     def find(self, name: str) -> _Snapshot:
-        """Raises NotFound."""
         if name not in self._kept:
             there = ", ".join(self._kept) or "none"
             raise NotFound(f"there is no snapshot `{name}`; there are: {there}", reason="snapshot_missing")
         return self._kept[name]
 
-    async def take(self, machine: Machine, name: str) -> dict[str, Any]:
-        """Of the file system as it is now, in place of an older one of this name.
+    async def take(self, machine: RunningSandbox, name: str) -> dict[str, Any]:
+        """Take a snapshot of the current file system, replacing an older one of this name.
 
-        Raises RequestInvalid for a name that cannot be one, Conflict for one too many, SandboxGone, and what
-        `Machine.template` raises.
+        Raises RequestInvalid for a bad name, Conflict for one too many, SandboxGone, and what
+        `RunningSandbox.template` raises.
         """
         if not _NAME.fullmatch(name):
             raise RequestInvalid("a snapshot's name has up to 64 letters, digits, `.`, `_` and `-`")
@@ -72,14 +67,12 @@ class Snapshots:
         return _record(name, made)
 
     async def delete(self, name: str) -> None:
-        """Raises NotFound."""
         async with self._using:
             snapshot = self.find(name)
             del self._kept[name]
             await snapshot.template.release()
 
     async def close(self) -> None:
-        """Delete all; no other is kept any more."""
         async with self._using:
             self._closed = True
             while self._kept:
@@ -87,10 +80,11 @@ class Snapshots:
                 await snapshot.template.release()
 
     @asynccontextmanager
-    async def template(self, machine: Machine, name: str | None) -> AsyncIterator[Template]:
-        """The one of this name, which nobody deletes meanwhile; None: of what `machine` has now, for now.
+    async def template(self, machine: RunningSandbox, name: str | None) -> AsyncIterator[Template]:
+        """Yield the template of this name, which is not deleted meanwhile; None: a temporary one of
+        `machine`.
 
-        Raises NotFound, and what `Machine.template` raises.
+        Raises NotFound, and what `RunningSandbox.template` raises.
         """
         if name is not None:
             async with self._using:

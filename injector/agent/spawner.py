@@ -1,17 +1,17 @@
-"""The process that starts the processes: forked from the agent before it grows, so that a fork costs little.
+"""The process that starts all others: forked from the agent before it grows, so that a fork is cheap.
 
-It takes requests on a stream socket, with file descriptors attached, and reports on a datagram-like one:
+It takes requests on a stream socket, with file descriptors attached, and reports on a SEQPACKET one:
 
     launch  a program of the host (slirp4netns), by posix_spawn
-    begin   the first process of a sandbox, which makes calls that the agent wrote (`local.building`)
-    enter   a command, in the namespaces and cgroups of a sandbox, with nothing left of the host's privileges
-            (`entering` says how, as a program of system calls)
+    begin   the first process of a sandbox, which makes calls that the agent compiled (`local.building`)
+    enter   a command, in the namespaces and cgroups of a sandbox, without the host's privileges
+            (`entering` compiles its system calls)
     kill    a process group that it started
 
 Every report is `{"id", "exit": wait status}` or, before it, `{"id", "failed": Failure}`; a command on a
-terminal says `{"id", "started": pid, "inner": pid as the sandbox sees it}` once the terminal is its own and
-signals reach it, and so does a launch that is to tell. It waits for no child in particular that does not end
-by itself, and it ends with the agent: with it go all first processes, and with those their sandboxes.
+terminal reports `{"id", "started": pid, "inner": pid as the sandbox sees it}` once the terminal is its own
+and signals reach it, and so does a launch on request. It never blocks on a single child, and ends with the
+agent: with it end all first processes, and with those their sandboxes.
 """
 
 import array
@@ -36,10 +36,10 @@ HEADER = struct.Struct("!II")
 """Length of the JSON that follows; number of file descriptors attached."""
 MAX_DESCRIPTORS = 16
 DESCRIPTOR_MARK = "@fd:"
-"""`@fd:N` at the end of a launch's argument becomes the number that the N-th descriptor has there."""
+"""`@fd:N` at the end of a launch's argument is replaced by the number of the N-th descriptor."""
 
 LOW_DESCRIPTORS = 8
-"""None of what the spawner opens may lie where the entry program expects its own."""
+"""The spawner opens no descriptor below this number, where the entry program expects its own."""
 
 
 def start(
@@ -48,8 +48,8 @@ def start(
     """Fork the spawner. Returns its pid, the socket for requests and the socket of reports.
 
     Call it before threads exist and before anything large is imported. `among_tasks`: commands see this very
-    process, so none may look into it; it takes in their orphans, and the kernel prefers its children to the
-    agent when memory runs out.
+    process, so none may look into it; it adopts their orphans, and when memory runs out the kernel kills its
+    children before the agent.
     """
     requests, requests_there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     reports, reports_there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -76,8 +76,6 @@ def start(
 
 
 class _Command(NamedTuple):
-    """A process that runs; one that makes system calls of a list has that and the request it came from."""
-
     name: str
     calls: int = -1
     request: Mapping[str, Any] = {}
@@ -89,7 +87,7 @@ class _Spawner:
         self._reports = reports
         self._running: dict[int, _Command] = {}
         self._bearing: dict[int, _Command] = {}
-        """Processes that make the first part of their calls; a child of theirs makes the second."""
+        """Processes that run the first part of their calls; a child of theirs runs the second."""
         self._pids: dict[str, int] = {}
         self._told: dict[int, str] = {}
         """Pipes of commands whose terminal is not yet their own."""
@@ -178,7 +176,8 @@ class _Spawner:
             self._report({"id": command.name, "exit": status})
 
     def _borne(self, parent: int, status: int) -> None:
-        """The first part of the calls has ended: with a child, or with what kept it from having one."""
+        """Handle the end of the first part of the calls: with a child, or with the failure that prevented
+        one."""
         child = self._child(parent)
         if not child:
             self._ended(self._bearing.pop(parent), status)
@@ -210,7 +209,6 @@ class _Spawner:
             self._report({"id": command.name, "failed": failure})
 
     def _tell(self, told: int) -> None:
-        """A command's terminal is its own, or never will be."""
         name = self._told.pop(told)
         pid = self._pids.get(name)
         if os.read(told, 1) and pid is not None:
@@ -272,7 +270,8 @@ class _Spawner:
         self._remember(pid, _Command(request["id"], written, request), bearing=True)
 
     def _enter(self, request: dict[str, Any], descriptors: list[int]) -> None:
-        """What it opens is closed with the request's descriptors, but for what a started command needs."""
+        """Start a command; closes what it opens with the request's descriptors, except what the command
+        needs."""
         stdio = descriptors[:3]
         target = descriptors[3] if request["namespaces"] else self._nothing
         script = descriptors[-1] if request["script"] else self._nothing
@@ -301,7 +300,7 @@ class _Spawner:
         self._report({"id": request["id"], "exit": 127 << 8})
 
     def _play(self, places: list[tuple[int, int]]) -> int:
-        """Start the entry program; `places` are descriptors here and what they are there."""
+        """Start the entry program; `places` are pairs of descriptors, here and in the new process."""
         actions = [(os.POSIX_SPAWN_DUP2, here, there) for here, there in places]
         program = f"/proc/self/fd/{self._program}"
         return os.posix_spawn(program, ["enter"], {}, file_actions=actions, setsigmask=())
@@ -318,14 +317,14 @@ def _never_entered(request: Mapping[str, Any], number: int, step: int) -> tuple[
 
 
 def _occupy(below: int) -> None:
-    """Leave no descriptor below `below` free: what comes later can be placed there in any order."""
+    """Occupy all descriptors below `below`, so that later ones can be moved there in any order."""
     while (descriptor := os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)) < below:
         pass
     os.close(descriptor)
 
 
 def _inner_pid(pid: int) -> int:
-    """The process id as the innermost pid namespace has it; that of a process that ended is 0."""
+    """Process id in the innermost pid namespace; 0 for a process that has ended."""
     with contextlib.suppress(FileNotFoundError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("NSpid:"):
@@ -334,7 +333,8 @@ def _inner_pid(pid: int) -> int:
 
 
 def _receive_with_descriptors(source: socket.socket, size: int) -> tuple[bytes, list[int]]:
-    """Like `socket.recv_fds`, which drops its flags: these descriptors must never cross an execve."""
+    """Receive like `socket.recv_fds`, which drops its flags: these descriptors must never survive an
+    execve."""
     descriptors = array.array("i")
     space = socket.CMSG_SPACE(MAX_DESCRIPTORS * descriptors.itemsize)
     data, ancillary, _, _ = source.recvmsg(size, space, socket.MSG_CMSG_CLOEXEC)
@@ -345,7 +345,7 @@ def _receive_with_descriptors(source: socket.socket, size: int) -> tuple[bytes, 
 
 
 def _worse_score() -> int:
-    """For the kernel's choice of whom to kill for memory."""
+    """oom_score_adj of a process that the kernel kills before the agent."""
     return min(int(Path("/proc/self/oom_score_adj").read_text()) + entering.OOM_SCORE_OF_COMMANDS, 1000)
 
 

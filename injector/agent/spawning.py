@@ -1,4 +1,4 @@
-"""The agent's side of the spawner: start a process, hear once how it ended."""
+"""The agent's side of the spawner: start a process, and get one report of how it ended."""
 
 import asyncio
 import json
@@ -10,38 +10,36 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from orchard.injector.agent.accounts import Account
+from orchard.injector.agent.accounts import UserAccount
 from orchard.injector.agent.command_lines import CommandLine
 from orchard.injector.agent.spawner import HEADER
 
 
-class Failure(NamedTuple):
-    """Why a process never ran."""
-
+class StartFailure(NamedTuple):
     why: str
     errno: int
     executing: bool
-    """All was ready for it, and its program could not be executed."""
+    """Whether everything was ready but its program could not be executed."""
 
 
-Report = Callable[[int, Failure | None], None]
-"""Called once with the wait status (`os.WIFEXITED` ...) and why the process never ran, if it did not."""
+Report = Callable[[int, StartFailure | None], None]
+"""Called once with the wait status (`os.WIFEXITED` ...) and why the process never ran, or None."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entrance:
-    """How to get into a sandbox: what a command needs to become one of its processes."""
+    """What a command needs to become a process of a sandbox."""
 
     pidfd: int | None
-    """Of the sandbox's first process; None: no namespaces, the command runs where the spawner runs."""
+    """pidfd of the sandbox's first process; None: no namespaces, the command runs where the spawner runs."""
     cgroups: Sequence[str]
-    """Files that take the process into its cgroups when `0` is written to them."""
+    """Files that admit the process to its cgroups when it writes `0` to them."""
     rlimits: Mapping[int, int] = field(default_factory=dict)
     """Limits of the process itself (`resource.RLIMIT_...`), where control groups do not limit."""
 
 
 class Spawner:
-    """Sends requests to the spawner process and gives each report to whoever asked."""
+    """Sends requests to the spawner process and passes each report to its requester."""
 
     def __init__(
         self,
@@ -52,14 +50,15 @@ class Spawner:
     ) -> None:
         """`lost` is called when the spawner process is gone, and with it every process it started.
 
-        `among_tasks`: its process id where commands can see it; one that stopped it does not hold up others.
+        `among_tasks`: its process id if commands can see it; it is resumed before each request, should one
+        have stopped it.
         """
         self._requests = requests
         self._reports = reports
         self._lost = lost
         self._among_tasks = among_tasks
         self._waiting: dict[str, Report] = {}
-        self._failures: dict[str, Failure] = {}
+        self._failures: dict[str, StartFailure] = {}
         self._starting: dict[str, Callable[[int, int], None]] = {}
         self._endings: dict[str, asyncio.Event] = {}
         self._gone = False
@@ -81,8 +80,8 @@ class Spawner:
     ) -> None:
         """Start a program of the host; the first two `descriptors` become its stdout and stderr.
 
-        `ended` is set when it has ended, also when that is because the spawner did and nothing is reported.
-        `started` is told its process id, twice.
+        `ended` is set when it has ended, even if the spawner died and nothing is reported. `started` is
+        called with its process id, twice.
         """
         self._expect(name, report, ended)
         if started is not None:
@@ -104,8 +103,8 @@ class Spawner:
     ) -> None:
         """Start the first process of a sandbox, in a pid namespace of its own, with the calls `written`.
 
-        `out` becomes its stdout; `program` is a descriptor and what it is there; `steps` says for each step
-        of the calls what its failure means. `ended` as for `launch`; `started` is told the process id.
+        `out` becomes its stdout; `program` is a descriptor and its number there; `steps` describes the
+        failure of each step of the calls. `ended` as for `launch`; `started` is called with the process id.
         """
         self._expect(name, report, ended)
         self._starting[name] = started
@@ -118,17 +117,17 @@ class Spawner:
         entrance: Entrance,
         *,
         command: CommandLine,
-        account: Account | None,
+        account: UserAccount | None,
         env: dict[str, str],
         cwd: str,
         stdio: tuple[int, int, int],
         report: Report,
         on_terminal: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Start a command in a sandbox, as the user `account`; None: as root, or whoever the agent is.
+        """Start a command in a sandbox, as the user `account`; None: as root, or as the agent's own user.
 
-        With `on_terminal`, `stdio` is a terminal that becomes the command's own; when it is, `on_terminal` is
-        told the process id as the agent sees it and as the sandbox does.
+        With `on_terminal`, `stdio` is a terminal that becomes the command's own; then `on_terminal` is called
+        with the process id as the agent sees it and as the sandbox does.
         """
         self._waiting[name] = report
         if on_terminal is not None:
@@ -154,13 +153,12 @@ class Spawner:
         await self._send(request, descriptors)
 
     def close(self) -> None:
-        """Let the spawner process end."""
         asyncio.get_running_loop().remove_reader(self._reports)
         self._requests.close()
         self._reports.close()
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
-        """Signal the process group of a process that has not ended; nothing when it has."""
+        """Signal the process group of a process; does nothing once it has ended."""
         request = {"do": "kill", "id": name, "signal": int(number)}
         task = asyncio.get_running_loop().create_task(self._send(request, ()))
         self._kills.add(task)
@@ -206,7 +204,7 @@ class Spawner:
         report = json.loads(message)
         name = report["id"]
         if "failed" in report:
-            self._failures[name] = Failure(*report["failed"])
+            self._failures[name] = StartFailure(*report["failed"])
         elif "started" in report:
             self._starting.pop(name)(report["started"], report["inner"])
         else:

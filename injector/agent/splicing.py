@@ -1,4 +1,4 @@
-"""A TCP connection joined to one stream of a line: whatever comes from the one goes into the other."""
+"""Joins a TCP connection to one stream of a line and copies both ways."""
 
 import asyncio
 import socket
@@ -9,19 +9,18 @@ from typing import Any, cast
 from orchard.injector.agent.multiplexing import PIECE, Stream
 
 BUFFER = 128 * 1024
-"""Bytes that the kernel keeps of a connection in either direction: what a task does not read is the machine's
-memory."""
+"""Bytes that the kernel buffers in each direction: what a task does not read takes the machine's memory."""
 
 
 class Splice(asyncio.BufferedProtocol):
-    """The connection's end. Bytes that come before there is a connection wait for it.
+    """The connection's protocol. Bytes that come before there is a connection wait for it.
 
-    A stream that is lost resets the connection, and one that is reset loses the stream: nobody takes a part
-    for the whole. `done` is set when neither is there any more.
+    A lost stream resets the connection, and a reset connection the stream, so that nobody takes a part for
+    the whole. `done` is set when both are gone.
     """
 
     def __init__(self, stream: Stream, scratch: memoryview) -> None:
-        """`scratch` has PIECE bytes, for all splices of an event loop: no byte stays there."""
+        """`scratch` has PIECE bytes and is shared by all splices of an event loop: no byte stays there."""
         self._stream = stream
         self._scratch = scratch
         self._transport: asyncio.Transport | None = None
@@ -35,11 +34,9 @@ class Splice(asyncio.BufferedProtocol):
 
     @property
     def moved(self) -> int:
-        """Bytes that came and went."""
         return self._stream.moved
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection is there."""
         self._transport = cast(asyncio.Transport, transport)
         if self._failed:
             self._abort()
@@ -53,53 +50,47 @@ class Splice(asyncio.BufferedProtocol):
             self._end(self._transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
-        """As much as the other end takes now: reading is paused while that is nothing."""
+        """Return room for as much as the other end accepts; reading is paused while that is nothing."""
         return self._scratch[: max(1, self._stream.allowed)]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """From the connection."""
         self._stream.send(self._scratch[:nbytes])
         self._pause_unless_wanted()
 
     def eof_received(self) -> bool:
-        """From the connection; its other direction stays open until the stream ends too."""
+        """End the stream's direction; the connection's other direction stays open until the stream ends
+        too."""
         self._stream.end()
         self._close_when_both_ended()
         return True
 
     def pause_writing(self) -> None:
-        """The connection does not read."""
         self._full = True
 
     def resume_writing(self) -> None:
-        """It has read."""
         self._full = False
         count, self._unconsumed = self._unconsumed, 0
         self._stream.consumed(count)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        """By either end."""
         self._transport = None
         self._failed = True
         self._stream.reset()
         self.done.set()
 
     def received(self, data: memoryview) -> None:
-        """From the stream."""
         if self._transport is None:
             self._early += data
         else:
             self._write(data)
 
     def ended(self) -> None:
-        """From the stream."""
         self._ended = True
         if self._transport is not None and not self._transport.is_closing():
             self._end(self._transport)
             self._close_when_both_ended()
 
     def lost(self) -> None:
-        """From the stream."""
         self._failed = True
         if self._transport is None:
             self.done.set()
@@ -107,13 +98,11 @@ class Splice(asyncio.BufferedProtocol):
             self._abort()
 
     def room(self) -> None:
-        """From the stream."""
         if self._paused and self._transport is not None and self._stream.wanted:
             self._paused = False
             self._transport.resume_reading()
 
     def give_up(self) -> None:
-        """Reset both."""
         self._stream.reset()
         self.lost()
 
@@ -146,10 +135,10 @@ class Splice(asyncio.BufferedProtocol):
 
 
 def prepared(connection: socket.socket) -> socket.socket:
-    """With buffers of BUFFER bytes, and never waiting.
+    """Return the connection, non-blocking and with buffers of BUFFER bytes.
 
-    Until both ends have ended, whatever closes it, the end of this process too, resets it: what is cut off is
-    never taken for whole.
+    Until both ends have ended, whatever closes it, the death of this process too, resets it: nothing that was
+    cut off is taken for whole.
     """
     connection.setblocking(False)
     closing_resets(connection, True)
@@ -159,5 +148,5 @@ def prepared(connection: socket.socket) -> socket.socket:
 
 
 def closing_resets(connection: Any, whether: bool) -> None:
-    """Whether the other end of the connection learns by a reset that it was closed."""
+    """Set whether closing the connection resets it."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", whether, 0))

@@ -1,4 +1,4 @@
-"""The agent's HTTP face for what happens to a sandbox as a whole: pauses, and snapshots by name."""
+"""HTTP handlers: pause, resume, snapshot, restore."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -8,22 +8,18 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from orchard.injector.agent.errors import RequestInvalid
-from orchard.injector.agent.sandbox import Sandbox
+from orchard.injector.agent.sandbox import HostedSandbox
 from orchard.injector.agent.sandboxes import Sandboxes
 
-Held = Callable[[Callable[[web.Request, Sandbox], Awaitable[web.StreamResponse]]], Handler]
-"""Makes a handler of work on a sandbox."""
+Held = Callable[[Callable[[web.Request, HostedSandbox], Awaitable[web.StreamResponse]]], Handler]
 
 
 class StateRequests:
-    """Handlers."""
-
     def __init__(self, sandboxes: Sandboxes, held: Held) -> None:
         self._sandboxes = sandboxes
         self._held = held
 
     def routes(self) -> list[web.RouteDef]:
-        """For the agent's application."""
         held, snapshots = self._held, "/sandboxes/{id}/snapshots"
         return [
             web.post("/sandboxes/{id}/pause", held(self._pause)),
@@ -34,33 +30,33 @@ class StateRequests:
             web.post("/sandboxes/{id}/restore", held(self._restore)),
         ]
 
-    async def _pause(self, _request: web.Request, sandbox: Sandbox) -> web.Response:
+    async def _pause(self, _request: web.Request, sandbox: HostedSandbox) -> web.Response:
         return await self._frozen(sandbox, True)
 
-    async def _resume(self, _request: web.Request, sandbox: Sandbox) -> web.Response:
+    async def _resume(self, _request: web.Request, sandbox: HostedSandbox) -> web.Response:
         return await self._frozen(sandbox, False)
 
-    async def _frozen(self, sandbox: Sandbox, frozen: bool) -> web.Response:
-        """To its end, though whoever asks may be gone."""
+    async def _frozen(self, sandbox: HostedSandbox, frozen: bool) -> web.Response:
+        """Finishes even if the client disconnects."""
         machine, _ = sandbox.ready()
         await asyncio.shield(asyncio.ensure_future(sandbox.pausing(machine, frozen)))
         said = "paused" if frozen else "resumed"
         return _json({"status": said, "sandbox_id": sandbox.spec.sandbox_id})
 
-    async def _list(self, _request: web.Request, sandbox: Sandbox) -> web.Response:
+    async def _list(self, _request: web.Request, sandbox: HostedSandbox) -> web.Response:
         sandbox.ready()
         return _json(sandbox.snapshots.all())
 
-    async def _take(self, request: web.Request, sandbox: Sandbox) -> web.Response:
+    async def _take(self, request: web.Request, sandbox: HostedSandbox) -> web.Response:
         machine, _ = sandbox.ready()
         return _json(await sandbox.snapshots.take(machine, _name(request)))
 
-    async def _delete(self, request: web.Request, sandbox: Sandbox) -> web.Response:
+    async def _delete(self, request: web.Request, sandbox: HostedSandbox) -> web.Response:
         sandbox.ready()
         await sandbox.snapshots.delete(_name(request))
         return _json({"status": "deleted", "name": _name(request)})
 
-    async def _restore(self, request: web.Request, sandbox: Sandbox) -> web.Response:
+    async def _restore(self, request: web.Request, sandbox: HostedSandbox) -> web.Response:
         await self._sandboxes.restore(sandbox, (await request.json())["name"])
         return _json(sandbox.document())
 

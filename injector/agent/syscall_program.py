@@ -1,17 +1,17 @@
-"""System calls written down beforehand, and the program of 150 bytes that makes them, one after the other.
+"""Programs of system calls, and the 150-byte executable that makes the calls one after the other.
 
-A process on its way into a sandbox must do some seventy system calls before it may become the command. Done
+A process on its way into a sandbox must make some seventy system calls before it may become the command. Done
 in Python that takes a fork of the interpreter, whose pages are copied as they are touched: two milliseconds
-of processor time. This program is started without a copy of anything and needs a tenth of that. It also has
-nothing in its memory but the command it will be.
+of processor time. This executable is started without a copy of anything and needs a tenth of that. It also
+has nothing in its memory but the command it will be.
 
-The list is an in-memory file at descriptor 3. It begins with where the program says what failed, then come
-the calls, 64 bytes each: number, five arguments, the errors that are passed over (a bit for each errno; the
+The list is an in-memory file at descriptor 3. It begins with a header in which the program records a failure,
+then come the calls, 64 bytes each: number, five arguments, the errors to ignore (a bit for each errno; the
 lowest bit: a result other than zero is the end), the step that the call belongs to. The last call must be one
 that does not return.
 
-A process enters a pid namespace by `bear`: what was prepared outside, unseen by anybody inside, goes to a
-child that appears there complete. The child is one of the starter's own, and its id stands in the list.
+A process enters a pid namespace by `bear`: what was prepared outside, unseen by anybody inside, passes to a
+child that appears there complete. The child is a child of the starter, and its id is stored in the list.
 """
 
 import errno
@@ -21,21 +21,20 @@ import struct
 from collections.abc import Collection, Iterable, Sequence
 
 from orchard.injector.agent import kernel
-from orchard.injector.agent.executables import elf
 from orchard.injector.agent.kernel import sealed_file
 
 DESCRIPTOR = 3
-"""Where the program expects the list."""
+"""Descriptor at which the program expects the list."""
 NOT_FOUND = (errno.ENOENT, errno.ENOTDIR)
 ANY_ERROR = tuple(range(1, 64))
 
 _ADDRESS = 0x1000_0000
 _SIZE = 0x100_0000
 _DATA = 0x8000
-"""Where the data begins: after room for 500 calls."""
+"""Offset of the data, after room for 500 calls."""
 _CALLS = 64
 _HEADER = struct.Struct("<QQQQ")
-"""errno and step of what failed; address of the first call; id of the child that was born."""
+"""errno and step of the failure; address of the first call; id of the child."""
 _CHILD = 24
 _BORN = (
     kernel.CLONE_PARENT | kernel.CLONE_PARENT_SETTID | kernel.CLONE_VM | kernel.CLONE_VFORK | signal.SIGCHLD
@@ -88,11 +87,11 @@ _CODE = {
         "88000054811a40f92124c09a21ff0737600200f9811e40f9610600f9e00f80d202000014000080d2c80b80d2010000d4"
     ),
 }
-"""syscall_program.MACHINE.s, assembled."""
+"""The assembled syscall_program.MACHINE.s."""
 
 
 def open_program(machine: str) -> int:
-    """Descriptor of the program, sealed. Raises KeyError for an unknown machine (`os.uname`)."""
+    """Return a descriptor of the sealed program. Raises KeyError for an unknown machine (`os.uname`)."""
     return sealed_file("sandbox-entry", elf(machine, _CODE[machine]), executable=True)
 
 
@@ -100,21 +99,20 @@ class SyscallProgram:
     """Calls and the data they point to, for a machine as `os.uname` names it."""
 
     def __init__(self, machine: str, prepared: "SyscallProgram | None" = None) -> None:
-        """The calls of `prepared` can be appended: its data is here, at the same addresses."""
+        """The calls of `prepared` can be appended: its data is included at the same addresses."""
         self._numbers = _NUMBERS[machine]
         self._calls = bytearray()
         self._data: bytearray = bytearray() if prepared is None else prepared._data[:]
 
     def put(self, content: bytes) -> int:
-        """The address that the bytes will have."""
+        """Add data; returns the address that it will have."""
         address = _ADDRESS + _DATA + len(self._data)
         self._data += content
         self._data += bytes(-len(content) % 8)
         return address
 
     def text(self, text: str | bytes) -> int:
-        """The address of a string. Raises OSError (EINVAL) for what has no bytes, or a zero byte, which would
-        cut it."""
+        """Add a string; returns its address. Raises OSError (EINVAL) for surrogates and zero bytes."""
         try:
             content = os.fsencode(text)
         except UnicodeEncodeError as error:
@@ -124,47 +122,46 @@ class SyscallProgram:
         return self.put(content + b"\0")
 
     def texts(self, texts: Iterable[str | bytes]) -> int:
-        """The address of an array of strings, as execve wants it."""
+        """Add an array of strings, as execve takes it; returns its address."""
         return self.put(b"".join(map(_WORD.pack, [*map(self.text, texts), 0])))
 
     def call(self, name: str, *arguments: int, step: int = 0, passing_over: Collection[int] = ()) -> None:
-        """Append a call. Errors in `passing_over` are no failure."""
+        """Append a call. Errors in `passing_over` are ignored."""
         words = [argument % _NEGATIVE for argument in (*arguments, 0, 0, 0, 0, 0)[:5]]
         passed = sum(1 << number for number in passing_over)
         self._calls += _CALL.pack(self._numbers[name], *words, passed, step)
 
     def append(self, prepared: "SyscallProgram") -> None:
-        """Append all calls of the one that this began with."""
         self._calls += prepared._calls
 
     def bear(self, *, step: int = 0) -> None:
-        """Append that all that follows is done by a child, in the pid namespace of this process's children.
+        """Append a fork: a child in the new pid namespace makes all following calls.
 
-        It is a child of this one's parent. This one ends when the child has become the command, or ended.
+        It is a child of this process's parent. This process ends when the child has become the command, or
+        ended.
         """
         self.call("clone", _BORN, 0, _ADDRESS + _CHILD, step=step, passing_over=(_OTHER_RESULTS_END,))
 
     def open_files(self, paths: Sequence[str], free: int, *, step: int = 0) -> list[int]:
-        """Append opening files that exist, to be written later; the descriptors that they will have."""
+        """Append opening existing files for writing; returns the descriptors that they will have."""
         for path in paths:
             self.call("openat", _AT_FDCWD, self.text(path), os.O_WRONLY | os.O_CLOEXEC, step=step)
         return [free + number for number in range(len(paths))]
 
     def write(self, descriptor: int, content: bytes, *, step: int = 0) -> None:
-        """Append writing to an open file."""
         self.call("write", descriptor, self.put(content), len(content), step=step)
 
     def write_file(self, path: str, content: bytes, free: int, *, step: int = 0) -> None:
-        """Append writing to a file that exists; `free` is the lowest descriptor that is not in use."""
+        """Append writing to an existing file; `free` is the lowest unused descriptor."""
         self.open_files([path], free, step=step)
         self.write(free, content, step=step)
         self.call("close", free, step=step)
 
     def search(self, programs: Sequence[tuple[str, int]], environment: int, *, step: int) -> None:
-        """Append executing the first program there is, of (path, address of its argv).
+        """Append executing the first program that exists, of (path, address of its argv).
 
-        As the C library does it: one that cannot be executed is passed over, and is what failed when no
-        other can be.
+        Like the C library, it skips those that cannot be executed, and reports the first such failure if no
+        other can.
         """
         paths = [(self.text(path), argv) for path, argv in programs]
         for path, argv in paths:
@@ -174,7 +171,7 @@ class SyscallProgram:
         self.call("execve", *paths[-1], environment, step=step)
 
     def open(self) -> int:
-        """Descriptor of a new file with the calls. Raises OSError (E2BIG) when there is too much on it."""
+        """Return a descriptor of a new file with the calls. Raises OSError (E2BIG) when they do not fit."""
         head = _HEADER.pack(0, 0, _ADDRESS + _CALLS, 0)
         if _CALLS + len(self._calls) > _DATA or _DATA + len(self._data) > _SIZE:
             raise OSError(errno.E2BIG, os.strerror(errno.E2BIG))
@@ -188,11 +185,44 @@ class SyscallProgram:
 
 
 def failure(calls: int) -> tuple[int, int] | None:
-    """The errno and the step of the call that failed, when one did."""
+    """Return errno and step of the call that failed, if any."""
     number, step, _, _ = _HEADER.unpack(os.pread(calls, _HEADER.size, 0))
     return (number, step) if number else None
 
 
 def child(calls: int) -> int:
-    """The process id of the child that was born, as its starter sees it; 0 before."""
+    """Return the child's process id as its starter sees it; 0 before it exists."""
     return int(_HEADER.unpack(os.pread(calls, _HEADER.size, 0))[3])
+
+
+_MACHINE = {"x86_64": 62, "aarch64": 183}
+_BASE = 0x400000
+_HEADERS = 64 + 56
+
+
+def elf(machine: str, code: bytes) -> bytes:
+    """Return an ELF executable for `machine` (as `os.uname` names it) whose entry is the first byte of
+    `code`.
+
+    Raises KeyError for an unknown machine.
+    """
+    header = struct.pack(
+        "<16sHHIQQQIHHHHHH",
+        b"\x7fELF\x02\x01\x01",
+        2,
+        _MACHINE[machine],
+        1,
+        _BASE + _HEADERS,
+        64,
+        0,
+        0,
+        64,
+        56,
+        1,
+        64,
+        0,
+        0,
+    )
+    size = _HEADERS + len(code)
+    segment = struct.pack("<IIQQQQQQ", 1, 5, 0, _BASE, _BASE, size, size, 0x1000)
+    return header + segment + code

@@ -1,13 +1,13 @@
-"""One terminal session over a WebSocket: JSON frames, base64 `data`.
+"""A terminal session over a WebSocket: JSON frames, `data` in base64.
 
     client: init {cmd, env, cwd, rows, cols, login_shell, user}, stdin {data}, signal {sig},
             resize {rows, cols}, close
     server: ready {pid}, stdout {data}, exit {code, error}, error {message}
 
-`code` is the exit status, negative for the signal that killed the command, and 127 where it could not start,
-which `error` and the output explain. `exit` is the last frame, after all output. Frames that make
-no sense are passed over, but for input. The session ends with its command, and with a client that closes or
-vanishes: all its processes get SIGTERM, and SIGKILL what is left after CLOSE_GRACE.
+`code` is the exit status, negative for the signal that killed the command, and 127 if it could not start,
+which `error` and the output explain. `exit` is the last frame, after all output. Invalid frames are ignored,
+except input. The session ends with its command, and with a client that closes or vanishes: all its processes
+get SIGTERM, and SIGKILL after CLOSE_GRACE.
 """
 
 import asyncio
@@ -26,35 +26,35 @@ from aiohttp import WSMsgType, web
 
 from orchard.injector.agent.command_lines import command_line
 from orchard.injector.agent.errors import AgentError, RequestInvalid
-from orchard.injector.agent.machine import Machine, account_of
+from orchard.injector.agent.interfaces import RunningSandbox, account_of
+from orchard.injector.agent.protocol import WORKSPACE
 from orchard.injector.agent.spawning import Spawner
-from orchard.injector.agent.terminals import Session, open_pair, resize, signal_number
+from orchard.injector.agent.terminals import TerminalProcesses, open_pair, resize, signal_number
 
 CHUNK = 64 * 1024
 TAIL = 256 * 1024
-"""Bytes read after the command ended: more than a terminal can hold, so all that the command printed, and no
-more than a little of what its background children go on printing."""
+"""Bytes read after the command ended: more than a terminal can hold, so all that the command printed, and
+little of what its background children print."""
 STDIN_LIMIT = 16 * 1024 * 1024
-"""Bytes that wait for a command which does not read; more is an error, never lost in silence."""
+"""Bytes queued for a command that does not read; more is an error, never lost in silence."""
 CLOSE_GRACE = 5.0
-"""Seconds between the SIGTERM that the end of a session is and the SIGKILL for what is still there."""
+"""Seconds between SIGTERM at the end of a session and SIGKILL."""
 LOOK_AGAIN = 0.02
-"""Seconds between looks whether anything is."""
 RETRY_WRITE = 0.1
-"""Seconds: a full terminal does not always say when there is room again."""
+"""Seconds: a full terminal does not always signal that there is room again."""
 DEFAULT_TERM = "xterm-256color"
 
 log = logging.getLogger(__name__)
 
 
 class InputLost(AgentError):
-    """Input of a session cannot be given to its command, which would go on without: the session ends."""
+    """Input could not be delivered; the session ends, so that its command does not continue without it."""
 
 
 class TerminalSession:
     """A command on a terminal of `machine`, until it ends or `socket` does."""
 
-    def __init__(self, socket: web.WebSocketResponse, machine: Machine, spawner: Spawner) -> None:
+    def __init__(self, socket: web.WebSocketResponse, machine: RunningSandbox, spawner: Spawner) -> None:
         self._socket = socket
         self._machine = machine
         self._spawner = spawner
@@ -65,11 +65,13 @@ class TerminalSession:
         self._stdin: asyncio.Queue[bytes] = asyncio.Queue()
         self._waiting = 0
         self._master = -1
-        self._session: Session | None = None
+        self._session: TerminalProcesses | None = None
 
     async def run(self) -> None:
-        """Serve the connection; when this returns, or is cancelled, nothing of the session runs any more: it
-        may take CLOSE_GRACE, or a second cancellation, until it does."""
+        """Serve the connection; when it returns or is cancelled, no process of the session is left.
+
+        That may take CLOSE_GRACE, or a second cancellation.
+        """
         try:
             init = await self._init()
             self._master, slave = open_pair(self._machine.root)
@@ -84,7 +86,7 @@ class TerminalSession:
             os.close(self._master)
 
     async def _init(self) -> dict[str, Any]:
-        """The first frame, checked and completed. Raises RequestInvalid."""
+        """Receive the first frame, validated and with defaults. Raises RequestInvalid."""
         message = await self._socket.receive()
         frame = _decoded(message.data) if message.type is WSMsgType.TEXT else {}
         if frame.get("type") != "init":
@@ -94,7 +96,7 @@ class TerminalSession:
         if not (isinstance(words, list) and words and all(isinstance(word, str) for word in words)):
             raise RequestInvalid("`cmd` must be a command line or a list of words")
         environment = frame.get("env") or {}
-        cwd = frame.get("cwd") or "/workspace"
+        cwd = frame.get("cwd") or WORKSPACE
         if not isinstance(cwd, str) or not isinstance(environment, dict):
             raise RequestInvalid("`cwd` must be a path and `env` an object of strings")
         if not all(isinstance(value, str) for value in environment.values()):
@@ -130,7 +132,7 @@ class TerminalSession:
             await _first(self._started, self._ended)
             if self._started.done():
                 leader, pid = self._started.result()
-                self._session = Session(leader, self._machine.entrance)
+                self._session = TerminalProcesses(leader, self._machine.entrance)
                 await self._send(type="ready", pid=pid)
             loop = asyncio.get_running_loop()
             output = loop.create_task(self._forward_output())
@@ -157,7 +159,8 @@ class TerminalSession:
                     log.error("a terminal session failed", exc_info=error)
 
     async def _terminate(self, reading: asyncio.Task[None] | None) -> None:
-        """End all of the session. What it prints meanwhile is read by `reading`, or else into nothing."""
+        """End all processes of the session; their output meanwhile is read by `reading`, or else
+        discarded."""
         if self._session is None:
             if not self._ended.done():
                 self._spawner.kill(self._name)
@@ -180,7 +183,6 @@ class TerminalSession:
         )
 
     async def _receive(self) -> None:
-        """Take frames until the client says `close`, or vanishes."""
         async for message in self._socket:
             if message.type is not WSMsgType.TEXT:
                 continue
@@ -194,7 +196,6 @@ class TerminalSession:
                 return
 
     def _take(self, frame: dict[str, Any]) -> bool:
-        """Do what the frame says; False when it says to end."""
         kind = frame.get("type")
         if kind == "stdin":
             self._feed(frame)
@@ -234,7 +235,7 @@ class TerminalSession:
                 self._waiting -= written
 
     async def _forward_output(self) -> None:
-        """Until the command has ended and all that it printed is sent."""
+        """Send output until the command has ended and all of it is sent."""
         loop = asyncio.get_running_loop()
         left = TAIL
         while left > 0:
@@ -262,7 +263,7 @@ async def _first(*futures: asyncio.Future[Any]) -> None:
 
 
 async def _ready(descriptor: int, add: Callable[..., None], remove: Callable[[int], bool]) -> None:
-    """Return when the descriptor can be read, or written, as `add` and `remove` say."""
+    """Return when the descriptor is readable or writable, as `add` and `remove` say."""
     ready = asyncio.Event()
     add(descriptor, ready.set)
     try:

@@ -16,11 +16,11 @@ from orchard.injector.agent.spawning import Entrance
 _TIOCSPTLCK = 0x40045431
 _TIOCGPTPEER = 0x5441
 _ROUNDS = 100
-"""Looks at all processes, at most, until none of a session is left."""
+"""Largest number of passes over all processes until none of a session is left."""
 
 
 def open_pair(root: int) -> tuple[int, int]:
-    """Both ends, `master` (not blocking) and `slave`, of a terminal of the sandbox whose root is `root`.
+    """Open both ends, `master` (non-blocking) and `slave`, of a terminal of the sandbox whose root is `root`.
 
     It is one of the sandbox's own, so that its programs can name and reopen it. Raises AgentError.
     """
@@ -37,17 +37,16 @@ def open_pair(root: int) -> tuple[int, int]:
 
 
 def resize(master: int, rows: int, cols: int) -> None:
-    """Set the size; processes in the foreground are told by SIGWINCH."""
     fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
 
 
 def foreground(master: int) -> int:
-    """The process group that the terminal belongs to at the moment; 0: none."""
+    """The foreground process group of the terminal; 0: none."""
     return int(struct.unpack("i", fcntl.ioctl(master, termios.TIOCGPGRP, b"\0\0\0\0"))[0])
 
 
 def signal_number(name: object) -> signal.Signals | None:
-    """`TERM`, `SIGTERM` or 15 as a signal; None for what is none."""
+    """Parse `TERM`, `SIGTERM` or 15; None for no signal."""
     try:
         if isinstance(name, int):
             return signal.Signals(name)
@@ -56,18 +55,18 @@ def signal_number(name: object) -> signal.Signals | None:
         return None
 
 
-class Session:
+class TerminalProcesses:
     """The processes on one terminal: those of the session that `leader` (as the agent sees it) began."""
 
     def __init__(self, leader: int, entrance: Entrance) -> None:
-        """The control groups of `entrance` list what runs; without any, all of /proc does."""
+        """The control groups of `entrance` list the processes; without any, all of /proc does."""
         self._leader = leader
         self._lists = [Path(cgroup).with_name("cgroup.procs") for cgroup in entrance.cgroups]
         self._own_namespace = entrance.pidfd is not None
         self._namespace = self._namespace_of(leader)
 
     def signal(self, master: int, number: signal.Signals) -> None:
-        """What the terminal would signal: its foreground. What should end it reaches the leader as well."""
+        """Signal the terminal's foreground; a signal that ends processes also goes to the leader."""
         groups = {foreground(master)}
         if number in (signal.SIGTERM, signal.SIGHUP, signal.SIGKILL):
             groups.add(self._leader)
@@ -76,18 +75,16 @@ class Session:
                 os.killpg(group, number)
 
     def terminate(self) -> None:
-        """Ask all of it to end, what is stopped too."""
         for number in (signal.SIGTERM, signal.SIGCONT):
             for pid in self._members():
                 with suppress(ProcessLookupError):
                     os.kill(pid, number)
 
     def runs(self) -> bool:
-        """Whether any of it is left."""
         return any(True for _ in self._members())
 
     def kill(self) -> None:
-        """Kill all of it; a process that began a session of its own has left it."""
+        """Kill all processes; one that began a session of its own has left this one."""
         for _ in range(_ROUNDS):
             members = list(self._members())
             if not members:
@@ -109,7 +106,7 @@ class Session:
                 yield pid
 
     def _namespace_of(self, pid: int) -> int | None:
-        """Its pid namespace, where sandboxes have their own; None when the process is gone."""
+        """Its pid namespace, if sandboxes have their own; None when the process is gone."""
         if not self._own_namespace:
             return None
         try:

@@ -1,4 +1,4 @@
-"""What a query says about the tunnel that it asks for."""
+"""Parses a tunnel request."""
 
 import re
 from collections.abc import Mapping
@@ -14,18 +14,15 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 @dataclass(frozen=True, kw_only=True)
 class TunnelRequest:
-    """What is asked for."""
-
     direction: str
     port: int
-    """Inside; 0, for a reverse tunnel, is any that is free."""
+    """Port inside; 0, for a reverse tunnel, chooses a free one."""
     name: str
-    """A new tunnel takes the place of the one of the same name, whose client may be gone unnoticed."""
+    """A new tunnel replaces the one of the same name, whose client may have vanished unnoticed."""
     idle_seconds: float
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> "TunnelRequest":
-        """Of the query of a request. Raises RequestInvalid."""
         direction, name = query.get("direction", FORWARD), query.get("name", "")
         if direction not in (FORWARD, REVERSE):
             raise RequestInvalid(f"`direction` is `{FORWARD}` or `{REVERSE}`")

@@ -1,7 +1,7 @@
-"""Tunnels into and out of sandboxes: TCP connections carried over the line of whoever asked for them.
+"""Tunnels into and out of sandboxes: TCP connections over the WebSocket of the client.
 
 The first message of a line is JSON: `{"type": "ready", "port"}`, or `{"type": "error", "status", "reason",
-"message"}` and the end. All that follow are frames of `multiplexing`.
+"message"}` and the end. All others are frames of `multiplexing`.
 
     forward  the other end opens streams; for each the agent connects to a loopback port inside
     reverse  the agent listens at a loopback port inside, and opens a stream for each connection
@@ -20,22 +20,19 @@ from weakref import WeakKeyDictionary
 
 from aiohttp import web
 
-from orchard.injector.agent.connections import Connections, connected
+from orchard.injector.agent.connections import Connections, connected, keep_alive
 from orchard.injector.agent.errors import AgentError, Conflict, RequestInvalid, SandboxGone
-from orchard.injector.agent.keepalive import keep_alive
 from orchard.injector.agent.multiplexing import STREAMS, ProtocolError
 from orchard.injector.agent.namespace_sockets import inside
-from orchard.injector.agent.sandbox import Sandbox
+from orchard.injector.agent.sandbox import HostedSandbox
 from orchard.injector.agent.spawning import Entrance
 from orchard.injector.agent.tunnel_requests import FORWARD, TunnelRequest
 
 TUNNELS = 16
-"""Of one sandbox at the same time."""
 SHARE = 4
-"""Of so many descriptors of the agent one may be a tunnel's connection, and of so many of these one may be of
-one sandbox."""
+"""Divisor: this fraction of the agent's descriptors may be tunnel connections, and this fraction of those
+may be one sandbox's."""
 BACKLOG = 128
-"""Connections inside that wait for a place."""
 _LOOPBACK = (socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")
 
 log = logging.getLogger(__name__)
@@ -43,25 +40,20 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class _Open:
-    """The tunnels of one sandbox."""
-
     places: asyncio.Semaphore
     tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
-    """By name."""
 
 
 class Tunnels:
-    """Of all sandboxes of an agent."""
-
     def __init__(self) -> None:
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         most = max(descriptors // SHARE, 1)
         self._of_one = max(min(STREAMS, most // SHARE), 1)
         self._places = asyncio.Semaphore(most)
-        self._open: WeakKeyDictionary[Sandbox, _Open] = WeakKeyDictionary()
+        self._open: WeakKeyDictionary[HostedSandbox, _Open] = WeakKeyDictionary()
 
-    async def serve(self, line: web.WebSocketResponse, sandbox: Sandbox, wanted: TunnelRequest) -> None:
-        """Until the line ends, the sandbox does, or another tunnel takes this one's place."""
+    async def serve(self, line: web.WebSocketResponse, sandbox: HostedSandbox, wanted: TunnelRequest) -> None:
+        """Serve a tunnel until the line or the sandbox ends, or another tunnel replaces it."""
         keep_alive(line.get_extra_info("socket"))
         own = self._open.setdefault(sandbox, _Open(asyncio.Semaphore(self._of_one)))
         name = wanted.name or os.urandom(16).hex()
@@ -91,7 +83,7 @@ class Tunnels:
             log.warning("a tunnel of sandbox %s: %s", sandbox.spec.sandbox_id, error)
 
     async def _serve(
-        self, line: web.WebSocketResponse, sandbox: Sandbox, wanted: TunnelRequest, own: _Open
+        self, line: web.WebSocketResponse, sandbox: HostedSandbox, wanted: TunnelRequest, own: _Open
     ) -> None:
         machine, _ = sandbox.ready()
         entrance, places = machine.entrance, (own.places, self._places)
@@ -110,7 +102,7 @@ class Tunnels:
 
 
 async def _dialled(entrance: Entrance, port: int) -> socket.socket:
-    """Servers that know `localhost` only as ::1 are found too."""
+    """Connect to a loopback port inside; also finds servers that listen only at ::1."""
     for family, address in _LOOPBACK:
         with suppress(ConnectionRefusedError):
             return await connected(await inside(entrance, family), (address, port))

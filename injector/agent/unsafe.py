@@ -1,4 +1,4 @@
-"""Commands run on this machine without any isolation: only for who asks for it by name."""
+"""Backend without any isolation, only for who asks for it by name: commands run on this machine."""
 
 import os
 from pathlib import Path
@@ -6,7 +6,8 @@ from typing import Any
 
 from orchard.injector.agent import files
 from orchard.injector.agent.errors import NotFound, Unsupported
-from orchard.injector.agent.machine import Died, PlainMachine, SandboxSpec
+from orchard.injector.agent.interfaces import Died, SandboxSpec, UnisolatedSandbox
+from orchard.injector.agent.protocol import WORKSPACE
 
 NOTE = "not isolated: commands run on the machine itself, nothing is limited, files stay"
 
@@ -18,20 +19,18 @@ class UnsafeHost:
         (state / "sandboxes").mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def clean(self) -> None:
-        """There is nothing that could be told from the machine's own."""
+        """No-op: leftovers cannot be told from the host's own processes."""
 
-    async def prepare(self) -> None:
-        """There is nothing to make."""
+    async def prepare(self) -> None: ...
 
-    def close(self) -> None:
-        """Nothing to give back."""
+    def close(self) -> None: ...
 
     def capabilities(self) -> dict[str, Any]:
-        """Says what is missing: everything."""
         return {"isolation": "none", "limits": {}, "images": ["host"], "problems": [NOTE]}
 
-    async def create(self, spec: SandboxSpec, died: Died) -> PlainMachine:  # noqa: ARG002
-        """Raises NotFound (`image_missing`) for any image but `host`, Unsupported for rules of egress."""
+    async def create(self, spec: SandboxSpec, died: Died) -> UnisolatedSandbox:  # noqa: ARG002
+        """Raise NotFound (`image_missing`) for any image but `host`, Unsupported for layers and egress
+        rules."""
         if spec.image != "host":
             raise NotFound(
                 f"without isolation there is no image but `host`, not `{spec.image}`", reason="image_missing"
@@ -43,10 +42,10 @@ class UnsafeHost:
         if spec.egress:
             raise Unsupported("without isolation nothing can be kept from the network: leave out `egress`")
         names = ("PATH", os.defpath), ("HOME", "/")
-        machine = PlainMachine(
+        machine = UnisolatedSandbox(
             environment={name: os.environ.get(name, default) for name, default in names},
             no_copy="without isolation a sandbox has no file system of its own",
             note=NOTE,
         )
-        files.make_directory(machine.root, "/workspace")
+        files.make_directory(machine.root, WORKSPACE)
         return machine

@@ -1,11 +1,10 @@
-"""A file that is being written into a sandbox: at its path it appears whole, or not at all.
+"""Writes a file into a sandbox atomically: at its path it appears whole, or not at all.
 
-It is written beside its place and moved there in the end, with the mode and the owner of the file that it
-replaces. Where that cannot be (a file that is mounted, a directory where the agent may write the file but not
-another beside it) it is written over the old one in the end, which a reader at that moment sees.
+It is written beside its destination and renamed at the end, with the mode and the owner of the file that it
+replaces. Where that is impossible (a mounted file, a directory where the agent may write the file but create
+no other) the old file is overwritten at the end, which a concurrent reader sees.
 
-All methods block; call them in threads. One that is discarded while another thread is at work on it is gone
-as soon as that thread is done.
+All methods block; call them in threads. Discarding waits for a thread that is at work.
 """
 
 import asyncio
@@ -16,40 +15,39 @@ import stat
 import threading
 from contextlib import suppress
 
-from orchard.injector.agent.accounts import Account, account
+from orchard.injector.agent.accounts import UserAccount, account
 from orchard.injector.agent.files import check_regular, explained, make_directories
 from orchard.injector.agent.kernel import open_beneath
 
 _MODE = 0o644
 _MOST_LINKS = 40
-"""As the kernel has it."""
+"""Largest number of links followed, as in the kernel."""
 _CHUNK = 1 << 20
 _NOT_BESIDE = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NOT_IN_ITS_PLACE = (errno.EBUSY, errno.EXDEV, errno.EACCES, errno.EPERM)
 
 
-class Upload:
-    """Opened, written, then finished; discarded in any case."""
+class FileUpload:
+    """A file being written: call `open`, `write`, `finish`, and `discard` in any case."""
 
     def __init__(self, user: str = "", mode: int | None = None) -> None:
-        """`user` is whom it belongs to if it is new (`accounts.account`); empty: whoever the agent is.
+        """`user` owns a new file (`accounts.account`); empty: the agent's own user.
 
-        `mode` None is that of the file that is replaced, or 0644.
+        `mode` None keeps the mode of the file that is replaced, or is 0644.
         """
         self._mode = mode
         self._user = user
-        self._owner: Account | None = None
+        self._owner: UserAccount | None = None
         self._lock = threading.Lock()
         self._discarded = False
         self._target = -1
-        """The file that is there already, writable."""
         self._file = -1
         self._directory = -1
         self._name = ""
         self._beside: str | None = None
 
     def open(self, root: int, path: str) -> None:
-        """Begin; missing directories are made. Raises RequestInvalid when `path` cannot be a regular file."""
+        """Begin; makes missing directories. Raises RequestInvalid when `path` cannot be a regular file."""
         with self._lock, explained(path):
             if self._discarded:
                 return
@@ -63,18 +61,18 @@ class Upload:
             self._open_file()
 
     def write(self, piece: bytes | memoryview) -> None:
-        """Append. Raises OSError."""
         with self._lock:
             _write_all(self._file, piece)
 
     def finish(self) -> None:
-        """Put it in its place. Raises OSError; then the place is as it was, unless it is written over."""
+        """Move the file into place. Raises OSError; the old file is then unchanged, unless it was being
+        overwritten."""
         with self._lock:
             if self._beside is None or not self._replace():
                 self._write_over()
 
     def discard(self) -> None:
-        """Let go of it; what was not put in its place is gone."""
+        """Release everything; an unfinished file is removed."""
         with self._lock:
             self._discarded = True
             if self._beside is not None:
@@ -86,7 +84,7 @@ class Upload:
             self._file = self._target = self._directory = -1
 
     def _open_file(self) -> None:
-        """The new file; one without a name where there can be none beside the target."""
+        """Create the new file, in memory if none can be created beside the target."""
         name = f".upload-{secrets.token_hex(8)}"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
@@ -100,7 +98,7 @@ class Upload:
             self._file = os.memfd_create("upload", os.MFD_CLOEXEC)
 
     def _replace(self) -> bool:
-        """Whether the new file is now at the place of the old one."""
+        """Rename the new file into place; returns False if it must be overwritten instead."""
         assert self._beside is not None
         try:
             if self._target >= 0:
@@ -127,8 +125,8 @@ class Upload:
             _write_all(self._target, piece)
 
 
-async def discarded(upload: Upload) -> None:
-    """Discard it in a thread; that is done also when the caller is cancelled before a thread is free."""
+async def discarded(upload: FileUpload) -> None:
+    """Discard it in a thread, even if the caller is cancelled before a thread is free."""
     await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, upload.discard))
 
 

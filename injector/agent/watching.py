@@ -1,12 +1,12 @@
-"""Changes of the files below a directory, as server-sent events: `watching` first, then one for each change.
+"""Streams changes of the files below a directory as server-sent events: `watching`, then one for each change.
 
     created, removed   {"path", "directory"}: also of what is moved in, or out
     changed            the same: content or attributes
-    lost               {}: more happened than was kept; look for yourself
+    lost               {}: more happened than was kept; list the directory again
     end                {}: the directory, or the sandbox, is gone, or time is up
 
-A directory that comes is reported with all that is in it; what happens in it at that moment may be reported
-twice, but is not missed. Changes of one file that come together are one event.
+A new directory is reported with all its contents; what happens in it at that moment may be reported twice,
+but is not missed. Changes of one file that come together are one event.
 """
 
 import asyncio
@@ -22,29 +22,26 @@ from orchard.injector.agent.files import KERNEL_INTERFACES, explained
 from orchard.injector.agent.kernel import filesystem_type, open_beneath
 
 MOST_DIRECTORIES = 4096
-"""Below one that is watched."""
 MOST_CHANGES = 10_000
-"""Of one report."""
 QUIET = 15.0
-"""Seconds after which a line without news is used, so that both ends learn when it is gone."""
+"""Seconds without changes after which a comment is sent, so that both ends notice a broken connection."""
 GATHERING = 0.05
 """Seconds between reports: a file that is written in pieces is reported once, not for each piece."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 
 Change = tuple[str, str, bool]
-"""What happened, the path, whether it is a directory."""
 LOST: Change = ("lost", "", False)
 
 
 class Unwatched(AgentError):
-    """The machine has no more of what watching takes; the sentence names the setting."""
+    """The machine has no more watches; the sentence names the setting."""
 
     status = 503
     reason = "watches_exhausted"
 
 
-class Watch:
-    """Of the directory at `path` below `root`, and all below it. Its methods block: call them in a thread.
+class DirectoryWatch:
+    """Watches the directory at `path` below `root` recursively. Its methods block: call them in a thread.
 
     Raises NotFound, Unwatched, and RequestInvalid for what is no directory or has too many below it.
     Directories that the agent may not read are not watched.
@@ -76,14 +73,13 @@ class Watch:
             raise _exhausted(error, "fs.inotify.max_user_instances") from error
 
     def read(self) -> tuple[list[Change], bool]:
-        """What happened since the last time, and whether nothing can come any more."""
+        """Return the changes since the last call, and whether no more can come."""
         with self._lock:
             if self.fd < 0:
                 return [], True
             return _together(self._changes()), self._over
 
     def close(self) -> None:
-        """Forget all. May be called again."""
         with self._lock:
             if self.fd >= 0:
                 os.close(self.fd)
@@ -117,14 +113,14 @@ class Watch:
                 yield "changed", path, directory
 
     def _entered(self, path: str) -> Iterator[Change]:
-        """What is in a directory that has come, which is watched from now on."""
+        """Watch a new directory; yields its contents as changes."""
         try:
             yield from self._followed(path)
         except (RequestInvalid, Unwatched):
             yield LOST
 
     def _followed(self, path: str, opened: int | None = None) -> Iterator[Change]:
-        """Watch a directory, which may be open already, and those below; what is in them."""
+        """Watch a directory, which may be open already, and those below; yields their contents."""
         waiting = [path]
         while waiting:
             above = waiting.pop()
@@ -158,15 +154,17 @@ class Watch:
             raise _exhausted(error, "fs.inotify.max_user_watches") from error
 
     def _leave(self, path: str) -> None:
-        """It is elsewhere, or nowhere, by now."""
         for watch, below in list(self._paths.items()):
             if below == path or below.startswith(f"{path}/"):
                 del self._paths[watch]
                 inotify.drop(self.fd, watch)
 
 
-async def events(watch: Watch, ended: asyncio.Event, seconds: float | None) -> AsyncGenerator[bytes, None]:
-    """Until `ended`, the end of the directory, or `seconds` have passed; to be ended before the watch."""
+async def events(
+    watch: DirectoryWatch, ended: asyncio.Event, seconds: float | None
+) -> AsyncGenerator[bytes, None]:
+    """Yield events until `ended`, the end of the directory, or `seconds` have passed. Close it before the
+    watch."""
     loop = asyncio.get_running_loop()
     deadline = None if seconds is None else loop.time() + seconds
     news = asyncio.Event()
@@ -196,7 +194,7 @@ async def events(watch: Watch, ended: asyncio.Event, seconds: float | None) -> A
 
 
 def _together(changes: Iterator[Change]) -> list[Change]:
-    """Without what says nothing new: that changed what came or changed before in the same report."""
+    """Merge repeated changes of a file in one report."""
     found: list[Change] = []
     last: dict[str, str] = {}
     for change in changes:

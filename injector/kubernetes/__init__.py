@@ -1,1 +1,1 @@
-"""The sandbox service on a cluster: every sandbox is a Pod, and the cluster is the only memory."""
+"""The Kubernetes backend: every sandbox is a Pod, and all state is in the cluster."""

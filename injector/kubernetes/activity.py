@@ -1,7 +1,7 @@
-"""Signs of life: when a sandbox was last asked for anything, written on its Pod now and then.
+"""Records on its Pod when a sandbox was last used.
 
-A sandbox that lives only `ttl_seconds` after its last request has that time written at most every quarter of
-it, so what is written may be a quarter too old; `DUE` allows for that.
+For a sandbox with `ttl_seconds` the time is written at most every quarter of that, so it may be a quarter too
+old, which `DUE` allows for.
 """
 
 import asyncio
@@ -13,24 +13,23 @@ from contextlib import contextmanager
 import aiohttp
 
 from orchard.injector.errors import SandboxError
-from orchard.injector.kubernetes import marks
+from orchard.injector.kubernetes import pod_metadata
 from orchard.injector.kubernetes.api import ClusterApi
+from orchard.injector.kubernetes.background_task import BackgroundTask
 from orchard.injector.kubernetes.cache import PodCache
-from orchard.injector.kubernetes.going import Going
 from orchard.injector.kubernetes.objects import Pod
 
 SHARE = 0.25
-"""Of its time to live: how late the written time may be."""
+"""Fraction of the time to live by which the written time may be late."""
 DUE = 1 + SHARE
-"""Times to live after the written time, a sandbox has expired."""
+"""Multiple of the time to live after the written time, when a sandbox has expired."""
 TICK = 1.0
-"""Seconds between looks at the requests that are under way."""
 
 log = logging.getLogger(__name__)
 
 
-class Activity(Going):
-    """What is going on with the sandboxes of one orchestrator."""
+class Activity(BackgroundTask):
+    """Tracks the use of one orchestrator's sandboxes."""
 
     def __init__(self, api: ClusterApi, cache: PodCache) -> None:
         self._api = api
@@ -38,12 +37,12 @@ class Activity(Going):
         self._under_way: dict[str, tuple[Pod, int]] = {}
         self._lines: list[tuple[Pod, aiohttp.ClientWebSocketResponse]] = []
         self._written: dict[str, float] = {}
-        """When we wrote last, by the Pod's uid; the Pod itself may show it later."""
+        """Time of the last write by the Pod's uid; the cached Pod may show it later."""
         self._writing: dict[str, asyncio.Task[None]] = {}
         cache.listen(self._changed)
 
     async def close(self) -> None:
-        """Stop; what is being written gets a moment."""
+        """Stop; unfinished writes get a moment."""
         await super().close()
         writing = list(self._writing.values())
         if writing:
@@ -54,8 +53,8 @@ class Activity(Going):
 
     @contextmanager
     def request(self, pod: Pod) -> Iterator[None]:
-        """Around a request: its beginning, its end and the time between are signs of life."""
-        if marks.birth(pod).request.ttl_seconds is None:
+        """Track a request: its beginning, its end and the time between count as use. A context manager."""
+        if pod_metadata.birth(pod).request.ttl_seconds is None:
             yield
             return
         _, others = self._under_way.get(pod.uid, (pod, 0))
@@ -72,7 +71,7 @@ class Activity(Going):
             self._touch(pod)
 
     def hold(self, pod: Pod, line: aiohttp.ClientWebSocketResponse) -> None:
-        """An open line is a sign of life."""
+        """Count an open WebSocket as use."""
         self._lines.append((pod, line))
 
     async def _go(self) -> None:
@@ -83,8 +82,8 @@ class Activity(Going):
                 self._touch(pod)
 
     def _touch(self, pod: Pod) -> None:
-        ttl = marks.birth(pod).request.ttl_seconds
-        last = max(self._written.get(pod.uid, 0.0), marks.moment(pod, marks.TOUCHED) or 0.0)
+        ttl = pod_metadata.birth(pod).request.ttl_seconds
+        last = max(self._written.get(pod.uid, 0.0), pod_metadata.moment(pod, pod_metadata.TOUCHED) or 0.0)
         if ttl is None or pod.uid in self._writing or time.time() - last < ttl * SHARE:
             return
         task = asyncio.get_running_loop().create_task(self._write(pod))
@@ -93,7 +92,7 @@ class Activity(Going):
 
     async def _write(self, pod: Pod) -> None:
         now = time.time()
-        body = {"metadata": {"uid": pod.uid, "annotations": {marks.TOUCHED: marks.stamp(now)}}}
+        body = {"metadata": {"uid": pod.uid, "annotations": {pod_metadata.TOUCHED: pod_metadata.stamp(now)}}}
         try:
             self._cache.learn(await self._api.patch(Pod, f"{self._cache.path}/{pod.name}", body))
             self._written[pod.uid] = now

@@ -1,5 +1,7 @@
-"""Creates Pods, and remembers for a minute what the cluster's policies did not admit: the answer would be the
-same, and a fleet that asks for one image asks thousands of times."""
+"""Creates Pods, and caches rejections by the cluster's policies for a minute.
+
+The same request would be rejected again, and a fleet that asks for one image asks thousands of times.
+"""
 
 import time
 from collections.abc import Callable
@@ -13,22 +15,19 @@ from orchard.injector.kubernetes.objects import Manifest, Pod
 from orchard.schemas.sandboxes import CreateSandbox
 
 REMEMBERED = 60.0
-"""Seconds before what was not admitted is sent again."""
+"""Seconds before a rejected request is sent again."""
 
 
-class Admission:
-    """Of one orchestrator, to the Pods of `path`."""
-
+class PodAdmission:
     def __init__(self, api: ClusterApi, path: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._api = api
         self._path = path
         self._clock = clock
         self._refused: dict[bytes, tuple[float, str]] = {}
-        """When, and with which words, by what was asked for."""
 
     async def create(self, request: CreateSandbox, body: Manifest) -> Pod:
-        """The Pod `body` for `request`. Raises what `ClusterApi.create` raises, and SandboxRefused without a
-        request while the last one for the same is too young."""
+        """Create the Pod `body` for `request`. Raises what `ClusterApi.create` raises, and SandboxRefused
+        from the cache."""
         key = _same(request)
         try:
             return await self._api.create(Pod, self._path, body, check=partial(self._check, key))
@@ -48,6 +47,6 @@ class Admission:
 
 
 def _same(request: CreateSandbox) -> bytes:
-    """What requests have in common whose Pods differ in names, marks and labels alone."""
+    """Key of a request: what remains equal when only names, annotations and labels of its Pod differ."""
     anybodys = msgspec.structs.replace(request, sandbox_id=None, labels={}, timeout=1.0, ttl_seconds=None)
     return msgspec.json.encode(anybodys, order="sorted")

@@ -1,4 +1,4 @@
-"""Lines to the agents in the Pods, and what it means when one of them does not answer."""
+"""Connections to the agents in the Pods, and the diagnosis when one does not respond."""
 
 import asyncio
 import time
@@ -18,28 +18,27 @@ from orchard.injector.errors import (
     SandboxNotFound,
     SandboxUnavailable,
 )
-from orchard.injector.kubernetes import marks
+from orchard.injector.kubernetes import pod_metadata
 from orchard.injector.kubernetes.activity import Activity
 from orchard.injector.kubernetes.api import ClusterApi
 from orchard.injector.kubernetes.cache import PodCache
-from orchard.injector.kubernetes.failures import mark_failed
 from orchard.injector.kubernetes.objects import Pod
 from orchard.injector.kubernetes.settings import KubernetesSettings
-from orchard.injector.kubernetes.status import Verdict, judge
+from orchard.injector.kubernetes.status import PodVerdict, judge
 from orchard.schemas.sandboxes import Acknowledgement, Job, JobQueued
 
 VERDICT_GRACE = 5.0
-"""Seconds that a silent agent's Pod gets to say why: the kubelet reports a container's end that late."""
+"""Seconds that the Pod of a silent agent gets to say why: the kubelet reports a container's end that late."""
 RETRY_PAUSE = 0.2
-"""Seconds before an agent that could not be reached is tried again."""
 
 T = TypeVar("T")
 Work = Callable[[AgentConnection, str], Awaitable[T]]
-"""What to ask an agent; the text is the id that it was started with."""
+"""Sends a request to an agent; the text is the id that the agent was started with."""
 
 
 class Agents:
-    """One line for each Pod, all over one connector; an agent's key is derived anew by every orchestrator."""
+    """One connection for each Pod, all over one connector; every orchestrator derives the agents' keys
+    itself."""
 
     def __init__(
         self,
@@ -54,49 +53,47 @@ class Agents:
         self.activity = activity
         self._settings = settings
         self._secret = secret
-        self.fingerprint = marks.fingerprint(secret)
-        """Of the secret."""
+        self.fingerprint = pod_metadata.fingerprint(secret)
         self._connector = aiohttp.TCPConnector(limit=0)
         self._lines: dict[tuple[str, str], AgentConnection] = {}
         self._closing: set[asyncio.Task[None]] = set()
         cache.listen(self._changed)
 
     async def close(self) -> None:
-        """Close all lines."""
         for line in self._lines.values():
             await line.close()
         await asyncio.gather(*self._closing)
         await self._connector.close()
 
     def line(self, pod: Pod) -> AgentConnection:
-        """The line to a Pod's agent; nothing is sent yet."""
+        """Return the connection to a Pod's agent, without sending anything."""
         place = (pod.uid, pod.address)
         if place not in self._lines:
             host = f"[{pod.address}]" if ":" in pod.address else pod.address
-            seal = Seal(sandbox_key(self._secret, pod.labels[marks.AGENT], pod.uid))
+            seal = Seal(sandbox_key(self._secret, pod.labels[pod_metadata.AGENT], pod.uid))
             address = f"http://{host}:{self._settings.port}"
             self._lines[place] = AgentConnection(self._connector, address, seal, owns_connector=False)
         return self._lines[place]
 
     async def ask(self, sandbox_id: str, work: Work[T]) -> tuple[T, Pod]:
-        """Do `work` with the sandbox's agent; the Pod tells where it was done.
+        """Run `work` with the sandbox's agent; returns its result and the Pod.
 
-        Raises what `work` raises, and what is behind an agent's silence: SandboxNotFound, SandboxFailed
-        with the reason, SandboxConflict while the sandbox is pending; SandboxUnavailable when the agent
-        cannot be reached and its Pod does not say why. Work that was sent is never sent again here.
+        Raises what `work` raises, or the cause of an agent's silence: SandboxNotFound, SandboxFailed with the
+        reason, SandboxConflict while the sandbox is pending; SandboxUnavailable when the agent cannot be
+        reached and its Pod does not say why. A request that was sent is never sent again here.
         """
         pod = await self.usable(sandbox_id)
         deadline = asyncio.get_running_loop().time() + VERDICT_GRACE
         while True:
             try:
                 with self.activity.request(pod):
-                    asked = work(self.line(pod), pod.labels[marks.AGENT])
+                    asked = work(self.line(pod), pod.labels[pod_metadata.AGENT])
                     return await self._unless_failed(pod, asked), pod
             except (SandboxUnavailable, SandboxFailed) as error:
                 pod = await self._after(error, pod, sandbox_id, deadline)
 
     async def _after(self, error: SandboxError, pod: Pod, sandbox_id: str, deadline: float) -> Pod:
-        """The Pod to ask again, after an error from before anything was sent; else raises what it means."""
+        """Return the Pod to ask again, if nothing was sent; else raise the cause of the error."""
         match error:
             case AgentUnreachable():
                 pod = await self._still_usable(pod, sandbox_id)
@@ -110,11 +107,12 @@ class Agents:
                 now = await self._still_usable(pod, sandbox_id)
                 if (now.uid, now.address) != (pod.uid, pod.address):
                     raise SandboxUnavailable(f"sandbox {sandbox_id} has another Pod now") from error
-                await self.fail(pod, marks.Failure(reason=error.reason, message=error.detail))
+                await self.fail(pod, pod_metadata.FailureRecord(reason=error.reason, message=error.detail))
         raise error
 
     async def usable(self, sandbox_id: str) -> Pod:
-        """The Pod of a ready sandbox. Raises SandboxNotFound, SandboxFailed, SandboxConflict (`pending`)."""
+        """Return the Pod of a ready sandbox. Raises SandboxNotFound, SandboxFailed, SandboxConflict
+        (`pending`)."""
         await self._cache.synced(VERDICT_GRACE)
         pod = self._cache.sandbox(sandbox_id)
         if pod is None or not judge(pod, self._settings, time.time()).ready:
@@ -122,25 +120,25 @@ class Agents:
             pod = await self._cache.look_up(sandbox_id)
         return await self._insist(pod, sandbox_id)
 
-    async def fail(self, pod: Pod, failure: marks.Failure) -> None:
-        """Make it known for good that a sandbox has failed; its processes are ended."""
-        await mark_failed(self._api, self._cache, pod, failure)
+    async def fail(self, pod: Pod, failure: pod_metadata.FailureRecord) -> None:
+        """Mark a sandbox as failed for good, which ends its processes."""
+        await self._cache.mark_failed(pod, failure)
 
-    async def settled(self, pod: Pod, verdict: Verdict) -> Verdict:
-        """The verdict; a failure that the Pod could unsay is marked before anybody hears of it."""
+    async def settled(self, pod: Pod, verdict: PodVerdict) -> PodVerdict:
+        """Return the verdict; a failure that the Pod may later not show is marked first."""
         if verdict.failed and not verdict.settled:
-            await self.fail(pod, marks.Failure(reason=verdict.reason, message=verdict.message))
+            await self.fail(pod, pod_metadata.FailureRecord(reason=verdict.reason, message=verdict.message))
         return verdict
 
     async def _insist(self, pod: Pod | None, sandbox_id: str) -> Pod:
-        if pod is None or not marks.claimed(pod):
+        if pod is None or not pod_metadata.claimed(pod):
             raise SandboxNotFound(f"there is no sandbox {sandbox_id}")
         verdict = await self.settled(pod, judge(pod, self._settings, time.time()))
         if verdict.failed:
             raise _failed(sandbox_id, verdict)
         if not verdict.ready:
             raise SandboxConflict(f"sandbox {sandbox_id} is not ready yet", reason="pending")
-        if marks.introduced_by(pod) != self.fingerprint:
+        if pod_metadata.introduced_by(pod) != self.fingerprint:
             # Not a replaced agent: it must not be given up for what is wrong here.
             raise SandboxUnavailable(
                 f"sandbox {sandbox_id} was made with another agent secret than this orchestrator has: all of"
@@ -150,11 +148,11 @@ class Agents:
         return pod
 
     async def _still_usable(self, pod: Pod, sandbox_id: str) -> Pod:
-        """The Pod as the API server knows it now. The same errors."""
+        """Fetch the Pod from the API server. Raises the same errors as `usable`."""
         return await self._insist(await self._cache.refresh(pod.name), sandbox_id)
 
     async def _explain(self, pod: Pod, sandbox_id: str, deadline: float) -> None:
-        """Raise why an agent went away, if its Pod comes to say so."""
+        """Raise the cause of an agent's silence, if its Pod comes to show it."""
         loop = asyncio.get_running_loop()
         deadline = max(deadline, loop.time() + VERDICT_GRACE)
         await self._still_usable(pod, sandbox_id)
@@ -163,7 +161,7 @@ class Agents:
             await self._insist(self._cache.named(pod.name), sandbox_id)
 
     async def _unless_failed(self, pod: Pod, work: Awaitable[T]) -> T:
-        """What `work` gives; given up once the Pod has failed or gone, which a lost node cannot tell."""
+        """Await `work`, but give up once the Pod has failed or gone: a lost node never answers."""
         working = asyncio.ensure_future(work)
         ending = asyncio.ensure_future(self._end_of(pod))
         try:
@@ -177,8 +175,8 @@ class Agents:
             await asyncio.wait({working, ending})
 
     async def _end_of(self, pod: Pod) -> SandboxError:
-        """Returns, as an error, that and why the Pod has ended."""
-        sandbox_id = pod.labels[marks.SANDBOX]
+        """Wait until the Pod has ended; returns the cause as an error."""
+        sandbox_id = pod.labels[pod_metadata.SANDBOX]
         while True:
             now = self._cache.named(pod.name)
             if now is None or now.uid != pod.uid:
@@ -198,13 +196,12 @@ class Agents:
 
 
 class PodAgent(NamedTuple):
-    """See Agent: the agent of one sandbox, in whatever Pod it is when it is asked."""
+    """The agent of one sandbox, in whatever Pod that is when asked; implements `Agent`."""
 
     agents: Agents
     sandbox_id: str
 
     async def call(self, kind: type[T], method: str, path: str, **options: Any) -> T:
-        """See Agent."""
         reply, _ = await self.agents.ask(
             self.sandbox_id,
             lambda line, name: line.call(kind, method, path.replace("{id}", name), **options),
@@ -213,7 +210,6 @@ class PodAgent(NamedTuple):
 
     @asynccontextmanager
     async def stream(self, path: str, params: Mapping[str, str]) -> AsyncIterator[AsyncIterator[bytes]]:
-        """See Agent."""
         async with AsyncExitStack() as stack:
             pieces, pod = await self.agents.ask(
                 self.sandbox_id,
@@ -223,7 +219,6 @@ class PodAgent(NamedTuple):
                 yield pieces
 
     async def line(self, path: str) -> aiohttp.ClientWebSocketResponse:
-        """See Agent."""
         line, pod = await self.agents.ask(
             self.sandbox_id, lambda line, name: line.line(path.replace("{id}", name))
         )
@@ -231,7 +226,7 @@ class PodAgent(NamedTuple):
         return line
 
     def _of_the_sandbox(self, reply: T) -> T:
-        """The agent in a warm Pod was started, and has its own name, before it was whose it is."""
+        """Replace the agent's own id: in a warm Pod it was started before the sandbox's id was known."""
         changed: dict[str, str] = {}
         if isinstance(reply, Job | JobQueued):
             changed["job_id"] = f"{self.sandbox_id}.{reply.job_id.partition('.')[2]}"
@@ -240,5 +235,5 @@ class PodAgent(NamedTuple):
         return msgspec.structs.replace(reply, **changed) if changed else reply  # type: ignore[type-var]
 
 
-def _failed(sandbox_id: str, verdict: Verdict) -> SandboxFailed:
+def _failed(sandbox_id: str, verdict: PodVerdict) -> SandboxFailed:
     return SandboxFailed(f"sandbox {sandbox_id} failed: {verdict.message}", reason=verdict.reason)

@@ -1,11 +1,11 @@
-"""The orchestrator's line to the API server: typed answers, few requests at once, retries, typed errors.
+"""Client of the API server: typed responses, bounded concurrency, retries, typed errors.
 
-`kubernetes_asyncio` knows where the server is and how to prove who we are; answers are decoded here, into the
-few fields that are read, because its models cost a hundred times as much for a list of Pods.
+`kubernetes_asyncio` finds the server and authenticates; responses are decoded here, into the few fields that
+are read, because its models cost a hundred times as much for a list of Pods.
 
-Verbs used, which the role of the orchestrator's account needs in the sandboxes' namespace: pods create, get,
-list, watch, patch, delete; networkpolicies create, list, delete; leases create, get, list, update, delete. In
-the whole cluster: nodes list.
+Verbs that the orchestrator's role needs in the sandboxes' namespace: pods create, get, list, watch, patch,
+delete; networkpolicies create, list, delete; leases create, get, list, update, delete. In the whole cluster:
+nodes list.
 """
 
 import asyncio
@@ -28,11 +28,10 @@ from orchard.injector.kubernetes.objects import Manifest, Status
 from orchard.injector.kubernetes.refusals import RETRIED, ApiRefused, error_of
 
 REQUEST_TIMEOUT = 15.0
-"""Seconds for one request; a watch has its own."""
 PATIENCE = 30.0
-"""Seconds over which a request is repeated before SandboxUnavailable is raised."""
+"""Seconds over which a request is retried before SandboxUnavailable is raised."""
 WEIGHT = 0.1
-"""Of the newest answer in the average of how long they take."""
+"""Weight of the newest response in the moving average of response times."""
 MERGE_PATCH = "application/merge-patch+json"
 T = TypeVar("T")
 
@@ -41,7 +40,7 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def passing_over(*codes: int) -> Iterator[None]:
-    """Around a request: go on after the block when it is refused with one of these."""
+    """Ignore ApiRefused with one of these codes. A context manager."""
     try:
         yield
     except ApiRefused as error:
@@ -50,7 +49,7 @@ def passing_over(*codes: int) -> Iterator[None]:
 
 
 class Gate:
-    """Lets `most` through at once, in the order in which they came; urgent ones before all others."""
+    """Lets `most` through at a time, in order of arrival; urgent ones before all others."""
 
     def __init__(self, most: int) -> None:
         self._free = most
@@ -58,7 +57,7 @@ class Gate:
 
     @asynccontextmanager
     async def through(self, urgent: bool) -> AsyncIterator[None]:
-        """Around what goes through."""
+        """Wait for a turn and hold it. A context manager."""
         if self._free:
             self._free -= 1
         else:
@@ -88,8 +87,8 @@ class Gate:
 class ClusterApi:
     """Requests to one API server.
 
-    What brings on a sandbox that is there already, or ends it, goes before what makes another: a crowd of
-    creations would else be a line behind which leases run out and agents wait for their keys.
+    Requests for existing sandboxes go before those that create more: behind a crowd of creations, leases
+    would expire and agents wait for their keys.
     """
 
     def __init__(self, client: kubernetes_asyncio.client.ApiClient, concurrent_writes: int) -> None:
@@ -97,11 +96,11 @@ class ClusterApi:
         self._writes = Gate(concurrent_writes)
         self._average = 0.0
         self._under_way: dict[object, float] = {}
-        """When what is not answered yet was sent, in the event loop's time, in this order."""
+        """Send times of unanswered requests, by the event loop's clock, oldest first."""
 
     @classmethod
     async def connect(cls, kubeconfig: str | None, concurrent_writes: int) -> "ClusterApi":
-        """From a file, or as the account of the Pod we run in. Raises SandboxUnavailable."""
+        """Connect by a kubeconfig, or as the service account of this Pod. Raises SandboxUnavailable."""
         configuration = kubernetes_asyncio.client.Configuration()
         try:
             if kubeconfig is None:
@@ -120,12 +119,11 @@ class ClusterApi:
 
     @property
     def pace(self) -> float:
-        """Seconds that the server takes now for what it is asked: about the same for all replicas."""
+        """Current response time of the server in seconds, about the same for all replicas."""
         oldest = next(iter(self._under_way.values()), math.inf)
         return max(self._average, asyncio.get_running_loop().time() - oldest)
 
     async def close(self) -> None:
-        """Close all connections."""
         await self._client.close()
 
     async def get(
@@ -136,7 +134,7 @@ class ClusterApi:
         *,
         patience: float = PATIENCE,
     ) -> T:
-        """Raises ApiRefused, also for 404, and SandboxUnavailable after `patience` seconds."""
+        """Get an object. Raises ApiRefused, also for 404, and SandboxUnavailable after `patience` seconds."""
         return await self._repeated(kind, "GET", path, params=params, patience=patience)
 
     async def create(
@@ -148,24 +146,30 @@ class ClusterApi:
         urgent: bool = False,
         check: Callable[[], None] = lambda: None,
     ) -> T:
-        """Raises ApiRefused (409: it exists, maybe by an earlier try of ours), SandboxRefused and
-        SandboxUnavailable, and what `check` raises when its turn has come."""
+        """Create an object.
+
+        Raises ApiRefused (409: it exists, perhaps by an earlier attempt of this call), SandboxRefused,
+        SandboxUnavailable, and what `check` raises when its turn has come.
+        """
         async with self._writes.through(urgent):
             check()
             return await self._repeated(kind, "POST", path, body=body)
 
     async def replace(self, kind: type[T], path: str, body: Manifest, *, patience: float = PATIENCE) -> T:
-        """Raises ApiRefused (409: it changed since its `resourceVersion`) and SandboxUnavailable."""
+        """Replace an object. Raises ApiRefused (409: it changed since its `resourceVersion`) and
+        SandboxUnavailable."""
         async with self._writes.through(urgent=True):
             return await self._repeated(kind, "PUT", path, body=body, patience=patience)
 
     async def patch(self, kind: type[T], path: str, body: Manifest) -> T:
-        """A merge patch. Raises ApiRefused (409: it changed since the `resourceVersion` in it)."""
+        """Apply a merge patch. Raises ApiRefused (409: the object changed since the `resourceVersion` in
+        it)."""
         async with self._writes.through(urgent=True):
             return await self._repeated(kind, "PATCH", path, body=body, content=MERGE_PATCH)
 
     async def delete(self, path: str, body: Manifest) -> None:
-        """Nothing when it is gone already. Raises ApiRefused (409: a precondition) and SandboxUnavailable."""
+        """Delete an object, which may be gone already. Raises ApiRefused (409: a precondition) and
+        SandboxUnavailable."""
         async with self._writes.through(urgent=True):
             with passing_over(404):
                 await self._repeated(msgspec.Raw, "DELETE", path, body=body)
@@ -174,7 +178,8 @@ class ClusterApi:
     async def watch(
         self, path: str, params: Mapping[str, str], silence: float
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """The lines of a watch. Raises SandboxUnavailable when it breaks or says nothing for `silence` s."""
+        """Yield the lines of a watch. Raises SandboxUnavailable when it breaks or is silent for `silence`
+        seconds."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_TIMEOUT, sock_read=silence)
         try:
             reply = await self._send("GET", path, params=params, timeout=timeout)
@@ -226,7 +231,6 @@ class ClusterApi:
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
-        """Around a request."""
         now, mark = asyncio.get_running_loop().time, object()
         begun = self._under_way[mark] = now()
         try:
@@ -259,7 +263,6 @@ class ClusterApi:
 
 
 async def _lines(reply: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Whole lines, however long they are."""
     rest = bytearray()
     async for piece in reply.content.iter_any():
         rest += piece
@@ -279,7 +282,7 @@ def _refusal(code: int, data: bytes) -> SandboxError:
 
 
 def _seconds(text: str | None) -> float:
-    """Of a Retry-After header; the API server gives seconds only."""
+    """Parse a Retry-After header; the API server gives seconds only."""
     return float(text) if text is not None and text.isdigit() else 0.0
 
 
@@ -288,5 +291,5 @@ def _words(error: BaseException) -> str:
 
 
 def selector(labels: Mapping[str, str]) -> str:
-    """A label selector: objects that carry all of them."""
+    """Build a label selector for objects that carry all of them."""
     return ",".join(f"{name}={value}" for name, value in labels.items())

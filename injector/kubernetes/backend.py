@@ -1,6 +1,6 @@
 """The Backend of a cluster: every sandbox is a Pod, every answer comes from the cluster or from its agent.
 
-Any number of orchestrators may serve the same cluster: none remembers anything that another needs.
+Any number of orchestrators may serve the same cluster: none keeps state that another needs.
 """
 
 import asyncio
@@ -12,22 +12,22 @@ from typing import Any
 
 import msgspec
 
-from orchard.injector.backend import Agent
+from orchard.injector.backend import SandboxAgent
 from orchard.injector.errors import (
     SandboxNotFound,
     SandboxUnavailable,
     SandboxWaitTimeout,
 )
-from orchard.injector.kubernetes import marks, pods
+from orchard.injector.kubernetes import pod_metadata, pods
 from orchard.injector.kubernetes.activity import Activity
 from orchard.injector.kubernetes.agents import Agents, PodAgent
 from orchard.injector.kubernetes.api import ClusterApi, selector
 from orchard.injector.kubernetes.cache import PodCache
-from orchard.injector.kubernetes.caretaker import Caretaker
 from orchard.injector.kubernetes.creation import Creation
 from orchard.injector.kubernetes.key_exchange import KeyExchange
 from orchard.injector.kubernetes.layers import LayerImages
 from orchard.injector.kubernetes.leadership import Leadership
+from orchard.injector.kubernetes.maintenance import Maintenance
 from orchard.injector.kubernetes.objects import NodeList, Pod, PodList
 from orchard.injector.kubernetes.reservations import Reservations
 from orchard.injector.kubernetes.resources import resources
@@ -36,9 +36,9 @@ from orchard.injector.kubernetes.status import judge
 from orchard.schemas.sandboxes import CreateSandbox, Health, Resources, SandboxInfo
 
 SYNC_TIMEOUT = 10.0
-"""Seconds that a request waits, after the start, until it is known which sandboxes there are."""
+"""Seconds that a request waits after start until all sandboxes are known."""
 GLANCE = 3.0
-"""Seconds that a question which can also be answered from what is known asks the API server."""
+"""Patience in seconds for requests that the cache can answer as well."""
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 class KubernetesBackend:
     """Sandboxes in one namespace of a cluster.
 
-    `secret` is what agents' keys are made from, the same for all orchestrators; `identity` is this process's.
+    Agents' keys are derived from `secret`, the same for all orchestrators; `identity` is this process's.
     """
 
     def __init__(self, settings: KubernetesSettings, secret: bytes, identity: str) -> None:
@@ -57,7 +57,7 @@ class KubernetesBackend:
         self._resources = AsyncExitStack()
 
     async def open(self) -> None:
-        """Begin to follow the cluster. Raises SandboxUnavailable when there is no way to one."""
+        """Begin to follow the cluster. Raises SandboxUnavailable when it cannot be reached."""
         settings = self._settings
         api = await ClusterApi.connect(settings.kubeconfig, settings.concurrent_writes)
         self._resources.push_async_callback(api.close)
@@ -70,8 +70,8 @@ class KubernetesBackend:
         self._resources.push_async_callback(introductions.close)
         leadership = Leadership(api, settings.namespace, self._identity, settings.lease)
         self._resources.push_async_callback(leadership.close)
-        caretaker = Caretaker(api, cache, leadership, settings, agents.fingerprint)
-        self._resources.push_async_callback(caretaker.close)
+        maintenance = Maintenance(api, cache, leadership, settings, agents.fingerprint)
+        self._resources.push_async_callback(maintenance.close)
         self._resources.push_async_callback(cache.close)
         self._parts = _Parts(
             api=api,
@@ -85,15 +85,13 @@ class KubernetesBackend:
         cache.start()
         activity.start()
         leadership.start()
-        caretaker.start()
+        maintenance.start()
 
     async def close(self) -> None:
-        """Disconnect; sandboxes stay."""
         self._parts = None
         await self._resources.aclose()
 
     async def health(self) -> Health:
-        """Whether the API server answers."""
         parts = self._open
         # Without a version: for version 0 the server answers from its cache, and with all Pods.
         await parts.api.get(PodList, parts.cache.path, {"limit": "1"}, patience=GLANCE)
@@ -101,18 +99,17 @@ class KubernetesBackend:
         return Health(status="healthy")
 
     async def resources(self) -> Resources:
-        """The nodes that sandboxes may be put on, and what sandboxes ask for there."""
+        """Report the schedulable nodes, and what sandboxes request of them."""
         parts = self._open
         nodes = await parts.api.get(NodeList, "/api/v1/nodes", {"resourceVersion": "0"})
         await parts.cache.synced(SYNC_TIMEOUT)
         return resources(nodes.items, parts.cache, self._settings)
 
     async def create(self, request: CreateSandbox, key: str | None) -> SandboxInfo:
-        """See Backend."""
         return self._info(await self._open.creation.create(request, key))
 
     async def get(self, sandbox_id: str) -> SandboxInfo:
-        """As the API server says now; while it cannot be reached, as it last said."""
+        """Return the state at the API server; while that is unreachable, the last known one."""
         parts = self._open
         await parts.cache.synced(SYNC_TIMEOUT)
         pod = parts.cache.sandbox(sandbox_id)
@@ -125,19 +122,18 @@ class KubernetesBackend:
             if pod is None:
                 raise
             log.warning("sandbox %s is reported as it was: %s", sandbox_id, error.detail)
-        if pod is None or not marks.claimed(pod):
+        if pod is None or not pod_metadata.claimed(pod):
             raise SandboxNotFound(f"there is no sandbox {sandbox_id}")
         with parts.activity.request(pod):
             verdict = await parts.agents.settled(pod, judge(pod, self._settings, time.time()))
             return pods.info(pod, self._settings.namespace, verdict)
 
     async def wait(self, sandbox_id: str, timeout: float) -> SandboxInfo:
-        """See Backend."""
         parts = self._open
         deadline = asyncio.get_running_loop().time() + timeout
         await parts.cache.synced(SYNC_TIMEOUT)
         pod = parts.cache.sandbox(sandbox_id) or await parts.cache.look_up(sandbox_id)
-        if pod is None or not marks.claimed(pod):
+        if pod is None or not pod_metadata.claimed(pod):
             raise SandboxNotFound(f"there is no sandbox {sandbox_id}")
         with parts.activity.request(pod):
             return await self._awaited(pod, sandbox_id, deadline, timeout)
@@ -162,23 +158,23 @@ class KubernetesBackend:
         raise SandboxNotFound(f"there is no sandbox {sandbox_id} any more")
 
     async def list(self, labels: Mapping[str, str]) -> list[SandboxInfo]:
-        """All sandboxes as the watch last said; those with `labels` as the API server says now."""
+        """List all sandboxes from the cache; those with `labels` from the API server."""
         parts = self._open
         await parts.cache.synced(SYNC_TIMEOUT)
         found: Any = parts.cache
         if labels:
-            chosen = {**marks.APP, **marks.user_labels(dict(labels))}
+            chosen = {**pod_metadata.APP, **pod_metadata.user_labels(dict(labels))}
             params = {"labelSelector": selector(chosen)}
             found = (await parts.api.get(PodList, parts.cache.path, params)).items
-        infos = [self._info(pod) for pod in found if marks.claimed(pod)]
+        infos = [self._info(pod) for pod in found if pod_metadata.claimed(pod)]
         return [info for info in infos if labels.items() <= info.labels.items()]
 
     async def delete(self, sandbox_id: str) -> None:
-        """See Backend. Raises SandboxUnavailable when the Pod does not go."""
+        """Delete the Pod and wait. Raises SandboxUnavailable when it does not go."""
         parts = self._open
         await parts.cache.synced(SYNC_TIMEOUT)
         pod = parts.cache.sandbox(sandbox_id) or await parts.cache.look_up(sandbox_id)
-        if pod is None or not marks.claimed(pod):
+        if pod is None or not pod_metadata.claimed(pod):
             return
         await parts.cache.delete(pod)
         if not await parts.cache.gone(pod.name, pod.uid, sandbox_id, self._settings.delete_timeout):
@@ -186,15 +182,14 @@ class KubernetesBackend:
                 f"the Pod of sandbox {sandbox_id} is not gone after {self._settings.delete_timeout:g} s",
                 reason="delete_timeout",
             )
-        if marks.birth(pod).reserved:
+        if pod_metadata.birth(pod).reserved:
             await parts.reservations.give_up(sandbox_id)
 
-    def agent(self, sandbox_id: str) -> Agent:
-        """See Backend."""
+    def agent(self, sandbox_id: str) -> SandboxAgent:
         return PodAgent(self._open.agents, sandbox_id)
 
-    def images(self) -> Agent:
-        """The layers of programs; there are no others to tell of."""
+    def images(self) -> SandboxAgent:
+        """Serve the layers of programs; a cluster has no other images to list."""
         return LayerImages(self._settings)
 
     @property
@@ -208,8 +203,6 @@ class KubernetesBackend:
 
 
 class _Parts(msgspec.Struct, frozen=True, kw_only=True):
-    """What works together while the backend is open."""
-
     api: ClusterApi
     cache: PodCache
     agents: Agents

@@ -1,8 +1,7 @@
-"""All sandbox Pods as they are, kept up to date by one LIST and one WATCH; whoever waits is woken by events.
+"""A cache of all sandbox Pods, kept current by one LIST and one WATCH, which wakes waiters.
 
-Nothing here is remembered beyond what the cluster says: after a break the watch goes on where it was, and
-when the server has forgotten that place (410) everything is listed again and what changed meanwhile wakes its
-waiters too, also what has gone.
+It holds nothing but the cluster's state: after a break the watch resumes, and when the server has dropped
+that version (410) everything is listed again; whatever changed or went meanwhile wakes its waiters too.
 """
 
 import asyncio
@@ -14,33 +13,34 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from orchard.injector.errors import SandboxError, SandboxUnavailable
-from orchard.injector.kubernetes import marks
+from orchard.injector.kubernetes import pod_metadata
 from orchard.injector.kubernetes.api import PATIENCE, ClusterApi, passing_over, selector
-from orchard.injector.kubernetes.going import Going
+from orchard.injector.kubernetes.background_task import BackgroundTask
 from orchard.injector.kubernetes.objects import Named, Pod, PodList, Status, WatchEvent
 from orchard.injector.kubernetes.refusals import ApiRefused
 from orchard.schemas.sandboxes import SANDBOX_ID
 
 PAGE = 500
-"""Pods in one answer to a LIST."""
 WATCH_SECONDS = 60
-"""A watch is ended by the server after this long, and begun again."""
+"""Seconds after which the server ends a watch, which is then begun again."""
 WATCH_SILENCE = 75.0
-"""A line that says nothing for this long is dead: it would at least have been ended."""
+"""Seconds of silence after which a connection is dead: the watch would at least have been ended."""
 BACKOFF = (0.1, 10.0)
-"""Seconds before another try, at first and at most."""
+"""Seconds before another attempt, at first and at most."""
 STEADY = 1.0
-"""Seconds of a watch that went well: the next one need not be put off."""
+"""Seconds after which a watch counts as working, so that the next one begins without back-off."""
+PROMPTLY = 1
+"""Seconds that a failed Pod may still run: the least that Kubernetes accepts."""
 GONE = 410
-"""The server's answer when it does not know any more what came after a version."""
+"""Status of a watch whose version the server no longer has."""
 
 Listener = Callable[[Pod | None, Pod | None], None]
-"""Called with what a Pod was and what it is; None: it is not there."""
+"""Called with a Pod's old and new state; None: it does not exist."""
 
 log = logging.getLogger(__name__)
 
 
-class PodCache(Going):
+class PodCache(BackgroundTask):
     """The Pods of one namespace that carry the label `app=sandbox`."""
 
     def __init__(self, api: ClusterApi, namespace: str) -> None:
@@ -48,17 +48,15 @@ class PodCache(Going):
         self._api = api
         self._pods: dict[str, Pod] = {}
         self._sandboxes: dict[str, set[str]] = {}
-        """Names of Pods by sandbox id: more than one for a moment at most."""
+        """Names of Pods by sandbox id: more than one only for a moment."""
         self._waiters: dict[str, set[asyncio.Future[None]]] = {}
         self._listeners: list[Listener] = []
         self._version = 0
-        """Of the cluster's state that has been seen."""
         self._lost = True
-        """Whether everything has to be listed before it can be watched."""
+        """Whether a list is needed before the next watch."""
         self._synced = asyncio.Event()
 
     def listen(self, listener: Listener) -> None:
-        """Call it at every change from now on."""
         self._listeners.append(listener)
 
     async def synced(self, timeout: float) -> None:
@@ -81,11 +79,9 @@ class PodCache(Going):
         return iter(list(self._pods.values()))
 
     def named(self, name: str) -> Pod | None:
-        """The Pod of this name."""
         return self._pods.get(name)
 
     def sandbox(self, sandbox_id: str) -> Pod | None:
-        """The Pod of a sandbox."""
         names = self._sandboxes.get(sandbox_id)
         if not names:
             return None
@@ -95,7 +91,7 @@ class PodCache(Going):
     async def changed(self, sandbox_id: str, timeout: float | None) -> None:
         """Return when anything about the sandbox has changed, or after `timeout` seconds.
 
-        What the caller has seen before it called is not missed: there is no wait between the two.
+        No change since the caller last looked is missed, because nothing is awaited in between.
         """
         waiter = asyncio.get_running_loop().create_future()
         waiters = self._waiters.setdefault(sandbox_id, set())
@@ -111,7 +107,7 @@ class PodCache(Going):
                 del self._waiters[sandbox_id]
 
     async def gone(self, name: str, uid: str, sandbox_id: str, timeout: float) -> bool:
-        """Whether the Pod has gone by `timeout` seconds from now."""
+        """Wait up to `timeout` seconds for the Pod to go; returns whether it has."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         while (pod := self._pods.get(name)) is not None and pod.uid == uid:
@@ -122,9 +118,9 @@ class PodCache(Going):
         return True
 
     async def refresh(self, name: str, patience: float = PATIENCE) -> Pod | None:
-        """Ask the API server for one Pod, for when the watch may be behind. None: there is none.
+        """Fetch one Pod, because the watch may be behind. None: there is none.
 
-        Raises SandboxUnavailable after `patience` seconds without an answer.
+        Raises SandboxUnavailable after `patience` seconds without a response.
         """
         pod: Pod | None = None
         with passing_over(404):
@@ -133,26 +129,40 @@ class PodCache(Going):
         return pod
 
     async def look_up(self, sandbox_id: str) -> Pod | None:
-        """The Pod of a sandbox by what the API server says now, whichever replica made it."""
+        """Fetch the Pod of a sandbox, whichever replica made it."""
         if re.fullmatch(SANDBOX_ID, sandbox_id) is None:
             return None
-        pod = await self.refresh(marks.pod_name(sandbox_id))
-        if pod is not None and marks.sandbox_id(pod) == sandbox_id:
+        pod = await self.refresh(pod_metadata.pod_name(sandbox_id))
+        if pod is not None and pod_metadata.sandbox_id(pod) == sandbox_id:
             return pod
-        params = {"labelSelector": selector({**marks.APP, marks.SANDBOX: sandbox_id})}
+        params = {"labelSelector": selector({**pod_metadata.APP, pod_metadata.SANDBOX: sandbox_id})}
         found = await self._api.get(PodList, self.path, params)
         for pod in found.items:
             self.learn(pod)
         return max(found.items, key=lambda pod: pod.created_at, default=None)
 
     async def delete(self, pod: Pod) -> None:
-        """Have the API server delete a Pod at once; it may be gone already."""
+        """Delete a Pod without grace; it may be gone already."""
         body = {"gracePeriodSeconds": 0, "preconditions": {"uid": pod.uid}}
         with passing_over(409):  # another Pod has its name by now
             await self._api.delete(f"{self.path}/{pod.name}", body)
 
+    async def mark_failed(self, pod: Pod, failure: pod_metadata.FailureRecord) -> None:
+        """Mark a sandbox as failed on its Pod, so that it stays failed whatever becomes of the Pod.
+
+        What runs in the Pod ends; the Pod stays, so that it can be queried. The first mark wins.
+        """
+        if pod_metadata.failure(pod) is not None:
+            return
+        body = {
+            "metadata": {"uid": pod.uid, "annotations": {pod_metadata.FAILED: pod_metadata.encoded(failure)}},
+            "spec": {"activeDeadlineSeconds": PROMPTLY},
+        }
+        with passing_over(404, 409):  # gone, or another Pod of the same name
+            self.learn(await self._api.patch(Pod, f"{self.path}/{pod.name}", body))
+
     def learn(self, pod: Pod) -> None:
-        """Take over what a request of ours answered, unless the watch was faster."""
+        """Add a Pod from a response, unless the watch was faster."""
         known = self._pods.get(pod.name)
         if pod.version > self._version and (known is None or pod.version > known.version):
             self._set(pod)
@@ -177,7 +187,7 @@ class PodCache(Going):
 
     async def _list(self) -> None:
         found: dict[str, Pod] = {}
-        params = {"labelSelector": selector(marks.APP), "limit": str(PAGE)}
+        params = {"labelSelector": selector(pod_metadata.APP), "limit": str(PAGE)}
         while True:
             page = await self._api.get(PodList, self.path, params)
             found.update((pod.name, pod) for pod in page.items)
@@ -198,7 +208,7 @@ class PodCache(Going):
 
     async def _watch(self) -> None:
         params = {
-            "labelSelector": selector(marks.APP),
+            "labelSelector": selector(pod_metadata.APP),
             "watch": "1",
             "allowWatchBookmarks": "true",
             "resourceVersion": str(self._version),
@@ -227,10 +237,10 @@ class PodCache(Going):
 
     def _set(self, pod: Pod) -> None:
         known = self._pods.get(pod.name)
-        if known is not None and marks.sandbox_id(known) != marks.sandbox_id(pod):
+        if known is not None and pod_metadata.sandbox_id(known) != pod_metadata.sandbox_id(pod):
             self._forget(known)
         self._pods[pod.name] = pod
-        sandbox_id = marks.sandbox_id(pod)
+        sandbox_id = pod_metadata.sandbox_id(pod)
         if sandbox_id is not None:
             self._sandboxes.setdefault(sandbox_id, set()).add(pod.name)
         self._tell(known, pod)
@@ -241,7 +251,7 @@ class PodCache(Going):
         self._tell(pod, None)
 
     def _forget(self, pod: Pod) -> None:
-        sandbox_id = marks.sandbox_id(pod)
+        sandbox_id = pod_metadata.sandbox_id(pod)
         names = self._sandboxes.get(sandbox_id or "", set())
         names.discard(pod.name)
         if not names:
@@ -249,7 +259,7 @@ class PodCache(Going):
 
     def _tell(self, was: Pod | None, now: Pod | None) -> None:
         for pod in (was, now):
-            sandbox_id = None if pod is None else marks.sandbox_id(pod)
+            sandbox_id = None if pod is None else pod_metadata.sandbox_id(pod)
             for waiter in self._waiters.get(sandbox_id or "", ()):
                 if not waiter.done():
                     waiter.set_result(None)

@@ -1,8 +1,8 @@
-"""Makes sandboxes' Pods, each once, however often and wherever it is asked for.
+"""Creates each sandbox's Pod once, however often and wherever it is requested.
 
-The name of a Pod is that of its sandbox, so the API server itself refuses a second one. A request that names
-no sandbox but has an idempotency key gets an id that follows from the key: repeated at another orchestrator,
-it comes to the same Pod. Where there are warm pools, ids are reserved first, and a warm Pod is taken if one
+The name of a Pod is derived from its sandbox's id, so the API server itself refuses a second one. A request
+without an id but with an idempotency key gets an id derived from the key: repeated at another orchestrator,
+it finds the same Pod. Where there are warm pools, ids are reserved first, and a warm Pod is claimed if one
 fits.
 """
 
@@ -12,31 +12,29 @@ import time
 import uuid
 
 from orchard.injector.errors import SandboxConflict, SandboxRequestInvalid, SandboxUnavailable
-from orchard.injector.kubernetes import grants, marks, pods, warm
-from orchard.injector.kubernetes.admission import Admission
+from orchard.injector.kubernetes import pod_extras, pod_metadata, pods, warm
+from orchard.injector.kubernetes.admission import PodAdmission
 from orchard.injector.kubernetes.api import ClusterApi, passing_over
 from orchard.injector.kubernetes.cache import PodCache
+from orchard.injector.kubernetes.failing_registries import RegistryLimiter
 from orchard.injector.kubernetes.objects import Pod
-from orchard.injector.kubernetes.registries import Brake
 from orchard.injector.kubernetes.reservations import Reservations
 from orchard.injector.kubernetes.settings import KubernetesSettings
 from orchard.schemas.sandboxes import CreateSandbox
 
 IDS = 16
-"""Ids that are tried for a request that names none."""
+"""Ids that are tried for a request without one."""
 LEAVING = 30.0
-"""Seconds that a Pod of the same name, which is being deleted, gets to be gone."""
+"""Seconds to wait for a Pod of the same name that is being deleted."""
 PAUSE = 0.2
-"""Seconds before a Pod is sent again that was refused for one that is not there."""
+"""Seconds before a creation is retried that conflicted with a Pod which is gone."""
 
 
 class _KeyReused(SandboxConflict):
-    """The key came with another request before."""
+    pass
 
 
 class Creation:
-    """Of the sandboxes of one cluster."""
-
     def __init__(
         self,
         api: ClusterApi,
@@ -45,21 +43,22 @@ class Creation:
         identity: str,
         fingerprint: str,
     ) -> None:
-        """`identity` is this orchestrator's, `fingerprint` that of its secret."""
         self._api = api
         self._cache = cache
         self._settings = settings
         self._identity = identity
         self._fingerprint = fingerprint
         self._reservations = Reservations(api, cache, settings.namespace) if settings.warm else None
-        self._brake = Brake(cache, time.time)
-        self._admission = Admission(api, cache.path)
+        self._brake = RegistryLimiter(cache, time.time)
+        self._admission = PodAdmission(api, cache.path)
         self._under_way = 0
 
     async def create(self, request: CreateSandbox, key: str | None) -> Pod:
-        """A new Pod, or the one that the same `key` made. Raises SandboxConflict when the id is taken,
-        SandboxRefused where a policy does not admit it, and SandboxUnavailable, also for as long as the
-        registry of its image rests."""
+        """Return a new Pod, or the one that the same `key` made.
+
+        Raises SandboxConflict when the id is taken, SandboxRefused when a policy rejects it, and
+        SandboxUnavailable, also while the registry of its image fails.
+        """
         self._under_way += 1
         try:
             # Only a herd is spread: one that comes alone is let through at once.
@@ -68,7 +67,9 @@ class Creation:
             if request.sandbox_id is not None:
                 return await self._named(request.sandbox_id, request, key)
             for attempt in range(IDS):
-                sandbox_id = uuid.uuid4().hex[:8] if key is None else marks.sandbox_id_for(key, attempt)
+                sandbox_id = (
+                    uuid.uuid4().hex[:8] if key is None else pod_metadata.sandbox_id_for(key, attempt)
+                )
                 try:
                     return await self._named(sandbox_id, request, key)
                 except _KeyReused:
@@ -80,14 +81,14 @@ class Creation:
             self._under_way -= 1
 
     async def _named(self, sandbox_id: str, request: CreateSandbox, key: str | None) -> Pod:
-        there = self._cache.named(marks.pod_name(sandbox_id))
+        there = self._cache.named(pod_metadata.pod_name(sandbox_id))
         if there is None and warm.pool_for(request, self._settings) is None:
             layers = (self._settings.layers.get(name, request.image) for name in request.layers)
             for image in (request.image, self._settings.agent_image, *layers):
                 self._brake.check(image)
-        born = marks.Birth(
+        born = pod_metadata.CreationRecord(
             request=request,
-            key=marks.key_digest(key),
+            key=pod_metadata.key_digest(key),
             attempt=f"{self._identity}/{uuid.uuid4().hex}",
             at=time.time(),
             reserved=self._reservations is not None,
@@ -106,27 +107,26 @@ class Creation:
                 await self._reservations.give_up(sandbox_id)
             raise
 
-    async def _new(self, sandbox_id: str, born: marks.Birth) -> Pod:
-        """A Pod of its own."""
+    async def _new(self, sandbox_id: str, born: pod_metadata.CreationRecord) -> Pod:
         request = born.request
         body = pods.manifest(
-            marks.pod_name(sandbox_id),
+            pod_metadata.pod_name(sandbox_id),
             sandbox_id,
             request.image,
             request.cpu,
             request.memory,
             self._settings,
-            marks.claim_marks(sandbox_id, born),
+            pod_metadata.claim_marks(sandbox_id, born),
             request.env,
         )
-        await grants.add(body, request, self._settings)
+        await pod_extras.add(body, request, self._settings)
         deadline = asyncio.get_running_loop().time() + LEAVING
         while True:
             with passing_over(409):
                 pod = await self._admission.create(request, body)
                 self._cache.learn(pod)
                 return pod
-            present = await self._cache.refresh(marks.pod_name(sandbox_id))
+            present = await self._cache.refresh(pod_metadata.pod_name(sandbox_id))
             if present is None:  # it has just gone
                 if asyncio.get_running_loop().time() > deadline:
                     raise SandboxUnavailable(
@@ -144,10 +144,10 @@ class Creation:
                 )
 
 
-def _same(present: Pod, born: marks.Birth, sandbox_id: str) -> Pod:
-    """The Pod that is there, if it is ours or our key's. Raises SandboxConflict."""
-    if marks.claimed(present):
-        there = marks.birth(present)
+def _same(present: Pod, born: pod_metadata.CreationRecord, sandbox_id: str) -> Pod:
+    """Return the existing Pod if it is from this attempt or this key. Raises SandboxConflict."""
+    if pod_metadata.claimed(present):
+        there = pod_metadata.birth(present)
         if there.attempt == born.attempt or (born.key and there.key == born.key):
             if there.request != born.request:
                 raise _KeyReused("this Idempotency-Key was used for another sandbox", reason="key_reused")

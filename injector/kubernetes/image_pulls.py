@@ -1,7 +1,7 @@
-"""What a kubelet says of an image that it cannot pull: which kind of trouble it is, by whose words.
+"""Classifies a kubelet's messages about images that it cannot pull.
 
-Only words that are known to mean "no such name or tag" mean it. What is not known is tried again, as is all
-that a registry, the way to it or a node may be able to do later.
+Only phrases that are known to mean "no such name or tag" are taken as such. Unknown ones are retried, as is
+everything that may be temporary at a registry, a node or between them.
 """
 
 import re
@@ -12,14 +12,14 @@ import msgspec
 
 from orchard.injector.agent.errors import RequestInvalid
 from orchard.injector.agent.local.references import parse
-from orchard.injector.kubernetes import marks
+from orchard.injector.kubernetes import pod_metadata
 from orchard.injector.kubernetes.objects import ContainerStatus, Pod
 
 INVALID_NAME = "InvalidImageName"
 NEVER_PULLED = "ErrImageNeverPull"
-"""The policy forbids to pull it, and its node does not have it. The kubelet looks again at each round."""
+"""The policy forbids pulling, and the node lacks the image. The kubelet checks again in each round."""
 BACKING_OFF = "ImagePullBackOff"
-"""Between two looks. Since Kubernetes 1.32 with the words of the last one."""
+"""State between two pull attempts. Since Kubernetes 1.32 it has the message of the last one."""
 REASONS = frozenset(
     {
         BACKING_OFF,
@@ -30,45 +30,44 @@ REASONS = frozenset(
         "SignatureValidationFailed",
     }
 )
-"""Why a container waits while its image cannot be had. Kubernetes goes on trying."""
+"""Reasons of a container that waits while its image cannot be pulled. Kubernetes keeps trying."""
 
 
-class Trouble(StrEnum):
-    """Whose it is."""
-
+class PullFailure(StrEnum):
     MISSING = "missing"
     """The registry has no such name or tag."""
     DENIED = "denied"
-    """The registry does not give it to these credentials, or does not tell whether there is one."""
+    """The registry refuses these credentials, or does not say whether the image exists."""
     REGISTRY = "registry"
-    """The registry, or the way to it: the next image from there will not come either."""
+    """The registry or the network fails: the next image from there will fail too."""
     NODE = "node"
-    """The node: its disk, its container runtime, its own limit of pulls."""
+    """The node fails: its disk, its container runtime, its own limit of pulls."""
     UNKNOWN = "unknown"
 
     @classmethod
-    def _missing_(cls, _: object) -> "Trouble":
-        """What an orchestrator of another version has written."""
+    def _missing_(cls, _: object) -> "PullFailure":
+        """Accept what an orchestrator of another version has written."""
         return cls.UNKNOWN
 
 
-_FIXED = {NEVER_PULLED: Trouble.MISSING, "RegistryUnavailable": Trouble.REGISTRY}
-"""Reasons that say it themselves."""
+_FIXED = {NEVER_PULLED: PullFailure.MISSING, "RegistryUnavailable": PullFailure.REGISTRY}
+"""Causes that follow from the reason alone."""
 
 
 _WORDS = {
-    Trouble.NODE: r"pull qps exceeded|no space left on device|disk quota exceeded|read-only file system"
+    PullFailure.NODE: r"pull qps exceeded|no space left on device|disk quota exceeded|read-only file system"
     r"|input/output error",
     # Before denials: a quota is used up, or a token is out of date, for a while only.
-    Trouble.REGISTRY: r"too ?many ?requests|rate (limit|exceeded)|throttl|quota exceeded|token has expired"
-    r"|\b408\b|\b429\b|\b5\d\d\b|no such host|server misbehaving|name resolution|\btry again$"
-    r"|connection (refused|reset|timed out)|network is unreachable|no route to host|goaway|stream error"
-    r"|i/o timeout|\btls\b|x509|certificate|deadline exceeded|context cancell?ed|\beof\b|timeout awaiting"
-    r"|client\.timeout|service unavailable|bad gateway|gateway time-?out|internal server error|broken pipe",
+    PullFailure.REGISTRY: r"too ?many ?requests|rate (limit|exceeded)|throttl|quota exceeded"
+    r"|token has expired|\b408\b|\b429\b|\b5\d\d\b|no such host|server misbehaving|name resolution"
+    r"|\btry again$|connection (refused|reset|timed out)|network is unreachable|no route to host|goaway"
+    r"|stream error|i/o timeout|\btls\b|x509|certificate|deadline exceeded|context cancell?ed|\beof\b"
+    r"|timeout awaiting|client\.timeout|service unavailable|bad gateway|gateway time-?out"
+    r"|internal server error|broken pipe",
     # Docker Hub, GHCR, GCR and ECR say so of names that do not exist, too.
-    Trouble.DENIED: r"unauthori[sz]ed|denied|forbidden|\b40[13]\b|authentication required"
+    PullFailure.DENIED: r"unauthori[sz]ed|denied|forbidden|\b40[13]\b|authentication required"
     r"|authorization failed|no basic auth credentials|insufficient_scope|may require|no pull access",
-    Trouble.MISSING: "|".join(
+    PullFailure.MISSING: "|".join(
         (
             # The codes of the distribution specification, as CRI-O and docker say them, with the words of
             # Docker Hub, ECR, GCR, Artifact Registry, GHCR, Quay and Artifactory behind them.
@@ -86,41 +85,43 @@ _WORDS = {
     ),
 }
 _TABLE = {trouble: re.compile(words, re.IGNORECASE | re.DOTALL) for trouble, words in _WORDS.items()}
-"""In this order: what may pass counts before the rest, which may follow from it or be a mirror's."""
+"""Checked in this order: temporary causes come first, because the others may follow from them or from a
+mirror."""
 _RUNTIME = re.compile(r"dial unix|\.sock\b")
 _NAMES = re.compile(
     r'reading manifest \S+ in|"[^"]*"|`[^`]*`|(?<!\S)(?!i/o |input/output )\S*/\S*|\S+:[\w.-]+'
 )
-"""References, tags, URLs and paths: words in them say nothing."""
+"""References, tags, URLs and paths, whose words are ignored."""
 _MIRRORS = re.compile(r"\(Mirrors also failed: .*\]\):", re.DOTALL)
-"""What CRI-O says of mirrors, before what it says of the registry itself."""
+"""CRI-O's report on mirrors, before its report on the registry itself."""
 _DIGEST = re.compile(r"\bsha256:[0-9a-f]{64}\b")
 
 
-def trouble_of(message: str, image: str = "") -> Trouble:
-    """Of the message of a container that waits for its `image`."""
+def trouble_of(message: str, image: str = "") -> PullFailure:
+    """Classify the message of a container that waits for its `image`."""
     if _RUNTIME.search(message):
-        return Trouble.NODE
+        return PullFailure.NODE
     trouble = _by_words(message)
-    if trouble is Trouble.MISSING and not _of_the_name(message, image):
-        return Trouble.UNKNOWN
+    if trouble is PullFailure.MISSING and not _of_the_name(message, image):
+        return PullFailure.UNKNOWN
     return trouble
 
 
-def _by_words(message: str) -> Trouble:
+def _by_words(message: str) -> PullFailure:
     text = _NAMES.sub(" ", message).strip()
-    return next((trouble for trouble, words in _TABLE.items() if words.search(text)), Trouble.UNKNOWN)
+    return next((trouble for trouble, words in _TABLE.items() if words.search(text)), PullFailure.UNKNOWN)
 
 
 def _of_the_name(message: str, image: str) -> bool:
-    """Whether the registry itself has no such name: not a mirror alone, and not for a part of an image whose
-    name it knows. A proxy that cannot ask the registry behind it just now says so of parts, too."""
+    """Whether the registry itself lacks the name: neither only a mirror, nor only a part of a known image.
+
+    A proxy that cannot reach the registry behind it reports missing parts, too.
+    """
     own = _MIRRORS.sub("", message)
-    return _by_words(own) is Trouble.MISSING and set(_DIGEST.findall(own)) <= set(_DIGEST.findall(image))
+    return _by_words(own) is PullFailure.MISSING and set(_DIGEST.findall(own)) <= set(_DIGEST.findall(image))
 
 
 def registry_of(image: str) -> str:
-    """The registry that an image's name leads to."""
     try:
         return parse(image).registry
     except RequestInvalid:
@@ -128,27 +129,25 @@ def registry_of(image: str) -> str:
 
 
 def image_of(pod: Pod, container: ContainerStatus) -> str:
-    """As it was asked for: a container runtime calls an image that is there by other names."""
+    """Image as it was requested; a container runtime reports an image that it has by other names."""
     asked = (
         one.image for one in (*pod.spec.init_containers, *pod.spec.containers) if one.name == container.name
     )
     return next(asked, container.image)
 
 
-class Wait(NamedTuple):
-    """What a Pod says of an image that it waits for."""
-
+class PendingPull(NamedTuple):
     container: str
     image: str
     installing: bool
-    """It is an image of ours, from which something is copied into the sandbox first."""
+    """Whether it is an image from which files are copied into the sandbox first."""
     reason: str
-    trouble: Trouble
+    trouble: PullFailure
     words: str
 
 
-def waiting(pod: Pod) -> Wait | None:
-    """For which image it waits, if that could not be had so far: by its words now, or by its last ones."""
+def waiting(pod: Pod) -> PendingPull | None:
+    """Return the image that could not be pulled so far, by the current message or else by the last one."""
     for container in (*pod.status.init_container_statuses, *pod.status.container_statuses):
         said = container.state.waiting
         if said is not None and said.reason in REASONS:
@@ -156,17 +155,17 @@ def waiting(pod: Pod) -> Wait | None:
             trouble = _FIXED.get(said.reason) or trouble_of(said.message, image)
             words = said.message or said.reason
             known = _known(pod, image)
-            if said.reason == BACKING_OFF and trouble is Trouble.UNKNOWN and known is not None:
-                trouble, words = Trouble(known.trouble), known.words
+            if said.reason == BACKING_OFF and trouble is PullFailure.UNKNOWN and known is not None:
+                trouble, words = PullFailure(known.trouble), known.words
             installing = container in pod.status.init_container_statuses
-            return Wait(container.name, image, installing, said.reason, trouble, words)
+            return PendingPull(container.name, image, installing, said.reason, trouble, words)
     return None
 
 
-def noticed(pod: Pod, now: float) -> marks.Look | None:
-    """What is to be written on a Pod of its looks for the image; None where it is there already.
+def noticed(pod: Pod, now: float) -> pod_metadata.PullAttempt | None:
+    """Return the pull attempt to record on a Pod; None if it is recorded already.
 
-    An answer of another kind begins anew. That the kubelet has waited since tells the next look from it.
+    Another cause begins a new record. `waited` separates this attempt from the next.
     """
     wait = waiting(pod)
     if wait is None:
@@ -174,16 +173,18 @@ def noticed(pod: Pod, now: float) -> marks.Look | None:
     known = _known(pod, wait.image)
     waited = wait.reason == BACKING_OFF
     if known is None or known.trouble != wait.trouble:
-        if waited and wait.trouble is Trouble.UNKNOWN:
+        if waited and wait.trouble is PullFailure.UNKNOWN:
             return None  # it says nothing of the look before
-        return marks.Look(image=wait.image, trouble=wait.trouble, since=now, words=wait.words, waited=waited)
+        return pod_metadata.PullAttempt(
+            image=wait.image, trouble=wait.trouble, since=now, words=wait.words, waited=waited
+        )
     return msgspec.structs.replace(known, waited=True) if waited and not known.waited else None
 
 
 def settled(pod: Pod, now: float, after: float) -> bool:
-    """Whether two looks, `after` seconds apart at least, found that the name is missing or denied."""
+    """Whether two attempts, at least `after` seconds apart, found the name missing or denied."""
     wait = waiting(pod)
-    if wait is None or wait.trouble not in (Trouble.MISSING, Trouble.DENIED):
+    if wait is None or wait.trouble not in (PullFailure.MISSING, PullFailure.DENIED):
         return False
     known = _known(pod, wait.image)
     if known is None:
@@ -192,7 +193,7 @@ def settled(pod: Pod, now: float, after: float) -> bool:
     return again and known.trouble == wait.trouble and now >= known.since + after
 
 
-def _known(pod: Pod, image: str) -> marks.Look | None:
-    """Its last look for this image: it has several, each of which may be waited for."""
-    look = marks.look(pod)
+def _known(pod: Pod, image: str) -> pod_metadata.PullAttempt | None:
+    """The Pod's last recorded attempt for this image; a Pod may wait for several."""
+    look = pod_metadata.look(pod)
     return look if look is not None and look.image == image else None

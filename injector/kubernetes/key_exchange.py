@@ -1,16 +1,16 @@
-"""First contact with the agents of new Pods: each is given its key before any command can run.
+"""Gives each new Pod's agent its key, before any command can run there.
 
-What follows is safe against orchestrators that die or come to a halt at any point, and against a task that
-takes its agent's place:
+The protocol is safe against orchestrators that die or stall at any point, and against a task that replaces
+its agent:
 
-1. A mark on the Pod, written only if nothing else was written since we looked, says that we are about to send
-   the key. Two orchestrators cannot both write it.
-2. The key is sent. Who else has the mark may send it too, after TAKEOVER seconds; it is the same key.
-3. A second mark says that the agent has it, written only if the first is still ours. Only then may commands
+1. A mark on the Pod, written only if nothing else was written since it was read, says that this orchestrator
+   is about to send the key. Two orchestrators cannot both write it.
+2. The key is sent. Another orchestrator may do both after TAKEOVER seconds; it is the same key.
+3. A second mark says that the agent has it, written only if the first is unchanged. Only then may commands
    run.
 
 So whoever sends a key knows that no command has run. An agent without a key in a Pod with the second mark is
-not the one that was given it: nobody sends it one, and the sandbox fails.
+an impostor: nobody sends it a key, and the sandbox fails.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from typing import Any
 
 from orchard.injector.agent_connection import AGENT_REPLACED
 from orchard.injector.errors import SandboxError, SandboxFailed, SandboxUnavailable
-from orchard.injector.kubernetes import marks, policies
+from orchard.injector.kubernetes import pod_metadata, policies
 from orchard.injector.kubernetes.agents import Agents
 from orchard.injector.kubernetes.api import ClusterApi, passing_over
 from orchard.injector.kubernetes.cache import PodCache
@@ -30,22 +30,21 @@ from orchard.injector.kubernetes.settings import KubernetesSettings
 from orchard.injector.kubernetes.status import judge
 
 TAKEOVER = 20.0
-"""Seconds after which a mark without a successor is another orchestrator's last."""
+"""Seconds after which another orchestrator may replace the first mark."""
 SENDING = 8.0
-"""Seconds after our mark within which we send: far below TAKEOVER."""
+"""Seconds after its mark within which an orchestrator sends the key: far below TAKEOVER."""
 DEFERENCE = (0.5, 1.5)
-"""Seconds that an orchestrator waits for the one which made the Pod, beside the next."""
+"""Range of seconds that an orchestrator waits for the one that made the Pod, in addition to the next."""
 ANSWERS = 4
-"""Answers of the API server, as long as they take now, that it waits besides: a mark takes that long in a
-crowd, and all other orchestrators would try, each with two requests more."""
+"""Response times of the API server that it waits in addition: writing a mark takes that long under load,
+and all other orchestrators would try, each with two more requests."""
 PAUSE = 0.2
-"""Seconds before an agent that does not answer yet is tried again."""
 
 log = logging.getLogger(__name__)
 
 
 class KeyExchange:
-    """Follows the cache, and introduces what has started."""
+    """Watches the cache, and introduces agents that have started."""
 
     def __init__(
         self,
@@ -62,18 +61,18 @@ class KeyExchange:
         self._identity = identity
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._marking = asyncio.Semaphore(settings.concurrent_writes)
-        """A mark has the time at which it was made, so it is made when its turn to be written has come."""
+        """Bounds concurrent marks, so that the time in a mark is close to when it is written."""
         cache.listen(self._changed)
 
     async def close(self) -> None:
-        """Stop where we are; another takes over."""
+        """Stop; another orchestrator takes over."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def hurry(self, pod: Pod) -> None:
-        """Somebody waits for it here."""
+        """Introduce the Pod at once, because a client waits for it here."""
         self._consider(pod, 0.0)
 
     def _changed(self, _was: Pod | None, now: Pod | None) -> None:
@@ -81,7 +80,7 @@ class KeyExchange:
             self._consider(now, 0.0 if self._ours(now) else random.uniform(*DEFERENCE))
 
     def _ours(self, pod: Pod) -> bool:
-        return marks.claimed(pod) and marks.birth(pod).attempt.startswith(self._identity)
+        return pod_metadata.claimed(pod) and pod_metadata.birth(pod).attempt.startswith(self._identity)
 
     def _consider(self, pod: Pod, delay: float) -> None:
         if pod.uid in self._tasks or not judge(pod, self._settings, time.time()).startable:
@@ -104,7 +103,7 @@ class KeyExchange:
             self._consider(now, PAUSE)
 
     async def _defer(self) -> None:
-        """Leave the time to the maker that its mark takes, by how long the server takes while we wait."""
+        """Leave the Pod's maker the time that its mark takes, by the server's current response time."""
         loop = asyncio.get_running_loop()
         begun = loop.time()
         while (left := begun + ANSWERS * self._api.pace - loop.time()) > 0:
@@ -124,11 +123,11 @@ class KeyExchange:
                 if now is None or self._others_turn(now) > 0:
                     return  # while we waited
                 pod = now
-                mark = f"{marks.stamp(time.time())} {self._identity}"
+                mark = f"{pod_metadata.stamp(time.time())} {self._identity}"
                 marked = asyncio.get_running_loop().time()
-                if not await self._write(pod, {marks.INTRODUCING: mark}):
+                if not await self._write(pod, {pod_metadata.INTRODUCING: mark}):
                     return
-            if marks.claimed(pod):
+            if pod_metadata.claimed(pod):
                 await policies.ensure(self._api, pod, self._settings)
             if not await self._send(pod, marked + SENDING):
                 return
@@ -138,24 +137,26 @@ class KeyExchange:
                 raise
             current = await self._cache.refresh(name)
             if current is not None and (current.uid, current.address) == (uid, pod.address):
-                await self._agents.fail(current, marks.Failure(reason=error.reason, message=error.detail))
+                await self._agents.fail(
+                    current, pod_metadata.FailureRecord(reason=error.reason, message=error.detail)
+                )
         except SandboxError as error:
             log.warning("Pod %s cannot be introduced yet: %s", name, error.detail)
 
     def _startable(self, name: str, uid: str) -> Pod | None:
-        """The Pod, as long as its agent answers and has no key."""
+        """Return the Pod if its agent responds and has no key."""
         pod = self._cache.named(name)
         if pod is None or pod.uid != uid or not judge(pod, self._settings, time.time()).startable:
             return None
         return pod
 
     def _others_turn(self, pod: Pod) -> float:
-        """Seconds until we may do it; the mark has a time and who made it."""
-        made, _, who = pod.annotations.get(marks.INTRODUCING, "0 ").partition(" ")
+        """Seconds until this orchestrator may send the key; the mark has a time and its author."""
+        made, _, who = pod.annotations.get(pod_metadata.INTRODUCING, "0 ").partition(" ")
         return 0.0 if who == self._identity else float(made) + TAKEOVER - time.time()
 
     async def _send(self, pod: Pod, deadline: float) -> bool:
-        """Whether the agent has its key; not sent after `deadline`, in the event loop's time."""
+        """Send the key until `deadline` (the event loop's time); returns whether the agent has it."""
         loop = asyncio.get_running_loop()
         while loop.time() < deadline:
             try:
@@ -170,15 +171,16 @@ class KeyExchange:
     async def _confirm(self, name: str, uid: str, mark: str) -> None:
         while True:
             pod = await self._cache.refresh(name)
-            if pod is None or pod.uid != uid or pod.annotations.get(marks.INTRODUCING) != mark:
+            if pod is None or pod.uid != uid or pod.annotations.get(pod_metadata.INTRODUCING) != mark:
                 return
             if await self._write(
-                pod, {marks.INTRODUCED: f"{marks.stamp(time.time())} {self._agents.fingerprint}"}
+                pod,
+                {pod_metadata.INTRODUCED: f"{pod_metadata.stamp(time.time())} {self._agents.fingerprint}"},
             ):
                 return
 
     async def _write(self, pod: Pod, annotations: dict[str, str]) -> bool:
-        """Whether they are written: not when the Pod is not as we saw it any more."""
+        """Write annotations if the Pod has not changed; returns whether they were written."""
         metadata: dict[str, Any] = {
             "uid": pod.uid,
             "resourceVersion": pod.metadata.resource_version,

@@ -1,7 +1,7 @@
-"""Layers of harness programs in Pods: images that the administrator names, each copied in before the agent.
+"""Layers of harness programs in Pods: images that the administrator names, copied in before the agent starts.
 
-The container that copies has the layer's image, but runs the agent's program, from the agent's volume:
-nothing of the layer is executed there. It fails unless the copy has the digest that the layer's name has.
+The container that copies has the layer's image, but runs the agent's program from the agent's volume: nothing
+of the layer is executed there. It fails unless the copy has the digest in the layer's name.
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -59,13 +59,13 @@ def add(body: Manifest, request: CreateSandbox, settings: KubernetesSettings) ->
 
 
 class LayerImages:
-    """See Agent: the images of a cluster as far as it has any to tell of, which are its layers."""
+    """The images of a cluster that can be listed, which are its layers; implements `Agent`."""
 
     def __init__(self, settings: KubernetesSettings) -> None:
         self._settings = settings
 
     async def call(self, kind: type[T], method: str, path: str, **_: Any) -> T:
-        """The list of the layers in the order of the settings. Raises SandboxUnsupported for all else."""
+        """List the layers in the order of the settings. Raises SandboxUnsupported for everything else."""
         if (method, path) != ("GET", "/images") or not self._settings.layers:
             _refuse()
         told = [ImageInfo(name=name, layers=1, sandboxes=0, shared=True) for name in self._settings.layers]
@@ -76,11 +76,9 @@ class LayerImages:
         path: str,  # noqa: ARG002
         params: Mapping[str, str],  # noqa: ARG002
     ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        """Raises SandboxUnsupported."""
         _refuse()
 
     async def line(self, path: str) -> aiohttp.ClientWebSocketResponse:  # noqa: ARG002
-        """Raises SandboxUnsupported."""
         _refuse()
 
 

@@ -1,7 +1,7 @@
-"""Who of several orchestrators cleans up: the holder of a lease, which others take when it is dead.
+"""Leader election by a lease: its holder does the maintenance, and others take it over when it is dead.
 
-Clocks of different machines are not compared: a holder is dead when its lease has not changed, as seen from
-here, for as long as a lease lasts. It stops by itself before that.
+Clocks of different machines are not compared: a holder is dead when its lease has not changed, as observed
+here, for the lease's duration. A holder stops by itself before that.
 """
 
 import asyncio
@@ -12,40 +12,37 @@ from contextlib import suppress
 from enum import StrEnum
 
 from orchard.injector.errors import SandboxError
-from orchard.injector.kubernetes import marks
+from orchard.injector.kubernetes import pod_metadata
 from orchard.injector.kubernetes.api import ClusterApi, passing_over
-from orchard.injector.kubernetes.going import Going
-from orchard.injector.kubernetes.objects import Lease, Manifest, microtime
+from orchard.injector.kubernetes.background_task import BackgroundTask
+from orchard.injector.kubernetes.objects import ClusterLease, Manifest, microtime
 from orchard.injector.kubernetes.refusals import ApiRefused
 
 NAME = "orchard-orchestrator"
 RENEWALS = 3
-"""In the time that a lease lasts."""
 TRUST = 2 / 3
-"""Of that time, after its last renewal, a holder acts."""
+"""Fraction of the duration after its last renewal for which a holder acts."""
 
 log = logging.getLogger(__name__)
 
 
-class Step(StrEnum):
+class LeaseAction(StrEnum):
     MAKE = "make"
     TAKE = "take"
     WAIT = "wait"
 
 
-def next_step(lease: Lease | None, identity: str, unchanged: float, seconds: float) -> Step:
-    """What to do about a lease that was seen to be as it is for `unchanged` s and lasts `seconds` s."""
+def next_step(lease: ClusterLease | None, identity: str, unchanged: float, seconds: float) -> LeaseAction:
+    """Decide about a lease that has not changed for `unchanged` seconds and lasts `seconds`."""
     if lease is None:
-        return Step.MAKE
+        return LeaseAction.MAKE
     holder = lease.spec.holder_identity
     if not holder or holder == identity or unchanged > seconds:
-        return Step.TAKE
-    return Step.WAIT
+        return LeaseAction.TAKE
+    return LeaseAction.WAIT
 
 
-class Leadership(Going):
-    """This process's part in it."""
-
+class Leadership(BackgroundTask):
     def __init__(self, api: ClusterApi, namespace: str, identity: str, seconds: float) -> None:
         self._api = api
         self._namespace = namespace
@@ -53,13 +50,13 @@ class Leadership(Going):
         self._seconds = seconds
         self._path = leases(namespace)
         self._seen: tuple[str, float] = ("", 0.0)
-        """The version that was seen last, and since when, in the event loop's time."""
+        """The version seen last, and since when by the event loop's clock."""
         self._until = 0.0
-        self._lease: Lease | None = None
+        self._lease: ClusterLease | None = None
 
     @property
     def leading(self) -> bool:
-        """Whether nobody else can be the leader now."""
+        """Whether no other process can be the leader now."""
         return asyncio.get_running_loop().time() < self._until
 
     async def close(self) -> None:
@@ -88,7 +85,7 @@ class Leadership(Going):
         if version != self._seen[0]:
             self._seen = (version, begun)
         step = next_step(lease, self._identity, begun - self._seen[1], self._seconds)
-        if step is Step.WAIT:
+        if step is LeaseAction.WAIT:
             self._until = 0.0
             return
         led = self.leading
@@ -104,17 +101,17 @@ class Leadership(Going):
         if not led:
             log.info("leading: this orchestrator cleans up")
 
-    async def _read(self) -> Lease | None:
+    async def _read(self) -> ClusterLease | None:
         patience = self._seconds / RENEWALS
         with passing_over(404):
-            return await self._api.get(Lease, f"{self._path}/{NAME}", patience=patience)
+            return await self._api.get(ClusterLease, f"{self._path}/{NAME}", patience=patience)
         return None
 
-    async def _write(self, version: str, holder: str) -> Lease:
+    async def _write(self, version: str, holder: str) -> ClusterLease:
         body: Manifest = {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
-            "metadata": {"name": NAME, "namespace": self._namespace, "labels": marks.MANAGED_BY},
+            "metadata": {"name": NAME, "namespace": self._namespace, "labels": pod_metadata.MANAGED_BY},
             "spec": {
                 "holderIdentity": holder,
                 "leaseDurationSeconds": max(1, round(self._seconds)),
@@ -122,12 +119,11 @@ class Leadership(Going):
             },
         }
         if not version:
-            return await self._api.create(Lease, self._path, body, urgent=True)
+            return await self._api.create(ClusterLease, self._path, body, urgent=True)
         body["metadata"]["resourceVersion"] = version
         patience = self._seconds / RENEWALS
-        return await self._api.replace(Lease, f"{self._path}/{NAME}", body, patience=patience)
+        return await self._api.replace(ClusterLease, f"{self._path}/{NAME}", body, patience=patience)
 
 
 def leases(namespace: str) -> str:
-    """The path of a namespace's leases."""
     return f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"

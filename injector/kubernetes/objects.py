@@ -1,4 +1,4 @@
-"""The parts of the API server's objects that are read here; decoding skips everything else."""
+"""The fields of the API server's objects that are read here; decoding skips all others."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -51,7 +51,7 @@ class ContainerStatus(_Read, frozen=True):
     state: ContainerState = ContainerState()
 
 
-class Condition(_Read, frozen=True):
+class PodCondition(_Read, frozen=True):
     type: str = ""
     status: str = ""
     reason: str = ""
@@ -79,7 +79,7 @@ class PodStatus(_Read, frozen=True):
     reason: str = ""
     message: str = ""
     pod_i_p: str = msgspec.field(default="", name="podIP")
-    conditions: list[Condition] = []
+    conditions: list[PodCondition] = []
     init_container_statuses: list[ContainerStatus] = []
     container_statuses: list[ContainerStatus] = []
 
@@ -107,12 +107,11 @@ class Pod(_Read, frozen=True):
 
     @property
     def version(self) -> int:
-        """Versions of one cluster can be compared: a greater one is newer."""
+        """Resource version, comparable within a cluster: a greater one is newer."""
         return int(self.metadata.resource_version)
 
     @property
     def address(self) -> str:
-        """Its IP address, or empty."""
         return self.status.pod_i_p
 
     @property
@@ -149,14 +148,14 @@ class LeaseSpec(_Read, frozen=True):
     renew_time: datetime | None = None
 
 
-class Lease(_Read, frozen=True):
+class ClusterLease(_Read, frozen=True):
     metadata: Metadata
     spec: LeaseSpec = LeaseSpec()
 
 
 class LeaseList(_Read, frozen=True):
     metadata: ListMetadata
-    items: list[Lease] = []
+    items: list[ClusterLease] = []
 
 
 class NodeStatus(_Read, frozen=True):
@@ -168,7 +167,7 @@ class NodeSpec(_Read, frozen=True):
     unschedulable: bool = False
 
 
-class Node(_Read, frozen=True):
+class ClusterNode(_Read, frozen=True):
     metadata: Metadata
     spec: NodeSpec = NodeSpec()
     status: NodeStatus = NodeStatus()
@@ -176,11 +175,11 @@ class Node(_Read, frozen=True):
 
 class NodeList(_Read, frozen=True):
     metadata: ListMetadata
-    items: list[Node] = []
+    items: list[ClusterNode] = []
 
 
 class Status(_Read, frozen=True):
-    """The API server's answer to what it could not do."""
+    """The API server's error response."""
 
     code: int = 0
     reason: str = ""
@@ -188,16 +187,14 @@ class Status(_Read, frozen=True):
 
 
 class WatchEvent(_Read, frozen=True):
-    """`object` is decoded by `type`: a Pod, a Bookmark's metadata or a Status."""
+    """An event; `type` determines what `object` is: a Pod, a bookmark's metadata or a Status."""
 
     type: str
     object: msgspec.Raw = msgspec.Raw()
 
 
 def microtime(epoch: float) -> str:
-    """As leases want their times written."""
     return datetime.fromtimestamp(epoch, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 Manifest = dict[str, Any]
-"""An object as it is sent."""

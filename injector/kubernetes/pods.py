@@ -1,29 +1,29 @@
-"""Requests as Pods, Pods as records: no I/O, no decisions about life and death."""
+"""Converts requests to Pods and Pods to records, without I/O."""
 
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from orchard.injector.agent.machine import quantity
+from orchard.injector.agent.interfaces import quantity
 from orchard.injector.agent.pod.variables import VARIABLES, packed
 from orchard.injector.errors import SandboxRequestInvalid
-from orchard.injector.kubernetes import marks
+from orchard.injector.kubernetes import pod_metadata
 from orchard.injector.kubernetes.objects import Manifest, Pod
 from orchard.injector.kubernetes.settings import KubernetesSettings
-from orchard.injector.kubernetes.status import Verdict
+from orchard.injector.kubernetes.status import PodVerdict
 from orchard.injector.payload import launch
 from orchard.schemas.sandboxes import SandboxInfo
 
 CONTAINER = "sandbox"
 INSTALLER = "agent"
 PAYLOAD = "/payload"
-"""Where the agent's image has it."""
+"""Directory of the payload in the agent's image."""
 INSTALLED = "/orchard"
-"""Where a sandbox has it, read-only."""
+"""Directory of the payload in a sandbox, read-only."""
 AGENT_VOLUME = {"name": "orchard", "mountPath": INSTALLED}
 START_SECONDS = 120
-"""An agent that has not answered by then is given up, and with it the container."""
+"""Seconds after which an agent that has not responded is given up, and its container with it."""
 CAPABILITIES = [
     "AUDIT_WRITE",
     "CHOWN",
@@ -38,8 +38,10 @@ CAPABILITIES = [
     "SETUID",
     "SYS_CHROOT",
 ]
-"""What a container usually has, without those for devices and raw sockets. None lets root read the memory of
-a process that does not want to be read."""
+"""The usual capabilities of a container without those for devices and raw sockets.
+
+None lets root read the memory of a process that is not dumpable.
+"""
 
 
 def manifest(
@@ -52,10 +54,10 @@ def manifest(
     metadata: Manifest,
     variables: Mapping[str, str] = MappingProxyType({}),
 ) -> Manifest:
-    """A Pod for `image`; `metadata` has the labels and annotations that say whose it is.
+    """Return a Pod for `image`; `metadata` has its labels and annotations.
 
     `cpu` and `memory` are limits, `variables` the environment of its commands. Raises SandboxRequestInvalid
-    for quantities that are none, and for an image that the settings do not admit.
+    for invalid quantities, and for an image that the settings do not permit.
     """
     settings.admit(image)
     spec: dict[str, Any] = {
@@ -76,7 +78,12 @@ def manifest(
         spec["runtimeClassName"] = settings.runtime_class
     if settings.priority_class is not None:
         spec["priorityClassName"] = settings.priority_class
-    labels = {**marks.APP, **marks.MANAGED_BY, marks.AGENT: agent_id, **metadata.get("labels", {})}
+    labels = {
+        **pod_metadata.APP,
+        **pod_metadata.MANAGED_BY,
+        pod_metadata.AGENT: agent_id,
+        **metadata.get("labels", {}),
+    }
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -103,7 +110,7 @@ def _installer(settings: KubernetesSettings) -> Manifest:
 
 
 def installing(arguments: list[str], payload: str = INSTALLED) -> Manifest:
-    """What containers have that run the agent's program, in `payload`, to copy files into the Pod."""
+    """Fields of a container that runs the agent's program, in `payload`, to copy files into the Pod."""
     return {
         "command": launch.command(payload, *arguments),
         "env": _environment(),
@@ -149,13 +156,14 @@ def _main(
 
 
 def _environment(variables: Mapping[str, str] = MappingProxyType({})) -> list[Manifest]:
-    """Of the agent, and in one variable those of its commands: LD_PRELOAD, say, must not be the agent's."""
+    """Environment of the agent; one variable packs that of its commands, so that LD_PRELOAD, say, does not
+    affect the agent."""
     given = {**launch.ENVIRONMENT, **({VARIABLES: packed(variables)} if variables else {})}
     return [{"name": name, "value": value} for name, value in given.items()]
 
 
 def _share(name: str, limit: str, share: float, suffix: str, scale: int) -> str:
-    """What of a limit is requested, rounded up to whole units of `1 / scale`."""
+    """Share of a limit that is requested, rounded up to whole units of `1 / scale`."""
     try:
         number = quantity(limit)
     except ValueError as error:
@@ -165,9 +173,8 @@ def _share(name: str, limit: str, share: float, suffix: str, scale: int) -> str:
     return f"{math.ceil(number * share * scale)}{suffix}"
 
 
-def info(pod: Pod, namespace: str, verdict: Verdict) -> SandboxInfo:
-    """The record of a claimed Pod."""
-    born = marks.birth(pod)
+def info(pod: Pod, namespace: str, verdict: PodVerdict) -> SandboxInfo:
+    born = pod_metadata.birth(pod)
     request = born.request
     message = verdict.message
     if not message and request.pids is not None:
@@ -175,7 +182,7 @@ def info(pod: Pod, namespace: str, verdict: Verdict) -> SandboxInfo:
             "its limit of processes is that of the node's kubelet (podPidsLimit): a Pod cannot have its own"
         )
     return SandboxInfo(
-        sandbox_id=pod.labels[marks.SANDBOX],
+        sandbox_id=pod.labels[pod_metadata.SANDBOX],
         namespace=namespace,
         image=request.image,
         pod_name=pod.name,

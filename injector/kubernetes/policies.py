@@ -1,8 +1,9 @@
-"""Network policies: the sandboxes' namespace denies everything (infra/), here is what single ones may do."""
+"""Network policies: the sandboxes' namespace denies everything (infra/); these permit more to single
+sandboxes."""
 
 import ipaddress
 
-from orchard.injector.kubernetes import grants, marks
+from orchard.injector.kubernetes import pod_extras, pod_metadata
 from orchard.injector.kubernetes.api import ClusterApi, passing_over
 from orchard.injector.kubernetes.objects import Manifest, Named, Pod
 from orchard.injector.kubernetes.settings import KubernetesSettings
@@ -11,14 +12,14 @@ DNS_PORTS = [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]
 
 
 def path(namespace: str) -> str:
-    """Of the namespace's policies."""
     return f"/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies"
 
 
 def allowance(pod: Pod, settings: KubernetesSettings) -> Manifest:
-    """A policy that lets one sandbox reach the world outside, or its places there, and goes with its Pod."""
-    if pod.annotations.get(marks.EGRESS):
-        return _policy(pod, settings, grants.egress(pod))
+    """Return a policy that lets one sandbox reach the internet, or its permitted destinations; it is
+    deleted with its Pod."""
+    if pod.annotations.get(pod_metadata.EGRESS):
+        return _policy(pod, settings, pod_extras.egress(pod))
     networks = [ipaddress.ip_network(network) for network in settings.closed_networks]
     blocks = [
         {
@@ -40,11 +41,11 @@ def _policy(pod: Pod, settings: KubernetesSettings, egress: list[Manifest]) -> M
         "metadata": {
             "name": pod.name,
             "namespace": settings.namespace,
-            "labels": {**marks.APP, **marks.MANAGED_BY},
+            "labels": {**pod_metadata.APP, **pod_metadata.MANAGED_BY},
             "ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": pod.name, "uid": pod.uid}],
         },
         "spec": {
-            "podSelector": {"matchLabels": {marks.AGENT: pod.labels[marks.AGENT]}},
+            "podSelector": {"matchLabels": {pod_metadata.AGENT: pod.labels[pod_metadata.AGENT]}},
             "policyTypes": ["Egress"],
             "egress": egress,
         },
@@ -52,8 +53,8 @@ def _policy(pod: Pod, settings: KubernetesSettings, egress: list[Manifest]) -> M
 
 
 async def ensure(api: ClusterApi, pod: Pod, settings: KubernetesSettings) -> None:
-    """Make the allowance that a sandbox asked for, if it did; nothing when it is there."""
-    request = marks.birth(pod).request
+    """Create the policy that a sandbox asked for, if any; does nothing when it exists."""
+    request = pod_metadata.birth(pod).request
     if request.block_network and not request.egress:
         return
     with passing_over(409):

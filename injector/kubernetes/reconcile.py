@@ -1,7 +1,7 @@
-"""What has to be done about the Pods there are, as a pure function of them, the settings and the time.
+"""Decides what maintenance is due, as a pure function of the Pods, the settings and the time.
 
-The leader does it, and each deed is refused by the API server when the Pod has changed meanwhile, so that a
-leader which only believes to be one does no harm.
+The leader does it, and the API server refuses each action when the Pod has changed meanwhile, so that a
+process which wrongly believes to lead does no harm.
 """
 
 import math
@@ -9,23 +9,23 @@ from collections.abc import Iterable
 
 import msgspec
 
-from orchard.injector.kubernetes import image_pulls, marks, registries, warm
+from orchard.injector.kubernetes import failing_registries, image_pulls, pod_metadata, warm
 from orchard.injector.kubernetes.activity import DUE
-from orchard.injector.kubernetes.objects import Lease, Named, Pod
+from orchard.injector.kubernetes.objects import ClusterLease, Named, Pod
 from orchard.injector.kubernetes.reservations import is_stale
 from orchard.injector.kubernetes.settings import KubernetesSettings, WarmPool
 from orchard.injector.kubernetes.status import IMAGE_UNAVAILABLE, judge
 
 RETENTION = 3600.0
-"""Seconds that a sandbox which reached its greatest age can still be asked why it ended."""
+"""Seconds for which a sandbox that reached its greatest age can still be queried."""
 WARM_RETRY = 60.0
-"""Seconds before a warm Pod that failed makes room for another try."""
+"""Seconds before a failed warm Pod is replaced."""
 POLICY_AGE = 60.0
-"""Seconds that the Pod of a policy may be unknown to us."""
+"""Seconds for which the Pod of a policy may be missing from the cache."""
 
 
 class Delete(msgspec.Struct, frozen=True):
-    """`why` is for the log."""
+    """Deletes a Pod; `why` is for the log."""
 
     pod: Pod
     why: str
@@ -33,7 +33,7 @@ class Delete(msgspec.Struct, frozen=True):
 
 class Fail(msgspec.Struct, frozen=True):
     pod: Pod
-    failure: marks.Failure
+    failure: pod_metadata.FailureRecord
 
 
 class MakeWarm(msgspec.Struct, frozen=True):
@@ -44,18 +44,18 @@ class MakeWarm(msgspec.Struct, frozen=True):
 
 class Note(msgspec.Struct, frozen=True):
     pod: Pod
-    look: marks.Look
+    look: pod_metadata.PullAttempt
 
 
 Action = Delete | Fail | MakeWarm | Note
 
 
 def actions(pods: Iterable[Pod], settings: KubernetesSettings, fingerprint: str, now: float) -> list[Action]:
-    """All that is due at `now` (epoch seconds); `fingerprint` is that of the leader's secret."""
+    """Return everything due at `now` (epoch seconds); `fingerprint` is that of the leader's secret."""
     present = [pod for pod in pods if pod.metadata.deletion_timestamp is None]
     done: list[Action] = []
     for pod in present:
-        action = _for_sandbox(pod, settings, now) if marks.claimed(pod) else None
+        action = _for_sandbox(pod, settings, now) if pod_metadata.claimed(pod) else None
         if action is not None:
             done.append(action)
         elif (look := image_pulls.noticed(pod, now)) is not None:
@@ -65,13 +65,15 @@ def actions(pods: Iterable[Pod], settings: KubernetesSettings, fingerprint: str,
         warm.mark_of(image, pool, settings, fingerprint): (image, pool)
         for image, pool in settings.warm.items()
     }
-    return done + _for_pools([pod for pod in present if marks.WARM in pod.labels], wanted, settings, now)
+    return done + _for_pools(
+        [pod for pod in present if pod_metadata.WARM in pod.labels], wanted, settings, now
+    )
 
 
 def _for_sandbox(pod: Pod, settings: KubernetesSettings, now: float) -> Action | None:
-    born = marks.birth(pod)
+    born = pod_metadata.birth(pod)
     ttl = born.request.ttl_seconds
-    touched = marks.moment(pod, marks.TOUCHED) or born.at
+    touched = pod_metadata.moment(pod, pod_metadata.TOUCHED) or born.at
     if ttl is not None and now > touched + ttl * DUE:
         return Delete(pod, f"nobody asked for it for {ttl:g} s")
     age = now - born.at
@@ -79,19 +81,28 @@ def _for_sandbox(pod: Pod, settings: KubernetesSettings, now: float) -> Action |
         return Delete(pod, "it ended long ago")
     verdict = judge(pod, settings, now)
     if verdict.failed and not verdict.settled:
-        return Fail(pod, marks.Failure(reason=verdict.reason, message=verdict.message))
+        return Fail(pod, pod_metadata.FailureRecord(reason=verdict.reason, message=verdict.message))
     if not verdict.failed and age > settings.max_lifetime:
         # Its kubelet should have ended it, but the node may be lost.
-        return Fail(pod, marks.Failure(reason="expired", message="it reached the most that one may live"))
+        return Fail(
+            pod, pod_metadata.FailureRecord(reason="expired", message="it reached the most that one may live")
+        )
     return None
 
 
 def _for_crowds(pods: list[Pod], over: set[str]) -> list[Action]:
-    """End those that would ask a registry which fails beside enough others. Their callers ask again."""
-    crowded = (one for one in registries.crowd(pods) if marks.claimed(one[0]) and one[0].name not in over)
+    """Fail Pods that would ask a failing registry, beyond a few. Their callers retry."""
+    crowded = (
+        one
+        for one in failing_registries.crowd(pods)
+        if pod_metadata.claimed(one[0]) and one[0].name not in over
+    )
     why = "the image {} cannot be had now, and enough other sandboxes ask its registry: {}"
     return [
-        Fail(pod, marks.Failure(reason=IMAGE_UNAVAILABLE, message=why.format(wait.image, wait.words)))
+        Fail(
+            pod,
+            pod_metadata.FailureRecord(reason=IMAGE_UNAVAILABLE, message=why.format(wait.image, wait.words)),
+        )
         for pod, wait in crowded
     ]
 
@@ -99,11 +110,11 @@ def _for_crowds(pods: list[Pod], over: set[str]) -> list[Action]:
 def _for_pools(
     pods: list[Pod], wanted: dict[str, tuple[str, WarmPool]], settings: KubernetesSettings, now: float
 ) -> list[Action]:
-    """`wanted` are the pools by the marks of their members."""
+    """Return what the warm pools need; `wanted` has the pools by the label of their members."""
     done: list[Action] = []
     members: dict[str, list[Pod]] = {mark: [] for mark in wanted}
     for pod in sorted(pods, key=lambda pod: pod.created_at):
-        mark = pod.labels[marks.WARM]
+        mark = pod.labels[pod_metadata.WARM]
         if mark not in wanted:
             done.append(Delete(pod, "its pool is not wanted any more"))
         elif judge(pod, settings, now).failed and now > pod.created_at + WARM_RETRY:
@@ -122,13 +133,13 @@ def next_due(pods: Iterable[Pod], settings: KubernetesSettings, now: float) -> f
     """Seconds until something becomes due although no Pod changes; at most the interval."""
     soonest = settings.reconcile_interval
     for pod in pods:
-        until = judge(pod, settings, now).until if marks.claimed(pod) else None
+        until = judge(pod, settings, now).until if pod_metadata.claimed(pod) else None
         soonest = min(soonest, math.inf if until is None else max(0.05, until - now))
     return soonest
 
 
 def orphaned_policies(policies: Iterable[Named], pods: Iterable[Pod], now: float) -> list[Named]:
-    """Policies whose Pod has gone; the cluster's garbage collector takes them too, where it works."""
+    """Policies whose Pod has gone; the cluster's garbage collector removes them too, where it works."""
     living = {pod.uid for pod in pods}
     return [
         policy
@@ -139,10 +150,12 @@ def orphaned_policies(policies: Iterable[Named], pods: Iterable[Pod], now: float
     ]
 
 
-def orphaned_reservations(leases: Iterable[Lease], sandbox_ids: set[str], now: float) -> list[Lease]:
+def orphaned_reservations(
+    leases: Iterable[ClusterLease], sandbox_ids: set[str], now: float
+) -> list[ClusterLease]:
     """Reservations of ids that no sandbox has."""
     return [
         lease
         for lease in leases
-        if is_stale(lease, now) and lease.metadata.labels.get(marks.SANDBOX) not in sandbox_ids
+        if is_stale(lease, now) and lease.metadata.labels.get(pod_metadata.SANDBOX) not in sandbox_ids
     ]

@@ -1,19 +1,18 @@
-"""What an error of the API server means: no rights, a quota that is used up, a policy that does not admit the
-object, or an object that is wrong."""
+"""Classifies errors of the API server: missing rights, an exhausted quota, a rejection by policy, an
+invalid object."""
 
 import re
 
-from orchard.injector.agent.machine import quantity
+from orchard.injector.agent.interfaces import quantity
 from orchard.injector.errors import SandboxError, SandboxRefused, SandboxRequestInvalid, SandboxUnavailable
 from orchard.injector.kubernetes.objects import Status
 
 QUOTA_SECONDS = 5.0
-"""Seconds before it is tried again whether a quota has room."""
+"""Seconds before an exhausted quota is tried again."""
 RETRIED = frozenset({408, 429, 500, 502, 503, 504})
-"""Statuses of a server that may be able to do it the next time."""
 
 _DENIED = re.compile(r"denied (the )?request\b")
-"""By an admission webhook (Kyverno, Gatekeeper and all others) or a ValidatingAdmissionPolicy."""
+"""Phrase of admission webhooks (Kyverno, Gatekeeper and all others) and of ValidatingAdmissionPolicies."""
 _RIGHTS = re.compile(r"\bUser\b.*\bcannot\b")
 _QUOTA = re.compile(
     r"\bexceeded (\w+ )?quota\b"
@@ -24,7 +23,7 @@ _AMOUNTS = re.compile(r"\brequested: (\S+), used: \S+, limited: (\S+)")
 
 
 class ApiRefused(SandboxError):
-    """The server's answer was an error that repeating will not change; `code` is its HTTP status."""
+    """The server responded with an error that a retry will not change; `code` is its HTTP status."""
 
     default_reason = "api_refused"
 
@@ -35,10 +34,11 @@ class ApiRefused(SandboxError):
 
 
 def error_of(code: int, refusal: Status) -> SandboxError:
-    """The typed error that an answer which is an error stands for.
+    """Return the typed error for an error response.
 
-    What admission says counts before the status: a webhook chooses its own. Built-in plugins (PodSecurity,
-    LimitRanger, runtime classes) say 403 and that the object is forbidden, as RBAC and quotas do.
+    The message of admission counts before the status: a webhook chooses its own. Built-in plugins
+    (PodSecurity, LimitRanger, runtime classes) say 403 and that the object is forbidden, as RBAC and quotas
+    do.
     """
     text = refusal.message
     if code in RETRIED or not 400 <= code < 500:
@@ -59,7 +59,7 @@ def error_of(code: int, refusal: Status) -> SandboxError:
 
 
 def _never_fits(text: str) -> bool:
-    """Whether one sandbox alone asks for more than a quota allows for all."""
+    """Whether one sandbox alone asks for more than a quota permits in all."""
     found = _AMOUNTS.search(text)
     if found is None:
         return False

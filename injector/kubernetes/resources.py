@@ -1,9 +1,9 @@
-"""What the cluster has, and what sandboxes ask of it."""
+"""Sums the cluster's capacity and the sandboxes' requests."""
 
 from collections.abc import Iterable
 
-from orchard.injector.agent.machine import quantity
-from orchard.injector.kubernetes.objects import Node as ClusterNode
+from orchard.injector.agent.interfaces import quantity
+from orchard.injector.kubernetes.objects import ClusterNode as ClusterNode
 from orchard.injector.kubernetes.objects import Pod
 from orchard.injector.kubernetes.settings import KubernetesSettings
 from orchard.injector.resources import resources as summed
@@ -12,7 +12,7 @@ from orchard.schemas.sandboxes import Amounts, Node, Resources, SandboxPod
 
 
 def resources(nodes: Iterable[ClusterNode], pods: Iterable[Pod], settings: KubernetesSettings) -> Resources:
-    """Of the nodes that sandboxes may be put on, and the Pods of the sandboxes' namespace, warm ones too."""
+    """Sum over the nodes open to sandboxes and the Pods of the sandboxes' namespace, warm ones too."""
     return summed(
         [_node(node) for node in nodes if _is_open(node, settings)],
         [_pod(pod, settings.namespace) for pod in pods],

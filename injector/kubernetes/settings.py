@@ -1,4 +1,4 @@
-"""What an operator decides about sandboxes as Pods: a TOML file of the orchestrator."""
+"""The operator's settings for sandboxes as Pods: a TOML file of the orchestrator."""
 
 import re
 from pathlib import Path
@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from orchard.injector.agent.interfaces import quantity
 from orchard.injector.agent.layer_files import NAME
-from orchard.injector.agent.machine import quantity
 from orchard.injector.errors import SandboxRequestInvalid
 from orchard.schemas.quantities import Unit
 
@@ -31,7 +31,7 @@ PullPolicy = Literal["IfNotPresent", "Always", "Never"]
 
 
 class WarmPool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Pods of one image that wait, started, for a request with just these limits and no network."""
+    """Started Pods of one image that wait for a request with exactly these limits and no network."""
 
     count: Annotated[int, msgspec.Meta(ge=1)]
     """Pods that wait."""
@@ -42,49 +42,50 @@ class WarmPool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Volume(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What sandboxes may mount: a claim of the namespace, or a directory of the nodes. All keys may."""
+    """A volume that sandboxes of all keys may mount: a claim of the namespace, or a directory of the
+    nodes."""
 
     claim: str | None = None
     """Name of a PersistentVolumeClaim."""
     host_path: str | None = None
-    """Directory of each node; what is in it is as open to commands as the node lets root of a Pod be."""
+    """Directory of each node, with which commands may do what the node lets root of a Pod do."""
     read_only: bool = True
-    """Writable, it is one for all sandboxes that mount it."""
+    """A writable volume is shared by all sandboxes that mount it."""
 
 
 class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Times in seconds, sizes as Kubernetes quantities."""
+    """Settings of the Kubernetes backend. Times are in seconds, sizes Kubernetes quantities."""
 
     agent_image: str
-    """Holds the agent's payload in /payload (`python -m orchard.injector.payload`)."""
+    """Image with the agent's payload in /payload (`python -m orchard.injector.payload`)."""
     agent_pull_policy: PullPolicy = "IfNotPresent"
     """Pull policy of the agent's image."""
     namespace: str = "orchard-sandboxes"
     """Namespace of the Pods."""
     kubeconfig: str | None = None
-    """None: the service account of the Pod that the orchestrator runs in."""
+    """None: the service account of the orchestrator's own Pod."""
 
     image_pull_policy: PullPolicy = "IfNotPresent"
     """Pull policy of the sandboxes' images."""
     images_by_digest: bool = False
-    """Refuse images that are not named by digest, `NAME@sha256:...`; also the agent's, those of layers and
-    of warm Pods: what is behind a tag may be exchanged between a rollout and its grading."""
+    """Refuse images that are not named by digest, `NAME@sha256:...`, also the agent's and those of layers
+    and warm Pods: the image behind a tag may change between a rollout and its grading."""
     missing_after: Positive = 60.0
-    """An image is missing when its registry says so at two looks that are at least this far apart."""
+    """An image counts as missing when its registry says so in two attempts at least this far apart."""
     image_pull_secrets: list[str] = []
     """Names of Secrets for registries."""
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 8700
-    """Of the agent in its Pod."""
+    """Port of the agent in its Pod."""
     agent_host: Literal["0.0.0.0", "::"] = "0.0.0.0"
-    """What the agent listens on: `::` where Pods have IPv6 addresses; IPv4 is served then too."""
+    """Address that the agent listens on: `::` where Pods have IPv6 addresses; it then serves IPv4 too."""
     cpu_request_share: Share = 0.25
-    """What is reserved on the node, as a share of a sandbox's limit: most sandboxes wait for a model."""
+    """Share of a sandbox's limit that is reserved on the node: most sandboxes wait for a model."""
     memory_request_share: Share = 1.0
-    """Below 1 a node may run out of memory, and evicts sandboxes then."""
+    """The same for memory. Below 1 a node may run out of memory, and then evicts sandboxes."""
     ephemeral_storage: str = "16Gi"
     """Limit of what a sandbox writes to its node's disk; one that exceeds it is evicted."""
     ephemeral_storage_request: str = "1Gi"
-    """What is reserved of it on the node."""
+    """Disk space that is reserved on the node."""
     init_cpu: str = "100m"
     """CPU limit of the container that installs the agent."""
     init_memory: str = "64Mi"
@@ -96,40 +97,40 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     node_selector: dict[str, str] = {}
     """Labels that their nodes must have."""
     tolerations: list[dict[str, Any]] = msgspec.field(default_factory=lambda: [dict(TOLERATION)])
-    """As in a Pod."""
+    """Tolerations as in a Pod."""
     closed_networks: tuple[str, ...] = CLOSED_NETWORKS
-    """What sandboxes with a network must not reach all the same: the cluster and the cloud's metadata."""
+    """Networks that sandboxes with a network cannot reach: the cluster and the cloud's metadata."""
 
     gpus: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """The most that one sandbox may ask for; 0: none."""
+    """Largest number that one sandbox may ask for; 0: none."""
     gpu_resource: str = "nvidia.com/gpu"
-    """The extended resource that they are."""
+    """Name of the GPUs' extended resource."""
     volumes: dict[str, Volume] = {}
-    """What sandboxes may ask for, by the name that requests have for it."""
+    """Volumes that sandboxes may mount, by their name in requests."""
 
     layers: dict[str, str] = {}
-    """Images of harness programs, by the names that `orchard harness install --archive` prints for them. Of
-    several of one program rollouts take the first."""
+    """Images of harness programs, by the names that `orchard harness install --archive` prints. Of several
+    for one program, rollouts use the first."""
 
     pending_timeout: Positive = 3600.0
-    """The most that a sandbox may take to start, whatever its request says."""
+    """Longest time that a sandbox may take to start, whatever its request says."""
     max_lifetime: Positive = 24 * 3600.0
-    """After it a sandbox is ended, whoever still uses it."""
+    """Age at which a sandbox is ended even if it is in use."""
     delete_timeout: Positive = 60.0
-    """How long a deletion waits for the Pod to be gone."""
+    """Time that a deletion waits for the Pod to be gone."""
     create_jitter: Annotated[float, msgspec.Meta(ge=0), Unit("s")] = 0.5
-    """Creates that come together are spread over up to this long."""
+    """Concurrent creations are spread over up to this time."""
     concurrent_writes: Annotated[int, msgspec.Meta(ge=1)] = 32
-    """Requests to the API server at once that change something."""
+    """Concurrent writing requests to the API server."""
     reconcile_interval: Positive = 5.0
-    """Between two comparisons of Pods with what should be there."""
+    """Time between two comparisons of the Pods with the desired state."""
     lease: Positive = 15.0
-    """A leader that was not heard of for this long is replaced."""
+    """A leader that has not renewed its lease for this long is replaced."""
     warm: dict[str, WarmPool] = {}
-    """By image."""
+    """Warm pools by image."""
 
     def admit(self, image: str) -> None:
-        """Raise SandboxRequestInvalid for an image that is to be named by digest and is not."""
+        """Raise SandboxRequestInvalid for an image without a digest, if digests are required."""
         if self.images_by_digest and not _BY_DIGEST.search(image):
             raise SandboxRequestInvalid(
                 f"the image `{image}` is not named by digest, which `images_by_digest` asks for: name it "
@@ -137,8 +138,8 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
             )
 
     def check(self) -> None:
-        """Raise SandboxRequestInvalid for a quantity that is none, for more requested than allowed, and for
-        an image that is not admitted."""
+        """Raise SandboxRequestInvalid for invalid quantities, a request above its limit, and images that
+        are not permitted."""
         for image in (self.agent_image, *self.warm, *self.layers.values()):
             self.admit(image)
         for layer in self.layers:
@@ -170,7 +171,7 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 def load(path: Path) -> KubernetesSettings:
-    """The settings in a TOML file. Raises SandboxRequestInvalid with a sentence that names the file."""
+    """Load the settings from a TOML file. Raises SandboxRequestInvalid, naming the file."""
     try:
         settings = msgspec.toml.decode(path.read_bytes(), type=KubernetesSettings)
         settings.check()

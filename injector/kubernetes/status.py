@@ -1,8 +1,8 @@
-"""What state a sandbox is in, and why: a pure function of its Pod and the time."""
+"""Determines a sandbox's state and its cause, as a pure function of its Pod and the time."""
 
 import msgspec
 
-from orchard.injector.kubernetes import image_pulls, marks
+from orchard.injector.kubernetes import image_pulls, pod_metadata
 from orchard.injector.kubernetes.objects import Pod, PodStatus, Terminated
 from orchard.injector.kubernetes.settings import KubernetesSettings
 from orchard.schemas.sandboxes import SandboxStatus
@@ -11,29 +11,30 @@ START_REASONS = frozenset(
     {"CrashLoopBackOff", "CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
 )
 IMAGE_UNAVAILABLE = "image_unavailable"
-"""Reason of what waits for its image, and of what has waited too long."""
+"""Reason of a sandbox that waits for its image, and of one that waited too long."""
 _NEVER_RAN = ("start_failed", "it could not be started: {}")
 _ENDS = {
     "OOMKilled": ("out_of_memory", "it used more memory than its limit"),
     "ContainerCannotRun": _NEVER_RAN,
     "StartError": _NEVER_RAN,
 }
-"""Our reason, and a sentence, for the cluster's word for why a container ended."""
+"""Reason and sentence for the cluster's reason why a container ended."""
 EVICTIONS = frozenset({"Evicted", "Preempting", "NodeShutdown", "Shutdown", "Terminated"})
 EVICTING_CONDITION = "DisruptionTarget"
 NODE_LOST = "NodeLost"
 DEADLINE = "DeadlineExceeded"
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """`settled`: the Pod says so and cannot unsay it; else what is failed has yet to be marked so."""
+class PodVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """State of a sandbox. `settled`: the Pod shows it for good; a failure that is not must be marked on
+    the Pod."""
 
     status: SandboxStatus
     reason: str = ""
     message: str = ""
     settled: bool = False
     startable: bool = False
-    """Its agent answers and was not given its key yet."""
+    """Whether its agent responds and has no key yet."""
     until: float | None = None
     """When the verdict changes although the Pod does not, in epoch seconds."""
 
@@ -46,16 +47,16 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         return self.status is SandboxStatus.FAILED
 
 
-def judge(pod: Pod, settings: KubernetesSettings, now: float) -> Verdict:
-    """The state of a Pod, a sandbox's or a warm one, at `now` (epoch seconds)."""
-    marked = marks.failure(pod)
+def judge(pod: Pod, settings: KubernetesSettings, now: float) -> PodVerdict:
+    """Determine the state of a Pod, a sandbox's or a warm one, at `now` (epoch seconds)."""
+    marked = pod_metadata.failure(pod)
     if marked is not None:
         return _failed(marked.reason, marked.message, settled=True)
     ended = _ended(pod)
     if ended is not None:
         return ended
-    if marks.INTRODUCED in pod.annotations:
-        return Verdict(status=SandboxStatus.READY)
+    if pod_metadata.INTRODUCED in pod.annotations:
+        return PodVerdict(status=SandboxStatus.READY)
     hopeless = _hopeless(pod) or _without_image(pod, settings, now)
     if hopeless is not None:
         return hopeless
@@ -67,34 +68,34 @@ def judge(pod: Pod, settings: KubernetesSettings, now: float) -> Verdict:
             return _failed(IMAGE_UNAVAILABLE, f"the image {wait.image} {late}")
         return _failed("start_timeout", f"it was not ready within {patience:g} s{_last_word(pod)}")
     if wait is not None:
-        return Verdict(
+        return PodVerdict(
             status=SandboxStatus.PENDING,
             reason=IMAGE_UNAVAILABLE,
             message=f"the image {wait.image} cannot be had yet: {wait.words}",
             until=started + patience,
         )
     if _agent_started(pod):
-        return Verdict(status=SandboxStatus.PENDING, startable=True, until=started + patience)
+        return PodVerdict(status=SandboxStatus.PENDING, startable=True, until=started + patience)
     for condition in pod.status.conditions:
         if condition.type == "PodScheduled" and condition.status == "False":
-            return Verdict(
+            return PodVerdict(
                 status=SandboxStatus.UNSCHEDULABLE,
                 reason="unschedulable",
                 message=condition.message or condition.reason,
                 until=started + patience,
             )
-    return Verdict(status=SandboxStatus.PENDING, until=started + patience)
+    return PodVerdict(status=SandboxStatus.PENDING, until=started + patience)
 
 
-def _failed(reason: str, message: str, *, settled: bool = False) -> Verdict:
-    return Verdict(status=SandboxStatus.FAILED, reason=reason, message=message, settled=settled)
+def _failed(reason: str, message: str, *, settled: bool = False) -> PodVerdict:
+    return PodVerdict(status=SandboxStatus.FAILED, reason=reason, message=message, settled=settled)
 
 
 def _waiting_since(pod: Pod, settings: KubernetesSettings) -> tuple[float, float]:
-    """When it began to start, and how many seconds it may take."""
-    if not marks.claimed(pod):
+    """Return when it began to start, and how many seconds it may take."""
+    if not pod_metadata.claimed(pod):
         return pod.created_at, settings.pending_timeout
-    born = marks.birth(pod)
+    born = pod_metadata.birth(pod)
     return born.at, min(born.request.timeout, settings.pending_timeout)
 
 
@@ -103,8 +104,8 @@ def _agent_started(pod: Pod) -> bool:
     return bool(pod.address) and bool(containers) and all(container.started for container in containers)
 
 
-def _ended(pod: Pod) -> Verdict | None:
-    """Why it will not run again, if so."""
+def _ended(pod: Pod) -> PodVerdict | None:
+    """Return why it will not run again, if so."""
     status, word = pod.status, pod.status.reason
     if word == NODE_LOST or status.phase == "Unknown":
         return _failed("node_lost", f"its node is lost: {status.message or 'it does not answer'}")
@@ -123,7 +124,7 @@ def _ended(pod: Pod) -> Verdict | None:
 
 
 def _container_ended(status: PodStatus) -> tuple[str, str]:
-    """Of the first container that tells of an end: the reason and a sentence."""
+    """Return reason and sentence of the first container that ended."""
     for container in status.init_container_statuses:
         over = container.state.terminated
         if over is not None and over.exit_code != 0:
@@ -149,8 +150,8 @@ def _ending(over: Terminated) -> str:
     return ", ".join(word for word in words if word)
 
 
-def _hopeless(pod: Pod) -> Verdict | None:
-    """Why it will hardly ever start, if so."""
+def _hopeless(pod: Pod) -> PodVerdict | None:
+    """Return why it will hardly ever start, if so."""
     for container in (*pod.status.init_container_statuses, *pod.status.container_statuses):
         waiting = container.state.waiting
         if waiting is None:
@@ -163,19 +164,18 @@ def _hopeless(pod: Pod) -> Verdict | None:
     return None
 
 
-def _without_image(pod: Pod, settings: KubernetesSettings, now: float) -> Verdict | None:
-    """Why its image will not come, if its registry has said so twice."""
+def _without_image(pod: Pod, settings: KubernetesSettings, now: float) -> PodVerdict | None:
+    """Return why its image will not come, if its registry has said so twice."""
     wait = image_pulls.waiting(pod)
     if wait is None or not image_pulls.settled(pod, now, settings.missing_after):
         return None
     if wait.installing:
         return _failed("start_failed", f"the {wait.container}'s image cannot be had: {wait.words}")
-    reason = "image_missing" if wait.trouble is image_pulls.Trouble.MISSING else "image_denied"
+    reason = "image_missing" if wait.trouble is image_pulls.PullFailure.MISSING else "image_denied"
     return _failed(reason, f"the image cannot be had: {wait.words}")
 
 
 def _last_word(pod: Pod) -> str:
-    """What it was waiting for at the end."""
     for condition in pod.status.conditions:
         if condition.type == "PodScheduled" and condition.status == "False":
             return f": {condition.message or condition.reason}"

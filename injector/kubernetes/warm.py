@@ -1,7 +1,7 @@
-"""Warm pools: Pods that have started before anybody asks, by image. Which there should be, and who gets one.
+"""Warm pools: Pods by image that start before a request comes, and are claimed by requests.
 
-A claim is one write that is refused when the Pod is not as it was seen, so nobody gets what another has. The
-Pod keeps its name and its agent's id; that it is a sandbox, and which, its labels say from then on.
+A claim is a single write, refused when the Pod has changed, so no Pod is claimed twice. The Pod keeps its
+name and its agent's id; from then on its labels make it a sandbox.
 """
 
 import hashlib
@@ -12,8 +12,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from orchard.injector.agent.machine import quantity
-from orchard.injector.kubernetes import marks, pods
+from orchard.injector.agent.interfaces import quantity
+from orchard.injector.kubernetes import pod_metadata, pods
 from orchard.injector.kubernetes.api import ClusterApi, passing_over
 from orchard.injector.kubernetes.cache import PodCache
 from orchard.injector.kubernetes.objects import Manifest, Pod
@@ -23,16 +23,16 @@ from orchard.schemas.sandboxes import CreateSandbox
 
 
 def mark_of(image: str, pool: WarmPool, settings: KubernetesSettings, fingerprint: str) -> str:
-    """The value of a warm Pod's label: all that makes a Pod of the pool what it is.
+    """Label value of a pool's Pods: a digest of everything that determines them.
 
-    `fingerprint` is that of the secret which agents' keys come from.
+    `fingerprint` is that of the secret which agents' keys are derived from.
     """
     spec = pods.manifest("", "", image, pool.cpu, pool.memory, settings, {})["spec"]
     return hashlib.sha256(msgspec.json.encode([spec, fingerprint], order="sorted")).hexdigest()[:32]
 
 
 def pool_for(request: CreateSandbox, settings: KubernetesSettings) -> WarmPool | None:
-    """The pool whose Pods are just what is asked for."""
+    """Return the pool whose Pods exactly fit a request."""
     pool = settings.warm.get(request.image)
     own = request.pids is not None or request.env or request.egress or request.gpus or request.volumes
     if pool is None or not request.block_network or own or request.layers:
@@ -42,9 +42,9 @@ def pool_for(request: CreateSandbox, settings: KubernetesSettings) -> WarmPool |
 
 
 def manifest(image: str, pool: WarmPool, settings: KubernetesSettings, fingerprint: str) -> Manifest:
-    """A warm Pod; its life is counted from its claim."""
+    """Return a warm Pod, whose lifetime begins with its claim."""
     agent_id = f"warm-{uuid.uuid4().hex[:12]}"
-    metadata = {"labels": {marks.WARM: mark_of(image, pool, settings, fingerprint)}}
+    metadata = {"labels": {pod_metadata.WARM: mark_of(image, pool, settings, fingerprint)}}
     body = pods.manifest(agent_id, agent_id, image, pool.cpu, pool.memory, settings, metadata)
     del body["spec"]["activeDeadlineSeconds"]
     return body
@@ -55,24 +55,24 @@ async def claim(
     cache: PodCache,
     settings: KubernetesSettings,
     sandbox_id: str,
-    born: marks.Birth,
+    born: pod_metadata.CreationRecord,
     fingerprint: str,
 ) -> Pod | None:
-    """A warm Pod that is this sandbox from now on; None when there is none to be had.
+    """Claim a warm Pod for this sandbox; None when none is free.
 
-    Only Pods whose agents' keys come from the secret with this `fingerprint` are.
+    Only Pods qualify whose agents' keys come from the secret with this `fingerprint`.
     """
     pool = pool_for(born.request, settings)
     if pool is None:
         return None
     wanted = mark_of(born.request.image, pool, settings, fingerprint)
     for pod in _shuffled(pod for pod in cache if _free(pod, wanted, settings, born.at, fingerprint)):
-        marked = marks.claim_marks(sandbox_id, born)
+        marked = pod_metadata.claim_marks(sandbox_id, born)
         body = {
             "metadata": {
                 "uid": pod.uid,
                 "resourceVersion": pod.metadata.resource_version,
-                "labels": {marks.WARM: None, **marked["labels"]},
+                "labels": {pod_metadata.WARM: None, **marked["labels"]},
                 "annotations": marked["annotations"],
             },
             "spec": {"activeDeadlineSeconds": math.ceil(born.at - pod.created_at + settings.max_lifetime)},
@@ -86,15 +86,15 @@ async def claim(
 
 def _free(pod: Pod, wanted: str, settings: KubernetesSettings, now: float, fingerprint: str) -> bool:
     return (
-        pod.labels.get(marks.WARM) == wanted
-        and marks.sandbox_id(pod) is None
+        pod.labels.get(pod_metadata.WARM) == wanted
+        and pod_metadata.sandbox_id(pod) is None
         and judge(pod, settings, now).ready
-        and marks.introduced_by(pod) == fingerprint
+        and pod_metadata.introduced_by(pod) == fingerprint
     )
 
 
 def _shuffled(free: Iterable[Pod]) -> list[Pod]:
-    """So that orchestrators do not all go for the same."""
+    """Shuffle, so that orchestrators do not all claim the same Pod."""
     listed = list(free)
     random.shuffle(listed)
     return listed

@@ -1,4 +1,4 @@
-"""Starting the agent of a state directory as a process of its own, which outlives who started it."""
+"""Starts the agent of a state directory as a process of its own, which outlives its starter."""
 
 import asyncio
 import os
@@ -12,17 +12,16 @@ ENVIRONMENT = (
     *("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "LD_LIBRARY_PATH"),
     *("ORCHARD_SANDBOX_DISK", "ORCHARD_SANDBOX_FILES", "ORCHARD_EGRESS_PRIVATE"),
 )
-"""Variables that an agent gets of those that are here: what else is there may be keys."""
+"""Variables that are passed to the agent; others may be keys."""
 
 
 def command(state: Path, *, backend: str = "local", parent_pid: int | None = None) -> list[str]:
-    """The command line of an agent; with `parent_pid` it ends, in order, when that process ends."""
     line = [sys.executable, "-P", "-m", "orchard.injector.agent", "--state", str(state), "--backend", backend]
     return line if parent_pid is None else [*line, "--parent-pid", str(parent_pid)]
 
 
 async def start(state: Path, *, backend: str = "local") -> None:
-    """Start an agent; returns when it serves, or raises SandboxUnavailable with its complaint."""
+    """Start an agent and wait until it serves. Raises SandboxUnavailable with its error message."""
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
     reader, writer = os.pipe()
     environment = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}

@@ -11,13 +11,13 @@ from urllib.parse import quote
 
 import aiohttp
 
-from orchard.injector.agent.machine import quantity
+from orchard.injector.agent.interfaces import quantity
 from orchard.injector.agent_connection import AgentConnection, AgentUnreachable
-from orchard.injector.backend import Agent
+from orchard.injector.backend import SandboxAgent
 from orchard.injector.errors import SandboxRequestInvalid, SandboxUnavailable
-from orchard.injector.exchange import Exchange
 from orchard.injector.local import agent_process
 from orchard.injector.resources import resources
+from orchard.injector.unix_http import ConnectionPool
 from orchard.schemas.sandboxes import (
     Acknowledgement,
     Amounts,
@@ -37,8 +37,8 @@ T = TypeVar("T")
 class LocalBackend:
     """Sandboxes held by the agent of `state`.
 
-    With `start_agent` an agent is started when none answers; without, somebody else starts it and calls raise
-    SandboxUnavailable until it is there.
+    With `start_agent` an agent is started when none responds; without, calls raise SandboxUnavailable until
+    another process has started one.
     """
 
     def __init__(self, state: Path, *, backend: str = "local", start_agent: bool = True) -> None:
@@ -52,25 +52,24 @@ class LocalBackend:
         self._agent: AgentConnection | None = None
 
     async def open(self) -> None:
-        """Connect, starting the agent if that is ours to do; SandboxUnavailable when it cannot start."""
+        """Connect and start the agent if needed. Raises SandboxUnavailable when it cannot start."""
         path = f"/proc/self/fd/{self._directory}/{SOCKET}"
-        self._agent = AgentConnection(aiohttp.UnixConnector(path, limit=0), exchange=Exchange(path))
+        self._agent = AgentConnection(aiohttp.UnixConnector(path, limit=0), exchange=ConnectionPool(path))
         if self._start_agent:
             await self.health()
 
     async def close(self) -> None:
-        """Disconnect; the agent and its sandboxes stay."""
         if self._agent is not None:
             await self._agent.close()
             self._agent = None
         os.close(self._directory)
 
     async def health(self) -> Health:
-        """Of the agent."""
         return await self._call(Health, "GET", "/health")
 
     async def resources(self) -> Resources:
-        """This machine and the sandboxes on it. Limits are not reservations: more may be asked for."""
+        """Report this machine and the sandboxes on it. Limits are not reservations: their sum may exceed
+        it."""
         machine = Amounts(
             cpu=float(os.cpu_count() or 1),
             memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
@@ -79,7 +78,6 @@ class LocalBackend:
         return resources([node], [_pod(sandbox) for sandbox in await self.list({})])
 
     async def create(self, request: CreateSandbox, key: str | None) -> SandboxInfo:
-        """See Backend."""
         if request.gpus or request.volumes:
             raise SandboxRequestInvalid(
                 "GPUs and volumes are for sandboxes of a cluster: upload what commands need"
@@ -87,29 +85,23 @@ class LocalBackend:
         return await self._call(SandboxInfo, "POST", "/sandboxes", body=request, key=key)
 
     async def get(self, sandbox_id: str) -> SandboxInfo:
-        """See Backend."""
         return await self.agent(sandbox_id).call(SandboxInfo, "GET", "/sandboxes/{id}")
 
     async def wait(self, sandbox_id: str, timeout: float) -> SandboxInfo:
-        """See Backend."""
         params = {"timeout": str(timeout)}
         return await self.agent(sandbox_id).call(SandboxInfo, "GET", "/sandboxes/{id}/wait", params=params)
 
     async def list(self, labels: Mapping[str, str]) -> list[SandboxInfo]:
-        """See Backend."""
         params = [("label", f"{name}={value}") for name, value in labels.items()]
         return await self._call(list[SandboxInfo], "GET", "/sandboxes", params=params)
 
     async def delete(self, sandbox_id: str) -> None:
-        """See Backend."""
         await self.agent(sandbox_id).call(Acknowledgement, "DELETE", "/sandboxes/{id}")
 
-    def agent(self, sandbox_id: str) -> Agent:
-        """See Backend."""
+    def agent(self, sandbox_id: str) -> SandboxAgent:
         return _Agent(self, quote(sandbox_id, safe=""))
 
-    def images(self) -> Agent:
-        """See Backend."""
+    def images(self) -> SandboxAgent:
         return _Agent(self, "")
 
     @property
@@ -128,7 +120,6 @@ class LocalBackend:
         return await self._connected.call(kind, method, path, **options)
 
     async def _ensure_agent(self) -> None:
-        """Start an agent unless one has come to answer meanwhile."""
         async with self._starting:
             try:
                 await self._connected.call(Health, "GET", "/health")
@@ -137,24 +128,21 @@ class LocalBackend:
 
 
 class _Agent(NamedTuple):
-    """Of all sandboxes of the machine, asked about one."""
+    """The machine's agent, addressed about one sandbox."""
 
     backend: LocalBackend
     name: str
-    """The sandbox's id as one part of a path."""
+    """The sandbox's id, quoted for a path."""
 
     async def call(self, kind: type[T], method: str, path: str, **options: Any) -> T:
-        """See Agent."""
         return await self.backend._call(kind, method, path.replace("{id}", self.name), **options)
 
     def stream(
         self, path: str, params: Mapping[str, str]
     ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        """See Agent."""
         return self.backend._connected.stream(path.replace("{id}", self.name), params)
 
     async def line(self, path: str) -> aiohttp.ClientWebSocketResponse:
-        """See Agent."""
         return await self.backend._connected.line(path.replace("{id}", self.name))
 
 

@@ -1,4 +1,4 @@
-"""What this machine can and cannot do for local sandboxes, for people (`orchard doctor`)."""
+"""Reports what this machine can and cannot do for local sandboxes (`orchard doctor`)."""
 
 import tempfile
 from pathlib import Path
@@ -9,7 +9,7 @@ from orchard.injector.agent.local.requirements import inspect
 
 
 class Capability(NamedTuple):
-    """One finding; `remedy` is empty where nothing needs to be done."""
+    """One finding; `remedy` is empty if nothing needs to be done."""
 
     name: str
     able: bool
@@ -18,7 +18,7 @@ class Capability(NamedTuple):
 
 
 def capabilities(state: Path | None = None) -> list[Capability]:
-    """Try what local sandboxes need, with changes kept in `state` (the temporary directory by default)."""
+    """Test what local sandboxes need, with changes kept in `state` (the temporary directory by default)."""
     with tempfile.TemporaryDirectory(prefix="orchard-", dir=state) as place:
         requirements = inspect(Path(place))
         cgroups = Cgroups(Path(place))

@@ -5,6 +5,7 @@ import asyncio
 import gc
 import logging
 import os
+import pkgutil
 import resource
 import secrets
 import signal
@@ -12,7 +13,10 @@ import socket
 import ssl
 import sys
 import uuid
+from collections.abc import Callable
+from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 import uvloop
 from aiohttp import web
@@ -25,17 +29,14 @@ from orchard.injector.orchestrator import deadlines, limits
 from orchard.injector.orchestrator.app import Orchestrator
 from orchard.injector.orchestrator.keys import Keys
 from orchard.injector.orchestrator.origins import is_loopback
-from orchard.schemas import plugins
-from orchard.schemas.plugins import Kind, PluginError
+from orchard.schemas.plugins import GUIDE, Kind, PluginError
 
 KEYS_VARIABLE = "SANDBOX_API_KEY"
 ADMIN_KEYS_VARIABLE = "SANDBOX_ADMIN_KEYS"
 KEY_FILE = "sandbox.key"
 SECRET_VARIABLE = "ORCHARD_AGENT_SECRET"
 SECRET_LENGTH = 32
-"""Characters, at least."""
 LOCAL = ("local", "unsafe-host")
-"""Backends on this machine."""
 
 
 def main() -> int:
@@ -140,12 +141,12 @@ def _options() -> argparse.Namespace:
 
 
 def _taken(variable: str) -> list[str]:
-    """The keys in a variable of the environment, which nobody else gets them from then."""
+    """Take the keys out of an environment variable, so that child processes do not inherit them."""
     return [key for key in os.environ.pop(variable, "").split(",") if key]
 
 
 def _own_key(state: Path) -> str:
-    """The key of a service that was given none: the same at every start, readable by its owner alone."""
+    """Load or create the key of a service without configured keys; only the owner may read its file."""
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
     place = state / KEY_FILE
     try:
@@ -163,12 +164,11 @@ def _own_key(state: Path) -> str:
 
 
 def _backend(options: argparse.Namespace) -> Backend:
-    """Raises SandboxRequestInvalid when the settings or the secret cannot be used."""
+    """Make the backend. Raises SandboxRequestInvalid when the settings or the secret are invalid."""
     if options.backend in LOCAL:
         return LocalBackend(options.state, backend=options.backend, start_agent=options.agent == "start")
     if options.backend != "kubernetes":
-        made: Backend = plugins.need(Kind.BACKEND, options.backend, [*LOCAL, "kubernetes"])(options.state)
-        return made
+        return _plugged(options.backend)(options.state)
     secret = os.environ.pop(options.agent_secret_env, "")
     if len(secret) < SECRET_LENGTH:
         raise SandboxRequestInvalid(
@@ -182,6 +182,25 @@ def _backend(options: argparse.Namespace) -> Backend:
 
     identity = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
     return KubernetesBackend(load(options.kubernetes_settings), secret.encode(), identity)
+
+
+def _plugged(name: str) -> Callable[[Path | None], Backend]:
+    """Makes the backend at `module:attribute`, or of the entry point of that name. Raises PluginError."""
+    entries = {entry.name: entry.value for entry in entry_points(group=f"orchard.{Kind.BACKEND}")}
+    reference = name if ":" in name else entries.get(name)
+    if reference is None:
+        known = ", ".join([*LOCAL, "kubernetes", *sorted(entries)])
+        raise PluginError(f"there is no plug-in {name!r} among the backends ({known}): see {GUIDE}")
+    try:
+        made: Any = pkgutil.resolve_name(reference)
+        made = made() if isinstance(made, type) else made
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        raise PluginError(f"the backend {name!r} ({reference}) cannot be loaded: {what}") from error
+    if not callable(made):
+        raise PluginError(f"the backend {name!r} ({reference}) cannot be called: see {GUIDE}")
+    make: Callable[[Path | None], Backend] = made
+    return make
 
 
 async def _serve(backend: Backend, options: argparse.Namespace, keys: Keys, loopback: bool) -> None:
@@ -233,7 +252,6 @@ async def _serve(backend: Backend, options: argparse.Namespace, keys: Keys, loop
 
 
 def _write_port(path: Path, port: int) -> None:
-    """By a rename: whoever sees the file sees all of it."""
     temporary = path.with_name(path.name + ".new")
     temporary.write_text(f"{port}\n")
     temporary.rename(path)

@@ -1,6 +1,6 @@
-"""The operations of the sandbox service in front of a Backend.
+"""Handlers of the sandbox service's operations, in front of a Backend.
 
-What concerns a sandbox's life is the backend's; all else is passed on to the sandbox's agent and back.
+The backend handles the life cycle of sandboxes; everything else is forwarded to the sandbox's agent.
 """
 
 from collections.abc import AsyncIterator, Callable, Collection
@@ -12,26 +12,33 @@ import msgspec
 from aiohttp import web
 
 from orchard.injector import operations
+from orchard.injector.agent.bodies import query
 from orchard.injector.agent.egress import Rule
 from orchard.injector.agent.errors import RequestInvalid
-from orchard.injector.agent.machine import quantity
-from orchard.injector.agent.queries import query
+from orchard.injector.agent.interfaces import quantity
+from orchard.injector.agent.protocol import FRAME_LIMIT, KEY_HEADER, WAIT_TIMEOUT
 from orchard.injector.agent.tunnel_requests import TunnelRequest
 from orchard.injector.backend import Backend
 from orchard.injector.errors import SandboxError, SandboxNotFound, SandboxUnavailable
-from orchard.injector.operations import FRAME_LIMIT, HTML, JSON, KEY, KEY_HEADER, OPERATIONS, RAW, Operation
+from orchard.injector.operations import (
+    HTML,
+    JSON,
+    KEY,
+    OPERATIONS,
+    RAW,
+    ApiOperation,
+)
 from orchard.injector.orchestrator import deadlines, images, openapi, pages
 from orchard.injector.orchestrator.deadlines import arriving, arriving_content
 from orchard.injector.orchestrator.drain import Drain
 from orchard.injector.orchestrator.keys import Keys, offered_protocols
-from orchard.injector.orchestrator.limits import Admission, Limits
-from orchard.injector.orchestrator.metrics import MEDIA_TYPE, Metrics
+from orchard.injector.orchestrator.limits import RequestAdmission, ServiceLimits
+from orchard.injector.orchestrator.metrics import MEDIA_TYPE, ServiceMetrics
 from orchard.injector.orchestrator.ownership import Ownership, without_owner
-from orchard.injector.orchestrator.refusals import Invalid
 from orchard.injector.orchestrator.relay import relay
 from orchard.injector.orchestrator.replies import (
     KEY_NAME,
-    Door,
+    AccessControl,
     Handler,
     add_request_id,
     file_content,
@@ -39,7 +46,7 @@ from orchard.injector.orchestrator.replies import (
     middleware,
     streamed,
 )
-from orchard.injector.orchestrator.requests import JSON_BODY_LIMIT, Upload, decoded
+from orchard.injector.orchestrator.requests import JSON_BODY_LIMIT, Invalid, UploadBody, decoded
 from orchard.injector.results import PassedJob
 from orchard.schemas.sandboxes import (
     ENVIRONMENT_SIZE,
@@ -54,21 +61,18 @@ from orchard.schemas.sandboxes import (
     ServiceInfo,
 )
 
-WAIT_DEFAULT = 300.0
-"""Seconds of a wait that names no timeout."""
 SERVICE = "orchard-sandbox"
 _FILES = "/sandboxes/{id}/files"
-"""Where an agent has files."""
 
 
 class Orchestrator:
-    """Handlers without a memory of their own. `drain` is for whoever ends the process."""
+    """Stateless handlers; whoever ends the process uses `drain`."""
 
     def __init__(
         self,
         backend: Backend,
         keys: Keys,
-        limits: Limits | None = None,
+        limits: ServiceLimits | None = None,
         *,
         own_metrics_port: bool = False,
         loopback: bool = True,
@@ -81,18 +85,17 @@ class Orchestrator:
         """
         self._body_grace = body_grace
         self._backend = backend
-        admission = Admission(limits or Limits(), keys=len(keys.accepted))
+        admission = RequestAdmission(limits or ServiceLimits(), keys=len(keys.accepted))
         self._keys = keys
         self._ownership = Ownership(backend, admission, keys)
-        self._door = Door(keys, admission, self._ownership, loopback, hosts)
+        self._door = AccessControl(keys, admission, self._ownership, loopback, hosts)
         self._own_metrics_port = own_metrics_port
-        self._metrics = Metrics(keys.figures())
+        self._metrics = ServiceMetrics(keys.figures())
         self._openapi = msgspec.json.encode(openapi.document())
         self._docs = pages.page(openapi.document())
         self.drain = Drain()
 
     def application(self) -> web.Application:
-        """The aiohttp application; it opens and closes the backend."""
         around = middleware(self._door, self._metrics, self.drain)
         app = web.Application(middlewares=[around], client_max_size=JSON_BODY_LIMIT)
         app[deadlines.GRACE] = self._body_grace
@@ -107,7 +110,6 @@ class Orchestrator:
         return app
 
     def metrics_application(self) -> web.Application:
-        """Only `/metrics`, for a port that the world does not see."""
         app = web.Application()
         app.router.add_get("/metrics", self._serve_metrics)
         return app
@@ -206,7 +208,7 @@ class Orchestrator:
         return await self._relayed(request, f"{operations.TUNNEL.path}?{urlencode(asked)}")
 
     async def _relayed(self, request: web.Request, path: str) -> web.WebSocketResponse:
-        """A WebSocket, and the agent's at `path`."""
+        """Relay a WebSocket to the agent's at `path`."""
         offered = offered_protocols(request)
         line = web.WebSocketResponse(protocols=offered, max_msg_size=FRAME_LIMIT, compress=False)
         if not line.can_prepare(request).ok:
@@ -226,7 +228,7 @@ class Orchestrator:
         if "path" in asked:
             content = await arriving_content(request)
             return json_reply(await agent.call(FileWritten, "PUT", _FILES, params=asked, body=content))
-        upload = Upload(request)
+        upload = UploadBody(request)
         await upload.begin()
         asked["path"] = upload.record.path
         if upload.record.mode is not None:
@@ -257,8 +259,7 @@ class Orchestrator:
             wanted = msgspec.structs.replace(wanted, labels=own)
             return json_reply(await self._asked(request, operations.FORK, wanted))
 
-    def _passing_on(self, operation: Operation) -> Handler:
-        """The handler of an operation that only the agent has to do with."""
+    def _passing_on(self, operation: ApiOperation) -> Handler:
         kind = PassedJob if operation.reply is Job else operation.reply
 
         async def handle(request: web.Request) -> web.StreamResponse:
@@ -275,9 +276,9 @@ class Orchestrator:
         return handle
 
     async def _asked(
-        self, request: web.Request, operation: Operation, body: Any = None, kind: Any = None
+        self, request: web.Request, operation: ApiOperation, body: Any = None, kind: Any = None
     ) -> Any:
-        """What the sandbox's agent answers, as `kind`; None: as the operation's record."""
+        """Forward to the sandbox's agent; decodes the response as `kind`, or as the operation's record."""
         sandbox_id, path = _at(request, operation)
         return await self._backend.agent(sandbox_id).call(
             kind or operation.reply,
@@ -289,8 +290,8 @@ class Orchestrator:
         )
 
 
-def _at(request: web.Request, operation: Operation) -> tuple[str, str]:
-    """Of the sandbox that it is about: its id, and the agent's path. Raises SandboxNotFound."""
+def _at(request: web.Request, operation: ApiOperation) -> tuple[str, str]:
+    """Return the id of the request's sandbox, and the agent's path. Raises SandboxNotFound."""
     job_id = request.match_info.get("job")
     if job_id is None:
         return request.match_info.get("id", ""), operation.path
@@ -300,8 +301,8 @@ def _at(request: web.Request, operation: Operation) -> tuple[str, str]:
     return sandbox_id, operation.path.replace("{job}", f"{{id}}.{number}")
 
 
-def _asked_for(request: web.Request, operation: Operation) -> dict[str, str]:
-    """What the query says, as the agent shall have it. Raises Invalid."""
+def _asked_for(request: web.Request, operation: ApiOperation) -> dict[str, str]:
+    """Validate the query and return the agent's parameters. Raises Invalid."""
     found: dict[str, str] = {}
     said = query(request)
     for one in operation.parameters:
@@ -317,7 +318,7 @@ def _asked_for(request: web.Request, operation: Operation) -> dict[str, str]:
 
 def _timeout(text: str | None) -> float:
     if text is None:
-        return WAIT_DEFAULT
+        return WAIT_TIMEOUT
     try:
         seconds = msgspec.convert(text, float, strict=False)
     except msgspec.ValidationError as error:

@@ -1,23 +1,22 @@
-"""Time for a request to arrive: one that stands still, or trickles, would hold its connection for ever."""
+"""Bounds the time for a request to arrive: a stalled or trickling one would hold its connection for ever."""
 
 import asyncio
 from collections.abc import AsyncIterator
 
 from aiohttp import hdrs, web
 
-from orchard.injector.exchange import Sized
+from orchard.injector.unix_http import Sized
 
 HEADER_SECONDS = 60.0
-"""For a connection to send its next request, whole headers; also an idle one is closed then."""
+"""Seconds for a connection to send the headers of its next request; then it is closed, even if idle."""
 GRACE_SECONDS = 30.0
 SMALL = 256 * 1024
-"""Bytes of a body that is passed on whole."""
+"""Largest body in bytes that is forwarded whole."""
 SLOWEST = 16 * 1024
-"""Bytes a second that a body must come with, on average, after a time of grace."""
+"""Lowest average rate of a body in bytes a second, after the grace period."""
 
 
 def runner(app: web.Application, header_seconds: float = HEADER_SECONDS) -> web.AppRunner:
-    """What serves the application; `header_seconds` see HEADER_SECONDS."""
     return web.AppRunner(
         app,
         access_log=None,
@@ -28,12 +27,15 @@ def runner(app: web.Application, header_seconds: float = HEADER_SECONDS) -> web.
 
 
 GRACE = web.AppKey("body_grace", float)
-"""Of an application: seconds in place of GRACE_SECONDS."""
+"""Application key that replaces GRACE_SECONDS."""
 
 
 async def arriving(request: web.Request) -> AsyncIterator[bytes]:
-    """The body in pieces. Raises HTTPRequestTimeout when it comes too slowly; our own delays do not count.
-    Raises HTTPBadRequest for one that is not what its Content-Encoding or Transfer-Encoding says."""
+    """Yield the body in pieces; delays of this process do not count as slowness.
+
+    Raises HTTPRequestTimeout when it comes too slowly, and HTTPBadRequest for one that does not match its
+    Content-Encoding or Transfer-Encoding.
+    """
     loop = asyncio.get_running_loop()
     received, waited = 0, 0.0
     grace = request.app[GRACE]
@@ -60,7 +62,7 @@ async def arriving(request: web.Request) -> AsyncIterator[bytes]:
 
 
 async def arriving_content(request: web.Request) -> bytes | Sized | AsyncIterator[bytes]:
-    """The body of any length, as what is best passed on: a small one whole, else in pieces."""
+    """Return a body of any length in the form to forward: a small one whole, else in pieces."""
     size = None if hdrs.CONTENT_ENCODING in request.headers else request.content_length
     if size is None:
         return arriving(request)
@@ -68,7 +70,7 @@ async def arriving_content(request: web.Request) -> bytes | Sized | AsyncIterato
 
 
 async def body(request: web.Request, limit: int) -> bytes:
-    """The whole body; HTTPRequestEntityTooLarge beyond `limit` bytes."""
+    """Read the whole body. Raises HTTPRequestEntityTooLarge beyond `limit` bytes."""
     whole = bytearray()
     async for piece in arriving(request):
         whole += piece

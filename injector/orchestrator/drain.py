@@ -1,4 +1,4 @@
-"""Ending without cutting anybody off: no new work, what is being handled gets its time, then the end."""
+"""Graceful shutdown: no new work, time for current requests, then the end."""
 
 import asyncio
 from collections.abc import Iterator
@@ -6,18 +6,16 @@ from contextlib import contextmanager, suppress
 
 
 class Drain:
-    """Counts what is being handled."""
-
     def __init__(self) -> None:
         self.begun = False
-        """Connections are closed after their answer and `/health` says 503, so that callers go elsewhere."""
+        """Whether connections are closed after their response and `/health` returns 503, so that callers
+        go elsewhere."""
         self._handled = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
     @contextmanager
     def handling(self) -> Iterator[None]:
-        """Around the handling of a request."""
         self._handled += 1
         self._idle.clear()
         try:
@@ -28,7 +26,7 @@ class Drain:
                 self._idle.set()
 
     async def finish(self, timeout: float) -> None:
-        """Begin, and return when nothing is being handled or `timeout` seconds are over."""
+        """Begin, and return when no request is left or after `timeout` seconds."""
         self.begun = True
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):

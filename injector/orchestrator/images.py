@@ -1,4 +1,4 @@
-"""The operations on images: passed on to the agent that keeps them, with whose they are."""
+"""Handlers of the image operations, which add the owner and forward to the agent that stores images."""
 
 from typing import Any
 
@@ -6,12 +6,11 @@ from aiohttp import web
 
 from orchard.injector import operations
 from orchard.injector.backend import Backend
-from orchard.injector.operations import Operation
+from orchard.injector.operations import ApiOperation
 from orchard.injector.orchestrator.deadlines import arriving
 from orchard.injector.orchestrator.keys import Keys
-from orchard.injector.orchestrator.refusals import Invalid
 from orchard.injector.orchestrator.replies import KEY_NAME, Handler, json_reply
-from orchard.injector.orchestrator.requests import decoded
+from orchard.injector.orchestrator.requests import Invalid, decoded
 
 OPERATIONS = (
     operations.IMAGES,
@@ -21,8 +20,8 @@ OPERATIONS = (
 )
 
 
-def handler(backend: Backend, keys: Keys, operation: Operation) -> Handler:
-    """Of one of OPERATIONS. A key that is kept to its own is the `owner` of what it brings."""
+def handler(backend: Backend, keys: Keys, operation: ApiOperation) -> Handler:
+    """Make the handler of one of OPERATIONS. A key that sees only its own is the `owner` of its images."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         agent = backend.images()

@@ -1,4 +1,5 @@
-"""Who may ask: keys by header, or in two other places for WebSockets, which browsers open without headers."""
+"""Authenticates requests by key: a header, or for WebSockets, which browsers open without headers, two
+other places."""
 
 import hmac
 from collections.abc import Mapping, Sequence
@@ -6,19 +7,18 @@ from typing import NamedTuple
 
 from aiohttp import hdrs, web
 
-from orchard.injector.operations import TERMINAL
+from orchard.injector.operations import API_KEY_HEADER, TERMINAL
 from orchard.injector.orchestrator.limits import OPEN, name_of
 
-KEY_HEADER = "X-API-Key"
 KEY_QUERY = "api_key"
 KEY_PROTOCOL = "api_key."
-"""A subprotocol of this followed by the key; the answer repeats it."""
+"""Prefix of a subprotocol that carries the key; the response repeats it."""
 
 
 class Keys:
-    """The accepted keys by name, and which of them may see and do everything.
+    """The accepted keys by name, and which of them are administrators'.
 
-    With a single key, or none, there is nobody to be kept apart.
+    With a single key, or none, sandboxes need not be separated.
     """
 
     def __init__(self, keys: Sequence[str], admins: Sequence[str] = ()) -> None:
@@ -30,39 +30,36 @@ class Keys:
         return len(self.accepted) > 1 and name not in self._admins
 
     def figures(self) -> dict[str, str]:
-        """How each is called in figures, which are open: digests of keys could be guessed at."""
+        """Names of the keys in public metrics, where digests could be used to guess keys."""
         return {OPEN: OPEN} | {name: f"key-{number}" for number, name in enumerate(self.accepted, start=1)}
 
 
-class Refusal(NamedTuple):
-    """Why not: an HTTP status and a sentence."""
-
+class AuthRefusal(NamedTuple):
     status: int
     detail: str
 
 
-def caller(request: web.Request, accepted: Mapping[str, bytes]) -> str | Refusal:
-    """The name of the key that the request has, of the `accepted` ones by name; OPEN where there are none."""
+def caller(request: web.Request, accepted: Mapping[str, bytes]) -> str | AuthRefusal:
+    """Return the name of the request's key among the `accepted` ones by name; OPEN if there are none."""
     if not accepted:
         return OPEN
     given = _given(request)
     if given is None:
-        return Refusal(401, f"the header {KEY_HEADER} is missing")
+        return AuthRefusal(401, f"the header {API_KEY_HEADER} is missing")
     # Compared with all of them, so that the time taken tells nothing.
     sent = given.encode("utf-8", "surrogateescape")
     names = [name for name, key in accepted.items() if hmac.compare_digest(sent, key)]
-    return names[0] if names else Refusal(403, "this key is not accepted")
+    return names[0] if names else AuthRefusal(403, "this key is not accepted")
 
 
 def offered_protocols(request: web.Request) -> list[str]:
-    """The subprotocols that carry a key."""
     offered = request.headers.getall(hdrs.SEC_WEBSOCKET_PROTOCOL, [])
     names = [name.strip() for line in offered for name in line.split(",")]
     return [name for name in names if name.startswith(KEY_PROTOCOL)]
 
 
 def _given(request: web.Request) -> str | None:
-    given = request.headers.get(KEY_HEADER)
+    given = request.headers.get(API_KEY_HEADER)
     resource = request.match_info.route.resource
     session = request.headers.get(hdrs.UPGRADE, "").lower() == "websocket"
     if given is not None or not session or resource is None or resource.canonical != TERMINAL.path:

@@ -1,4 +1,4 @@
-"""How much one key may ask for, and how a crowded replica is shared between keys: decisions without I/O.
+"""Limits of one key, and how a busy replica is shared between keys: decisions without I/O.
 
 Replicas share nothing: rates and numbers of requests are those of one replica, so behind n of them a key gets
 up to n times as much. The number of sandboxes is counted at the backend, whichever replica made them.
@@ -14,31 +14,31 @@ import msgspec
 from orchard.injector.errors import SandboxRequestInvalid
 
 OPEN = "open"
-"""Stands for the key where none is asked for."""
+"""Name of the key of a service without keys."""
 REQUESTS = "requests"
 OVERLOAD = "overload"
 RETRY_OVERLOAD = 1.0
 RETRY_CONCURRENT = 1.0
 RETRY_SANDBOXES = 5.0
-"""Seconds after which another try makes sense, where nobody can know."""
+"""Seconds after which a retry makes sense, where nothing better is known."""
 SHARE = 4
 """A key may hold this many times what is free: alone four fifths of a replica, each of two four ninths."""
 
 
 class KeyLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of one key; None: no limit."""
+    """Limits of one key; None: no limit."""
 
     requests_per_second: float | None = None
-    """On average; deletions and heartbeats are not counted."""
+    """Average rate; deletions and heartbeats are not counted."""
     burst: int | None = None
-    """Requests at once after a pause; None: what a second allows, at least one."""
+    """Requests at a time after a pause; None: what a second permits, at least one."""
     concurrent_requests: int | None = None
-    """Being handled at the same time, waits and terminals included."""
+    """Requests handled at the same time, waits and terminals included."""
     waiting_requests: int = 0
-    """Requests beyond `concurrent_requests`, this key's or all keys', that wait for their turn at a replica;
-    what is beyond these too is refused."""
+    """Requests beyond `concurrent_requests`, this key's or all keys', that wait for their turn at a
+    replica; more are refused."""
     sandboxes: int | None = None
-    """That have not failed, at the same time, at all replicas together."""
+    """Sandboxes that have not failed, at the same time, at all replicas together."""
 
     def __post_init__(self) -> None:
         for name, default in zip(self.__struct_fields__, self.__struct_defaults__, strict=True):
@@ -49,35 +49,36 @@ class KeyLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise ValueError("`burst` needs `requests_per_second`")
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ServiceLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A file of limits."""
 
     concurrent_requests: int | None = None
-    """Of all keys together, at one replica; what is beyond waits, or is refused with 503. None: no limit."""
+    """Requests of all keys together, at one replica; more wait, or are refused with 503. None: no limit."""
     default: KeyLimits = KeyLimits()
     keys: dict[str, KeyLimits] = {}
-    """By the name of the key (`name_of`), in place of `default`."""
+    """Limits by the name of the key (`name_of`), in place of `default`."""
 
     def __post_init__(self) -> None:
         if self.concurrent_requests is not None and self.concurrent_requests <= 0:
             raise ValueError("`concurrent_requests` must be more than zero")
 
 
-def load(path: Path) -> Limits:
-    """Raises SandboxRequestInvalid, naming the file, for what is no file of limits."""
+def load(path: Path) -> ServiceLimits:
+    """Load a file of limits. Raises SandboxRequestInvalid, naming the file."""
     try:
-        return msgspec.toml.decode(path.read_bytes(), type=Limits)
+        return msgspec.toml.decode(path.read_bytes(), type=ServiceLimits)
     except (msgspec.MsgspecError, ValueError, OSError) as error:
         raise SandboxRequestInvalid(f"{path} is no file of limits: {error}") from error
 
 
 def name_of(key: str) -> str:
-    """A key's name in logs, figures and files of limits, from which the key cannot be found."""
+    """Return a key's name in logs, metrics and files of limits, which does not reveal the key."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()[:12]
 
 
 class Excess(NamedTuple):
-    """Why a request is refused: `rate`, `requests`, `sandboxes`, `overload`; seconds until another try."""
+    """Reason for refusing a request: `rate`, `requests`, `sandboxes`, `overload`; with seconds until a
+    retry."""
 
     limit: str
     detail: str
@@ -85,7 +86,6 @@ class Excess(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """The word for programs."""
         return self.limit if self.limit == OVERLOAD else f"limit_{self.limit}"
 
     @property
@@ -95,13 +95,18 @@ class Excess(NamedTuple):
 
     @property
     def status(self) -> int:
-        """429 where it is the key's own doing."""
         return 503 if self.limit == OVERLOAD else 429
 
 
-class Bucket:
-    """A token bucket: `rate` a second on average, `burst` at once."""
+class OverLimit(Exception):
+    """A request that exceeds a limit of its key."""
 
+    def __init__(self, excess: Excess) -> None:
+        super().__init__(excess.detail)
+        self.excess = excess
+
+
+class Bucket:
     def __init__(self, rate: float, burst: int) -> None:
         self._rate = rate
         self._burst = burst
@@ -109,7 +114,7 @@ class Bucket:
         self._filled = -math.inf
 
     def take(self, now: float) -> float:
-        """0 when there was a token, else the seconds until there will be one. `now` is in seconds."""
+        """Take a token: 0, or the seconds until there will be one. `now` is in seconds."""
         self._tokens = min(float(self._burst), self._tokens + (now - self._filled) * self._rate)
         self._filled = now
         if self._tokens >= 1:
@@ -118,11 +123,11 @@ class Bucket:
         return (1 - self._tokens) / self._rate
 
 
-class Admission:
-    """What is being handled at this replica, by key."""
+class RequestAdmission:
+    """Counts the requests handled by this replica, by key."""
 
-    def __init__(self, limits: Limits, *, keys: int = 1) -> None:
-        """With a single key there is nobody to leave room for."""
+    def __init__(self, limits: ServiceLimits, *, keys: int = 1) -> None:
+        """With a single key no room is kept for others."""
         self._limits = limits
         self._shared = keys > 1
         self._handled: dict[str, int] = {}
@@ -130,13 +135,12 @@ class Admission:
         self._buckets: dict[str, Bucket] = {}
 
     def of(self, name: str) -> KeyLimits:
-        """Of the key of this name."""
         return self._limits.keys.get(name, self._limits.default)
 
     def enter(self, name: str, now: float, *, counted: bool = True) -> Excess | None:
-        """Begin to handle a request of this key, unless something speaks against it; then `leave` it.
+        """Admit a request of this key, to be ended by `leave`, or return why not.
 
-        One that is not `counted` lets go of things or keeps them alive: refusing it would help nobody.
+        One that is not `counted` frees resources or keeps them alive: refusing it would help nobody.
         """
         excess = self._excess(name, now) if counted else None
         if excess is None:
@@ -145,7 +149,6 @@ class Admission:
         return excess
 
     def leave(self, name: str) -> None:
-        """It is handled."""
         self._total -= 1
         self._handled[name] -= 1
         if not self._handled[name]:
@@ -170,7 +173,7 @@ class Admission:
 
 
 def sandboxes_excess(limits: KeyLimits, there: int, wanted: int) -> Excess | None:
-    """Whether `wanted` more would be too many, of which `there` are already."""
+    """Return why `wanted` more sandboxes, beside `there` existing ones, would be too many."""
     if limits.sandboxes is None or there + wanted <= limits.sandboxes:
         return None
     detail = f"this key has {there} sandboxes and may have {limits.sandboxes}: delete some"

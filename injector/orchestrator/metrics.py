@@ -1,4 +1,4 @@
-"""What the orchestrator counts and times, for Prometheus."""
+"""Prometheus metrics of the orchestrator."""
 
 from collections import Counter as Tally
 from collections.abc import Iterator, Mapping
@@ -16,11 +16,11 @@ _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 """Seconds: from a health check to a command of two hours."""
 
 
-class Metrics:
-    """Of one orchestrator process; sums over replicas are Prometheus's work."""
+class ServiceMetrics:
+    """Metrics of one orchestrator process; Prometheus sums over replicas."""
 
     def __init__(self, names: Mapping[str, str]) -> None:
-        """`names`: what each key is called here, by its name in logs."""
+        """`names`: the public name of each key, by its name in logs."""
         self._names = names
         self._registry = CollectorRegistry()
         count, gauge = partial(Counter, registry=self._registry), partial(Gauge, registry=self._registry)
@@ -62,41 +62,39 @@ class Metrics:
 
     @contextmanager
     def in_flight(self) -> Iterator[None]:
-        """Around the handling of a request."""
         with self._in_flight.track_inprogress():
             yield
 
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
-        """A request of `route`, a pattern, was handled."""
+        """Record a handled request; `route` is the pattern of its path."""
         self._requests.labels(method, route, status).inc()
         self._seconds.labels(method, route).observe(seconds)
 
     @contextmanager
     def asked_by(self, key: str) -> Iterator[None]:
-        """Around the handling of a request with the key of this name."""
+        """Count a request of the key of this name while it is handled. A context manager."""
         self._by_key.labels(self._names[key]).inc()
         with self._in_flight_by_key.labels(self._names[key]).track_inprogress():
             yield
 
     @contextmanager
     def waiting(self, key: str) -> Iterator[None]:
-        """Until a request with the key of this name is let in or refused."""
+        """Count a request of the key of this name while it waits to be admitted. A context manager."""
         with self._waiting.labels(self._names[key]).track_inprogress():
             yield
 
     def refused(self, key: str, limit: str) -> None:
-        """A request with the key of this name was one too many."""
         self._refused.labels(self._names[key], limit).inc()
 
     def executed(self, job: Job) -> None:
-        """A request's command is done; one that still runs counts nowhere."""
+        """Record the run time of a finished command."""
         if job.started_at is None or job.completed_at is None:
             return
         outcome = "timeout" if job.timed_out else str(job.status)
         self._commands.labels(outcome).observe(job.completed_at - job.started_at)
 
     async def exposition(self, backend: Backend) -> bytes:
-        """Everything in Prometheus's text format, sandboxes as they are now."""
+        """Return all metrics in Prometheus's text format; sandboxes are counted now."""
         self._sandboxes.clear()
         try:
             there = Tally(info.status for info in await backend.list({}))

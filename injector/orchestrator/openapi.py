@@ -9,8 +9,15 @@ from typing import Any
 
 import msgspec
 
-from orchard.injector.operations import JSON, OPERATIONS, Operation, Parameter, Problem, ValidationProblem
-from orchard.injector.orchestrator.keys import KEY_HEADER
+from orchard.injector.operations import (
+    API_KEY_HEADER,
+    JSON,
+    OPERATIONS,
+    ApiOperation,
+    Parameter,
+    Problem,
+    ValidationProblem,
+)
 
 API_VERSION = "1.0"
 ANY_ROUTE = (403, 421, 500, 503)
@@ -20,7 +27,6 @@ WITH_A_RECORD = (408, 413, 415, 422)
 
 
 def document() -> dict[str, Any]:
-    """All routes with their records, parameters and errors."""
     kinds: dict[str, Any] = {}
     for route in OPERATIONS:
         kinds |= {f"{route.name} {part}": kind for part, kind in _kinds(route).items()}
@@ -42,13 +48,13 @@ def document() -> dict[str, Any]:
         "paths": paths,
         "components": {
             "schemas": components,
-            "securitySchemes": {"key": {"type": "apiKey", "in": "header", "name": KEY_HEADER}},
+            "securitySchemes": {"key": {"type": "apiKey", "in": "header", "name": API_KEY_HEADER}},
         },
         "security": [{"key": []}],
     }
 
 
-def _kinds(route: Operation) -> dict[str, Any]:
+def _kinds(route: ApiOperation) -> dict[str, Any]:
     kinds = {f"parameter {one.name}": one.kind for one in route.parameters}
     if route.request is not None:
         kinds["request"] = route.request
@@ -59,7 +65,7 @@ def _kinds(route: Operation) -> dict[str, Any]:
     return {**kinds, "problem": Problem, "validation": ValidationProblem}
 
 
-def _operation(route: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
+def _operation(route: ApiOperation, schemas: dict[str, Any]) -> dict[str, Any]:
     operation: dict[str, Any] = {"operationId": route.name, "summary": route.summary}
     if route.open:
         operation["security"] = []
@@ -89,8 +95,7 @@ def _operation(route: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
     return operation
 
 
-def _errors(route: Operation) -> list[int]:
-    """What the route may answer with beside success."""
+def _errors(route: ApiOperation) -> list[int]:
     errors = {*ANY_ROUTE, *route.errors} | (set() if route.open else set(WITH_A_KEY))
     errors |= set() if route.open or route.unlimited else {TOO_MUCH}
     return sorted(errors | (set(WITH_A_RECORD) if route.request is not None else set()))
@@ -114,7 +119,6 @@ def _content(schema: dict[str, Any] | None, other: str | None) -> dict[str, Any]
 
 
 def main() -> int:
-    """Write the document to the file named by the one argument."""
     if len(sys.argv) != 2:
         print("usage: python -m orchard.injector.orchestrator.openapi FILE", file=sys.stderr)  # noqa: T201
         return 2

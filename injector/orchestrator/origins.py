@@ -1,8 +1,8 @@
-"""Requests that a browser sends for a stranger's page: known by their Origin, or by the name they ask for.
+"""Refuses requests that a browser sends for a foreign page, by their Origin or Host.
 
 A page may send simple requests to any address, and open WebSockets to it, loopback included; and a name that
-its owner lets point here (DNS rebinding) makes the answers readable too. Programs send no Origin, and on
-loopback they know where they ask.
+its owner points here (DNS rebinding) makes the responses readable too. Programs send no Origin, and on
+loopback they use the right Host.
 """
 
 import ipaddress
@@ -26,9 +26,9 @@ def is_loopback(host: str) -> bool:
 
 
 def refusal(request: web.Request, *, loopback: bool, hosts: Collection[str]) -> tuple[int, str] | None:
-    """Why not, as an HTTP status and a sentence.
+    """Return why a request is refused, as an HTTP status and a sentence, or None.
 
-    `loopback`: the service listens there only. `hosts` are other names that it is asked by, as a proxy sends
+    `loopback`: the service listens on loopback only. `hosts` are other names of the service, as a proxy sends
     them, with or without a port.
     """
     host = request.headers.get(hdrs.HOST, "")
@@ -43,6 +43,6 @@ def refusal(request: web.Request, *, loopback: bool, hosts: Collection[str]) -> 
 
 
 def _name(host: str) -> str:
-    """Without the port and the brackets of an IPv6 address; what is no host, as it is."""
+    """Strip the port and the brackets of an IPv6 address; returns anything else as it is."""
     parts = _HOST.fullmatch(host.lower())
     return parts[1].strip("[]") if parts else host

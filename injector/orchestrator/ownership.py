@@ -1,4 +1,4 @@
-"""Which key a sandbox counts for: written on the sandbox itself, since replicas share nothing else."""
+"""Assigns sandboxes to keys by labels on the sandboxes themselves, since replicas share nothing else."""
 
 import asyncio
 import hashlib
@@ -7,45 +7,46 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
 from typing import TypeVar
 
-from orchard.injector.agent.machine import OWNER
+from orchard.injector.agent.interfaces import OWNER
 from orchard.injector.backend import Backend
 from orchard.injector.errors import SandboxError, SandboxNotFound
 from orchard.injector.orchestrator.keys import Keys
-from orchard.injector.orchestrator.limits import Admission, sandboxes_excess
-from orchard.injector.orchestrator.refusals import Invalid, OverLimit
+from orchard.injector.orchestrator.limits import OverLimit, RequestAdmission, sandboxes_excess
+from orchard.injector.orchestrator.requests import Invalid
 from orchard.schemas.sandboxes import SandboxStatus
 
 RESERVED = "orchard."
-"""Labels of requests may not begin with it."""
+"""Prefix that labels of requests must not have."""
 CREATION = "orchard.creation"
-"""Digest of the idempotency key of its creation."""
+"""Label with the digest of the creation's idempotency key."""
 COUNTED_SECONDS = 5.0
-"""A count of a key's sandboxes is that old at most, while they are far from their limit."""
+"""Greatest age of a count of a key's sandboxes, while they are far from their limit."""
 FAR = 100
-"""So many below the limit, or a quarter of it: other replicas hardly make as many within that time."""
+"""Distance below the limit (or a quarter of it) that counts as far: other replicas hardly make as many in
+that time."""
 
 Labels = TypeVar("Labels", dict[str, str], dict[str, str] | None)
 
 
 class _Tally:
-    """How many sandboxes a key has, at most: counted at the backend, and added to since."""
+    """Upper bound of a key's sandboxes: the last count at the backend and creations since."""
 
     def __init__(self) -> None:
         self.counting = asyncio.Lock()
         self.at = -math.inf
-        """When the last count began, in the event loop's time."""
+        """When the last count began, by the event loop's clock."""
         self.exact = True
-        """Whether nothing was under way then, which may be among what was counted."""
+        """Whether no creation was running then, which the count may include already."""
         self.there = 0
         self.creations: set[str] = set()
-        """Digests of the counted ones' idempotency keys."""
+        """Digests of the counted sandboxes' idempotency keys."""
         self.under_way = 0
         self.quiet = asyncio.Event()
         self.quiet.set()
 
     @contextmanager
     def creating(self, wanted: int) -> Iterator[None]:
-        """Around a creation of so many; one that fails counts until the next count."""
+        """Add a running creation; a failed one counts until the next count. A context manager."""
         self.there += wanted
         self.under_way += wanted
         self.quiet.clear()
@@ -58,36 +59,36 @@ class _Tally:
 
 
 class Ownership:
-    """Counts a key's sandboxes before it makes more, where there is a limit to them.
+    """Labels new sandboxes, and counts a limited key's sandboxes before it makes more.
 
-    Near the limit each is let in or refused by a count from after it asked, and refused by none with
-    creations of this replica under way. Another replica may create at the same moment, so the limit can be
-    exceeded by that. One count serves all who wait for it: a crowd asks the backend a few times, not once
-    each.
+    Near the limit each creation is admitted or refused by a count from after its request, and refused only by
+    one without running creations of this replica. Another replica may create at the same moment, so the limit
+    can be exceeded by that. One count serves all who wait for it: a crowd asks the backend a few times, not
+    once each.
     """
 
-    def __init__(self, backend: Backend, admission: Admission, keys: Keys) -> None:
+    def __init__(self, backend: Backend, admission: RequestAdmission, keys: Keys) -> None:
         self._backend = backend
         self._keys = keys
         self._admission = admission
         self._tallies: dict[str, _Tally] = {}
 
     def matters(self, name: str) -> bool:
-        """Whether sandboxes of the key of this name are labelled: it has a limit, or is kept to its own."""
+        """Whether sandboxes of this key are labelled: it has a limit, or sees only its own."""
         return self._keys.owns(name) or self._admission.of(name).sandboxes is not None
 
     def seen_by(self, name: str) -> dict[str, str]:
-        """Labels of the sandboxes that the key of this name may see."""
+        """Labels of the sandboxes that this key may see."""
         return {OWNER: name} if self._keys.owns(name) else {}
 
     def idempotency(self, name: str, key: str | None) -> str | None:
-        """A key's idempotency keys are its own."""
+        """Qualify an idempotency key by the key that sent it."""
         return key if key is None or not self._keys.owns(name) else f"{name}:{key}"
 
     async def check(self, name: str, sandbox_id: str) -> None:
-        """Raise SandboxNotFound for another key's sandbox, in the words for one that is not there.
+        """Raise SandboxNotFound for another key's sandbox, with the sentence for a missing one.
 
-        What is not there at all is left to whoever asks for it.
+        Really missing ones are left to the handler.
         """
         if not self._keys.owns(name):
             return
@@ -98,10 +99,10 @@ class Ownership:
 
     @asynccontextmanager
     async def of(self, name: str, wanted: int, key: str | None, labels: Labels) -> AsyncIterator[Labels]:
-        """Around a creation of `wanted` sandboxes: the labels they shall have.
+        """Admit a creation of `wanted` sandboxes; yields the labels that they shall have.
 
-        Raises OverLimit when they are too many, unless they are there already, made under the same
-        idempotency `key`; Invalid for reserved labels.
+        Raises OverLimit when they are too many, unless they exist already, made under the same idempotency
+        `key`; Invalid for reserved labels.
         """
         for label in labels or {}:
             if label.startswith(RESERVED):
@@ -121,7 +122,7 @@ class Ownership:
     async def _let(
         self, name: str, tally: _Tally, wanted: int, creation: str
     ) -> AbstractContextManager[None]:
-        """Around a creation that may be made. Raises OverLimit for one that may not."""
+        """Return a context for a permitted creation. Raises OverLimit for any other."""
         limits, asked = self._admission.of(name), _now()
         assert limits.sandboxes is not None
         near = limits.sandboxes - max(FAR, limits.sandboxes // 4)
@@ -151,12 +152,12 @@ def _now() -> float:
 
 
 class _NotYours(SandboxError):
-    """As SandboxNotFound says it."""
+    """Has status and reason of SandboxNotFound."""
 
     default_status = SandboxNotFound.default_status
     default_reason = SandboxNotFound.default_reason
 
 
 def without_owner(labels: Mapping[str, str]) -> dict[str, str]:
-    """Those that a caller gave."""
+    """Return the labels that the caller gave."""
     return {name: value for name, value in labels.items() if not name.startswith(RESERVED)}

@@ -1,4 +1,4 @@
-"""The OpenAPI document as a page for people: `GET /docs`. It loads nothing from anywhere."""
+"""Renders the OpenAPI document as a self-contained page: `GET /docs`."""
 
 import json
 from html import escape
@@ -12,7 +12,6 @@ _STYLE = (
 
 
 def page(document: dict[str, Any]) -> str:
-    """All operations with what they take and answer, and all records."""
     info = document["info"]
     operations = "".join(
         _operation(path, method.upper(), one)
@@ -51,7 +50,6 @@ def _operation(path: str, method: str, one: dict[str, Any]) -> str:
 
 
 def _kinds(content: dict[str, Any]) -> str:
-    """The media types, with links to the records."""
     found = []
     for media, described in content.items():
         text = json.dumps(described.get("schema", {}))

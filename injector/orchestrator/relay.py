@@ -1,4 +1,4 @@
-"""A terminal session, or a tunnel, passed on between a client and the agent that holds it."""
+"""Relays WebSocket frames of terminal sessions and tunnels between a client and an agent."""
 
 import asyncio
 from contextlib import suppress
@@ -6,16 +6,16 @@ from contextlib import suppress
 import aiohttp
 from aiohttp import WSMsgType, web
 
-from orchard.injector.agent.keepalive import keep_alive
+from orchard.injector.agent.connections import keep_alive
 
 Line = web.WebSocketResponse | aiohttp.ClientWebSocketResponse
 
 
 async def relay(client: web.WebSocketResponse, agent: aiohttp.ClientWebSocketResponse) -> None:
-    """Pass frames both ways until either end closes or vanishes, then close both.
+    """Relay frames both ways until either end closes or vanishes, then close both.
 
-    The agent closes after its last frame, so a client has everything; a client that goes takes the session
-    with it, because the agent then loses its own line.
+    The agent closes after its last frame, so a client gets everything; a client that goes ends the session,
+    because the agent then loses its own connection.
     """
     keep_alive(client.get_extra_info("socket"))
     both = [asyncio.ensure_future(_forward(client, agent)), asyncio.ensure_future(_forward(agent, client))]

@@ -1,4 +1,4 @@
-"""What every answer of the orchestrator has: compact JSON, a request id, errors as `{"detail": ...}`."""
+"""Middleware and helpers for all responses: compact JSON, a request id, errors as `{"detail": ...}`."""
 
 import base64
 import logging
@@ -13,35 +13,34 @@ from typing import Any, NamedTuple
 from aiohttp import hdrs, web
 
 from orchard.injector import operations, wire
-from orchard.injector.agent.logs import REQUEST_ID, REQUEST_ID_HEADER
+from orchard.injector.agent.logs import REQUEST_ID
+from orchard.injector.agent.protocol import REASON_HEADER, REQUEST_ID_HEADER
 from orchard.injector.errors import SandboxError, SandboxNotFound, SandboxUnavailable
-from orchard.injector.operations import OPERATIONS, REASON_HEADER
+from orchard.injector.operations import OPERATIONS
 from orchard.injector.orchestrator import origins
 from orchard.injector.orchestrator.drain import Drain
-from orchard.injector.orchestrator.keys import Keys, Refusal, caller
-from orchard.injector.orchestrator.limits import OPEN, Admission, Excess
-from orchard.injector.orchestrator.metrics import Metrics
+from orchard.injector.orchestrator.keys import AuthRefusal, Keys, caller
+from orchard.injector.orchestrator.limits import OPEN, Excess, OverLimit, RequestAdmission
+from orchard.injector.orchestrator.metrics import ServiceMetrics
 from orchard.injector.orchestrator.ownership import Ownership
-from orchard.injector.orchestrator.refusals import Invalid, OverLimit
-from orchard.injector.orchestrator.turns import Turns
+from orchard.injector.orchestrator.request_queue import RequestQueue
+from orchard.injector.orchestrator.requests import Invalid
 
 OPEN_PATHS = frozenset(one.path for one in OPERATIONS if one.open)
-"""Answered without a key."""
 QUIET_ROUTES = frozenset({"/health", "/metrics"})
-"""Asked every few seconds: logged only for debugging."""
+"""Routes requested every few seconds, which are logged only for debugging."""
 KEPT_ALIVE = frozenset((one.method, one.path) for one in OPERATIONS if one.unlimited)
 CREATIONS = frozenset((one.method, one.path) for one in (operations.CREATE, operations.FORK))
 METHODS = frozenset({one.method for one in OPERATIONS} | {"HEAD", "PUT", "OPTIONS", "PATCH"})
 CLIENT_GONE = 499
-"""As a status in logs and figures: nobody was left to be answered."""
+"""Status in logs and metrics for a client that disconnected before the response."""
 RETRY_AFTER = 1.0
-"""Seconds, where the error has none."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-"""Of a sandbox or a job: no part of a path that means something else."""
+"""Valid name of a sandbox or job, which cannot mean another path."""
 
 KEY_NAME = web.RequestKey("key_name", str)
-"""Of a request: the name of its key."""
+"""Request key with the name of the API key."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -49,12 +48,11 @@ log = logging.getLogger(__name__)
 
 
 def json_reply(document: Any, status: int = 200) -> web.Response:
-    """A compact JSON answer."""
     return web.Response(status=status, body=wire.encode(document), content_type="application/json")
 
 
 async def streamed(request: web.Request, pieces: AsyncIterator[bytes], media: str) -> web.StreamResponse:
-    """The pieces as they come. Once begun, only a broken line can say that the rest will not follow."""
+    """Stream the pieces; on an error after the beginning, only an aborted connection can show it."""
     reply = web.StreamResponse(headers={"Content-Type": media})
     await reply.prepare(request)
     try:
@@ -70,7 +68,7 @@ async def streamed(request: web.Request, pieces: AsyncIterator[bytes], media: st
 
 
 async def file_content(path: str, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The record `FileContent` as JSON, in pieces: a file is never in memory whole."""
+    """Yield the record `FileContent` as JSON, without holding the file in memory."""
     yield b'{"path":' + wire.encode(path) + b',"content":"'
     size, left = 0, b""
     async for piece in pieces:
@@ -82,21 +80,22 @@ async def file_content(path: str, pieces: AsyncIterator[bytes]) -> AsyncIterator
     yield base64.b64encode(left) + b'","size":%d}' % size
 
 
-class Door(NamedTuple):
-    """What decides whether a request comes in. Without `keys` all is open."""
+class AccessControl(NamedTuple):
+    """What decides whether a request is admitted. Without `keys` every one is."""
 
     keys: Keys
-    admission: Admission
+    admission: RequestAdmission
     ownership: Ownership
     loopback: bool
-    """The service listens there only."""
+    """Whether the service listens on loopback only."""
     hosts: Collection[str] = ()
-    """Names that it is asked by, besides (see `origins`)."""
+    """Other names of the service (see `origins`)."""
 
 
-def middleware(door: Door, metrics: Metrics, drain: Drain) -> Any:
-    """Request id, origin, key, limits, owner, errors, figures and log around every handler."""
-    turns = Turns(door.admission)
+def middleware(door: AccessControl, metrics: ServiceMetrics, drain: Drain) -> Any:
+    """Make the middleware: request id, origin, key, limits, owner, errors, metrics and log for every
+    handler."""
+    turns = RequestQueue(door.admission)
 
     @web.middleware
     async def around(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -106,7 +105,7 @@ def middleware(door: Door, metrics: Metrics, drain: Drain) -> Any:
         try:
             with metrics.in_flight(), drain.handling():
                 who = entering(request)
-                if isinstance(who, Refusal):
+                if isinstance(who, AuthRefusal):
                     reply: web.StreamResponse = json_reply({"detail": who.detail}, who.status)
                 elif request.path in OPEN_PATHS:
                     reply = await _answered(request, handler)
@@ -120,14 +119,14 @@ def middleware(door: Door, metrics: Metrics, drain: Drain) -> Any:
         finally:
             _note(request, status, time.perf_counter() - begun, metrics)
 
-    def entering(request: web.Request) -> str | Refusal:
+    def entering(request: web.Request) -> str | AuthRefusal:
         strange = origins.refusal(request, loopback=door.loopback, hosts=door.hosts)
         if strange is not None:
-            return Refusal(*strange)
+            return AuthRefusal(*strange)
         return OPEN if request.path in OPEN_PATHS else caller(request, door.keys.accepted)
 
     async def owned(request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Every route that names a sandbox or a job is of one sandbox."""
+        """Check the owner of the sandbox that a route names, directly or by a job."""
         name = request.match_info.get("id", request.match_info.get("job"))
         if name is not None:
             if not _NAME.fullmatch(name):
@@ -164,7 +163,7 @@ def _too_much(excess: Excess) -> web.Response:
     return reply
 
 
-def _note(request: web.Request, status: int, seconds: float, metrics: Metrics) -> None:
+def _note(request: web.Request, status: int, seconds: float, metrics: ServiceMetrics) -> None:
     resource = request.match_info.route.resource
     route = "unmatched" if resource is None else resource.canonical
     method = request.method if request.method in METHODS else "other"  # a label has few values
@@ -186,7 +185,7 @@ def _note(request: web.Request, status: int, seconds: float, metrics: Metrics) -
 
 
 async def add_request_id(_request: web.Request, reply: web.StreamResponse) -> None:
-    """A signal handler of the application, so that streams and WebSockets have it too."""
+    """Add the request id, as a signal handler of the application, which covers streams and WebSockets too."""
     reply.headers[REQUEST_ID_HEADER] = REQUEST_ID.get() or uuid.uuid4().hex
 
 

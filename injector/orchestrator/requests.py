@@ -1,13 +1,13 @@
-"""Bodies of requests in JSON, read as the published service reads them, but fields must be known.
+"""Parses JSON bodies of requests as the published service does, except that unknown fields are refused.
 
-A number or a truth value may be a string, what is null or nothing counts as left out. A file's content in
-Base64 is decoded as it comes: it may have 200 MB, and nobody else is to wait for that.
+A number or truth value may be a string; null or empty values count as left out. A file's content in Base64 is
+decoded as it comes: it may have 200 MB, and must not delay others.
 """
 
 import difflib
 import json
 import re
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -17,16 +17,14 @@ from orchard.injector import wire
 from orchard.injector.operations import JSON
 from orchard.injector.orchestrator.deadlines import arriving
 from orchard.injector.orchestrator.deadlines import body as whole_body
-from orchard.injector.orchestrator.refusals import Invalid
 from orchard.schemas.sandboxes import ApplyPatch, ExecRequest, MoveFile, UploadFile
 
 JSON_BODY_LIMIT = 256 * 1024 * 1024
 """Bytes; raw uploads have no limit."""
 AROUND_CONTENT = 64 * 1024
-"""Bytes of an upload's other fields."""
 _NOTHING = frozenset({b'""', b"0", b"0.0", b"{}"})
 _OR_DEFAULT = frozenset({"sandbox_id", "cpu", "memory", "timeout", "timeout_seconds", "cwd", "env"})
-"""Fields that count as left out when they are nothing."""
+"""Fields that count as left out when they are empty or zero."""
 _CONTENT = re.compile(rb'"content"\s*:\s*"')
 _ESCAPE = re.compile(rb"\\(?:u00([0-9a-fA-F]{2})|(.))", re.DOTALL)
 _UNFINISHED = re.compile(rb"\\(?:u[0-9a-fA-F]{0,3})?\Z")
@@ -40,21 +38,30 @@ _OF_FILES = (ApplyPatch, ExecRequest, MoveFile, UploadFile)
 T = TypeVar("T", bound=msgspec.Struct)
 
 
+class Invalid(Exception):
+    """A request that does not fit its schema; `place` is where, `kind` a word for programs."""
+
+    def __init__(self, place: Sequence[str | int], message: str, kind: str = "value_error") -> None:
+        super().__init__(message)
+        self.place = list(place)
+        self.message = message
+        self.kind = kind
+
+
 async def decoded(request: web.Request, kind: type[T]) -> T:
-    """The body as a record. Raises Invalid, and HTTPUnsupportedMediaType for what does not say it is JSON."""
+    """Decode the body as a record. Raises Invalid, and HTTPUnsupportedMediaType unless its type is JSON."""
     check_media(request)
     return record(await whole_body(request, JSON_BODY_LIMIT), kind)
 
 
 def check_media(request: web.Request) -> None:
-    """Anything but JSON a browser sends for any page without asking."""
+    """Refuse other media types than JSON, which a browser sends for any page without preflight."""
     kind_sent = request.headers.get(hdrs.CONTENT_TYPE, "").partition(";")[0].strip().lower()
     if request.body_exists and kind_sent != JSON:
         raise web.HTTPUnsupportedMediaType(reason=f"the header Content-Type must be {JSON}")
 
 
 def record(body: bytes, kind: type[T]) -> T:
-    """A JSON document as a record. Raises Invalid."""
     try:
         try:
             return _plain(body, kind)
@@ -83,7 +90,7 @@ def _plain(body: bytes, kind: type[T]) -> T:
 
 
 def _with_bytes(body: bytes, kind: type[T]) -> T:
-    """The same where a text has bytes that are not UTF-8."""
+    """Decode a document whose texts have bytes that are not UTF-8."""
     fields = wire.members(body)
     if kind not in _OF_FILES:
         raise Invalid(["body"], "a text has a byte that is not UTF-8", "value_error")
@@ -109,18 +116,18 @@ def _unknown(name: str, kind: type[msgspec.Struct]) -> Invalid:
 
 
 def steps(path: str) -> list[str | int]:
-    """The parts of a msgspec error path: `$.labels[...]` is labels, `$.command[2]` is command, 2."""
+    """Split a msgspec error path: `$.labels[...]` is labels, `$.command[2]` is command, 2."""
     parts: list[str | int] = []
     for name, index in re.findall(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]", path):
         parts.append(name or (int(index) if index.isdigit() else index))
     return parts
 
 
-class Upload:
-    """The body of a request that is an `UploadFile`, whose content is not held in memory.
+class UploadBody:
+    """The body of a request that is an `UploadFile`, without holding its content in memory.
 
-    `begin` reads as far as the content, `content` gives it, and `refused` is why that ended too early, for
-    whoever passed it on and sees only that it did.
+    `begin` reads up to the content, `content` yields it, and `refused` is why that ended too early, for a
+    caller that forwards it and sees only the end.
     """
 
     def __init__(self, request: web.Request) -> None:
@@ -134,7 +141,7 @@ class Upload:
         self.record: UploadFile
 
     async def begin(self) -> None:
-        """Read until `record` is known, but for its content. Raises Invalid."""
+        """Read until `record` is known except for its content. Raises Invalid."""
         await self._find()
         try:
             self.record = record(self._head + b'""}', UploadFile)
@@ -142,7 +149,6 @@ class Upload:
             self._held = [piece async for piece in self._decoded()]
 
     async def content(self) -> AsyncIterator[bytes]:
-        """The file's bytes."""
         try:
             if self._held is not None:
                 for piece in self._held:
@@ -172,7 +178,7 @@ class Upload:
         return piece
 
     async def _decoded(self) -> AsyncIterator[bytes]:
-        """The content; then the fields after it are read, and `record` is all there is to know."""
+        """Yield the content, then read the fields after it and complete `record`."""
         decoder = _Base64()
         piece, tail = self._rest, b""
         while True:
@@ -196,14 +202,14 @@ class Upload:
 
 
 class _Base64:
-    """Decodes the inside of a JSON string of Base64 as it comes; line ends in it are passed over."""
+    """Decodes the inside of a JSON string of Base64 in pieces; line ends in it are skipped."""
 
     def __init__(self) -> None:
         self._left = b""
         self._padded = False
 
     def decode(self, piece: bytes) -> bytes:
-        """What can be told so far. Raises Invalid."""
+        """Decode as much as is complete. Raises Invalid."""
         text = self._left + piece
         cut = len(text)
         if b"\\" in text:
@@ -222,7 +228,6 @@ class _Base64:
         return self._bytes(text[:whole])
 
     def end(self) -> None:
-        """Raises Invalid when a part is missing."""
         if self._left:
             raise Invalid(["body", "content"], "not base64: it is cut off")
 

@@ -5,11 +5,10 @@ import sys
 from pathlib import Path
 
 from orchard.injector.payload.build import build
-from orchard.injector.payload.errors import PayloadError
+from orchard.injector.payload.elf import PayloadError
 
 
 def main() -> int:
-    """Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m orchard.injector.payload", description=__doc__)
     commands = parser.add_subparsers(required=True)
     make = commands.add_parser("build", help="build it from this Python, for machines of this kind")

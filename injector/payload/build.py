@@ -1,4 +1,4 @@
-"""Building the payload from the Python that runs us: the same inputs give the same bytes."""
+"""Builds the payload from the running Python: the same inputs give the same bytes."""
 
 import importlib.metadata
 import os
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from orchard.injector.payload import elf, launch, libraries
-from orchard.injector.payload.errors import PayloadError
+from orchard.injector.payload.elf import PayloadError
 
 # fmt: off
 LEFT_OUT = frozenset({
@@ -30,14 +30,14 @@ LEFT_OUT = frozenset({
 })
 # fmt: on
 _BEGINNINGS = ("_test", "xxlimited", "config-", "_sysconfigdata")
-"""How names of what serves testing and compiling begin; the latter tells of the machine it is from."""
+"""Prefixes of names that serve testing and compiling; the latter reveal the machine they are from."""
 _PACKAGE_FILES = (".py", ".so")
 
 
 def build(archive: Path) -> None:
-    """Write the payload as a tar archive: sorted members of root's, dated 1970, with no directory above them.
+    """Write the payload as a tar archive: sorted members owned by root, dated 1970, relative to its root.
 
-    It is started once before, to see that it works. Raises PayloadError.
+    It is started once before, as a test. Raises PayloadError.
     """
     if sys.version_info[:2] < (3, 11) or sys.platform != "linux":
         raise PayloadError("a payload is built by CPython 3.11 or later on Linux")
@@ -57,12 +57,11 @@ def build(archive: Path) -> None:
 
 
 def _program() -> Path:
-    """The executable that runs us, whatever virtual environment it was called through."""
+    """The running executable, whatever virtual environment it was called through."""
     return Path("/proc/self/exe").resolve()
 
 
 def _interpreter(stage: Path) -> Path:
-    """Put the interpreter and its standard library there. Returns where it is from."""
     program = _program()
     (stage / "bin").mkdir()
     (stage / "lib").mkdir()
@@ -83,7 +82,6 @@ def _ignored(_directory: str, names: list[str]) -> set[str]:
 
 
 def _agent(target: Path) -> None:
-    """Put there, as a directory to be executed, the agent and the packages that it needs."""
     target.mkdir()
     source = Path(__file__).parent.parent
     copy = target / "orchard/injector"
@@ -105,7 +103,7 @@ def _agent(target: Path) -> None:
 
 
 def _with_requirements(package: str) -> set[str]:
-    """The package and what it requires, for any system, as far as it is installed; nothing optional."""
+    """Return the package and its installed requirements for any system, without optional ones."""
     found: set[str] = set()
     pending = [package]
     while pending:
@@ -125,9 +123,9 @@ def _with_requirements(package: str) -> set[str]:
 
 
 def _compile(stage: Path) -> None:
-    """Compile all modules, trusted without a look at the source: it may lie on a read-only file system.
+    """Compile all modules without checks of the source, because the file system may be read-only.
 
-    In an interpreter of its own with a fixed hash seed, since the form of constants depends on both.
+    An interpreter of its own with a fixed hash seed does it, since the form of constants depends on both.
     """
     options = ["-q", "--invalidation-mode", "unchecked-hash", "-s", str(stage), "-p", "/"]
     line = [str(_program()), "-P", "-S", "-m", "compileall", *options, str(stage)]

@@ -1,21 +1,23 @@
-"""Programs and shared libraries, 64-bit little-endian ELF, as bytes: what they ask of the loader."""
+"""Parses 64-bit little-endian ELF files as far as the loader does."""
 
 import struct
 from collections.abc import Iterator
 
-from orchard.injector.payload.errors import PayloadError
-
 MAGIC = b"\x7fELF"
 _CLASS_AND_ORDER = b"\x02\x01"
-"""64 bits, little-endian: all machines that run containers."""
+"""64 bits, little-endian, as on all machines that run containers."""
 _SEGMENT = struct.Struct("<IIQQQQQQ")
 _DYNAMIC = struct.Struct("<qQ")
 _PT_DYNAMIC, _PT_INTERP = 2, 3
 _DT_NULL, _DT_RPATH, _DT_RUNPATH = 0, 15, 29
 
 
+class PayloadError(Exception):
+    """An error whose message is one sentence that names the remedy."""
+
+
 def interpreter(program: bytes) -> str:
-    """Path of the loader that the program names. Raises PayloadError when it names none."""
+    """Return the path of the program's loader. Raises PayloadError when it names none."""
     for kind, offset, size in _segments(program):
         if kind == _PT_INTERP:
             return program[offset : offset + size].rstrip(b"\0").decode()
@@ -23,7 +25,7 @@ def interpreter(program: bytes) -> str:
 
 
 def condensed(file: bytes) -> bytes:
-    """What the loader reads of the file: no symbols for debuggers, no search path of the machine it is from.
+    """Return what the loader reads of the file: without debug symbols and search paths.
 
     Sections, which only linkers and debuggers read, lie behind the last segment and are cut off.
     """
@@ -41,7 +43,7 @@ def condensed(file: bytes) -> bytes:
 
 
 def _segments(file: bytes) -> Iterator[tuple[int, int, int]]:
-    """Type, offset and size in the file (bytes) of each segment."""
+    """Yield type, offset and size in the file (bytes) of each segment."""
     if file[:4] != MAGIC or file[4:6] != _CLASS_AND_ORDER:
         raise PayloadError("only programs of 64-bit little-endian machines can be put into a payload")
     (start,) = struct.unpack_from("<Q", file, 32)  # e_phoff

@@ -1,6 +1,6 @@
-"""What the payload executes: says what it is, copies itself or a program's files, or serves its container.
+"""The payload's entry point: reports versions, copies itself or a program's files, or serves its container.
 
-Standard library, aiohttp and `orchard.injector.agent` only: nothing else is in the payload.
+It imports only the standard library, aiohttp and `orchard.injector.agent`: nothing else is in the payload.
 """
 
 import argparse
@@ -17,13 +17,11 @@ from orchard.injector.agent import layer_files
 from orchard.injector.agent.pod import start
 
 ROOT = Path(__file__).resolve().parent.parent
-"""The payload's directory."""
 SET_FOR_THE_LOADER = frozenset({"LD_AUDIT", "LD_PRELOAD"})
-"""Set to nothing for the payload's sake (`launch.ENVIRONMENT`); no command needs to see that."""
+"""Variables emptied for the payload (`launch.ENVIRONMENT`), which commands need not see."""
 
 
 def main() -> int:
-    """Returns the exit status."""
     parser = argparse.ArgumentParser(prog="agent", description=__doc__)
     action = parser.add_mutually_exclusive_group(required=True)
     action.add_argument(
@@ -63,7 +61,7 @@ def main() -> int:
 
 
 def _versions() -> dict[str, str]:
-    """Found by importing all of the agent: what a module lacks shows now and not at the first command."""
+    """Import all of the agent, so that a missing module shows now and not at the first command."""
     for module in pkgutil.walk_packages(agent.__path__, "orchard.injector.agent."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)

@@ -1,13 +1,13 @@
-"""How a payload is started, wherever it lies: what a Pod's command and environment have to be."""
+"""Command and environment that start a payload in any directory."""
 
 ENVIRONMENT = {"LD_AUDIT": "", "LD_PRELOAD": ""}
-"""To be set for the payload: an image may name libraries of its own in these, and the loader would obey."""
+"""Environment for the payload: an image may name libraries in these, and the loader would load them."""
 
 
 def command(directory: str, *arguments: str) -> list[str]:
-    """The words that start the payload in `directory`, an absolute path, with these arguments.
+    """Return the command line that starts the payload in `directory`, an absolute path.
 
-    It is the loader that the kernel executes, since the one that the interpreter names may not exist.
+    The kernel executes the payload's loader, since the one that the interpreter names may not exist.
     """
     loader, libraries, python = f"{directory}/lib/ld.so", f"{directory}/lib", f"{directory}/bin/python3"
     # The image's own cache of libraries is of no concern to ours (--inhibit-cache); neither are the packages

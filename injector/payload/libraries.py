@@ -1,4 +1,4 @@
-"""The loader and shared libraries of the payload: found as the loader finds them, cut off from any image."""
+"""Collects the payload's loader and shared libraries, and cuts them off from any image."""
 
 import re
 import subprocess
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from orchard.injector.payload import elf
-from orchard.injector.payload.errors import PayloadError
+from orchard.injector.payload.elf import PayloadError
 
 LOADER = "ld.so"
 _FOUND = re.compile(r"^\s+(\S+) => (.+?)(?: \(0x[0-9a-f]+\))?$", re.MULTILINE)
@@ -18,14 +18,17 @@ _DETOURS = {
         b"/usr/lib/locale": b"/dev/null/local",
     },
 }
-"""Files of the image that make the loader or libc load its libraries (preloads, name services) or its tables
-for ours; in our copies their paths lead nowhere, which both take for files that are not there."""
+"""Files of the image by which the loader or libc would load its libraries (preloads, name services) or
+tables.
+
+In the payload's copies their paths lead nowhere, which both treat as missing files.
+"""
 
 
 def collect(program: Path, extensions: Iterable[Path]) -> dict[str, bytes]:
-    """The loader, as `ld.so`, and every library that these files need, by name.
+    """Return the loader, as `ld.so`, and every library that these files need, by name.
 
-    Raises PayloadError when one cannot be found, and where libc is not glibc.
+    Raises PayloadError when one cannot be found, and if libc is not glibc.
     """
     loader = Path(elf.interpreter(program.read_bytes()))
     if not loader.name.startswith("ld-linux"):
@@ -49,7 +52,7 @@ def collect(program: Path, extensions: Iterable[Path]) -> dict[str, bytes]:
 
 
 def _needed(loader: Path, file: Path, *options: str) -> dict[str, str]:
-    """Libraries of the file, with all that these need, by name: the loader itself says where they are."""
+    """Return the file's direct and indirect libraries by name, as the loader finds them."""
     done = subprocess.run(
         [str(loader), *options, "--list", str(file)], capture_output=True, text=True, check=False, env={}
     )

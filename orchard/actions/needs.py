@@ -6,13 +6,12 @@ from collections.abc import Iterable, Mapping
 from orchard.configuration.config import ConfigError
 from orchard.pipelines.tasks.directories import HARBOR, TERMINAL_BENCH
 from orchard.pipelines.tasks.registry import Needs
-from orchard.schemas import plugins
 from orchard.schemas.campaigns import CampaignSpec
 from orchard.schemas.plugins import Kind
+from orchard.workers import harnesses, plugins
 from orchard.workers.episode.networks import SHUT, WAY_OUT
 from orchard.workers.episode.settings import TaskNetwork
 from orchard.workers.graders.plugin import Grader
-from orchard.workers.harnesses import DEFAULT, DEFAULTS, HARNESS_NAMES, TASK
 
 _SHOWN = 3
 """Examples in a sentence."""
@@ -23,7 +22,7 @@ def needed_plugins(spec: CampaignSpec, needs: Mapping[str, Needs]) -> dict[Kind,
     graders = {each.grader for each in needs.values() if each.grader is not None}
     for name in graders:
         plugins.need(Kind.GRADER, name)
-    return {Kind.HARNESS: set(spec.harnesses) - set(HARNESS_NAMES), Kind.GRADER: graders}
+    return {Kind.HARNESS: set(spec.harnesses) - set(harnesses.built_in_names()), Kind.GRADER: graders}
 
 
 def by_patch(need: Needs) -> bool:
@@ -36,16 +35,16 @@ def by_patch(need: Needs) -> bool:
 
 def default_harness(domain: str, needs: Mapping[str, Needs]) -> str:
     """The harness where none is named. Raises ConfigError where the tasks have no one that fits all."""
-    if domain in DEFAULTS:
-        return DEFAULTS[domain]
+    if (chosen := harnesses.default_harness(domain)) is not None:
+        return chosen
     patches = sum(map(by_patch, needs.values()))
     if 0 < patches < len(needs):
         raise ConfigError(
             f"{patches} tasks are judged by a patch and {len(needs) - patches} by what is left in their "
             f"sandboxes, and no harness tells the model of both: submit them apart (--source), each kind "
-            f"under its own ({DEFAULT}, {TASK}), or name one for all by --harness"
+            f"under its own ({harnesses.patch_harness()}, {harnesses.TASK}), or name one for all by --harness"
         )
-    return TASK if needs and not patches else DEFAULT
+    return harnesses.TASK if needs and not patches else harnesses.patch_harness()
 
 
 def check_network(needs: Mapping[str, Needs], setting: TaskNetwork) -> list[str]:

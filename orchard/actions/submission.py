@@ -4,12 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from orchard.actions.session import Session
 from orchard.configuration.config import ConfigError
-from orchard.schemas import plugins
 from orchard.schemas.campaigns import CampaignSpec
 from orchard.schemas.health import ProcessReport
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.outcomes import AbortCause
-from orchard.schemas.plugins import Kind
+from orchard.schemas.plugins import GUIDE, Kind
 from orchard.streams.settings import Queue
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.llm.settings import EndpointSettings, uncut
@@ -57,7 +56,7 @@ def check_workers(
         if not any(names <= set(each.plugins.get(kind, [])) for each in serving):
             raise ConfigError(
                 f"no worker has the {kind.value} {', '.join(sorted(names))}: install the plug-in where "
-                f"the workers run, and start them again ({plugins.GUIDE})"
+                f"the workers run, and start them again ({GUIDE})"
             )
     known = [each.endpoints for each in serving]
     if not any(names is None or endpoints <= set(names) for names in known):

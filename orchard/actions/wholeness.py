@@ -2,8 +2,8 @@
 
 import asyncio
 
+from orchard.storage.archive.files import ArchiveFiles
 from orchard.storage.archive.settings import ArchiveSettings, archive_url
-from orchard.storage.archive.shelf import Shelf
 from orchard.storage.errors import StorageError
 from orchard.storage.reader import log_end
 from orchard.streams.guard import Unjudged
@@ -19,6 +19,6 @@ async def expected(store_url: str, archive: ArchiveSettings) -> Expected:
 
 
 def _expected(store_url: str, archive: ArchiveSettings) -> Expected:
-    sealed = sum(part.removed for part in Shelf(archive_url(store_url, archive)).parts())
+    sealed = sum(part.removed for part in ArchiveFiles(archive_url(store_url, archive)).parts())
     watermark, last_id = log_end(store_url)
     return Expected(watermark, sealed, last_id)

@@ -18,10 +18,10 @@ except ModuleNotFoundError as error:
 
 from typing import Literal
 
+from orchard.injector.agent.protocol import COMMAND_TIMEOUT, WORKSPACE
 from orchard.injector.client import AsyncSandboxClient
 from orchard.injector.errors import SandboxFileTooLarge, SandboxRequestInvalid
-from orchard.injector.sandbox import DEFAULT_TIMEOUT, AsyncSandbox
-from orchard.injector.sandbox_files import WORKSPACE
+from orchard.injector.sandbox import AsyncSandbox
 from orchard.schemas.sandboxes import JobEnding
 
 
@@ -78,7 +78,7 @@ class OrchardSandbox(SandboxEnvironment):
         try:
             job = await self.sandbox.exec(
                 words,
-                timeout or DEFAULT_TIMEOUT * 12,
+                timeout or COMMAND_TIMEOUT * 12,
                 _place(cwd or ""),
                 env,
                 stdin=stdin if isinstance(stdin, str) else None,

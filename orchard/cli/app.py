@@ -102,7 +102,7 @@ def options(
     """Options that every command shares."""
     from orchard.actions.session import Session
     from orchard.configuration import config as configuration  # whoever asks for help needs neither
-    from orchard.schemas import plugins
+    from orchard.workers import plugins
 
     if config is not None:
         _hand_down(context, config)

@@ -138,8 +138,11 @@ def register(app: typer.Typer) -> None:
             orchard submit desk --domain claw --model NAME
             orchard submit two --model NAME --endpoint E --model OTHER --endpoint F
         """
-        from orchard.pipelines.domains.swe.impossible import mixed
-        from orchard.pipelines.tasks.registry import needs_of, read_task_refs  # a status need not wait for it
+        from orchard.pipelines.tasks.registry import (
+            mixed,
+            needs_of,
+            read_task_refs,
+        )  # a status need not wait for it
         from orchard.workers.harnesses import get_harness
 
         session: Session = context.obj

@@ -23,13 +23,10 @@ from orchard.pipelines.datasets.importing import (
     Foreign,
     Imported,
     import_trajectories,
-    read_released,
-    released,
+    read_layout,
 )
 from orchard.pipelines.datasets.manifest import Manifest, read_manifest
 from orchard.pipelines.datasets.settings import read_settings
-from orchard.pipelines.domains.gui.exporter import LAYOUT as GUI_LAYOUT
-from orchard.pipelines.domains.gui.released_rows import read_gui_rows
 from orchard.pipelines.tasks.left_out import LeftOut, insist
 from orchard.processes.signals import stop_on_signals
 from orchard.schemas.datasets import DatasetBuilt
@@ -297,13 +294,8 @@ def import_(
     The rows of the GUI layout are steps: those of one trajectory stand together, and become one rollout.
     """
     session: Session = context.obj
-    readers: dict[str, Read] = {
-        "orchard-swe": lambda: released(read_released(files), harness),
-        GUI_LAYOUT: lambda: read_gui_rows(files, session.blobs, harness),
-    }
-    if layout not in readers:
-        raise DatasetError(f"--format {layout!r} is not known: use {' or '.join(readers)}")
-    import_into(session, readers[layout], campaign, name, strict=strict)
+    read = partial(read_layout, layout, files, session.blobs, harness)
+    import_into(session, read, campaign, name, strict=strict)
 
 
 Read = Callable[[], Iterator[Foreign | LeftOut]]

@@ -15,9 +15,9 @@ from orchard.actions.terminal import console
 from orchard.configuration.config import ConfigError
 from orchard.configuration.running import UNSAFE_HOST
 from orchard.injector.agent.errors import AgentError
-from orchard.injector.agent.local.bringing import bring
+from orchard.injector.agent.local.image_process import bring
 from orchard.injector.errors import SandboxUnsupported
-from orchard.schemas.plugins import Kind, names
+from orchard.schemas.plugins import Kind
 from orchard.schemas.sandboxes import ImageInfo
 from orchard.workers.harnesses import get_harness
 from orchard.workers.harnesses.programs.building import install
@@ -26,6 +26,7 @@ from orchard.workers.harnesses.programs.layers import Layer, layers_among, packe
 from orchard.workers.harnesses.programs.record import Program, SuppliedFiles
 from orchard.workers.harnesses.programs.runner import ProgramHarness
 from orchard.workers.harnesses.programs.steps import BuildError
+from orchard.workers.plugins import names
 
 app = typer.Typer(no_args_is_help=True, help="Harnesses that are programs: installed, listed, shown.")
 

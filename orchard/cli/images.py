@@ -13,9 +13,9 @@ from orchard.actions.terminal import console
 from orchard.configuration.config import ConfigError
 from orchard.injector import operations
 from orchard.injector.agent.errors import AgentError
-from orchard.injector.agent.local.bringing import bring
+from orchard.injector.agent.local.image_process import bring
 from orchard.injector.agent.local.image_service import LocalImages
-from orchard.injector.agent.local.images import Image, ImageStore
+from orchard.injector.agent.local.images import ImageStore, StoredImage
 from orchard.injector.agent_connection import AgentUnreachable
 from orchard.injector.errors import SandboxError
 from orchard.injector.local.backend import LocalBackend
@@ -88,7 +88,7 @@ def _state(context: typer.Context) -> Path:
     return session.directory / "sandboxes"
 
 
-def _brought(context: typer.Context, what: str, wanted: dict[str, Any]) -> Image:
+def _brought(context: typer.Context, what: str, wanted: dict[str, Any]) -> StoredImage:
     state = _state(context)
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:

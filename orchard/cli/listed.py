@@ -102,7 +102,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "values": ("cli.values", "Values of unresolved trajectories, step by step."),
     "rl": ("cli.rl", "Reinforcement learning with balanced groups: `orchard rl CONFIG.toml`."),
 }
-"""Name to the module of `orchard` that has it, and the sentence that the help shows; in the order of the help."""
+"""Name to its module in `orchard` and the sentence that the help shows, in the order of the help."""
 
 
 SHARED = ("--store", "--state", "--config", "--nats", "--sandbox")

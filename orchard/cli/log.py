@@ -16,10 +16,10 @@ from orchard.cli.reading import rows_table
 from orchard.configuration.config import ConfigError
 from orchard.pipelines.campaigns.archiving import Archiving
 from orchard.schemas.subjects import FENCES
+from orchard.storage.archive.archiving import ArchiveProgress
+from orchard.storage.archive.files import ArchiveFiles
 from orchard.storage.archive.settings import archive_url
-from orchard.storage.archive.shelf import Shelf
 from orchard.storage.archive.sizes import Size, sizes
-from orchard.storage.archive.steps import Step
 from orchard.storage.archive.verify import verify_archive
 from orchard.storage.reader import open_tables
 from orchard.streams.campaigns import CampaignBook
@@ -88,7 +88,7 @@ def restore(
 def verify(context: typer.Context, name: Names = None) -> None:
     """Read every byte of the archive and compare it with its manifests and the tables. Exit code 1 if not."""
     session: Session = context.obj
-    shelf = Shelf(archive_url(session.config.store, session.config.archive))
+    shelf = ArchiveFiles(archive_url(session.config.store, session.config.archive))
     found = verify_archive(shelf, session.config.store, name or [])
     for finding in found.findings:
         console.print(Text(str(finding), style="red"), soft_wrap=True)
@@ -103,7 +103,7 @@ def _archiving(session: Session, connection: Connection) -> Archiving:
 
 
 async def _status(session: Session) -> None:
-    shelf = Shelf(archive_url(session.config.store, session.config.archive))
+    shelf = ArchiveFiles(archive_url(session.config.store, session.config.archive))
     async with session.connection_or_server("log status") as connection:
         capacity = await event_capacity(connection)
         book = await CampaignBook(connection).list()
@@ -156,7 +156,7 @@ def _size(size: float) -> str:
     return f"{size:.1f} GB"
 
 
-async def _follow(steps: AsyncIterator[Step], title: str) -> None:
+async def _follow(steps: AsyncIterator[ArchiveProgress], title: str) -> None:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         row = bar.add_task(title, total=None)

@@ -15,8 +15,8 @@ from orchard.actions.terminal import console
 from orchard.cli.reading import rows_table
 from orchard.pipelines.campaigns.conservation import Balance, balances, balances_of_tables
 from orchard.schemas.campaigns import CampaignState
+from orchard.storage.archive.files import ArchiveFiles
 from orchard.storage.archive.settings import archive_url
-from orchard.storage.archive.shelf import Shelf
 from orchard.storage.archive.verify import verify_archive
 from orchard.storage.campaigns import restore_campaigns
 from orchard.storage.checking import examine
@@ -47,7 +47,7 @@ def check(
     checked = examine(session.config.store, read=read)
     findings = checked.findings
     if read and not findings:
-        shelf = Shelf(archive_url(session.config.store, session.config.archive))
+        shelf = ArchiveFiles(archive_url(session.config.store, session.config.archive))
         findings = verify_archive(shelf, session.config.store).findings
     runs = session.config.nats.url is not None or session.up() is not None
     if not findings:

@@ -24,13 +24,14 @@ from orchard.pipelines.domains.swe.own_repository import Change, Wanted, make_ta
 from orchard.pipelines.domains.swe.packages import PackageCache
 from orchard.pipelines.domains.swe.releases import Pair, choose_pairs
 from orchard.pipelines.domains.swe.synthesize import Rejection, Synthesizer
-from orchard.pipelines.domains.swe.workshop import as_ready
 from orchard.pipelines.tasks.directories import Directory, directory_task, read_all
 from orchard.pipelines.tasks.dockerfiles import build_image
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.pipelines.tasks.left_out import LeftOut, insist
+from orchard.pipelines.tasks.proving import ValidationSettings
 from orchard.pipelines.tasks.registry import TaskRegistry, known_hashes, read_tasks, stored_tasks
-from orchard.pipelines.tasks.validate import ValidationSettings, Validator, provable
+from orchard.pipelines.tasks.sandboxes import as_ready
+from orchard.pipelines.tasks.validate import Validator, provable
 from orchard.schemas.events import TaskRejected, TaskValidated
 from orchard.schemas.tasks import IMPOSSIBLE, SWETests, Task, task_hash
 from orchard.streams.publisher import Publisher

@@ -26,9 +26,9 @@ from orchard.pipelines.domains.claw.claw_eval import Reading
 from orchard.pipelines.domains.gui.web_rows import PROTOCOLS, task_from_web_row
 from orchard.pipelines.domains.swe.benchmark_rows import Family, Given, task_from_row
 from orchard.pipelines.tasks.registry import stored_tasks
-from orchard.pipelines.tasks.sources import TaskSource, tasks_of
+from orchard.pipelines.tasks.sources import source_names, task_source, tasks_of
 from orchard.schemas.claw_eval import NAME as CLAW_EVAL
-from orchard.schemas.plugins import GUIDE, Kind, names, need
+from orchard.schemas.plugins import GUIDE
 from orchard.storage.reader import open_tables
 
 app = typer.Typer(no_args_is_help=True, help="Where tasks come from, and whether they can be trusted.")
@@ -125,10 +125,9 @@ def from_source(
     """
     session: Session = context.obj
     if name == "list":
-        console.print("\n".join(names(Kind.TASK_SOURCE)) or f"no package brings tasks: see {GUIDE}")
+        console.print("\n".join(source_names()) or f"no package brings tasks: see {GUIDE}")
         return
-    source: TaskSource = need(Kind.TASK_SOURCE, name)
-    found, left_out = tasks_of(source, name, dict(_pair(each) for each in option or []))
+    found, left_out = tasks_of(task_source(name), name, dict(_pair(each) for each in option or []))
     import_all(session, lambda: found, len(found), left_out, source=name, strict=strict)
 
 

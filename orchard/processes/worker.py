@@ -11,7 +11,6 @@ from functools import partial
 import msgspec
 
 from orchard.actions.session import Session
-from orchard.schemas import plugins
 from orchard.schemas.health import ProcessReport
 from orchard.schemas.plugins import Kind
 from orchard.streams.campaigns import CampaignBook
@@ -20,11 +19,11 @@ from orchard.streams.health import reporting
 from orchard.streams.publisher import Publisher
 from orchard.streams.settings import Queue
 from orchard.streams.topology import declare
+from orchard.workers import harnesses, plugins
 from orchard.workers.attempts.rollout import AttemptDependencies
 from orchard.workers.attempts.worker import Worker
-from orchard.workers.domains.gui.browser.pool import browsers
+from orchard.workers.episode.standby import standbys
 from orchard.workers.episode.worlds import Shared
-from orchard.workers.harnesses import HARNESS_NAMES
 from orchard.workers.llm.client import EndpointSettings, ModelClient
 from orchard.workers.llm.rests import Rests
 
@@ -35,7 +34,7 @@ async def run_worker(session: Session, name: str | None) -> None:
     queue = Queue(kind="rollout", domain=config.worker.domain, priority=config.worker.priority)
     lends = [Queue(domain=queue.domain, priority=priority) for priority in config.worker.lent_to]
     name = name or f"{socket.gethostname()}-{os.getpid()}"
-    usable = plugins.check({Kind.HARNESS: HARNESS_NAMES})
+    usable = plugins.check({Kind.HARNESS: harnesses.built_in_names()})
     async with AsyncExitStack() as stack:
         connection = await stack.enter_async_context(session.reading_connection(f"worker {name}"))
         await declare(connection, config.nats, [queue, *lends])
@@ -47,8 +46,6 @@ async def run_worker(session: Session, name: str | None) -> None:
         shared = Shared()
         sandboxes = await stack.enter_async_context(session.sandboxes())
         stack.push_async_callback(shared.close)
-        spare = await shared.of(browsers)
-        spare.keep(sandboxes, config.sandbox, config.worker.spare_browsers)
         dependencies = AttemptDependencies(
             worker=name,
             publisher=Publisher(connection),
@@ -58,7 +55,7 @@ async def run_worker(session: Session, name: str | None) -> None:
             models=models,
             judge=config.judge,
             shared=shared,
-            standby=spare,
+            standbys=await standbys(shared, sandboxes, config.sandbox, config.worker),
         )
         claims = await stack.enter_async_context(Claims(connection, queue, lends))
         worker = Worker(

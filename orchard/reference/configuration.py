@@ -8,7 +8,7 @@ import msgspec
 
 from orchard.configuration.config import Config
 from orchard.injector.kubernetes.settings import KubernetesSettings
-from orchard.injector.orchestrator.limits import Limits
+from orchard.injector.orchestrator.limits import ServiceLimits
 from orchard.pipelines.datasets.settings import DatasetSettings
 from orchard.pipelines.rl.settings import RlSettings
 from orchard.pipelines.sft.settings import SftSettings
@@ -44,7 +44,7 @@ _OTHER_FILES: tuple[tuple[str, type[msgspec.Struct], str], ...] = (
     ),
     (
         "Limits of the sandbox service",
-        Limits,
+        ServiceLimits,
         "The file of `python -m orchard.injector.orchestrator --limits FILE` ([guide](../sandboxes.md)).",
     ),
 )

@@ -14,14 +14,13 @@ from typing import NamedTuple
 import msgspec
 
 from orchard.pipelines.campaigns.ending import open_in_queues
-from orchard.pipelines.rl.plan import RunPlan
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CAMPAIGN_MOVES, CampaignRecord, CampaignState
 from orchard.schemas.subjects import EVENTS_PREFIX, FENCES, campaign_subjects
+from orchard.storage.archive.archiving import ArchiveProgress, archive_events
+from orchard.storage.archive.files import ArchiveFiles, ArchivePart
 from orchard.storage.archive.listing import MEMORY_LIMIT
 from orchard.storage.archive.settings import ArchiveSettings, archive_url
-from orchard.storage.archive.shelf import Part, Shelf
-from orchard.storage.archive.steps import Step, archive_events
 from orchard.storage.archive.verify import check_part
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import ArchiveRefused, StorageError
@@ -38,6 +37,13 @@ LOOK_SECONDS = 600.0
 """Between two looks for campaigns that have been closed for long enough."""
 
 log = logging.getLogger(__name__)
+
+
+class _PlannedSteps(msgspec.Struct, frozen=True):
+    """What is read of the plan of a reinforcement-learning run."""
+
+    steps: int
+    """Optimizer steps, each of which makes a policy."""
 
 
 class CampaignProgress(NamedTuple):
@@ -114,7 +120,7 @@ class Archiving:
         self, connection: Connection, store_url: str, blobs: BlobStore, settings: ArchiveSettings
     ) -> None:
         self._connection, self._store_url, self._blobs = connection, store_url, blobs
-        self.shelf = Shelf(archive_url(store_url, settings))
+        self.shelf = ArchiveFiles(archive_url(store_url, settings))
         self._book = CampaignBook(connection)
 
     async def closed(self, older_than: timedelta = timedelta(0)) -> list[str]:
@@ -141,7 +147,7 @@ class Archiving:
         first = await next_message(self._connection, names.EVENTS, 1, own)
         return first is not None and first.sequence <= reached
 
-    async def archive(self, campaign: str) -> AsyncIterator[Step]:
+    async def archive(self, campaign: str) -> AsyncIterator[ArchiveProgress]:
         """Move a closed campaign's events into the archive. Killed anywhere, the next call goes on.
 
         Raises ArchiveRefused for a campaign that is not closed or not known, and as `archive_events`.
@@ -168,7 +174,7 @@ class Archiving:
             except CampaignConflict:
                 log.warning("campaign %s was resumed while it was archived: it stays open", campaign)
 
-    async def restore(self, campaign: str) -> AsyncIterator[Step]:
+    async def restore(self, campaign: str) -> AsyncIterator[ArchiveProgress]:
         """Verify every byte of a campaign's archive, and let the campaign be resumed: it is paused then.
 
         Its events stay where they are, since the stream cannot take a sequence twice (decision 0016). Raises
@@ -187,12 +193,12 @@ class Archiving:
         if record is not None and record.state is CampaignState.ARCHIVED:
             await self._move(campaign, record, revision, CampaignState.PAUSED)
 
-    async def check(self, part: Part) -> AsyncIterator[Step]:
+    async def check(self, part: ArchivePart) -> AsyncIterator[ArchiveProgress]:
         """Read every byte of a part. Raises ArchiveCorrupt."""
         total = (await asyncio.to_thread(self.shelf.manifest, part)).events
         checked = check_part(self.shelf, part, self._store_url)
         while (events := await asyncio.to_thread(next, checked, None)) is not None:
-            yield Step("verifying", events, total)
+            yield ArchiveProgress("verifying", events, total)
 
     async def run(self, older_than: timedelta) -> None:
         """Archive what has been closed for so long, until cancelled. Failures are told and tried again."""
@@ -211,7 +217,7 @@ class Archiving:
         if progress.plan_sha256 is not None:
             # A blob's name is its hash; its size is not in the tables.
             raw = await asyncio.to_thread(self._blobs.get, BlobRef(sha256=progress.plan_sha256, size=0))
-            steps = msgspec.json.decode(raw, type=RunPlan).steps
+            steps = msgspec.json.decode(raw, type=_PlannedSteps).steps
         reason = open_because(progress, record, steps)
         if reason or record is None or record.state is not CampaignState.CANCELLED:
             return reason

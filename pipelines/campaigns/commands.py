@@ -38,7 +38,7 @@ from orchard.streams.publisher import Publisher
 from orchard.streams.queued import running_now, unplaced
 from orchard.streams.settings import Queue
 from orchard.workers.attempts.openings import open_at, opened
-from orchard.workers.harnesses import HARNESS_NAMES, get_harness, version_of
+from orchard.workers.harnesses import built_in_names, get_harness, version_of
 
 BATCH = 500
 SOURCE = "orchard/campaigns"
@@ -286,7 +286,8 @@ class Campaigns:
 
 def planned_versions(spec: CampaignSpec) -> dict[str, str]:
     """Versions of the harnesses that have one, as installed here. Raises UnknownHarness."""
-    versions = {name: version_of(get_harness(name))[0] for name in spec.harnesses if name in HARNESS_NAMES}
+    names = set(spec.harnesses) & set(built_in_names())
+    versions = {name: version_of(get_harness(name))[0] for name in names}
     return {name: version for name, version in versions.items() if version is not None}
 
 

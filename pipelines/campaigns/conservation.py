@@ -43,10 +43,10 @@ class Balance:
     """Where the requested rollouts of one campaign are; ids are in one set at most."""
 
     campaign: str
-    state: str
-    requested: int
-    accepted: int
-    aborted: int
+    state: str = ""
+    requested: int = 0
+    accepted: int = 0
+    aborted: int = 0
     open: set[str] = field(default_factory=set)
     """Requested and without an outcome: those in all sets below."""
     waiting: set[str] = field(default_factory=set)
@@ -59,7 +59,14 @@ class Balance:
     missing: set[str] = field(default_factory=set)
     """In no place."""
     strangers: set[str] = field(default_factory=set)
-    """In a queue or with an outcome, but never requested."""
+    """With an outcome, but never requested."""
+
+    def count(self, outcome: str, change: int) -> None:
+        """Count an outcome, `accepted` or `aborted`, or take it back."""
+        if outcome == "aborted":
+            self.aborted += change
+        else:
+            self.accepted += change
 
     @property
     def holds(self) -> bool:
@@ -92,25 +99,6 @@ def _named(rollouts: Collection[str]) -> str:
     return f"rollout {some} is" if len(rollouts) == 1 else f"rollouts {some}{more} are"
 
 
-@dataclass
-class Ledger:
-    """The rollouts of one campaign by what the log says of them: tables first, then the stream after them."""
-
-    accepted: int = 0
-    aborted: int = 0
-    requested: int = 0
-    open: set[str] = field(default_factory=set)
-    unrequested: set[str] = field(default_factory=set)
-    """With an outcome."""
-
-    def count(self, outcome: str, change: int) -> None:
-        """Count an outcome, `accepted` or `aborted`, or take it back."""
-        if outcome == "aborted":
-            self.aborted += change
-        else:
-            self.accepted += change
-
-
 class Change(NamedTuple):
     """A request or outcome in the stream: type of the event, campaign, rollout."""
 
@@ -122,35 +110,18 @@ class Change(NamedTuple):
 OUTCOMES = {"rollout.finished": "accepted", "rollout.aborted": "aborted"}
 
 
-def place(
-    campaign: str,
-    ledger: Ledger,
-    in_queues: Queued,
-    record: CampaignRecord | None,
-    unoffered: Collection[str],
-) -> Balance:
-    """The balance of a campaign; what is open and in no queue is in `missing`, or where its state puts it."""
-    open_ = ledger.open
-    balance = Balance(
-        campaign=campaign,
-        state=str(record.state) if record else "",
-        requested=ledger.requested,
-        accepted=ledger.accepted,
-        aborted=ledger.aborted,
-        open=open_,
-        waiting=in_queues.waiting & open_,
-        delayed=in_queues.delayed & open_,
-        running=in_queues.running & open_,
-        strangers=set(ledger.unrequested),
-    )
-    nowhere = open_ - in_queues.everything
-    balance.unoffered = nowhere & set(unoffered)
-    nowhere -= balance.unoffered
-    if campaign in _UNQUEUED or (record is not None and record.state is not CampaignState.RUNNING):
+def place(balance: Balance, in_queues: Queued, record: CampaignRecord | None) -> None:
+    """Put the open rollouts of a campaign where they are; one that is in no queue is in `missing`, or where
+    the campaign's state puts it."""
+    balance.state = str(record.state) if record else ""
+    balance.waiting = in_queues.waiting & balance.open
+    balance.delayed = in_queues.delayed & balance.open
+    balance.running = in_queues.running & balance.open
+    nowhere = balance.open - in_queues.everything
+    if balance.campaign in _UNQUEUED or (record is not None and record.state is not CampaignState.RUNNING):
         balance.parked = nowhere
     else:
         balance.missing = nowhere
-    return balance
 
 
 _COUNTS = """
@@ -173,20 +144,10 @@ _KNOWN = "select distinct rollout_id from tables.requests_all where rollout_id i
 
 def balances_of_tables(store_url: str) -> list[Balance]:
     """What the tables alone say: every open rollout counts as parked, because no queue was looked at."""
-    ledgers, _ = _tables(store_url)
-    return [
-        Balance(
-            campaign=name,
-            state="",
-            requested=ledger.requested,
-            accepted=ledger.accepted,
-            aborted=ledger.aborted,
-            open=ledger.open,
-            parked=ledger.open,
-            strangers=ledger.unrequested,
-        )
-        for name, ledger in sorted(ledgers.items())
-    ]
+    found, _ = _tables(store_url)
+    for balance in found.values():
+        balance.parked = balance.open
+    return [balance for _, balance in sorted(found.items())]
 
 
 async def balances(connection: Connection, store_url: str, blobs: BlobStore) -> list[Balance]:
@@ -207,22 +168,23 @@ class _Audit:
         self._publisher = Publisher(connection)
 
     async def run(self) -> list[Balance]:
-        ledgers, reached = await asyncio.to_thread(_tables, self._store_url)
+        found, reached = await asyncio.to_thread(_tables, self._store_url)
         book = {name: record for name, (record, _) in (await self._book.list()).items()}
         in_queues = {
-            name: await queued(self._connection, name) for name in sorted(book.keys() | ledgers.keys())
+            name: await queued(self._connection, name) for name in sorted(book.keys() | found.keys())
         }
         later = await self._later(reached)
-        await asyncio.to_thread(_apply, self._store_url, reached, ledgers, later)
-        found = []
-        for name in sorted(book.keys() | ledgers.keys()):
-            ledger, there = ledgers.get(name, Ledger()), in_queues.get(name, Queued(set(), set(), set()))
-            balance = place(name, ledger, there, book.get(name), ())
+        await asyncio.to_thread(_apply, self._store_url, reached, found, later)
+        for name in sorted(book.keys() | found.keys()):
+            balance = found.setdefault(name, Balance(name))
+            place(balance, in_queues.get(name, Queued(set(), set(), set())), book.get(name))
             if balance.missing:
                 await self._look_again(balance)
-            if balance.requested or balance.strangers or name in book:
-                found.append(balance)
-        return found
+        return [
+            balance
+            for name, balance in sorted(found.items())
+            if balance.requested or balance.strangers or name in book
+        ]
 
     async def _later(self, reached: int) -> list[Change]:
         """Requests and outcomes in the stream after `reached`, in their order."""
@@ -257,14 +219,8 @@ class _Audit:
                 if open_at(newest) is None:
                     balance.missing.discard(rollout)
                     balance.open.discard(rollout)
-                    if (
-                        newest is not None
-                        and newest.event is not None
-                        and newest.event.type == "rollout.aborted"
-                    ):
-                        balance.aborted += 1
-                    else:
-                        balance.accepted += 1
+                    kind = newest.event.type if newest is not None and newest.event is not None else ""
+                    balance.count(OUTCOMES.get(kind, "accepted"), 1)
             if record is not None and record.state is not CampaignState.RUNNING:
                 balance.parked, balance.missing = balance.parked | balance.missing, set()
                 balance.state = str(record.state)
@@ -285,56 +241,57 @@ class _Audit:
         return await asyncio.to_thread(set(suspects).intersection, rollout_ids(spec, record.reached))
 
 
-def _tables(store_url: str) -> tuple[dict[str, Ledger], int]:
-    """What the tables say, and the position that they are whole up to."""
+def _tables(store_url: str) -> tuple[dict[str, Balance], int]:
+    """Counts and open rollouts of each campaign by the tables, and the position that these are whole up
+    to."""
     reached = position(store_url)
-    ledgers: dict[str, Ledger] = {}
+    found: dict[str, Balance] = {}
     with open_tables(store_url, as_of=reached) as tables:
         for campaign, requested, accepted, aborted in tables.execute(_COUNTS).fetchall():
-            ledgers[campaign] = Ledger(accepted=accepted, aborted=aborted, requested=requested)
+            found[campaign] = Balance(campaign, "", requested, accepted, aborted)
         for campaign, rollout in tables.execute(_OPEN).fetchall():
-            ledgers[campaign].open.add(rollout)
+            found[campaign].open.add(rollout)
         for campaign, rollout in tables.execute(_UNREQUESTED).fetchall():
-            ledgers[campaign].unrequested.add(rollout)
-    return ledgers, reached
+            found[campaign].strangers.add(rollout)
+    return found, reached
 
 
-def _apply(store_url: str, reached: int, ledgers: dict[str, Ledger], changes: list[Change]) -> None:
+def _apply(store_url: str, reached: int, found: dict[str, Balance], changes: list[Change]) -> None:
     """Take in the changes after the tables' position."""
     ids = list({change.rollout for change in changes})
     with open_tables(store_url, as_of=reached) as tables:
         requested = {rollout for (rollout,) in tables.execute(_KNOWN, {"ids": ids}).fetchall()}
         status: dict[str, str] = dict(tables.execute(_STATUS, {"ids": ids}).fetchall())
     outcomes = {rollout: "aborted" if one == "aborted" else "accepted" for rollout, one in status.items()}
-    apply_changes(ledgers, changes, requested, outcomes)
+    apply_changes(found, changes, requested, outcomes)
 
 
 def apply_changes(
-    ledgers: dict[str, Ledger], changes: Iterable[Change], requested: set[str], outcomes: dict[str, str]
+    found: dict[str, Balance], changes: Iterable[Change], requested: set[str], outcomes: dict[str, str]
 ) -> None:
-    """Take in changes in their order. `requested` and `outcomes` (`accepted` or `aborted`) are what the
-    ledgers know of these rollouts, and are brought up to date too."""
+    """Take in changes in their order. `requested` and `outcomes` (`accepted` or `aborted`) are what is
+    known of these rollouts, and are brought up to date too."""
     for kind, campaign, rollout in changes:
-        ledger = ledgers.setdefault(campaign, Ledger())
+        balance = found.setdefault(campaign, Balance(campaign))
         if kind == "rollout.requested":
             if rollout in requested:
                 continue
             requested.add(rollout)
-            ledger.requested += 1
-            ledger.unrequested.discard(rollout)
+            balance.requested += 1
+            balance.strangers.discard(rollout)
             if rollout in outcomes:
-                ledger.count(outcomes[rollout], 1)
+                balance.count(outcomes[rollout], 1)
             else:
-                ledger.open.add(rollout)
+                balance.open.add(rollout)
         elif kind == "rollout.reopened":
             if (before := outcomes.pop(rollout, None)) is not None and rollout in requested:
-                ledger.count(before, -1)
-                ledger.open.add(rollout)
-            ledger.unrequested.discard(rollout)
+                balance.count(before, -1)
+                balance.open.add(rollout)
+            balance.strangers.discard(rollout)
         elif rollout not in outcomes:
             outcomes[rollout] = OUTCOMES[kind]
-            ledger.open.discard(rollout)
+            balance.open.discard(rollout)
             if rollout in requested:
-                ledger.count(OUTCOMES[kind], 1)
+                balance.count(OUTCOMES[kind], 1)
             else:
-                ledger.unrequested.add(rollout)
+                balance.strangers.add(rollout)

@@ -103,7 +103,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     Below FEW_TASKS tasks Clopper and Pearson's, of as many trials as there are tasks: no values in [0, 1]
     spread more than those of a coin. Above, Agresti and Coull's with the spread that the values have: half a
     squared quantile of tasks at 0, and as many at 1, stand beside them, so that equal values do not make it
-    a point. docs/decisions/0094-intervals-that-hold-at-the-edges.md has the coverage of both.
+    a point. Decision 0094 has the coverage of both.
     """
     tasks, total = len(values), sum(values)
     if tasks >= FEW_TASKS:

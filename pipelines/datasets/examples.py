@@ -21,9 +21,8 @@ from orchard.pipelines.trajectories.reading import LEAKED_ERRORS, assistants
 from orchard.pipelines.values.curves import rise_segments
 from orchard.schemas.decoding import Unreadable, decode_text
 from orchard.schemas.images import Image
-from orchard.schemas.messages import MessageNode, Role
+from orchard.schemas.messages import RESULT_TAGS, MessageNode, Role
 from orchard.schemas.outcomes import ExitStatus
-from orchard.workers.domains.gui.browser.calls import RESPONSE
 from orchard.workers.episode.prompts import chat_messages
 
 
@@ -241,7 +240,7 @@ def _faults(
     answered = {
         node.turn
         for node in path
-        if node.role is Role.USER and (not known or node.content.startswith(RESPONSE[0]))
+        if node.role is Role.USER and (not known or node.content.startswith(RESULT_TAGS[0]))
     }
     faults: dict[int, Dropped] = {}
     for step, node in turns.items():

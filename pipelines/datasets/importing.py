@@ -1,9 +1,7 @@
-"""The way back: trajectories of others become rollouts of ours, event by event. Here are those in the
-released Orchard SWE layout.
+"""Trajectories that other systems made, or that were published, as rollouts in the log.
 
-Each row is a rollout of one attempt in a campaign, with its own tools and metadata kept as they were. Known
-flaws of the released rows are flagged, not mended; only a last call without an answer gets an empty one, so
-that the conversation stays one.
+Each is a rollout of one attempt in a campaign, with its own tools and metadata kept as they were. Domains
+bring the layouts in which rows are published.
 """
 
 from collections import Counter
@@ -11,14 +9,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 import pyarrow.parquet as pq
 
 from orchard.pipelines.datasets.errors import DatasetError
+from orchard.pipelines.domain import offered
 from orchard.pipelines.tasks.left_out import LeftOut
-from orchard.pipelines.trajectories.reading import LEAKED_ERRORS, assistants, path
+from orchard.pipelines.trajectories.reading import assistants, path
 from orchard.schemas import events as e
 from orchard.schemas.campaigns import ModelSpec, RolloutRequest, TaskRef
 from orchard.schemas.datasets import TrajectoryImported
@@ -30,26 +29,15 @@ from orchard.schemas.outcomes import ExitStatus, Reward
 from orchard.schemas.tasks import SWETests, Task
 from orchard.storage.blobs import BlobStore
 from orchard.streams.publisher import Publisher
+from orchard.workers.discovery import load
 from orchard.workers.episode.large_messages import slimmed
 
-LAYOUT = "orchard-swe"
 SOURCE = "orchard/dataset/import"
 _READ_ROWS = 16
 T = TypeVar("T")
-_COLUMNS = ("messages", "tools", "metadata")
 
 
 ROLES = {role.value: role for role in Role} | {"developer": Role.SYSTEM}
-
-
-class _Metadata(msgspec.Struct, frozen=True):
-    """`sample_idx` is not used: parts of one trajectory have the same one, and other files have it again."""
-
-    instance_id: str
-    verify_status: Literal["resolved", "unresolved"]
-    repo: str = ""
-    source: str = ""
-    model: str = ""
 
 
 class _Function(msgspec.Struct, frozen=True):
@@ -136,8 +124,26 @@ class Imported:
     left_out: list[LeftOut]
 
 
-def read_released(
-    files: Sequence[Path], columns: Sequence[str] = _COLUMNS
+class LayoutReader(Protocol):
+    """Reads trajectories out of the files of one released layout."""
+
+    def __call__(self, files: Sequence[Path], blobs: BlobStore, harness: str) -> Iterator[Foreign | LeftOut]:
+        """The trajectories, made by `harness`, and what is none with the reason; pictures go into `blobs`."""
+
+
+def read_layout(
+    layout: str, files: Sequence[Path], blobs: BlobStore, harness: str
+) -> Iterator[Foreign | LeftOut]:
+    """The trajectories of a released layout. Raises DatasetError for one that no domain has."""
+    known = offered(lambda domain: domain.released_layouts)
+    if layout not in known:
+        raise DatasetError(f"--format {layout!r} is not known: use {' or '.join(sorted(known))}")
+    read: LayoutReader = load(known[layout].reader)
+    return read(files, blobs, harness)
+
+
+def parquet_rows(
+    files: Sequence[Path], columns: Sequence[str]
 ) -> Iterator[tuple[int, dict[str, Any] | LeftOut]]:
     """Rows with their number over all files; of a file that cannot be read, or not to its end, why."""
     number = 0
@@ -278,52 +284,10 @@ def events_of(blobs: BlobStore, one: Foreign, *, campaign: str, dataset: str) ->
     return [*most, *(event(call, f"call.{index}") for index, call in enumerate(one.calls)), last]
 
 
-def released(
-    rows: Iterable[tuple[int, dict[str, Any] | LeftOut]], harness: str
-) -> Iterator[Foreign | LeftOut]:
-    """Rows of the released layout, made by `harness`, and those that are not in it."""
-    for number, row in rows:
-        if isinstance(row, LeftOut):
-            yield row
-            continue
-        try:
-            yield _foreign(number, row, harness)
-        except DatasetError as error:
-            yield LeftOut(f"row {number}", str(error))
-
-
 def sample_of(content: Any) -> int:
     """A number that tells a trajectory from others of its task and model: equal content, equal number, in
     whichever file and at whichever place it stands."""
     return int(digest(content, 12), 16)
-
-
-def _foreign(number: int, row: dict[str, Any], harness: str) -> Foreign:
-    """Raises DatasetError with what is wrong."""
-    metadata = decoded("metadata", row["metadata"], _Metadata)
-    tools = decoded("tools", row["tools"] or "[]", list[dict[str, Any]])
-    try:
-        messages = msgspec.convert(row["messages"] or [], list[Message])
-    except msgspec.ValidationError as error:
-        raise DatasetError(f"messages: {error}") from error
-    nodes = _nodes(messages)
-    content = [[message.said for message in messages], tools, decoded("metadata", row["metadata"], Any)]
-    return Foreign(
-        task_id=metadata.instance_id,
-        source=metadata.source,
-        repo=metadata.repo,
-        harness=harness,
-        model=metadata.model,
-        sample=sample_of(content),
-        row=number,
-        nodes=nodes,
-        exit_status=ExitStatus.SUBMITTED if assistants(nodes)[-1].tool_calls else ExitStatus.FINISHED,
-        resolved=metadata.verify_status == "resolved",
-        layout=LAYOUT,
-        tools=row["tools"] or "[]",
-        metadata=row["metadata"],
-        flags=tuple(_flags(nodes, len(messages))),
-    )
 
 
 def decoded(column: str, text: Any, kind: type[T]) -> T:
@@ -336,23 +300,6 @@ def decoded(column: str, text: Any, kind: type[T]) -> T:
         raise DatasetError(f"{column}: not JSON text") from error
     except RecursionError as error:
         raise DatasetError(f"{column}: nested too deep") from error
-
-
-def _nodes(messages: Sequence[Message]) -> list[MessageNode]:
-    nodes: list[MessageNode] = []
-    for message in messages:
-        role, content = ROLES[message.role], message.content or ""
-        reasoning, content = thought(content) if role is Role.ASSISTANT else ("", content)
-        calls = tuple(
-            ToolCall(id=call.id or "", name=call.function.name or "", arguments=call.function.arguments or "")
-            for call in message.tool_calls or ()
-        )
-        nodes.append(next_node(nodes, role, content, reasoning, calls, message.tool_call_id or ""))
-    if not any(node.role is Role.ASSISTANT for node in nodes):
-        raise DatasetError("messages: none of the assistant")
-    if nodes[-1].tool_calls:
-        nodes.append(next_node(nodes, Role.TOOL, "", "", (), nodes[-1].tool_calls[0].id))
-    return nodes
 
 
 def next_node(
@@ -386,12 +333,3 @@ def thought(content: str) -> tuple[str, str]:
     if not mark or not head.startswith("<think>"):
         return "", content
     return head.removeprefix("<think>").strip("\n"), rest.removeprefix("\n")
-
-
-def _flags(path: list[MessageNode], messages: int) -> Iterator[str]:
-    if any(node.content.lstrip().startswith(LEAKED_ERRORS) for node in path if node.role is Role.TOOL):
-        yield "leaked_infrastructure_error"
-    if len(path) > messages:
-        yield "unanswered_last_call"
-    if not any(node.reasoning or node.content for node in path if node.role is Role.ASSISTANT):
-        yield "no_reasoning"

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from orchard.pipelines.datasets.errors import DatasetError
+from orchard.pipelines.domain import presets
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.pipelines.tasks.held_out import HeldOut, listed
 from orchard.pipelines.values.curves import EPS, Convention
@@ -112,24 +113,14 @@ class DatasetSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             raise ValueError("pictures need `pairs = true`: each turn was shown other pictures")
 
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "claw": {"pairs": True, "filters": {"max_tokens": 65_536}, "selection": {"resolved": 561}},
-    "gui": {
-        "pairs": True,
-        "pictures": "shown",
-        "selection": {"strategy": "shortest", "per_task": 1, "per_repo": 20},
-    },
-}
-"""The paper's datasets that differ from the defaults; `preset = "claw"` in the file, other keys win."""
-
-
 def _over_preset(tree: dict[str, Any], file: Path) -> dict[str, Any]:
     name = tree.pop("preset", None)
     if name is None:
         return tree
-    if name not in PRESETS:
-        raise DatasetError(f"{file}: no preset is named {name!r}: choose one of {', '.join(PRESETS)}")
-    under = PRESETS[name]
+    known = presets(lambda domain: domain.dataset_preset)
+    if name not in known:
+        raise DatasetError(f"{file}: no preset is named {name!r}: choose one of {', '.join(known)}")
+    under = known[name]
     merged = {
         key: {**under[key], **tree[key]} if isinstance(under.get(key), dict) else tree[key] for key in tree
     }

@@ -24,7 +24,7 @@ from orchard.pipelines.datasets.rows import Row, row_digest, write_rows
 from orchard.pipelines.datasets.settings import DatasetSettings
 from orchard.pipelines.datasets.tokenization import ChatTokenizer
 from orchard.pipelines.datasets.tools import harness_tools, has_tools_in_log, is_program, tool_names
-from orchard.pipelines.domains.gui.exporter import LAYOUT
+from orchard.pipelines.domain import offered
 from orchard.pipelines.trajectories.forests import Made, branches, read_calls, read_offered, tools_of
 from orchard.pipelines.trajectories.reading import Place, path, read_cut, read_trees
 from orchard.schemas.messages import MessageNode
@@ -72,6 +72,8 @@ class ShardMaker:
         self._blobs = BlobStore(work.store)
         self._tokenizer = ChatTokenizer.load(work.settings.tokenizer)
         self._picture_tokens: Tokens | None = None
+        layouts = offered(lambda domain: domain.released_layouts)
+        self._calls_in_texts = {name for name, layout in layouts.items() if layout.calls_in_texts}
 
     def make(self, index: int, candidates: list[Candidate]) -> ShardReport:
         """Write shard `index`. Raises DatasetError, MaskError and the store's errors."""
@@ -169,8 +171,11 @@ class ShardMaker:
     ) -> tuple[Draft | Dropped, Sequence[MessageNode], str]:
         """The one conversation of a harness of ours, or of an imported trajectory."""
         written = one.tools and msgspec.json.decode(one.tools)
-        as_text = one.layout == LAYOUT and not written  # calls and results are in the texts
-        tools = () if as_text else tuple(written or harness_tools(one.harness, one.harness_version))
+        tools = (
+            ()
+            if one.layout in self._calls_in_texts and not written
+            else tuple(written or harness_tools(one.harness, one.harness_version))
+        )
         way = path(tree, one.leaf)
         found = draft(one, way, tools, tool_names(tools), self._work.settings, cut=cut)
         return found, way, one.tools or msgspec.json.encode(tools).decode()

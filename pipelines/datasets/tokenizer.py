@@ -12,6 +12,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import PreTrainedTokenizerFast
 
 from orchard.pipelines.datasets.lines import OURS
+from orchard.pipelines.models.picture_tokens import PICTURE_TOKENS
 
 END_OF_TEXT = "<|endoftext|>"
 START = "<|im_start|>"
@@ -20,9 +21,6 @@ MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 """Tokens of their own that are part of what an assistant says, so decoding keeps them."""
 CONTROL = (END_OF_TEXT, START, END, *MARKS)
 """All tokens that are no text."""
-PICTURE_TOKENS = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>")
-"""Of tokenizers for models that see, as Qwen's name them."""
-
 
 _SCHEMA = "{{ (tool.function if tool.function is defined else tool) | tojson }}"
 _NAME = "{{ (tool.function if tool.function is defined else tool).name }}"

@@ -3,35 +3,33 @@
 from typing import Any
 
 from orchard.pipelines.datasets.errors import DatasetError
-from orchard.workers.domains.claw.react import ClawReact
 from orchard.workers.harnesses import UnknownHarness, planned_harness
+from orchard.workers.harnesses.interface import Harness
 from orchard.workers.harnesses.programs.runner import ProgramHarness
 
 
 def harness_tools(harness: str, version: str | None) -> tuple[dict[str, Any], ...]:
     """OpenAI tools of a harness, named as rollouts name it; DatasetError for an unknown one. Imported
     trajectories bring theirs."""
-    try:
-        return planned_harness(harness, version).tools
-    except UnknownHarness as error:
-        raise DatasetError(f"{error}, in `source.harnesses`") from None
+    return _harness(harness, version).tools
 
 
 def has_tools_in_log(harness: str, version: str | None) -> bool:
     """Whether the tools of a harness in the worker are those of each task, as the log has them."""
-    try:
-        return getattr(planned_harness(harness, version), "tools_in_log", False)
-    except UnknownHarness as error:
-        raise DatasetError(f"{error}, in `source.harnesses`") from None
+    return getattr(_harness(harness, version), "tools_in_log", False)
 
 
 def is_program(harness: str, version: str | None) -> bool:
     """Whether the log has the tools of each call, and no name says them: of programs and of worlds."""
+    found = _harness(harness, version)
+    return isinstance(found, ProgramHarness) or (getattr(found, "tools_in_log", False) and not found.tools)
+
+
+def _harness(name: str, version: str | None) -> Harness:
     try:
-        found = planned_harness(harness, version)
+        return planned_harness(name, version)
     except UnknownHarness as error:
         raise DatasetError(f"{error}, in `source.harnesses`") from None
-    return isinstance(found, ProgramHarness | ClawReact)
 
 
 def tool_names(tools: tuple[dict[str, Any], ...]) -> frozenset[str]:

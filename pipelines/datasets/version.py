@@ -1,10 +1,14 @@
-"""The version of the code that makes rows: of the package, and of the sources that decide what a row is."""
+"""The version of the code that makes rows: of the package, and of the sources that decide what a row is,
+those of domains as their records name them."""
 
 import hashlib
 from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+from orchard.pipelines.domain import domains as pipeline_domains
+from orchard.workers.domain import domains as worker_domains
 
 ROOT = Path(__file__).parents[2]
 _CONVERSATIONS = (
@@ -23,29 +27,29 @@ _CONVERSATIONS = (
     "workers/episode/prompts.py",
 )
 _TOOLS = (
-    "workers/domains/gui/browser/calls.py",
-    "workers/domains/gui/browser/harness.py",
-    "workers/domains/gui/browser/tools.py",
     "workers/harnesses/__init__.py",
     "workers/harnesses/*_prompts.py",
-    "workers/harnesses/mini_swe_agent.py",
     "workers/harnesses/own_words.py",
 )
 _HELD_OUT = ("pipelines/tasks/overlap.py", "pipelines/tasks/held_out.py", "workers/episode/diffs.py")
 
 
 def sources() -> Iterator[Path]:
-    """The files that decide what a row is."""
+    """The files of the core that decide what a row is."""
     for pattern in (*_CONVERSATIONS, *_TOOLS, *_HELD_OUT):
         yield from sorted(ROOT.glob(pattern))
 
 
 @cache
 def code_version() -> str:
-    """`<version>+<12 hexadecimal digits>`; equal on machines with equal sources."""
+    """`<version>+<12 hexadecimal digits>`; equal on machines with equal sources and domains."""
     digest = hashlib.sha256()
     for path in sources():
         digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    codes = [domain.code() for domain in worker_domains().values()]
+    codes += [domain.code() for domain in pipeline_domains().values()]
+    for code in codes:
+        digest.update("\0".join([*code, ""]).encode())
     try:
         release = version("orchard-pipeline")
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""`preds.json`: the patches of an evaluation, as the SWE-bench harness and its relatives read them."""
+"""`preds.json`: the patches of an evaluation, in the format that harnesses of published benchmarks grade."""
 
 import json
 from pathlib import Path

@@ -9,8 +9,17 @@ from typing import Annotated
 
 import msgspec
 
+from orchard.pipelines.domain import domains
 from orchard.pipelines.tasks.registry import read_task_refs
-from orchard.schemas.campaigns import Budget, CampaignSpec, ModelSpec, TaskRef, Timeouts, check_cap
+from orchard.schemas.campaigns import (
+    DEFAULT_DOMAIN,
+    Budget,
+    CampaignSpec,
+    ModelSpec,
+    TaskRef,
+    Timeouts,
+    check_cap,
+)
 from orchard.schemas.identity import check_name
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -60,7 +69,7 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     timeouts: Timeouts = Timeouts()
     max_tries: Positive = 3
     priority: str = "normal"
-    domain: str = "swe"
+    domain: str = DEFAULT_DOMAIN
     published_rules: bool = False
     """Grade as published benchmarks do; see CampaignSpec."""
     max_cost_usd: float | None = None
@@ -112,7 +121,9 @@ def read_suite(file: Path) -> Suite:
 
 def published() -> dict[str, Path]:
     """Suites of published benchmarks by name: files to copy."""
-    return {file.stem: file for file in sorted((Path(__file__).parent / "suites").glob("*.toml"))}
+    own = Path(__file__).parent.glob("suites/*.toml")
+    of_domains = (file for domain in domains().values() for file in domain.suite_files())
+    return {file.stem: file for file in sorted([*own, *of_domains], key=lambda file: file.stem)}
 
 
 def chosen_tasks(store: str, wanted: TaskSet) -> list[TaskRef]:

@@ -14,8 +14,8 @@ from transformers import (
 )
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from orchard.pipelines.datasets.tokenizer import PICTURE_TOKENS
 from orchard.pipelines.models.errors import ModelError
+from orchard.pipelines.models.picture_tokens import PICTURE_TOKENS
 from orchard.pipelines.models.tiny import SHAPES, Shape
 
 

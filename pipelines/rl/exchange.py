@@ -161,7 +161,7 @@ def _members(
     if any(row.images for rows in members for row in rows):
         raise RunError(
             f"group {group.group_id} has pictures, and no layout of another trainer has them here: train it "
-            "with `orchard rl`, or export a dataset of the run as slime, verl-sft or orchard-gui"
+            "with `orchard rl`, or export a dataset of the run as slime, verl-sft or in its domain's layout"
         )
     rewards = [member.reward for member in group.members]
     found = advantages(rewards, [group.group_id] * len(rewards), [True] * len(rewards), terms.baseline)

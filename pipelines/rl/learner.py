@@ -12,18 +12,18 @@ import torch
 from transformers import PreTrainedModel
 
 from orchard.pipelines.datasets.rows import TokenRow
-from orchard.pipelines.models.adapters import add_adapter
 from orchard.pipelines.rl.baselines import advantages
 from orchard.pipelines.rl.logprobs import trained_logprobs
 from orchard.pipelines.rl.losses import LossFigures, Tokens, get_loss, rollout_weights
 from orchard.pipelines.rl.sequences import NotSampled, TokenSequence
 from orchard.pipelines.rl.settings import RlSettings
+from orchard.pipelines.sft.adapters import add_adapter
 from orchard.pipelines.sft.attention import use_packed_attention
 from orchard.pipelines.sft.loss import Pack, make_pack
+from orchard.pipelines.sft.picture_packs import Eyes
 from orchard.pipelines.sft.preparation import adam, set_rate
 from orchard.pipelines.sft.processes import Processes, autocast, clipped, finite, last_backward, shard
 from orchard.pipelines.sft.schedule import process_packs
-from orchard.pipelines.vision.packing import Eyes
 from orchard.pipelines.vision.places import Misplaced
 from orchard.pipelines.vision.reading import BadPicture
 from orchard.storage.errors import BlobCorrupt, BlobMissing

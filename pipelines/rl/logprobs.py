@@ -13,8 +13,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from orchard.pipelines.models.picture_tokens import NEVER, never_said
 from orchard.pipelines.sft.loss import Pack, trained_logits
-from orchard.pipelines.vision.packing import NEVER, never_said
 
 ROWS = 512
 """Tokens whose logits are there at once."""

@@ -16,7 +16,8 @@ from orchard.pipelines.rl.loss_settings import (
     Ratio,
     Reduction,
 )
-from orchard.schemas.plugins import Kind, need
+from orchard.schemas.plugins import Kind
+from orchard.workers.plugins import need
 
 _LOG_RATIO_LIMIT = 20.0
 

@@ -11,7 +11,7 @@ from orchard.pipelines.rl.bar import BarSettings
 from orchard.pipelines.rl.curriculum import StepCurriculum
 from orchard.pipelines.rl.frugal import FrugalSettings
 from orchard.pipelines.rl.loss_settings import Baseline
-from orchard.schemas.campaigns import Budget, ModelSpec, RolloutRequest, TaskRef, Timeouts
+from orchard.schemas.campaigns import DEFAULT_DOMAIN, Budget, ModelSpec, RolloutRequest, TaskRef, Timeouts
 from orchard.schemas.identity import check_name, digest, rollout_id
 from orchard.schemas.outcomes import ExitStatus
 
@@ -41,7 +41,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     max_in_flight: Count = 512
     """Rollouts asked for and not finished."""
     seed: int = 0
-    domain: str = "swe"
+    domain: str = DEFAULT_DOMAIN
     priority: str = "normal"
     budget: Budget = Budget()
     curriculum: StepCurriculum | None = None

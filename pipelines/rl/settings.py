@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from orchard.pipelines.domain import presets
 from orchard.pipelines.rl.bar import BarSettings
 from orchard.pipelines.rl.curriculum import StepCurriculum
 from orchard.pipelines.rl.frugal import FrugalSettings
@@ -23,7 +24,7 @@ from orchard.pipelines.sft.settings import (
 )
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.pipelines.tasks.held_out import HeldOut, listed
-from orchard.schemas.campaigns import Budget, Timeouts
+from orchard.schemas.campaigns import DEFAULT_DOMAIN, Budget, Timeouts
 from orchard.schemas.identity import digest
 from orchard.schemas.outcomes import ExitStatus
 from orchard.schemas.quantities import Unit
@@ -136,7 +137,7 @@ class RlSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields=
     timeouts: Timeouts = Timeouts()
     max_tries: Count = 3
     """Attempts of a rollout after infrastructure failures."""
-    domain: str = "swe"
+    domain: str = DEFAULT_DOMAIN
     """Kind of work, a part of the name of the queue."""
     priority: str = "normal"
     """Priority of the queue."""
@@ -144,48 +145,16 @@ class RlSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields=
     """Newest policies that stay on disk, and at any rate those that rollouts may still be sampled by."""
 
 
-_OVER = ["time_limit", "token_limit"]
-"""Endings over the wall and over the context, which the paper's filter of groups takes for noise."""
-
-
-PRESETS: dict[str, dict[str, Any]] = {
-    "swe": {
-        "lr": 1e-6,
-        "steps": 150,
-        "prompts_per_step": 16,
-        "precision": "bfloat16",
-        "untrained": _OVER,
-    },
-    "paper": {
-        "untrained": _OVER,
-        "lr": 1e-6,
-        "steps": 150,
-        "prompts_per_step": 16,
-        "precision": "bfloat16",
-        "bar": {"size": 8, "budget": 16, "stride": 16, "interval": [0.375, 0.625]},
-    },
-    "gui": {
-        "untrained": _OVER,
-        "lr": 1e-6,
-        "precision": "bfloat16",
-        "keep_degenerate": False,
-        "bar": {"size": 8, "budget": 8, "interval": None},
-        "loss": {"reduction": "constant_sum", "constant": 524_288.0},
-        "budget": {"steps": 15},
-        "curriculum": {"steps": 30},
-    },
-    "claw": {
-        "untrained": ["time_limit"],
-        "lr": 1e-6,
-        "steps": 150,
-        "prompts_per_step": 8,
-        "precision": "bfloat16",
-        "keep_degenerate": False,
-        "bar": {"size": 8, "budget": 8, "interval": None},
-        "budget": {"steps": 0, "cost_usd": 0.0, "wall_seconds": 600.0},
-    },
+_PAPER: dict[str, Any] = {
+    "untrained": ["time_limit", "token_limit"],
+    "lr": 1e-6,
+    "steps": 150,
+    "prompts_per_step": 16,
+    "precision": "bfloat16",
+    "bar": {"size": 8, "budget": 16, "stride": 16, "interval": [0.375, 0.625]},
 }
-"""The paper's recipes, and those of its three domains; `preset = "swe"` in the file, other keys win."""
+"""The paper's balanced groups. Endings over the wall and over the context train nobody: its filter of groups
+takes them for noise."""
 
 
 METHODS: dict[str, bool] = {"fixed": True, "dynamic": False, "frugal": False}
@@ -196,10 +165,11 @@ class: GRPO with fixed N, dynamic sampling, and frugal sampling."""
 def settings_from(tree: dict[str, Any]) -> RlSettings:
     """Settings from decoded TOML, over the preset it names; `method = "fixed"`, `"dynamic"` or `"frugal"`
     makes other groups than balanced ones. Raises TrainingError."""
-    given, preset = over_preset(tree, PRESETS), PRESETS.get(tree.get("preset", ""), {})
-    method, known = given.pop("method", "bar"), ("bar", *METHODS)
-    if method not in known:
-        raise TrainingError(f"no method is named {method!r}: choose one of {', '.join(known)}")
+    known = {"paper": _PAPER, **presets(lambda domain: domain.rl_preset)}
+    given, preset = over_preset(tree, known), known.get(tree.get("preset", ""), {})
+    method, methods = given.pop("method", "bar"), ("bar", *METHODS)
+    if method not in methods:
+        raise TrainingError(f"no method is named {method!r}: choose one of {', '.join(methods)}")
     if method in METHODS:
         keeps = METHODS[method]
         if tree.get("keep_degenerate", keeps) is not keeps:

@@ -26,8 +26,8 @@ from orchard.pipelines.rl.sequences import NotSampled, TokenSequence
 from orchard.pipelines.rl.settings import RlSettings, settings_hash
 from orchard.pipelines.rl.stepping import Chosen, Limits, RunStopped, Steps
 from orchard.pipelines.sft.checkpoints import Checkpoints, whole_weights
+from orchard.pipelines.sft.picture_packs import eyes_of
 from orchard.pipelines.sft.processes import Processes
-from orchard.pipelines.vision.packing import eyes_of
 from orchard.schemas.events import Event
 from orchard.schemas.groups import GroupAssembled, GroupOutcome
 from orchard.schemas.training import PolicyStep

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from orchard.pipelines.datasets.rows import TokenRow
 from orchard.pipelines.sft.attention import packs_examples
-from orchard.pipelines.vision.packing import Eyes, PackedPictures
+from orchard.pipelines.sft.picture_packs import Eyes, PackedPictures
 
 _LOGIT_ROWS = 8192
 

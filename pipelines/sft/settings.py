@@ -1,4 +1,4 @@
-"""Configuration of a fine-tuning run, with the paper's three recipes as presets; importable without torch."""
+"""Configuration of a fine-tuning run, with the recipes of domains as presets; importable without torch."""
 
 import tomllib
 from enum import StrEnum
@@ -7,6 +7,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from orchard.pipelines.domain import presets
 from orchard.schemas.identity import digest
 from orchard.schemas.quantities import Unit
 
@@ -120,38 +121,6 @@ class SftSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields
     """Optimizer steps between checkpoints; 0: none."""
 
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "swe": {
-        "epochs": 5,
-        "global_batch": 128,
-        "context": 65_536,
-        "lr": 1e-5,
-        "min_lr": 1e-6,
-        "precision": "bfloat16",
-        "activation_checkpointing": True,
-    },
-    "gui": {
-        "epochs": 3,
-        "global_batch": 128,
-        "lr": 1e-5,
-        "warmup": 0.1,
-        "freeze": ["*visual*", "*vision*"],
-        "precision": "bfloat16",
-        "activation_checkpointing": True,
-    },
-    "claw": {
-        "epochs": 1,
-        "global_batch": 16,
-        "context": 65_536,
-        "lr": 1e-5,
-        "min_lr": 1e-6,
-        "precision": "bfloat16",
-        "activation_checkpointing": True,
-    },
-}
-"""The paper's hyper-parameters; `preset = "swe"` in the file, other keys win."""
-
-
 S = TypeVar("S", bound=Optimization)
 
 
@@ -181,7 +150,7 @@ def converted(tree: dict[str, Any], kind: type[S]) -> S:
 
 def settings_from(tree: dict[str, Any]) -> SftSettings:
     """Settings from decoded TOML, over the preset it names. Raises TrainingError."""
-    settings = converted(over_preset(tree, PRESETS), SftSettings)
+    settings = converted(over_preset(tree, presets(lambda domain: domain.sft_preset)), SftSettings)
     if (settings.model is None) == (settings.shape is None):
         raise TrainingError(
             "say what is trained: either `model` (a directory to start from) or `shape` (from scratch)"

@@ -10,14 +10,15 @@ from transformers import PreTrainedModel
 
 from orchard.pipelines.datasets.manifest import read_manifest
 from orchard.pipelines.datasets.rows import TokenRow, read_tokens
-from orchard.pipelines.models.adapters import add_adapter
 from orchard.pipelines.models.directories import load_model, save_model
 from orchard.pipelines.models.tiny import parameters
+from orchard.pipelines.sft.adapters import add_adapter
 from orchard.pipelines.sft.attention import use_packed_attention
 from orchard.pipelines.sft.checkpoints import Checkpoints, Position, same_run, whole_weights
 from orchard.pipelines.sft.interruption import RunInterrupted, StopSignals
 from orchard.pipelines.sft.loss import make_pack, summed_loss, trained_tokens
 from orchard.pipelines.sft.metrics import JsonLines, Sink, plot_steps, read_steps
+from orchard.pipelines.sft.picture_packs import Eyes, eyes_of
 from orchard.pipelines.sft.preparation import (
     check_rows,
     freeze,
@@ -30,7 +31,6 @@ from orchard.pipelines.sft.preparation import (
 from orchard.pipelines.sft.processes import Processes, autocast, clipped, joined, last_backward, shard
 from orchard.pipelines.sft.schedule import Plan, process_packs
 from orchard.pipelines.sft.settings import SftSettings, TrainingError, settings_hash
-from orchard.pipelines.vision.packing import Eyes, eyes_of
 from orchard.schemas.training import TrainingFinished, TrainingStarted, TrainingStep
 from orchard.storage.blobs import BlobStore
 

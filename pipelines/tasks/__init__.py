@@ -1,9 +1,7 @@
-"""Tasks on their way in: imported from datasets, made from package releases, proven, registered.
+"""Tasks on their way in: read from directories, prompts and plug-ins, proven, registered.
 
-`swe_*` and `multilingual` read rows of the SWE-bench family, `prompts` rows of prompts, `directories` task
-directories of Harbor and Terminal-Bench. `releases`, `trees`, `layout` and `outcomes` decide how two
-releases of a package become a task; `synthesize` does it in sandboxes with what `packages` fetched, and
-`repositories` with two commits; `environments` and `trial` serve both. `dockerfiles` builds images. `proof`
-and `validate` show that a task's known solution resolves it and nothing at all does not. `registry` puts
-tasks into the store, as a blob and events, and reads them back.
+`directories` reads task directories of Harbor and Terminal-Bench, `prompts` rows of prompts, `sources` what
+plug-ins bring; `dockerfiles` builds images. `proving` is what a proof is made with, `validate` proves each
+task by the prover of its domain. `registry` puts tasks into the store, as a blob and events, and reads them
+back.
 """

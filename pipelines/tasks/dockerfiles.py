@@ -7,7 +7,7 @@ from pathlib import Path
 
 from orchard.injector.agent.errors import AgentError
 from orchard.injector.agent.local.archives import import_image
-from orchard.injector.agent.local.images import Image
+from orchard.injector.agent.local.images import StoredImage
 from orchard.pipelines.tasks.errors import TaskError
 
 BUILD_SECONDS = 3600.0
@@ -26,7 +26,7 @@ _BUILDERS = {
 """Program to how it builds an image and writes it into an archive."""
 
 
-def build_image(state: Path, context: Path, name: str, file: Path | None = None) -> Image:
+def build_image(state: Path, context: Path, name: str, file: Path | None = None) -> StoredImage:
     """Build the Containerfile or Dockerfile of `context` and import it for the local sandboxes of `state`.
 
     Raises TaskError: no such file, no builder, or the last lines of what the builder said when it failed.

@@ -8,10 +8,11 @@ import msgspec
 
 from orchard.pipelines.tasks.errors import MalformedRow
 from orchard.schemas.identity import digest
-from orchard.schemas.plugins import Kind, PluginError, need
+from orchard.schemas.plugins import Kind, PluginError
 from orchard.schemas.quantities import Duration, InvalidQuantity, parse_bytes, parse_cores
 from orchard.schemas.tasks import Grading, PluginGrading, StateCheck, Task
 from orchard.workers.graders import check_grading
+from orchard.workers.plugins import need
 
 SOURCE = "prompts"
 

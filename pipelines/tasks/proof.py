@@ -1,32 +1,30 @@
 """What repeated grading of the known solution and of nothing proves about a task. Pure.
 
-A test is *unsteady* when its outcome differs between runs with the same patch. Unsteady tests are dropped
-from the task's lists, which makes another task (another `task_hash`) under the same id, proven by the same
-runs. A task that is judged as a whole, by a check or a plug-in, has nothing to drop.
+This is the rule for tasks that are judged as a whole, by a check or a plug-in. Domains bring others
+(`orchard.pipelines.domain`).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from orchard.schemas.outcomes import Reward
-from orchard.schemas.tasks import SWETests, Task
-from orchard.workers.domains.swe.verdict import MISSING, PASSING
-
-KEPT_SHARE = 0.5
-"""Of the tests of a task, that must be steady for the rest to be a task."""
-_SHOWN = 5
+from orchard.schemas.tasks import Task
 
 
 class Proven(msgspec.Struct, frozen=True, kw_only=True):
-    """The known solution resolved `task` in every run, and nothing at all in none."""
+    """The known solution resolves `task`, and nothing at all does not, in every run."""
 
     task: Task
     """The task itself, or the one that is left without its unsteady tests."""
     dropped: dict[str, str] = {}
     """Dropped test to why."""
     detail: str | None = None
-    """What the runs could not show."""
+    """What the runs could not show, or how the proof was made."""
+    runs: int = 1
+    """Gradings of the known solution, and as many of nothing."""
+    without_canary: tuple[str, ...] | None = None
+    """See TaskValidated."""
 
 
 class Refuted(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,11 +35,12 @@ class Refuted(msgspec.Struct, frozen=True, kw_only=True):
     detail: str
 
 
-def prove(task: Task, gold: Sequence[Reward], empty: Sequence[Reward]) -> Proven | Refuted:
-    """The verdict over the runs: rewards of the known solution, and of nothing, one or more of each. Only a
-    task that is not graded by tests may have no known solution, and then `gold` is empty."""
-    if isinstance(task.grading, SWETests):
-        return _by_tests(task, task.grading, gold, empty)
+Verdict = Proven | Refuted
+
+
+def judge_whole(task: Task, gold: Sequence[Reward], empty: Sequence[Reward]) -> Verdict:
+    """The verdict over the rewards of the known solution and of nothing. `gold` is empty where no solution is
+    known; `empty` has at least one."""
     for rewards, when in ((empty, "without a solution"), (gold, "with the known solution")):
         if len({reward.resolved for reward in rewards}) > 1:
             said = "; ".join(reward.detail for reward in rewards)
@@ -52,60 +51,3 @@ def prove(task: Task, gold: Sequence[Reward], empty: Sequence[Reward]) -> Proven
         return Refuted(reason="gold_does_not_resolve", detail=gold[0].detail)
     unknown = f"no solution is known; an untouched sandbox does not pass: {empty[0].detail}"
     return Proven(task=task, detail=None if gold else unknown)
-
-
-def _by_tests(
-    task: Task, grading: SWETests, gold: Sequence[Reward], empty: Sequence[Reward]
-) -> Proven | Refuted:
-    dropped = {**_unsteady(empty, "without a patch"), **_unsteady(gold, "with the gold patch")}
-    kept = msgspec.structs.replace(
-        grading,
-        fail_to_pass=_without(grading.fail_to_pass, dropped),
-        pass_to_pass=_without(grading.pass_to_pass, dropped),
-    )
-    listed = len(grading.fail_to_pass) + len(grading.pass_to_pass)
-    left = len(kept.fail_to_pass) + len(kept.pass_to_pass)
-    if dropped and (not kept.fail_to_pass or left < KEPT_SHARE * listed):
-        return Refuted(
-            reason="flaky",
-            detail=f"{len(dropped)} of {listed} tests change between runs, which leaves too few: "
-            f"{_some(dropped.values())}",
-        )
-    failing = sorted({failure for reward in gold for failure in _failures(kept, reward)})
-    if failing:
-        return Refuted(reason="gold_does_not_resolve", detail=f"{gold[0].detail}: {_some(failing)}")
-    if not all(_failures(kept, reward) for reward in empty):
-        return Refuted(reason="empty_resolves", detail="every test passes without any change")
-    return Proven(
-        task=msgspec.structs.replace(task, grading=kept) if dropped else task,
-        dropped=dropped,
-    )
-
-
-def _unsteady(rewards: Sequence[Reward], when: str) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for test in rewards[0].tests:
-        statuses = [reward.tests.get(test, MISSING) for reward in rewards]
-        if len({status in PASSING for status in statuses}) > 1:
-            found[test] = f"{test} is {', '.join(statuses)} {when}"
-    return found
-
-
-def _failures(grading: SWETests, reward: Reward) -> list[str]:
-    kept = (*PASSING, "SKIPPED")
-    status = {
-        test: reward.tests.get(test, MISSING) for test in (*grading.fail_to_pass, *grading.pass_to_pass)
-    }
-    failing = [test for test in grading.fail_to_pass if status[test] not in PASSING]
-    failing += [test for test in grading.pass_to_pass if status[test] not in kept]
-    return [f"{test} is {status[test]}" for test in failing]
-
-
-def _without(tests: Sequence[str], dropped: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(test for test in tests if test not in dropped)
-
-
-def _some(texts: Iterable[str]) -> str:
-    shown = list(texts)
-    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
-    return "; ".join(shown[:_SHOWN]) + more

@@ -6,6 +6,7 @@ reached.
 """
 
 import asyncio
+import hashlib
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -242,3 +243,19 @@ def read_tasks(
     blobs = BlobStore(store)
     found = stored_tasks(store, source=source, ids=ids, only_valid=only_valid)
     return [msgspec.json.decode(blobs.get(task.ref.blob), type=Task) for task in found]
+
+
+def mixed(refs: Sequence[TaskRef], traps: Sequence[TaskRef], share: float, seed: str) -> list[TaskRef]:
+    """The tasks, and of the impossible ones so many, chosen by lot, that they are `share` of all. Raises
+    TaskError where there are too few."""
+    count = round(share * len(refs) / (1 - share))
+    if count > len(traps):
+        raise TaskError(
+            f"a share of {share:g} beside {len(refs)} tasks takes {count} impossible ones, and the store has "
+            f"{len(traps)}: `orchard tasks impossible` makes more"
+        )
+
+    def lot(ref: TaskRef) -> bytes:
+        return hashlib.sha256(f"{seed}:{ref.task_id}".encode()).digest()
+
+    return [*refs, *sorted(traps, key=lot)[:count]]

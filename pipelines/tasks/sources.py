@@ -1,15 +1,18 @@
-"""Task sources that are plug-ins: anything that yields tasks, each of which is checked."""
+"""Task sources of domains and plug-ins: anything that yields tasks, each of which is checked."""
 
 from collections.abc import Iterator, Mapping
 from typing import Protocol
 
+from orchard.pipelines.domain import offered
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.pipelines.tasks.left_out import LeftOut
 from orchard.pipelines.tasks.storable import storable
-from orchard.schemas.plugins import PluginError
+from orchard.schemas.plugins import Kind, PluginError
 from orchard.schemas.quantities import InvalidQuantity, parse_bytes, parse_cores
 from orchard.schemas.tasks import StateCheck, Task
+from orchard.workers.discovery import load
 from orchard.workers.graders import check_grading
+from orchard.workers.plugins import names, need
 
 
 class TaskSource(Protocol):
@@ -17,6 +20,20 @@ class TaskSource(Protocol):
 
     def tasks(self, **options: str) -> Iterator[Task]:
         """All tasks. `options` are those of the command line; ones that it does not know are a TypeError."""
+
+
+def source_names() -> list[str]:
+    """Names of all sources, sorted; nothing is loaded."""
+    return sorted({*offered(lambda domain: domain.task_sources), *names(Kind.TASK_SOURCE)})
+
+
+def task_source(name: str) -> TaskSource:
+    """The source of that name, of a domain first. Raises PluginError where there is none."""
+    of_domains = offered(lambda domain: domain.task_sources)
+    found: TaskSource = (
+        load(of_domains[name]) if name in of_domains else need(Kind.TASK_SOURCE, name, of_domains)
+    )
+    return found
 
 
 def tasks_of(source: TaskSource, name: str, options: Mapping[str, str]) -> tuple[list[Task], list[LeftOut]]:

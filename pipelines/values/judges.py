@@ -5,7 +5,8 @@ from typing import Protocol
 from orchard.pipelines.values.cases import Case
 from orchard.pipelines.values.prompt import PROMPT_VERSION, Prompt, make_prompt, retry_message
 from orchard.pipelines.values.replies import Reading, read_reply
-from orchard.schemas.plugins import GUIDE, Kind, PluginError, need
+from orchard.schemas.plugins import GUIDE, Kind, PluginError
+from orchard.workers.plugins import need
 
 
 class Judge(Protocol):

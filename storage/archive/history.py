@@ -1,4 +1,4 @@
-"""The whole log: the stream, and the archive for events that have left it. Every sequence once, in order."""
+"""Reads the whole log: the stream, and the archive for events that left it. Every sequence once, in order."""
 
 import asyncio
 import heapq
@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 
 from orchard.schemas.archives import Manifest
-from orchard.storage.archive.shelf import Part, Shelf
+from orchard.storage.archive.files import ArchiveFiles, ArchivePart
 from orchard.storage.errors import EventsLost, OtherStream
 from orchard.streams import names
 from orchard.streams.connection import Connection
@@ -16,14 +16,13 @@ from orchard.streams.records import StoredEvent, from_nanoseconds, stored_event
 from orchard.streams.replay import arrivals
 
 _BATCH = 500
-"""Messages from the archive that are given at once."""
 
 
 async def whole_log(
-    connection: Connection, shelf: Shelf, start: int, *, until: int | None, idle: float | None = None
+    connection: Connection, shelf: ArchiveFiles, start: int, *, until: int | None, idle: float | None = None
 ) -> AsyncGenerator[list[StoredEvent], None]:
-    """Every event from sequence `start` on, in lists, up to `until`; None: without end, and with `idle` as
-    `replay_batches` has it.
+    """Yield every event from sequence `start` on, in lists, up to `until`; None: without end, with `idle` as
+    in `replay_batches`.
 
     Raises EventsLost for a sequence that neither the stream nor the archive holds, ArchiveCorrupt, and
     OtherStream when both hold one and differ in it.
@@ -49,13 +48,13 @@ async def whole_log(
 
 
 class _Whole:
-    """Stream and archive as one log; `position` is the next sequence that it gives."""
+    """Merges stream and archive into one log; `position` is the next sequence."""
 
     def __init__(self, archive: "Sealed", start: int) -> None:
         self._archive, self.position = archive, start
 
     async def sealed(self, last: int) -> AsyncGenerator[list[StoredEvent], None]:
-        """What the archive has from the position up to `last`."""
+        """Yield what the archive has from the position up to `last`."""
         archive = self._archive
         while self.position <= last:
             found = await asyncio.to_thread(archive.take, self.position, last)
@@ -72,7 +71,7 @@ class _Whole:
             yield [_stored(message) for message in found]
 
     async def arrived(self, messages: list[Arrived]) -> AsyncGenerator[list[StoredEvent], None]:
-        """Messages of the stream, with what is sealed between them."""
+        """Yield messages of the stream, with the archived ones between them."""
         ready: list[StoredEvent] = []
         for message in messages:
             async for batch in self.sealed(message.sequence - 1):
@@ -89,13 +88,16 @@ class _Whole:
 
 
 class Sealed:
-    """Reads all parts of an archive as one ascending sequence of messages. A part is opened when the position
-    comes to its first event, and one row group of each open part is in memory."""
+    """Reads all parts of an archive as one ascending sequence of messages.
 
-    def __init__(self, shelf: Shelf, start: int) -> None:
+    A part is opened when the position reaches its first event, and one row group of each open part is in
+    memory.
+    """
+
+    def __init__(self, shelf: ArchiveFiles, start: int) -> None:
         self.url = shelf.location.url
         self._shelf = shelf
-        self._parts: list[tuple[int, Part, Manifest]] | None = None
+        self._parts: list[tuple[int, ArchivePart, Manifest]] | None = None
         self._open: list[tuple[int, int, Arrived, Iterator[Arrived]]] = []
         self._opened = 0
         self._start = start
@@ -105,8 +107,10 @@ class Sealed:
         self._parts, self._open, self._start = None, [], start
 
     def take(self, first: int, last: int) -> list[Arrived]:
-        """Messages of consecutive sequences from `first` up to `last`, some hundred at most; none when the
-        next sealed one is not `first`."""
+        """Return messages of consecutive sequences from `first` up to `last`, some hundred at most.
+
+        Returns none when the next archived one is not `first`.
+        """
         found: list[Arrived] = []
         wanted = first
         while wanted <= last and len(found) < _BATCH:
@@ -122,7 +126,7 @@ class Sealed:
         return bool(self._open) and self._open[0][0] <= sequence
 
     def compare(self, message: Arrived) -> None:
-        """Make sure that the copy of this message of the stream is equal."""
+        """Compare this message of the stream with its archived copy. Raises OtherStream when they differ."""
         while self.has_copy(message.sequence):
             _, _, copy, rest = heapq.heappop(self._open)
             same = (copy.subject, copy.data) == (message.subject, message.data)
@@ -134,7 +138,7 @@ class Sealed:
             self._push(rest)
 
     def _next(self, wanted: int) -> Arrived | None:
-        """The message with the lowest sequence from `wanted` on, which stays at hand."""
+        """Return the message with the lowest sequence from `wanted` on, without removing it."""
         self._open_parts(wanted)
         while self._open and self._open[0][0] < wanted:
             self._push(heapq.heappop(self._open)[3])
@@ -160,7 +164,7 @@ class Sealed:
             heapq.heappush(self._open, (message.sequence, self._opened, message, messages))
 
 
-def _messages(shelf: Shelf, part: Part, manifest: Manifest, after: int) -> Iterator[Arrived]:
+def _messages(shelf: ArchiveFiles, part: ArchivePart, manifest: Manifest, after: int) -> Iterator[Arrived]:
     for segment in manifest.segments:
         if segment.last_sequence > after:
             for messages in shelf.messages(part.campaign, segment, after):

@@ -1,4 +1,4 @@
-"""What the tables say of a campaign's events: which there are, and whether all of them are in a part."""
+"""Lists a campaign's events from the tables, to compare them with a part of the archive."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,9 +11,10 @@ from orchard.storage.archive.segments import is_fence
 from orchard.storage.reader import open_tables, position
 
 PART_EVENTS = 500_000
-"""At most in one part: a campaign of any size is archived in bounded memory and gives room as it goes."""
+"""Largest number of events in one part: a campaign of any size is archived in bounded memory and frees
+space as it goes."""
 MEMORY_LIMIT = "300MB"
-"""Of a query: archiving runs in the writer's process, which has 1 GiB in the manifests."""
+"""Memory limit of a query: archiving runs in the writer's process, which has 1 GiB in the manifests."""
 _BOOKKEEPING = ("campaign.archived", "campaign.state_changed")
 """Types that archiving itself publishes: they alone are no reason for another part."""
 
@@ -28,8 +29,8 @@ order by sequence limit {PART_EVENTS}
 
 
 @dataclass(frozen=True)
-class Listing:
-    """A campaign's events at sequences over `after` and up to `through`, as the tables have them."""
+class EventListing:
+    """A campaign's events at sequences over `after` and up to `through`, according to the tables."""
 
     after: int
     through: int
@@ -38,12 +39,11 @@ class Listing:
 
     @property
     def fences(self) -> list[int]:
-        """Sequences of those that stay in the stream."""
         pairs = zip(self.sequences, self.subjects, strict=True)
         return [sequence for sequence, subject in pairs if is_fence(subject)]
 
     def differs(self, found: Iterable[tuple[int, str]]) -> str:
-        """The first difference to what was found, as a sentence; empty when there is none."""
+        """Describe the first difference to `found` in a sentence; empty when there is none."""
         expected = iter(zip(self.sequences, self.subjects, strict=True))
         for sequence, subject in found:
             if (wanted := next(expected, None)) != (sequence, subject):
@@ -54,33 +54,34 @@ class Listing:
         return ""
 
 
-def listed(store_url: str, campaign: str, after: int, through: int) -> Listing | None:
-    """The next part of a campaign's events, None when there is nothing to archive."""
+def listed(store_url: str, campaign: str, after: int, through: int) -> EventListing | None:
+    """List the next part of a campaign's events; None when there is nothing to archive."""
     with open_tables(store_url, memory=MEMORY_LIMIT) as tables:
         rows = _rows(tables, campaign, after, through)
     if all(kind in _BOOKKEEPING for kind in rows.column("type").unique().to_pylist()):
         return None
     sequences = rows.column("sequence").to_pylist()
     reached = sequences[-1] if len(sequences) == PART_EVENTS else through
-    return Listing(after, reached, sequences, rows.column("subject").to_pylist())
+    return EventListing(after, reached, sequences, rows.column("subject").to_pylist())
 
 
-def relisted(store_url: str, campaign: str, after: int, through: int) -> Listing:
-    """The listing of a part that is in the archive."""
+def relisted(store_url: str, campaign: str, after: int, through: int) -> EventListing:
     with open_tables(store_url, memory=MEMORY_LIMIT) as tables:
         rows = _rows(tables, campaign, after, through)
-    return Listing(after, through, rows.column("sequence").to_pylist(), rows.column("subject").to_pylist())
+    return EventListing(
+        after, through, rows.column("sequence").to_pylist(), rows.column("subject").to_pylist()
+    )
 
 
 def recorded(store_url: str) -> dict[tuple[str, str], int]:
-    """Campaign and SHA-256 of each manifest that the log has an event of, with the position it reaches."""
+    """Campaign and SHA-256 of each manifest that the log records, with the position it reaches."""
     with open_tables(store_url, memory=MEMORY_LIMIT) as tables:
         rows = tables.execute("select campaign, manifest_sha256, through from archives").fetchall()
     return {(campaign, sha256): through for campaign, sha256, through in rows}
 
 
 def settled(store_url: str) -> int:
-    """Sequence up to which the tables are whole: nothing beyond it may leave the stream."""
+    """Sequence up to which the tables are complete: nothing beyond it may leave the stream."""
     return position(store_url)
 
 

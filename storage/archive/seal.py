@@ -1,4 +1,4 @@
-"""Sealing: a campaign's events from the stream into segments, and the manifest that names them."""
+"""Seals a campaign's events from the stream into segments, and writes the manifest that names them."""
 
 import asyncio
 from collections import Counter
@@ -7,19 +7,19 @@ from contextlib import aclosing
 
 from orchard.schemas.archives import Manifest, Segment
 from orchard.schemas.subjects import campaign_subjects
-from orchard.storage.archive.listing import Listing
+from orchard.storage.archive.files import ArchiveFiles, ArchivePart
+from orchard.storage.archive.listing import EventListing
 from orchard.storage.archive.segments import SegmentWriter, counted_subject, is_fence
-from orchard.storage.archive.shelf import Part, Shelf
 from orchard.storage.errors import EventsLost
 from orchard.streams.connection import Connection
 from orchard.streams.reader import Arrived
 from orchard.streams.replay import arrivals, events_at
 
 
-class Sealing:
-    """One part of one campaign on its way into the archive."""
+class PartWriter:
+    """One part of one campaign, while it is written to the archive."""
 
-    def __init__(self, shelf: Shelf, campaign: str, listing: Listing) -> None:
+    def __init__(self, shelf: ArchiveFiles, campaign: str, listing: EventListing) -> None:
         self._shelf, self._campaign, self._listing = shelf, campaign, listing
         self._writer = SegmentWriter()
         self._segments: list[Segment] = []
@@ -27,7 +27,7 @@ class Sealing:
         self._removed = self._bytes = 0
 
     async def copy(self, connection: Connection) -> AsyncIterator[int]:
-        """Copy what is listed; yields how many events are in segments.
+        """Copy the listed events; yields how many are in segments.
 
         Raises EventsLost, and nothing is archived, when the stream does not hold what the tables list.
         """
@@ -44,7 +44,7 @@ class Sealing:
                 "removed, run `orchard store check`"
             )
 
-    def finish(self) -> Part:
+    def finish(self) -> ArchivePart:
         """Write the manifest. Raises StorageError."""
         if self._writer.events:
             self._close_segment()
@@ -81,9 +81,9 @@ class Sealing:
 
 
 async def _messages(
-    connection: Connection, campaign: str, listing: Listing
+    connection: Connection, campaign: str, listing: EventListing
 ) -> AsyncGenerator[list[Arrived], None]:
-    """The campaign's own messages and its fences, in the order of the stream."""
+    """Yield the campaign's own messages and its fences, in the order of the stream."""
     fences = listing.fences
     own = arrivals(connection, listing.after + 1, until=listing.through, subjects=campaign_subjects(campaign))
     taken = 0

@@ -1,7 +1,7 @@
-"""Segments: stream messages as Parquet, byte for byte, and the hash of what they say. Pure functions.
+"""Segments: stream messages as Parquet, byte for byte, and the hash of their contents. Pure functions.
 
-A row has all that the stream says of a message. The payload is bytes, as in the stream, and not text as in
-the table `events`: what is no event survives unchanged.
+A row has all that the stream has of a message. The payload is bytes, as in the stream, and not text as in the
+table `events`: what is no event survives unchanged.
 """
 
 import hashlib
@@ -26,14 +26,14 @@ SCHEMA = pa.schema(
     ]
 )
 SEGMENT_BYTES = 32 * 1024 * 1024
-"""Of payloads, at which a segment ends. A reader holds one file for each part that it merges."""
+"""Payload bytes at which a segment ends. A reader holds one file for each part that it merges."""
 _GROUP_BYTES = 4 * 1024 * 1024
 _GROUP_ROWS = 2000
 _PAGE_ROWS = 64
 _LEVEL = 9
 
 
-class Content:
+class ContentDigest:
     """SHA-256 over messages in their order: sequence, time, subject, headers by name, and payload.
 
     Each number is 8 bytes, big-endian; each text or payload comes after its length in bytes.
@@ -43,7 +43,6 @@ class Content:
         self._sha256 = hashlib.sha256()
 
     def take(self, message: Arrived) -> None:
-        """Add the next message."""
         texts = [part.encode() for pair in sorted(message.headers.items()) for part in pair]
         parts = [message.subject.encode(), *texts, message.data]
         numbers = [message.sequence, message.time, len(texts), *map(len, parts)]
@@ -52,13 +51,10 @@ class Content:
             self._sha256.update(part)
 
     def hexdigest(self) -> str:
-        """64 hexadecimal digits."""
         return self._sha256.hexdigest()
 
 
 class SegmentWriter:
-    """Collects messages into the bytes of one file."""
-
     def __init__(self) -> None:
         self._buffer = BytesIO()
         self._writer = pq.ParquetWriter(
@@ -72,13 +68,12 @@ class SegmentWriter:
         )
         self._waiting: list[Arrived] = []
         self._waiting_bytes = 0
-        self._content = Content()
+        self._content = ContentDigest()
         self._first = self._last = 0
         self.events = 0
         self.bytes = 0
 
     def take(self, message: Arrived) -> None:
-        """Add the next message."""
         self._first = self._first or message.sequence
         self._last = message.sequence
         self._content.take(message)
@@ -91,11 +86,9 @@ class SegmentWriter:
 
     @property
     def full(self) -> bool:
-        """Whether the file is large enough."""
         return self.bytes >= SEGMENT_BYTES
 
     def finish(self) -> tuple[Segment, bytes]:
-        """The file and what is to be known of it."""
         if self._waiting:
             self._write_group()
         self._writer.close()
@@ -125,7 +118,8 @@ class SegmentWriter:
 
 
 def read_segment(data: bytes, after: int = 0) -> Iterator[list[Arrived]]:
-    """The messages at sequences over `after`, in order, a few megabytes at a time. Raises ArchiveCorrupt."""
+    """Yield the messages at sequences over `after`, in order, a few megabytes at a time. Raises
+    ArchiveCorrupt."""
     try:
         file = pq.ParquetFile(BytesIO(data))
         for group in range(file.num_row_groups):
@@ -151,7 +145,7 @@ def _messages(rows: pa.Table) -> Iterator[Arrived]:
 
 
 def counted_subject(subject: str) -> str:
-    """The subject with `*` for a shard or an id: what a manifest counts by."""
+    """Return the subject with `*` for a shard or an id, by which a manifest counts."""
     head, *rest = subject.removeprefix(f"{EVENTS_PREFIX}.").split(".")
     if head in FENCES:
         rest = [*rest[:-1], "*"]

@@ -17,7 +17,7 @@ class ArchiveSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 def archive_url(store_url: str, settings: ArchiveSettings | None) -> str:
-    """Where the archive of a store is, as configured or by default."""
+    """URL of a store's archive, as configured or by default."""
     from orchard.storage.location import Location  # brings pyarrow, which reading a configuration needs not
 
     return (settings and settings.url) or f"{Location.parse(store_url).url}/archive"

@@ -1,4 +1,5 @@
-"""How many events and bytes of the stream each campaign has, from the tables: nearly no payload is read."""
+"""Estimates each campaign's events and bytes in the stream from the tables, nearly without reading
+payloads."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,14 +26,14 @@ _SAMPLES = 32
 
 
 class Size(NamedTuple):
-    """Events, and the bytes of their payloads as far as columns tell."""
+    """Number of events, and estimated bytes of their payloads."""
 
     events: int = 0
     bytes: float = 0.0
 
 
 def sizes(store_url: str, archived: Mapping[str, int]) -> dict[str, Size]:
-    """The size of each campaign, or kind of fence, by the third token of its subjects.
+    """Return the size of each campaign, or kind of fence, by the third token of its subjects.
 
     Events up to a campaign's sequence in `archived` have left the stream and do not count. Events are exact,
     bytes are numbers of events times the mean payload of their subject in some row groups.
@@ -70,7 +71,7 @@ def _opened(location: Location, file: DataFile) -> Iterator[pq.ParquetFile]:
 
 
 def _counted(rows: pa.Table, archived: Mapping[str, int]) -> Counter[str]:
-    """Events by subject, with `*` for shards and ids, that are still in the stream."""
+    """Count the events that are still in the stream by subject, with `*` for shards and ids."""
     names, codes = _subjects(rows)
     through = np.array([archived.get(_campaign(subject), 0) for subject in names])
     kept = codes[rows.column("sequence").to_numpy() > through[codes]]
@@ -96,7 +97,7 @@ def _means(location: Location, files: Sequence[DataFile]) -> dict[str, float]:
 
 
 def _subjects(rows: pa.Table) -> tuple[list[str], npt.NDArray[np.int64]]:
-    """The subjects of rows, with `*` for shards and ids, and the index of each row's among them."""
+    """Return the subjects of rows, with `*` for shards and ids, and for each row its subject's index."""
     encoded = rows.column("subject").combine_chunks().dictionary_encode()
     names: dict[str, int] = {}
     of_subject = [

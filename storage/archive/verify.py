@@ -1,4 +1,4 @@
-"""Whether a part of the archive is what its manifest says, and what the tables say: every byte is read."""
+"""Verifies that a part of the archive matches its manifest and the tables; reads every byte."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator
@@ -6,23 +6,23 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from orchard.schemas.archives import Manifest, Segment
+from orchard.storage.archive.files import ArchiveFiles, ArchivePart
 from orchard.storage.archive.listing import recorded, relisted
-from orchard.storage.archive.segments import Content, counted_subject, is_fence
-from orchard.storage.archive.shelf import Part, Shelf
+from orchard.storage.archive.segments import ContentDigest, counted_subject, is_fence
 from orchard.storage.errors import ArchiveCorrupt
 
 
 @dataclass
 class Verified:
-    """What was read, and each thing that is wrong as a sentence."""
+    """What was read, and each problem as a sentence."""
 
     parts: int = 0
     events: int = 0
     findings: list[str] = field(default_factory=list)
 
 
-def verify_archive(shelf: Shelf, store_url: str, campaigns: Collection[str] = ()) -> Verified:
-    """Check every part, or those of some campaigns, and that each part that the log has recorded is there."""
+def verify_archive(shelf: ArchiveFiles, store_url: str, campaigns: Collection[str] = ()) -> Verified:
+    """Check every part, or those of some campaigns, and that every part recorded in the log exists."""
     found = Verified()
     parts = [part for part in shelf.parts() if not campaigns or part.campaign in campaigns]
     missing = set(recorded(store_url)) - {(part.campaign, part.sha256) for part in parts}
@@ -44,10 +44,10 @@ def verify_archive(shelf: Shelf, store_url: str, campaigns: Collection[str] = ()
     return found
 
 
-def check_part(shelf: Shelf, part: Part, store_url: str | None) -> Iterator[int]:
-    """Yields the events read so far. Raises ArchiveCorrupt for the first thing that is wrong.
+def check_part(shelf: ArchiveFiles, part: ArchivePart, store_url: str | None) -> Iterator[int]:
+    """Check a part; yields the events read so far. Raises ArchiveCorrupt for the first problem.
 
-    With a store, what the part holds must be what its table `events` lists.
+    With a store, the part must hold what the store's table `events` lists.
     """
     manifest = shelf.manifest(part)
     where = f"{shelf.location.url}/{part.campaign}/{part.name}"
@@ -73,9 +73,9 @@ def check_part(shelf: Shelf, part: Part, store_url: str | None) -> Iterator[int]
             )
 
 
-def _read(shelf: Shelf, campaign: str, segment: Segment) -> Iterator[tuple[int, str, int]]:
-    """Sequence, subject and payload bytes of a segment's messages, whose hash and range must be right."""
-    content, events, first, last = Content(), 0, 0, 0
+def _read(shelf: ArchiveFiles, campaign: str, segment: Segment) -> Iterator[tuple[int, str, int]]:
+    """Yield sequence, subject and payload bytes of a segment's messages, and verify hash and range."""
+    content, events, first, last = ContentDigest(), 0, 0, 0
     for messages in shelf.messages(campaign, segment):
         for message in messages:
             content.take(message)
@@ -90,7 +90,7 @@ def _read(shelf: Shelf, campaign: str, segment: Segment) -> Iterator[tuple[int, 
 
 
 def _differs(manifest: Manifest, found: list[tuple[int, str]], counts: Counter[str], size: int) -> str:
-    """What the manifest says wrongly of its messages; empty when all is right."""
+    """Describe what the manifest says wrongly of its messages; empty when all is right."""
     sequences = [sequence for sequence, _ in found]
     if any(later <= earlier for earlier, later in pairwise(sequences)):
         return "names messages that are not in the order of the stream"

@@ -1,8 +1,8 @@
-"""Keeping a store in order, and making it again: compaction, vacuum, rebuilds.
+"""Maintains and rebuilds a store: compaction, vacuum, rebuilds.
 
-Compaction and vacuum may run beside a writer. Rebuilds hold the writer's lock; they write all new files
-first and put them in the place of the old ones in one commit for each table, so that readers see either
-and a crash on the way changes nothing.
+Compaction and vacuum may run beside a writer. Rebuilds hold the writer's lock; they write all new files first
+and replace the old ones in one commit for each table, so that readers see either and a crash on the way
+changes nothing.
 """
 
 from collections.abc import Sequence
@@ -12,15 +12,15 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from orchard.storage import compaction
+from orchard.storage.archive.files import ArchiveFiles
 from orchard.storage.archive.history import whole_log
 from orchard.storage.archive.settings import ArchiveSettings, archive_url
-from orchard.storage.archive.shelf import Shelf
 from orchard.storage.checking import check as check
 from orchard.storage.comparing import Piece, side_by_side
 from orchard.storage.delta import (
     VACUUM_HOURS,
     DataFile,
-    Table,
+    StoreTable,
     found_files,
     list_files,
     watermark_of,
@@ -44,48 +44,54 @@ _FILE_BYTES = 32 * 1024 * 1024
 
 
 def compact(store_url: str, *, above: int = 1) -> dict[str, int]:
-    """Merges the small files of each table with more than `above`; how many were merged away, by table."""
+    """Merge the small files of each table with more than `above`; returns by how many files fewer, by
+    table."""
     location = Location.parse(store_url)
     return {table: compaction.compact(location, table, above=above) for table in _existing(location)}
 
 
 def vacuum(store_url: str, *, hours: int = VACUUM_HOURS) -> dict[str, int]:
-    """Deletes files that were replaced or left over more than `hours` ago and that no reader has pinned; how
-    many, by table. Raises StorageError for less than an hour: a process may be about to commit them."""
+    """Delete replaced and left-over files older than `hours` that no reader has pinned; returns how many, by
+    table.
+
+    Raises StorageError for less than an hour: a process may be about to commit them.
+    """
     location = Location.parse(store_url)
     return {table: compaction.vacuum(location, table, hours) for table in _existing(location)}
 
 
 def rebuild_derived(store_url: str) -> None:
-    """Makes every derived table again from `events`, whatever has become of them: those that can be opened in
-    one commit each, the others anew. Raises StoreBusy while a writer works, StoreDamaged where `events` is.
+    """Rebuild every derived table from `events`, in one commit each; those that cannot be opened are made
+    anew.
+
+    Raises StoreBusy while a writer works, StoreDamaged if `events` is damaged.
     """
     location = Location.parse(store_url)
     with writer_lock(location):
-        events = Table(location, EVENTS)
+        events = StoreTable(location, EVENTS)
         files = {table: _Files(location, table) for table in DERIVED}
         for rows in read_events(location, events.files(), 0):
             for table, derived in derive_tables(facts(rows)).items():
                 files[table].take(derived)
         for table in DERIVED:
-            Table.anew(location, table).replace(files[table].written(), events.watermark)
-        progress = Table.anew(location, PROGRESS)
+            StoreTable.anew(location, table).replace(files[table].written(), events.watermark)
+        progress = StoreTable.anew(location, PROGRESS)
         progress.append(progress.schema.empty_table(), events.watermark)
 
 
 async def rebuild_events(
     store_url: str, connection: Connection, archive: ArchiveSettings | None = None
 ) -> int:
-    """Makes `events` again from stream and archive, up to the stream's last event; its sequence.
+    """Rebuild `events` from stream and archive, up to the stream's last event; returns its sequence.
 
     Derived tables follow when the writer runs next, or by `rebuild_derived`. The log of a damaged table is
     not needed: its files are compared with the stream as they are found. Raises EventsLost, with nothing
     changed, when an event from the first on is neither in the stream nor in the archive, or when the tables
-    have an event that these have not, or have otherwise: then the side that has more is never given up.
-    Raises StoreBusy.
+    have an event that these lack, or a different one: then the side that has more is never given up. Raises
+    StoreBusy.
     """
     location = Location.parse(store_url)
-    shelf = Shelf(archive_url(store_url, archive))
+    shelf = ArchiveFiles(archive_url(store_url, archive))
     with writer_lock(location):
         files = _Files(location, EVENTS)
         whole, watermark = _held_events(location)
@@ -103,13 +109,15 @@ async def rebuild_events(
                 f"the stream gave events up to {reached} of {max(last, watermark)}: nothing was "
                 f"changed; {REMEDY}"
             )
-        Table.anew(location, EVENTS).replace(files.written(), reached)
+        StoreTable.anew(location, EVENTS).replace(files.written(), reached)
         return reached
 
 
 def _held_events(location: Location) -> tuple[list[DataFile], int]:
-    """The files of `events` and the sequence they reach; where its log is damaged, those in its directory
-    that are whole, without those whose rows are in others."""
+    """Return the files of `events` and the sequence they reach.
+
+    If its log is damaged, these are the intact files in its directory, without overlaps.
+    """
     try:
         found = opened(location, EVENTS)
         return (list_files(found), watermark_of(found)) if found else ([], 0)
@@ -119,7 +127,6 @@ def _held_events(location: Location) -> tuple[list[DataFile], int]:
 
 
 def _differs(piece: Piece, sequence: int, last: int) -> EventsLost:
-    """The first event at which stream and tables part."""
     ids = dict(
         zip(piece.rows.column("sequence").to_pylist(), piece.rows.column("id").to_pylist(), strict=True)
     )
@@ -149,7 +156,6 @@ class _Files:
             self._write()
 
     def written(self) -> Sequence[DataFile]:
-        """All files, after the last rows have been written too."""
         if self._waiting:
             self._write()
         return self._written

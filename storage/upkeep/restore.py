@@ -1,10 +1,9 @@
 """`store restore-stream`: puts back into the stream of events what only the tables have.
 
-Where the stream lost its end alone, the lost events are published again in their order, which gives them the
-same sequences. Where it lost events in the middle, or has given lost sequences to new events, a whole new
-stream is made on a server beside: the tables' events under their sequences, then what else the damaged
-stream holds (`storage.merge`). It then takes the place of the damaged one. Killed anywhere, the next run
-goes on or begins again.
+If the stream only lost its end, the lost events are published again in their order, which gives them the same
+sequences. If it lost events in the middle, or has given lost sequences to new events, a whole new stream is
+made on a second server: the tables' events under their sequences, then what else the damaged stream holds
+(`storage.merge`). It then replaces the damaged one. Killed anywhere, the next run resumes or begins again.
 """
 
 import secrets
@@ -19,17 +18,17 @@ import msgspec
 
 from orchard.schemas.events import DONE_TYPES
 from orchard.schemas.subjects import EVENTS_PREFIX
+from orchard.storage.archive.files import ArchiveFiles
 from orchard.storage.archive.segments import is_fence
 from orchard.storage.archive.settings import ArchiveSettings, archive_url
-from orchard.storage.archive.shelf import Shelf
 from orchard.storage.comparing import Piece, side_by_side
-from orchard.storage.delta import DataFile, Table
+from orchard.storage.delta import DataFile, StoreTable
 from orchard.storage.derived import read_events
 from orchard.storage.durable import write_whole
 from orchard.storage.location import Location
 from orchard.storage.lock import writer_lock
 from orchard.storage.log import originals
-from orchard.storage.merge import Merge, Outcome, Story, filler
+from orchard.storage.merge import DoneEvent, LoggedMessage, Merge, filler
 from orchard.storage.tables import EVENTS
 from orchard.streams import names
 from orchard.streams.backup import replace_stream
@@ -51,25 +50,20 @@ _GAP = f"{EVENTS_PREFIX}.restoring.gap"
 
 
 class Restored(msgspec.Struct, frozen=True, kw_only=True):
-    """What a restore did."""
-
     put_back: int = 0
     """Events that only the tables had."""
     moved: int = 0
     """Events of the damaged stream that have other sequences now."""
     lost: int = 0
-    """Sequences whose events are nowhere any more; an `event.lost` stands for each."""
+    """Sequences whose events no longer exist; an `event.lost` replaces each."""
     last: int = 0
-    """Sequence of the stream's last event."""
 
 
 class _Damage(msgspec.Struct, kw_only=True):
-    """What the comparison of stream and tables has found."""
-
     watermark: int
     held: Bounds
     missing: list[int] = []
-    """Sequences that the tables have and the stream has not."""
+    """Sequences that the tables have and the stream lacks."""
     diverged: int | None = None
     """First sequence at which the stream has another event than the tables."""
     replaced: int = 0
@@ -84,7 +78,7 @@ class _Damage(msgspec.Struct, kw_only=True):
 
 
 class _Plan(msgspec.Struct, frozen=True):
-    """Which stream and tables a stream beside was made from, so that another run can go on with it."""
+    """Identifies the stream and tables that a new stream is made from, so that another run can resume it."""
 
     watermark: int
     last: int
@@ -94,7 +88,7 @@ class _Plan(msgspec.Struct, frozen=True):
 
 
 Tell = Callable[[str, int, int], None]
-"""Progress: what is done just now, events done, events in all."""
+"""Called with progress: the current phase, events done, events in all."""
 
 
 async def restore_stream(
@@ -106,16 +100,16 @@ async def restore_stream(
     archive: ArchiveSettings | None = None,
     tell: Tell = lambda *_: None,
 ) -> Restored:
-    """Makes the stream hold whatever it or the tables hold; nothing else may publish meanwhile.
+    """Make the stream hold everything that it or the tables hold; nothing else may publish meanwhile.
 
-    `work` is a directory on this machine for the stream beside, as large as the stream. What is in the
-    archive has left the stream on purpose, and stays away. Raises StoreBusy, StreamsError.
+    `work` is a local directory for the new stream, as large as the stream. What is in the archive has left
+    the stream on purpose, and stays away. Raises StoreBusy, StreamsError.
     """
     location = Location.parse(store_url)
-    archived = {part.campaign: part.through for part in Shelf(archive_url(store_url, archive)).parts()}
+    archived = {part.campaign: part.through for part in ArchiveFiles(archive_url(store_url, archive)).parts()}
     with writer_lock(location):
         await declare_events(connection, settings)
-        events = Table(location, EVENTS)
+        events = StoreTable(location, EVENTS)
         files = events.files()
         result = await _unfinished(connection, events.watermark, work)
         if result is None:
@@ -130,7 +124,7 @@ async def restore_stream(
 
 
 async def _unfinished(connection: Connection, watermark: int, work: Path) -> Restored | None:
-    """The result of an earlier run that was ended before the new stream was in its place."""
+    """Return the result of an earlier run that was killed before the new stream was in place."""
     plan = _read_plan(work)
     if plan is None or plan.result is None:
         return None
@@ -177,7 +171,7 @@ def _judge(piece: Piece, damage: _Damage, archived: dict[str, int]) -> None:
 
 
 def _sealed(sequence: int, campaign: str | None, subject: str, archived: dict[str, int]) -> bool:
-    """Whether archiving took the event out of the stream: `archived` says up to where, by campaign."""
+    """Whether archiving removed the event from the stream; `archived` has the last sequence by campaign."""
     return sequence <= archived.get(campaign or "", 0) and not is_fence(subject)
 
 
@@ -210,7 +204,7 @@ async def _build(
     archived: dict[str, int],
     tell: Tell,
 ) -> Restored:
-    """Make the whole stream on a server beside, from where an earlier run was ended."""
+    """Make the whole stream on a second server, resuming where an earlier run was killed."""
     plan = _Plan(damage.watermark, damage.held.last, damage.held.messages)
     if _read_plan(work) != plan:
         shutil.rmtree(work, ignore_errors=True)
@@ -229,7 +223,7 @@ async def _build(
         reached = (await bounds(target, names.EVENTS)).last
         total = max(damage.watermark, damage.held.last)
         async with aclosing(_whole(connection, location, files, damage, archived)) as stories:
-            batch: list[Story] = []
+            batch: list[LoggedMessage] = []
             async for story in stories:
                 if story.sequence > reached:
                     batch.append(story)
@@ -251,8 +245,8 @@ async def _whole(
     files: list[DataFile],
     damage: _Damage,
     archived: dict[str, int],
-) -> AsyncGenerator[Story, None]:
-    """Every message of the restored stream, in order."""
+) -> AsyncGenerator[LoggedMessage, None]:
+    """Yield every message of the restored stream, in order."""
     parting = damage.diverged
     async with aclosing(_stream(connection, damage.held.last)) as batches:
         async for piece in side_by_side(batches, location, files):
@@ -272,8 +266,8 @@ async def _whole(
                     yield placed
 
 
-def _stories(piece: Piece, damage: _Damage, archived: dict[str, int]) -> Iterator[Story]:
-    """The messages of a piece; of a stream that diverged, up to where the tables end."""
+def _stories(piece: Piece, damage: _Damage, archived: dict[str, int]) -> Iterator[LoggedMessage]:
+    """Yield the messages of a piece; of a stream that diverged, up to where the tables end."""
     parting = damage.diverged
     last = piece.last if parting is None else min(piece.last, damage.watermark)
     held = {message.sequence: message for message in piece.stream}
@@ -289,26 +283,26 @@ def _stories(piece: Piece, damage: _Damage, archived: dict[str, int]) -> Iterato
         elif row is None:
             yield filler(sequence, 0)
         elif message is None and _sealed(sequence, campaigns[sequence], row.subject, archived):
-            yield Story(sequence, _GAP, 0, b"")
+            yield LoggedMessage(sequence, _GAP, 0, b"")
         else:
-            yield Story(sequence, row.subject, _nanoseconds(row.time), row.raw)
+            yield LoggedMessage(sequence, row.subject, _nanoseconds(row.time), row.raw)
 
 
-def _outcomes(location: Location, files: list[DataFile]) -> dict[str, Outcome]:
-    """The newest event on each rollout's `done` subject, as the tables have it."""
-    found: dict[str, Outcome] = {}
+def _outcomes(location: Location, files: list[DataFile]) -> dict[str, DoneEvent]:
+    """Return the newest event on each rollout's `done` subject according to the tables."""
+    found: dict[str, DoneEvent] = {}
     for rows in read_events(location, files, 0):
         for row in rows.select(["sequence", "subject", "type", "rollout_id", "attempt"]).to_pylist():
             if row["type"] in DONE_TYPES and row["subject"].startswith(_DONE):
-                found[row["rollout_id"]] = Outcome(row["type"], row["attempt"], row["sequence"])
+                found[row["rollout_id"]] = DoneEvent(row["type"], row["attempt"], row["sequence"])
     return found
 
 
 async def _swap(connection: Connection, settings: NatsSettings, work: Path, tell: Tell) -> None:
-    """Put the stream beside in the place of the damaged one.
+    """Replace the damaged stream by the new one.
 
-    It keeps the mark of the damaged one until all of it is there: the server shows it while it grows, and a
-    guard that took what it sees then for a loss after the restore would hold for ever.
+    It keeps the mark of the damaged one until it is complete: the server shows it while it grows, and a guard
+    that took what it sees then for a loss after the restore would hold for ever.
     """
     plan = _read_plan(work)
     assert plan is not None and plan.result is not None
@@ -326,7 +320,7 @@ async def _swap(connection: Connection, settings: NatsSettings, work: Path, tell
 
 
 async def _mark(connection: Connection) -> None:
-    """Tell every guard that what its process saw confirmed counts no more."""
+    """Tell every guard that what its process saw confirmed no longer counts."""
     config = (await connection.jetstream.stream_info(names.EVENTS)).config
     metadata = (config.metadata or {}) | {names.RESTORED: secrets.token_hex(8)}
     await connection.jetstream.update_stream(config.evolve(metadata=metadata))
@@ -342,17 +336,19 @@ async def _stream(
             yield [message for message in batch if message.sequence <= last]
 
 
-def _rows(location: Location, files: list[DataFile], after: int) -> Iterator[Story]:
+def _rows(location: Location, files: list[DataFile], after: int) -> Iterator[LoggedMessage]:
     for rows in read_events(location, files, after):
         for original in originals(rows):
-            yield Story(original.sequence, original.subject, _nanoseconds(original.time), original.raw)
+            yield LoggedMessage(
+                original.sequence, original.subject, _nanoseconds(original.time), original.raw
+            )
 
 
-def _story(message: StoredEvent) -> Story:
-    return Story(message.sequence, message.subject, _nanoseconds(message.time), message.raw)
+def _story(message: StoredEvent) -> LoggedMessage:
+    return LoggedMessage(message.sequence, message.subject, _nanoseconds(message.time), message.raw)
 
 
-def _message(story: Story) -> Message:
+def _message(story: LoggedMessage) -> Message:
     extra = {names.EXPECTED_LAST: str(story.sequence - 1)}
     if story.time:
         extra[names.STORED_AT] = str(story.time)

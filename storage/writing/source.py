@@ -1,12 +1,12 @@
-"""What the writer reads from the stream: consecutive messages, in batches bounded by rows, bytes and time."""
+"""Reads consecutive messages from the stream, in batches bounded by rows, bytes and time."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from typing import NamedTuple
 
+from orchard.storage.archive.files import ArchiveFiles
 from orchard.storage.archive.history import whole_log
-from orchard.storage.archive.shelf import Shelf
 from orchard.storage.errors import EventsLost, OtherStream
 from orchard.streams.connection import Connection
 from orchard.streams.names import EVENTS
@@ -15,7 +15,7 @@ from orchard.streams.records import StoredEvent
 from orchard.streams.wholeness import REMEDY
 
 IDLE_SECONDS = 0.2
-"""How long a quiet stream may keep a reader from looking at the clock and at its stop event."""
+"""Longest time in seconds that a quiet stream keeps a reader from checking the clock and its stop event."""
 
 
 class Batch(NamedTuple):
@@ -27,7 +27,7 @@ class Batch(NamedTuple):
 
 async def batches(
     connection: Connection,
-    shelf: Shelf,
+    shelf: ArchiveFiles,
     start: int,
     *,
     rows: int,
@@ -35,11 +35,12 @@ async def batches(
     seconds: float,
     stop: asyncio.Event,
 ) -> AsyncGenerator[Batch, None]:
-    """Messages from sequence `start` on, in batches that end at `rows` messages, `size` bytes or `seconds` of
-    age; those that have left the stream come from the archive. Once `stop` is set ends after what the stream
-    holds then, or where the guard holds, after what was read before the loss.
+    """Yield messages from sequence `start` on, in batches that end at `rows` messages, `size` bytes or
+    `seconds` of age.
 
-    Raises EventsLost when a sequence is in neither.
+    Those that have left the stream come from the archive. Once `stop` is set it ends after what the stream
+    then holds, or where the guard holds, after what was read before the loss. Raises EventsLost when a
+    sequence is in neither.
     """
     collecting = _Collecting(rows, size, asyncio.get_running_loop().time)
     until: int | None = None
@@ -63,8 +64,6 @@ async def batches(
 
 
 class _Collecting:
-    """A batch that grows."""
-
     def __init__(self, rows: int, size: int, clock: Callable[[], float]) -> None:
         self.messages: list[StoredEvent] = []
         self._rows, self._limit, self._clock = rows, size, clock
@@ -73,11 +72,10 @@ class _Collecting:
 
     @property
     def age(self) -> float:
-        """Seconds since the first message."""
         return self._clock() - self._since
 
     def take(self, message: StoredEvent) -> Iterator[Batch]:
-        """The batches that are full before this message or with it."""
+        """Add a message; yields the batches that are full before it or with it."""
         size = len(message.raw)
         if self.messages and self._size + size > self._limit:
             yield self.given(full=True)
@@ -89,13 +87,12 @@ class _Collecting:
             yield self.given(full=True)
 
     def given(self, *, full: bool) -> Batch:
-        """The batch; the next one begins empty."""
         messages, self.messages, self._size = self.messages, [], 0
         return Batch(messages, full)
 
 
 async def check_position(connection: Connection, watermark: int, last_id: str | None) -> None:
-    """Makes sure that the stream goes on where a store ends: at `watermark`, with the event `last_id`.
+    """Check that the stream continues a store: at `watermark` it has the event `last_id`.
 
     Raises EventsLost when the stream ends before it, OtherStream when it has another event there.
     """

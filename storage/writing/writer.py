@@ -1,10 +1,10 @@
 """The writer: follows the event stream and commits it to the tables, each event exactly once.
 
-Three stages run at the same time: receive from the stream, commit to `events`, commit to the derived
-tables. A batch's rows and its last sequence are one commit, so a writer killed anywhere starts again right
-after what it committed. Derived tables follow `events` as `events` follows the stream, with positions of
-their own: from the batch that was committed last, or from the files of `events` where they are behind. Where
-the stream is ahead, the log goes first, for a bounded time (docs/decisions/0015-the-log-first.md).
+Three stages run at the same time: receive from the stream, commit to `events`, commit to the derived tables.
+A batch's rows and its last sequence are one commit, so a writer killed anywhere resumes right after what it
+committed. Derived tables follow `events` as `events` follows the stream, with positions of their own: from
+the batch that was committed last, or from the files of `events` if they are behind. If the stream is ahead,
+the log goes first, for a bounded time (decision 0015).
 """
 
 import asyncio
@@ -17,10 +17,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
+from orchard.storage.archive.files import ArchiveFiles
 from orchard.storage.archive.settings import ArchiveSettings, archive_url
-from orchard.storage.archive.shelf import Shelf
 from orchard.storage.compaction import CompactionCancelled, Vacuum, compact, vacuum
-from orchard.storage.delta import Table
+from orchard.storage.delta import StoreTable
 from orchard.storage.derived import Committed, DerivedTables
 from orchard.storage.errors import StoreDamaged, StoreFull
 from orchard.storage.location import Location
@@ -38,12 +38,10 @@ log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 _LEFTOVER_SECONDS = 3600.0
-"""Between looks for files that killed processes left."""
+"""Seconds between searches for files that killed processes left."""
 
 
 class Writer:
-    """The one writer of a store."""
-
     def __init__(
         self,
         store_url: str,
@@ -52,7 +50,7 @@ class Writer:
         archive: ArchiveSettings | None = None,
     ) -> None:
         self._location = Location.parse(store_url)
-        self._shelf = Shelf(archive_url(store_url, archive))
+        self._shelf = ArchiveFiles(archive_url(store_url, archive))
         self._connection = connection
         self._settings = settings or WriterSettings()
         self._threads = ThreadPoolExecutor(5, thread_name_prefix="writer")
@@ -67,16 +65,16 @@ class Writer:
         self._behind_since: float | None = None
         """When the first event was committed that the derived tables do not have."""
         self._news = asyncio.Event()
-        """A batch was committed, or the last one was."""
+        """Set when a batch, or the last one, was committed."""
         self._in_step = asyncio.Event()
-        """The derived tables have what `events` has."""
+        """Set when the derived tables have what `events` has."""
         self._ended = False
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Writes until `stop` is set, then commits what the stream holds and returns.
+        """Write until `stop` is set, then commit what the stream holds and return.
 
-        Raises StoreBusy, StoreFull, StoreUnreachable, EventsLost or OtherStream; the tables are whole then,
-        and another run goes on where this one ended.
+        Raises StoreBusy, StoreFull, StoreUnreachable, EventsLost or OtherStream; the tables are then
+        consistent, and another run resumes where this one ended.
         """
         with writer_lock(self._location):
             try:
@@ -89,7 +87,7 @@ class Writer:
                     self._threads.shutdown()
 
     async def _run(self, stop: asyncio.Event) -> None:
-        events = await self._in_thread(lambda: Table(self._location, EVENTS))
+        events = await self._in_thread(lambda: StoreTable(self._location, EVENTS))
         last_id = await self._in_thread(
             lambda: last_event_id(self._location, events.files(), events.watermark)
         )
@@ -122,7 +120,7 @@ class Writer:
             await received.put(batch.messages)
         await received.put(None)
 
-    async def _commit(self, events: Table, received: "asyncio.Queue[list[StoredEvent] | None]") -> None:
+    async def _commit(self, events: StoreTable, received: "asyncio.Queue[list[StoredEvent] | None]") -> None:
         while (batch := await received.get()) is not None:
             self._committing = True
             if self._late:
@@ -188,7 +186,7 @@ class Writer:
         return time.monotonic() - self._ahead_at < self._settings.commit_seconds
 
     async def _maintain(self) -> None:
-        """Compacts when the writer keeps up with the stream; when it does not, that is more urgent."""
+        """Compact while the writer keeps up with the stream; if it does not, that is more urgent."""
         vacuums = {name: Vacuum(self._location, name) for name in TABLES}
         leftovers_at = float("-inf")
         while True:
@@ -201,7 +199,6 @@ class Writer:
                 leftovers_at = time.monotonic()
 
     def _keep(self, table: str, above: int, replaced: Vacuum, look_for_leftovers: bool) -> None:
-        """Compacts a table, and deletes files that nobody needs."""
         try:
             merged = compact(self._location, table, above=above, cancelled=self._stopping.is_set)
         except CompactionCancelled:
@@ -222,14 +219,14 @@ class Writer:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
 
-def _commit_batch(events: Table, batch: list[StoredEvent]) -> Committed:
+def _commit_batch(events: StoreTable, batch: list[StoredEvent]) -> Committed:
     rows, facts = log_batch(batch)
     events.append(rows, batch[-1].sequence)
     return Committed(batch[0].sequence, batch[-1].sequence, facts)
 
 
 async def _together(*stages: Coroutine[Any, Any, None], beside: Coroutine[Any, Any, None]) -> None:
-    """Runs the stages until all end; the first error of any of them, or of `beside`, ends the others."""
+    """Run the stages until all end; the first error of any of them, or of `beside`, ends the others."""
     waiting = {asyncio.create_task(stage) for stage in stages}
     watched = asyncio.create_task(beside)
     everything = [*waiting, watched]

@@ -23,7 +23,7 @@ import psutil
 from orchard.pipelines.datasets.build import build
 from orchard.pipelines.datasets.settings import DatasetSettings, Values
 from orchard.pipelines.datasets.tokenizer import train_tokenizer
-from orchard.workers.harnesses.orchard_bash_prompts import TASK
+from orchard.workers.domains.swe.harnesses.orchard_bash_prompts import TASK
 from tests.benchmarks.dataset_store import ANNOTATOR, Texts, make_store
 
 TRAJECTORIES = 107_000

@@ -24,7 +24,7 @@ from orchard.pipelines.domains.swe.packages import PackageCache
 from orchard.pipelines.domains.swe.repair_image import build_repair_image
 from orchard.pipelines.domains.swe.repairs import Split, repair_tasks
 from orchard.pipelines.domains.swe.synthesize import Synthesizer
-from orchard.pipelines.domains.swe.workshop import as_ready, open_sandbox
+from orchard.pipelines.tasks.sandboxes import as_ready, open_sandbox
 from orchard.schemas.tasks import Task
 from orchard.storage.blobs import BlobStore
 from orchard.workers.failures import InfrastructureError

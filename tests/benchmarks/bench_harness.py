@@ -27,8 +27,8 @@ from orchard.workers.episode.machine import CommandOutcome
 from orchard.workers.episode.message_tree import MessageTree
 from orchard.workers.harnesses import get_harness
 from orchard.workers.harnesses.bash_loop import SUBMIT_LINE
+from orchard.workers.harnesses.bash_prompts import BASH_TOOL
 from orchard.workers.harnesses.interface import Episode
-from orchard.workers.harnesses.orchard_bash_prompts import BASH_TOOL
 from orchard.workers.llm.client import EndpointSettings, ModelClient
 
 ROUNDS = 7

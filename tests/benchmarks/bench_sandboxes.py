@@ -21,7 +21,7 @@ from pathlib import Path
 
 from orchard.injector.agent import kernel
 from orchard.injector.agent.local import overlay
-from orchard.injector.agent.local.cgroups import Cgroups, Group
+from orchard.injector.agent.local.cgroups import Cgroups, ControlGroup
 from orchard.injector.agent.local.first_process import open_program
 from orchard.injector.client import AsyncSandbox, AsyncSandboxClient
 
@@ -35,7 +35,7 @@ class Bare:
 
     def __init__(self, place: Path, cgroups: Cgroups, program: int, name: str) -> None:
         self._place = place / name
-        self._group: Group = cgroups.make(name, memory=16 << 30, pids=4096, cores=4)
+        self._group: ControlGroup = cgroups.make(name, memory=16 << 30, pids=4096, cores=4)
         for directory in ("upper", "work", "root"):
             (self._place / directory).mkdir(parents=True)
         root = self._place / "root"

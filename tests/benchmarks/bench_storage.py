@@ -38,7 +38,7 @@ from orchard.schemas.messages import MessageNode, Role, ToolCall, ToolResult
 from orchard.schemas.outcomes import AbortCause, ExitStatus, RolloutStatus
 from orchard.schemas.subjects import done_subject
 from orchard.storage.allocation import ARROW_ALLOCATOR, save_memory
-from orchard.storage.delta import Table
+from orchard.storage.delta import StoreTable
 from orchard.storage.derive import derive_tables
 from orchard.storage.location import Location
 from orchard.storage.log import Fact
@@ -119,7 +119,7 @@ async def run_writer(url: str, store: str) -> dict[str, float]:
     async with connect(NatsSettings(), name="bench", url=url) as connection:
         last = (await bounds(connection, names.EVENTS)).last
         for table in SCHEMAS:
-            Table(Location.parse(store), table)  # the store exists already, as on any day but the first
+            StoreTable(Location.parse(store), table)  # the store exists already, as on any day but the first
         writer = Writer(store, connection)
         started, idle = time.perf_counter(), time.process_time()
         run = asyncio.create_task(writer.run(stop))
@@ -270,7 +270,7 @@ def measure_query(place: Path) -> None:
     """Pass rates through the real view over 50 files, beside the same numbers from one bare file."""
     store = str(place / "rollouts")
     location = Location.parse(store)
-    table, progress = Table(location, "rollouts_all"), Table(location, PROGRESS)
+    table, progress = StoreTable(location, "rollouts_all"), StoreTable(location, PROGRESS)
     pending: list[Fact] = []
     everything: list[pa.Table] = []
     for fact in outcomes(ROLLOUTS):

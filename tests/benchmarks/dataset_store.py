@@ -23,10 +23,10 @@ import pyarrow.compute as pc
 
 from orchard.pipelines.values.curves import interpolate
 from orchard.schemas.identity import digest
-from orchard.storage.delta import Table
+from orchard.storage.delta import StoreTable
 from orchard.storage.location import Location
 from orchard.storage.tables import PROGRESS, SCHEMAS
-from orchard.workers.harnesses.orchard_bash_prompts import SYSTEM, TASK
+from orchard.workers.domains.swe.harnesses.orchard_bash_prompts import SYSTEM, TASK
 
 TURNS = 47
 BYTES = 22_000
@@ -196,7 +196,7 @@ def _make(first: int, end: int, count: int) -> Batch:
 def make_store(store: Path, count: int, processes: int) -> int:
     """Write the tables of `count` trajectories; characters of text in them."""
     location = Location.parse(str(store))
-    tables: dict[str, Table] = {}
+    tables: dict[str, StoreTable] = {}
     sequence = characters = 0
     starts = range(0, count, BATCH)
     with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
@@ -207,10 +207,10 @@ def make_store(store: Path, count: int, processes: int) -> int:
             for batch in pool.map(_make, starts[window], ends[window], [count] * 2 * processes):
                 last = sequence + batch.rows
                 for name, rows in batch.tables.items():
-                    table = tables.setdefault(name, Table(location, name))
+                    table = tables.setdefault(name, StoreTable(location, name))
                     shifted = pc.add(rows["sequence"], sequence)
                     table.append(rows.set_column(0, rows.schema.field("sequence"), shifted), last)
                 sequence, characters = last, characters + batch.characters
-    progress = Table(location, PROGRESS)
+    progress = StoreTable(location, PROGRESS)
     progress.append(progress.schema.empty_table(), sequence)
     return characters

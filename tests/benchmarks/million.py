@@ -42,7 +42,7 @@ from orchard.schemas.messages import MessageNode, Role, ToolCall, ToolResult
 from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward, RolloutStatus
 from orchard.schemas.subjects import event_subject
 from orchard.storage.blobs import BlobStore
-from orchard.storage.delta import DataFile, Table, write_file
+from orchard.storage.delta import DataFile, StoreTable, write_file
 from orchard.storage.derive import derive_tables
 from orchard.storage.location import Location
 from orchard.storage.log import log_batch
@@ -164,8 +164,8 @@ def messages(unit: Unit) -> list[StoredEvent]:
 def fill_store(plan: Plan, store: str) -> int:
     """Makes the tables of an empty store, several files each; how many events they hold."""
     location = Location.parse(store)
-    tables = {table: Table(location, table) for table in TABLES}
-    progress = Table(location, PROGRESS)
+    tables = {table: StoreTable(location, table) for table in TABLES}
+    progress = StoreTable(location, PROGRESS)
     if tables[EVENTS].watermark:
         raise RuntimeError(f"the store {store} is not empty: choose another directory")
     written: dict[str, list[DataFile]] = {table: [] for table in TABLES}

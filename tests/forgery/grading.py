@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from orchard.injector.client import AsyncSandboxClient
-from orchard.pipelines.domains.swe.workshop import as_ready, open_sandbox
+from orchard.pipelines.tasks.sandboxes import as_ready, open_sandbox
 from orchard.schemas.outcomes import Reward
 from orchard.storage.blobs import BlobStore
 from orchard.workers.failures import InfrastructureError

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from orchard.injector.kubernetes import marks
+from orchard.injector.kubernetes import pod_metadata
 from orchard.injector.kubernetes.backend import GLANCE
 from orchard.injector.local.backend import LocalBackend
-from orchard.injector.orchestrator.limits import Limits
-from orchard.injector.orchestrator.metrics import Metrics
+from orchard.injector.orchestrator.limits import ServiceLimits
+from orchard.injector.orchestrator.metrics import ServiceMetrics
 from orchard.schemas.quantities import parse_bytes
 from orchard.schemas.sandboxes import CreateSandbox
 from tests.infra.conftest import Manifest, Manifests, containers
@@ -29,8 +29,10 @@ def scaled(manifests: Manifests) -> Manifest:
     return spec
 
 
-def limits(manifests: Manifests) -> Limits:
-    return msgspec.toml.decode(manifests.one("ConfigMap", "limits")["data"]["limits.toml"], type=Limits)
+def limits(manifests: Manifests) -> ServiceLimits:
+    return msgspec.toml.decode(
+        manifests.one("ConfigMap", "limits")["data"]["limits.toml"], type=ServiceLimits
+    )
 
 
 @pytest.mark.parametrize("overlay", SCALED)
@@ -41,7 +43,7 @@ async def test_replicas_come_by_a_figure_that_the_orchestrator_has(
     (trigger,) = scaled(manifests)["triggers"]
     found = re.fullmatch(r'sum\((\w+)\{namespace="(.*)"\}\)', trigger["metadata"]["query"])
     assert found is not None
-    metrics = Metrics({"name": "key-1"})
+    metrics = ServiceMetrics({"name": "key-1"})
     with metrics.in_flight(), metrics.in_flight():
         text = (await metrics.exposition(LocalBackend(tmp_path, start_agent=False))).decode()
     (family,) = [one for one in text_string_to_metric_families(text) if one.name == found[1]]
@@ -114,9 +116,9 @@ class TestSandboxes:
                 assert worker or taint not in pod["spec"].get("tolerations", []), name
 
     def test_who_tidies_up_nodes_leaves_a_sandbox_and_takes_a_warm_pod(self, manifests: Manifests) -> None:
-        birth = marks.Birth(request=CreateSandbox(image="i"), attempt="a", at=0.0)
-        annotations = marks.claim_marks("x", birth)["annotations"]
+        birth = pod_metadata.CreationRecord(request=CreateSandbox(image="i"), attempt="a", at=0.0)
+        annotations = pod_metadata.claim_marks("x", birth)["annotations"]
         assert annotations["karpenter.sh/do-not-disrupt"] == "true"
         assert annotations["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false"
         unclaimed = sandbox_pod(manifests)["metadata"].get("annotations", {})
-        assert not unclaimed.keys() & marks.KEPT.keys()
+        assert not unclaimed.keys() & pod_metadata.KEPT.keys()

@@ -17,7 +17,7 @@ from jsonschema import Draft202012Validator
 from orchard.cli.app import app
 from orchard.configuration.config import Config, load
 from orchard.injector.local.backend import LocalBackend
-from orchard.injector.orchestrator.metrics import Metrics
+from orchard.injector.orchestrator.metrics import ServiceMetrics
 from orchard.pipelines.values import requests
 from orchard.processes.metrics import FAMILIES
 from orchard.processes.probe import HELP
@@ -388,7 +388,7 @@ class TestDashboard:
     async def test_our_metrics_are_those_that_are_exported(self, tmp_path: Path) -> None:
         named = {name for text in EXPRESSIONS for name in re.findall(r"\borchard_[a-z_]+", text)}
         nobody = LocalBackend(tmp_path, start_agent=False)
-        service = (await Metrics({}).exposition(nobody)).decode()
+        service = (await ServiceMetrics({}).exposition(nobody)).decode()
         families = set(re.findall(r"^# TYPE (orchard_[a-z_]+) (?!histogram)", service, re.MULTILINE))
         histograms = set(re.findall(r"^# TYPE (orchard_[a-z_]+) histogram", service, re.MULTILINE))
         parts = {f"{name}_{part}" for name in histograms for part in ("bucket", "count", "sum")}

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from orchard.injector.agent import contents
-from orchard.injector.exchange import Exchange, Sized
+from orchard.injector.agent import file_transfer
+from orchard.injector.unix_http import ConnectionPool, Sized
 
 SMUGGLED = b"POST /trespass HTTP/1.1\r\nHost: agent\r\nContent-Length: 0\r\n\r\n"
 
@@ -28,7 +28,7 @@ class Taker:
         if "refused" in request.query:
             return web.Response(status=422, text="refused")
         try:
-            await contents.receive(request, int(request.query["size"]), self._write)
+            await file_transfer.receive(request, int(request.query["size"]), self._write)
         except ConnectionError:
             self.given_up.set()
             raise
@@ -47,14 +47,14 @@ class Taker:
 
 
 @asynccontextmanager
-async def asked(place: Path, taker: Taker) -> AsyncIterator[Exchange]:
+async def asked(place: Path, taker: Taker) -> AsyncIterator[ConnectionPool]:
     app = web.Application()
     app.add_routes([web.put("/", taker.put), web.post("/trespass", taker.trespass)])
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     path = str(place / "socket")
     await web.UnixSite(runner, path).start()
-    exchange = Exchange(path)
+    exchange = ConnectionPool(path)
     yield exchange
     exchange.close()
     await runner.cleanup()

@@ -5,12 +5,17 @@ from typing import Any
 
 import pytest
 
-from orchard.injector.agent.machine import OWNER
+from orchard.injector.agent.interfaces import OWNER
 from orchard.injector.orchestrator import ownership
 from orchard.injector.orchestrator.keys import Keys
-from orchard.injector.orchestrator.limits import Admission, KeyLimits, Limits, name_of
+from orchard.injector.orchestrator.limits import (
+    KeyLimits,
+    OverLimit,
+    RequestAdmission,
+    ServiceLimits,
+    name_of,
+)
 from orchard.injector.orchestrator.ownership import Ownership
-from orchard.injector.orchestrator.refusals import OverLimit
 from orchard.schemas.sandboxes import SandboxInfo, SandboxStatus
 
 KEY, OTHER = name_of("one"), name_of("two")
@@ -47,9 +52,9 @@ class Counted:
 
 
 def owners(backend: Counted, most: int | None = None) -> Ownership:
-    limits = Limits(default=KeyLimits(sandboxes=most))
+    limits = ServiceLimits(default=KeyLimits(sandboxes=most))
     here: Any = backend
-    return Ownership(here, Admission(limits, keys=2), Keys(["one", "two"]))
+    return Ownership(here, RequestAdmission(limits, keys=2), Keys(["one", "two"]))
 
 
 async def make(owned: Ownership, backend: Counted, key: str, number: int) -> bool:

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchard.injector.agent import kernel, seccomp
+from orchard.injector.agent.interfaces import quantity
 from orchard.injector.agent.local.cgroups import Cgroups, layout, oom_kills
 from orchard.injector.agent.local.first_process import image
 from orchard.injector.agent.local.host_image import relocated
-from orchard.injector.agent.machine import quantity
 from orchard.injector.agent.output import BoundedOutput
 from orchard.injector.orchestrator.requests import steps
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchard.injector.agent.local.disk import RESERVE, SMALL, DiskLimits, Space, Usage, excess, scarce
+from orchard.injector.agent.local.disk import RESERVE, SMALL, DiskLimits, DiskUsage, Space, excess, scarce
 from orchard.injector.client import AsyncSandbox
 from orchard.injector.errors import SandboxFailed
 
@@ -74,18 +74,21 @@ LIMITS = DiskLimits(10, 100)
 
 def test_who_has_to_be_stopped() -> None:
     plenty = Space(total=100 * SMALL, free=50 * SMALL, files=50 * SMALL)
-    assert excess({"a": Usage(5), "b": Usage(11), "c": Usage(12)}, LIMITS, plenty).keys() == {"b", "c"}
-    assert excess({"a": Usage(5), "b": Usage(10)}, LIMITS, plenty) == {}
+    assert excess({"a": DiskUsage(5), "b": DiskUsage(11), "c": DiskUsage(12)}, LIMITS, plenty).keys() == {
+        "b",
+        "c",
+    }
+    assert excess({"a": DiskUsage(5), "b": DiskUsage(10)}, LIMITS, plenty) == {}
     assert excess({}, LIMITS, Space(total=SMALL, free=0, files=0)) == {}
-    over = excess({"a": Usage(5, 101), "b": Usage(5, 100)}, DiskLimits(2**30, 100), plenty)
+    over = excess({"a": DiskUsage(5, 101), "b": DiskUsage(5, 100)}, DiskLimits(2**30, 100), plenty)
     assert over == {"a": "it made 101 files and directories, and 100 is the limit"}
 
 
 def test_of_a_disk_that_is_nearly_full_the_largest_goes() -> None:
     full = Space(total=100 * SMALL, free=RESERVE - 1, files=SMALL)
     assert scarce(full) and scarce(Space(total=100 * SMALL, free=SMALL, files=RESERVE - 1))
-    assert excess({"a": Usage(5), "b": Usage(7)}, LIMITS, full).keys() == {"b"}
-    assert excess({"a": Usage(5), "b": Usage(11)}, LIMITS, full).keys() == {"b"}
+    assert excess({"a": DiskUsage(5), "b": DiskUsage(7)}, LIMITS, full).keys() == {"b"}
+    assert excess({"a": DiskUsage(5), "b": DiskUsage(11)}, LIMITS, full).keys() == {"b"}
 
 
 def test_a_small_disk_may_be_filled() -> None:

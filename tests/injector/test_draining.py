@@ -12,11 +12,11 @@ from orchard.injector.agent.draining import (
     LAST_WORDS,
     LINGERING_SECONDS,
     STARVED_SECONDS,
-    Look,
-    Patience,
+    DrainState,
+    DrainTimer,
     Pipe,
     Process,
-    Standing,
+    WriterState,
     judged,
 )
 from orchard.injector.agent.spawning import Entrance
@@ -46,72 +46,88 @@ FORKED = Process(12, True, None, frozenset({INTO}), frozenset({INTO, OUT}), fork
 @pytest.mark.parametrize(
     ("processes", "found"),
     [
-        pytest.param([], Look(Standing.RESTING, False), id="nobody to be seen"),
-        pytest.param([TEE], Look(Standing.FINISHING, True), id="nobody writes to its input any more"),
+        pytest.param([], DrainState(WriterState.RESTING, False), id="nobody to be seen"),
         pytest.param(
-            [TEE._replace(running=False)], Look(Standing.FINISHING, False), id="the same, and it waits"
+            [TEE], DrainState(WriterState.FINISHING, True), id="nobody writes to its input any more"
         ),
-        pytest.param([TEE, SERVER], Look(Standing.FINISHING, True), id="beside a server"),
-        pytest.param([SERVER], Look(Standing.RESTING, False), id="a server that waits for requests"),
-        pytest.param([SERVER._replace(running=True)], Look(Standing.LINGERING, True), id="one that starts"),
         pytest.param(
-            [TEE, process(13, None, INTO)], Look(Standing.LINGERING, True), id="a server writes to its input"
+            [TEE._replace(running=False)],
+            DrainState(WriterState.FINISHING, False),
+            id="the same, and it waits",
+        ),
+        pytest.param([TEE, SERVER], DrainState(WriterState.FINISHING, True), id="beside a server"),
+        pytest.param([SERVER], DrainState(WriterState.RESTING, False), id="a server that waits for requests"),
+        pytest.param(
+            [SERVER._replace(running=True)], DrainState(WriterState.LINGERING, True), id="one that starts"
+        ),
+        pytest.param(
+            [TEE, process(13, None, INTO)],
+            DrainState(WriterState.LINGERING, True),
+            id="a server writes to its input",
         ),
         pytest.param(
             [TEE._replace(running=False), process(13, None, INTO)],
-            Look(Standing.RESTING, False),
+            DrainState(WriterState.RESTING, False),
             id="the same, and both wait",
         ),
         pytest.param(
             [TEE._replace(ticks=0), process(13, None, INTO)],
-            Look(Standing.LINGERING, True, starved=True),
+            DrainState(WriterState.LINGERING, True, starved=True),
             id="the same, on a busy machine",
         ),
         pytest.param(
             [process(14, INTO, BETWEEN, running=True), process(15, BETWEEN, OUT)],
-            Look(Standing.FINISHING, True),
+            DrainState(WriterState.FINISHING, True),
             id="two in a row, of which the second waits for the first",
         ),
         pytest.param(
             [process(20, None, OUT, running=True, forked=True)],
-            Look(Standing.LINGERING, True, starved=True),
+            DrainState(WriterState.LINGERING, True, starved=True),
             id="a shell's child that has yet to become a server with a log of its own",
         ),
-        pytest.param([FORKED], Look(Standing.FINISHING, True), id="it has not closed the other end yet"),
+        pytest.param(
+            [FORKED], DrainState(WriterState.FINISHING, True), id="it has not closed the other end yet"
+        ),
         pytest.param(
             [Process(16, False, None, frozenset({INTO}), frozenset({INTO, OUT}))],
-            Look(Standing.RESTING, False),
+            DrainState(WriterState.RESTING, False),
             id="a server that wakes itself by a pipe",
         ),
         pytest.param(
-            [Process(17, True, exiting=True)], Look(Standing.FINISHING, True), id="one is being closed"
+            [Process(17, True, exiting=True)],
+            DrainState(WriterState.FINISHING, True),
+            id="one is being closed",
         ),
         pytest.param(
-            [Process(17, True, exiting=True), SERVER], Look(Standing.RESTING, False), id="another's exit"
+            [Process(17, True, exiting=True), SERVER],
+            DrainState(WriterState.RESTING, False),
+            id="another's exit",
         ),
         pytest.param(
-            [Process(18, True, known=False)], Look(Standing.LINGERING, True), id="not to be looked at"
+            [Process(18, True, known=False)],
+            DrainState(WriterState.LINGERING, True),
+            id="not to be looked at",
         ),
         pytest.param(
-            [process(19, None, BETWEEN, running=True)], Look(Standing.RESTING, False), id="another's"
+            [process(19, None, BETWEEN, running=True)], DrainState(WriterState.RESTING, False), id="another's"
         ),
     ],
 )
-def test_who_can_still_write_is_told_apart(processes: list[Process], found: Look) -> None:
+def test_who_can_still_write_is_told_apart(processes: list[Process], found: DrainState) -> None:
     assert judged(processes, {OUT})._replace(ending=frozenset()) == found
 
 
 def test_who_was_at_the_end_of_its_input_is_so_when_it_has_closed_it() -> None:
     before = judged([TEE], {OUT})
     after = judged([TEE._replace(source=None, reads=frozenset())], {OUT}, before.ending)
-    assert (before.ending, after.standing) == (frozenset({TEE.pid}), Standing.FINISHING)
+    assert (before.ending, after.standing) == (frozenset({TEE.pid}), WriterState.FINISHING)
 
 
-BUSY = Look(Standing.FINISHING, True)
-IDLE = Look(Standing.FINISHING, False)
-LINGERING = Look(Standing.LINGERING, True)
-STARVED = Look(Standing.LINGERING, True, starved=True)
-RESTING = Look(Standing.RESTING, False)
+BUSY = DrainState(WriterState.FINISHING, True)
+IDLE = DrainState(WriterState.FINISHING, False)
+LINGERING = DrainState(WriterState.LINGERING, True)
+STARVED = DrainState(WriterState.LINGERING, True, starved=True)
+RESTING = DrainState(WriterState.RESTING, False)
 
 
 @pytest.mark.parametrize(
@@ -137,8 +153,8 @@ RESTING = Look(Standing.RESTING, False)
         ([(1.0, IDLE, 9), (1.01, BUSY, 9), (1.0 + IDLE_SECONDS, IDLE, 9)], False),
     ],
 )
-def test_they_are_waited_for_within_bounds(looks: list[tuple[float, Look, int]], end: bool) -> None:
-    patience = Patience(9)
+def test_they_are_waited_for_within_bounds(looks: list[tuple[float, DrainState, int]], end: bool) -> None:
+    patience = DrainTimer(9)
     assert [patience.ends(look, now, printed) for now, look, printed in looks][-1] is end
 
 
@@ -183,7 +199,7 @@ def test_of_more_processes_than_are_looked_at_the_others_may_write(monkeypatch: 
     monkeypatch.setattr(draining, "MOST", 1)
     found = draining.processes(Entrance(pidfd=None, cgroups=()))
     assert found[-1] == Process(0, running=True, known=False)
-    assert judged(found[-1:], {OUT}).standing is Standing.LINGERING
+    assert judged(found[-1:], {OUT}).standing is WriterState.LINGERING
 
 
 async def test_who_follows_sees_it_too(sandbox: AsyncSandbox) -> None:

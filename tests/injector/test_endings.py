@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from orchard.injector.agent.endings import SENTENCES, Ending
+from orchard.injector.agent.endings import SENTENCES, CommandEnding
 from orchard.injector.client import AsyncSandbox, AsyncSandboxClient
 from orchard.injector.following import Exit
 from orchard.injector.results import JobResult
@@ -11,7 +11,7 @@ from orchard.schemas.sandboxes import ENDED_WITH_SANDBOX, Job, JobEnding
 
 
 def test_the_agents_words_are_the_contracts() -> None:
-    assert {word.value for word in Ending} == {word.value for word in JobEnding} - {"unknown"}
+    assert {word.value for word in CommandEnding} == {word.value for word in JobEnding} - {"unknown"}
     assert {word.value for word in ENDED_WITH_SANDBOX} <= {word.value for word in SENTENCES}
 
 

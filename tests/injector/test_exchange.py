@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from orchard.injector import exchange
-from orchard.injector.exchange import Answer, Exchange, Sized
+from orchard.injector import unix_http
+from orchard.injector.unix_http import ConnectionPool, HttpResponse, Sized
 
 WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nx-error-reason: none\r\n\r\nhello"
 
@@ -37,15 +37,15 @@ class Server:
 
 
 @asynccontextmanager
-async def asked(place: Path, server: Server) -> AsyncIterator[Exchange]:
+async def asked(place: Path, server: Server) -> AsyncIterator[ConnectionPool]:
     path = str(place / "socket")
     async with await asyncio.start_unix_server(server.serve, path):
-        made = Exchange(path)
+        made = ConnectionPool(path)
         yield made
         made.close()
 
 
-async def ask(one: Exchange, target: str = "/") -> Answer:
+async def ask(one: ConnectionPool, target: str = "/") -> HttpResponse:
     return await (await one.connection()).ask("GET", target, {"X-Request-ID": "7"}, b"")
 
 
@@ -94,7 +94,7 @@ async def test_a_connection_that_the_server_ends_is_not_used_again(tmp_path: Pat
 async def test_a_connection_that_was_idle_is_not_used_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange, "IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(unix_http, "IDLE_SECONDS", 0.0)
     server = Server(WHOLE)
     async with asked(tmp_path, server) as one:
         assert [(await ask(one)).status for _ in range(2)] == [200, 200]
@@ -135,4 +135,4 @@ async def _pieces() -> AsyncIterator[bytes]:
 
 async def test_without_a_server_nothing_was_sent(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        await ask(Exchange(str(tmp_path / "socket")))
+        await ask(ConnectionPool(str(tmp_path / "socket")))

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from orchard.injector.agent import files
-from orchard.injector.agent.uploads import Upload, discarded
+from orchard.injector.agent.uploads import FileUpload, discarded
 from orchard.injector.client import AsyncSandbox
 from orchard.injector.errors import SandboxFileMissing, SandboxRequestInvalid
 
@@ -221,7 +221,7 @@ def test_a_file_that_is_mounted_is_written_over(tmp_path: Path) -> None:
     for name in ("file", "mounted"):
         (tmp_path / name).write_text("a longer text")
     subprocess.run(["mount", "--bind", tmp_path / "file", tmp_path / "mounted"], check=True)
-    root, upload = os.open("/", os.O_PATH), Upload()
+    root, upload = os.open("/", os.O_PATH), FileUpload()
     try:
         upload.open(root, str(tmp_path / "mounted"))
         upload.write(b"new")
@@ -236,7 +236,7 @@ def test_a_file_that_is_mounted_is_written_over(tmp_path: Path) -> None:
 
 
 def test_an_upload_that_is_discarded_first_does_nothing(tmp_path: Path) -> None:
-    root, upload = os.open("/", os.O_PATH), Upload()
+    root, upload = os.open("/", os.O_PATH), FileUpload()
     upload.discard()
     upload.open(root, str(tmp_path / "d" / "file"))
     os.close(root)
@@ -246,7 +246,7 @@ def test_an_upload_that_is_discarded_first_does_nothing(tmp_path: Path) -> None:
 async def test_a_cancelled_request_discards_its_upload_once_a_thread_is_free(tmp_path: Path) -> None:
     """The only thread is busy when the request is cancelled, so the discarding has not begun."""
     free, busy = threading.Event(), threading.Event()
-    root, upload = os.open("/", os.O_PATH), Upload()
+    root, upload = os.open("/", os.O_PATH), FileUpload()
     before = psutil.Process().num_fds()
     upload.open(root, str(tmp_path / "file"))
     with ThreadPoolExecutor(1) as thread:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchard.injector.agent.local.machine import OURS
 from orchard.injector.agent.local.overlay import MAX_LAYERS
+from orchard.injector.agent.local.sandbox import OURS
 from orchard.injector.errors import SandboxConflict, SandboxError, SandboxFailed, SandboxRequestInvalid
 from orchard.schemas.sandboxes import CreateSandbox, ExecRequest, ForkSandbox, Job, SandboxInfo
 from tests.injector.direct import Direct

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from orchard.injector.agent.local.cgroups import SOCKETS_SHARE, Group
+from orchard.injector.agent.local.cgroups import SOCKETS_SHARE, ControlGroup
 from orchard.injector.client import AsyncSandbox, AsyncSandboxClient
 
 MIB = 2**20
@@ -39,7 +39,7 @@ async def test_what_a_sandbox_sends_to_itself_is_limited(client: AsyncSandboxCli
 def test_version_1_has_a_limit_of_its_own_for_sockets(tmp_path: Path) -> None:
     for name in ("memory.limit_in_bytes", "memory.kmem.tcp.limit_in_bytes", "memory.oom_control"):
         (tmp_path / name).touch()
-    group = Group({"memory": tmp_path}, {"memory": False})
+    group = ControlGroup({"memory": tmp_path}, {"memory": False})
     group.limit(memory=64 * MIB, pids=10, cores=1.0)
     group.close()
     written = int((tmp_path / "memory.kmem.tcp.limit_in_bytes").read_text())

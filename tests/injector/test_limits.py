@@ -16,14 +16,14 @@ from orchard.injector.errors import SandboxOverLimit, SandboxRequestInvalid
 from orchard.injector.orchestrator.limits import (
     OVERLOAD,
     REQUESTS,
-    Admission,
     Bucket,
     KeyLimits,
-    Limits,
+    RequestAdmission,
+    ServiceLimits,
     load,
     name_of,
 )
-from orchard.injector.orchestrator.turns import Turns
+from orchard.injector.orchestrator.request_queue import RequestQueue
 
 if TYPE_CHECKING:
     from tests.injector.conftest import Service
@@ -53,7 +53,7 @@ def test_a_bucket_lets_through_its_rate_and_burst_and_says_when_there_is_more(
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=200), st.integers(1, 30))
 def test_no_key_keeps_another_out_of_a_crowded_replica(events: list[tuple[str, bool]], most: int) -> None:
     """Whatever came before: never more than `most`, and who has nothing in hand finds room for something."""
-    admission = Admission(Limits(concurrent_requests=most), keys=3)
+    admission = RequestAdmission(ServiceLimits(concurrent_requests=most), keys=3)
     handled = dict.fromkeys("abc", 0)
     for key, begins in events:
         if not begins and handled[key]:
@@ -67,25 +67,27 @@ def test_no_key_keeps_another_out_of_a_crowded_replica(events: list[tuple[str, b
             assert excess is None
         handled[key] += excess is None
         assert sum(handled.values()) <= most
-    greedy = Admission(Limits(concurrent_requests=10), keys=2)
+    greedy = RequestAdmission(ServiceLimits(concurrent_requests=10), keys=2)
     assert sum(greedy.enter("a", 0.0) is None for _ in range(20)) == 8
     assert sum(greedy.enter("b", 0.0) is None for _ in range(20)) == 2
-    alone = Admission(Limits(concurrent_requests=10))
+    alone = RequestAdmission(ServiceLimits(concurrent_requests=10))
     assert sum(alone.enter("a", 0.0) is None for _ in range(20)) == 10
 
 
 def test_what_lets_go_is_never_refused() -> None:
-    admission = Admission(Limits(concurrent_requests=1, default=KeyLimits(requests_per_second=0.001)))
+    admission = RequestAdmission(
+        ServiceLimits(concurrent_requests=1, default=KeyLimits(requests_per_second=0.001))
+    )
     assert admission.enter("a", 0.0) is None
     assert admission.enter("a", 0.0) is not None
     assert admission.enter("a", 0.0, counted=False) is None
 
 
 async def test_ten_thousand_at_once_wait_for_their_turn_and_none_is_refused() -> None:
-    limits = Limits(
+    limits = ServiceLimits(
         concurrent_requests=48, default=KeyLimits(concurrent_requests=32, waiting_requests=10_000)
     )
-    turns, served, most = Turns(Admission(limits, keys=2)), dict[str, list[int]](a=[], b=[]), 0
+    turns, served, most = RequestQueue(RequestAdmission(limits, keys=2)), dict[str, list[int]](a=[], b=[]), 0
     handled = 0
 
     async def ask(key: str, number: int) -> None:
@@ -104,8 +106,8 @@ async def test_ten_thousand_at_once_wait_for_their_turn_and_none_is_refused() ->
 
 
 async def test_keys_take_turns_and_too_long_a_line_is_refused() -> None:
-    admission = Admission(Limits(concurrent_requests=1, default=KeyLimits(waiting_requests=2)))
-    turns, order = Turns(admission), list[str]()
+    admission = RequestAdmission(ServiceLimits(concurrent_requests=1, default=KeyLimits(waiting_requests=2)))
+    turns, order = RequestQueue(admission), list[str]()
     assert await turns.enter("a") is None
 
     async def ask(key: str) -> None:
@@ -126,7 +128,9 @@ async def test_keys_take_turns_and_too_long_a_line_is_refused() -> None:
 
 async def test_commands_of_the_first_do_not_wait_behind_a_crowd_of_creations() -> None:
     """They have a time limit, and their sandboxes are there already."""
-    turns = Turns(Admission(Limits(concurrent_requests=1, default=KeyLimits(waiting_requests=9_999))))
+    turns = RequestQueue(
+        RequestAdmission(ServiceLimits(concurrent_requests=1, default=KeyLimits(waiting_requests=9_999)))
+    )
     assert await turns.enter("a", creates=True) is None
     order = list[str]()
 
@@ -148,7 +152,9 @@ async def test_commands_of_the_first_do_not_wait_behind_a_crowd_of_creations() -
 
 
 async def test_who_gives_up_keeps_nobody_waiting() -> None:
-    turns = Turns(Admission(Limits(default=KeyLimits(concurrent_requests=1, waiting_requests=9))))
+    turns = RequestQueue(
+        RequestAdmission(ServiceLimits(default=KeyLimits(concurrent_requests=1, waiting_requests=9)))
+    )
     assert await turns.enter("a") is None
     gone, let_in, last = (asyncio.create_task(turns.enter("a")) for _ in range(3))
     await asyncio.sleep(0)

@@ -14,7 +14,7 @@ from aiohttp import ClientSession
 from aiohttp.test_utils import TestServer
 
 from orchard.injector.agent.errors import NotFound
-from orchard.injector.agent.jobs import RETAINED_JOBS, Jobs, OutputForgotten, TrackedJob
+from orchard.injector.agent.jobs import RETAINED_JOBS, OutputForgotten, SandboxJobs, TrackedJob
 from orchard.injector.agent.spawning import Entrance
 from orchard.injector.client import AsyncSandbox
 from orchard.injector.errors import SandboxConflict, SandboxNotFound
@@ -60,14 +60,14 @@ def grown(before: Counter[str], after: Counter[str]) -> dict[str, int]:
     return {kind: more for kind, more in (after - before).items() if more >= REQUESTS}
 
 
-async def run(jobs: Jobs, number: int) -> TrackedJob:
+async def run(jobs: SandboxJobs, number: int) -> TrackedJob:
     job = await jobs.start({"command": "x" * 1000, "stdin": "y" * 10_000}, f"key-{number}")
     await job.done.wait()
     return job
 
 
 async def test_of_a_long_life_the_newest_jobs_are_kept() -> None:
-    jobs = Jobs("s", InstantSpawner(), QuietMachine())  # type: ignore[arg-type]
+    jobs = SandboxJobs("s", InstantSpawner(), QuietMachine())  # type: ignore[arg-type]
     made = [(await run(jobs, number)).job_id for number in range(RETAINED_JOBS + 50)]
     before = kinds()
     for _ in range(REQUESTS):
@@ -81,7 +81,7 @@ async def test_of_a_long_life_the_newest_jobs_are_kept() -> None:
 
 
 async def test_a_job_that_somebody_reads_is_kept() -> None:
-    jobs = Jobs("s", InstantSpawner(), QuietMachine())  # type: ignore[arg-type]
+    jobs = SandboxJobs("s", InstantSpawner(), QuietMachine())  # type: ignore[arg-type]
     first = await run(jobs, 0)
     with first.kept():
         for number in range(RETAINED_JOBS + 10):

@@ -9,7 +9,7 @@ import pytest
 
 from orchard.injector import operations
 from orchard.injector.agent.server import AgentServer
-from orchard.injector.operations import OPERATIONS, Operation
+from orchard.injector.operations import OPERATIONS, ApiOperation
 from orchard.injector.orchestrator.app import Orchestrator
 
 ROOM = Path(operations.__file__).parent
@@ -24,7 +24,7 @@ def test_every_operation_is_in_the_table_once() -> None:
 
 
 @pytest.mark.parametrize("operation", PASSED_ON, ids=lambda one: one.name)
-def test_an_agent_does_what_the_orchestrator_has_no_handler_for(operation: Operation) -> None:
+def test_an_agent_does_what_the_orchestrator_has_no_handler_for(operation: ApiOperation) -> None:
     served = AgentServer(Mock(), Mock()).application().router.routes()
     assert (operation.method, operation.path) in {
         (route.method, route.resource.canonical) for route in served if route.resource

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from orchard.injector.payload import elf, launch, libraries
-from orchard.injector.payload.errors import PayloadError
+from orchard.injector.payload.elf import PayloadError
 
 DEADLINE = 30.0
 PLACE = "/orchard"

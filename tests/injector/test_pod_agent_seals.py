@@ -118,7 +118,7 @@ class TestTheKey:
     async def test_a_task_cannot_look_into_the_agent_or_its_spawner(
         self, payload: Path, busybox: Path, user: str
     ) -> None:
-        """Every way in works on a process of the task's own, so it is the protection that closes it."""
+        """Every way in works on a process of the task's own, so it is `start.protect` that closes it."""
         async with pod_agent(payload, busybox, user=user) as agent:
             spawner = (await agent.run("cat /proc/1/task/1/children")).stdout.split()[0]
             job = await agent.run(python(INTRUDER, "self-test", "1", spawner))

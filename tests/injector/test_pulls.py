@@ -14,10 +14,10 @@ import pytest
 from backports import zstd
 
 from orchard.injector.agent.errors import AgentError, NotFound, RequestInvalid
-from orchard.injector.agent.local.images import Image, ImageStore
+from orchard.injector.agent.local.images import ImageStore, StoredImage
 from orchard.injector.agent.local.pulling import Pull, pull
-from orchard.injector.agent.local.reach import local, public
-from orchard.injector.agent.local.registry import Credentials, Patience, RegistryUnavailable
+from orchard.injector.agent.local.registry import Credentials, PullRetry, RegistryUnavailable
+from orchard.injector.agent.local.ssrf_guard import local, public
 from orchard.injector.client import AsyncSandboxClient
 from tests.injector import registry as registries
 from tests.injector.registry import INDEX, Registry
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.injector.conftest import Archives, Service
 
 pytestmark = pytest.mark.needs_root("layers have owners")
-IMPATIENT = Patience(tries=4, pause=0.0, second_look=0.0)
+IMPATIENT = PullRetry(tries=4, pause=0.0, second_look=0.0)
 SECRET = "correct horse"
 
 
@@ -49,7 +49,7 @@ def state(tmp_path: Path) -> Path:
     return tmp_path / "state"
 
 
-def got(state: Path, registry: Registry, what: str = "tools/tiny:1", **more: Any) -> Image:
+def got(state: Path, registry: Registry, what: str = "tools/tiny:1", **more: Any) -> StoredImage:
     return pull(state, Pull(reference=f"{registry.address}/{what}", **more), IMPATIENT)
 
 

@@ -9,13 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchard.injector.agent import signing
+from orchard.injector.agent.protocol import KEY_HEADER
 from orchard.injector.agent.signing import (
     Admitted,
-    Guard,
     Seal,
     SealBroken,
     SealedRequest,
     SealRefused,
+    SealVerifier,
     sandbox_key,
 )
 
@@ -27,9 +28,9 @@ texts = st.text(st.characters(codec="ascii", categories=("L", "N", "P")), max_si
 chunks = st.lists(st.binary(min_size=1, max_size=50), max_size=6)
 
 
-def ends(key: bytes = KEY, *, ahead: float = 0.0) -> tuple[Seal, Guard]:
+def ends(key: bytes = KEY, *, ahead: float = 0.0) -> tuple[Seal, SealVerifier]:
     """A caller and an agent whose clocks differ by `ahead` seconds."""
-    return Seal(KEY, lambda: NOW + ahead), Guard(key, lambda: NOW)
+    return Seal(KEY, lambda: NOW + ahead), SealVerifier(key, lambda: NOW)
 
 
 def exchange(target: str = "/x", body: bytes | None = b"") -> tuple[SealedRequest, Admitted]:
@@ -80,7 +81,7 @@ class TestRequests:
     def test_what_was_sealed_passes(self, method: str, target: str, body: bytes, key: str | None) -> None:
         caller, agent = ends()
         request = caller.request(method, target, body=body, idempotency_key=key)
-        headers = request.headers | ({} if key is None else {signing.KEY_HEADER: key})
+        headers = request.headers | ({} if key is None else {KEY_HEADER: key})
 
         admitted = agent.admit(method, target, headers)
 
@@ -92,7 +93,7 @@ class TestRequests:
     def test_no_part_can_be_changed(self, data: st.DataObject) -> None:
         caller, agent = ends()
         request = caller.request("POST", "/x?a=b", body=b"body", idempotency_key="k")
-        parts = {"method": "POST", "target": "/x?a=b", **request.headers, signing.KEY_HEADER: "k"}
+        parts = {"method": "POST", "target": "/x?a=b", **request.headers, KEY_HEADER: "k"}
         name = data.draw(st.sampled_from(sorted(parts)))
         parts[name] = data.draw(st.text().filter(lambda other: other != parts[name]))
         method, target = parts.pop("method"), parts.pop("target")
@@ -158,7 +159,7 @@ class TestReplays:
 
     def test_many_requests_take_little_memory_and_all_pass(self) -> None:
         now = NOW
-        caller, agent = Seal(KEY, lambda: now), Guard(KEY, lambda: now)
+        caller, agent = Seal(KEY, lambda: now), SealVerifier(KEY, lambda: now)
         tracemalloc.start()
         try:
             for number in range(3 * signing.REMEMBERED):

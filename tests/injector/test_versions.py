@@ -11,10 +11,10 @@ import pytest
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from orchard.injector.agent.version import VERSION, VERSION_HEADER
+from orchard.injector.agent.protocol import VERSION, VERSION_HEADER
 from orchard.injector.agent_connection import AgentConnection
 from orchard.injector.errors import SandboxError
-from orchard.injector.exchange import Exchange, Sized
+from orchard.injector.unix_http import ConnectionPool, Sized
 from orchard.schemas.sandboxes import FileWritten, Health, SandboxInfo
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ async def older(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     await runner.setup()
     await web.UnixSite(runner, str(tmp_path / "agent.sock")).start()
     path = str(tmp_path / "agent.sock")
-    line = AgentConnection(aiohttp.UnixConnector(path), exchange=Exchange(path))
+    line = AgentConnection(aiohttp.UnixConnector(path), exchange=ConnectionPool(path))
     yield line, version or "unknown"
     await line.close()
     await runner.cleanup()

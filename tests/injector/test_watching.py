@@ -143,7 +143,7 @@ def test_a_report_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(watching, "MOST_CHANGES", 3)
     monkeypatch.setattr(watching, "MOST_DIRECTORIES", 3)
     with open_root(tmp_path) as root:
-        watch = watching.Watch(root, "/")
+        watch = watching.DirectoryWatch(root, "/")
         (tmp_path / "file").write_text("1")
         (tmp_path / "file").write_text("2")
         assert watch.read() == ([("created", "/file", False)], False)
@@ -157,7 +157,7 @@ def test_a_report_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         watch.close()
         assert watch.read() == ([], True)
         with pytest.raises(RequestInvalid, match="more than 3 directories"):
-            watching.Watch(root, "/")
+            watching.DirectoryWatch(root, "/")
 
 
 def test_a_machine_without_watches_left_says_which_setting(
@@ -168,7 +168,7 @@ def test_a_machine_without_watches_left_says_which_setting(
 
     monkeypatch.setattr(watching.inotify, "add", none_left)
     with open_root(tmp_path) as root, pytest.raises(watching.Unwatched, match="max_user_watches"):
-        watching.Watch(root, "/")
+        watching.DirectoryWatch(root, "/")
 
 
 @contextmanager

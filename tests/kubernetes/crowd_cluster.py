@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from orchard.injector.agent.pod.sealing import Sealing
+from orchard.injector.agent.pod.sealing import SealMiddleware
 from orchard.injector.errors import SandboxUnavailable
 from orchard.injector.kubernetes.api import ClusterApi, passing_over
 from orchard.injector.kubernetes.cache import PodCache
@@ -191,16 +191,16 @@ def agents(port: int) -> Iterator[int]:
 
 async def serve_agents(port: int) -> None:
     """One server for all Pods, each with a key of its own, until stdin ends."""
-    by_address: dict[str, Sealing] = {}
+    by_address: dict[str, SealMiddleware] = {}
 
     @web.middleware
     async def sealed(request: web.Request, handler: Any) -> web.StreamResponse:
         assert request.transport is not None
         address = request.transport.get_extra_info("sockname")[0]
-        return await by_address.setdefault(address, Sealing()).middleware(request, handler)
+        return await by_address.setdefault(address, SealMiddleware()).middleware(request, handler)
 
     app = web.Application(middlewares=[sealed])
-    Sealing().install(app)
+    SealMiddleware().install(app)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "0.0.0.0", port, backlog=4096).start()

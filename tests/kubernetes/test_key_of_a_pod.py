@@ -6,7 +6,7 @@ from pathlib import Path
 
 from orchard.injector.agent.signing import sandbox_key
 from orchard.injector.client import AsyncSandbox
-from orchard.injector.kubernetes.marks import AGENT
+from orchard.injector.kubernetes.pod_metadata import AGENT
 from tests.injector import intruder
 from tests.kubernetes.conftest import Cluster, Service
 

@@ -13,17 +13,8 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from orchard.schemas.plugins import (
-    NEEDS,
-    Kind,
-    PluginError,
-    PluginSettings,
-    check,
-    configure,
-    find,
-    names,
-    need,
-)
+from orchard.schemas.plugins import Kind, PluginError, PluginSettings
+from orchard.workers.plugins import NEEDS, check, configure, find, names, need
 from tests.chaos.world import QUICK, pipeline
 
 GUIDE = Path(__file__).parent.parent.parent / "docs" / "extending.md"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from orchard.pipelines.campaigns.archiving import Archiving
-from orchard.storage.archive import steps
+from orchard.storage.archive import archiving
 from orchard.storage.archive.settings import ArchiveSettings
 from orchard.storage.blobs import BlobStore
 from orchard.streams.campaigns import CampaignBook
@@ -45,7 +45,7 @@ async def archive(store: str, url: str, campaign: str, kill_at: int) -> None:
     Path.rename = killing(Path.rename)
     Publisher.event = killing(Publisher.event)
     CampaignBook.update = killing(CampaignBook.update)
-    steps.purge = killing(steps.purge)
+    archiving.purge = killing(archiving.purge)
     async with connect(NatsSettings(), name="archive", url=url) as connection:
         async for _ in Archiving(connection, store, BlobStore(store), ArchiveSettings()).archive(campaign):
             pass

@@ -11,8 +11,8 @@ import pytest
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignRecord, CampaignState
 from orchard.schemas.subjects import campaign_subjects
+from orchard.storage.archive.files import ArchiveFiles
 from orchard.storage.archive.history import whole_log
-from orchard.storage.archive.shelf import Shelf
 from orchard.storage.archive.verify import verify_archive
 from orchard.storage.digest import store_digests
 from orchard.storage.upkeep.maintenance import rebuild_derived, rebuild_events
@@ -63,7 +63,7 @@ async def archiver(store: str, nats_server: EmbeddedServer) -> AsyncIterator[Arc
     await process.wait()
 
 
-async def _everything(connection: Connection, shelf: Shelf) -> dict[int, bytes]:
+async def _everything(connection: Connection, shelf: ArchiveFiles) -> dict[int, bytes]:
     """The whole log by sequence; each sequence is there once and in order, or reading raises."""
     found: dict[int, bytes] = {}
     last = (await bounds(connection, names.EVENTS)).last
@@ -85,7 +85,7 @@ async def test_a_kill_at_any_effect_loses_nothing(
     log,
     archiver: Archiver,
 ) -> None:
-    shelf = Shelf(f"{store}/archive")
+    shelf = ArchiveFiles(f"{store}/archive")
     for name in ("demo", "other"):
         record = CampaignRecord(spec=BlobRef(sha256="0" * 64, size=1), spec_hash=name, size=5, offered=5)
         await CampaignBook(connection).create(name, record)

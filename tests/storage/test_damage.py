@@ -15,7 +15,7 @@ from orchard.storage import table_log
 from orchard.storage.blobs import BlobStore
 from orchard.storage.checking import check, examine
 from orchard.storage.compaction import compact
-from orchard.storage.delta import DataFile, Table, snapshot
+from orchard.storage.delta import DataFile, StoreTable, snapshot
 from orchard.storage.digest import store_digests
 from orchard.storage.errors import BlobCorrupt, EventsLost, StorageError, StoreDamaged
 from orchard.storage.location import Location
@@ -140,7 +140,7 @@ async def test_a_damaged_log_is_named_with_its_command_and_a_rebuild_needs_nothi
     with pytest.raises(StoreDamaged, match="run `orchard store rebuild`"):
         open_tables(str(filled))
     with pytest.raises(StoreDamaged, match="run `orchard store rebuild`"):
-        Table(Location.parse(str(filled)), table)
+        StoreTable(Location.parse(str(filled)), table)
 
     rebuild_derived(str(filled))
     assert check(str(filled), read=True) == []
@@ -199,7 +199,7 @@ async def test_a_flipped_byte_is_neither_derived_from_nor_merged_nor_built_into_
 async def test_a_file_without_a_checksum_is_not_known_and_no_finding(filled: Path) -> None:
     """As versions before this one wrote it."""
     location = Location.parse(str(filled))
-    table = Table(location, "rewards_all")
+    table = StoreTable(location, "rewards_all")
     files = []
     for number, file in enumerate(table.files()):
         old = DataFile(f"rewards_all-{number:024x}.parquet", file.size, file.rows, file.first, file.last)
@@ -223,7 +223,7 @@ async def test_a_check_beside_a_writer_takes_what_belongs_together(
     await publisher.events(log.whole_rollout(0))
     await write()
     location, opened = Location.parse(store), reader.opened
-    events, rewards = Table(location, EVENTS), Table(location, "rewards_all")
+    events, rewards = StoreTable(location, EVENTS), StoreTable(location, "rewards_all")
     rows = {table.name: next(_one_row(store, table.name)) for table in (events, rewards)}
 
     def opened_late(place: Location, name: str) -> DeltaTable | None:

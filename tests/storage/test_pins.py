@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 
 from orchard.storage import pins
 from orchard.storage.compaction import Vacuum, compact
-from orchard.storage.delta import VACUUM_HOURS, Table, snapshot
+from orchard.storage.delta import VACUUM_HOURS, StoreTable, snapshot
 from orchard.storage.location import Location
 from orchard.storage.reader import open_tables, refresh
 from orchard.storage.tables import EVENTS
@@ -160,7 +160,7 @@ def test_the_log_of_a_table_stays_short_however_many_commits(
     settings = {"delta.checkpointInterval": "5", "delta.logRetentionDuration": "interval 1 seconds"}
     monkeypatch.setattr("orchard.storage.delta._CONFIGURATION", settings)
     location = Location.parse(tmp_path)
-    table = Table(location, EVENTS)
+    table = StoreTable(location, EVENTS)
     first = location.path / "tables" / EVENTS / "_delta_log" / f"{1:020}.json"
     number = 0
     while number == 0 or first.exists():
@@ -168,7 +168,7 @@ def test_the_log_of_a_table_stays_short_however_many_commits(
         table.append(table.schema.empty_table(), number)
         assert number < 5000
     table.append(table.schema.empty_table(), number + 1)
-    assert Table(location, EVENTS).watermark == number + 1
+    assert StoreTable(location, EVENTS).watermark == number + 1
 
 
 def test_a_table_of_an_earlier_version_gets_the_settings_of_this_one(
@@ -179,7 +179,7 @@ def test_a_table_of_an_earlier_version_gets_the_settings_of_this_one(
         patch.setattr(
             "orchard.storage.delta._CONFIGURATION", {"delta.logRetentionDuration": "interval 1 hours"}
         )
-        Table(location, EVENTS).append(Table(location, EVENTS).schema.empty_table(), 7)
-    assert Table(location, EVENTS).watermark == 7
+        StoreTable(location, EVENTS).append(StoreTable(location, EVENTS).schema.empty_table(), 7)
+    assert StoreTable(location, EVENTS).watermark == 7
     settings = DeltaTable(location.table_url(EVENTS)).metadata().configuration
     assert settings["delta.logRetentionDuration"] == "interval 1 minutes"

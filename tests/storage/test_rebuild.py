@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from orchard.schemas.subjects import EVENTS_PREFIX
-from orchard.storage.delta import Table
+from orchard.storage.delta import StoreTable
 from orchard.storage.digest import store_digests, table_digest
 from orchard.storage.errors import EventsLost, StorageError, StoreBusy
 from orchard.storage.location import Location
@@ -67,7 +67,7 @@ async def test_tables_catch_up_after_a_crash_between_events_and_derived(
     await _publish(connection, publisher, log, rollouts=3)
     await write()
     await _publish(connection, publisher, log.__class__("second"), rollouts=3)
-    events = Table(Location.parse(store), EVENTS)
+    events = StoreTable(Location.parse(store), EVENTS)
     async for batch in replay_batches(connection, events.watermark + 1):
         if batch:
             events.append(log_batch(batch).rows, batch[-1].sequence)
@@ -107,7 +107,7 @@ async def test_check_names_what_is_wrong(publisher: Publisher, store: str, write
     await publisher.events(log.whole_rollout(0))
     await write()
     location = Location.parse(store)
-    messages = Table(location, "messages_all")
+    messages = StoreTable(location, "messages_all")
     (file,) = messages.files()
     path = location.path / "tables" / "messages_all" / file.path
     content = path.read_bytes()

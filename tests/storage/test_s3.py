@@ -11,7 +11,7 @@ import pytest
 
 from orchard.storage import compaction
 from orchard.storage.blobs import BlobStore
-from orchard.storage.delta import Table
+from orchard.storage.delta import StoreTable
 from orchard.storage.digest import store_digests
 from orchard.storage.errors import StorageError, StoreBusy, StoreUnreachable
 from orchard.storage.location import Location
@@ -144,7 +144,7 @@ async def test_a_file_that_comes_short_is_a_store_that_cannot_be_used(
     await _publish(publisher, log, range(1))
     await _write(store, connection)
     location = Location.parse(store)
-    events = Table(location, EVENTS)
+    events = StoreTable(location, EVENTS)
     for size in (100, 0):
         os.truncate(location.key("tables", EVENTS, events.files()[-1].path), size)
         with pytest.raises(StoreUnreachable, match="Parquet"):

@@ -10,7 +10,7 @@ import pytest
 
 from orchard.schemas.events import encode_event
 from orchard.schemas.subjects import EVENTS_PREFIX, event_subject
-from orchard.storage.delta import Table
+from orchard.storage.delta import StoreTable
 from orchard.storage.derived import Committed, DerivedTables
 from orchard.storage.errors import EventsLost, OtherStream, StoreBusy
 from orchard.storage.location import Location
@@ -136,7 +136,7 @@ async def test_the_log_goes_first_for_a_bounded_time(
             super().__init__(*arguments)
             derived.append(self)
 
-    def committing(events: Table, batch: list[StoredEvent]) -> Committed:
+    def committing(events: StoreTable, batch: list[StoredEvent]) -> Committed:
         ahead.append(events.watermark - (derived[0].reached if derived else events.watermark))
         return commit(events, batch)
 
@@ -155,7 +155,7 @@ async def test_limits_on_rows_and_bytes_cut_commits(
     events = [log.message(log.rollout(0), text=prose(2000)) for _ in range(100)]
     await publisher.events(events)
     await write(WriterSettings(commit_rows=40, commit_bytes=50_000))
-    files = Table(Location.parse(store), EVENTS).files()
+    files = StoreTable(Location.parse(store), EVENTS).files()
     assert sum(file.rows for file in files) == 100
     assert max(file.rows for file in files) <= 40
     assert len(files) >= 4
@@ -259,7 +259,7 @@ async def test_a_second_writer_is_refused_in_one_sentence(connection: Connection
 
 async def test_without_a_lock_the_later_writer_is_fenced_by_the_table(store: str, log) -> None:
     location = Location.parse(store)
-    first, second = Table(location, EVENTS), Table(location, EVENTS)
+    first, second = StoreTable(location, EVENTS), StoreTable(location, EVENTS)
     event = log.started(log.rollout(0))
     message = stored_event(1, event_subject(event), event.time, encode_event(event))
     first.append(log_batch([message]).rows, 1)
@@ -311,4 +311,4 @@ async def test_the_common_position_of_derived_tables_moves_without_rows_for_each
 ) -> None:
     await publisher.events([log.message(log.rollout(0)) for _ in range(10)])
     await write()
-    assert Table(Location.parse(store), PROGRESS).watermark == 10
+    assert StoreTable(Location.parse(store), PROGRESS).watermark == 10

@@ -35,7 +35,8 @@ from orchard.workers.episode.preparation import prepare
 from orchard.workers.episode.records import replay_key
 from orchard.workers.episode.sandboxes import SandboxFactory, SandboxMachine, SandboxSettings
 from orchard.workers.episode.settings import JudgeSettings
-from orchard.workers.episode.worlds import Opening, Shared, Standby, open_world
+from orchard.workers.episode.standby import Standby, take
+from orchard.workers.episode.worlds import Opening, Shared, open_world
 from orchard.workers.failures import EndedUnderCommand, EndpointRests, InfrastructureError, LimitExceeded
 from orchard.workers.gateway.server import Gateway
 from orchard.workers.graders import grade
@@ -71,7 +72,7 @@ class AttemptDependencies:
     """Of all worlds that it opens. Whoever made it closes it."""
     controls: Controls = field(default_factory=Controls)
     """What is known of the tasks' checks."""
-    standby: Standby | None = None
+    standbys: tuple[Standby, ...] = ()
     """Machines that are ready before they are asked for."""
 
 
@@ -225,7 +226,7 @@ class Attempt:
 
     def _open(self, task: Task, purpose: str) -> AbstractAsyncContextManager[SandboxMachine]:
         program = self._layer if purpose == _ROLLOUT else None
-        standby = self._dependencies.standby if purpose == _ROLLOUT and program is None else None
+        ready = self._dependencies.standbys if purpose == _ROLLOUT and program is None else ()
         return self._factory.open(
             task.image,
             purpose=purpose,
@@ -234,7 +235,7 @@ class Attempt:
             timeout=self._timeouts.creation,
             layers=[program.image] if program else [],
             network=network_of(task, agent=purpose == _ROLLOUT),
-            standby=lambda: standby.take(task, self.memory) if standby is not None else None,
+            standby=lambda: take(ready, task, self.memory),
         )
 
     @asynccontextmanager

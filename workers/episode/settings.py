@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from orchard.schemas.addresses import check_variable
+from orchard.schemas.campaigns import DEFAULT_DOMAIN
 from orchard.schemas.identity import check_name
 from orchard.schemas.quantities import Count, Duration, Seconds, Size, Weight, parse_bytes
 from orchard.schemas.sandboxes import OUTPUT_LIMIT
@@ -18,7 +19,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     slots: Count = 1
     """Attempts at the same time."""
-    domain: str = "swe"
+    domain: str = DEFAULT_DOMAIN
     """Domain of the campaigns that it serves."""
     priority: str = "normal"
     """Priority of the campaigns that it serves."""

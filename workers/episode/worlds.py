@@ -12,15 +12,15 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from orchard.injector.client import AsyncSandbox
 from orchard.schemas.campaigns import Budget
 from orchard.schemas.messages import ToolCall
 from orchard.schemas.outcomes import AbortCause, ExitStatus
-from orchard.schemas.plugins import Kind, PluginError, need
+from orchard.schemas.plugins import Kind, PluginError
 from orchard.schemas.tasks import Task, WorldUse
 from orchard.storage.blobs import BlobStore
 from orchard.workers.episode.machine import CommandOutcome, Machine
 from orchard.workers.failures import InfrastructureError
+from orchard.workers.plugins import need
 
 T = TypeVar("T")
 
@@ -105,14 +105,6 @@ class World(Protocol):
 
     def open(self, settings: Any, opening: Opening) -> AbstractAsyncContextManager[OpenWorld]:
         """The world as the task has it at its beginning."""
-
-
-class Standby(Protocol):
-    """Machines that were made ready before an attempt needs them."""
-
-    def take(self, task: Task, memory: str) -> AsyncSandbox | None:
-        """The sandbox of one that is as the task wants it, with so much memory; None where there is none. It
-        is the caller's from here on."""
 
 
 def blocks_network(task: Task) -> bool:

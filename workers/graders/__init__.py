@@ -1,12 +1,18 @@
 """Graders: what counts as solved. A grader answers with a Reward or raises; it never guesses."""
 
-from orchard.schemas.outcomes import Reward
-from orchard.schemas.tasks import PluginGrading, StateCheck, SWETests, Task
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from orchard.schemas.outcomes import AbortCause, Reward
+from orchard.schemas.tasks import PluginGrading, StateCheck, Task
 from orchard.storage.blobs import BlobStore
-from orchard.workers.domains.swe.grader import Pristine, grade_swe
+from orchard.workers.discovery import load
+from orchard.workers.domain import domains
 from orchard.workers.episode.machine import Machine
+from orchard.workers.failures import InfrastructureError
 from orchard.workers.graders.controls import Controls
-from orchard.workers.graders.plugin import Judgement, get_grader, grade_by_plugin
+from orchard.workers.graders.judgement import Judgement, Pristine
+from orchard.workers.graders.plugin import get_grader, grade_by_plugin
 from orchard.workers.graders.state import grade_state
 from orchard.workers.judges.ruling import Judges
 
@@ -24,53 +30,46 @@ async def grade(
     judges: Judges | None = None,
     controls: Controls | None = None,
 ) -> Reward:
-    """Judge a submission by the task's own rule.
+    """Judge a submission by the task's own rule; Judgement explains the arguments.
 
     `machine` is a fresh sandbox of the task's image, or the agent's own where the task is graded in place
-    (`graded_in_place`); `pristine` opens another fresh one: for a control, and before a +1. `timeout`, in
-    seconds, bounds the whole. `published` follows the rules of published benchmarks, which trust what tested
-    code prints: for figures that are compared, never for training. Without `copies` a +1 is not asked again
-    with other expected values: for the gold patch alone, which nobody forged. `judges` rule for graders that
-    need a model. `controls` are those of earlier gradings, which need not be repeated.
+    (`graded_in_place`). `timeout`, in seconds, bounds the whole.
 
     Raises InfrastructureError: the machine's, GRADER_FAILED when no judgement is possible, TASK_BROKEN when
     none ever will be, INVALID_REQUEST for a task that cannot be judged by anyone, STORE_FAILED when the log
     cannot be kept.
     """
+    judgement = Judgement(
+        task,
+        submission,
+        machine,
+        timeout=timeout,
+        blobs=blobs,
+        pristine=pristine,
+        judges=judges,
+        published=published,
+        copies=copies,
+        controls=controls or Controls(),
+    )
     match task.grading:
-        case SWETests() as tests:
-            return await grade_swe(
-                task,
-                tests,
-                submission,
-                machine,
-                timeout=timeout,
-                blobs=blobs,
-                pristine=pristine,
-                published=published,
-                copies=copies,
-            )
         case StateCheck() as check:
-            return await grade_state(
-                task,
-                check,
-                machine,
-                timeout=timeout,
-                blobs=blobs,
-                pristine=pristine,
-                controls=controls or Controls(),
-            )
+            return await grade_state(check, judgement)
         case PluginGrading() as chosen:
-            judgement = Judgement(
-                task,
-                submission,
-                machine,
-                timeout=timeout,
-                blobs=blobs,
-                pristine=pristine,
-                judges=judges,
-            )
             return await grade_by_plugin(chosen, judgement)
+        case tests:
+            return await _grader_of(task)(tests, judgement)
+
+
+def _grader_of(task: Task) -> Callable[[Any, Judgement], Awaitable[Reward]]:
+    """The function of a domain that grades by this kind of struct."""
+    tag = str(type(task.grading).__struct_config__.tag)
+    for domain in domains().values():
+        if tag in domain.gradings:
+            found: Callable[[Any, Judgement], Awaitable[Reward]] = load(domain.gradings[tag])
+            return found
+    raise InfrastructureError(
+        AbortCause.INVALID_REQUEST, f"{task.task_id}: no domain here grades by {tag!r}: install its package"
+    )
 
 
 def check_grading(task: Task) -> None:

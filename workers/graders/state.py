@@ -9,7 +9,6 @@ agent: TASK_BROKEN where it shows the same symptom and no network or busy machin
 else GRADER_FAILED.
 """
 
-import asyncio
 import secrets
 import shlex
 import time
@@ -19,16 +18,12 @@ import msgspec
 
 from orchard.schemas.outcomes import AbortCause, Reward
 from orchard.schemas.tasks import StateCheck, Task
-from orchard.storage.blobs import BlobStore
-from orchard.storage.errors import StorageError
-from orchard.workers.domains.swe.grader import Pristine
 from orchard.workers.episode.machine import FileTooLarge, Machine
 from orchard.workers.episode.networks import SHUT, asked
 from orchard.workers.episode.preparation import prepare, solve
 from orchard.workers.failures import InfrastructureError, LimitExceeded, NotWritable
-from orchard.workers.graders.controls import Controls
 from orchard.workers.graders.endings import STEADY, Ending, Lack, by_reward, by_status
-from orchard.workers.masking import masked
+from orchard.workers.graders.judgement import Judgement, Pristine
 
 NAME = "state-check"
 PREVENTED = "check_prevented"
@@ -46,37 +41,27 @@ class _Seen(NamedTuple):
     output: str
 
 
-async def grade_state(
-    task: Task,
-    check: StateCheck,
-    machine: Machine,
-    *,
-    timeout: float,
-    blobs: BlobStore,
-    pristine: Pristine,
-    controls: Controls,
-) -> Reward:
+async def grade_state(check: StateCheck, judgement: Judgement) -> Reward:
     """+1 when the check says that the task is solved, -1 when it says that it is not, and when the agent has
     prevented it from saying either. See `grade` for what is raised."""
-    started = time.monotonic()
-    ending, output = await _checked(check, machine, min(check.timeout_seconds, timeout))
+    started, task = time.monotonic(), judgement.task
+    limit = min(check.timeout_seconds, judgement.timeout)
+    ending, output = await _checked(check, judgement.machine, limit)
     detail, cause = f"the check {ending.said}", None
     if ending.lack is not None:
-        control = await controls.of(task, lambda: _control(task, check, pristine, started + timeout))
+        deadline = started + judgement.timeout
+        control = await judgement.controls.of(
+            task, lambda: _control(task, check, judgement.pristine, deadline)
+        )
         raise_unless_prevented(task, ending, control)
         detail, cause = f"{detail}; {_where(task)} it {control.said}", PREVENTED
-    try:
-        data = masked(output).text.encode(errors="replace")
-        reference = await asyncio.to_thread(blobs.put, data, "text/plain; charset=utf-8")
-    except StorageError as error:
-        raise InfrastructureError(AbortCause.STORE_FAILED, str(error)) from error
     return Reward(
         value=1.0 if ending.solved else -1.0,
         resolved=ending.solved,
         grader=NAME,
         parts=ending.parts or {"check": 0.0},
         detail=detail,
-        log=reference,
+        log=await judgement.keep_log(output),
         seconds=time.monotonic() - started,
         cause=cause,
     )

@@ -8,44 +8,52 @@ from functools import cache, partial
 from pathlib import Path
 
 from orchard.schemas.identity import digest
-from orchard.schemas.plugins import Kind, find, names
-from orchard.workers.harnesses import compact_prompts, orchard_bash_prompts, orchard_task_prompts
+from orchard.schemas.plugins import Kind, PluginError
+from orchard.workers.domain import domain_of, domains
+from orchard.workers.harnesses import orchard_task_prompts
 from orchard.workers.harnesses.bash_loop import BashLoop
 from orchard.workers.harnesses.interface import Harness
-from orchard.workers.harnesses.mini_swe_agent import PackageUnusable, TextWords, ToolCallWords
 from orchard.workers.harnesses.own_words import OwnWords
 from orchard.workers.harnesses.programs.catalog import PROGRAMS
 from orchard.workers.harnesses.programs.runner import ProgramHarness
-
-DEFAULT = "orchard-bash"
-"""For tasks that are judged by a patch. Needs no package beside Orchard."""
+from orchard.workers.plugins import find, names
 
 TASK = "orchard-task"
-"""For tasks that are judged otherwise."""
-
-DEFAULTS = {"claw": "claw-react", "gui": "browser"}
-"""Harness of a domain where none is named; for others DEFAULT or TASK."""
+"""For tasks that are judged by what the agent leaves, and not by a patch."""
 
 _HARNESSES: dict[str, Callable[[], Harness]] = {
-    DEFAULT: lambda: BashLoop(OwnWords(DEFAULT, orchard_bash_prompts)),
     TASK: lambda: BashLoop(OwnWords(TASK, orchard_task_prompts)),
-    "mini-swe-agent-compact": lambda: BashLoop(OwnWords("mini-swe-agent-compact", compact_prompts)),
-    "mini-swe-agent": lambda: BashLoop(ToolCallWords()),
-    "mini-swe-agent-text": lambda: BashLoop(TextWords()),
     **{program.name: partial(ProgramHarness, program) for program in PROGRAMS},
 }
 
-HARNESS_NAMES = tuple(sorted(_HARNESSES))
 
-
-class UnknownHarness(ValueError):
+class UnknownHarness(PluginError):
     """No harness has that name, or what it is made of is not installed."""
 
 
+def built_in_names() -> list[str]:
+    """Names of the harnesses that every installation of Orchard has, sorted."""
+    own = [each for each in domains().values() if each.package.startswith("orchard.")]
+    return sorted([*_HARNESSES, *(name for each in own for name in each.harnesses)])
+
+
+def default_harness(domain: str) -> str | None:
+    """The harness of a domain's campaigns that name none; None where their tasks decide."""
+    record = domains().get(domain)
+    return (record and record.default_harness) or None
+
+
+def patch_harness() -> str:
+    """The harness for tasks that are judged by a patch."""
+    return next((each.patch_harness for each in domains().values() if each.patch_harness), TASK)
+
+
 def fingerprint(harness: Harness) -> str:
-    """Digest of a harness's name, version, configuration and tools, and of the source files of its package:
-    two workers with the same one ask a model the same questions."""
-    return digest([harness.name, *version_of(harness), harness.tools, _sources(type(harness))])
+    """Digest of a harness's name, version, configuration and tools, and of the source files of its classes'
+    packages and its domain: two workers with the same one ask a model the same questions."""
+    domain = domain_of(Kind.HARNESS, harness.name)
+    code = domain.code() if domain is not None else []
+    return digest([harness.name, *version_of(harness), harness.tools, _sources(type(harness)), code])
 
 
 def version_of(harness: Harness) -> tuple[str | None, str | None]:
@@ -55,11 +63,15 @@ def version_of(harness: Harness) -> tuple[str | None, str | None]:
 
 @cache
 def _sources(kind: type) -> list[str]:
-    """SHA-256 of each source file beside the one that defines a class; of that alone, outside a package."""
-    file = Path(inspect.getfile(kind))
-    packaged = bool(sys.modules[kind.__module__].__package__)
-    files = sorted(file.parent.glob("*.py")) if packaged else [file]
-    return [hashlib.sha256(each.read_bytes()).hexdigest() for each in files]
+    """Name and SHA-256 of each source file beside those that define a class and its bases; of that alone,
+    outside a package."""
+    files = set[Path]()
+    for each in kind.__mro__:
+        if each.__module__.partition(".")[0] not in sys.stdlib_module_names:
+            file = Path(inspect.getfile(each))
+            packaged = bool(sys.modules[each.__module__].__package__)
+            files.update(file.parent.glob("*.py") if packaged else [file])
+    return sorted(f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}" for file in files)
 
 
 def get_harness(name: str) -> Harness:
@@ -69,24 +81,20 @@ def get_harness(name: str) -> Harness:
         return _built_in(name)
     harness: Harness | None = find(Kind.HARNESS, name)
     if harness is None:
-        known = ", ".join([*HARNESS_NAMES, *names(Kind.HARNESS)])
+        known = ", ".join([*sorted(_HARNESSES), *names(Kind.HARNESS)])
         raise UnknownHarness(f"no harness is named {name!r}: use one of {known}")
     return harness
 
 
 def planned_harness(name: str, version: str | None) -> Harness:
     """The harness that a request, a plan or a rollout means by a name, with the version that it has beside
-    it. Raises as get_harness does.
-
-    Until there was the exact one, `mini-swe-agent` were Orchard's own words: so it is where no version
-    stands beside the name (decision 0039).
-    """
-    return get_harness(DEFAULT if name == "mini-swe-agent" and version is None else name)
+    it. Raises as get_harness does."""
+    if version is None:
+        for domain in domains().values():
+            name = domain.unversioned.get(name, name)
+    return get_harness(name)
 
 
 @cache
 def _built_in(name: str) -> Harness:
-    try:
-        return _HARNESSES[name]()
-    except PackageUnusable as error:
-        raise UnknownHarness(str(error)) from error
+    return _HARNESSES[name]()

@@ -106,7 +106,7 @@ class HarnessResult:
 
     exit_status: ExitStatus
     submission: str
-    """For SWE: the diff the agent submitted, or the state left behind when a budget ran out."""
+    """Where a patch is judged, the diff: submitted, or the state left behind when a budget ran out."""
     leaf: str
     """Node id of the last message."""
 

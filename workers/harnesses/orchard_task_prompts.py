@@ -1,9 +1,6 @@
-"""What the model of `orchard-task` reads: the words for tasks that are judged by what the agent leaves.
+"""What the model of `orchard-task` reads: the words for tasks that are judged by what the agent leaves."""
 
-Tool, observations and the mark that hands in are those of `orchard-bash`.
-"""
-
-from orchard.workers.harnesses.orchard_bash_prompts import format_error, observation
+from orchard.workers.harnesses.bash_prompts import format_error, observation
 
 __all__ = ["SYSTEM", "TASK", "format_error", "observation"]
 

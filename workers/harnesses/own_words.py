@@ -1,5 +1,4 @@
-"""Orchard's own words for the loop of mini-swe-agent: `orchard-bash` for patches, `orchard-task` for any
-other task, and few of them for tiny models."""
+"""Orchard's own words for the loop over a shell, from a module of prompts."""
 
 from collections.abc import Sequence
 from types import MappingProxyType, ModuleType
@@ -11,7 +10,7 @@ from orchard.schemas.tasks import Task
 from orchard.workers.episode.machine import CommandOutcome
 from orchard.workers.episode.networks import Network, network_of
 from orchard.workers.harnesses.bash_loop import LONGEST_COMMAND, Action, FormatError, Words
-from orchard.workers.harnesses.orchard_bash_prompts import BASH_TOOL
+from orchard.workers.harnesses.bash_prompts import BASH_TOOL
 
 
 class OwnWords(Words):

@@ -1,1 +1,1 @@
-"""How the agent makes and enters sandboxes on one Linux machine: overlay root, namespaces, cgroups."""
+"""The local backend: sandboxes on one Linux machine by overlayfs, namespaces and cgroups."""

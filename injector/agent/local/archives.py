@@ -1,4 +1,4 @@
-"""Importing images: OCI image layouts and `docker save` archives, as directories or tar files."""
+"""Imports images: OCI image layouts and `docker save` archives, as directories or tar files."""
 
 import hashlib
 import json
@@ -14,19 +14,19 @@ from typing import Any, BinaryIO, Protocol, cast
 from orchard.injector.agent.errors import RequestInvalid
 from orchard.injector.agent.local.images import (
     DEFAULT_ENVIRONMENT,
-    Image,
     ImageStore,
+    StoredImage,
     check_layers,
     check_name,
     tree_size,
 )
-from orchard.injector.agent.local.layers import Room, unpack
+from orchard.injector.agent.local.layers import SizeBudget, unpack
 from orchard.injector.agent.local.references import DIGEST
 
 _NAME_ANNOTATIONS = ("io.containerd.image.name", "org.opencontainers.image.ref.name")
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 IMAGE_LIMIT = 64 * 1024**3
-"""Bytes that the new layers of one image may take, unless it is said otherwise."""
+"""Default limit of the bytes that an image's new layers may take."""
 
 
 class _Source(Protocol):
@@ -45,7 +45,6 @@ class _Layer:
 @dataclass(frozen=True)
 class _Found:
     names: list[str]
-    """What the archive calls the image."""
     config: str
     layers: list[_Layer]
     config_digest: str | None = None
@@ -59,12 +58,12 @@ def import_image(
     owner: str | None = None,
     digest: str | None = None,
     limit: int = IMAGE_LIMIT,
-) -> Image:
-    """Import the image at `path` into the store of `state`, as `name` or as what the archive calls it.
+) -> StoredImage:
+    """Import the image at `path` into the store of `state`, as `name` or under the archive's own name.
 
-    Layers that are there already are not unpacked again. `digest` is of what a registry gave, `limit` bytes
-    that new layers may take. Raises RequestInvalid with a sentence for whatever is wrong with the archive,
-    and Conflict where the name is not the owner's; then the store is as it was.
+    Layers that exist already are not unpacked again. `digest` is the manifest's at the registry, `limit` the
+    bytes that new layers may take. Raises RequestInvalid for whatever is wrong with the archive, and Conflict
+    when another owner has the name; the store is then unchanged.
     """
     store = ImageStore(state)
     with _opened(path) as source:
@@ -88,7 +87,7 @@ def import_image(
         layers = [*dict.fromkeys(diff_id.replace(":", "-") for diff_id in reversed(diff_ids))]
         check_layers(name, layers)
         with store.scratch() as work:
-            room = Room(limit)
+            room = SizeBudget(limit)
             made: dict[str, Path] = {}
             here = store.has(owner)
             for layer, diff_id in zip(found.layers, diff_ids, strict=True):
@@ -97,7 +96,7 @@ def import_image(
                     made[layer_name] = work / layer_name
                     with source.open(layer.path) as blob:
                         unpack(blob, work / layer_name, digest=layer.digest, diff_id=diff_id, room=room)
-            image = Image(
+            image = StoredImage(
                 name=name,
                 layers=layers,
                 environment=_environment(about),

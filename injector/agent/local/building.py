@@ -1,9 +1,9 @@
-"""How the first process of a sandbox makes the sandbox around itself, as a program of system calls.
+"""Builds a sandbox around its first process, as a program of system calls.
 
-It is born as the first of a pid namespace, takes namespaces of its own for everything else, mounts its root
-and moves into it, joins the sandbox's control groups, lets go of the machine's root and of all capabilities,
-loads the filter of system calls that commands have, and becomes `first_process`. Nothing of
-it is ever mounted where the agent could see it, so nothing is left of it when it ends, at whatever moment.
+The process is born as the first of a pid namespace, takes namespaces of its own for everything else, mounts
+its root and moves into it, joins the sandbox's control groups, drops the machine's root and all capabilities,
+loads the system call filter that commands have, and becomes `first_process`. None of its mounts is ever
+visible to the agent, so nothing of it is left when it ends, at whatever moment.
 """
 
 import errno
@@ -22,9 +22,10 @@ from orchard.injector.agent.local.names import host_name
 from orchard.injector.agent.syscall_program import ANY_ERROR, NOT_FOUND, SyscallProgram
 
 MASKED = ("keys", "key-users", "kallsyms", "timer_list", "sched_debug", "latency_stats")
-"""Files of /proc that everybody may read and nobody inside should: keys and addresses of the kernel."""
+"""World-readable files of /proc that nobody inside should read: keys and addresses of the kernel."""
 READ_ONLY = ("sys", "irq", "bus", "tty", "pressure", "sysvipc")
-"""Directories of /proc that are shown, but root inside is the machine's uid 0, whom modes would let write."""
+"""Directories of /proc that are visible but read-only: root inside is the host's uid 0, whom modes would let
+write."""
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 LINKS = (
     ("/proc/self/fd/0", "/dev/stdin"),
@@ -36,16 +37,18 @@ LINKS = (
 )
 
 DEVICE_FILES = 1 << 16
-"""Files in /dev, /dev/shm included."""
+"""Largest number of files in /dev, /dev/shm included."""
 SEMAPHORE, QUEUE = 64, 1 << 20
-"""Bytes of a semaphore of System V, and of a queue full of messages without content."""
+"""Bytes of a System V semaphore, and of a queue full of messages without content."""
 TERMINALS = 256
-"""That a sandbox may open: all of them take theirs from one number of the machine."""
+"""Terminals that a sandbox may open; all sandboxes share one number of the machine."""
 PROGRAM = 4
-"""Descriptor of the program that the first process becomes. It cannot be read: a process that executes such a
-file, without a capability to read it all the same, is one that nobody may look into."""
+"""Descriptor of the program that the first process becomes.
+
+The file cannot be read, so nobody may look into a process that executes it without a capability to read it.
+"""
 NAME = "sandbox-first-process"
-"""Its first word; the second is the sandbox's host name."""
+"""argv[0] of the first process; argv[1] is the sandbox's host name."""
 STEPS = (
     "it could not get namespaces of its own",
     "its file system could not be mounted",
@@ -56,13 +59,12 @@ STEPS = (
 )
 _NAMESPACES, _ROOT, _SYSTEM, _NETWORK, _GROUPS, _START = range(len(STEPS))
 _FREE = 5
-"""The lowest descriptor that is not in use."""
 _AT_FDCWD = -100
 _AT_EMPTY_PATH, _AT_RECURSIVE = 0x1000, 0x8000
 _ALL_ELSE = kernel.CLONE_NEWNS | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND = 1, 2, 4, 8, 4096
 _ATTRIBUTES = struct.Struct("<QQQQ")
-"""struct mount_attr: what to set, what to clear, propagation, user namespace."""
+"""struct mount_attr: flags to set, flags to clear, propagation, user namespace."""
 _ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV = 1, 2, 4
 _READ_ONLY = _ATTR_RDONLY | _ATTR_NOSUID | _ATTR_NODEV
 _SIOCSIFFLAGS = 0x8914
@@ -72,11 +74,9 @@ _CAPABILITY_VERSION_3 = 0x20080522
 
 
 class Overlay(NamedTuple):
-    """One overlay of a sandbox's root."""
-
     point: Path
     layers: Sequence[Path]
-    """Topmost first."""
+    """Visible layers, topmost first."""
     upper: Path
     work: Path
     data: Sequence[Path] = ()
@@ -91,12 +91,12 @@ def building(
     groups: Sequence[str],
     memory: int,
 ) -> SyscallProgram:
-    """The calls. The first of `overlays` is the root, others lie in it.
+    """Compile the calls. The first of `overlays` is the root, the others are mounted in it.
 
-    Its process has descriptors 0 to 2, the calls, and PROGRAM. `shown` are files of the machine
-    that the sandbox sees at other paths; `groups` are the files that take it into its control groups. Of
-    `memory` (bytes) half may be in files in /dev, and less of it in System V objects (`system_v`).
-    Raises OSError when a path contains a zero byte.
+    The process has descriptors 0 to 2, the calls, and PROGRAM. `shown` maps paths in the sandbox to files of
+    the machine; `groups` are the files that admit it to its control groups. Of `memory` (bytes) half may be
+    in files in /dev, and less in System V objects (`system_v`). Raises OSError when a path contains a zero
+    byte.
     """
     head = _namespaces()
     tail = _after_the_move(len(groups), tuple(shown), memory)
@@ -117,7 +117,6 @@ def building(
 
 @cache
 def _namespaces() -> SyscallProgram:
-    """What comes before the first mount."""
     calls = SyscallProgram(os.uname().machine)
     calls.call("close_range", _FREE, 0xFFFFFFFF, 0, step=_NAMESPACES)
     _never_for_memory(calls)
@@ -135,9 +134,10 @@ def _namespaces() -> SyscallProgram:
 
 @lru_cache(maxsize=64)
 def _after_the_move(groups: int, shown: tuple[str, ...], memory: int) -> SyscallProgram:
-    """What comes when so many control groups and the files for `shown` are open and the root is the working
-    directory, to the last call but one: alike for all sandboxes of so much `memory` (bytes). Its data
-    begins with that of `_namespaces`.
+    """Compile what follows once the control groups and the files of `shown` are open and the root is the
+    working directory, up to the last call but one.
+
+    It is equal for all sandboxes of the same `memory` (bytes). Its data begins with that of `_namespaces`.
     """
     calls = SyscallProgram(os.uname().machine, _namespaces())
     files = _FREE + groups
@@ -163,7 +163,7 @@ def _after_the_move(groups: int, shown: tuple[str, ...], memory: int) -> Syscall
 
 
 def _never_for_memory(calls: SyscallProgram) -> None:
-    """In a sandbox out of memory the first process is not what is killed. Only root may say so."""
+    """Exempt the first process from the OOM killer; only root can."""
     fd = calls.open_files(["/proc/self/oom_score_adj"], _FREE, step=_NAMESPACES)[0]
     calls.call(
         "write", fd, calls.put(b"-1000"), 5, step=_NAMESPACES, passing_over=(errno.EACCES, errno.EPERM)
@@ -172,7 +172,7 @@ def _never_for_memory(calls: SyscallProgram) -> None:
 
 
 def _opened(calls: SyscallProgram, paths: Sequence[str | Path], free: int) -> list[int]:
-    """Open these; the descriptors that they will have."""
+    """Open these; returns the descriptors that they will have."""
     for path in paths:
         calls.call("openat", _AT_FDCWD, calls.text(os.fspath(path)), os.O_PATH | os.O_CLOEXEC, step=_ROOT)
     return [free + number for number in range(len(paths))]
@@ -189,10 +189,10 @@ def _mount(calls: SyscallProgram, one: Overlay) -> None:
 
 
 def _move(calls: SyscallProgram) -> None:
-    """The working directory becomes the root; the old one lies over it, out of every path's way, until it
-    is unmounted.
+    """Make the working directory the root; the old root lies over it, out of every path's way, until
+    unmounted.
 
-    From here on what an image makes of its paths, links above all, leads nowhere but into the image.
+    From here on no path or link of an image leads out of the image.
     """
     here = calls.text(".")
     _restrict(calls, ".", _ATTR_NOSUID | _ATTR_NODEV, _AT_RECURSIVE, step=_ROOT)
@@ -227,8 +227,11 @@ def _dev(calls: SyscallProgram, devices: Sequence[int], size: int) -> None:
 
 
 def system_v(memory: int) -> dict[str, str]:
-    """Kernel settings of a sandbox with so many bytes: segments, semaphores and queues of System V stay when
-    the processes that made them are gone. Segments may have a quarter, the others about a sixteenth."""
+    """Kernel settings of a sandbox with `memory` bytes: System V objects outlive the processes that made
+    them.
+
+    Segments may take a quarter, semaphores and queues about a sixteenth.
+    """
     semaphores = memory // 32 // SEMAPHORE
     return {
         "shmall": str(max(1, memory // 4 // resource.getpagesize())),
@@ -239,8 +242,10 @@ def system_v(memory: int) -> dict[str, str]:
 
 
 def _system_v(calls: SyscallProgram, memory: int, free: int) -> None:
-    """`free`: the lowest descriptor that is not in use. Where the kernel keeps these settings for the
-    machine's root, there is no limit."""
+    """Write these settings; `free` is the lowest unused descriptor.
+
+    Where the kernel reserves them for the machine's root, there is no limit.
+    """
     for name, value in system_v(memory).items():
         path, text = calls.text(f"/proc/sys/kernel/{name}"), calls.put(value.encode())
         flags = os.O_WRONLY | os.O_CLOEXEC
@@ -251,9 +256,9 @@ def _system_v(calls: SyscallProgram, memory: int, free: int) -> None:
 
 @cache
 def _of_the_machine() -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """Of what /proc has besides processes: the files and the directories to hide, and what is read-only.
+    """Entries of /proc besides processes: files to hide, directories to hide, directories to make read-only.
 
-    Hidden is every file that is not for everybody or that can be written, whatever it is called and whenever
+    Hidden is every file that not everybody may read or that can be written, whatever its name and whenever
     the kernel got it, and every directory that is not known to be harmless.
     """
     files: list[str] = []
@@ -271,7 +276,6 @@ def _of_the_machine() -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]
 
 
 def _mask(calls: SyscallProgram, nothing: str) -> None:
-    """What belongs to the machine: not to be seen, or not to be written."""
     files, directories, shown = _of_the_machine()
     for number, path in enumerate(files):
         if number == 0:
@@ -297,14 +301,13 @@ def _restrict(calls: SyscallProgram, path: str, attributes: int, flags: int, *, 
 
 
 def _create(calls: SyscallProgram, path: str, free: int) -> None:
-    """An empty file where there is none. `free` is the lowest descriptor that is not in use."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
     calls.call("openat", _AT_FDCWD, calls.text(path), flags, 0o444, step=_ROOT, passing_over=NOT_FOUND)
     calls.call("close", free, step=_ROOT, passing_over=(errno.EBADF,))
 
 
 def _loopback(calls: SyscallProgram) -> None:
-    """The kernel gives `lo` its addresses as it goes up."""
+    """Bring `lo` up; the kernel then gives it its addresses."""
     request = struct.pack("<16sH22x", b"lo", _IFF_UP)
     calls.call("socket", _AF_INET, _SOCK_DGRAM, 0, step=_NETWORK)
     calls.call("ioctl", _FREE, _SIOCSIFFLAGS, calls.put(request), step=_NETWORK)

@@ -1,7 +1,7 @@
-"""Limits of memory, processes and processor time by control groups: version 1, hybrid or version 2.
+"""Limits memory, processes and processor time by control groups: version 1, hybrid or version 2.
 
-A machine may have any of the three and a container may have none that can be written; what cannot be enforced
-is said, never assumed.
+A machine may have any of the three, and a container may have none that is writable; what cannot be enforced
+is reported, never assumed.
 """
 
 import contextlib
@@ -22,20 +22,19 @@ CONTROLLERS = ("memory", "pids", "cpu")
 FREEZER = "freezer"
 """A hierarchy of its own in version 1, part of every group in version 2. It limits nothing."""
 CPU_PERIOD = 100_000
-"""Microseconds."""
 BUSY_SECONDS = 10.0
-"""That the kernel may take to put processes away, or to freeze them."""
+"""Seconds that the kernel may take to reap or freeze processes."""
 ALL_PROCESSES = 4096
 _INSTEAD = {
     "memory": "instead each process may have as much memory as the sandbox",
     "pids": f"instead all sandboxes together may have {ALL_PROCESSES} processes",
 }
 SOCKETS = "sockets"
-"""Buffers of TCP and UDP. Version 2 counts them as memory; version 1 has a number of their own for them, and
-without a limit of it a sandbox fills the machine's memory with what it sends to itself."""
+"""TCP and UDP buffers. Version 2 counts them as memory; version 1 limits them apart, and without that limit a
+sandbox can fill the machine's memory with what it sends to itself."""
 SOCKETS_LIMIT = "memory.kmem.tcp.limit_in_bytes"
 SOCKETS_SHARE = 4
-"""Of version 1: a sandbox may have this part of its memory in such buffers, beside its memory."""
+"""Divisor for version 1: a sandbox may have this fraction of its memory in such buffers, in addition."""
 LIMIT_NAMES = {
     "memory": "memory",
     "pids": "process count",
@@ -45,8 +44,8 @@ LIMIT_NAMES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
-    """Where this machine's control groups can be made.
+class CgroupLayout:
+    """Where control groups can be made on this machine.
 
     `parents` maps a controller to the directory below which groups are made; `version` is `v1`, `hybrid`,
     `v2` or `none`.
@@ -56,12 +55,11 @@ class Layout:
     parents: Mapping[str, Path] = field(default_factory=dict)
 
     def unified(self, controller: str) -> bool:
-        """Whether the controller has the files of version 2."""
         return self.version == "v2" and controller in self.parents
 
 
-def layout(mountinfo: str, membership: str) -> Layout:
-    """Read the layout from the texts of /proc/self/mountinfo and /proc/self/cgroup.
+def layout(mountinfo: str, membership: str) -> CgroupLayout:
+    """Parse the texts of /proc/self/mountinfo and /proc/self/cgroup.
 
     Version 1 groups are made below the agent's own, so that an outer limit still holds. Version 2 allows no
     processes beside sub-groups, so there they are made below the root of the visible tree.
@@ -84,19 +82,18 @@ def layout(mountinfo: str, membership: str) -> Layout:
                 relative = os.path.relpath(own.get(controller, "/"), root)
                 parents[controller] = point if relative.startswith("..") else point / relative
     if parents.keys() - {FREEZER}:
-        return Layout(version="hybrid" if unified else "v1", parents=parents)
+        return CgroupLayout(version="hybrid" if unified else "v1", parents=parents)
     if unified:
-        return Layout(version="v2", parents=dict.fromkeys((*CONTROLLERS, FREEZER), unified))
-    return Layout(version="none")
+        return CgroupLayout(version="v2", parents=dict.fromkeys((*CONTROLLERS, FREEZER), unified))
+    return CgroupLayout(version="none")
 
 
 def cgroup_name(state: Path) -> str:
-    """Name of the control group that holds the sandboxes of a state directory."""
     return "orchard-" + hashlib.sha256(os.fsencode(state)).hexdigest()[:12]
 
 
 class Cgroups:
-    """The control groups of one state directory: one group of its own, one below it for each sandbox."""
+    """The control groups of one state directory: its own, and one below it for each sandbox."""
 
     def __init__(self, state: Path) -> None:
         text = Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text()
@@ -109,11 +106,10 @@ class Cgroups:
             or (self.layout.parents["memory"] / self._name / SOCKETS_LIMIT).exists()
         )
         self.freezes = self._usable(FREEZER)
-        """Whether sandboxes can be paused."""
 
     @property
     def note(self) -> str:
-        """What is not enforced here, as a sentence, or empty."""
+        """A sentence that names what is not enforced, or empty."""
         missing = [LIMIT_NAMES[controller] for controller, works in self.enforced.items() if not works]
         if not missing:
             return ""
@@ -121,9 +117,9 @@ class Cgroups:
         return "; ".join([f"not limited on this machine: {', '.join(missing)}", *instead])
 
     def rlimits(self, *, memory: int) -> dict[int, int]:
-        """Limits of each command's processes in place of those that are not enforced.
+        """Resource limits of each process in place of groups that are not enforced.
 
-        Root's processes are not counted, so there this is nothing.
+        Empty for root, whose processes the kernel does not count.
         """
         limits = {}
         if not self._root and not self.enforced["memory"]:
@@ -132,8 +128,7 @@ class Cgroups:
             limits[resource.RLIMIT_NPROC] = ALL_PROCESSES
         return limits
 
-    def make(self, sandbox_id: str, *, memory: int, pids: int, cores: float) -> "Group":
-        """A group with these limits (bytes, processes, cores)."""
+    def make(self, sandbox_id: str, *, memory: int, pids: int, cores: float) -> "ControlGroup":
         directories = {}
         for controller in (*CONTROLLERS, FREEZER):
             if not (self.freezes if controller == FREEZER else self.enforced[controller]):
@@ -141,12 +136,12 @@ class Cgroups:
             directory = self.layout.parents[controller] / self._name / sandbox_id
             directory.mkdir(exist_ok=True)
             directories[controller] = directory
-        group = Group(directories, {name: self.layout.unified(name) for name in directories})
+        group = ControlGroup(directories, {name: self.layout.unified(name) for name in directories})
         group.limit(memory=memory, pids=pids, cores=cores)
         return group
 
     def clean(self) -> None:
-        """Remove what a dead agent left. Its processes die with it; those that still do are waited for."""
+        """Remove the groups of a dead agent, whose processes die with it; waits for those that still do."""
         parents = self.layout.parents
         # What is frozen does not end before it goes on.
         for parent in dict.fromkeys([parents.get(FREEZER), *parents.values()]):
@@ -155,7 +150,7 @@ class Cgroups:
                 _remove(directory)
 
     def close(self) -> None:
-        """Remove the groups of this state directory; they must be empty."""
+        """Remove the groups of this state directory, which must be empty."""
         self.clean()
         for parent in set(self.layout.parents.values()):
             _remove(parent / self._name)
@@ -180,21 +175,19 @@ class Cgroups:
         return True
 
 
-class Group:
-    """The control group of one sandbox."""
-
+class ControlGroup:
     def __init__(self, directories: Mapping[str, Path], unified: Mapping[str, bool]) -> None:
         self._directories = directories
         self._unified = unified
         self._oom_events = -1
-        """Descriptor of the file that counts: it is read twice for each command."""
+        """Descriptor of the counter, kept open because each command reads it twice."""
         if "memory" in directories:
             name = "memory.events" if unified["memory"] else "memory.oom_control"
             self._oom_events = os.open(directories["memory"] / name, os.O_RDONLY | os.O_CLOEXEC)
 
     @property
     def entrances(self) -> Sequence[str]:
-        """Files that move a process of one thread in when it writes `0` to them.
+        """Files that move a single-threaded process into the group when it writes `0` to them.
 
         In version 1 `tasks`, not `cgroup.procs`: to move a whole process the kernel stops all others from
         forking, which takes milliseconds; the calling thread alone moves at once.
@@ -206,7 +199,6 @@ class Group:
         return sorted(files)
 
     def limit(self, *, memory: int, pids: int, cores: float) -> None:
-        """Set the limits (bytes, processes, cores)."""
         if directory := self._directories.get("memory"):
             if self._unified["memory"]:
                 _set(directory, "memory.max", memory)
@@ -227,11 +219,10 @@ class Group:
 
     @property
     def freezes(self) -> bool:
-        """Whether `freeze` can be called."""
         return FREEZER in self._directories
 
     def freeze(self, frozen: bool) -> None:
-        """Let all its processes stop where they are, or go on; so do those that come to it."""
+        """Stop or resume all processes of the group, those that join later too."""
         directory, unified = self._directories[FREEZER], self._unified[FREEZER]
         if unified:
             (directory / _switch(True)).write_text(str(int(frozen)))
@@ -239,31 +230,30 @@ class Group:
             (directory / _switch(False)).write_text("FROZEN" if frozen else "THAWED")
 
     def frozen(self) -> bool:
-        """Whether all of them have stopped."""
         directory = self._directories[FREEZER]
         if self._unified[FREEZER]:
             return "frozen 1" in (directory / "cgroup.events").read_text().splitlines()
         return (directory / _switch(False)).read_text() == "FROZEN\n"
 
     def oom_kills(self) -> int:
-        """Processes of the group killed for memory so far; 0 where that is not limited and after `close`."""
+        """Number of processes killed for memory so far; 0 if memory is not limited, and after `close`."""
         return 0 if self._oom_events < 0 else oom_kills(os.pread(self._oom_events, 4096, 0).decode())
 
     def close(self) -> None:
-        """Let go of the descriptor, where nobody else asks at this moment."""
+        """Close the counter's descriptor; nobody may be reading it."""
         if self._oom_events >= 0:
             os.close(self._oom_events)
             self._oom_events = -1
 
     def remove(self) -> None:
-        """Remove the group; its processes must be gone. Blocks while the kernel still puts them away."""
+        """Remove the group, whose processes must have ended. Blocks while the kernel still reaps them."""
         self.close()
         for directory in dict.fromkeys(self._directories.values()):
             _remove(directory)
 
 
 def oom_kills(text: str) -> int:
-    """The counter in memory.events (version 2) or memory.oom_control (version 1)."""
+    """Parse the counter in memory.events (version 2) or memory.oom_control (version 1)."""
     for line in text.splitlines():
         name, _, value = line.partition(" ")
         if name == "oom_kill":
@@ -272,7 +262,7 @@ def oom_kills(text: str) -> int:
 
 
 def _all_processes() -> int:
-    """Processes of all sandboxes together: some ids stay for the machine."""
+    """Limit for all sandboxes together, which leaves some process ids to the machine."""
     most = (int(Path("/proc/sys/kernel", name).read_text()) for name in ("pid_max", "threads-max"))
     return min(most) * 3 // 4
 
@@ -284,7 +274,7 @@ def _enable(directory: Path, controller: str) -> None:
 
 
 def _set(directory: Path, name: str, value: object) -> None:
-    """By one call each: six files are written for every sandbox."""
+    """Write by a single system call: six files are written for every sandbox."""
     descriptor = os.open(f"{directory}/{name}", os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(descriptor, str(value).encode())
@@ -298,12 +288,10 @@ def _set_if_there(directory: Path, name: str, value: object) -> None:
 
 
 def _switch(unified: bool) -> str:
-    """The file that freezes a group."""
     return "cgroup.freeze" if unified else "freezer.state"
 
 
 def _kill(directory: Path) -> None:
-    """Kill the processes of a group and wait until they have ended."""
     if (switch := directory / _switch(False)).exists():
         switch.write_text("THAWED")  # else they would be killed when they go on, which is never
     for pid in map(int, (directory / "cgroup.procs").read_text().split()):
@@ -317,9 +305,9 @@ def _kill(directory: Path) -> None:
 
 
 def _remove(directory: Path) -> None:
-    """With all groups and processes below it, whoever made them.
+    """Remove a group with all groups and processes below it, whoever made them.
 
-    A process counts as one of its group for a moment after it was reaped.
+    A process counts as a member for a moment after it was reaped.
     """
     for below in directory.glob("*/"):
         _kill(below)

@@ -1,11 +1,10 @@
-"""Keeps sandboxes from filling the disk: who takes more than the limit is stopped, and its files removed.
+"""Keeps sandboxes from filling the disk: stops those over the limit and removes their files.
 
-An overlay's upper layer has no quota of its own, and quotas of projects need a file system made for them, so
-this is done by watching. Looking at the file system's free space costs microseconds and is done twice a
-second while there are sandboxes; only when that has shrunk by a tenth of the limit are their files counted. A
-sandbox may thus exceed its limit by a tenth for a minute, and by what it writes within a look. Open files
-without a name are counted too. Files are limited by number as well, and in the same way: an overlay on a file
-system without quotas has no other.
+An overlay's upper layer has no quota of its own, and project quotas need a file system made for them, so this
+works by watching. Reading the file system's free space costs microseconds and is done twice a second while
+there are sandboxes; only when it has shrunk by a tenth of the limit are their files counted. A sandbox may
+thus exceed its limit by a tenth for a minute, and by what it writes between two looks. Deleted files that are
+still open count too. The number of files is limited in the same way.
 """
 
 import asyncio
@@ -22,55 +21,47 @@ from typing import NamedTuple, Protocol
 from orchard.injector.agent.errors import AgentError
 
 INTERVAL = 0.5
-"""Seconds between two looks at the free space."""
 CENSUS = 60.0
-"""Seconds after which files are counted whatever the free space says: others may free what one takes."""
+"""Seconds after which files are counted even if free space did not shrink, as others may have freed some."""
 RESERVE = 2**30
-"""Free bytes at which the largest sandbox is stopped, whatever the limit is."""
+"""Free bytes below which the largest sandbox is stopped, whatever the limit is."""
 SMALL = 8 * 2**30
-"""A file system of fewer bytes is taken to be there for sandboxes alone: it may be filled."""
+"""A file system of fewer bytes is assumed to be for sandboxes alone, and may be filled."""
 LEAST = 4096
-"""Bytes that a file counts for at least, because files can run out before bytes do."""
+"""Bytes that each file counts for at least, because inodes can run out before bytes do."""
 
 
 log = logging.getLogger(__name__)
 
 
 class DiskLimits(NamedTuple):
-    """Of one sandbox."""
-
     size: int
-    """Bytes."""
     files: int
-    """Files, links and directories."""
 
 
-class Usage(NamedTuple):
-    """What one sandbox has."""
-
+class DiskUsage(NamedTuple):
     size: int = 0
     files: int = 0
 
     @property
     def weight(self) -> int:
-        """In bytes, whichever of the two is more."""
         return max(self.size, self.files * LEAST)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Space:
-    """Bytes of a file system."""
+    """Free space of a file system, in bytes."""
 
     total: int
     free: int
     files: int
-    """What the files that can still be made count for."""
+    """Free inodes, expressed in bytes."""
     inodes: int | None = None
-    """How many that are; None: the file system has no number of them."""
+    """Free inodes; None: the file system has no fixed number of them."""
 
     @classmethod
     def of(cls, place: Path) -> "Space":
-        """As it is now."""
+        """Measure the free space of the file system at `place`."""
         found = os.statvfs(place)
         return cls(
             total=found.f_blocks * found.f_frsize,
@@ -81,11 +72,9 @@ class Space:
         )
 
     def less_than(self, before: "Space") -> int:
-        """How much less there is than there was."""
         return max(before.free - self.free, before.files - self.files)
 
     def worth_counting(self, before: "Space", limits: DiskLimits) -> bool:
-        """Whether so much was taken since then that a sandbox may have come near a limit."""
         fewer = 0 if self.inodes is None or before.inodes is None else before.inodes - self.inodes
         return self.less_than(before) > limits.size // 10 or fewer > limits.files // 10
 
@@ -97,8 +86,7 @@ class Watched(Protocol):
     """The directory with what it wrote."""
     root: int
 
-    async def stop(self, reason: str, message: str) -> None:
-        """End it and remove its files."""
+    async def stop(self, reason: str, message: str) -> None: ...
 
 
 class DiskWatch:
@@ -111,7 +99,6 @@ class DiskWatch:
         self._task: asyncio.Task[None] | None = None
 
     def wake(self) -> None:
-        """There is a sandbox."""
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._watch())
 
@@ -137,12 +124,12 @@ class DiskWatch:
             if sandboxes[place].root >= 0:  # else it went meanwhile
                 with _root(sandboxes[place]) as root:
                     sizes[place] += await asyncio.shield(asyncio.to_thread(nameless, root))
-        usage = {place: Usage(size, files.get(place, 0)) for place, size in sizes.items()}
+        usage = {place: DiskUsage(size, files.get(place, 0)) for place, size in sizes.items()}
         for place, message in excess(usage, self._limits, space).items():
             await sandboxes[place].stop("disk_limit", message)
 
     async def _du(self, measure: str, places: Collection[str]) -> dict[str, int]:
-        """What is below each place. A process of its own: there may be millions of files."""
+        """Measure each place with du(1), in a process of its own because there may be millions of files."""
         process = await asyncio.create_subprocess_exec(
             *("du", "--summarize", measure, "--", *places), stdout=PIPE, stderr=DEVNULL
         )
@@ -152,12 +139,11 @@ class DiskWatch:
 
 
 def scarce(space: Space) -> bool:
-    """Whether the file system is so full that others than sandboxes suffer."""
     return space.total >= SMALL and min(space.free, space.files) < RESERVE
 
 
-def excess(usage: Mapping[str, Usage], limits: DiskLimits, space: Space) -> dict[str, str]:
-    """Which sandboxes have to be stopped, and why."""
+def excess(usage: Mapping[str, DiskUsage], limits: DiskLimits, space: Space) -> dict[str, str]:
+    """Return the sandboxes to stop, each with the reason."""
     over = {
         place: f"it took {used.weight} bytes of disk, and {limits.size} is the limit"
         for place, used in usage.items()
@@ -176,7 +162,7 @@ def excess(usage: Mapping[str, Usage], limits: DiskLimits, space: Space) -> dict
 
 @contextmanager
 def _root(sandbox: Watched) -> Iterator[int]:
-    """Its root, also when it goes meanwhile."""
+    """A duplicate of its root's descriptor, which may be closed meanwhile."""
     root = os.dup(sandbox.root)
     try:
         yield root
@@ -185,7 +171,7 @@ def _root(sandbox: Watched) -> Iterator[int]:
 
 
 def nameless(root: int) -> int:
-    """Bytes of files that were removed and are still open, found by the sandbox's own /proc. Blocks."""
+    """Bytes of deleted files that are still open, found through the sandbox's own /proc. Blocks."""
     seen: set[tuple[int, int]] = set()
     total = 0
     proc = os.open("proc", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=root)

@@ -1,7 +1,7 @@
-"""Files of /etc that are as the distribution ships them: they tell nothing of this machine.
+"""Finds files of /etc that are as the distribution ships them, so that they reveal nothing of this machine.
 
-Debian's package manager knows the digest of every configuration file that it installed. One that somebody
-changed may hold a password or an address, and is not among these.
+Debian's package manager knows the digest of every configuration file that it installed; one that was changed
+may hold a password or an address, and is left out.
 """
 
 import hashlib
@@ -13,14 +13,14 @@ from pathlib import Path
 
 STATUS = Path("/var/lib/dpkg/status")
 NEVER = frozenset({"apt", "cron.d", "pam.d", "security", "ssh", "sudoers", "sudoers.d", "systemd"})
-"""First names below /etc of what says how this machine is run and no program of a sandbox needs."""
+"""Top-level names below /etc that say how this machine is run, and that no program of a sandbox needs."""
 _LARGEST = 1 << 20
-"""Bytes; larger ones are no configuration."""
+"""Bytes; larger files are no configuration."""
 _LINE = re.compile(rb"^ (/etc/[^\n]+) ([0-9a-f]{32})$", re.MULTILINE)
 
 
 def unchanged(status: Path = STATUS, root: Path = Path("/")) -> Iterator[Path]:
-    """Paths below `root`/etc, relative to it; none where there is no such package manager."""
+    """Yield paths relative to `root`/etc; none on a machine without dpkg."""
     try:
         listed = _LINE.findall(status.read_bytes())
     except OSError:
@@ -36,7 +36,7 @@ def unchanged(status: Path = STATUS, root: Path = Path("/")) -> Iterator[Path]:
 
 
 def _has(path: Path, digest: str) -> bool:
-    """Whether it is a regular file that everybody may read, with this content, on no detour."""
+    """Whether it is a world-readable regular file with this content, reached through no symbolic link."""
     try:
         about = path.lstat()
         if not stat.S_ISREG(about.st_mode) or not about.st_mode & stat.S_IROTH or about.st_size > _LARGEST:

@@ -1,10 +1,10 @@
-"""The few places that a sandbox without network may reach: sockets of the agent inside, connected outside.
+"""Egress of a sandbox without network: sockets of the agent inside, connected outside.
 
 The sandbox keeps a network of its own without any way out. For each rule the agent listens in it: for a name
-at an address of its loopback network, which /etc/hosts gives the name, for an address at that address, which
-is made the sandbox's own. Whatever connects there is connected to the rule's host and port by the agent, and
-to nothing else. So no packet leaves the sandbox, and no question to a name server: names are resolved
-outside, anew after a while, and must not stand for what sandboxes with a network cannot reach either.
+at an address of its loopback network, which /etc/hosts maps the name to; for an address at that address,
+which is made the sandbox's own. The agent connects whatever connects there to the rule's host and port, and
+to nothing else. So no packet leaves the sandbox, and no DNS query: names are resolved outside, again after a
+while, and must not resolve to what sandboxes with a network cannot reach either.
 """
 
 import asyncio
@@ -17,39 +17,34 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from orchard.injector.agent.connections import accepted, connected
+from orchard.injector.agent.connections import accepted, connected, keep_alive
 from orchard.injector.agent.egress import Rule
 from orchard.injector.agent.errors import AgentError
-from orchard.injector.agent.keepalive import keep_alive
 from orchard.injector.agent.local.network import REFUSED, add_routes, local_route, own_addresses
 from orchard.injector.agent.namespace_sockets import inside
 from orchard.injector.agent.spawning import Entrance
 from orchard.injector.agent.splicing import closing_resets, prepared
 
 NAMES = ipaddress.IPv4Address("127.64.0.1")
-"""Of the first host name of a sandbox; the others follow."""
+"""Address of a sandbox's first host name; the others follow."""
 RESOLVED = 30.0
-"""Seconds for which an answer about a name holds."""
 CONNECTING = 10.0
-"""Seconds that a connection outside may take to be made."""
 MOST = 256
-"""Connections of one sandbox at once; others wait to be accepted."""
+"""Connections of one sandbox at a time; others wait to be accepted."""
 BACKLOG = 128
 PIECE = 64 * 1024
 RESOLVERS = 8
-"""Questions about names at once, of all sandboxes: their servers may take their time."""
+"""Concurrent name lookups of all sandboxes, whose servers may be slow."""
 HOSTS = "127.0.0.1 localhost\n::1 localhost\n"
 
 
 class Resolver:
-    """Names as this machine resolves them, for all sandboxes."""
-
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(RESOLVERS, thread_name_prefix="names")
         self._answers: dict[str, tuple[float, asyncio.Future[list[str]]]] = {}
 
     async def addresses(self, name: str) -> list[str]:
-        """IPv4 addresses; of many who ask at once one does. Raises OSError."""
+        """Resolve IPv4 addresses; concurrent callers share one lookup. Raises OSError."""
         loop = asyncio.get_running_loop()
         until, answer = self._answers.get(name, (0.0, None))
         if answer is None or (answer.done() and (loop.time() > until or answer.exception() is not None)):
@@ -65,23 +60,21 @@ def _resolved(name: str) -> list[str]:
 
 
 def hosts(rules: Iterable[Rule]) -> Mapping[str, str]:
-    """Where the sandbox finds each name of the rules."""
+    """Address in the sandbox of each name in the rules."""
     names = dict.fromkeys(rule.host for rule in rules if rule.host)
     return {name: str(NAMES + number) for number, name in enumerate(names)}
 
 
 def hosts_file(rules: Iterable[Rule], own: str) -> str:
-    """The sandbox's /etc/hosts; `own` is its line for the sandbox itself."""
+    """Text of the sandbox's /etc/hosts; `own` is the line for the sandbox itself."""
     return HOSTS + own + "".join(f"{address} {name}\n" for name, address in hosts(rules).items())
 
 
 class Egress:
-    """Of one sandbox."""
-
     def __init__(self, rules: Sequence[Rule], resolver: Resolver, private: Sequence[str]) -> None:
-        """`private`: networks that are reached although sandboxes with a network do not reach them.
+        """`private`: networks that are permitted although sandboxes with a network cannot reach them.
 
-        Raises AgentError (`egress_refused`) for a rule that could never hold.
+        Raises AgentError (`egress_refused`) for a rule that can never be satisfied.
         """
         self._rules = rules
         self._resolver = resolver
@@ -109,7 +102,6 @@ class Egress:
             self._keep(self._accept(listener, rule))
 
     async def close(self) -> None:
-        """Reset what is connected; nothing listens any more."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -133,7 +125,7 @@ class Egress:
             )
 
     def permitted(self, address: str) -> bool:
-        """Whether a name may stand for it."""
+        """Whether a name may resolve to this address."""
         ip = ipaddress.IPv4Address(address)
         if any(ip in network for network in self._private):
             return True
@@ -152,12 +144,11 @@ class Egress:
             task.add_done_callback(partial(self._left, connection))
 
     def _left(self, connection: socket.socket, _task: object) -> None:
-        """Its task is over, or was cancelled before it began."""
         connection.close()
         self._places.release()
 
     async def _serve(self, connection: socket.socket, rule: Rule) -> None:
-        """Closing resets both, but when both directions have ended."""
+        """Forward both directions. Closing a socket resets it unless both directions have ended."""
         try:
             async with asyncio.timeout(CONNECTING):
                 outside = prepared(await self._dial(rule))
@@ -181,7 +172,7 @@ class Egress:
                 closing_resets(end, False)
 
     async def _dial(self, rule: Rule) -> socket.socket:
-        """What is connected to is what was checked. Raises OSError."""
+        """Connect to an address that was checked. Raises OSError."""
         found = (
             [str(rule.network.network_address)] if rule.network else await self._resolver.addresses(rule.host)
         )
@@ -202,7 +193,7 @@ class Egress:
 
 
 async def _carry(source: socket.socket, target: socket.socket) -> None:
-    """To the end of what comes, which is passed on too. Raises OSError."""
+    """Copy until the source ends, and pass the end on. Raises OSError."""
     loop = asyncio.get_running_loop()
     while data := await loop.sock_recv(source, PIECE):
         await loop.sock_sendall(target, data)

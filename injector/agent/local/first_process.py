@@ -1,14 +1,13 @@
 """The first process of a local sandbox: a static program of 200 bytes that needs nothing from the image.
 
-It ignores SIGCHLD, so the kernel reaps orphans for it; writes one byte to its standard output, which says
-that the sandbox is complete; closes every descriptor; sleeps. When nobody can read the byte any more it
-ends: spawner and agent may both have been killed before it asked to die with its parent. It is handed over
-as a sealed in-memory file, so the `/proc/1/exe` that a task can find leads to nothing that could be
-changed.
+It ignores SIGCHLD, so that the kernel reaps orphans for it; writes one byte to its standard output, which
+says that the sandbox is complete; closes every descriptor; sleeps. If nobody can read the byte any more it
+exits: spawner and agent may both have been killed before it asked to die with its parent. It is passed as a
+sealed in-memory file, so the `/proc/1/exe` that a task can find leads to nothing that could be changed.
 """
 
-from orchard.injector.agent.executables import elf
 from orchard.injector.agent.kernel import sealed_file
+from orchard.injector.agent.syscall_program import elf
 
 _CODE = {
     "x86_64": bytes.fromhex(
@@ -23,14 +22,14 @@ _CODE = {
         "0000000000000000"
     ),
 }
-"""first_process.MACHINE.s, assembled."""
+"""The assembled first_process.MACHINE.s."""
 
 
 def image(machine: str) -> bytes:
-    """The ELF executable for `machine` (as `os.uname` names it); KeyError for an unknown one."""
+    """Return the ELF executable for `machine` (as `os.uname` names it). Raises KeyError for an unknown
+    one."""
     return elf(machine, _CODE[machine])
 
 
 def open_program(machine: str) -> int:
-    """Descriptor of the sealed executable."""
     return sealed_file("sandbox-first-process", image(machine), executable=True)

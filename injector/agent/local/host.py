@@ -1,4 +1,4 @@
-"""Makes sandboxes on one Linux machine: an overlay of an image's layers, namespaces around, cgroups below."""
+"""Makes sandboxes on one Linux machine from an overlay of image layers, namespaces and cgroups."""
 
 import asyncio
 import os
@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from orchard.injector.agent.errors import AgentError
+from orchard.injector.agent.files import remove_tree
+from orchard.injector.agent.interfaces import Died, SandboxSpec
 from orchard.injector.agent.local import user_namespace
 from orchard.injector.agent.local.cgroups import Cgroups
 from orchard.injector.agent.local.disk import DiskLimits, DiskWatch
@@ -15,12 +17,10 @@ from orchard.injector.agent.local.egress import Resolver
 from orchard.injector.agent.local.first_process import open_program
 from orchard.injector.agent.local.host_image import HostImage
 from orchard.injector.agent.local.image_service import LocalImages
-from orchard.injector.agent.local.images import HOST, Image, ImageStore, laid_over
-from orchard.injector.agent.local.machine import LocalMachine, Shared
+from orchard.injector.agent.local.images import HOST, ImageStore, StoredImage, laid_over
 from orchard.injector.agent.local.network import RESOLVER
-from orchard.injector.agent.local.removal import remove_tree
 from orchard.injector.agent.local.requirements import Requirements
-from orchard.injector.agent.machine import Died, SandboxSpec
+from orchard.injector.agent.local.sandbox import HostContext, LocalSandbox
 from orchard.injector.agent.sandboxes import RECORD
 from orchard.injector.agent.spawning import Spawner
 
@@ -39,7 +39,7 @@ class LocalHost:
         disk: DiskLimits,
         private: Sequence[str],
     ) -> None:
-        """`disk`: what one sandbox may take; `private`: see Shared."""
+        """`disk`: limits of one sandbox; `private`: see HostContext."""
         self._directory = state / "sandboxes"
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._requirements = requirements
@@ -49,7 +49,7 @@ class LocalHost:
         self._cgroups = Cgroups(state)
         self._host_image = HostImage(state, self._store)
         self._host_image_lock = asyncio.Lock()
-        self._shared = Shared(
+        self._shared = HostContext(
             spawner=spawner,
             store=self._store,
             cgroups=self._cgroups,
@@ -65,7 +65,8 @@ class LocalHost:
         self._disk = DiskWatch(self._directory, disk, lambda: self._shared.machines)
 
     def clean(self) -> None:
-        """Remove what an agent that died left; its mounts and processes went with it. Records stay."""
+        """Remove the leftovers of an agent that died, whose mounts and processes ended with it. Records
+        stay."""
         for sandbox in self._directory.iterdir():
             for path in sandbox.iterdir():
                 if path.name != RECORD:
@@ -82,20 +83,19 @@ class LocalHost:
                 self._store.publish(work / "foundation", FOUNDATION)
 
     async def prepare(self) -> None:
-        """Make what the image `host` stands on before somebody waits for it. A failure is told to who asks.
+        """Build what the image `host` needs before anyone waits for it; failures are reported at first use.
 
-        Not for an ordinary user, whose layers take 170 MB of memory.
+        Skipped for an ordinary user, whose layers take 170 MB of memory.
         """
         if not user_namespace.inside():
             with suppress(AgentError, OSError):
                 await self._layers(self._store.find(HOST))
 
     def close(self) -> None:
-        """After the last sandbox: leave nothing outside the state directory."""
+        """Remove everything outside the state directory; called after the last sandbox is gone."""
         self._cgroups.close()
 
     def capabilities(self) -> dict[str, Any]:
-        """What this machine can and cannot do, for people."""
         return {
             **self._requirements.document(),
             "cgroup": self._cgroups.layout.version,
@@ -109,16 +109,16 @@ class LocalHost:
             "images": [HOST, *self._store.names()],
         }
 
-    async def create(self, spec: SandboxSpec, died: Died) -> LocalMachine:
-        """Start a sandbox; raises AgentError (`image_missing`, `start_failed`), leaving nothing."""
+    async def create(self, spec: SandboxSpec, died: Died) -> LocalSandbox:
+        """Start a sandbox. Raises AgentError (`image_missing`, `start_failed`), and then leaves nothing."""
         image = self._store.find(spec.image, spec.owner)
         for name in spec.layers:
             image = laid_over(image, self._store.find(name, spec.owner))
         return await self._start(image, spec, died)
 
-    async def _start(self, image: Image, spec: SandboxSpec, died: Died) -> LocalMachine:
+    async def _start(self, image: StoredImage, spec: SandboxSpec, died: Died) -> LocalSandbox:
         # Before anything is waited for: from here on its layers are held.
-        machine = LocalMachine(self._shared, self._directory / spec.sandbox_id, image, spec, died)
+        machine = LocalSandbox(self._shared, self._directory / spec.sandbox_id, image, spec, died)
         try:
             layers = await self._layers(image)
             machine.group = self._cgroups.make(
@@ -133,12 +133,12 @@ class LocalHost:
         self._disk.wake()
         return machine
 
-    def _note(self, image: Image) -> str:
+    def _note(self, image: StoredImage) -> str:
         return "; ".join(
             filter(None, (self._cgroups.note, self._host_image.note if HOST in image.layers else ""))
         )
 
-    async def _layers(self, image: Image) -> list[Path]:
+    async def _layers(self, image: StoredImage) -> list[Path]:
         layers: list[Path] = []
         for name in image.layers:
             if name == HOST:
@@ -150,8 +150,10 @@ class LocalHost:
 
 
 async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
-    """Though the caller is cancelled, and again meanwhile: a start that ran out of time may be deleted, too,
-    and whoever deletes goes on once this start has ended."""
+    """Await `work` to its end even if the caller is cancelled repeatedly.
+
+    A start that timed out may be deleted too, and the deletion continues once the start has ended.
+    """
     task = asyncio.create_task(work)
     while not task.done():
         with suppress(asyncio.CancelledError):
@@ -160,7 +162,7 @@ async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
 
 
 def _build_foundation(target: Path) -> None:
-    """The lowest layer of every sandbox: what an image may lack and every sandbox needs."""
+    """Build the lowest layer of every sandbox: what an image may lack and every sandbox needs."""
     target.mkdir(mode=0o755)
     for name in ("proc", "dev", "sys", "run", "etc", "root", "tmp", "var", "var/tmp", "workspace"):
         (target / name).mkdir(mode=0o755)

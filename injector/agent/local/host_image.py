@@ -1,15 +1,15 @@
 """The image `host`: this machine's own programs, and nothing else of it.
 
-Made of layers, topmost first:
+Its layers, topmost first:
 
-1. the interpreter that runs us, below /usr/local, when no visible directory holds it (kept in the state
-   directory);
-2. a read-only overlay whose directory /usr leads into the machine's (`redirect`), with an /etc of copies of
-   what programs need and the usual empty directories; whatever else the machine has or gets is not visible.
+1. the interpreter that runs this agent, below /usr/local, when no visible directory holds it (kept in the
+   state directory);
+2. a read-only overlay whose directory /usr is redirected to the machine's, with an /etc of copies of what
+   programs need and the usual empty directories; whatever else the machine has is not visible.
 
 An ordinary user's overlay can neither stand on `/` nor redirect. There the second layer has everything but
-/usr, a third one gives the machine's /usr new owners (`metadata.py`), and a second overlay is mounted at
-/usr of each sandbox.
+/usr, a third one gives the machine's /usr new owners (`metadata.py`), and a second overlay is mounted at /usr
+of each sandbox.
 """
 
 import asyncio
@@ -29,11 +29,10 @@ from orchard.injector.agent.local.distribution import unchanged
 from orchard.injector.agent.local.images import HOST, ImageStore
 
 SHOWN = ("usr",)
-"""Not /opt: what machines keep there, package mirrors for one, may hold the very solutions of tasks."""
+"""Excludes /opt: what machines keep there, such as package mirrors, may hold the very solutions of tasks."""
 LINKED = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
-"""Links into /usr on today's distributions, directories on older ones."""
 EMPTY = ("boot", "home", "media", "mnt", "opt", "srv")
-"""Directories of every distribution (Filesystem Hierarchy Standard 3.0), without the machine's files."""
+"""Empty directories that every distribution has (Filesystem Hierarchy Standard 3.0)."""
 
 # fmt: off
 ETC = (
@@ -45,30 +44,30 @@ ETC = (
     "skel", "ssl/certs", "ssl/openssl.cnf", "terminfo", "timezone", "vim",
 )
 # fmt: on
-"""Copied from /etc: no passwords, keys, hosts, mounts, package sources or configuration of tools.
+"""Names copied from /etc: no passwords, keys, hosts, mounts, package sources or configuration of tools.
 
-So is what is as the distribution ships it (`distribution.unchanged`), for the programs in /usr that need it.
+Files that are as the distribution ships them (`distribution.unchanged`) are copied too, for programs in /usr.
 """
 
 VISIBLE = ".orchard-visible"
-"""The directory of the overlay that becomes `/`; opaque, so that nothing of this name shines through."""
+"""The directory of the overlay that becomes `/`; opaque, so that no directory of this name shows through."""
 
 _USR = Path("/usr")
 PREFIX = Path("/usr/local")
-"""Where the interpreter is put, as in the official images of Python."""
+"""Where the interpreter is placed, as in the official images of Python."""
 
 _LEFT_OUT = frozenset({"test", "tests", "idlelib", "turtledemo", "tkinter", "lib2to3", "site-packages"})
 
 
 class HostImage:
-    """Mounts what the image needs, once for the life of the agent, in the agent's own mount namespace."""
+    """Mounts what the image needs, once in the agent's life, in the agent's own mount namespace."""
 
     def __init__(self, state: Path, store: ImageStore) -> None:
         self._place = state / "host"
         self._store = store
         self._layers: list[Path] | None = None
         self._usr_has = metadata.FILES
-        """What the layer of an ordinary user's /usr has."""
+        """What the layer of an ordinary user's /usr contains: `metadata.FILES` or DIRECTORIES."""
         for shown in SHOWN:
             if state.is_relative_to(f"/{shown}"):
                 raise AgentError(
@@ -76,9 +75,9 @@ class HostImage:
                 )
 
     async def layers(self) -> list[Path]:
-        """The layers, topmost first, made at the first call. Not to be called twice at once.
+        """The layers, topmost first; made at the first call, which must have ended before the next.
 
-        Raises AgentError (`host_image_unavailable`) where the kernel refuses the overlay.
+        Raises AgentError (`host_image_unavailable`) if the kernel refuses the overlay.
         """
         if self._layers is None:
             python = await asyncio.to_thread(self._python)
@@ -90,13 +89,13 @@ class HostImage:
         return self._layers
 
     def usr(self, layers: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-        """What an ordinary user's sandbox over `layers` has at /usr: visible layers, layers of content."""
+        """Layers at /usr of an ordinary user's sandbox over `layers`: visible ones, and data-only ones."""
         parts = [layer / "usr" for layer in layers if (layer / "usr").is_dir()]
         return (parts, [_USR]) if self._usr_has == metadata.FILES else ([*parts, _USR], [])
 
     @property
     def note(self) -> str:
-        """For people: what sandboxes cannot do here, or empty."""
+        """A sentence that says what sandboxes cannot do here, or empty."""
         if self._usr_has == metadata.FILES:
             return ""
         return "files of this machine's /usr can be removed and replaced, not changed in place"
@@ -110,7 +109,8 @@ class HostImage:
         return python
 
     async def _usr(self) -> Path:
-        """The layer of /usr as the machine has it now. In memory: on a disk it would take minutes to make."""
+        """Build the layer of /usr from the machine's current one, in memory: on a disk it would take
+        minutes."""
         layer = self._place / "usr"
         layer.mkdir(mode=0o755, parents=True, exist_ok=True)
         kernel.mount("tmpfs", str(layer), "tmpfs", 0, "mode=0755")
@@ -122,7 +122,6 @@ class HostImage:
         return layer
 
     def _copy(self) -> Path:
-        """What an ordinary user's sandboxes see beside /usr."""
         root = self._place / VISIBLE
         if root.exists():
             shutil.rmtree(root)
@@ -174,7 +173,7 @@ def _show_directories(root: Path) -> None:
 
 
 async def _mirrored(source: Path, target: Path) -> str:
-    """Runs `metadata.py`, which takes seconds, in a process that ends with us; what it printed."""
+    """Run `metadata.py`, which takes seconds, in a process that ends with the agent; returns its output."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", metadata.__name__, str(source), str(target)),
         stdout=PIPE,
@@ -196,7 +195,7 @@ async def _mirrored(source: Path, target: Path) -> str:
 
 
 def _fill(root: Path) -> None:
-    """What is not the machine's own but like it."""
+    """Make what is not the machine's own but resembles it."""
     for name in EMPTY:
         (root / name).mkdir()
     _copy_etc(root / "etc")
@@ -244,16 +243,16 @@ def _system_account(line: str) -> bool:
 
 
 def python_layer() -> str:
-    """Name of the interpreter's layer: another interpreter is another layer."""
+    """Name of the interpreter's layer, which differs for each interpreter."""
     identity = f"{_base_prefix()} {sys.version} {_base_prefix().stat().st_mtime_ns}"
     return f"{HOST}-python-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
 
 
 def build_python(target: Path) -> None:
-    """Make at `target` a layer with the interpreter that runs us as /usr/local/bin/python3 (and `python`).
+    """Build a layer at `target` with the running interpreter as /usr/local/bin/python3 (and `python`).
 
-    Where sandboxes see it anyway, scripts that call it suffice; else its installation is put below
-    /usr/local, by hard links where the file system allows. It finds its libraries by its own path.
+    If sandboxes see its installation anyway, scripts that call it suffice; else the installation is placed
+    below /usr/local, by hard links where the file system allows. It finds its libraries by its own path.
     """
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     prefix = _base_prefix()
@@ -299,10 +298,10 @@ def _write_script(path: Path, text: str) -> None:
 
 
 def relocated(program: bytes, prefix: Path) -> bytes:
-    """The executable with its library path `prefix`/lib, if it names one, made relative to itself.
+    """Make the executable's library path `prefix`/lib, if it names one, relative to itself.
 
-    Without it the loader would find another libpython of the machine, of another version. Same length, so
-    the file stays as it is otherwise.
+    Otherwise the loader would find another libpython of the machine. The replacement has the same length, so
+    that the rest of the file stays as it is.
     """
     old = os.fsencode(prefix / "lib") + b"\0"
     new = b"$ORIGIN/../lib"
@@ -310,7 +309,7 @@ def relocated(program: bytes, prefix: Path) -> bytes:
 
 
 def _link_tree(source: Path, target: Path, left_out: frozenset[str] = frozenset()) -> None:
-    """Hard-link the tree; the compiled modules come along, they spare every sandbox the compilation."""
+    """Hard-link the tree, compiled modules included, which spare every sandbox the compilation."""
     for directory, subdirectories, names in os.walk(source):
         relative = Path(directory).relative_to(source)
         subdirectories[:] = [

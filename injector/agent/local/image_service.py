@@ -10,28 +10,27 @@ from aiohttp import web
 
 from orchard.injector.agent import bodies
 from orchard.injector.agent.errors import Forbidden, RequestInvalid
-from orchard.injector.agent.local.bringing import bring, image_limit
-from orchard.injector.agent.local.images import HOST, Image, ImageStore, check_name
-from orchard.injector.agent.local.layers import Room
+from orchard.injector.agent.files import remove_tree
+from orchard.injector.agent.local.image_process import bring, image_limit
+from orchard.injector.agent.local.images import HOST, ImageStore, StoredImage, check_name
+from orchard.injector.agent.local.layers import SizeBudget
 from orchard.injector.agent.local.references import parse
-from orchard.injector.agent.local.removal import remove_tree
 
 
 class LocalImages:
-    """Of one state directory."""
+    """Implements `Images` for one state directory."""
 
     def __init__(self, state: Path, store: ImageStore) -> None:
         self._state = state
         self._store = store
         self._asked: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
-        """By registry: what one pull has fetched the next one need not, and no registry holds up another."""
+        """A lock for each registry: a pull reuses what the one before fetched, and no registry delays
+        another."""
 
     def all(self, owner: str | None) -> list[dict[str, Any]]:
-        """See Images."""
         return [_told(image) for image in self._store.all() if owner is None or image.owner in (None, owner)]
 
     def check_deletable(self, name: str, owner: str | None) -> None:
-        """See Images."""
         if name == HOST:
             raise RequestInvalid(f"`{HOST}` is this machine itself and cannot be deleted")
         if owner is not None and self._store.find(name, owner).owner != owner:
@@ -39,12 +38,10 @@ class LocalImages:
         self._store.find(name)
 
     async def delete(self, name: str) -> None:
-        """See Images."""
         self._store.delete(name)
         await self._sweep()
 
     async def pull(self, wanted: Mapping[str, Any], owner: str | None) -> dict[str, Any]:
-        """See Images."""
         user, password = wanted.get("username"), wanted.get("password")
         if (user is None) != (password is None):
             raise RequestInvalid("username and password go together")
@@ -60,11 +57,10 @@ class LocalImages:
         return _told(image)
 
     async def add(self, archive: web.Request, name: str, owner: str | None) -> dict[str, Any]:
-        """See Images."""
         check_name(name)
         self._store.check_replaceable(name, owner)
         with self._store.scratch() as work:
-            path, room = work / "image.tar", Room(image_limit())
+            path, room = work / "image.tar", SizeBudget(image_limit())
             with path.open("xb") as file:
                 async for piece in bodies.pieces(archive):
                     room.take(len(piece))
@@ -78,7 +74,7 @@ class LocalImages:
             await asyncio.to_thread(remove_tree, path)
 
 
-def _told(image: Image) -> dict[str, Any]:
+def _told(image: StoredImage) -> dict[str, Any]:
     return {
         "name": image.name,
         "layers": len(image.layers),

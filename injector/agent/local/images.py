@@ -1,8 +1,8 @@
-"""The images of a state directory: names, and layers that any number of images and sandboxes share.
+"""The image store of a state directory: names, and layers shared by any number of images and sandboxes.
 
     images/<hash of the name>.json   the image: its name, its layers (topmost first), environment, ...
-    layers/<layer>/                  one unpacked layer, complete and never changed after it got this name
-    tmp/                             work in progress and what is being removed; emptied at the agent's start
+    layers/<layer>/                  one unpacked layer, complete, never changed after it got this name
+    tmp/                             work in progress and what is being removed; emptied at start
 
 Everything appears by a rename, so a killed import or snapshot leaves nothing half-visible.
 """
@@ -22,14 +22,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from orchard.injector.agent.errors import Conflict, NotFound, RequestInvalid
+from orchard.injector.agent.files import remove_tree
 from orchard.injector.agent.local.overlay import MAX_LAYERS
-from orchard.injector.agent.local.removal import remove_tree
 
 HOST = "host"
 """Name of the image that is the machine's own root file system, and of its layers within other images."""
 
 FORK = "fork-"
-"""How the names of layers begin that stay only as long as something stands on them."""
+"""Prefix of the names of layers that are removed once nothing uses them."""
 
 DEFAULT_ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -38,23 +38,23 @@ DEFAULT_ENVIRONMENT = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Image:
-    """A named stack of layers, topmost first, with what its commands start with."""
+class StoredImage:
+    """A named stack of layers, topmost first, with the defaults of its commands."""
 
     name: str
     layers: Sequence[str]
     environment: dict[str, str] = field(default_factory=dict)
     working_directory: str = "/"
     user: str = ""
-    """Whom commands run as: a name or number of the image, perhaps with `:group`; empty: root."""
+    """Default user of commands: a name or number of the image, perhaps with `:group`; empty: root."""
     owner: str | None = None
-    """Whose sandbox it was made of, or who brought it; None: it is for all."""
+    """The key whose sandbox it was made from, or that imported it; None: it is for all."""
     digest: str | None = None
-    """Of what a registry gave for its name."""
+    """Digest that the registry gave for its name."""
     size: int | None = None
-    """Bytes of the files of all layers; None: nobody counted."""
+    """Bytes of the files of all layers; None: not measured."""
     created_at: float | None = None
-    """When it came here, in epoch seconds."""
+    """When it was added here, in epoch seconds."""
 
 
 class ImageStore:
@@ -70,17 +70,16 @@ class ImageStore:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def names(self) -> list[str]:
-        """Names of all images but `host`, sorted."""
         return [image.name for image in self.all()]
 
-    def all(self) -> list[Image]:
-        """All images but `host`, by name."""
+    def all(self) -> list[StoredImage]:
         return sorted(self._stored(), key=lambda image: image.name)
 
-    def find(self, name: str, owner: str | None = None) -> Image:
-        """Raises NotFound (`image_missing`), with how to get the image; so is one of another owner."""
+    def find(self, name: str, owner: str | None = None) -> StoredImage:
+        """Return the image. Raises NotFound (`image_missing`), also for another owner's, and says how to
+        get it."""
         if name == HOST:
-            return Image(name=HOST, layers=[HOST], environment=dict(DEFAULT_ENVIRONMENT))
+            return StoredImage(name=HOST, layers=[HOST], environment=dict(DEFAULT_ENVIRONMENT))
         try:
             image = self._read(name)
             if owner is not None and image.owner not in (None, owner):
@@ -94,30 +93,32 @@ class ImageStore:
                 reason="image_missing",
             ) from None
 
-    def _read(self, name: str) -> Image:
-        return Image(**json.loads(self._path(name).read_text()))
+    def _read(self, name: str) -> StoredImage:
+        return StoredImage(**json.loads(self._path(name).read_text()))
 
-    def _stored(self) -> Iterator[Image]:
+    def _stored(self) -> Iterator[StoredImage]:
         for path in self._names.glob("*.json"):
             with suppress(FileNotFoundError):  # removed meanwhile
-                yield Image(**json.loads(path.read_text()))
+                yield StoredImage(**json.loads(path.read_text()))
 
     def has(self, owner: str | None) -> set[str]:
-        """Layers of the images that `owner` may use. Those of others' images must be brought to be believed:
-        the name of a layer is no secret, what is in it may be one."""
+        """Layers of the images that `owner` may use.
+
+        Layers of others' images must be uploaded again: a layer's name is no secret, its content may be one.
+        """
         seen = (image for image in self._stored() if owner is None or image.owner in (None, owner))
         return {layer for image in seen for layer in image.layers if self.layer(layer).is_dir()}
 
     def delete(self, name: str) -> None:
-        """Take the name away; its layers go with `sweep`."""
+        """Delete the name; `sweep` removes its layers."""
         self._path(name).unlink(missing_ok=True)
 
     def layer(self, name: str) -> Path:
-        """Where the layer of this name lies or would lie."""
         return self._layers / name
 
-    def save(self, image: Image) -> None:
-        """Make the image visible, in place of an older one of its name; RequestInvalid for a bad name."""
+    def save(self, image: StoredImage) -> None:
+        """Make the image visible, replacing an older one of its name. Raises RequestInvalid for a bad
+        name."""
         check_name(image.name)
         check_layers(image.name, image.layers)
         with self.scratch() as work:
@@ -136,7 +137,7 @@ class ImageStore:
                 remove_tree(work)
 
     def publish(self, work: Path, layer: str) -> None:
-        """Give a finished directory its name among the layers; the first of a name stays."""
+        """Give a finished directory its name among the layers; an existing layer of that name stays."""
         try:
             work.rename(self.layer(layer))
         except OSError:
@@ -144,7 +145,7 @@ class ImageStore:
                 raise
 
     def clean(self) -> None:
-        """Remove unfinished work and what nobody uses, unless an import is going on. Blocks."""
+        """Remove unfinished work and unused layers, unless an import is running. Blocks."""
         with suppress(BlockingIOError), self.locked(fcntl.LOCK_EX | fcntl.LOCK_NB):
             for path in self._tmp.iterdir():
                 remove_tree(path)
@@ -153,9 +154,11 @@ class ImageStore:
                 remove_tree(path)
 
     def sweep(self) -> list[Path]:
-        """Put layers that neither an image nor a sandbox of this process has out of the way, to be removed.
+        """Move layers that no image and no sandbox of this process uses out of the way; returns what to
+        remove.
 
-        None while an import is going on: a later sweep finds them. Layers of forks go when they are released.
+        Returns nothing while an import is running: a later sweep finds them. Layers of forks are left to
+        `release`.
         """
         with suppress(BlockingIOError), self.locked(fcntl.LOCK_EX | fcntl.LOCK_NB):
             return self._unused(forks=False)
@@ -174,7 +177,7 @@ class ImageStore:
 
     @contextmanager
     def locked(self, operation: int) -> Iterator[None]:
-        """Hold the store's lock: shared while something is made, exclusive while things are thrown away."""
+        """Hold the store's lock: shared while something is made, exclusive while something is removed."""
         fd = os.open(self._names.parent / "store.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, operation)
@@ -182,10 +185,10 @@ class ImageStore:
         finally:
             os.close(fd)
 
-    async def snapshot(self, upper: Path, below: Image, name: str, owner: str | None) -> Image:
-        """Make an image of `below` with the changes in `upper`, which is copied as it is now.
+    async def snapshot(self, upper: Path, below: StoredImage, name: str, owner: str | None) -> StoredImage:
+        """Make an image of `below` with a copy of the changes in `upper`.
 
-        Raises Conflict where an image of this name is not the owner's to replace.
+        Raises Conflict if an image of this name belongs to another owner.
         """
         check_name(name)
         self.check_replaceable(name, owner)
@@ -205,7 +208,7 @@ class ImageStore:
         return image
 
     def check_replaceable(self, name: str, owner: str | None) -> None:
-        """Raises Conflict where an image of this name is not the owner's to replace."""
+        """Raise Conflict if an image of this name belongs to another owner."""
         with suppress(FileNotFoundError):
             if owner is not None and self._read(name).owner != owner:
                 raise Conflict(f"the image `{name}` is of somebody else: use another name", reason="exists")
@@ -238,12 +241,12 @@ class ImageStore:
         return layer
 
     def hold(self, layers: Sequence[str]) -> None:
-        """These layers are in use, until `release`."""
+        """Mark these layers as used, until `release`."""
         with self._counting:
             self._held.update(layers)
 
     def release(self, layers: Sequence[str]) -> None:
-        """Remove those layers that came from a fork and that neither a sandbox nor an image uses. Blocks."""
+        """Unmark these layers; removes those of forks that no sandbox and no image uses. Blocks."""
         unused = []
         with self._counting:
             for layer in layers:
@@ -259,15 +262,14 @@ class ImageStore:
                     remove_tree(self.layer(layer))
 
     def _used(self) -> set[str]:
-        """The layers of all images."""
         return {layer for image in self._stored() for layer in image.layers}
 
     def _path(self, name: str) -> Path:
         return self._names / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.json"
 
 
-def laid_over(image: Image, top: Image) -> Image:
-    """`image` with the files of `top` over its own: of what both have, those of `top` are seen.
+def laid_over(image: StoredImage, top: StoredImage) -> StoredImage:
+    """Return `image` with the files of `top` laid over its own.
 
     Raises RequestInvalid for more layers than can be mounted.
     """
@@ -277,19 +279,16 @@ def laid_over(image: Image, top: Image) -> Image:
 
 
 def check_name(name: str) -> None:
-    """Raise RequestInvalid for a name that cannot be given to an image."""
     if name == HOST or not name or name != name.strip() or any(ord(letter) < 33 for letter in name):
         raise RequestInvalid(f"`{name}` cannot be the name of an image; use `repository:tag`")
 
 
 def check_layers(name: str, layers: Sequence[str]) -> None:
-    """Raise RequestInvalid for more of them than can be mounted."""
     if len(layers) > MAX_LAYERS:
         raise RequestInvalid(f"image {name} has more than {MAX_LAYERS} layers")
 
 
 def tree_size(directory: Path) -> int:
-    """Bytes of the regular files below `directory`."""
     total = 0
     waiting = [os.fspath(directory)]
     while waiting:

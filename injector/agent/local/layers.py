@@ -1,4 +1,4 @@
-"""Unpacking one layer of an image, an untrusted tar archive, into a directory that overlayfs can use.
+"""Unpacks a layer of an image, an untrusted tar archive, into a directory that overlayfs can use.
 
 Every path is resolved with the directory as its root, whatever links the archive made before; whiteouts
 become those of overlayfs.
@@ -28,14 +28,13 @@ _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 
 
-class Room:
-    """Bytes that the layers of one image may still take."""
+class SizeBudget:
+    """Counts down the bytes that the layers of one image may still take."""
 
     def __init__(self, limit: int) -> None:
         self._limit = self._left = limit
 
     def take(self, size: int) -> None:
-        """Raises RequestInvalid (`image_too_large`)."""
         self._left -= size
         if self._left < 0:
             raise RequestInvalid(
@@ -46,9 +45,7 @@ class Room:
 
 
 class _Hashing:
-    """A stream read through a hash."""
-
-    def __init__(self, source: IO[bytes], room: Room | None = None) -> None:
+    def __init__(self, source: IO[bytes], room: SizeBudget | None = None) -> None:
         self._source = source
         self._room = room
         self._hash = hashlib.sha256()
@@ -61,17 +58,17 @@ class _Hashing:
         return data
 
     def rest(self) -> str:
-        """Read to the end; the digest of everything."""
+        """Read to the end; returns the digest of everything."""
         while self.read(1 << 20):
             pass
         return f"sha256:{self._hash.hexdigest()}"
 
 
-def unpack(blob: BinaryIO, target: Path, *, digest: str | None, diff_id: str, room: Room) -> None:
+def unpack(blob: BinaryIO, target: Path, *, digest: str | None, diff_id: str, room: SizeBudget) -> None:
     """Unpack the layer `blob` (a tar, plain or compressed by gzip or zstd) into the new directory `target`.
 
-    `digest` is of the blob, where its format states one, `diff_id` of the tar. Raises RequestInvalid when
-    they do not match, for members that lead out of the image, and for more than there is `room` for.
+    `digest` is the blob's, where its format states one, `diff_id` the tar's. Raises RequestInvalid when they
+    do not match, for members that lead out of the image, and for more than there is `room` for.
     """
     raw = _Hashing(blob)
     magic = blob.read(4)
@@ -111,8 +108,6 @@ def _unzstd(stream: Any) -> IO[bytes]:
         from backports import zstd
 
     class Reading(zstd.ZstdFile):
-        """As GzipFile, errors too."""
-
         def read(self, size: int | None = -1) -> bytes:
             try:
                 return super().read(size)
@@ -172,7 +167,6 @@ def _copy(archive: tarfile.TarFile, member: tarfile.TarInfo, parent: int, name: 
 
 
 def _describe(member: tarfile.TarInfo, parent: int, name: str) -> None:
-    """Owner, mode and time."""
     try:
         os.chown(name, member.uid, member.gid, dir_fd=parent, follow_symlinks=False)
     except OSError as error:
@@ -198,7 +192,6 @@ def _link(member: tarfile.TarInfo, root: int, parent: int, name: str) -> None:
 
 
 def _checked(name: str) -> str:
-    """The member's path without needless parts. Raises RequestInvalid when it leads out."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if ".." in parts or "\0" in name:
         raise RequestInvalid(f"the layer's member `{name}` leads out of the image")
@@ -206,7 +199,7 @@ def _checked(name: str) -> str:
 
 
 def _open_parent(root: int, path: str, member: str) -> int:
-    """Descriptor of a directory of the layer, made where it is missing; links stay inside the layer."""
+    """Open a directory of the layer, made if missing; links stay inside the layer."""
     try:
         return open_beneath(root, path or ".", _DIRECTORY)
     except FileNotFoundError:
@@ -229,7 +222,7 @@ def _open_parent(root: int, path: str, member: str) -> int:
 
 
 def _hide(parent: int, name: str) -> None:
-    """A whiteout; what this layer itself has at the name stays, without what is below it."""
+    """Make a whiteout; what this layer itself has at the name stays, without its contents below."""
     mode = _mode(parent, name)
     if mode is None:
         make_whiteout(name, parent)
@@ -238,7 +231,7 @@ def _hide(parent: int, name: str) -> None:
 
 
 def _clear(parent: int, name: str, *, keep_directory: bool) -> bool:
-    """Make room for a member. Returns whether a whiteout was there."""
+    """Remove what is in the way of a member. Returns whether that was a whiteout."""
     mode = _mode(parent, name)
     if mode is None or (keep_directory and (stat.S_ISDIR(mode) or stat.S_ISLNK(mode))):
         return False

@@ -1,13 +1,13 @@
-"""A layer that gives the machine's files new owners, for the image `host` of an ordinary user.
+"""Makes a layer that gives the machine's files new owners, for the image `host` of an ordinary user.
 
 The machine's root has no id in a user namespace: nobody there may write into its directories, and overlayfs
-cannot copy its files up. So the layer has every directory again, and for each regular file an empty one with
-the machine's mode, size and times that names its content (overlayfs: `metacopy` and `redirect` over a
+cannot copy its files up. So the layer repeats every directory, and has for each regular file an empty one
+with the machine's mode, size and times that names its content (overlayfs: `metacopy` and `redirect` over a
 data-only layer). All of them belong to the user, who is root in the sandbox.
 
-What the user may not read is left out: the file is missing, the directory is empty. So are other file
-systems mounted below. Where the kernel lacks such files (before Linux 6.16), or memory for them, the layer
-has directories only.
+What the user may not read is left out: the file is missing, the directory is empty. So are other file systems
+mounted below. Where the kernel lacks such files (before Linux 6.16), or memory for them, the layer has
+directories only.
 """
 
 import argparse
@@ -30,17 +30,17 @@ _PROBE = "content"
 
 
 class Mirror:
-    """Makes the metadata of everything below `source` again."""
+    """Repeats the metadata of everything below `source`."""
 
     def __init__(self, source: Path, target: Path, *, files: bool) -> None:
-        """`target` must not exist. `files`: whether there is more than directories."""
+        """`target` must not exist. `files`: whether to make files and links besides directories."""
         self._source = os.fspath(source)
         self._target = os.fspath(target)
         self._files = files
         self._mounted = _mount_points()
 
     def make(self) -> None:
-        """Raises OSError (ENOSPC when there is no memory for it)."""
+        """Raises OSError (ENOSPC when memory runs out)."""
         self._directory("", os.lstat(self._source))
 
     def _directory(self, path: str, status: os.stat_result) -> None:
@@ -84,7 +84,7 @@ class Mirror:
 
 
 def _names(directory: str) -> list[str] | None:
-    """What is in it, or None when this user may not know or not use that."""
+    """List a directory; None when this user may not list or enter it."""
     try:
         return os.listdir(directory) if os.access(directory, os.X_OK) else None  # noqa: PTH208
     except PermissionError:
@@ -92,7 +92,7 @@ def _names(directory: str) -> list[str] | None:
 
 
 def _mount_points() -> set[str]:
-    """Overlayfs looks below none of these."""
+    """List the mount points, below which overlayfs does not look."""
     lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
     return {os.fsdecode(line.split()[4].decode("unicode_escape").encode("latin-1")) for line in lines}
 
@@ -133,7 +133,6 @@ def _make(source: Path, target: Path) -> str:
 
 
 def main() -> int:
-    """Returns the exit status; what went wrong is one line on stderr."""
     parser = argparse.ArgumentParser(prog="python -m orchard.injector.agent.local.metadata")
     parser.add_argument("source", type=Path)
     parser.add_argument("target", type=Path)

@@ -1,7 +1,7 @@
-"""A sandbox's own name in its /etc/hosts, so that programs which look up their host name find it.
+"""Adds a sandbox's own host name to its /etc/hosts, for programs that look it up.
 
-The file is the topmost read-only layer: what the image has, and a line for the name. So it can be changed,
-replaced and removed like any other, and what a sandbox changed does not include it unless it did that.
+The file is in the topmost read-only layer: the image's text, and a line for the name. So it can be changed,
+replaced and removed like any other, and does not count among a sandbox's changes.
 """
 
 import errno
@@ -14,26 +14,26 @@ from orchard.injector.agent.kernel import RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS, 
 from orchard.injector.agent.local.overlay import is_opaque
 
 MOST = 16 << 20
-"""Bytes of a file of the image to which a line is added; a larger one stays as it is."""
+"""Bytes of an image's /etc/hosts to which a line is added; a larger one stays as it is."""
 _INSIDE = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS
 _ETC = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _OTHER = (errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EACCES, errno.EPERM, errno.EFBIG)
-"""What is no directory or no file: a link, a device, or the mark that it was removed; or is too large."""
+"""Errors for what is no directory or no file (a link, a device, a whiteout), or is too large."""
 
 
 def host_name(sandbox_id: str) -> str:
-    """Of a sandbox."""
     return f"sandbox-{sandbox_id}"
 
 
 def line(sandbox_id: str) -> str:
-    """Of /etc/hosts."""
     return f"127.0.0.1 {host_name(sandbox_id)}\n"
 
 
 def with_own_name(layers: Sequence[Path], place: Path, sandbox_id: str) -> list[Path]:
-    """`layers` (topmost first) below one more, made at `place`; just `layers` where the image's /etc/hosts is
-    no file, has more than MOST bytes, or was removed."""
+    """Return `layers` (topmost first) below a new one made at `place`.
+
+    Returns just `layers` if the image's /etc/hosts is no file, has more than MOST bytes, or was removed.
+    """
     found = _etc(layers)
     if found is None:
         return list(layers)
@@ -50,7 +50,7 @@ def with_own_name(layers: Sequence[Path], place: Path, sandbox_id: str) -> list[
 
 
 def _etc(layers: Sequence[Path]) -> tuple[bytes, os.stat_result] | None:
-    """What the layers together have as /etc/hosts, and the status of their /etc."""
+    """Return the content of /etc/hosts across the layers, and the status of /etc."""
     seen: os.stat_result | None = None
     for layer in layers:
         top = os.open(layer, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -79,7 +79,7 @@ def _etc(layers: Sequence[Path]) -> tuple[bytes, os.stat_result] | None:
 
 
 def _content(etc: int) -> bytes | None:
-    """Of the file `hosts`; None where there is none. Raises OSError for what is no file, or too large."""
+    """Read the file `hosts`; None if there is none. Raises OSError for what is no file, or too large."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         hosts = os.open("hosts", flags, dir_fd=etc)

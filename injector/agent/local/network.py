@@ -1,9 +1,9 @@
-"""Outbound network of one sandbox: its own namespace, translated by a slirp4netns process of its own.
+"""Outbound network of one sandbox: its own namespace, translated by its own slirp4netns process.
 
-Nothing gets in. Out gets what does not go to this machine, its loopback services, other sandboxes, link-local
-addresses (cloud metadata) or private ranges: the sandbox's own routing refuses these, and a task, lacking
-CAP_NET_ADMIN, cannot change it. Names are resolved as this machine resolves them, by an address that only the
-sandbox has.
+Nothing can connect to it. It can reach neither this machine, its loopback services, other sandboxes,
+link-local addresses (cloud metadata) nor private ranges: the sandbox's own routing refuses these, and a task,
+lacking CAP_NET_ADMIN, cannot change it. Names are resolved as this machine resolves them, by an address that
+only the sandbox has.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ from typing import Any
 
 from orchard.injector.agent import kernel
 from orchard.injector.agent.errors import AgentError
-from orchard.injector.agent.local.reading import Reading
-from orchard.injector.agent.spawning import Failure, Spawner
+from orchard.injector.agent.output import PipeOutput
+from orchard.injector.agent.spawning import Spawner, StartFailure
 
 PACKAGE = "slirp4netns"
 TUN = "/dev/net/tun"
@@ -39,8 +39,10 @@ REFUSED = (
     "224.0.0.0/4",
     "240.0.0.0/4",
 )
-"""Shared, link-local, private, test and multicast ranges, and the metadata addresses that lie in none of them
-(Azure's 168.63.129.16, Oracle's 192.0.0.192); the sandbox's own 10.0.2.0/24 is nearer."""
+"""Shared, link-local, private, test and multicast ranges, and metadata addresses outside all of them.
+
+These are Azure's 168.63.129.16 and Oracle's 192.0.0.192. The sandbox's own 10.0.2.0/24 has a longer prefix.
+"""
 
 _INTERFACE = "tap0"
 _LOCAL = re.compile(r"\|-- (\d+\.\d+\.\d+\.\d+)\n\s+/32 host LOCAL")
@@ -55,10 +57,9 @@ _LOOPBACK = 1
 
 
 class Outbound:
-    """A sandbox's line to the world. It ends with `close`, with the agent, and with its process."""
+    """A sandbox's outbound network. It ends with `close`, with the agent, and with its process."""
 
     def __init__(self, spawner: Spawner, name: str, program: str) -> None:
-        """`name` tells it apart from all other processes of the spawner."""
         self._spawner = spawner
         self._name = name
         self._program = program
@@ -68,19 +69,19 @@ class Outbound:
         self._process: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def open(self, pid: int, cgroups: Sequence[str], lost: Any) -> None:
-        """Connect the network namespace of process `pid`, in the control groups with these entrances.
+        """Connect the network namespace of process `pid`; the helper joins the control groups of `cgroups`.
 
-        `lost` is called without arguments should the line end by itself. Raises AgentError
+        `lost` is called without arguments if the helper ends by itself. Raises AgentError
         (`network_unavailable`).
         """
         if problem := lacking(self._program):
             raise AgentError(f"no block_network=false here: {problem}", reason="network_unavailable")
-        ready, said = Reading(), Reading()
+        ready, said = PipeOutput(), PipeOutput()
         stopping, self._stop = os.pipe2(os.O_CLOEXEC)
         ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         opened = False
 
-        def report(status: int, failure: Failure | None) -> None:
+        def report(status: int, failure: StartFailure | None) -> None:
             if not ended.done():
                 ended.set_result(failure.why if failure else f"status {os.waitstatus_to_exitcode(status)}")
             if opened and self._stop >= 0:
@@ -127,7 +128,6 @@ class Outbound:
             said.close()
 
     async def close(self) -> None:
-        """End the process; returns when it is gone."""
         if self._stop >= 0:
             stop, self._stop = self._stop, -1
             os.close(stop)
@@ -141,9 +141,9 @@ class Outbound:
 
 
 def lacking(program: str) -> str:
-    """What this machine lacks for sandboxes with a network, with the remedy, or empty.
+    """Say what this machine lacks for sandboxes with a network, with the remedy, or empty.
 
-    `program` is the path of slirp4netns, empty where there is none.
+    `program` is the path of slirp4netns, empty if there is none.
     """
     if not program:
         return f"{PACKAGE} is missing: install it (`apt-get install {PACKAGE}`)"
@@ -155,14 +155,14 @@ def lacking(program: str) -> str:
 
 
 def own_addresses() -> Iterator[str]:
-    """The machine's own addresses beyond loopback, as networks of one address."""
+    """The machine's own addresses except loopback, as networks of one address."""
     for address in dict.fromkeys(_LOCAL.findall(Path("/proc/net/fib_trie").read_text())):
         if not ipaddress.ip_address(address).is_loopback:
             yield f"{address}/32"
 
 
 def add_routes(pid: int, routes: Sequence[bytes]) -> None:
-    """Add to the routing of the process's network namespace what these netlink requests say."""
+    """Send these netlink requests in the process's network namespace. Raises OSError."""
     with _route_socket(pid) as line:
         for route in routes:
             line.send(route)
@@ -172,13 +172,13 @@ def add_routes(pid: int, routes: Sequence[bytes]) -> None:
 
 
 def prohibition(network: str, number: int) -> bytes:
-    """The netlink request for a route that refuses `network`."""
+    """Return the netlink request for a route that refuses `network`."""
     where = _RT_TABLE_MAIN, _RTPROT_STATIC, _RT_SCOPE_UNIVERSE, _RTN_PROHIBIT
     return _route(ipaddress.IPv4Network(network), where, number)
 
 
 def local_route(address: ipaddress.IPv4Address, number: int) -> bytes:
-    """The netlink request for a route that makes `address` one of the namespace's own."""
+    """Return the netlink request for a route that makes `address` one of the namespace's own."""
     where = _RT_TABLE_LOCAL, _RTPROT_STATIC, _RT_SCOPE_HOST, _RTN_LOCAL
     interface = struct.pack("=HHI", 8, _RTA_OIF, _LOOPBACK)
     return _route(ipaddress.IPv4Network(address), where, number, interface)
@@ -187,14 +187,13 @@ def local_route(address: ipaddress.IPv4Address, number: int) -> bytes:
 def _route(
     network: ipaddress.IPv4Network, where: tuple[int, int, int, int], number: int, more: bytes = b""
 ) -> bytes:
-    """`where`: table, protocol, scope, type."""
     route = struct.pack("=BBBBBBBBI", socket.AF_INET, network.prefixlen, 0, 0, *where, 0)
     body = route + struct.pack("=HH4s", 8, _RTA_DST, network.network_address.packed) + more
     return struct.pack("=IHHII", 16 + len(body), _RTM_NEWROUTE, _NLM_F_REQUEST_ACK_CREATE, number, 0) + body
 
 
 def _route_socket(pid: int) -> socket.socket:
-    """A socket belongs to the namespace it was made in, so a thread that ends enters it to make one."""
+    """Open a netlink socket in the process's namespace, in a thread of its own that enters it."""
     made: list[socket.socket | OSError] = []
 
     def make() -> None:

@@ -13,7 +13,7 @@ MAX_LAYERS = 200
 """Descriptor paths of so many layers fit in the one page that mount(2) takes for options."""
 
 REDIRECT = "trusted.overlay.redirect"
-"""Only root's overlays follow it."""
+"""Extended attribute that only root's overlays follow."""
 
 
 @cache
@@ -23,18 +23,18 @@ def _unprivileged() -> bool:
 
 
 def opaque() -> str:
-    """The attribute of a directory that hides what the layers below have in it."""
+    """Name of the attribute of a directory that hides the contents of lower layers."""
     return "user.overlay.opaque" if _unprivileged() else "trusted.overlay.opaque"
 
 
 def options(
     layers: Sequence[str], *, data: Sequence[str] = (), upper: str | None = None, work: str | None = None
 ) -> str:
-    """The options of an overlay of `layers` (topmost first), writable when `upper` and `work` are given.
+    """Build mount options for `layers` (topmost first), writable when `upper` and `work` are given.
 
-    `data`: layers that are seen only through files of `layers` that name their content (`metadata.py`).
-    Paths without `:` and `,`. `volatile`: what a sandbox wrote need not survive a crash of the machine, so
-    its fsync calls cost nothing.
+    `data`: layers seen only through files of `layers` that name their content (`metadata.py`). Paths must not
+    contain `:` or `,`. `volatile`: a sandbox's writes need not survive a crash of the machine, so its fsync
+    calls cost nothing.
     """
     below = "lowerdir=" + "::".join([":".join(layers), *data])
     if upper is None or work is None:
@@ -69,12 +69,12 @@ def mount(
 
 
 def make_whiteout(path: str, directory: int) -> None:
-    """Hide what the layers below have at `path`, relative to the descriptor `directory`."""
+    """Hide what lower layers have at `path`, relative to the descriptor `directory`."""
     os.mknod(path, 0o000 | 0o020000, os.makedev(0, 0), dir_fd=directory)
 
 
 def is_opaque(directory: int) -> bool:
-    """Whether the contents that the layers below have in this directory are hidden."""
+    """Whether the contents that lower layers have in this directory are hidden."""
     try:
         return os.getxattr(directory, opaque()) == b"y"
     except OSError:  # no such attribute, or none at all on this file system
@@ -82,5 +82,4 @@ def is_opaque(directory: int) -> bool:
 
 
 def make_opaque(directory: int) -> None:
-    """Hide the contents that the layers below have in this directory."""
     os.setxattr(directory, opaque(), b"y")

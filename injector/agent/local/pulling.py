@@ -1,6 +1,6 @@
-"""Pulling an image from a registry: its blobs become an OCI image layout, which is imported as any other.
+"""Pulls an image from a registry: its blobs become an OCI image layout, which is then imported.
 
-Nothing is kept of a pull that fails. Layers that the store has are not asked for.
+Nothing is kept of a pull that fails. Layers that the store has are not downloaded.
 """
 
 import asyncio
@@ -14,19 +14,18 @@ from typing import Any
 
 from orchard.injector.agent.errors import AgentError, NotFound, RequestInvalid
 from orchard.injector.agent.local.archives import ARCHITECTURES, IMAGE_LIMIT, import_image
-from orchard.injector.agent.local.images import Image, ImageStore, check_name
-from orchard.injector.agent.local.reach import REFUSED
+from orchard.injector.agent.local.images import ImageStore, StoredImage, check_name
 from orchard.injector.agent.local.references import DIGEST, Reference, parse
 from orchard.injector.agent.local.registry import (
     DOCUMENT_LIMIT,
     Credentials,
-    Patience,
+    PullRetry,
     Registry,
     RegistryUnavailable,
 )
+from orchard.injector.agent.local.ssrf_guard import REFUSED
 
 AT_ONCE = 3
-"""Blobs that come at the same time."""
 PULL_SECONDS = 3600.0
 _INDEXES = (
     "application/vnd.oci.image.index.v1+json",
@@ -36,18 +35,13 @@ _INDEXES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Pull:
-    """What to pull, and how."""
-
     reference: str
     name: str | None = None
-    """What it is called here; None: as the reference."""
     credentials: Credentials | None = None
     plain_http: bool = False
-    """Ask a registry of another machine without TLS."""
     public_only: bool = False
-    """Ask no registry at a private address."""
+    """Permit no registry at a private address."""
     owner: str | None = None
-    """Whose the image will be; None: for all."""
     limit: int = IMAGE_LIMIT
     """Bytes that its new layers may take, compressed and then unpacked."""
     seconds: float = PULL_SECONDS
@@ -62,13 +56,13 @@ class _Descriptor:
 def pull(
     state: Path,
     wanted: Pull,
-    patience: Patience | None = None,
+    patience: PullRetry | None = None,
     *,
     run: Callable[[Coroutine[Any, Any, str]], str] = asyncio.run,
-) -> Image:
-    """Pull an image into the store of `state`; `run` executes what is awaited. Blocks.
+) -> StoredImage:
+    """Pull an image into the store of `state`; `run` executes the download's coroutine. Blocks.
 
-    Raises what `Registry` and `import_image` raise, and RegistryUnavailable when time is up.
+    Raises what `Registry` and `import_image` raise, and RegistryUnavailable on timeout.
     """
     reference = parse(wanted.reference)
     name = wanted.name or wanted.reference
@@ -83,8 +77,8 @@ def pull(
         return there or import_image(state, work, name, owner=wanted.owner, digest=digest, limit=wanted.limit)
 
 
-def _there(store: ImageStore, name: str, digest: str, owner: str | None) -> Image | None:
-    """The image, if it is here already as the registry has it."""
+def _there(store: ImageStore, name: str, digest: str, owner: str | None) -> StoredImage | None:
+    """Return the image if it is here already, equal to the registry's."""
     try:
         image = store.find(name, owner)
     except NotFound:
@@ -94,9 +88,9 @@ def _there(store: ImageStore, name: str, digest: str, owner: str | None) -> Imag
 
 
 async def _download(
-    store: ImageStore, work: Path, reference: Reference, wanted: Pull, patience: Patience | None
+    store: ImageStore, work: Path, reference: Reference, wanted: Pull, patience: PullRetry | None
 ) -> str:
-    """Fill `work` with an OCI image layout, less the layers that are here. Returns the image's digest."""
+    """Fill `work` with an OCI image layout, less the layers that exist here. Returns the image's digest."""
     registry = Registry(
         reference,
         wanted.credentials,
@@ -117,7 +111,6 @@ class _Download:
     def __init__(
         self, registry: Registry, here: set[str], work: Path, reference: Reference, limit: int
     ) -> None:
-        """`here`: names of layers that are not asked for."""
         self._registry = registry
         self._here = here
         self._work = work
@@ -164,7 +157,7 @@ class _Download:
         return digest
 
     def _missing(self, layers: list[_Descriptor], config: Mapping[str, Any]) -> dict[str, int]:
-        """Size by digest of the layers that are not here; they are known here by what they are unpacked."""
+        """Digests and sizes of the layers that are not here, which are known by the digest of their tar."""
         diff_ids = (config.get("rootfs") or {}).get("diff_ids")
         if not isinstance(diff_ids, list) or len(diff_ids) != len(layers):
             raise self._refused("has a configuration that does not match its layers")

@@ -1,4 +1,4 @@
-"""Names of images in registries, as `docker pull` reads them: `python:3.12`, `ghcr.io/x/y@sha256:...`."""
+"""Parses image references as `docker pull` does: `python:3.12`, `ghcr.io/x/y@sha256:...`."""
 
 import re
 from dataclasses import dataclass
@@ -18,23 +18,19 @@ _LONGEST = 512
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """Where an image lies."""
-
     registry: str
     """Host, perhaps with a port; Docker Hub is `docker.io`."""
     repository: str
     tag: str
     digest: str | None
-    """What its manifest must be; then the tag says nothing."""
+    """Required digest of the manifest; the tag is then ignored."""
 
     @property
     def address(self) -> str:
-        """Host, perhaps with a port, that is asked."""
         return "registry-1.docker.io" if self.registry == DOCKER_HUB else self.registry
 
 
 def parse(text: str) -> Reference:
-    """Raises RequestInvalid."""
     first, slash, rest = text.partition("/")
     named = bool(slash) and (first == "localhost" or "." in first or ":" in first)
     registry, image = (first, rest) if named else (DOCKER_HUB, text)

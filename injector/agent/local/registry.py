@@ -1,7 +1,7 @@
-"""A registry's HTTP (OCI distribution), as far as a pull needs it: logging in, manifests, blobs.
+"""Client of a registry's HTTP API (OCI distribution), as far as a pull needs it: log-in, manifests, blobs.
 
-Everything that comes is checked against the digest and the size by which it was asked for. Credentials go to
-the registry and to where it says that tokens are given; not to where it redirects to.
+Everything is checked against the digest and size by which it was requested. Credentials go to the registry
+and to the token service that it names, not to where it redirects.
 """
 
 import asyncio
@@ -19,8 +19,8 @@ import aiohttp
 from yarl import URL
 
 from orchard.injector.agent.errors import AgentError, NotFound, RequestInvalid
-from orchard.injector.agent.local.reach import REFUSED, Reach, local
 from orchard.injector.agent.local.references import DIGEST, Reference
+from orchard.injector.agent.local.ssrf_guard import REFUSED, SsrfGuard, local
 
 MANIFESTS = (
     "application/vnd.oci.image.index.v1+json",
@@ -29,20 +29,19 @@ MANIFESTS = (
     "application/vnd.docker.distribution.manifest.v2+json",
 )
 DOCUMENT_LIMIT = 8 * 1024 * 1024
-"""Bytes of a manifest, a configuration or a token's answer."""
+"""Bytes of a manifest, a configuration or a token response."""
 PIECE = 1 << 20
 _REDIRECTS = (301, 302, 303, 307, 308)
 _MOST_REDIRECTS = 5
 _PARAMETER = re.compile(r'(\w+)="([^"]*)"')
 _PASSING = (408, 429, 500, 502, 503, 504)
-"""Statuses that may be others the next time."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Credentials:
-    """Of one registry. They are in no log and no error."""
+    """Credentials for one registry, which appear in no log and no error."""
 
     username: str
     password: str
@@ -56,31 +55,29 @@ class Credentials:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Patience:
-    """With a registry that fails: tries in a row without progress, and the first pause, in seconds."""
+class PullRetry:
+    """Retry policy: attempts in a row without progress, and the first pause, in seconds."""
 
     tries: int = 6
     pause: float = 0.5
     silence: float = 60.0
     """Seconds without a byte after which a connection is given up."""
     second_look: float = 30.0
-    """Seconds before a registry that says that it has no such image is asked once more."""
+    """Seconds after which a missing image is asked for once more."""
 
 
 class RegistryUnavailable(AgentError):
-    """The registry did not answer, or not as a registry does, however often it was asked."""
+    """The registry did not respond, or not as a registry does, after all attempts."""
 
     status = 502
     reason = "registry_unavailable"
 
 
 class _Again(Exception):
-    """It may work at the next try."""
+    pass
 
 
 class Registry:
-    """One image's registry; an asynchronous context manager."""
-
     def __init__(
         self,
         reference: Reference,
@@ -88,17 +85,17 @@ class Registry:
         *,
         plain_http: bool = False,
         public_only: bool = False,
-        patience: Patience | None = None,
+        patience: PullRetry | None = None,
     ) -> None:
-        """Plain http is spoken to this machine, and with `plain_http` to others; see Reach for the rest."""
+        """Plain http is used for this machine, and with `plain_http` for others; see also SsrfGuard."""
         self._reference = reference
         self._credentials = credentials
-        self._patience = patience or Patience()
+        self._patience = patience or PullRetry()
         https = URL(f"https://{reference.address}")
         self._base = https
         if plain_http or local(https.host or ""):
             self._base = URL(f"http://{reference.address}")
-        self._reach = Reach(self._base, public_only=public_only)
+        self._reach = SsrfGuard(self._base, public_only=public_only)
         self._authorization: str | None = None
         self._session: aiohttp.ClientSession | None = None
 
@@ -119,7 +116,7 @@ class Registry:
             await self._session.close()
 
     async def manifest(self, name: str) -> tuple[bytes, str]:
-        """The manifest of a tag or digest, and its digest. Raises what `blob` raises."""
+        """Return the manifest of a tag or digest, and its digest. Raises what `blob` raises."""
 
         async def attempt() -> bytes:
             async with self._opened(f"manifests/{name}", {"Accept": ", ".join(MANIFESTS)}) as reply:
@@ -132,10 +129,10 @@ class Registry:
         return data, digest
 
     async def blob(self, digest: str, size: int, target: Path) -> None:
-        """Write a blob to the new file `target`, going on where a connection broke.
+        """Write a blob to the new file `target`, resuming after a broken connection.
 
         Raises NotFound (`image_missing`) when the registry says so twice, RequestInvalid (`registry_denied`;
-        `image_refused`: it is not what it should be) and RegistryUnavailable.
+        `image_refused` for wrong content) and RegistryUnavailable.
         """
         with target.open("xb") as file:
             found = hashlib.sha256()
@@ -208,7 +205,7 @@ class Registry:
 
     @asynccontextmanager
     async def _opened(self, path: str, headers: Mapping[str, str]) -> AsyncIterator[aiohttp.ClientResponse]:
-        """A good answer of the registry about the image, or of where it redirects to."""
+        """Open a successful response about the image, following redirects."""
         url = self._base / "v2" / self._reference.repository / path
         for logged_in in (False, True):
             reply = await self._followed(url, headers)
@@ -262,7 +259,6 @@ class Registry:
         return await self._session.get(url.with_user(None), headers={**headers, **own}, allow_redirects=False)
 
     async def _log_in(self, challenges: list[str]) -> None:
-        """Get what the registry wants to be shown."""
         registry = self._reference.registry
         kinds = {text.partition(" ")[0].lower(): dict(_PARAMETER.findall(text)) for text in challenges}
         if "bearer" in kinds:

@@ -1,4 +1,4 @@
-"""What the local backend needs of a machine, found out at the start, told in sentences with the remedy."""
+"""Checks at start what the local backend needs of a machine; each problem is a sentence with its remedy."""
 
 import os
 import shutil
@@ -16,15 +16,12 @@ from orchard.injector.agent.local import network
 
 @dataclass(frozen=True, kw_only=True)
 class Requirements:
-    """What was found."""
-
     slirp: str
-    """Path of the program for sandboxes with a network, or empty."""
+    """Path of slirp4netns, or empty."""
     problems: tuple[str, ...]
     """One sentence each; empty when sandboxes can be made."""
 
     def document(self) -> dict[str, Any]:
-        """For people and for `capabilities()`."""
         return {
             "isolation": "namespaces" if not self.problems else "none",
             "network": self.network_problem or "outbound, by slirp4netns",
@@ -39,13 +36,12 @@ class Requirements:
         return network.lacking(self.slirp)
 
     def insist(self) -> None:
-        """Raise MachineUnfit with the problems, if there are any."""
         if self.problems:
             raise MachineUnfit("no sandboxes on this machine: " + "; ".join(self.problems))
 
 
 def inspect(state: Path) -> Requirements:
-    """Look at the machine, trying an overlay mount with its upper layer in `state` in a child process."""
+    """Check the machine; a child process tries an overlay mount with its upper layer in `state`."""
     problems: list[str] = []
     machine = os.uname().machine
     if sys.platform != "linux" or machine not in seccomp.REFUSED:
@@ -66,7 +62,7 @@ def inspect(state: Path) -> Requirements:
 
 
 def _overlay_complaint(state: Path) -> str:
-    """Empty when an overlay can be mounted with its changes in `state`."""
+    """Say why no overlay can be mounted with its changes in `state`; empty when one can."""
     script = (
         "import sys; from pathlib import Path\n"
         "from orchard.injector.agent import kernel\n"

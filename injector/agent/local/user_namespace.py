@@ -1,7 +1,8 @@
-"""Being root without being root: the agent of an ordinary user enters a user namespace where it is.
+"""User namespaces: the agent of an ordinary user becomes root of one.
 
 There it may mount overlays and make all other namespaces; outside it stays the user it was. With a range of
-subordinate ids (`/etc/subuid`, `newuidmap`) a sandbox has all users an image may name; without, only root.
+subordinate ids (`/etc/subuid`, `newuidmap`) a sandbox has all users that an image may name; without, only
+root.
 """
 
 import errno
@@ -23,12 +24,12 @@ _REFUSED = (
 
 
 def inside() -> bool:
-    """Whether root is not the machine's root here."""
+    """Whether root here is not the machine's root."""
     return Path("/proc/self/uid_map").read_text().split() != ["0", "0", "4294967295"]
 
 
 def enter() -> None:
-    """Become root of a new user namespace. Call it before there are threads. Raises MachineUnfit."""
+    """Become root of a new user namespace; call it before there are threads. Raises MachineUnfit."""
     user, group = os.geteuid(), os.getegid()
     ranges = _ranges(user)
     mapper = None if ranges is None else _Mapper(user, group, *ranges)
@@ -46,7 +47,7 @@ def enter() -> None:
 
 
 def _ranges(user: int) -> tuple[str, str] | None:
-    """First id and number of the subordinate users and groups, as `newuidmap` takes them."""
+    """First id and number of the subordinate users and groups, as arguments of `newuidmap`."""
     if shutil.which("newuidmap") is None or shutil.which("newgidmap") is None:
         return None
     try:
@@ -69,7 +70,7 @@ def _range(path: Path, names: set[str]) -> str | None:
 
 
 class _Mapper:
-    """A child that stays outside, from where alone `newuidmap` works."""
+    """A child that stays outside the new namespace, where alone `newuidmap` works."""
 
     def __init__(self, user: int, group: int, users: str, groups: str) -> None:
         agent = str(os.getpid())
@@ -91,7 +92,7 @@ class _Mapper:
             os._exit(status)
 
     def map(self) -> bool:
-        """Whether it could be done; if not, nothing is mapped yet."""
+        """Map the ids; returns False if that failed, and then nothing is mapped."""
         os.write(self._begin, b"1")
         os.close(self._begin)
         _, status = os.waitpid(self._pid, 0)

@@ -1,1 +1,1 @@
-"""The agent inside the container of one sandbox: its commands run beside it, as the container is."""
+"""The agent inside the container of one sandbox; commands run beside it, in the same container."""

@@ -1,26 +1,47 @@
-"""The container that the agent is in, as the one sandbox of its agent.
+"""Presents the agent's container as the one sandbox of its agent.
 
-Nothing is isolated from here: that is what the container is for. Commands run as the agent's own user, in the
-agent's own root; what keeps them from the agent is `protection`, and the seal on every request and answer.
+Nothing is isolated here: that is what the container is for. Commands run as the agent's own user, in the
+agent's own root; `start.protect` and the seal on every request and response keep them from the agent.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from orchard.injector.agent import files
 from orchard.injector.agent.errors import AgentError, Conflict
-from orchard.injector.agent.machine import Died, PlainMachine, SandboxSpec
-from orchard.injector.agent.pod.memory import MemoryKills
+from orchard.injector.agent.interfaces import Died, SandboxSpec, UnisolatedSandbox
+from orchard.injector.agent.local.cgroups import oom_kills
+from orchard.injector.agent.protocol import WORKSPACE
 
-WORKSPACE = "/workspace"
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 KILLS_NOT_TOLD = "this container cannot read its memory control group: kills for memory look like any other"
+MEMORY_EVENTS = (Path("/sys/fs/cgroup/memory.events"), Path("/sys/fs/cgroup/memory/memory.oom_control"))
+"""Files that count kills for memory in a container's own group: version 2, then 1."""
+
+
+class MemoryKills:
+    def __init__(self) -> None:
+        self._file = next((file for file in MEMORY_EVENTS if _readable(file)), None)
+
+    @property
+    def told(self) -> bool:
+        return self._file is not None
+
+    def count(self) -> int:
+        return 0 if self._file is None else oom_kills(self._file.read_text())
+
+
+def _readable(file: Path) -> bool:
+    try:
+        file.read_text()
+    except OSError:  # another version, not mounted, or not for us
+        return False
+    return True
 
 
 class PodHost:
-    """Has one machine to give, once."""
-
     def __init__(
         self, environment: Mapping[str, str], working_directory: str, ended: Callable[[], None]
     ) -> None:
@@ -31,15 +52,14 @@ class PodHost:
         self._taken = False
 
     def capabilities(self) -> dict[str, Any]:
-        """Says what is here."""
         return {"isolation": "container", "memory_kills_told": MemoryKills().told}
 
-    async def create(self, spec: SandboxSpec, died: Died) -> "PodMachine":  # noqa: ARG002
-        """This container. Raises Conflict when it is a sandbox already."""
+    async def create(self, spec: SandboxSpec, died: Died) -> "PodSandbox":  # noqa: ARG002
+        """Return this container. Raises Conflict when it already is a sandbox."""
         if self._taken:
             raise Conflict("a Pod is one sandbox: create another", reason="exists")
         self._taken = True
-        machine = PodMachine(
+        machine = PodSandbox(
             environment=self._environment, working_directory=self._working_directory, ended=self._ended
         )
         machine.prepare()
@@ -47,9 +67,7 @@ class PodHost:
 
 
 @dataclass(kw_only=True)
-class PodMachine(PlainMachine):
-    """This container."""
-
+class PodSandbox(UnisolatedSandbox):
     no_copy: str = (
         "a Pod's root belongs to the container runtime; take a directory with GET /sandboxes/ID/archive"
         " and put it into another sandbox with PUT /sandboxes/ID/archive"
@@ -58,7 +76,7 @@ class PodMachine(PlainMachine):
     kills: MemoryKills = field(default_factory=MemoryKills)
 
     def prepare(self) -> None:
-        """Make the directory that commands start in by default, where possible; `note` what is not."""
+        """Make the directory that commands start in by default, if possible; `note` says what is missing."""
         notes = [] if self.kills.told else [KILLS_NOT_TOLD]
         try:
             files.make_directory(self.root, WORKSPACE)
@@ -67,10 +85,9 @@ class PodMachine(PlainMachine):
         self.note = "; ".join(notes)
 
     def oom_kills(self) -> int:
-        """Of the container; 0 where it cannot know."""
         return self.kills.count()
 
     async def destroy(self) -> None:
-        """Let the agent end: with the first process of a container all others end."""
+        """Let the agent end: all processes of a container end with the first."""
         await super().destroy()
         self.ended()

@@ -1,12 +1,11 @@
-"""Seals on the agent's HTTP face: before it is introduced it does nothing, afterwards only what is sealed.
+"""Authenticates the agent's HTTP interface: without a key it does nothing, then only sealed requests count.
 
     GET  /health         open, for the kubelet's probes: {"status", "introduced"}
     POST /introduction   {"key": hex, "time": epoch seconds}, sealed by that very key; the first one counts
     GET  /introduction   sealed: shows that the agent has the key
 
-Every other request without a seal is refused, and what answers a sealed one is sealed, refusals too. The
-sender's clock at the introduction is the clock by which requests are judged, whatever time the node believes
-it is.
+Every other request without a seal is refused, and every response to a sealed one is sealed, refusals too.
+Requests are judged by the sender's clock at the introduction, whatever time the node believes it is.
 """
 
 import json
@@ -18,62 +17,55 @@ from aiohttp import web
 
 from orchard.injector.agent import bodies
 from orchard.injector.agent.errors import AgentError, Conflict, RequestInvalid
+from orchard.injector.agent.protocol import INTRODUCTION, REASON_HEADER
 from orchard.injector.agent.signing import (
     KEY_SIZE,
     LINE,
-    REASON_HEADER,
     SEAL_HEADER,
     STREAM,
     Admitted,
-    Guard,
     SealBroken,
     SealRefused,
+    SealVerifier,
 )
 
-INTRODUCTION = "/introduction"
 INTRODUCTION_LIMIT = 4096
-"""Bytes of an introduction."""
 _ADMITTED = web.RequestKey("admitted", Admitted)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class NotSealed(AgentError):
-    """The request is not by a holder of the key."""
+    """The request is not from a holder of the key."""
 
     status = 403
     reason = "not_sealed"
 
 
 class NotIntroduced(AgentError):
-    """Nobody has given this agent a key yet."""
-
     status = 403
     reason = "not_introduced"
 
 
-class Refused(AgentError):
-    """By a holder of the key, but sent before, or at another time."""
+class StaleRequest(AgentError):
+    """A request from a holder of the key that was sent before, or at another time."""
 
     status = 403
     reason = "seal_refused"
 
 
-class Sealing:
-    """Keeps the key of this agent."""
-
+class SealMiddleware:
     def __init__(self) -> None:
-        self._guard: Guard | None = None
+        self._guard: SealVerifier | None = None
 
     def install(self, application: web.Application) -> None:
-        """Add the routes, and seals on all answers, to an application made with the middleware."""
+        """Add the routes, and seals on all responses, to an application made with the middleware."""
         application.router.add_get("/introduction", _introduced)
         application.router.add_post("/introduction", _introduced)
         application.on_response_prepare.append(_seal_answer)
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Let pass what is sealed."""
         if SEAL_HEADER not in request.headers and (request.method, request.path) == ("GET", "/health"):
             return web.json_response({"status": "healthy", "introduced": self._guard is not None})
         introducing = (request.method, request.path) == ("POST", INTRODUCTION)
@@ -91,7 +83,7 @@ class Sealing:
                 request[bodies.INCOMING] = _whole(await request.read())
             return await handler(request)
         except SealRefused as error:
-            raise Refused(str(error)) from error
+            raise StaleRequest(str(error)) from error
         except SealBroken as error:
             raise NotSealed(str(error)) from error
 
@@ -106,12 +98,12 @@ class Sealing:
             raise NotSealed(str(error)) from error
 
     async def _first(self, request: web.Request) -> Admitted | None:
-        """Take the key; None when somebody else's came first."""
+        """Take the key; None when another sender's came first."""
         if not 0 < (request.content_length or 0) <= INTRODUCTION_LIMIT:
             raise RequestInvalid(f"an introduction has up to {INTRODUCTION_LIMIT} bytes")
         key, sent = _introduction(await request.read())
         received = time.clock_gettime(time.CLOCK_BOOTTIME)
-        guard = Guard(key, lambda: sent + time.clock_gettime(time.CLOCK_BOOTTIME) - received)
+        guard = SealVerifier(key, lambda: sent + time.clock_gettime(time.CLOCK_BOOTTIME) - received)
         if self._guard is not None:
             return None
         try:
@@ -123,20 +115,16 @@ class Sealing:
 
 
 class SealedStream(web.StreamResponse):
-    """An answer in frames."""
-
     def __init__(self, admitted: Admitted) -> None:
         super().__init__()
         self._admitted = admitted
         self._ended = False
 
     async def write(self, data: Any) -> None:
-        """One or more frames."""
         for frame in self._admitted.frames(bytes(data)) if data else ():
             await super().write(frame)
 
     async def write_eof(self, data: bytes = b"") -> None:
-        """The frame that says that nothing is missing."""
         if not self._ended:
             self._ended = True
             await self.write(data)
@@ -146,7 +134,7 @@ class SealedStream(web.StreamResponse):
 
 
 def _introduction(body: bytes) -> tuple[bytes, float]:
-    """The key and the sender's time. Raises RequestInvalid."""
+    """Parse the key and the sender's time. Raises RequestInvalid."""
     try:
         document = json.loads(body)
         key, sent = bytes.fromhex(document["key"]), float(document["time"])
@@ -166,7 +154,7 @@ async def _introduced(_request: web.Request) -> web.Response:
 
 
 async def _seal_answer(request: web.Request, response: web.StreamResponse) -> None:
-    """Seal what answers a request by a holder of the key; others get their refusal without."""
+    """Seal the response to a holder of the key; others get their refusal unsealed."""
     admitted = request.get(_ADMITTED)
     if admitted is None:
         return

@@ -1,4 +1,4 @@
-"""Puts the agent of a container together and runs it until a signal, or the loss of its spawner."""
+"""Runs the agent of a container until a signal, or until it loses its spawner."""
 
 import asyncio
 import logging
@@ -7,20 +7,21 @@ import resource
 import signal
 import socket
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 from aiohttp import web
 
 from orchard.injector.agent import logs
-from orchard.injector.agent.machine import SandboxSpec
+from orchard.injector.agent.interfaces import SandboxSpec
 from orchard.injector.agent.pod.host import PodHost
-from orchard.injector.agent.pod.protection import started_threads
-from orchard.injector.agent.pod.sealing import Sealing
+from orchard.injector.agent.pod.sealing import SealMiddleware
 from orchard.injector.agent.sandboxes import Sandboxes
 from orchard.injector.agent.server import AgentServer
 from orchard.injector.agent.spawning import Spawner
 
 START_TIMEOUT = 10.0
-"""Seconds; nothing is waited for but the making of a directory."""
+THREADS = 4
 
 log = logging.getLogger(__name__)
 
@@ -33,11 +34,11 @@ async def serve(
 ) -> int:
     """Serve the sandbox `sandbox_id` at `address`, printing the port. Returns the exit status.
 
-    `channel` is what `spawner.start` returned, `environment` what commands start from.
+    `channel` is what `spawner.start` returned, `environment` the default of commands.
     """
     logs.configure()
     loop = asyncio.get_running_loop()
-    loop.set_default_executor(started_threads())
+    loop.set_default_executor(_started_threads())
     ending: asyncio.Future[int] = loop.create_future()
 
     def end(status: int, why: str) -> None:
@@ -58,7 +59,7 @@ async def serve(
     sandboxes.create(SandboxSpec(sandbox_id=sandbox_id, image=""), None)
     await sandboxes.wait(sandbox_id, START_TIMEOUT)
 
-    sealing = Sealing()
+    sealing = SealMiddleware()
     application = AgentServer(sandboxes, host).application(sealing.middleware)
     sealing.install(application)
     runner = web.AppRunner(application, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
@@ -74,14 +75,24 @@ async def serve(
         spawner.close()
 
 
+def _started_threads() -> ThreadPoolExecutor:
+    """Return threads that exist already when commands have used up all processes of the container."""
+    executor = ThreadPoolExecutor(THREADS, "agent")
+    barrier = Barrier(THREADS + 1)
+    for _ in range(THREADS):
+        executor.submit(barrier.wait)
+    barrier.wait()
+    return executor
+
+
 def _listen(host: str, port: int) -> socket.socket:
-    """Not by a name: images may lack what looks names up. `::` takes IPv4 as well."""
+    """Listen at an address, not a name: images may lack what resolves names. `::` accepts IPv4 as well."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, dualstack_ipv6=host == "::", backlog=1024)
 
 
 def _reap() -> None:
-    """Take in what has ended: the first process of a container inherits whatever lost its parent."""
+    """Reap children: the first process of a container inherits all orphans."""
     while True:
         try:
             pid, _ = os.waitpid(-1, os.WNOHANG)

@@ -1,21 +1,21 @@
-"""Starting the agent of a container, in the one order that keeps its key from its commands."""
+"""Starts the agent of a container in the one order that keeps its key from its commands."""
 
 import os
+import resource
 from pathlib import Path
 
-from orchard.injector.agent import spawner
-from orchard.injector.agent.pod.protection import protect
+from orchard.injector.agent import kernel, spawner
 from orchard.injector.agent.pod.variables import parsed, unpacked
 
 OF_THE_CLUSTER = "KUBERNETES_"
-"""How names of variables begin that a kubelet adds to every container: the address of its API server."""
+"""Prefix of the variables that a kubelet adds to every container: the address of its API server."""
 
 
 def run(host: str, port: int, sandbox_id: str, left_out: frozenset[str]) -> int:
     """Serve until a signal; returns the exit status.
 
     The spawner comes first, while this process is small, and never has the key. Commands start from the
-    environment of this process as the container gave it, without what is `left_out` where it is empty.
+    environment that the container gave this process, without the `left_out` variables that are empty.
     """
     os.umask(0o022)
     environment = _environment(left_out)  # before `protect`: after it the file is not ours to read
@@ -34,8 +34,18 @@ def run(host: str, port: int, sandbox_id: str, left_out: frozenset[str]) -> int:
         loop.close()
 
 
+def protect() -> None:
+    """Deny processes without CAP_SYS_PTRACE all access to this one: ptrace, /proc/PID/mem, core files.
+
+    Call it before there is anything to protect.
+    """
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
 def _environment(left_out: frozenset[str]) -> dict[str, str]:
-    """What image and Pod say; from the kernel, since the interpreter adds LC_CTYPE to `os.environ`."""
+    """Environment of image and Pod, read from the kernel because the interpreter adds LC_CTYPE to
+    `os.environ`."""
     return unpacked(
         {
             name: value

@@ -18,8 +18,8 @@ from orchard.pipelines.domains.gui.judging.agreement import Agreement, agreement
 from orchard.storage.reader import open_tables
 from orchard.streams.publisher import Publisher
 from orchard.streams.topology import declare
+from orchard.workers.domains.gui import DOMAIN
 from orchard.workers.episode.settings import JudgeSettings
-from orchard.workers.judges import BROWSING
 from orchard.workers.llm.client import ModelClient
 from orchard.workers.llm.rests import Rests
 
@@ -42,7 +42,7 @@ def judge(
     ],
     of: Annotated[str | None, typer.Argument(help="With `agreement`: the campaign.")] = None,
     protocol: Annotated[
-        str, typer.Option(help=f"{', '.join(BROWSING)}, or a plug-in; without a version the newest.")
+        str, typer.Option(help=f"{', '.join(DOMAIN.judges)}, or a plug-in; without a version the newest.")
     ] = "orchard",
     model: Annotated[
         str | None, typer.Option(help="Model that judges.", show_default="judge.model of the configuration")

@@ -12,8 +12,9 @@ from orchard.cli.task_work import registry
 from orchard.configuration.config import ConfigError
 from orchard.pipelines.domains.gui.proof import by_records
 from orchard.pipelines.domains.gui.synthesis import SITES, synthesize
+from orchard.pipelines.tasks.proving import ValidationSettings
 from orchard.pipelines.tasks.registry import known_hashes
-from orchard.pipelines.tasks.validate import Validation, ValidationSettings, Validator
+from orchard.pipelines.tasks.validate import Validation, Validator, validation
 from orchard.schemas.events import TaskRejected
 from orchard.schemas.sites import NAME, Fault
 from orchard.schemas.tasks import Task, task_hash
@@ -59,7 +60,7 @@ async def synthesize_gui(session: Session, options: GuiOptions) -> None:
 async def _proven(session: Session, tasks: list[Task], options: GuiOptions) -> AsyncIterator[Validation]:
     if not options.prove:
         for task in tasks:
-            yield Validation(original=task, task=task, event=by_records(task))
+            yield validation(task, by_records(task), seconds=0.0)
         return
     settings = ValidationSettings(concurrency=options.concurrency)
     async with session.sandboxes() as client:

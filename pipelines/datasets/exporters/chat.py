@@ -1,4 +1,4 @@
-"""Layouts of chat messages: Hugging Face and TRL, the released Orchard SWE set, slime, verl, prime-rl."""
+"""Layouts of chat messages: Hugging Face and TRL, slime, verl, prime-rl."""
 
 import json
 from collections.abc import Iterator
@@ -16,13 +16,11 @@ from orchard.pipelines.datasets.exporters.interface import (
     written,
 )
 from orchard.pipelines.datasets.rows import Row
-
-EXTRAS = "orchard"
-"""The one key of the released layout's metadata that holds what is ours."""
+from orchard.schemas.campaigns import DEFAULT_DOMAIN
 
 _FUNCTION = pa.struct([("name", pa.string()), ("arguments", pa.string())])
 _CALL = pa.struct([("id", pa.string()), ("type", pa.string()), ("function", _FUNCTION)])
-RELEASED_MESSAGE = pa.struct(
+PLAIN_MESSAGE = pa.struct(
     [
         ("role", pa.string()),
         ("content", pa.string()),
@@ -30,7 +28,7 @@ RELEASED_MESSAGE = pa.struct(
         ("tool_calls", pa.list_(_CALL)),
     ]
 )
-_MESSAGE = pa.struct([*RELEASED_MESSAGE, pa.field("reasoning_content", pa.string())])
+_MESSAGE = pa.struct([*PLAIN_MESSAGE, pa.field("reasoning_content", pa.string())])
 _MASKED = pa.struct([*_MESSAGE, pa.field("step_loss_mask", pa.int64())])
 
 
@@ -62,38 +60,6 @@ def _messages(row: Row) -> Iterator[Record]:
     yield {"messages": messages_of(row), "tools": row.tools}
 
 
-def _released(row: Row) -> Iterator[Record]:
-    keys = RELEASED_MESSAGE.names
-    metadata = {
-        "instance_id": row.task_id,
-        "repo": row.repo,
-        "source": row.task_source,
-        "model": row.model,
-        "sample_idx": row.sample,
-        "verify_status": "resolved" if row.resolved else "unresolved",
-        EXTRAS: plain(row),
-    }
-    yield {
-        "messages": [
-            {key: message[key] for key in keys} for message in map(_thoughts_inside, messages_of(row))
-        ],
-        "tools": row.tools,
-        "metadata": json.dumps(metadata, ensure_ascii=False),
-    }
-
-
-def _thoughts_inside(message: dict[str, Any]) -> dict[str, Any]:
-    """The released layout has no column for reasoning; its teachers' thoughts stand in the content."""
-    if not message["reasoning_content"]:
-        return message
-    return {**message, "content": f"<think>\n{message['reasoning_content']}\n</think>\n{message['content']}"}
-
-
-def _no_reasoning_column(row: Row) -> Iterator[str]:
-    if '"reasoning_content"' in row.messages:
-        yield "reasoning apart from the text: it stands in the content between <think> tags"
-
-
 def _slime(row: Row) -> Iterator[Record]:
     messages = masked_messages(row)
     if any(message["step_loss_mask"] for message in messages):  # a row that trains nothing breaks it
@@ -117,22 +83,23 @@ def _verl_rl(row: Row) -> Iterator[Record]:
     yield {
         "data_source": row.task_source,
         "prompt": prompt,
-        "ability": "swe",
+        "ability": DEFAULT_DOMAIN,
         "reward_model": {"style": "rule", "ground_truth": row.task_id},
         "extra_info": {"index": row.example_id, "task_id": row.task_id, "repo": row.repo},
     }
 
 
-def _schema(**columns: pa.DataType) -> pa.Schema:
+def schema_of(**columns: pa.DataType) -> pa.Schema:
+    """A schema of these columns."""
     return pa.schema(list(columns.items()))
 
 
-_PLAIN_MESSAGE = pa.struct([("role", pa.string()), ("content", pa.string())])
+_PROMPT = pa.struct([("role", pa.string()), ("content", pa.string())])
 
 MESSAGES = Exporter(
     name="messages",
     consumer="Hugging Face datasets, TRL SFTTrainer",
-    schema=_schema(messages=pa.list_(_MESSAGE), tools=pa.string()),
+    schema=schema_of(messages=pa.list_(_MESSAGE), tools=pa.string()),
     project=_messages,
     losses=both(parts_of_trajectories, text_only),
     always=(
@@ -141,18 +108,12 @@ MESSAGES = Exporter(
         "which tokens train: give TRL `assistant_only_loss=True`, else it trains on observations too",
     ),
 )
-RELEASED = Exporter(
-    name="orchard-swe",
-    consumer="the column layout of the released Orchard SWE set",
-    schema=_schema(messages=pa.list_(RELEASED_MESSAGE), tools=pa.string(), metadata=pa.string()),
-    project=_released,
-    losses=both(text_only, _no_reasoning_column),
-    always=("turns that train, but for our key `orchard` in the metadata, which others do not read",),
-)
 SLIME = Exporter(
     name="slime",
     consumer="slime SFT",
-    schema=_schema(messages=pa.list_(_MASKED), tools=pa.string(), metadata=pa.map_(pa.string(), pa.string())),
+    schema=schema_of(
+        messages=pa.list_(_MASKED), tools=pa.string(), metadata=pa.map_(pa.string(), pa.string())
+    ),
     project=_slime,
     losses=text_only,
     format="jsonl",
@@ -161,14 +122,14 @@ SLIME = Exporter(
 PRIME = Exporter(
     name="prime-rl",
     consumer="prime-rl SFT",
-    schema=_schema(messages=pa.list_(_MESSAGE), tools=pa.string(), example_id=pa.string()),
+    schema=schema_of(messages=pa.list_(_MESSAGE), tools=pa.string(), example_id=pa.string()),
     project=_prime,
     losses=both(parts_of_trajectories, text_only),
 )
 VERL_SFT = Exporter(
     name="verl-sft",
     consumer="verl multi-turn SFT",
-    schema=_schema(messages=pa.list_(_MESSAGE), enable_thinking=pa.bool_()),
+    schema=schema_of(messages=pa.list_(_MESSAGE), enable_thinking=pa.bool_()),
     project=_verl_sft,
     losses=both(parts_of_trajectories, text_only),
     typed_tools=True,
@@ -181,9 +142,9 @@ VERL_SFT = Exporter(
 VERL_RL = Exporter(
     name="verl-rl",
     consumer="verl RL",
-    schema=_schema(
+    schema=schema_of(
         data_source=pa.string(),
-        prompt=pa.list_(_PLAIN_MESSAGE),
+        prompt=pa.list_(_PROMPT),
         ability=pa.string(),
         reward_model=pa.struct([("style", pa.string()), ("ground_truth", pa.string())]),
         extra_info=pa.struct([("index", pa.string()), ("task_id", pa.string()), ("repo", pa.string())]),

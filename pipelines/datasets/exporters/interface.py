@@ -9,6 +9,8 @@ import pyarrow as pa
 from orchard.pipelines.datasets.rows import Row
 
 Record = dict[str, Any]
+EXTRAS = "orchard"
+"""The one key of a released layout's metadata that holds what is Orchard's own."""
 MARK = "<image>"
 """Stands for a picture in a text."""
 PICTURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])

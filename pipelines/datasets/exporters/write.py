@@ -12,29 +12,37 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from orchard.pipelines.datasets.errors import DatasetError
-from orchard.pipelines.datasets.exporters.chat import MESSAGES, PRIME, RELEASED, SLIME, VERL_RL, VERL_SFT
+from orchard.pipelines.datasets.exporters.chat import MESSAGES, PRIME, SLIME, VERL_RL, VERL_SFT
 from orchard.pipelines.datasets.exporters.interface import MARK, PICTURE, Exporter, Record
 from orchard.pipelines.datasets.exporters.stepwise import STEPWISE
 from orchard.pipelines.datasets.exporters.tokens import PRIME_TOKENS, TOKENS
 from orchard.pipelines.datasets.manifest import read_manifest
 from orchard.pipelines.datasets.rows import Row, read_rows
-from orchard.pipelines.domains.gui.exporter import GUI
-from orchard.schemas.plugins import Kind, find, names, need
+from orchard.pipelines.domain import offered
+from orchard.schemas.plugins import Kind
 from orchard.storage.blobs import BlobStore
+from orchard.workers.discovery import load
 from orchard.workers.episode.pictures import data_url, read_picture
+from orchard.workers.plugins import find, names, need
 
-EXPORTERS: dict[str, Exporter] = {
+_OF_NO_DOMAIN: dict[str, Exporter] = {
     exporter.name: exporter
-    for exporter in (MESSAGES, TOKENS, RELEASED, SLIME, VERL_SFT, VERL_RL, PRIME, PRIME_TOKENS, STEPWISE, GUI)
+    for exporter in (MESSAGES, TOKENS, SLIME, VERL_SFT, VERL_RL, PRIME, PRIME_TOKENS, STEPWISE)
 }
 SPELLED = f"rows with a text that spells {MARK}, which nobody could tell from a picture: left out"
 MIXED_TOOLS = "tools: no column of Parquet holds these as they are; use the layout `tokens`"
 _BATCH = 256
 
 
+def built_in() -> dict[str, Exporter]:
+    """Exporters by name, without plug-ins."""
+    of_domains = offered(lambda domain: domain.exporters)
+    return _OF_NO_DOMAIN | {name: load(reference) for name, reference in of_domains.items()}
+
+
 def layouts() -> Iterator[Exporter]:
     """All that there are, plug-ins last. Raises PluginError for one that cannot be loaded."""
-    yield from EXPORTERS.values()
+    yield from built_in().values()
     for name in names(Kind.EXPORTER):
         yield need(Kind.EXPORTER, name)
 
@@ -54,9 +62,9 @@ class Exported:
 def export(dataset: Path, layout: str, out: Path) -> Exported:
     """Write a dataset in a layout into the directory `out`. Raises DatasetError for an unknown layout or a
     file that is there already."""
-    exporter = EXPORTERS.get(layout) or find(Kind.EXPORTER, layout)
+    exporter = built_in().get(layout) or find(Kind.EXPORTER, layout)
     if exporter is None:
-        known = ", ".join([*EXPORTERS, *names(Kind.EXPORTER)])
+        known = ", ".join([*built_in(), *names(Kind.EXPORTER)])
         raise DatasetError(f"there is no layout {layout!r}: choose one of {known}")
     rows = read_manifest(dataset).rows
     file = out / f"train.{exporter.format}"

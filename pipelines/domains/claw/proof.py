@@ -11,10 +11,13 @@ from typing import Any
 
 import msgspec
 
-from orchard.pipelines.domains.claw.drafts import Case
+from orchard.pipelines.domains.claw.drafts import Case, case_of
+from orchard.pipelines.tasks.proof import Proven, Refuted, Verdict
+from orchard.pipelines.tasks.proving import UNFIT, ProofContext
 from orchard.schemas.claw import Bundle, ClawTests, SnapshotFile
 from orchard.schemas.outcomes import AbortCause, ExitStatus
 from orchard.schemas.synthesis import Check, Move
+from orchard.schemas.tasks import Task
 from orchard.workers.domains.claw.engine import BadWorld, Services
 from orchard.workers.domains.claw.grading import Returned, combined, read_returned, scripts_of
 from orchard.workers.domains.claw.script_runner import ScriptLimits, run_script
@@ -46,6 +49,24 @@ class Defect(Exception):
         super().__init__(detail)
         self.check = check
         self.detail = detail[:2000]
+
+
+async def prove_task(task: Task, context: ProofContext) -> Verdict:
+    """The prover of tasks of services: nothing is run but their test scripts, over bundles that are made
+    here. Raises InfrastructureError."""
+    try:
+        case = case_of(task)
+    except ValueError as error:
+        return Refuted(reason=UNFIT[AbortCause.INVALID_REQUEST], detail=str(error))
+    assert case is not None, "tasks of this kind have one"
+    try:
+        for number in range(context.settings.runs):
+            async with context.fresh(task) as machine:
+                await prove(case, machine, number)
+    except Defect as defect:
+        return Refuted(reason=defect.check.value, detail=defect.detail)
+    unknown = None if case.solution else "no solution is known; doing nothing does not pass"
+    return Proven(task=task, runs=context.settings.runs, detail=unknown)
 
 
 async def prove(case: Case, machine: Machine, seed: int) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from orchard.pipelines.datasets.exporters.interface import (
+    EXTRAS,
     MARK,
     PICTURE,
     Exporter,
@@ -20,11 +21,9 @@ from orchard.pipelines.datasets.exporters.interface import (
 )
 from orchard.pipelines.datasets.rows import Row
 from orchard.schemas.decoding import Unreadable, decode_text
-from orchard.workers.domains.gui.browser.calls import RESPONSE
+from orchard.schemas.messages import RESULT_TAGS
 
 LAYOUT = "orchard-gui"
-EXTRAS = "orchard"
-"""The one key of the metadata that holds what is Orchard's own."""
 CALL = ("<tool_call>\n", "\n</tool_call>")
 """Before and after a call."""
 MESSAGE = pa.struct([("role", pa.string()), ("content", pa.string())])
@@ -102,7 +101,7 @@ def _parts(content: Any) -> list[dict[str, Any]]:
 def _frame(message: dict[str, Any]) -> tuple[str, str]:
     """What stands before and after the text of a message."""
     if message["role"] == "tool":
-        return RESPONSE
+        return RESULT_TAGS
     if message["role"] != "assistant":
         return "", ""
     thought = message.get("reasoning_content")

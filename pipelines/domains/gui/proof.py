@@ -3,11 +3,11 @@
 import time
 from contextlib import AbstractAsyncContextManager
 
-from orchard.schemas.events import TaskRejected, TaskValidated
+from orchard.pipelines.tasks.proof import Proven, Refuted, Verdict
+from orchard.pipelines.tasks.proving import ProofContext
 from orchard.schemas.identity import digest
 from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward
-from orchard.schemas.sites import NAME
-from orchard.schemas.tasks import PluginGrading, Task, WorldUse, task_hash
+from orchard.schemas.tasks import Task, WorldUse
 from orchard.storage.blobs import BlobStore
 from orchard.workers.domains.gui.sites.catalog import content_of
 from orchard.workers.domains.gui.sites.goals import goal_of
@@ -21,12 +21,17 @@ from orchard.workers.failures import InfrastructureError
 _COMMAND_SECONDS = 120.0
 
 
-def on_a_site(task: Task) -> bool:
-    """Whether the task is graded by the records of a site."""
-    return isinstance(task.grading, PluginGrading) and task.grading.grader == NAME
+async def prove_task(task: Task, context: ProofContext) -> Verdict:
+    """The prover of tasks on generated sites: by their records, and with `play` in a browser, too. Raises
+    InfrastructureError."""
+    verdict = by_records(task)
+    if context.play and isinstance(verdict, Proven):
+        async with context.fresh(task) as machine:
+            return await by_playing(task, machine, context.blobs)
+    return verdict
 
 
-def by_records(task: Task) -> TaskValidated | TaskRejected:
+def by_records(task: Task) -> Verdict:
     """The verdict without a browser: the right end is accepted, and an end at which nothing was done and
     nothing was said is not. Raises InfrastructureError (GRADER_FAILED) for records that are none of the
     site."""
@@ -35,29 +40,22 @@ def by_records(task: Task) -> TaskValidated | TaskRejected:
     at_end = SiteSubmission(records=expected.records, ended=ExitStatus.FINISHED, answer=right)
     at_start = SiteSubmission(records=content_of(expected.site).records(), ended=ExitStatus.FINISHED)
     if (reward := graded(expected, at_end)).value != 1.0:
-        return rejected(task, "gold_does_not_resolve", reward.detail)
+        return Refuted(reason="gold_does_not_resolve", detail=reward.detail)
     if graded(expected, at_start).value > 0:
-        return rejected(task, "empty_resolves", "")
-    return TaskValidated(task_id=task.task_id, task_hash=task_hash(task), runs=1, seconds=0.0)
+        return Refuted(reason="empty_resolves", detail="")
+    return Proven(task=task)
 
 
-async def by_playing(task: Task, machine: Machine, blobs: BlobStore) -> TaskValidated | TaskRejected:
+async def by_playing(task: Task, machine: Machine, blobs: BlobStore) -> Verdict:
     """The verdict of the oracle, which plays the task without a mistake in Chromium, in a fresh sandbox. A
     task whose site is closed by a captcha, or down, is not played. Raises InfrastructureError."""
     if expected_of(task).site.fault in ("captcha", "down"):
         return by_records(task)
-    started = time.monotonic()
     reward, turns = await played(task, machine, blobs)
     if reward.value != 1.0:
-        return rejected(task, "gold_does_not_resolve", f"in {turns} turns of the oracle: {reward.detail}")
-    seconds = time.monotonic() - started
-    return TaskValidated(
-        task_id=task.task_id,
-        task_hash=task_hash(task),
-        runs=1,
-        seconds=seconds,
-        detail=f"played in {turns} turns",
-    )
+        said = f"in {turns} turns of the oracle: {reward.detail}"
+        return Refuted(reason="gold_does_not_resolve", detail=said)
+    return Proven(task=task, detail=f"played in {turns} turns")
 
 
 async def played(task: Task, machine: Machine, blobs: BlobStore) -> tuple[Reward, int]:
@@ -92,11 +90,6 @@ async def played(task: Task, machine: Machine, blobs: BlobStore) -> tuple[Reward
     finally:
         await shared.close()
     return graded(expected, handed), number
-
-
-def rejected(task: Task, reason: str, detail: str) -> TaskRejected:
-    """The verdict on a task that cannot be trusted."""
-    return TaskRejected(task_id=task.task_id, task_hash=task_hash(task), reason=reason, detail=detail)
 
 
 async def _unheard(_: object) -> None:

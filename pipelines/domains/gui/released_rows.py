@@ -23,7 +23,7 @@ from orchard.pipelines.datasets.importing import (
     Message,
     decoded,
     next_node,
-    read_released,
+    parquet_rows,
     sample_of,
     thought,
 )
@@ -31,10 +31,9 @@ from orchard.pipelines.domains.gui.exporter import CALL, LAYOUT
 from orchard.pipelines.tasks.left_out import LeftOut
 from orchard.schemas.identity import digest
 from orchard.schemas.images import Image
-from orchard.schemas.messages import MessageNode, Role, ToolCall
+from orchard.schemas.messages import RESULT_TAGS, MessageNode, Role, ToolCall
 from orchard.schemas.outcomes import ExitStatus
 from orchard.storage.blobs import BlobStore
-from orchard.workers.domains.gui.browser.calls import RESPONSE
 from orchard.workers.episode.pictures import NotAPicture, read_picture
 
 COLUMNS = ("messages", "images", "reward", "status", "metadata")
@@ -140,7 +139,7 @@ def read_gui_rows(files: Sequence[Path], blobs: BlobStore, harness: str) -> Iter
 def _runs(files: Sequence[Path]) -> Iterator[list[_Step] | LeftOut]:
     """The steps of each trajectory."""
     steps: list[_Step] = []
-    for number, row in read_released(files, COLUMNS):
+    for number, row in parquet_rows(files, COLUMNS):
         if isinstance(row, LeftOut):
             yield row
             continue
@@ -277,8 +276,8 @@ def _trajectory(steps: Sequence[_Step], blobs: BlobStore, harness: str) -> Forei
 def _unframed(pieces: Sequence[str]) -> list[str]:
     """The text of a result without what stands around it."""
     found = list(pieces)
-    found[0] = found[0].removeprefix(RESPONSE[0])
-    found[-1] = found[-1].removesuffix(RESPONSE[1])
+    found[0] = found[0].removeprefix(RESULT_TAGS[0])
+    found[-1] = found[-1].removesuffix(RESULT_TAGS[1])
     return found
 
 

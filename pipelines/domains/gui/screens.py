@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from orchard.pipelines.datasets.exporters.interface import MARK
-from orchard.pipelines.domains.gui.exporter import EXTRAS, SCHEMA, written_call
+from orchard.pipelines.datasets.exporters.interface import EXTRAS, MARK
+from orchard.pipelines.domains.gui.exporter import SCHEMA, written_call
+from orchard.schemas.messages import RESULT_TAGS
 from orchard.schemas.sites import Site
 from orchard.workers.domains.gui.browser.actions import clicked, succeeded_here
-from orchard.workers.domains.gui.browser.calls import RESPONSE
 from orchard.workers.domains.gui.browser.harness import CompactBrowser
 from orchard.workers.domains.gui.browser.inputs import pixel
 from orchard.workers.domains.gui.browser.observing import CAPTION, CLOSED, framed, tab_line
@@ -124,7 +124,7 @@ def screen_episodes(seed: int, count: int) -> Iterator[dict[str, Any]]:
             if target is not None:
                 at = pixel(json.loads(call.arguments)["point_2d"], SIDE, SIDE)
                 element = "<circle>" if target[1] == "circle" else "<polygon>"
-                before, after = f"{RESPONSE[0]}{succeeded_here(clicked(element, at))}\n", RESPONSE[1]
+                before, after = f"{RESULT_TAGS[0]}{succeeded_here(clicked(element, at))}\n", RESULT_TAGS[1]
 
 
 def _look(dice: random.Random) -> tuple[int, tuple[int, ...]]:

@@ -11,8 +11,8 @@ import msgspec
 from orchard.injector.client import AsyncSandboxClient
 from orchard.pipelines.domains.swe import layout
 from orchard.pipelines.domains.swe.packages import PackageCache
-from orchard.pipelines.domains.swe.workshop import open_sandbox
 from orchard.pipelines.tasks.errors import IndexFailed, NotATask, TaskError
+from orchard.pipelines.tasks.sandboxes import open_sandbox
 from orchard.pipelines.tasks.trees import pack
 from orchard.schemas.identity import digest
 from orchard.schemas.outcomes import AbortCause

@@ -6,15 +6,35 @@ has one.
 """
 
 import ast
-import hashlib
+import itertools
 from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from orchard.pipelines.tasks.errors import TaskError
-from orchard.schemas.campaigns import TaskRef
+from orchard.pipelines.tasks.proving import UNFIT, ProofContext
 from orchard.schemas.tasks import IMPOSSIBLE, SWETests, Task
 from orchard.workers.episode.diffs import FileDiff, parse_diff
+from orchard.workers.failures import InfrastructureError
+
+MOST_VARIANTS = 8
+"""Variants of a task that are tried until one is impossible."""
+
+
+async def contradict(task: Task, context: ProofContext) -> Task | None:
+    """The first variant whose tests run, and fail with the task's own gold patch in what a solution must make
+    pass; None where there is none. Raises InfrastructureError."""
+    for variant in itertools.islice(variants(task), MOST_VARIANTS):
+        assert isinstance(variant.grading, SWETests)
+        try:
+            reward = await context.grade(variant, task.gold_patch)
+        except InfrastructureError as error:
+            if error.cause not in UNFIT:
+                raise
+            continue
+        failing = any(reward.tests.get(test) == "FAILED" for test in variant.grading.fail_to_pass)
+        if failing and not reward.resolved:
+            return variant
+    return None
 
 
 def variants(task: Task) -> Iterator[Task]:
@@ -60,22 +80,6 @@ def contradicted(line: str) -> str | None:
     indent = line[: len(line) - len(line.lstrip())]
     before, after = data[: expected.col_offset].decode(), data[expected.end_col_offset :].decode()
     return f"{indent}{before}{other!r}{after}"
-
-
-def mixed(refs: Sequence[TaskRef], traps: Sequence[TaskRef], share: float, seed: str) -> list[TaskRef]:
-    """The tasks, and of the impossible ones so many, chosen by lot, that they are `share` of all. Raises
-    TaskError where there are too few."""
-    count = round(share * len(refs) / (1 - share))
-    if count > len(traps):
-        raise TaskError(
-            f"a share of {share:g} beside {len(refs)} tasks takes {count} impossible ones, and the store has "
-            f"{len(traps)}: `orchard tasks impossible` makes more"
-        )
-
-    def lot(ref: TaskRef) -> bytes:
-        return hashlib.sha256(f"{seed}:{ref.task_id}".encode()).digest()
-
-    return [*refs, *sorted(traps, key=lot)[:count]]
 
 
 def _other(value: object) -> object:

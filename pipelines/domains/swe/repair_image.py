@@ -9,7 +9,7 @@ from orchard.pipelines.domains.swe import layout
 from orchard.pipelines.domains.swe.environments import pack_directory
 from orchard.pipelines.domains.swe.packages import PackageCache
 from orchard.pipelines.domains.swe.repairs import IMAGE, repair_files
-from orchard.pipelines.domains.swe.workshop import open_sandbox
+from orchard.pipelines.tasks.sandboxes import open_sandbox
 from orchard.pipelines.tasks.trees import pack
 from orchard.schemas.tasks import Task
 from orchard.workers.episode.sandboxes import SandboxMachine, classified

@@ -18,8 +18,8 @@ from orchard.pipelines.domains.swe.environments import Environments, SynthesisSe
 from orchard.pipelines.domains.swe.packages import PackageCache
 from orchard.pipelines.domains.swe.releases import Change, Pair
 from orchard.pipelines.domains.swe.trial import Trial, tried
-from orchard.pipelines.domains.swe.workshop import as_ready
 from orchard.pipelines.tasks.errors import NotATask
+from orchard.pipelines.tasks.sandboxes import as_ready
 from orchard.pipelines.tasks.trees import Tree, pack, read_sdist
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.tasks import SWETests, Task

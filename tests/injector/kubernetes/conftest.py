@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from orchard.injector.kubernetes import marks
+from orchard.injector.kubernetes import pod_metadata
 from orchard.injector.kubernetes.api import ClusterApi
 from orchard.injector.kubernetes.objects import Pod
 from orchard.injector.kubernetes.settings import KubernetesSettings
@@ -33,15 +33,17 @@ def settings() -> KubernetesSettings:
     return KubernetesSettings(agent_image="orchard/agent:1", namespace="sandboxes")
 
 
-def born(at: float = NOW, **fields: Any) -> marks.Birth:
+def born(at: float = NOW, **fields: Any) -> pod_metadata.CreationRecord:
     """How a sandbox came to be; `fields` are those of its request."""
-    return marks.Birth(request=CreateSandbox(**{"image": "debian:12", **fields}), attempt="one/1", at=at)
+    return pod_metadata.CreationRecord(
+        request=CreateSandbox(**{"image": "debian:12", **fields}), attempt="one/1", at=at
+    )
 
 
 def pod(
     name: str = "sandbox-a",
     *,
-    birth: marks.Birth | None = None,
+    birth: pod_metadata.CreationRecord | None = None,
     age: float = 0.0,
     labels: dict[str, str] | None = None,
     annotations: dict[str, str] | None = None,
@@ -51,7 +53,7 @@ def pod(
     **status: Any,
 ) -> Pod:
     """A Pod made `age` seconds before NOW; a sandbox's when it has a birth. `status` as the API has it."""
-    sandbox = {} if birth is None else marks.claim_marks(name.removeprefix("sandbox-"), birth)
+    sandbox = {} if birth is None else pod_metadata.claim_marks(name.removeprefix("sandbox-"), birth)
     document = {
         "metadata": {
             "name": name,
@@ -59,7 +61,12 @@ def pod(
             "resourceVersion": str(version),
             "creationTimestamp": _time(NOW - age),
             **({"deletionTimestamp": _time(NOW)} if deleted else {}),
-            "labels": {**marks.APP, marks.AGENT: name, **sandbox.get("labels", {}), **(labels or {})},
+            "labels": {
+                **pod_metadata.APP,
+                pod_metadata.AGENT: name,
+                **sandbox.get("labels", {}),
+                **(labels or {}),
+            },
             "annotations": {**sandbox.get("annotations", {}), **(annotations or {})},
         },
         "spec": {"containers": []},

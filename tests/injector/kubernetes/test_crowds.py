@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 from aiohttp.test_utils import TestServer
 
-from orchard.injector.kubernetes import key_exchange, marks, policies
+from orchard.injector.kubernetes import key_exchange, pod_metadata, policies
 from orchard.injector.kubernetes.api import ClusterApi, Gate
 from orchard.injector.kubernetes.backend import KubernetesBackend
 from orchard.injector.kubernetes.objects import Pod
@@ -94,7 +94,7 @@ async def test_a_mark_is_made_when_it_can_be_written(
     server.writing.set()
     await settling
 
-    made = [patch["metadata"]["annotations"].get(marks.INTRODUCING) for patch in server.patches]
+    made = [patch["metadata"]["annotations"].get(pod_metadata.INTRODUCING) for patch in server.patches]
     times = [float(mark.partition(" ")[0]) for mark in made if mark is not None]
     assert len(times) == 50, "one for each"
     assert sum(at < released - 0.001 for at in times) <= AT_ONCE
@@ -150,6 +150,6 @@ async def test_others_wait_for_the_maker_as_long_as_answers_take(
     server.writing.set()
     await asyncio.gather(slow, settling)
     made = [patch["metadata"]["annotations"] for patch in server.patches]
-    assert [next(iter(marks_)) for marks_ in made] == [marks.INTRODUCING, marks.INTRODUCED]
-    assert made[0][marks.INTRODUCING].endswith(" one")
+    assert [next(iter(marks_)) for marks_ in made] == [pod_metadata.INTRODUCING, pod_metadata.INTRODUCED]
+    assert made[0][pod_metadata.INTRODUCING].endswith(" one")
     await maker.close()

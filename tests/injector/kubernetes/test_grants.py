@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from orchard.injector.errors import SandboxConflict, SandboxRequestInvalid
-from orchard.injector.kubernetes import grants, marks, pods, policies, warm
+from orchard.injector.kubernetes import pod_extras, pod_metadata, pods, policies, warm
 from orchard.injector.kubernetes.api import ClusterApi
 from orchard.injector.kubernetes.cache import PodCache
 from orchard.injector.kubernetes.creation import Creation
@@ -44,8 +44,8 @@ def names(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def made(settings: KubernetesSettings, **fields: Any) -> Manifest:
     birth = born(**fields)
-    body = pods.manifest("n", "a", "debian:12", "1", "1Gi", settings, marks.claim_marks("a", birth))
-    await grants.add(body, birth.request, settings)
+    body = pods.manifest("n", "a", "debian:12", "1", "1Gi", settings, pod_metadata.claim_marks("a", birth))
+    await pod_extras.add(body, birth.request, settings)
     return body
 
 

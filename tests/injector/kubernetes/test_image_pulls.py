@@ -2,8 +2,8 @@
 
 import pytest
 
-from orchard.injector.kubernetes import image_pulls, marks
-from orchard.injector.kubernetes.image_pulls import Trouble, noticed, registry_of, settled, trouble_of
+from orchard.injector.kubernetes import image_pulls, pod_metadata
+from orchard.injector.kubernetes.image_pulls import PullFailure, noticed, registry_of, settled, trouble_of
 from orchard.injector.kubernetes.objects import Pod
 from orchard.injector.kubernetes.settings import KubernetesSettings
 from orchard.injector.kubernetes.status import judge
@@ -115,25 +115,25 @@ UNKNOWN = [
 TABLE = [
     (trouble, message)
     for trouble, messages in (
-        (Trouble.MISSING, MISSING),
-        (Trouble.DENIED, DENIED),
-        (Trouble.REGISTRY, REGISTRY),
-        (Trouble.NODE, NODE),
-        (Trouble.UNKNOWN, UNKNOWN),
+        (PullFailure.MISSING, MISSING),
+        (PullFailure.DENIED, DENIED),
+        (PullFailure.REGISTRY, REGISTRY),
+        (PullFailure.NODE, NODE),
+        (PullFailure.UNKNOWN, UNKNOWN),
     )
     for message in messages
 ]
 
 
 @pytest.mark.parametrize(("trouble", "message"), TABLE)
-def test_what_a_message_means(trouble: Trouble, message: str) -> None:
+def test_what_a_message_means(trouble: PullFailure, message: str) -> None:
     assert trouble_of(message) is trouble
 
 
 def test_of_an_image_that_was_asked_for_by_digest_the_digest_is_the_name() -> None:
     message = docker(f"unknown: artifact acme/x@{PART} not found")
-    assert trouble_of(message, f"harbor.example/acme/x@{PART}") is Trouble.MISSING
-    assert trouble_of(message, "harbor.example/acme/x@sha256:" + "3" * 64) is Trouble.UNKNOWN
+    assert trouble_of(message, f"harbor.example/acme/x@{PART}") is PullFailure.MISSING
+    assert trouble_of(message, "harbor.example/acme/x@sha256:" + "3" * 64) is PullFailure.UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ class Kubelet:
         self.pod = pod(birth=born(timeout=1000), annotations=self._marks, containerStatuses=said)
         look = noticed(self.pod, NOW + at)
         if look is not None:
-            self._marks = {marks.LOOK: marks.encoded(look)}
+            self._marks = {pod_metadata.LOOK: pod_metadata.encoded(look)}
             self.pod = pod(birth=born(timeout=1000), annotations=self._marks, containerStatuses=said)
         return self.pod
 
@@ -222,18 +222,26 @@ def test_what_may_pass_is_waited_for(kubelet: Kubelet, words: str) -> None:
 def test_a_look_for_another_image_is_not_this_ones(settings: KubernetesSettings) -> None:
     """First the agent's image could not be had, then the sandbox's."""
     said = {"reason": "ErrImagePull", "message": GONE}
-    look = marks.Look(image="agent:1", trouble="missing", since=NOW, words=GONE, waited=True)
+    look = pod_metadata.PullAttempt(image="agent:1", trouble="missing", since=NOW, words=GONE, waited=True)
     seen = pod(
-        birth=born(), annotations={marks.LOOK: marks.encoded(look)}, containerStatuses=container(waiting=said)
+        birth=born(),
+        annotations={pod_metadata.LOOK: pod_metadata.encoded(look)},
+        containerStatuses=container(waiting=said),
     )
     assert not settled(seen, NOW + 100, settings.missing_after)
-    assert noticed(seen, NOW + 100) == marks.Look(image="", trouble="missing", since=NOW + 100, words=GONE)
+    assert noticed(seen, NOW + 100) == pod_metadata.PullAttempt(
+        image="", trouble="missing", since=NOW + 100, words=GONE
+    )
     assert image_pulls.waiting(seen) is not None
 
 
 def test_what_another_version_has_written_is_borne(settings: KubernetesSettings) -> None:
-    look = marks.Look(image="", trouble="haunted", since=NOW, words="a word of tomorrow", waited=True)
+    look = pod_metadata.PullAttempt(
+        image="", trouble="haunted", since=NOW, words="a word of tomorrow", waited=True
+    )
     waits = container(waiting={"reason": "ImagePullBackOff"})
-    seen = pod(birth=born(), annotations={marks.LOOK: marks.encoded(look)}, containerStatuses=waits)
+    seen = pod(
+        birth=born(), annotations={pod_metadata.LOOK: pod_metadata.encoded(look)}, containerStatuses=waits
+    )
     verdict = judge(seen, settings, NOW)
     assert (verdict.reason, "a word of tomorrow" in verdict.message) == ("image_unavailable", True)

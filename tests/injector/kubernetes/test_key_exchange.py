@@ -9,12 +9,12 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from orchard.injector.agent.pod.sealing import Sealing
+from orchard.injector.agent.pod.sealing import SealMiddleware
 from orchard.injector.agent.signing import Seal, sandbox_key
 from orchard.injector.agent_connection import AgentConnection
 from orchard.injector.errors import SandboxFailed
 from orchard.injector.kubernetes import key_exchange as module
-from orchard.injector.kubernetes import marks
+from orchard.injector.kubernetes import pod_metadata
 from orchard.injector.kubernetes.activity import Activity
 from orchard.injector.kubernetes.agents import Agents
 from orchard.injector.kubernetes.api import ClusterApi
@@ -33,7 +33,7 @@ DEADLINE = 20.0
 @pytest.fixture
 async def agent() -> AsyncIterator[TestServer]:
     """The seals of a real agent, and nothing behind them."""
-    sealing = Sealing()
+    sealing = SealMiddleware()
     app = web.Application(middlewares=[sealing.middleware])
     sealing.install(app)
     async with TestServer(app) as server:
@@ -75,7 +75,7 @@ class Side:
 
 def started(server: ApiServer, **annotations: str) -> Pod:
     """A sandbox `a` whose agent answers."""
-    names = {"introducing": marks.INTRODUCING, "introduced": marks.INTRODUCED}
+    names = {"introducing": pod_metadata.INTRODUCING, "introduced": pod_metadata.INTRODUCED}
     given = {names[name]: value for name, value in annotations.items()}
     state = running(podIP="127.0.0.1")
     server.pods["sandbox-a"] = pod(
@@ -105,8 +105,8 @@ async def test_marks_stand_before_and_after_the_key_is_given(
     started(server)
     side = Side(api, agent.port or 0, "one")
     await side.settles()
-    assert writes(server) == [marks.INTRODUCING, marks.INTRODUCED]
-    assert marks.introduced_by(server.pods["sandbox-a"]) == side.agents.fingerprint
+    assert writes(server) == [pod_metadata.INTRODUCING, pod_metadata.INTRODUCED]
+    assert pod_metadata.introduced_by(server.pods["sandbox-a"]) == side.agents.fingerprint
     assert await has_a_key(agent)
     await proof(side)
     await side.close()
@@ -120,7 +120,7 @@ async def test_two_at_once_do_it_once(
     started(server)
     sides = [Side(api, agent.port or 0, name) for name in ("one", "two")]
     await asyncio.gather(*(side.settles() for side in sides))
-    assert writes(server).count(marks.INTRODUCED) == 1
+    assert writes(server).count(pod_metadata.INTRODUCED) == 1
     for side in sides:
         await proof(side)
         await side.close()
@@ -130,15 +130,15 @@ async def test_what_a_dead_orchestrator_began_another_ends(
     api: ClusterApi, server: ApiServer, agent: TestServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "TAKEOVER", 0.5)
-    sandbox = started(server, introducing=f"{marks.stamp(time.time())} dead")
-    key = sandbox_key(SECRET, sandbox.labels[marks.AGENT], sandbox.uid)
+    sandbox = started(server, introducing=f"{pod_metadata.stamp(time.time())} dead")
+    key = sandbox_key(SECRET, sandbox.labels[pod_metadata.AGENT], sandbox.uid)
     address = str(agent.make_url("")).rstrip("/")
     dead = AgentConnection(aiohttp.TCPConnector(), address, Seal(key))
     await dead.introduce()
     await dead.close()
     side = Side(api, agent.port or 0, "one")
     await side.settles()
-    assert marks.INTRODUCED in server.pods["sandbox-a"].annotations
+    assert pod_metadata.INTRODUCED in server.pods["sandbox-a"].annotations
     await side.close()
 
 
@@ -146,7 +146,7 @@ async def test_what_a_dead_orchestrator_began_another_ends(
 async def test_an_agent_without_a_key_where_commands_may_have_run_never_gets_it(
     api: ClusterApi, server: ApiServer, agent: TestServer, question: str
 ) -> None:
-    started(server, introduced=f"{marks.stamp(time.time())} {marks.fingerprint(SECRET)}")
+    started(server, introduced=f"{pod_metadata.stamp(time.time())} {pod_metadata.fingerprint(SECRET)}")
     side = Side(api, agent.port or 0, "one")
     await side.settles()
     with pytest.raises(SandboxFailed) as caught:
@@ -156,7 +156,7 @@ async def test_an_agent_without_a_key_where_commands_may_have_run_never_gets_it(
             await side.agents.ask("a", lambda line, _: line.call(Health, "GET", "/jobs/a.1"))
     assert caught.value.reason == "agent_replaced"
     assert not await has_a_key(agent)
-    failure = marks.failure(server.pods["sandbox-a"])
+    failure = pod_metadata.failure(server.pods["sandbox-a"])
     assert failure is not None and failure.reason == "agent_replaced"
     with pytest.raises(SandboxFailed) as again:
         await side.agents.usable("a")

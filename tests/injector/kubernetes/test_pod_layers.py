@@ -12,7 +12,7 @@ import pytest
 
 from orchard.injector.agent import layer_files
 from orchard.injector.errors import SandboxRequestInvalid, SandboxUnsupported
-from orchard.injector.kubernetes import grants, marks, pods, warm
+from orchard.injector.kubernetes import pod_extras, pod_metadata, pods, warm
 from orchard.injector.kubernetes.backend import KubernetesBackend
 from orchard.injector.kubernetes.objects import Manifest
 from orchard.injector.kubernetes.settings import KubernetesSettings, Volume, WarmPool, load
@@ -42,8 +42,8 @@ def settings() -> KubernetesSettings:
 
 async def made(settings: KubernetesSettings, *layers: str, gpus: int = 0) -> Manifest:
     birth = born(layers=list(layers), gpus=gpus)
-    body = pods.manifest("n", "a", "debian:12", "1", "1Gi", settings, marks.claim_marks("a", birth))
-    await grants.add(body, birth.request, settings)
+    body = pods.manifest("n", "a", "debian:12", "1", "1Gi", settings, pod_metadata.claim_marks("a", birth))
+    await pod_extras.add(body, birth.request, settings)
     return body
 
 
@@ -90,7 +90,7 @@ async def test_what_the_administrator_has_not_named_is_refused(
     body = pods.manifest("n", "a", "debian:12", "1", "1Gi", settings, {})
     over = CreateSandbox(image="debian:12", volumes={"data": f"{layer_files.PLACE}/lib"})
     with pytest.raises(SandboxRequestInvalid, match="no volume can be mounted"):
-        await grants.add(body, over, settings)
+        await pod_extras.add(body, over, settings)
 
 
 def test_a_sandbox_with_a_layer_is_no_warm_pod(settings: KubernetesSettings) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from orchard.injector.agent.pod.variables import VARIABLES, packed
 from orchard.injector.errors import SandboxRequestInvalid
-from orchard.injector.kubernetes import marks, pods, policies
+from orchard.injector.kubernetes import pod_metadata, pods, policies
 from orchard.injector.kubernetes.objects import Manifest, Pod
 from orchard.injector.kubernetes.settings import KubernetesSettings, load
 from orchard.injector.kubernetes.status import judge
@@ -27,7 +27,7 @@ def made(
     **fields: Any,
 ) -> Manifest:
     birth = born(cpu=cpu, memory=memory, **fields)
-    metadata = marks.claim_marks("a", birth)
+    metadata = pod_metadata.claim_marks("a", birth)
     return pods.manifest("sandbox-a", "a", image, cpu, memory, settings, metadata)
 
 
@@ -57,7 +57,7 @@ def test_the_agent_is_started_by_its_own_loader_from_the_volume(settings: Kubern
 def test_variables_of_the_sandbox_are_packed_where_kubernetes_expands_nothing(
     settings: KubernetesSettings,
 ) -> None:
-    metadata = marks.claim_marks("a", born(env={"A": "$(B)", "LD_PRELOAD": "x"}))
+    metadata = pod_metadata.claim_marks("a", born(env={"A": "$(B)", "LD_PRELOAD": "x"}))
     spec = pods.manifest("n", "a", "debian:12", "1", "1Gi", settings, metadata, {"A": "$(B)"})["spec"]
     given = {variable["name"]: variable["value"] for variable in spec["containers"][0]["env"]}
     assert given == {**launch.ENVIRONMENT, VARIABLES: packed({"A": "$(B)"})}
@@ -94,7 +94,7 @@ def test_what_cannot_be_enforced_is_said(settings: KubernetesSettings) -> None:
 def test_a_way_out_is_for_one_sandbox_and_goes_with_its_pod(settings: KubernetesSettings) -> None:
     sandbox = pod(birth=born(block_network=False))
     policy = policies.allowance(sandbox, settings)
-    assert policy["spec"]["podSelector"] == {"matchLabels": {marks.AGENT: "sandbox-a"}}
+    assert policy["spec"]["podSelector"] == {"matchLabels": {pod_metadata.AGENT: "sandbox-a"}}
     assert policy["spec"]["policyTypes"] == ["Egress"]
     assert policy["metadata"]["ownerReferences"][0]["uid"] == sandbox.uid
     world, world6 = (peer["ipBlock"] for peer in policy["spec"]["egress"][0]["to"])

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from orchard.injector.kubernetes import marks, reconcile, warm
-from orchard.injector.kubernetes.leadership import Step, next_step
-from orchard.injector.kubernetes.objects import Lease, LeaseSpec, Metadata, Named, OwnerReference, Pod
+from orchard.injector.kubernetes import pod_metadata, reconcile, warm
+from orchard.injector.kubernetes.leadership import LeaseAction, next_step
+from orchard.injector.kubernetes.objects import ClusterLease, LeaseSpec, Metadata, Named, OwnerReference, Pod
 from orchard.injector.kubernetes.reconcile import Delete, Fail, MakeWarm, Note
 from orchard.injector.kubernetes.reservations import LASTS
 from orchard.injector.kubernetes.settings import KubernetesSettings, WarmPool
@@ -16,8 +16,8 @@ from orchard.schemas.sandboxes import CreateSandbox
 from tests.injector.kubernetes.conftest import NOW, born, container, pod, running
 
 POOL = WarmPool(count=2, cpu="1", memory="1Gi")
-PRINT = marks.fingerprint(b"secret")
-READY = {marks.INTRODUCED: marks.stamp(NOW)}
+PRINT = pod_metadata.fingerprint(b"secret")
+READY = {pod_metadata.INTRODUCED: pod_metadata.stamp(NOW)}
 
 
 def only(pods: list[Pod], settings: KubernetesSettings, now: float = NOW) -> Any:
@@ -31,7 +31,7 @@ class TestSandboxes:
         assert reconcile.actions([sandbox], settings, PRINT, NOW + 60) == []
 
     def test_one_that_nobody_asked_for_is_deleted(self, settings: KubernetesSettings) -> None:
-        touched = {**READY, marks.TOUCHED: marks.stamp(NOW + 100)}
+        touched = {**READY, pod_metadata.TOUCHED: pod_metadata.stamp(NOW + 100)}
         sandbox = pod(birth=born(ttl_seconds=60), annotations=touched, **running())
         assert reconcile.actions([sandbox], settings, PRINT, NOW + 174) == [], (
             "a quarter is what a mark may be late"
@@ -53,7 +53,9 @@ class TestSandboxes:
         first = only([pod(birth=born(), containerStatuses=never)], settings)
         assert isinstance(first, Note)
         noted = pod(
-            birth=born(), annotations={marks.LOOK: marks.encoded(first.look)}, containerStatuses=never
+            birth=born(),
+            annotations={pod_metadata.LOOK: pod_metadata.encoded(first.look)},
+            containerStatuses=never,
         )
         assert reconcile.actions([noted], settings, PRINT, NOW + settings.missing_after - 1) == []
         action = only([noted], settings, NOW + settings.missing_after)
@@ -74,7 +76,7 @@ class TestSandboxes:
         assert reconcile.actions([pod("theirs")], settings, PRINT, NOW + 1e9) == []
 
     def test_one_whose_request_was_tampered_with_harms_no_other(self, settings: KubernetesSettings) -> None:
-        broken = pod("sandbox-b", birth=born(), annotations={marks.REQUEST: "{"}, **running())
+        broken = pod("sandbox-b", birth=born(), annotations={pod_metadata.REQUEST: "{"}, **running())
         late = pod(birth=born(timeout=1))
         assert only([broken, late], settings, NOW + 2).pod.name == "sandbox-a"
 
@@ -91,7 +93,7 @@ class TestPools:
     def member(self, name: str, age: float = 0, made_by: str = PRINT, **options: Any) -> Pod:
         settings = KubernetesSettings(agent_image="x", warm={"debian:12": POOL})
         mark = warm.mark_of("debian:12", POOL, settings, made_by)
-        return pod(name, age=age, labels={marks.WARM: mark}, **options)
+        return pod(name, age=age, labels={pod_metadata.WARM: mark}, **options)
 
     def test_members_made_with_other_settings_or_another_secret_are_replaced(
         self, settings: KubernetesSettings
@@ -156,39 +158,43 @@ class TestLeftovers:
         assert [policy.metadata.name for policy in left] == ["gone"]
 
     def test_reservations_without_a_sandbox(self) -> None:
-        def lease(sandbox_id: str, age: float) -> Lease:
+        def lease(sandbox_id: str, age: float) -> ClusterLease:
             renewed = LeaseSpec(renew_time=datetime.fromtimestamp(NOW - age, UTC))
-            return Lease(metadata=Metadata(labels={marks.SANDBOX: sandbox_id}), spec=renewed)
+            return ClusterLease(metadata=Metadata(labels={pod_metadata.SANDBOX: sandbox_id}), spec=renewed)
 
         leases = [lease("a", LASTS + 1), lease("b", LASTS + 1), lease("c", LASTS - 1)]
         left = reconcile.orphaned_reservations(leases, {"a"}, NOW)
-        assert [lease.metadata.labels[marks.SANDBOX] for lease in left] == ["b"]
+        assert [lease.metadata.labels[pod_metadata.SANDBOX] for lease in left] == ["b"]
 
 
 class TestLeadership:
-    def lease(self, holder: str | None) -> Lease:
-        return Lease(metadata=Metadata(), spec=LeaseSpec(holder_identity=holder))
+    def lease(self, holder: str | None) -> ClusterLease:
+        return ClusterLease(metadata=Metadata(), spec=LeaseSpec(holder_identity=holder))
 
     def test_the_first_makes_the_lease(self) -> None:
-        assert next_step(None, "me", 0, 15) is Step.MAKE
+        assert next_step(None, "me", 0, 15) is LeaseAction.MAKE
 
     def test_its_holder_renews_it(self) -> None:
-        assert next_step(self.lease("me"), "me", 1, 15) is Step.TAKE
+        assert next_step(self.lease("me"), "me", 1, 15) is LeaseAction.TAKE
 
     def test_one_that_was_given_up_is_taken_at_once(self) -> None:
-        assert next_step(self.lease(""), "me", 0, 15) is Step.TAKE
-        assert next_step(self.lease(None), "me", 0, 15) is Step.TAKE
+        assert next_step(self.lease(""), "me", 0, 15) is LeaseAction.TAKE
+        assert next_step(self.lease(None), "me", 0, 15) is LeaseAction.TAKE
 
     def test_anothers_is_taken_when_it_did_not_change_for_its_whole_duration(self) -> None:
-        assert next_step(self.lease("other"), "me", 15, 15) is Step.WAIT
-        assert next_step(self.lease("other"), "me", 15.1, 15) is Step.TAKE
+        assert next_step(self.lease("other"), "me", 15, 15) is LeaseAction.WAIT
+        assert next_step(self.lease("other"), "me", 15.1, 15) is LeaseAction.TAKE
 
 
 def test_ids_follow_from_keys() -> None:
-    assert marks.sandbox_id_for("k", 0) == marks.sandbox_id_for("k", 0) != marks.sandbox_id_for("k", 1)
-    assert len(marks.sandbox_id_for("k", 0)) == 8
+    assert (
+        pod_metadata.sandbox_id_for("k", 0)
+        == pod_metadata.sandbox_id_for("k", 0)
+        != pod_metadata.sandbox_id_for("k", 1)
+    )
+    assert len(pod_metadata.sandbox_id_for("k", 0)) == 8
 
 
 def test_a_birth_survives_its_annotation() -> None:
     birth = born(labels={"a": "ü"}, ttl_seconds=5)
-    assert msgspec.json.decode(marks.encoded(birth), type=marks.Birth) == birth
+    assert msgspec.json.decode(pod_metadata.encoded(birth), type=pod_metadata.CreationRecord) == birth

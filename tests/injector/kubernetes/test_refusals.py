@@ -3,7 +3,7 @@
 import pytest
 
 from orchard.injector.errors import SandboxError, SandboxRefused, SandboxRequestInvalid, SandboxUnavailable
-from orchard.injector.kubernetes.admission import REMEMBERED, Admission
+from orchard.injector.kubernetes.admission import REMEMBERED, PodAdmission
 from orchard.injector.kubernetes.api import ClusterApi
 from orchard.injector.kubernetes.cache import PodCache
 from orchard.injector.kubernetes.creation import Creation
@@ -57,7 +57,7 @@ async def test_what_is_not_admitted_is_not_sent_again_for_a_minute(
 ) -> None:
     """By whomever it is asked for; others are. Then the policy may have changed."""
     now = 0.0
-    admission = Admission(api, PODS, lambda: now)
+    admission = PodAdmission(api, PODS, lambda: now)
 
     async def create(name: str, image: str = "debian:12") -> None:
         body = {"metadata": {"name": name, "labels": {}, "annotations": {}}, "spec": {"containers": []}}

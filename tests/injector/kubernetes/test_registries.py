@@ -11,9 +11,9 @@ from orchard.injector.kubernetes import reconcile
 from orchard.injector.kubernetes.api import ClusterApi
 from orchard.injector.kubernetes.cache import PodCache
 from orchard.injector.kubernetes.creation import Creation
+from orchard.injector.kubernetes.failing_registries import PLACES, PROBE_SECONDS, RegistryLimiter
 from orchard.injector.kubernetes.objects import Pod
 from orchard.injector.kubernetes.reconcile import Fail
-from orchard.injector.kubernetes.registries import PLACES, PROBE_SECONDS, Brake
 from orchard.injector.kubernetes.settings import KubernetesSettings
 from orchard.schemas.sandboxes import CreateSandbox
 from tests.injector.kubernetes.api_server import ApiServer
@@ -36,7 +36,7 @@ class Cluster:
     def __init__(self, *pods: Pod) -> None:
         self.pods = list(pods)
         self.at = 100.0
-        self.brake = Brake(self.pods, lambda: NOW + self.at)
+        self.brake = RegistryLimiter(self.pods, lambda: NOW + self.at)
 
     def lets(self, image: str = "r.io/new:1") -> bool:
         """Whether a Pod of it is made; it is there then."""

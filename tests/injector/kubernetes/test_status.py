@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from orchard.injector.kubernetes import marks
+from orchard.injector.kubernetes import pod_metadata
 from orchard.injector.kubernetes.settings import KubernetesSettings
 from orchard.injector.kubernetes.status import judge
 from orchard.schemas.sandboxes import SandboxStatus
 from tests.injector.kubernetes.conftest import NOW, born, container, pod, running
 
-READY = {marks.INTRODUCED: marks.stamp(NOW)}
+READY = {pod_metadata.INTRODUCED: pod_metadata.stamp(NOW)}
 
 
 def waiting(reason: str) -> dict[str, Any]:
@@ -52,8 +52,8 @@ def test_whose_image_is_missing_decides_whose_fault_it_is(
     statuses = {
         "containerStatuses" if what == "sandbox" else "initContainerStatuses": container(what, waiting=said)
     }
-    look = marks.Look(image="", trouble="missing", since=NOW, words="", waited=True)
-    seen = pod(birth=born(), annotations={marks.LOOK: marks.encoded(look)}, **statuses)
+    look = pod_metadata.PullAttempt(image="", trouble="missing", since=NOW, words="", waited=True)
+    seen = pod(birth=born(), annotations={pod_metadata.LOOK: pod_metadata.encoded(look)}, **statuses)
     verdict = judge(seen, settings, NOW + settings.missing_after)
     assert (verdict.status, verdict.reason) == (SandboxStatus.FAILED, reason)
     assert "manifest unknown" in verdict.message
@@ -114,8 +114,10 @@ def test_it_is_ready_when_its_agent_has_its_key_and_not_before(settings: Kuberne
 
 
 def test_a_marked_failure_outlives_whatever_the_pod_does(settings: KubernetesSettings) -> None:
-    failure = marks.Failure(reason="agent_replaced", message="another answered")
-    sandbox = pod(birth=born(), annotations={**READY, marks.FAILED: marks.encoded(failure)}, **running())
+    failure = pod_metadata.FailureRecord(reason="agent_replaced", message="another answered")
+    sandbox = pod(
+        birth=born(), annotations={**READY, pod_metadata.FAILED: pod_metadata.encoded(failure)}, **running()
+    )
     verdict = judge(sandbox, settings, NOW)
     assert (verdict.reason, verdict.message, verdict.settled) == (
         *("agent_replaced", "another answered"),

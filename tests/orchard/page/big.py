@@ -8,7 +8,7 @@ import msgspec
 
 from orchard.schemas import events as e
 from orchard.schemas.subjects import event_subject
-from orchard.storage.delta import Table
+from orchard.storage.delta import StoreTable
 from orchard.storage.derive import derive_tables
 from orchard.storage.location import Location
 from orchard.storage.log import log_batch
@@ -56,8 +56,8 @@ def append(store: Path, events: Sequence[e.Event]) -> int:
     last = first + len(events) - 1
     for name, rows in {EVENTS: batch.rows, **derive_tables(batch.facts)}.items():
         if rows.num_rows or name == EVENTS:
-            Table(location, name).append(rows, last)
-    progress = Table(location, PROGRESS)
+            StoreTable(location, name).append(rows, last)
+    progress = StoreTable(location, PROGRESS)
     progress.append(progress.schema.empty_table(), last)
     return last
 

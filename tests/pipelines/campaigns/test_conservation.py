@@ -10,7 +10,7 @@ import pytest
 
 from orchard.pipelines.campaigns import conservation
 from orchard.pipelines.campaigns.commands import Campaigns, Progress
-from orchard.pipelines.campaigns.conservation import Balance, Change, Ledger, apply_changes, balances, place
+from orchard.pipelines.campaigns.conservation import Balance, Change, apply_changes, balances, place
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import (
     CampaignRecord,
@@ -264,7 +264,7 @@ def _decode(body: bytes) -> RolloutRequest:
 
 
 def test_changes_after_the_tables_are_applied_in_their_order() -> None:
-    ledgers = {"c": Ledger(accepted=1, aborted=1, requested=4, open={"a", "b"})}
+    found = {"c": Balance("c", accepted=1, aborted=1, requested=4, open={"a", "b"})}
     changes = [
         Change("rollout.finished", "c", "a"),
         Change("rollout.reopened", "c", "was-aborted"),
@@ -273,14 +273,14 @@ def test_changes_after_the_tables_are_applied_in_their_order() -> None:
         Change("rollout.aborted", "c", "new"),
         Change("rollout.finished", "c", "stranger"),
     ]
-    apply_changes(ledgers, changes, {"a", "b", "was-aborted"}, {"was-aborted": "aborted"})
-    assert ledgers["c"] == Ledger(
-        accepted=2, aborted=1, requested=5, open={"b", "was-aborted"}, unrequested={"stranger"}
+    apply_changes(found, changes, {"a", "b", "was-aborted"}, {"was-aborted": "aborted"})
+    assert found["c"] == Balance(
+        "c", accepted=2, aborted=1, requested=5, open={"b", "was-aborted"}, strangers={"stranger"}
     )
 
 
 def test_a_rollout_in_a_queue_that_was_never_requested_is_named() -> None:
-    ledger = Ledger(accepted=1, requested=1, unrequested={"x"})
-    balance = place("c", ledger, Queued(set(), set(), set()), None, ())
+    balance = Balance("c", accepted=1, requested=1, strangers={"x"})
+    place(balance, Queued(set(), set(), set()), None)
     assert not balance.holds
     assert balance.findings() == ["campaign c: rollout x is never requested: report this"]

@@ -8,7 +8,7 @@ import pytest
 from orchard.pipelines.datasets.examples import Candidate, Draft, Dropped, draft, leaked_steps
 from orchard.pipelines.datasets.settings import DatasetSettings, Filters, Values
 from orchard.schemas.messages import MessageNode, Role, ToolCall, node_id
-from orchard.workers.harnesses.orchard_bash_prompts import BASH_TOOL
+from orchard.workers.harnesses.bash_prompts import BASH_TOOL
 
 SETTINGS = DatasetSettings(name="x", tokenizer="t", values=Values(annotator="teacher"))
 MASK = msgspec.structs.replace(SETTINGS, filters=Filters(bad_turns="mask"))

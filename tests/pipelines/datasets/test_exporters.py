@@ -16,10 +16,11 @@ from trl import SFTConfig, SFTTrainer
 from orchard.pipelines.datasets.build import build
 from orchard.pipelines.datasets.errors import DatasetError
 from orchard.pipelines.datasets.exporters import write
-from orchard.pipelines.datasets.exporters.write import EXPORTERS, export
-from orchard.pipelines.datasets.importing import events_of, import_trajectories, read_released, released
+from orchard.pipelines.datasets.exporters.write import built_in, export
+from orchard.pipelines.datasets.importing import events_of, import_trajectories, parquet_rows
 from orchard.pipelines.datasets.rows import Row, read_rows
 from orchard.pipelines.datasets.settings import DatasetSettings, Values
+from orchard.pipelines.domains.swe.released_rows import COLUMNS, read_swe_rows, released
 from orchard.pipelines.tasks.left_out import LeftOut
 from orchard.schemas.blobs import INLINE_LIMIT
 from orchard.schemas.events import encode_event, payload
@@ -55,12 +56,12 @@ def loaded(built: Path, layout: str, out: Path) -> tuple[list[Row], hf.Dataset, 
     return list(read_rows(built)), found, done
 
 
-@pytest.mark.parametrize("layout", EXPORTERS)
+@pytest.mark.parametrize("layout", built_in())
 async def test_every_layout_loads_with_its_columns(built: Path, tmp_path: Path, layout: str) -> None:
     rows, found, done = loaded(built, layout, tmp_path / "out")
     assert len(found) == len(rows) == done.records == 3
-    tools = ["tools"] if EXPORTERS[layout].typed_tools else []
-    assert found.column_names == [*EXPORTERS[layout].schema.names, *tools]
+    tools = ["tools"] if built_in()[layout].typed_tools else []
+    assert found.column_names == [*built_in()[layout].schema.names, *tools]
     assert all(found.features[name] is not None for name in found.column_names)
 
 
@@ -205,7 +206,7 @@ def test_tools_that_parquet_would_change_are_left_out_and_said(
 ) -> None:
     rows = [SimpleNamespace(tools=json.dumps(tools))]
     monkeypatch.setattr(write, "read_rows", lambda _: rows)
-    found = write._with_tools(EXPORTERS["verl-sft"], tmp_path)
+    found = write._with_tools(built_in()["verl-sft"], tmp_path)
     assert ("tools" in found.schema.names, write.MIXED_TOOLS in found.always) == (fit, not fit)
 
 
@@ -214,7 +215,7 @@ def test_tools_that_differ_between_rows_are_left_out_and_said(
 ) -> None:
     rows = [SimpleNamespace(tools=json.dumps([tool("a", *said)])) for said in ((TEXT,), (TEXT, TEXT))]
     monkeypatch.setattr(write, "read_rows", lambda _: rows)
-    assert write.MIXED_TOOLS in write._with_tools(EXPORTERS["verl-sft"], tmp_path).always
+    assert write.MIXED_TOOLS in write._with_tools(built_in()["verl-sft"], tmp_path).always
 
 
 async def test_stepwise_labels_are_the_steps_that_rise(built: Path, tmp_path: Path) -> None:
@@ -248,7 +249,7 @@ async def test_exported_rows_come_back_as_rollouts_that_build_to_the_same_tokens
     blobs = BlobStore(str(tmp_path / "store"))
     publisher = Publisher(connection)
     arguments = {"campaign": "published", "dataset": "ours"}
-    rows = [*released(read_released([done.file]), "mini-swe-agent")]
+    rows = [*read_swe_rows([done.file], blobs, "mini-swe-agent")]
     first = await import_trajectories(publisher, blobs, rows, **arguments)
     assert (first.rollouts, first.flags) == (3, {"unanswered_last_call": 3})
     again = await import_trajectories(publisher, blobs, rows, **arguments)
@@ -302,7 +303,7 @@ async def test_files_in_another_layout_cost_themselves(built: Path, tmp_path: Pa
     raw[8:40] = b"\xff" * 32
     (tmp_path / "torn.parquet").write_bytes(raw)
     files = [other, tmp_path / "text.parquet", tmp_path / "torn.parquet", good]
-    read = [row for _, row in read_released(files)]
+    read = [row for _, row in parquet_rows(files, COLUMNS)]
     left_out = [row for row in read if isinstance(row, LeftOut)]
     assert [each.name for each in left_out] == [str(file) for file in files[:3]]
     assert "no column messages" in left_out[0].why and "as Parquet" in left_out[1].why

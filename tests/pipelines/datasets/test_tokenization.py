@@ -18,7 +18,7 @@ from orchard.pipelines.datasets.lines import BORDERS, OURS, LineCutter
 from orchard.pipelines.datasets.templates import any_of
 from orchard.pipelines.datasets.tokenization import ChatTokenizer, Conversation
 from orchard.pipelines.datasets.tokenizer import train_tokenizer
-from orchard.workers.harnesses.orchard_bash_prompts import BASH_TOOL
+from orchard.workers.harnesses.bash_prompts import BASH_TOOL
 from tests.real_tokenizers import PACKAGES, real_tokenizer
 
 PLAIN = (

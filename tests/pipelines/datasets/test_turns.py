@@ -9,7 +9,7 @@ from orchard.pipelines.datasets import templates
 from orchard.pipelines.datasets.errors import ExampleError
 from orchard.pipelines.datasets.lines import LineCutter
 from orchard.pipelines.datasets.tokenization import ChatTokenizer, Conversation
-from orchard.workers.harnesses.orchard_bash_prompts import BASH_TOOL
+from orchard.workers.harnesses.bash_prompts import BASH_TOOL
 from tests.real_conversations import KINDS, MODELS, conversation, load
 
 

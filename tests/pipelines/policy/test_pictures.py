@@ -10,8 +10,8 @@ from PIL import Image
 
 from orchard.pipelines.datasets.tokenizer import train_tokenizer
 from orchard.pipelines.models.directories import load_model, save_model
+from orchard.pipelines.models.picture_tokens import never_said
 from orchard.pipelines.models.tiny_vision import new_vision_model
-from orchard.pipelines.vision.packing import never_said
 from orchard.pipelines.vision.places import PICTURE
 from orchard.pipelines.vision.reading import PictureReader
 from tests.pipelines.policy.small_models import BASH, TEXTS, sharp

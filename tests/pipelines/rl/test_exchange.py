@@ -52,7 +52,7 @@ def all_sampled(members):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_group_with_pictures_is_refused_and_not_sent_without_them(layout: str) -> None:
     seen = [[replace(row, images=["0" * 64]) for row in rows] for rows in WHOLE]
-    with pytest.raises(RunError, match=r"has pictures.*orchard-gui"):
+    with pytest.raises(RunError, match=r"has pictures.*verl-sft"):
         list(LAYOUTS[layout](GROUP, seen, TERMS))
 
 

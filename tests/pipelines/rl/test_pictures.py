@@ -16,7 +16,7 @@ from orchard.pipelines.rl.loss_settings import told_loss
 from orchard.pipelines.rl.losses import policy_loss
 from orchard.pipelines.rl.sequences import NotSampled, sequences
 from orchard.pipelines.rl.settings import settings_from
-from orchard.pipelines.vision.packing import eyes_of
+from orchard.pipelines.sft.picture_packs import eyes_of
 from orchard.schemas.campaigns import ModelSpec
 from orchard.schemas.llm_calls import LLMCall, ModelKind, Usage
 from orchard.storage.blobs import BlobStore

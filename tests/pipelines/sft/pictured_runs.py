@@ -9,8 +9,8 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerBase
 
 from orchard.pipelines.datasets.rows import TokenRow
-from orchard.pipelines.datasets.tokenizer import PICTURE_TOKENS
 from orchard.pipelines.models.directories import load_tokenizer
+from orchard.pipelines.models.picture_tokens import PICTURE_TOKENS
 from orchard.pipelines.vision.reading import PictureReader
 from orchard.storage.blobs import BlobStore
 from tests.pipelines.sft.small_runs import VOCABULARY, write_dataset, write_tokenizer

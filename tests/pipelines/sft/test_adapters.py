@@ -8,11 +8,11 @@ import pytest
 import torch
 from peft import PeftModel
 
-from orchard.pipelines.models.adapters import add_adapter
 from orchard.pipelines.models.directories import load_model, load_tokenizer, save_model
 from orchard.pipelines.models.errors import ModelError
 from orchard.pipelines.models.tiny import new_model
 from orchard.pipelines.sft import trainer as trainer_module
+from orchard.pipelines.sft.adapters import add_adapter
 from orchard.pipelines.sft.metrics import read_steps
 from orchard.pipelines.sft.settings import Lora, SftSettings, TrainingError, settings_from, settings_hash
 from orchard.pipelines.sft.trainer import ADAPTED, CHECKPOINTS, METRICS, MODEL, train

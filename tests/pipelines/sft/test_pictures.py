@@ -5,14 +5,15 @@ import numpy as np
 import pytest
 import torch
 
+from orchard.pipelines.domain import domains
 from orchard.pipelines.models.directories import load_model, load_processor
 from orchard.pipelines.models.tiny_vision import new_vision_model
 from orchard.pipelines.sft.attention import use_packed_attention
 from orchard.pipelines.sft.loss import make_pack, trained_logits
+from orchard.pipelines.sft.picture_packs import eyes_of
 from orchard.pipelines.sft.preparation import parameters_sha256
-from orchard.pipelines.sft.settings import PRESETS, TrainingError, settings_from
+from orchard.pipelines.sft.settings import TrainingError, settings_from
 from orchard.pipelines.sft.trainer import train
-from orchard.pipelines.vision.packing import eyes_of
 from orchard.pipelines.vision.places import Grid, Misplaced, positions
 from orchard.pipelines.vision.reading import BadPicture, PictureReader
 from orchard.schemas.training import TrainingFinished, TrainingStarted
@@ -163,7 +164,7 @@ def pictured_run(request, tmp_path):
 
 
 def test_the_preset_trains_the_language_model_and_leaves_tower_and_projector_as_they_were(pictured_run):
-    assert PRESETS["gui"]["freeze"] == ["*visual*", "*vision*"]
+    assert domains()["gui"].sft_preset["freeze"] == ["*visual*", "*vision*"]
     facts = _Facts()
     result = train(pictured_run(), sinks=lambda: [facts])
     start = load_model(train(pictured_run("start", max_steps=1, lr=1e-30, min_lr=0.0)))

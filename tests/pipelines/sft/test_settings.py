@@ -2,7 +2,8 @@
 
 import pytest
 
-from orchard.pipelines.sft.settings import PRESETS, TrainingError, settings_from, settings_hash
+from orchard.pipelines.domain import domains
+from orchard.pipelines.sft.settings import TrainingError, settings_from, settings_hash
 
 NEEDED = {"dataset": "d", "out": "o", "model": "m"}
 
@@ -24,7 +25,7 @@ def test_keys_win_over_their_preset():
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"preset": "huge"}, "choose one of " + ", ".join(PRESETS)),
+        ({"preset": "huge"}, "choose one of " + ", ".join(domains())),
         ({"epoch": 1}, "unknown field `epoch`"),
         ({"shape": "tiny-1m"}, "either `model`"),
         ({"model": None}, "either `model`"),

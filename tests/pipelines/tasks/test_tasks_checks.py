@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from orchard.injector.client import AsyncSandboxClient
-from orchard.pipelines.tasks.validate import ValidationSettings, Validator
+from orchard.pipelines.tasks.proving import ValidationSettings
+from orchard.pipelines.tasks.validate import Validator
 from orchard.schemas.events import TaskRejected, TaskValidated
 from orchard.schemas.tasks import StateCheck, Task
 from orchard.storage.blobs import BlobStore

@@ -12,7 +12,8 @@ from orchard.injector.client import AsyncSandboxClient
 from orchard.pipelines.tasks.directories import directories, directory_task, read_all, read_directory
 from orchard.pipelines.tasks.dockerfiles import build_image
 from orchard.pipelines.tasks.errors import TaskError
-from orchard.pipelines.tasks.validate import ValidationSettings, Validator
+from orchard.pipelines.tasks.proving import ValidationSettings
+from orchard.pipelines.tasks.validate import Validator
 from orchard.schemas.events import TaskRejected, TaskValidated
 from orchard.schemas.tasks import Asked, StateCheck
 from orchard.storage.blobs import BlobStore

@@ -12,11 +12,12 @@ from orchard.schemas.campaigns import Budget, ModelSpec, Timeouts
 from orchard.schemas.llm_calls import LLMCall
 from orchard.schemas.messages import MessageNode, Role
 from orchard.schemas.outcomes import AbortCause, ExitStatus
+from orchard.workers.domains.swe.harnesses import orchard_bash_prompts
 from orchard.workers.episode import patches
 from orchard.workers.episode.budgets import within
 from orchard.workers.episode.message_tree import MessageTree
 from orchard.workers.failures import InfrastructureError
-from orchard.workers.harnesses import get_harness, orchard_bash_prompts
+from orchard.workers.harnesses import get_harness
 from orchard.workers.harnesses.bash_loop import LONGEST_COMMAND, BashLoop
 from orchard.workers.harnesses.interface import Episode
 from orchard.workers.harnesses.own_words import OwnWords

@@ -7,9 +7,9 @@ from orchard.schemas.tasks import Asked, StateCheck, SWETests, Task
 from orchard.workers.domains.swe.oracle.script import play
 from orchard.workers.domains.swe.oracle.statements import StatementIndex
 from orchard.workers.episode.machine import CommandOutcome
-from orchard.workers.harnesses import DEFAULT, TASK, get_harness, orchard_task_prompts
+from orchard.workers.harnesses import TASK, get_harness, orchard_task_prompts, patch_harness
 from orchard.workers.harnesses.bash_loop import SUBMIT_LINE, BashLoop, submitted
-from orchard.workers.harnesses.orchard_bash_prompts import BASH_TOOL
+from orchard.workers.harnesses.bash_prompts import BASH_TOOL
 from orchard.workers.harnesses.own_words import OwnWords, parse
 from orchard.workers.harnesses.programs.catalog import PROGRAMS
 from orchard.workers.harnesses.programs.runner import prompt_of
@@ -37,7 +37,7 @@ def test_it_is_registered_beside_the_released_one() -> None:
     harness = get_harness(TASK)
     assert isinstance(harness, BashLoop)
     assert (harness.name, harness.tools, harness.replayable) == ("orchard-task", (BASH_TOOL,), True)
-    assert get_harness(DEFAULT).name == "orchard-bash"
+    assert get_harness(patch_harness()).name == "orchard-bash"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from orchard.pipelines.domains.gui.judging.again import read_episodes
 from orchard.schemas.events import RolloutFinished, payload
 from orchard.schemas.gui import GuiOutcome
 from orchard.schemas.outcomes import ExitStatus
-from orchard.schemas.plugins import PluginSettings, configure
+from orchard.schemas.plugins import PluginSettings
 from orchard.schemas.tasks import PluginGrading, Task
 from orchard.storage.reader import open_tables
 from orchard.streams.server import EmbeddedServer
@@ -20,6 +20,7 @@ from orchard.workers.episode.pictures import read_picture
 from orchard.workers.episode.settings import JudgeSettings
 from orchard.workers.harnesses.interface import Episode, Harness, HarnessResult
 from orchard.workers.llm import resting
+from orchard.workers.plugins import configure
 from tests.attempts_world import Script, World, world
 from tests.sandbox_service import LocalService
 

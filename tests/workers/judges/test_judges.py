@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from orchard.schemas.judging import JudgeCalled, JudgeRuled, Verdict
 from orchard.schemas.outcomes import AbortCause
-from orchard.schemas.plugins import PluginError, PluginSettings, configure
+from orchard.schemas.plugins import PluginError, PluginSettings
 from orchard.workers.domains.claw.grading import transcript
 from orchard.workers.episode.settings import JudgeSettings
 from orchard.workers.failures import InfrastructureError
@@ -19,6 +19,7 @@ from orchard.workers.judges.interface import BadVerdict, Evidence, Picture
 from orchard.workers.judges.rubric import RUBRIC, read_score, read_success, shown
 from orchard.workers.judges.ruling import Judges, prompt_hash
 from orchard.workers.llm.client import EndpointSettings, ModelClient, Price
+from orchard.workers.plugins import configure
 
 EVIDENCE = Evidence(task="Book a room.", rubric="The room is booked once.", answer="Booked.")
 

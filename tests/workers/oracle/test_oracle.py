@@ -17,8 +17,8 @@ from orchard.workers.episode.diffs import parse_diff
 from orchard.workers.episode.message_tree import MessageTree
 from orchard.workers.graders import grade
 from orchard.workers.harnesses import get_harness
+from orchard.workers.harnesses.bash_prompts import BASH_TOOL
 from orchard.workers.harnesses.interface import Episode
-from orchard.workers.harnesses.orchard_bash_prompts import BASH_TOOL
 from orchard.workers.llm.client import EndpointSettings, ModelClient
 from orchard.workers.oracle.behaviours import DEFAULT_MIX, Behaviour, chance, checked_mix, draw
 from orchard.workers.oracle.server import OracleServer

@@ -18,7 +18,7 @@ from orchard.workers.domains.claw.script_runner import (
     run_script,
 )
 from orchard.workers.failures import InfrastructureError
-from orchard.workers.graders.plugin import Judgement
+from orchard.workers.graders.judgement import Judgement
 from orchard.workers.judges.interface import Evidence, indented
 
 NAME = "claw"

@@ -14,7 +14,7 @@ from orchard.schemas.outcomes import AbortCause, Reward
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError
 from orchard.workers.failures import InfrastructureError
-from orchard.workers.graders.plugin import Judgement
+from orchard.workers.graders.judgement import Judgement
 from orchard.workers.judges.interface import Evidence, Picture, indented
 from orchard.workers.judges.ruling import Judges
 

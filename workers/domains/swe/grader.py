@@ -14,18 +14,15 @@ sandbox itself ends during the tests without exceeding a limit, the host may be 
 end, in another sandbox, is the model's fault.
 """
 
-import asyncio
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import PurePosixPath
 
 import msgspec
 
 from orchard.schemas.outcomes import AbortCause, Reward
 from orchard.schemas.tasks import SWETests, Task
-from orchard.storage.blobs import BlobStore
-from orchard.storage.errors import StorageError
 from orchard.workers.domains.swe.canaries.canaries import (
     LIMIT,
     SHARE,
@@ -51,15 +48,12 @@ from orchard.workers.episode.patch_policy import Refused, permitted
 from orchard.workers.episode.patches import LADDER, PUBLISHED_LADDER, Applied, Checkout
 from orchard.workers.episode.preparation import prepare
 from orchard.workers.failures import InfrastructureError, LimitExceeded
-from orchard.workers.masking import masked
+from orchard.workers.graders.judgement import Judgement
 
 NAME = "swe-tests"
 PUBLISHED = "swe-tests-published"
 """The grader's name when the rules of published benchmarks were followed; such rewards are not for
 training."""
-
-Pristine = Callable[[], AbstractAsyncContextManager[Machine]]
-"""Opens another fresh machine of the task's image."""
 
 RUNNER_HOOKS = frozenset({"conftest.py", "pytest.ini", "sitecustomize.py", "usercustomize.py"})
 """Files that control the test runner. An evaluation restores them, unless the gold patch changes them."""
@@ -79,32 +73,15 @@ class Grade(msgspec.Struct, frozen=True, kw_only=True):
     without_canary: tuple[str, ...] | None = None
 
 
-async def grade_swe(
-    task: Task,
-    grading: SWETests,
-    submission: str,
-    machine: Machine,
-    *,
-    timeout: float,
-    blobs: BlobStore,
-    pristine: Pristine,
-    published: bool = False,
-    copies: bool = True,
-) -> Reward:
+async def grade_swe(grading: SWETests, judgement: Judgement) -> Reward:
     """Returns +1 if the submission resolves the task, else -1. Raises as the module's docstring explains."""
+    task, published = judgement.task, judgement.published
     if grading.parser not in PARSERS:
         raise _invalid(task, f"names the log parser {grading.parser!r}: there is {', '.join(PARSERS)}")
     if not grading.fail_to_pass:
         raise _invalid(task, "names no test that the solution must make pass")
     started = time.monotonic()
-    grader = _Grader(task, grading, pristine, started + timeout, published=published, copies=copies)
-    grade = await grader.grade(submission, machine)
-    try:
-        reference = await asyncio.to_thread(
-            blobs.put, masked(grade.log).text.encode(errors="replace"), "text/plain; charset=utf-8"
-        )
-    except StorageError as error:
-        raise InfrastructureError(AbortCause.STORE_FAILED, str(error)) from error
+    grade = await _Grader(grading, judgement).grade()
     return Reward(
         value=1.0 if grade.verdict.resolved else -1.0,
         resolved=grade.verdict.resolved,
@@ -112,7 +89,7 @@ async def grade_swe(
         parts={"fail_to_pass": grade.verdict.fail_to_pass, "pass_to_pass": grade.verdict.pass_to_pass},
         tests=grade.verdict.tests,
         detail=grade.detail,
-        log=reference,
+        log=await judgement.keep_log(grade.log),
         seconds=time.monotonic() - started,
         cause=grade.cause,
         extra_sandboxes=grade.extra_sandboxes,
@@ -123,25 +100,19 @@ async def grade_swe(
 class _Grader:
     """One grading, with its deadline and a source of further machines."""
 
-    def __init__(
-        self,
-        task: Task,
-        grading: SWETests,
-        pristine: Pristine,
-        deadline: float,
-        *,
-        published: bool,
-        copies: bool,
-    ) -> None:
-        self._task = task
+    def __init__(self, grading: SWETests, judgement: Judgement) -> None:
+        self._task = judgement.task
         self._grading = grading
-        self._pristine = pristine
-        self._deadline = deadline
-        self._published = published
-        self._copies = copies and not published
-        self._ladder = PUBLISHED_LADDER if published else LADDER
+        self._submission = judgement.submission
+        self._machine = judgement.machine
+        self._pristine = judgement.pristine
+        self._deadline = time.monotonic() + judgement.timeout
+        self._published = judgement.published
+        self._copies = judgement.copies and not judgement.published
+        self._ladder = PUBLISHED_LADDER if judgement.published else LADDER
 
-    async def grade(self, submission: str, machine: Machine) -> Grade:
+    async def grade(self) -> Grade:
+        submission, machine = self._submission, self._machine
         checkout = await self._begun(machine)
         nothing = judge({}, self._grading.fail_to_pass, self._grading.pass_to_pass)
         detail = "no patch was submitted"

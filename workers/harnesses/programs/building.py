@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from orchard.injector.agent.local.removal import remove_tree
+from orchard.injector.agent.files import remove_tree
 from orchard.injector.payload import elf
 from orchard.workers.harnesses.programs.layers import Layer, layout
 from orchard.workers.harnesses.programs.python_files import python_files

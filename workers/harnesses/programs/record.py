@@ -20,7 +20,7 @@ LAYER = layer_files.PLACE
 HOME = "/tmp/orchard-harness"
 """Directory for the program's own state."""
 
-SWE_PROMPT = """\
+PATCH_PROMPT = """\
 The repository in $workdir has the issue below. Resolve it: change the files of the repository, and nothing \
 else. Tests that judge the change exist already and need not be written.
 
@@ -28,7 +28,7 @@ $statement
 """
 
 TASK_PROMPT = "$statement\n"
-"""Replaces SWE_PROMPT in tasks that are judged by what the program leaves, not by a patch."""
+"""Replaces PATCH_PROMPT in tasks that are judged by what the program leaves, not by a patch."""
 
 WORLD_PROMPT = """\
 $about
@@ -102,7 +102,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     source: Source
     command: tuple[str, ...]
     """Words of the command. It starts in the task's directory; status 0 means that it is done."""
-    prompt: str = SWE_PROMPT
+    prompt: str = PATCH_PROMPT
     """Template of the values `statement` and `workdir`."""
     stdin: str = ""
     memory: str = "512Mi"

@@ -18,7 +18,7 @@ from orchard.workers.harnesses.interface import Episode, Harness, HarnessResult
 from orchard.workers.harnesses.programs.record import (
     HOME,
     LAYER,
-    SWE_PROMPT,
+    PATCH_PROMPT,
     TASK_PROMPT,
     WORLD_PROMPT,
     FileSubmission,
@@ -145,7 +145,7 @@ class ProgramHarness(Harness):
 
 def prompt_of(program: Program, task: Task) -> str:
     """Returns a program's prompt for a task without a world."""
-    if program.prompt == SWE_PROMPT and graded_in_place(task.grading):
+    if program.prompt == PATCH_PROMPT and graded_in_place(task.grading):
         return TASK_PROMPT
     return program.prompt
 

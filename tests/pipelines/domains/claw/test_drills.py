@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from orchard.pipelines.datasets.importing import released
 from orchard.pipelines.domains.claw.drills import drills
 from orchard.pipelines.domains.claw.errands import TOOLS
+from orchard.pipelines.domains.swe.released_rows import released
 from orchard.schemas.messages import Role
 
 COUNT = 200

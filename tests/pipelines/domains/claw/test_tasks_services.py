@@ -11,7 +11,8 @@ import pytest
 from orchard.injector.client import AsyncSandboxClient
 from orchard.pipelines.domains.claw.author import DRAFT_MISTAKES, plot_of
 from orchard.pipelines.domains.claw.drafts import read_draft, task_of
-from orchard.pipelines.tasks.validate import Validation, ValidationSettings, Validator, provable
+from orchard.pipelines.tasks.proving import ValidationSettings
+from orchard.pipelines.tasks.validate import Validation, Validator, provable
 from orchard.schemas.events import TaskRejected, TaskValidated
 from orchard.schemas.tasks import PluginGrading, Task, WorldUse
 from orchard.storage.blobs import BlobStore

@@ -9,7 +9,8 @@ import pytest_asyncio
 
 from orchard.injector.client import AsyncSandboxClient
 from orchard.pipelines.domains.gui.synthesis import SITES, synthesize
-from orchard.pipelines.tasks.validate import ValidationSettings, Validator
+from orchard.pipelines.tasks.proving import ValidationSettings
+from orchard.pipelines.tasks.validate import Validator
 from orchard.schemas.events import TaskRejected, TaskValidated
 from orchard.schemas.tasks import PluginGrading, Task
 from orchard.storage.blobs import BlobStore

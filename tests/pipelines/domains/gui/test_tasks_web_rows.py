@@ -28,8 +28,9 @@ from orchard.schemas.tasks import PluginGrading, Task
 from orchard.storage.blobs import BlobStore
 from orchard.streams.connection import Connection
 from orchard.streams.publisher import Publisher
+from orchard.workers.domains.gui import DOMAIN
 from orchard.workers.graders import check_grading
-from orchard.workers.judges import BROWSING, get_protocol
+from orchard.workers.judges import get_protocol
 
 ROWS: dict[str, dict[str, Any]] = {
     "webvoyager": {
@@ -71,7 +72,7 @@ def test_a_row_of_each_family_is_a_task(family: str) -> None:
     check_grading(task)
     assert isinstance(task.grading, PluginGrading)
     assert task.grading.settings["protocol"] == PROTOCOLS[family]
-    assert get_protocol(PROTOCOLS[family]).version in BROWSING
+    assert get_protocol(PROTOCOLS[family]).version in DOMAIN.judges
     world = world_of(task)
     assert world.start_url.startswith("https://") and not world.block_network and world.site is None
     assert (task.source, task.task_id.startswith(f"{family}-")) == (family, True)

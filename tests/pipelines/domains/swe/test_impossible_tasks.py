@@ -9,9 +9,9 @@ import pytest
 from orchard.injector.client import AsyncSandboxClient
 from orchard.pipelines.datasets.candidates import candidates
 from orchard.pipelines.datasets.settings import DatasetSettings, Source
-from orchard.pipelines.domains.swe.impossible import contradicted, mixed, variants
+from orchard.pipelines.domains.swe.impossible import contradicted, variants
 from orchard.pipelines.tasks.errors import TaskError
-from orchard.pipelines.tasks.registry import TaskRegistry, read_task_refs, read_tasks
+from orchard.pipelines.tasks.registry import TaskRegistry, mixed, read_task_refs, read_tasks
 from orchard.pipelines.tasks.validate import Validator
 from orchard.processes.metrics import families
 from orchard.schemas.blobs import BlobRef

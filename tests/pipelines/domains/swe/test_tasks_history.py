@@ -11,7 +11,8 @@ from orchard.injector.client import AsyncSandboxClient
 from orchard.pipelines.domains.swe.benchmark_rows import task_from_row
 from orchard.pipelines.domains.swe.history import OVER, cut, look
 from orchard.pipelines.domains.swe.other_releases import LIST, newer_releases
-from orchard.pipelines.tasks.validate import ValidationSettings, Validator
+from orchard.pipelines.tasks.proving import ValidationSettings
+from orchard.pipelines.tasks.validate import Validator
 from orchard.schemas.events import TaskRejected, TaskValidated
 from orchard.storage.blobs import BlobStore
 from tests.pipelines.domains.swe.test_tasks_repositories import commit, git

@@ -11,7 +11,8 @@ from orchard.pipelines.domains.swe.own_repository import Wanted, make_task, read
 from orchard.pipelines.domains.swe.packages import PackageCache
 from orchard.pipelines.domains.swe.trial import reporting
 from orchard.pipelines.tasks.errors import NotATask, TaskError
-from orchard.pipelines.tasks.validate import ValidationSettings, Validator
+from orchard.pipelines.tasks.proving import ValidationSettings
+from orchard.pipelines.tasks.validate import Validator
 from orchard.schemas.events import TaskValidated
 from orchard.schemas.tasks import SWETests
 from orchard.storage.blobs import BlobStore

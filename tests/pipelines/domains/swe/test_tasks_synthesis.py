@@ -12,7 +12,8 @@ from orchard.pipelines.domains.swe.environments import SynthesisSettings
 from orchard.pipelines.domains.swe.packages import PackageCache
 from orchard.pipelines.domains.swe.releases import Pair
 from orchard.pipelines.domains.swe.synthesize import Rejection, Synthesizer
-from orchard.pipelines.tasks.validate import ValidationSettings, Validator
+from orchard.pipelines.tasks.proving import ValidationSettings
+from orchard.pipelines.tasks.validate import Validator
 from orchard.schemas.events import TaskRejected, TaskValidated
 from orchard.schemas.tasks import SWETests, Task, task_hash
 from orchard.storage.blobs import BlobStore

@@ -17,11 +17,13 @@ from orchard.schemas.judging import JudgeCalled, JudgeRuled
 from orchard.schemas.outcomes import AbortCause, Reward
 from orchard.schemas.tasks import PluginGrading, Task
 from orchard.storage.blobs import BlobStore
+from orchard.workers.domains.gui import DOMAIN
 from orchard.workers.domains.gui.judge_protocols import read_aspects, read_screen_score, read_status
 from orchard.workers.episode.settings import JudgeSettings
 from orchard.workers.failures import InfrastructureError
-from orchard.workers.graders.plugin import Judgement, grade_by_plugin
-from orchard.workers.judges import BROWSING, get_protocol
+from orchard.workers.graders.judgement import Judgement
+from orchard.workers.graders.plugin import grade_by_plugin
+from orchard.workers.judges import get_protocol
 from orchard.workers.judges.interface import BadVerdict
 from orchard.workers.judges.rubric import read_success
 from orchard.workers.judges.ruling import Judges, prompt_hash
@@ -196,7 +198,7 @@ async def test_a_success_with_an_answer_that_could_not_be_read_is_worth_nothing(
     assert (found.value, found.resolved, found.parts) == (0.0, True, {"judged": 1.0, "parsed": 0.0})
 
 
-@pytest.mark.parametrize("protocol", sorted(BROWSING))
+@pytest.mark.parametrize("protocol", sorted(DOMAIN.judges))
 async def test_a_judge_without_a_verdict_aborts(graded, endpoint, blobs, protocol):
     with pytest.raises(InfrastructureError) as raised:
         await graded(protocol, outcome(blobs, 2), lambda _: "Perhaps.\nSUCCESS or NOT SUCCESS?")

@@ -14,7 +14,7 @@ from orchard.workers.domains.claw.claw_eval.checkout import unpack
 from orchard.workers.domains.claw.grading import PASSING_SCORE, combined, read_returned, reward
 from orchard.workers.domains.claw.script_runner import Question, ScriptLimits, failed, run_script
 from orchard.workers.failures import InfrastructureError
-from orchard.workers.graders.plugin import Judgement
+from orchard.workers.graders.judgement import Judgement
 from orchard.workers.judges.rubric import REPLIES
 
 _WRAPPER = Path(wrapper.__file__).read_text(encoding="utf-8")

@@ -5,12 +5,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from orchard.schemas.messages import ToolCall
+from orchard.schemas.messages import RESULT_TAGS, ToolCall
 from orchard.workers.domains.gui.browser.tools import loaded, readable
 from orchard.workers.llm.answers import Completion
 
-RESPONSE = ("<tool_response>\n", "\n</tool_response>")
-"""Enclose the results of calls that were written as text; the message's role is user."""
 _BLOCK = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _THOUGHT = re.compile(r".*</think>", re.DOTALL)
 
@@ -40,9 +38,9 @@ def written_calls(text: str) -> tuple[ToolCall, ...]:
 
 def written_results(message: str) -> tuple[str, ...]:
     """Returns the result lines of a message that answers written calls; none for other messages."""
-    if not message.startswith(RESPONSE[0]):
+    if not message.startswith(RESULT_TAGS[0]):
         return ()
-    lines = message.removeprefix(RESPONSE[0]).splitlines()
+    lines = message.removeprefix(RESULT_TAGS[0]).splitlines()
     return tuple(_before(lines, "<observation>", "</tool_response>"))
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from orchard.schemas.messages import Role, ToolCall
+from orchard.schemas.messages import RESULT_TAGS, Role, ToolCall
 from orchard.schemas.outcomes import AbortCause, ExitStatus
 from orchard.workers.domains.gui.browser import prompts
-from orchard.workers.domains.gui.browser.calls import RESPONSE, calls_of
+from orchard.workers.domains.gui.browser.calls import calls_of
 from orchard.workers.domains.gui.browser.tools import DONE, TOOLS
 from orchard.workers.domains.gui.browser.world import BrowserAttempt
 from orchard.workers.episode.budgets import out_of_time, spent
@@ -93,7 +93,7 @@ class BrowserHarness(Harness):
             seconds += outcome.seconds
             if written and call is not calls[-1]:
                 continue
-            text, end = (RESPONSE[0] + "\n".join(lines), RESPONSE[1]) if written else (line, "")
+            text, end = (RESULT_TAGS[0] + "\n".join(lines), RESULT_TAGS[1]) if written else (line, "")
             if call is calls[-1] and world.answer is None:
                 text, pictures, looked = await _looked(world, f"{text}\n")
                 outcome = msgspec.structs.replace(

@@ -19,7 +19,8 @@ from orchard.workers.domains.gui.browser.launching import launched
 from orchard.workers.domains.gui.browser.tabs import Tabs
 from orchard.workers.episode.machine import Machine
 from orchard.workers.episode.sandboxes import SandboxMachine
-from orchard.workers.episode.settings import SandboxSettings
+from orchard.workers.episode.settings import SandboxSettings, WorkerSettings
+from orchard.workers.episode.worlds import Shared
 from orchard.workers.failures import InfrastructureError
 
 SPARE = "spare-browser"
@@ -188,6 +189,15 @@ async def browsers() -> AsyncIterator[Browsers]:
         yield made
     finally:
         await made.close()
+
+
+async def spare_browsers(
+    shared: Shared, client: AsyncSandboxClient, sandboxes: SandboxSettings, worker: WorkerSettings
+) -> Browsers:
+    """Opens the worker's pool and keeps as many spare browsers as its settings say."""
+    pool = await shared.of(browsers)
+    pool.keep(client, sandboxes, worker.spare_browsers)
+    return pool
 
 
 def _shape(task: Task, memory: str) -> _Shape | None:

@@ -11,7 +11,7 @@ from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward
 from orchard.schemas.sites import NAME, Answer, Expected, Records
 from orchard.schemas.tasks import PluginGrading, Task
 from orchard.workers.failures import InfrastructureError
-from orchard.workers.graders.plugin import Judgement
+from orchard.workers.graders.judgement import Judgement
 
 _NUMBER = re.compile(r"-?\d+(?:[.,:]\d+)*")
 _THOUSANDS = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")

@@ -7,19 +7,21 @@ attempt, the attempt's window shows the site and the page, and the conversation 
 
 import json
 import random
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
 
 from orchard.schemas.identity import digest
 from orchard.schemas.messages import ToolCall
 from orchard.schemas.sites import Site
+from orchard.schemas.tasks import Task
 from orchard.workers.domains.gui.sites.catalog import content_of
 from orchard.workers.domains.gui.sites.goals import Goal, NoGoal, goal_of, kinds_of
 from orchard.workers.domains.gui.sites.mistakes import mistaken
 from orchard.workers.domains.gui.sites.solving import Call, View, point, turn
 from orchard.workers.domains.gui.sites.window import look
 from orchard.workers.llm.answers import ORACLE_FINGERPRINT
-from orchard.workers.oracle.replies import Reply, text_of, usage
+from orchard.workers.oracle.behaviours import Behaviour
+from orchard.workers.oracle.interface import CannotPlay, OracleRequest
+from orchard.workers.oracle.replies import Reply, usage
 from orchard.workers.oracle.turns import Turn
 
 TOOLS = frozenset({"click", "goto_url", "done"})
@@ -35,45 +37,42 @@ _COARSE = -2
 policies have few tokens."""
 
 
-class UnanswerableRequest(Exception):
-    """The oracle cannot answer this request."""
+class SitesPlayer:
+    """Answers conversations that offer the browser tools; the site determines the task."""
+
+    def __init__(self, _tasks: Callable[[], Iterable[Task]], _mix: Mapping[Behaviour, float]) -> None: ...
+
+    async def start(self) -> None:
+        """Does nothing; the sites need no index."""
+
+    def plays(self, request: OracleRequest) -> bool:
+        return TOOLS.issubset(request.tool_names)
+
+    async def reply(self, request: OracleRequest) -> Reply:
+        rate, seed = _rate(request.variant), request.seed or 0
+        try:
+            view = await look(seed)
+        except LookupError as error:
+            raise CannotPlay(f"the oracle sees no page: {error}") from error
+        goal = view.site and _goal(view.site, request.spoken("user"))
+        if not (view.site and goal):
+            raise CannotPlay("the site that is shown has no task with a statement of this conversation")
+        number = sum(each.get("role") == "assistant" for each in request.messages)
+        said = play(view.site, goal, view, seed=seed, number=number, mistakes=rate)
+        return Reply(
+            id=f"oracle-{digest([view.site, goal.statement, seed, number], 12)}",
+            model=request.model,
+            fingerprint=f"{ORACLE_FINGERPRINT}/sites",
+            turn=said,
+            usage=usage(request.messages, request.tools or [], said),
+        )
 
 
-def about_sites(tools: Collection[str | None]) -> bool:
-    """Whether a request with these tools is about a browser."""
-    return TOOLS.issubset(tools)
-
-
-async def reply_to(
-    messages: Sequence[dict[str, Any]], *, model: str, seed: int, tools: Sequence[Any]
-) -> Reply:
-    """Answers a conversation of the harness `browser`. Raises UnanswerableRequest."""
-    rate = _rate(model)
-    try:
-        view = await look(seed)
-    except LookupError as error:
-        raise UnanswerableRequest(f"the oracle sees no page: {error}") from error
-    text = "\n".join(text_of(each) for each in messages if each.get("role") == "user")
-    goal = view.site and _goal(view.site, text)
-    if not (view.site and goal):
-        raise UnanswerableRequest("the site that is shown has no task with a statement of this conversation")
-    number = sum(each.get("role") == "assistant" for each in messages)
-    said = play(view.site, goal, view, seed=seed, number=number, mistakes=rate)
-    return Reply(
-        id=f"oracle-{digest([view.site, goal.statement, seed, number], 12)}",
-        model=model,
-        fingerprint=f"{ORACLE_FINGERPRINT}/sites",
-        turn=said,
-        usage=usage(list(messages), list(tools), said),
-    )
-
-
-def _rate(model: str) -> float:
-    asked = model.partition("/")[2]
+def _rate(asked: str) -> float:
     try:
         return float(asked) if asked else MISTAKES
     except ValueError:
-        raise UnanswerableRequest(
+        raise CannotPlay(
             "on sites the model is oracle, or oracle/SHARE with a share of mistakes from 0 to 1"
         ) from None
 

@@ -1,5 +1,0 @@
-"""Why a payload cannot be built here."""
-
-
-class PayloadError(Exception):
-    """One sentence that names the remedy."""

@@ -1,0 +1,110 @@
+"""What a domain adds to the pipelines: one record for each, and how the core finds them.
+
+The core names no domain. It asks the records, which name their components as `module:attribute`, loaded at
+first use. Records of Orchard's own domains are in `pipelines/domains/*/__init__.py`; a package of others
+declares an entry point of the group `orchard.pipeline_domains`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from orchard.schemas.tasks import PluginGrading, Task
+from orchard.workers.discovery import code_of, matching, records
+
+GROUP = "orchard.pipeline_domains"
+"""Entry points of other packages' records."""
+
+K = TypeVar("K")
+T = TypeVar("T")
+
+
+class TaskKind(NamedTuple):
+    """What decides how a task is proven."""
+
+    grading: str
+    """Name of its plug-in, or tag of its grading."""
+    world: str = ""
+    """Kind of its world; empty for a task without one."""
+
+
+def kind_of(task: Task) -> TaskKind:
+    """The kind of a task."""
+    grading = task.grading
+    tag = str(type(grading).__struct_config__.tag)
+    world = "" if task.world is msgspec.UNSET else task.world.kind
+    return TaskKind(grading.grader if isinstance(grading, PluginGrading) else tag, world)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleasedLayout:
+    """A layout in which trajectories are published."""
+
+    reader: str
+    """`module:attribute` of a `datasets.importing.LayoutReader`."""
+    calls_in_texts: bool = False
+    """Whether calls and their results stand in the texts: a trajectory without tools has none that its
+    harness defines."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineDomain:
+    """What is done before and after the rollouts of a domain."""
+
+    name: str
+    package: str
+    """Dotted name of the package whose files `sources` and `suites` are."""
+    provers: Mapping[TaskKind, str] = field(default_factory=dict)
+    """Kind of tasks to a `tasks.proving.Prover`. Tasks of other kinds are proven as a whole."""
+    contradictions: Mapping[TaskKind, str] = field(default_factory=dict)
+    """Kind of tasks to a `tasks.proving.Contradiction`, which makes impossible ones of them."""
+    task_sources: Mapping[str, str] = field(default_factory=dict)
+    """Name that `orchard tasks from-source` takes to a `tasks.sources.TaskSource`."""
+    exporters: Mapping[str, str] = field(default_factory=dict)
+    """Layout to a `datasets.exporters.interface.Exporter` of that name."""
+    released_layouts: Mapping[str, ReleasedLayout] = field(default_factory=dict)
+    """By the name that `orchard dataset import --format` takes."""
+    dataset_preset: Mapping[str, Any] = field(default_factory=dict)
+    """What `preset = NAME` sets in a dataset's file."""
+    sft_preset: Mapping[str, Any] = field(default_factory=dict)
+    """What `preset = NAME` sets in the file of a fine-tuning run."""
+    rl_preset: Mapping[str, Any] = field(default_factory=dict)
+    """What `preset = NAME` sets in the file of a reinforcement-learning run."""
+    suites: str = "suites/*.toml"
+    """Suites of published benchmarks, as a pattern in `package`."""
+    sources: tuple[str, ...] = ("__init__.py",)
+    """Files, as patterns in `package`, that decide what a dataset's rows are. What its harnesses tell a model
+    is in `WorkerDomain.sources`."""
+
+    def code(self) -> list[str]:
+        """Digests of `sources`, and its distribution where it is a package of others."""
+        return code_of(self.package, self.sources, GROUP)
+
+    def suite_files(self) -> list[Path]:
+        """The files of `suites`, by name."""
+        return matching(self.package, [self.suites])
+
+
+@cache
+def domains() -> dict[str, PipelineDomain]:
+    """All domains by name, Orchard's own first; of two with one name the first."""
+    found: dict[str, PipelineDomain] = {}
+    for record in records("orchard.pipelines.domains", GROUP, PipelineDomain):
+        found.setdefault(record.name, record)
+    return found
+
+
+def offered(field_of: Callable[[PipelineDomain], Mapping[K, T]]) -> dict[K, T]:
+    """What all domains have in one field; of two values under one name that of the first domain."""
+    return {
+        name: value for domain in reversed(domains().values()) for name, value in field_of(domain).items()
+    }
+
+
+def presets(field_of: Callable[[PipelineDomain], Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The presets of one kind, by the names of their domains."""
+    return {name: dict(preset) for name, domain in domains().items() if (preset := field_of(domain))}

@@ -1,0 +1,154 @@
+"""What a proof of a task is made with: fresh sandboxes, and gradings as a worker makes them."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from typing import Protocol
+
+import msgspec
+
+from orchard.injector.client import AsyncSandboxClient
+from orchard.pipelines.tasks.proof import Refuted, Verdict, judge_whole
+from orchard.pipelines.tasks.sandboxes import open_sandbox
+from orchard.schemas.campaigns import Budget, Timeouts
+from orchard.schemas.outcomes import AbortCause, Reward
+from orchard.schemas.tasks import Task, graded_in_place
+from orchard.storage.blobs import BlobStore
+from orchard.workers.episode.budgets import as_published
+from orchard.workers.episode.machine import Machine
+from orchard.workers.episode.networks import asked
+from orchard.workers.episode.preparation import prepare, solve
+from orchard.workers.episode.sandboxes import SandboxMachine
+from orchard.workers.graders import grade
+from orchard.workers.graders.controls import Controls
+
+UNFIT = {
+    AbortCause.IMAGE_MISSING: "image_missing",
+    AbortCause.GRADER_FAILED: "no_verdict",
+    AbortCause.TASK_BROKEN: "task_broken",
+    AbortCause.INVALID_REQUEST: "invalid",
+    AbortCause.SANDBOX_OUT_OF_MEMORY: "out_of_memory",
+}
+"""Failures that a task causes itself, and the reason it is rejected for; any other is raised."""
+
+_LOG_END = 300
+"""Characters of a check's log that a verdict shows."""
+
+
+class ValidationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How tasks are proven (configuration section `[validation]`)."""
+
+    runs: int = 3
+    """Gradings of the known solution, and as many of nothing."""
+    concurrency: int = 3
+    """Tasks at once."""
+    creation_seconds: float = 120.0
+    grading_seconds: float = 1800.0
+
+
+class ProofContext:
+    """Sandboxes and gradings for proofs. With `play`, a prover that could do without acts a task out."""
+
+    def __init__(
+        self,
+        client: AsyncSandboxClient,
+        blobs: BlobStore,
+        settings: ValidationSettings,
+        *,
+        play: bool = False,
+    ) -> None:
+        self.settings = settings
+        self.blobs = blobs
+        self.play = play
+        self._client = client
+        self._controls = Controls()
+
+    def fresh(self, task: Task) -> AbstractAsyncContextManager[SandboxMachine]:
+        """A sandbox of the task's image. Raises InfrastructureError."""
+        return open_sandbox(
+            self._client,
+            task.image,
+            purpose="validation",
+            cpu=task.cpu,
+            memory=task.memory,
+            timeout=self._timeouts(task).creation,
+            network=asked(task),
+        )
+
+    async def by_runs(
+        self, task: Task, judge: Callable[[Task, Sequence[Reward], Sequence[Reward]], Verdict]
+    ) -> Verdict:
+        """Grade the known solution, if there is one, and nothing, `settings.runs` times each, and judge both.
+        Raises InfrastructureError."""
+        gold: list[Reward] = []
+        empty: list[Reward] = []
+        solution = task.gold_patch if task.gold_patch.strip() else ""
+        for number in range(self.settings.runs):
+            if solution:
+                gold.append(await self.grade(task, solution, copies=number == 0))
+            empty.append(await self.grade(task, ""))
+        verdict = judge(task, gold, empty)
+        if isinstance(verdict, Refuted):
+            end = self._log_end(gold[0]) if verdict.reason == "gold_does_not_resolve" else ""
+            return msgspec.structs.replace(verdict, detail=verdict.detail + end)
+        return msgspec.structs.replace(
+            verdict,
+            runs=self.settings.runs,
+            without_canary=gold[0].without_canary if gold else None,
+        )
+
+    async def grade(self, task: Task, submission: str, *, copies: bool = True) -> Reward:
+        """The reward of a submission in a fresh sandbox; without `copies`, a +1 is not asked again with other
+        expected values. Raises InfrastructureError."""
+        fresh = partial(self.fresh, task)
+        async with fresh() as machine:
+            if graded_in_place(task.grading):
+                await self._solve(task, submission, machine)
+                submission = ""
+            return await grade(
+                task,
+                submission,
+                machine,
+                timeout=self._timeouts(task).grading,
+                blobs=self.blobs,
+                pristine=fresh,
+                copies=copies,
+                controls=self._controls,
+            )
+
+    async def _solve(self, task: Task, solution: str, machine: Machine) -> None:
+        """Do what an agent would have done in its own sandbox: run the solution, a shell script."""
+        await prepare(task, machine, self.settings.grading_seconds)
+        if solution:
+            await solve(task, machine, self._timeouts(task).grading)
+
+    def _timeouts(self, task: Task) -> Timeouts:
+        given = Timeouts(creation=self.settings.creation_seconds, grading=self.settings.grading_seconds)
+        return as_published(task, Budget(), given)[1]
+
+    def _log_end(self, reward: Reward) -> str:
+        """The end of the log of a check, which says in one word why; tests are named one by one instead."""
+        if reward.tests or reward.log is None:
+            return ""
+        return ": " + self.blobs.get(reward.log).decode(errors="replace").strip()[-_LOG_END:]
+
+
+class Prover(Protocol):
+    """Proves the tasks of one kind."""
+
+    async def __call__(self, task: Task, context: ProofContext) -> Verdict:
+        """The verdict on a task. Raises InfrastructureError: of a cause in UNFIT, the task is rejected for
+        it."""
+
+
+class Contradiction(Protocol):
+    """Makes impossible variants of the tasks of one kind."""
+
+    async def __call__(self, task: Task, context: ProofContext) -> Task | None:
+        """The first variant of a task that is shown to be impossible; None where there is none. Raises
+        InfrastructureError, but none of a cause in UNFIT."""
+
+
+async def prove_whole(task: Task, context: ProofContext) -> Verdict:
+    """The prover of tasks that are judged as a whole, by a check or a plug-in."""
+    return await context.by_runs(task, judge_whole)

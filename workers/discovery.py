@@ -1,0 +1,74 @@
+"""Finds the records of domains, and loads what they and plug-ins name as `module:attribute`.
+
+Each domain has one record, named `DOMAIN`, in its package. Orchard's own packages are found by listing a
+folder, those of others by their entry points.
+"""
+
+import hashlib
+import logging
+import pkgutil
+from collections.abc import Iterable
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+def load(reference: str) -> Any:
+    """The object at `module:attribute`, or an instance where that is a class. Raises what the import does."""
+    found = pkgutil.resolve_name(reference)
+    return found() if isinstance(found, type) else found
+
+
+@cache
+def installed(group: str) -> dict[str, EntryPoint]:
+    """Entry points of that group in installed packages, by name; nothing is loaded."""
+    return {entry.name: entry for entry in entry_points(group=group)}
+
+
+def records(package: str, group: str, kind: type[T]) -> list[T]:
+    """Records of all domains: of each package directly below `package`, then of the entry points of `group`.
+
+    An installed one that cannot be loaded, or is none, is left out with a warning.
+    """
+    folder = import_module(package).__path__
+    found = [load(f"{package}.{each.name}:DOMAIN") for each in pkgutil.iter_modules(folder) if each.ispkg]
+    for name, entry in installed(group).items():
+        try:
+            record = load(entry.value)
+        except Exception as error:
+            log.warning("the domain %r (%s) is left out: %r", name, entry.value, error)
+            continue
+        if isinstance(record, kind):
+            found.append(record)
+        else:
+            log.warning("the domain %r (%s) is left out: it is no %s", name, entry.value, kind.__name__)
+    return found
+
+
+def matching(package: str, patterns: Iterable[str]) -> list[Path]:
+    """Files in a package's folder that match a pattern, sorted."""
+    return sorted({file for pattern in patterns for file in _folder(package).glob(pattern)})
+
+
+def code_of(package: str, patterns: Iterable[str], group: str) -> list[str]:
+    """What tells versions of a package's files apart: path and SHA-256 of each file that matches, and its
+    distribution with the version, where that declares an entry point of `group`."""
+    top, folder = package.partition(".")[0], _folder(package)
+    dists = [entry.dist for entry in installed(group).values() if entry.module.partition(".")[0] == top]
+    return [
+        *(f"{dist.name} {dist.version}" for dist in dists if dist is not None),
+        *(
+            f"{package}/{file.relative_to(folder).as_posix()} {hashlib.sha256(file.read_bytes()).hexdigest()}"
+            for file in matching(package, patterns)
+        ),
+    ]
+
+
+def _folder(package: str) -> Path:
+    return Path(str(import_module(package).__file__)).parent

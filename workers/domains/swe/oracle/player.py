@@ -1,0 +1,95 @@
+"""The oracle for tasks that are solved with a shell: it follows the gold patch, and annotates steps by it."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
+from typing import Any
+
+from orchard.schemas.identity import digest
+from orchard.schemas.tasks import Task
+from orchard.workers.domains.swe.oracle import annotator
+from orchard.workers.domains.swe.oracle.script import turn
+from orchard.workers.domains.swe.oracle.statements import StatementIndex
+from orchard.workers.llm.answers import ORACLE_FINGERPRINT
+from orchard.workers.oracle.behaviours import Behaviour, draw
+from orchard.workers.oracle.interface import CannotPlay, OracleRequest
+from orchard.workers.oracle.replies import Reply, text_of, usage
+from orchard.workers.oracle.turns import Turn, as_text, block_label
+
+
+class ShellPlayer:
+    """Acts through a tool named `bash` or blocks of bash in the text, and answers questions for values of
+    steps."""
+
+    def __init__(self, tasks: Callable[[], Iterable[Task]], mix: Mapping[Behaviour, float]) -> None:
+        self._index = StatementIndex(tasks)
+        self._mix = mix
+        self._reading = asyncio.Lock()
+
+    async def start(self) -> None:
+        await asyncio.to_thread(self._index.reload)
+
+    def plays(self, request: OracleRequest) -> bool:
+        if request.tools:
+            return "bash" in request.tool_names
+        return _label(request) is not None or _annotation(request) is not None
+
+    async def reply(self, request: OracleRequest) -> Reply:
+        behaviour = _forced(request)
+        if (asked := _annotation(request)) is not None:
+            task = await self._task(annotator.unbarred(asked))
+            said = Turn(text=annotator.annotate(task, asked))
+            return _as_reply(request, "annotator", said, [task.task_id, asked])
+        task, seed = await self._task(request.spoken("user")), request.seed or 0
+        if behaviour is None:
+            behaviour = draw(self._mix, seed, task.task_id)
+        label = _label(request)
+        roles = [message.get("role") for message in request.messages]
+        number = roles.count("assistant")
+        if label is not None:  # such a harness leaves out an answer that it cannot act on
+            number += sum(pair == ("user", "user") for pair in pairwise(roles))
+        said = turn(task, behaviour, seed, number)
+        if label is not None:
+            said = as_text(said, label)
+        return _as_reply(request, behaviour, said, [task.task_id, behaviour, seed, number])
+
+    async def _task(self, text: str) -> Task:
+        task = self._index.find(text)
+        if task is None:
+            async with self._reading:
+                await asyncio.to_thread(self._index.reload)
+            task = self._index.find(text)
+        if task is None:
+            raise CannotPlay("no task that the oracle knows has its statement in this conversation")
+        return task
+
+
+def _forced(request: OracleRequest) -> Behaviour | None:
+    if not request.variant:
+        return None
+    try:
+        return Behaviour(request.variant)
+    except ValueError:
+        raise CannotPlay(f"there is no model {request.model!r}", 404, "model_not_found") from None
+
+
+def _label(request: OracleRequest) -> str | None:
+    return None if request.tools else block_label(request.spoken("system", "user"))
+
+
+def _annotation(request: OracleRequest) -> str | None:
+    """Returns the prompt that asks for values of steps, if the conversation is about that."""
+    if request.tools:
+        return None
+    first = next((text_of(message) for message in request.messages if message.get("role") == "user"), "")
+    return first if annotator.is_annotation(first) else None
+
+
+def _as_reply(request: OracleRequest, behaviour: str, said: Turn, identity: list[Any]) -> Reply:
+    return Reply(
+        id=f"oracle-{digest(identity, 12)}",
+        model=request.model,
+        fingerprint=f"{ORACLE_FINGERPRINT}/{behaviour}",
+        turn=said,
+        usage=usage(request.messages, request.tools or [], said),
+    )

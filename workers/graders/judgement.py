@@ -1,0 +1,76 @@
+"""What a grader is given."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+
+from orchard.schemas.blobs import BlobRef
+from orchard.schemas.judging import Verdict
+from orchard.schemas.outcomes import AbortCause
+from orchard.schemas.tasks import Task
+from orchard.storage.blobs import BlobStore
+from orchard.storage.errors import StorageError
+from orchard.workers.episode.machine import Machine
+from orchard.workers.failures import InfrastructureError
+from orchard.workers.graders.controls import Controls
+from orchard.workers.judges.interface import Evidence, Messages
+from orchard.workers.judges.ruling import Judges
+from orchard.workers.masking import masked
+
+Pristine = Callable[[], AbstractAsyncContextManager[Machine]]
+"""Opens another fresh machine of the task's image."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """One outcome to judge, and everything that a grader may touch."""
+
+    task: Task
+    submission: str
+    """What the harness handed in; a unified diff where a patch is judged."""
+    machine: Machine
+    """A fresh sandbox of the task's image, or the agent's own where the grader is `in_place`."""
+    timeout: float
+    """Seconds that the whole judgement may take."""
+    pristine: Pristine
+    """Opens another fresh sandbox of the image, for a control."""
+    blobs: BlobStore
+    judges: Judges | None = None
+    """Models that rule where no program can; None where rewards are made without any."""
+    published: bool = False
+    """Whether to follow the rules of published benchmarks, which trust what tested code prints: for figures
+    that are compared, never for training."""
+    copies: bool = True
+    """Whether a +1 is asked again with other expected values; not for the gold patch, which nobody forged."""
+    controls: Controls = field(default_factory=Controls)
+    """Controls of earlier gradings, which need not be repeated."""
+
+    async def rule(self, name: str, evidence: Evidence, protocol: str = "") -> Verdict:
+        """The verdict of a judge on `name`, a part of this judgement: see `Judges.rule`."""
+        if self.judges is None:
+            raise InfrastructureError(
+                AbortCause.JUDGE_FAILED, f"{name} needs a judge, and there is none here"
+            )
+        return await self.judges.rule(name, evidence, protocol)
+
+    async def ask(self, name: str, messages: Messages) -> str:
+        """The answer of the judging model to messages in the grader's own words: see `Judges.ask`."""
+        if self.judges is None:
+            raise InfrastructureError(
+                AbortCause.JUDGE_FAILED, f"{name} needs a judge, and there is none here"
+            )
+        return await self.judges.ask(name, messages)
+
+    @property
+    def judged(self) -> str | None:
+        """Who has ruled so far, for `Reward.judge`."""
+        return self.judges.who if self.judges is not None else None
+
+    async def keep_log(self, text: str) -> BlobRef:
+        """Store what the grader saw, without keys that are known by their form; for `Reward.log`."""
+        data = masked(text).text.encode(errors="replace")
+        try:
+            return await asyncio.to_thread(self.blobs.put, data, "text/plain; charset=utf-8")
+        except StorageError as error:
+            raise InfrastructureError(AbortCause.STORE_FAILED, str(error)) from error
