@@ -23,9 +23,9 @@ from orchard.workers.harnesses import get_harness
 from orchard.workers.harnesses.programs.building import install
 from orchard.workers.harnesses.programs.catalog import PROGRAMS
 from orchard.workers.harnesses.programs.layers import Layer, layers_among, packed, stored_images
+from orchard.workers.harnesses.programs.python_files import BuildError
 from orchard.workers.harnesses.programs.record import Program, SuppliedFiles
 from orchard.workers.harnesses.programs.runner import ProgramHarness
-from orchard.workers.harnesses.programs.steps import BuildError
 from orchard.workers.plugins import names
 
 app = typer.Typer(no_args_is_help=True, help="Harnesses that are programs: installed, listed, shown.")

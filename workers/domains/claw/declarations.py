@@ -126,6 +126,11 @@ class ServiceOperation:
         }
 
 
+def function_tool(name: str, about: str, schema: Schema) -> dict[str, Any]:
+    """Defines a tool in OpenAI's format; `schema` is that of its arguments object."""
+    return {"type": "function", "function": {"name": name, "description": about, "parameters": schema}}
+
+
 @dataclass(frozen=True)
 class Service:
     name: str

@@ -168,7 +168,7 @@ def _collected(
     service: Service, collection: Collection, records: list[Record], world: ClawWorld
 ) -> dict[str, Record]:
     """Completes a fixture's records and maps them by id. Raises BadWorld."""
-    where: Callable[[int], str] = lambda place: f"{service.name}.{collection.name}[{place}]"  # noqa: E731
+    where: Callable[[int], str] = lambda index: f"{service.name}.{collection.name}[{index}]"  # noqa: E731
     schema = {
         "type": "object",
         "properties": {collection.id: {"type": "string"}, **collection.fields},
@@ -176,16 +176,16 @@ def _collected(
     }
     found: dict[str, Record] = {}
     times = frozenset(collection.times)
-    for place, record in enumerate(records):
+    for index, record in enumerate(records):
         try:
             whole = resolved(record, world.now, times)
         except ValueError as error:
-            raise BadWorld(f"{where(place)}: {error}") from error
-        key = whole.get(collection.id, f"{collection.one}_{place + 1:03d}x")
+            raise BadWorld(f"{where(index)}: {error}") from error
+        key = whole.get(collection.id, f"{collection.one}_{index + 1:03d}x")
         whole = {collection.id: key, **_copied(collection.defaults), **whole}
-        if wrong := complaint(whole, schema, where(place)):
-            raise BadWorld(f"{where(place)}: {wrong}")
+        if wrong := complaint(whole, schema, where(index)):
+            raise BadWorld(f"{where(index)}: {wrong}")
         if key in found:
-            raise BadWorld(f"{where(place)}: another record has the id {key!r}")
+            raise BadWorld(f"{where(index)}: another record has the id {key!r}")
         found[key] = whole
     return found

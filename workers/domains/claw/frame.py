@@ -251,8 +251,8 @@ def run(folder: str) -> dict[str, Any]:
         limits = json.load(file)
     scratch = os.path.join(folder, "scratch")
     os.makedirs(scratch, exist_ok=True)
-    for place, _, files in os.walk(scratch):
-        for path in [place, *(os.path.join(place, name) for name in files)]:
+    for directory, _, files in os.walk(scratch):
+        for path in [directory, *(os.path.join(directory, name) for name in files)]:
             with suppress(OSError):
                 os.chown(path, NOBODY, NOBODY)
     pipes = {name: os.pipe() for name in ("result", "violations", "output")}

@@ -17,13 +17,13 @@ _LARGEST_WHOLE = 8 * 1024 * 1024
 _MOST_FILES = 2000
 
 
-def take_snapshot(place: Path, patterns: Sequence[str]) -> dict[str, SnapshotFile]:
-    """Reads the files below `place` that match one of the patterns, in the order of their names. `*` matches
+def take_snapshot(root: Path, patterns: Sequence[str]) -> dict[str, SnapshotFile]:
+    """Reads the files below `root` that match one of the patterns, in the order of their names. `*` matches
     slashes, too, and a pattern that begins with `**/` also matches at the top."""
     left = _LARGEST_WHOLE
     found: dict[str, SnapshotFile] = {}
-    for path in _files(place):
-        name = path.relative_to(place).as_posix()
+    for path in _files(root):
+        name = path.relative_to(root).as_posix()
         if not any(_matches(name, pattern) for pattern in patterns):
             continue
         if len(found) == _MOST_FILES:
@@ -33,8 +33,8 @@ def take_snapshot(place: Path, patterns: Sequence[str]) -> dict[str, SnapshotFil
     return found
 
 
-def _files(place: Path) -> Iterator[Path]:
-    for directory, below, files in os.walk(place):
+def _files(root: Path) -> Iterator[Path]:
+    for directory, below, files in os.walk(root):
         below.sort()
         links = [name for name in below if (Path(directory) / name).is_symlink()]
         for name in {*below} - {*links}:

@@ -9,7 +9,7 @@ from orchard.schemas.decoding import Unreadable, decode_text
 from orchard.schemas.messages import ToolCall
 from orchard.schemas.tasks import Task
 from orchard.workers.domains.claw.arguments import complaint
-from orchard.workers.domains.claw.declarations import Schema, flag, text, whole
+from orchard.workers.domains.claw.declarations import Schema, flag, function_tool, text, whole
 from orchard.workers.episode.machine import CommandOutcome, FileTooLarge, Machine
 from orchard.workers.failures import NotWritable
 
@@ -28,7 +28,7 @@ def _tool(name: str, about: str, arguments: dict[str, Schema], required: tuple[s
         "required": list(required),
         "additionalProperties": False,
     }
-    return {"type": "function", "function": {"name": name, "description": about, "parameters": schema}}
+    return function_tool(name, about, schema)
 
 
 _PATH = text("Path of the file; relative ones are below the workspace")
@@ -142,16 +142,16 @@ class WorkspaceTools:
         return f"replaced {count} in {await self._put(given['file_path'], after)}"
 
     async def _glob(self, given: dict[str, Any], seconds: float) -> CommandOutcome:
-        place = self.resolve(given.get("path", ""))
-        pattern = shlex.quote(posixpath.join(place, given["pattern"]))
-        line = f"find {shlex.quote(place)} -type f -path {pattern} | sort"
+        path = self.resolve(given.get("path", ""))
+        pattern = shlex.quote(posixpath.join(path, given["pattern"]))
+        line = f"find {shlex.quote(path)} -type f -path {pattern} | sort"
         outcome = await self._ran(line, seconds)
         return _shown(outcome, _cut(outcome.output).strip() or "(no files)")
 
     async def _grep(self, given: dict[str, Any], seconds: float) -> CommandOutcome:
         options = "-rnIEi" if given.get("ignore_case") else "-rnIE"
-        place = self.resolve(given.get("path", ""))
-        line = f"grep {options} -e {shlex.quote(given['pattern'])} -- {shlex.quote(place)}"
+        path = self.resolve(given.get("path", ""))
+        line = f"grep {options} -e {shlex.quote(given['pattern'])} -- {shlex.quote(path)}"
         line += " | sort -t: -k1,1 -k2,2n"
         outcome = await self._ran(line, seconds)
         return _shown(outcome, _cut(outcome.output).strip() or "(no matches)")
@@ -169,12 +169,12 @@ class WorkspaceTools:
             ) from None
 
     async def _put(self, path: str, content: str) -> str:
-        place = self.resolve(path)
+        path = self.resolve(path)
         try:
-            await self._machine.write(place, content.encode(errors="replace"))
+            await self._machine.write(path, content.encode(errors="replace"))
         except NotWritable as error:
             raise _Wrong(error.detail) from error
-        return place
+        return path
 
     async def _ran(self, line: str, seconds: float) -> CommandOutcome:
         if len(line.encode(errors="replace")) > _LONGEST_COMMAND:

@@ -17,7 +17,9 @@ from orchard.schemas.claw import AuditEntry, Bundle, ClawWorld, CommandSeen, Ser
 from orchard.schemas.messages import ToolCall
 from orchard.schemas.outcomes import AbortCause, ExitStatus
 from orchard.schemas.tasks import Task
+from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError
+from orchard.workers.domains.claw.declarations import function_tool
 from orchard.workers.domains.claw.engine import BadWorld, CallResult, Services
 from orchard.workers.domains.claw.servers import Face, served
 from orchard.workers.domains.claw.snapshots import LARGEST_TREE, take_snapshot
@@ -65,7 +67,10 @@ class ClawAttempt:
         self._workspace = workspace
         self._opening = opening
         self.tools = (
-            *(_tool(name, offer.about, offer.operation.schema) for name, offer in services.offers.items()),
+            *(
+                function_tool(name, offer.about, offer.operation.schema)
+                for name, offer in services.offers.items()
+            ),
             *(TOOLS[name] for name in world.workspace),
         )
         self.about = (
@@ -74,16 +79,7 @@ class ClawAttempt:
         )
 
     def bounded(self, budget: Budget) -> Budget:
-        """Returns the task's limits where they are tighter. A campaign without a step limit lifts both
-        limits."""
-        if not budget.steps:
-            return budget
-        wall = self._world.wall_seconds
-        return msgspec.structs.replace(
-            budget,
-            steps=min(budget.steps, self._world.turns or budget.steps),
-            wall_seconds=min(budget.wall_seconds or wall, wall) if wall else budget.wall_seconds,
-        )
+        return task_limits(budget, self._world.turns, self._world.wall_seconds)
 
     async def call(self, call: ToolCall) -> tuple[CommandOutcome, str]:
         if call.name in self._world.workspace:
@@ -133,16 +129,16 @@ class ClawAttempt:
         return self._opening.command_seconds
 
     async def _snapshot(self) -> dict[str, SnapshotFile]:
-        with tempfile.TemporaryDirectory(prefix="orchard-snapshot-") as place:
+        with tempfile.TemporaryDirectory(prefix="orchard-snapshot-") as directory:
             try:
                 await self._opening.machine.copy_out(
-                    self._opening.task.workdir, Path(place), limit=LARGEST_TREE
+                    self._opening.task.workdir, Path(directory), limit=LARGEST_TREE
                 )
             except FileNotFoundError:
                 return {}
             except FileTooLarge:
                 return {".": SnapshotFile(size=LARGEST_TREE, omitted="too large")}
-            return await asyncio.to_thread(take_snapshot, Path(place), self._world.snapshot)
+            return await asyncio.to_thread(take_snapshot, Path(directory), self._world.snapshot)
 
     async def _seen(self, line: str) -> CommandSeen:
         task, machine = self._opening.task, self._opening.machine
@@ -151,8 +147,8 @@ class ClawAttempt:
 
     async def _entry(self, entry: AuditEntry, face: Face, seconds: float) -> ServiceCalled:
         """Converts an entry to its event: keys are masked, large values go to blobs."""
-        arguments, arguments_blob = await self._carried(entry.arguments)
-        response, response_blob = await self._carried(entry.response)
+        arguments, arguments_blob = await inline_or_blob(self._opening.blobs, entry.arguments)
+        response, response_blob = await inline_or_blob(self._opening.blobs, entry.response)
         return ServiceCalled(
             number=entry.sequence,
             task_time=entry.time,
@@ -169,20 +165,31 @@ class ClawAttempt:
             seconds=round(seconds, 6),
         )
 
-    async def _carried(self, value: Any) -> tuple[str, BlobRef | None]:
-        text = masked(value if isinstance(value, str) else msgspec.json.encode(value).decode()).text
-        raw = text.encode(errors="replace")
-        if len(raw) <= _INLINE:
-            return text, None
-        try:
-            return "", await asyncio.to_thread(self._opening.blobs.put, raw, "application/json")
-        except StorageError as error:
-            raise InfrastructureError(AbortCause.STORE_FAILED, str(error)) from error
+
+def task_limits(budget: Budget, turns: int, wall_seconds: float) -> Budget:
+    """Returns the budget with a task's limits where they are tighter; 0 is no limit. A campaign without a
+    step limit lifts both."""
+    if not budget.steps:
+        return budget
+    wall = budget.wall_seconds or wall_seconds
+    return msgspec.structs.replace(
+        budget,
+        steps=min(budget.steps, turns or budget.steps),
+        wall_seconds=min(wall, wall_seconds) if wall_seconds else budget.wall_seconds,
+    )
+
+
+async def inline_or_blob(blobs: BlobStore, value: Any) -> tuple[str, BlobRef | None]:
+    """Returns a text, or a value as JSON, with keys masked: inline, or as a blob if it is large."""
+    text = masked(value if isinstance(value, str) else msgspec.json.encode(value).decode()).text
+    raw = text.encode(errors="replace")
+    if len(raw) <= _INLINE:
+        return text, None
+    try:
+        return "", await asyncio.to_thread(blobs.put, raw, "application/json")
+    except StorageError as error:
+        raise InfrastructureError(AbortCause.STORE_FAILED, str(error)) from error
 
 
 async def _ran(machine: Machine, task: Task, line: str, seconds: float) -> CommandOutcome:
     return await machine.run(line, timeout=seconds, cwd=task.workdir, env=task.environment)
-
-
-def _tool(name: str, about: str, schema: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": name, "description": about, "parameters": schema}}

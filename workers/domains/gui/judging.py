@@ -110,8 +110,8 @@ def _actions(outcome: GuiOutcome) -> Iterator[str]:
     for number, step in enumerate(outcome.steps, 1):
         if not step.calls:
             yield f"{number}. (an answer without an action that could be read)"
-        for place, (tool, arguments) in enumerate(step.calls):
-            result = step.results[place] if place < len(step.results) else "(not executed)"
+        for index, (tool, arguments) in enumerate(step.calls):
+            result = step.results[index] if index < len(step.results) else "(not executed)"
             yield f"{number}. {indented(tool, 9)}"
             yield f"   arguments: {indented(arguments[:_RESULT], 9)}"
             yield f"   result: {indented(result[:_RESULT], 9)}"

@@ -12,7 +12,7 @@ from pathlib import Path
 from orchard.injector.agent.files import remove_tree
 from orchard.injector.payload import elf
 from orchard.workers.harnesses.programs.layers import Layer, layout
-from orchard.workers.harnesses.programs.python_files import python_files
+from orchard.workers.harnesses.programs.python_files import BuildError, Say, python_files, run_tool
 from orchard.workers.harnesses.programs.record import (
     NpmBinary,
     OwnFiles,
@@ -20,7 +20,6 @@ from orchard.workers.harnesses.programs.record import (
     PythonPackages,
     SuppliedFiles,
 )
-from orchard.workers.harnesses.programs.steps import BuildError, Say, carried_out
 
 UNKNOWN = "unknown"
 """Version of supplied files if the user names none."""
@@ -113,9 +112,7 @@ def _npm_files(source: NpmBinary, version: str | None, files: Path, work: Path, 
     wanted = f"{name}@{version}" if version else source.package
     say(f"npm: {wanted}")
     work.mkdir()
-    carried_out(
-        ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(work), wanted]
-    )
+    run_tool(["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(work), wanted])
     (files / "bin").mkdir()
     for binary, pattern in source.binaries.items():
         found = sorted((work / "node_modules").glob(pattern))

@@ -9,12 +9,11 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from orchard.injector.payload import elf
 from orchard.workers.harnesses.programs.record import LAYER, PythonPackages
-from orchard.workers.harnesses.programs.steps import BuildError, Say, carried_out
 
 _LEFT_OUT = frozenset(
     {
@@ -56,6 +55,25 @@ exec {layer}/bin/python3 -c \
   'import sys; sys.argv[0] = "{name}"; from {module} import {first}; sys.exit({call}())' "$@"
 """
 
+Say = Callable[[str], None]
+"""Shows the user what is done next."""
+
+
+class BuildError(Exception):
+    """The program cannot be installed here; the text is one sentence that says what to do."""
+
+
+def run_tool(line: Sequence[str]) -> str:
+    """Returns what a tool prints. Raises BuildError with its error output."""
+    try:
+        done = subprocess.run(line, capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise BuildError(f"{line[0]} is not installed on this machine: install it") from error
+    if done.returncode != 0:
+        complaint = (done.stderr.strip() or done.stdout.strip())[-1500:]
+        raise BuildError(f"`{' '.join(line)[:200]}` ended with status {done.returncode}: {complaint}")
+    return done.stdout
+
 
 def python_files(
     source: PythonPackages, version: str | None, target: Path, python: Path | None, say: Say
@@ -67,7 +85,7 @@ def python_files(
     program = python or found_python(*source.python)
     say(f"Python: {program}")
     (target / "bin").mkdir(parents=True)
-    stdlib, platlib, short = json.loads(carried_out([str(program), "-I", "-c", _ABOUT]))
+    stdlib, platlib, short = json.loads(run_tool([str(program), "-I", "-c", _ABOUT]))
     if short not in source.python:
         versions = " or ".join(source.python)
         raise BuildError(f"{program} is Python {short}, and the program needs Python {versions}")
@@ -80,13 +98,13 @@ def python_files(
         wanted[0] = f"{name}=={version}"
     say(f"pip: {' '.join(wanted)}")
     options = ["--quiet", "--disable-pip-version-check", "--no-compile", "--target", str(packages)]
-    carried_out([str(program), "-I", "-m", "pip", "install", *options, *wanted])
+    run_tool([str(program), "-I", "-m", "pip", "install", *options, *wanted])
     (library / "dist-packages").symlink_to("site-packages")  # where a Python of Debian looks
     shutil.rmtree(packages / "bin", ignore_errors=True)
     say("shared libraries")
     _interpreter(program, target)
     _libraries(program, target)
-    for script, value in json.loads(carried_out([str(program), "-I", "-c", _ENTRY_POINTS, str(packages)])):
+    for script, value in json.loads(run_tool([str(program), "-I", "-c", _ENTRY_POINTS, str(packages)])):
         module, _, call = value.partition("[")[0].strip().partition(":")
         text = _SCRIPT.format(layer=LAYER, name=script, module=module, call=call, first=call.split(".")[0])
         _executable(target / "bin" / script, text)
@@ -98,7 +116,7 @@ def python_files(
         check=False,  # packages bring files for other versions of Python
         capture_output=True,
     )
-    return carried_out([str(program), "-I", "-c", _VERSION, name, str(packages)]).strip()
+    return run_tool([str(program), "-I", "-c", _VERSION, name, str(packages)]).strip()
 
 
 def found_python(*versions: str) -> Path:

@@ -33,9 +33,9 @@ async def archive(blobs: BlobStore, blob: BlobRef) -> bytes:
 async def unpack(blobs: BlobStore, checkout: Checkout, machine: Machine) -> None:
     """Unpacks the checkout's parts below ROOT of a sandbox."""
     for name in ("shared", "task"):
-        place = f"/tmp/orchard-{name}.tar.gz"
-        await machine.write(place, await archive(blobs, getattr(checkout, name)))
-        line = f"mkdir -p {ROOT} && tar -xzf {place} -C {ROOT} && rm {place}"
+        path = f"/tmp/orchard-{name}.tar.gz"
+        await machine.write(path, await archive(blobs, getattr(checkout, name)))
+        line = f"mkdir -p {ROOT} && tar -xzf {path} -C {ROOT} && rm {path}"
         ran = await machine.run(line, timeout=_SECONDS, cwd="/")
         if ran.returncode != 0:
             raise InfrastructureError(
@@ -59,11 +59,11 @@ def _members(raw: bytes, prefix: str) -> dict[str, bytes]:
     return found
 
 
-async def ask(machine: Machine, python: str, place: str, what: str, given: dict[str, Any]) -> dict[str, Any]:
+async def ask(machine: Machine, python: str, path: str, what: str, given: dict[str, Any]) -> dict[str, Any]:
     """Runs `remote.py` and returns its answer. Raises InfrastructureError: TASK_BROKEN for a missing
     interpreter and for services that exit before the agent begins, such as without fixtures;
     SANDBOX_UNAVAILABLE for services that do not answer."""
-    line = f"{shlex.quote(python)} -I {shlex.quote(place)} {what}"
+    line = f"{shlex.quote(python)} -I {shlex.quote(path)} {what}"
     ran = await machine.run(line, timeout=_SECONDS, cwd="/", stdin=msgspec.json.encode(given).decode())
     if ran.returncode in MISSING:
         raise no_interpreter(python, ran.output)

@@ -17,7 +17,7 @@ from orchard.schemas.outcomes import AbortCause
 from orchard.storage.blobs import BlobStore
 from orchard.workers.domains.claw.claw_eval import remote
 from orchard.workers.domains.claw.claw_eval.checkout import ask, members
-from orchard.workers.domains.claw.declarations import Schema, flag, text, whole
+from orchard.workers.domains.claw.declarations import Schema, flag, function_tool, text, whole
 from orchard.workers.episode.machine import CommandOutcome, Machine
 from orchard.workers.episode.pictures import Picture, read_picture
 from orchard.workers.failures import InfrastructureError
@@ -54,7 +54,7 @@ _PATHS = MappingProxyType(
 
 def _tool(name: str, about: str, arguments: dict[str, Schema], *required: str) -> dict[str, Any]:
     schema = {"type": "object", "properties": arguments, "required": list(required)}
-    return {"type": "function", "function": {"name": name, "description": about, "parameters": schema}}
+    return function_tool(name, about, schema)
 
 
 def _decimal(about: str) -> Schema:
@@ -236,7 +236,7 @@ def payload(name: str, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def shown(body: Any) -> tuple[Any, tuple[Picture, ...]]:
-    """Splits an answer into a body with counts in place of the pictures, and the pictures to show."""
+    """Splits an answer into a body with counts instead of the pictures, and the pictures to show."""
     if not isinstance(body, dict) or not isinstance(body.get("frames"), list):
         return body, ()
     found = [picture for each in body["frames"] if (picture := _picture(each)) is not None]

@@ -13,13 +13,11 @@ from typing import Any
 
 import msgspec
 
-from orchard.schemas.blobs import INLINE_LIMIT, BlobRef
 from orchard.schemas.campaigns import Budget
 from orchard.schemas.claw import ServiceCalled
 from orchard.schemas.claw_eval import NAME, ROOT, WORKSPACE, ClawEvalWorld, Dispatch, EvalBundle, MockService
 from orchard.schemas.messages import ToolCall
 from orchard.schemas.outcomes import AbortCause, ExitStatus
-from orchard.storage.errors import StorageError
 from orchard.workers.domains.claw.arguments import read_arguments
 from orchard.workers.domains.claw.claw_eval.checkout import ask, members, unpack
 from orchard.workers.domains.claw.claw_eval.remote import FAILED
@@ -32,12 +30,11 @@ from orchard.workers.domains.claw.claw_eval.workspace import (
     as_text,
     outcome_of,
 )
+from orchard.workers.domains.claw.world import inline_or_blob, task_limits
 from orchard.workers.episode.machine import CommandOutcome, FileTooLarge, Machine
 from orchard.workers.episode.worlds import Opening
 from orchard.workers.failures import InfrastructureError, NotWritable
-from orchard.workers.masking import masked
 
-_INLINE = INLINE_LIMIT // 4
 _SHOWN = 64 * 1024
 """Maximum characters of the stderr of a snapshot command."""
 _MOST_FILES = 50
@@ -76,16 +73,7 @@ class ClawEvalAttempt:
         self._served_calls = 0
 
     def bounded(self, budget: Budget) -> Budget:
-        """Returns the task's limits where they are tighter. A campaign without a step limit lifts both
-        limits, as in the domain `claw`."""
-        if not budget.steps:
-            return budget
-        wall = self._world.wall_seconds
-        return msgspec.structs.replace(
-            budget,
-            steps=min(budget.steps, self._world.turns),
-            wall_seconds=min(budget.wall_seconds or wall, wall),
-        )
+        return task_limits(budget, self._world.turns, self._world.wall_seconds)
 
     async def bring(self, names: Sequence[str]) -> None:
         """Copies files of the task's directory, or else of the checkout, into the workspace."""
@@ -198,16 +186,18 @@ class ClawEvalAttempt:
         return found
 
     async def _matching(self, pattern: str) -> list[str]:
-        place = pattern if pattern.startswith("/") else f"{WORKSPACE}/{pattern}"
-        if not set("*?") & set(place):
-            return [place]
-        line = f"compgen -G {shlex.quote(place)} | sort | head -n {_MOST_FILES}"
+        path = pattern if pattern.startswith("/") else f"{WORKSPACE}/{pattern}"
+        if not set("*?") & set(path):
+            return [path]
+        line = f"compgen -G {shlex.quote(path)} | sort | head -n {_MOST_FILES}"
         ran = await self._opening.machine.run(line, timeout=self._world.snapshot_seconds, cwd="/")
         return ran.output.splitlines()
 
     async def _entry(self, dispatch: Dispatch) -> ServiceCalled:
-        arguments, arguments_blob = await self._carried(dispatch.request_body)
-        response, response_blob = await self._carried(dispatch.response_body)
+        arguments, arguments_blob = await inline_or_blob(self._opening.blobs, dispatch.request_body)
+        response, response_blob = await inline_or_blob(
+            self._opening.blobs, msgspec.json.encode(dispatch.response_body).decode()
+        )
         return ServiceCalled(
             number=self._served_calls,
             task_time=dispatch.timestamp,
@@ -221,15 +211,6 @@ class ClawEvalAttempt:
             response_blob=response_blob,
             seconds=dispatch.latency_ms / 1000,
         )
-
-    async def _carried(self, value: Any) -> tuple[str, BlobRef | None]:
-        raw = masked(msgspec.json.encode(value).decode()).text.encode(errors="replace")
-        if len(raw) <= _INLINE:
-            return raw.decode(), None
-        try:
-            return "", self._opening.blobs.put(raw, "application/json")
-        except StorageError as error:
-            raise InfrastructureError(AbortCause.STORE_FAILED, str(error)) from error
 
 
 async def _start(world: ClawEvalWorld, opening: Opening, machine: Machine) -> None:

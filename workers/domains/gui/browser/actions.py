@@ -49,7 +49,7 @@ class ActionExecutor:
         self._settings = settings
         self._quiet = quiet
         self._ends = 0.0
-        self.words = WrittenText()
+        self.written = WrittenText()
         """Text that the agent wrote into pages and addresses."""
         self.injections = 0
         """Number of elements in result lines whose text contains marks of the prompt."""
@@ -155,7 +155,7 @@ class ActionExecutor:
         return f"`drag`{_on(found)} from {start} to {end} executed."
 
     async def _write(self, message: str) -> str:
-        self.words.add(message)
+        self.written.add(message)
         keyboard = self._page.keyboard
         found = await focused(self._tabs)
         if found is None:
@@ -182,7 +182,7 @@ class ActionExecutor:
 
     async def _press(self, action: t.PressKeys) -> str:
         keys = [key(name) for name in action.keys]
-        self.words.add("".join(each for each in keys if len(each) == 1))
+        self.written.add("".join(each for each in keys if len(each) == 1))
         strokes = ["+".join(keys)] if action.is_hotkey else keys
         for _ in range(action.presses):
             for stroke in strokes:
@@ -211,7 +211,7 @@ class ActionExecutor:
         from playwright.async_api import Error, TimeoutError
 
         url = url.strip()
-        self.words.add(url)
+        self.written.add(url)
         scheme, colon, _ = url.partition(":")
         if "://" not in url and not (
             colon and scheme.lower() in ("about", "data", "javascript", "view-source", "blob")

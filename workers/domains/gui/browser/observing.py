@@ -62,9 +62,9 @@ class Observer:
         self._settings = settings
         self._last: Picture | None = None
 
-    async def look(self, words: WrittenText) -> BrowserObservation:
-        """Observes the active tab; `words` are what the agent wrote so far. Raises InfrastructureError if the
-        browser is gone."""
+    async def look(self, written: WrittenText) -> BrowserObservation:
+        """Observes the active tab; `written` is what the agent wrote so far. Raises InfrastructureError if
+        the browser is gone."""
         tabs = self._tabs
         await tabs.attached()
         dialogs, tabs.dialogs[:] = tabs.dialogs[:], []
@@ -75,7 +75,7 @@ class Observer:
             self._last = await self._screenshot(tabs.active)
         except Unresponsive as error:
             notes.append(f"Note: {error}; the screenshot is older.")
-        blocked = await self._wall(tabs.active, words)
+        blocked = await self._wall(tabs.active, written)
         for tab in tabs.open:
             await self._read_title(tab)
         shown = [
@@ -115,13 +115,13 @@ class Observer:
         except (Error, NotAPicture) as error:
             raise Unresponsive("the page could not be drawn") from error
 
-    async def _wall(self, tab: Tab, words: WrittenText) -> str:
+    async def _wall(self, tab: Tab, written: WrittenText) -> str:
         """Returns the sign of a bot wall. Text that the agent wrote is ignored, because otherwise it could
         end a failing task as blocked."""
         from playwright.async_api import Error
 
         address = tab.page.url.partition("?")[0].lower()
-        walls = (each for each in WALL_ADDRESSES if each in address and not words.hold(each))
+        walls = (each for each in WALL_ADDRESSES if each in address and not written.hold(each))
         if (found := next(walls, None)) is not None:
             return found
         try:
@@ -129,9 +129,9 @@ class Observer:
             title = (await self._tabs.asked(tab.page.title())).lower()
         except (Unresponsive, Error):
             return ""
-        if isinstance(seen, str) and seen and not words.hold(seen):
+        if isinstance(seen, str) and seen and not written.hold(seen):
             return seen[:100]
-        return next((each for each in WALL_TITLES if title.startswith(each) and not words.hold(each)), "")
+        return next((each for each in WALL_TITLES if title.startswith(each) and not written.hold(each)), "")
 
 
 def _line(text: str) -> str:

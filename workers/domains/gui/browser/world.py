@@ -94,8 +94,8 @@ class BrowserAttempt:
         self._site = site
         self._seen = seen
         self._quiet = quiet_of(world, site)
-        self._hands = ActionExecutor(tabs, world.browser, self._quiet)
-        self._eyes = Observer(tabs, world.browser)
+        self._executor = ActionExecutor(tabs, world.browser, self._quiet)
+        self._observer = Observer(tabs, world.browser)
         self._walls = 0
         self._injections = 0
         self._screens: list[Image | None] = []
@@ -128,7 +128,7 @@ class BrowserAttempt:
 
     async def look(self) -> BrowserObservation:
         """Observes the screen. Raises InfrastructureError (BLOCKED) for the second bot wall in a row."""
-        seen = await self._eyes.look(self._hands.words)
+        seen = await self._observer.look(self._executor.written)
         self._screens.append(_image(seen.picture))
         self._seen()
         self._injections += seen.injections
@@ -164,7 +164,7 @@ class BrowserAttempt:
             records=self._site.records() if self._site is not None else None,
             first=self._screens[0] if self._screens else None,
             steps=steps,
-            injections=self._injections + self._hands.injections,
+            injections=self._injections + self._executor.injections,
         )
         return msgspec.json.encode(outcome).decode()
 
@@ -180,7 +180,7 @@ class BrowserAttempt:
         if isinstance(action, tools.Done):
             self.answer = action.response
             return "Succeed: `done` executed."
-        return await self._hands.do(call.name, action)
+        return await self._executor.do(call.name, action)
 
 
 def steps_of(messages: Sequence[Mapping[str, Any]], screens: Sequence[Image | None]) -> tuple[GuiStep, ...]:

@@ -125,8 +125,8 @@ class CalendarSite:
                     return self._form(room, int(day), at, form, problems)
                 self._book(room, int(day), at, hours, title, people)
                 return Redirect("/mine")
-            case ["cancel", place] if missing_number(place) < len(self.mine):
-                del self.mine[int(place)]
+            case ["cancel", index] if missing_number(index) < len(self.mine):
+                del self.mine[int(index)]
                 return Redirect("/mine")
         raise Missing(path)
 

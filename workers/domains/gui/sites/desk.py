@@ -14,6 +14,7 @@ from orchard.workers.domains.gui.sites.pages import (
     SiteResponse,
     clean,
     missing_number,
+    paged,
 )
 
 PAGE = 7
@@ -152,15 +153,11 @@ class DeskSite:
 
     def _queue(self, query: Mapping[str, str]) -> SitePage:
         found = self.matching(query)
-        pages = max(-(-len(found) // PAGE), 1)
-        at = query.get("page", "")
-        page = min(max(int(at), 1), pages) if at.isascii() and at.isdecimal() and len(at) < 5 else 1
+        shown, page, pages = paged(found, query.get("page", ""), PAGE)
         chosen = {key: clean(query.get(key, "")) for key in ("q", "state", "priority", "topic")}
-        shown = [(number, self.tickets[number]) for number in found[(page - 1) * PAGE : page * PAGE]]
         return self._page(
-            f"queue:{page}/{pages}", "Queue", "queue", tickets=shown, count=len(found), page=page,
-            pages=pages,
-            query=chosen,
+            f"queue:{page}/{pages}", "Queue", "queue", count=len(found), page=page, pages=pages, query=chosen,
+            tickets=[(number, self.tickets[number]) for number in shown],
         )  # fmt: skip
 
     def _ticket(self, number: int) -> SitePage:

@@ -15,6 +15,7 @@ from orchard.workers.domains.gui.sites.pages import (
     SiteResponse,
     clean,
     missing_number,
+    paged,
 )
 
 PAGE = 12
@@ -126,12 +127,10 @@ class LedgerSite:
 
     def _table(self, query: Mapping[str, str]) -> SitePage:
         found = self.matching(query)
-        pages = max(-(-len(found) // PAGE), 1)
-        at = query.get("page", "")
-        page = min(max(int(at), 1), pages) if at.isascii() and at.isdecimal() and len(at) < 5 else 1
+        shown, page, pages = paged(found, query.get("page", ""), PAGE)
         chosen = {key: clean(query.get(key, "")) for key in ("q", "state", "sort", "down")}
         return self._page(
-            f"table:{page}/{pages}", "Invoices", "table", rows=found[(page - 1) * PAGE : page * PAGE],
+            f"table:{page}/{pages}", "Invoices", "table", rows=shown,
             count=len(found), page=page, pages=pages, query=chosen, columns=COLUMNS, actions=ACTIONS,
             formats=FORMATS, states=STATES,
         )  # fmt: skip

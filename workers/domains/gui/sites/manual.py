@@ -7,7 +7,15 @@ from typing import Any
 
 from orchard.schemas.sites import Records
 from orchard.workers.domains.gui.sites import vocabulary
-from orchard.workers.domains.gui.sites.pages import Link, Missing, Redirect, SitePage, SiteResponse, clean
+from orchard.workers.domains.gui.sites.pages import (
+    Link,
+    Missing,
+    Redirect,
+    SitePage,
+    SiteResponse,
+    clean,
+    paged,
+)
 
 PAGE = 5
 """Number of results on a page."""
@@ -124,20 +132,18 @@ class ManualSite:
     def _results(self, query: Mapping[str, str]) -> SitePage:
         text = clean(query.get("q", ""))
         found = self.matching(text)
-        pages = max(-(-len(found) // PAGE), 1)
-        at = query.get("page", "")
-        page = min(max(int(at), 1), pages) if at.isascii() and at.isdecimal() and len(at) < 5 else 1
+        shown, page, pages = paged(found, query.get("page", ""), PAGE)
         return self._page(
-            f"results:{page}/{pages}", "Search", "results", articles=found[(page - 1) * PAGE : page * PAGE],
+            f"results:{page}/{pages}", "Search", "results", articles=shown,
             count=len(found), page=page, pages=pages, query={"q": text},
         )  # fmt: skip
 
     def _article(self, slug: str) -> SitePage:
         article = self.article(slug)
-        place = self.articles.index(article)
+        index = self.articles.index(article)
         around = {
-            "before": self.articles[place - 1] if place else None,
-            "after": self.articles[place + 1] if place + 1 < len(self.articles) else None,
+            "before": self.articles[index - 1] if index else None,
+            "after": self.articles[index + 1] if index + 1 < len(self.articles) else None,
         }
         said = self.feedback.get(article.title, "")
         return self._page(f"page:{slug}", article.title, "article", article=article, said=said, **around)

@@ -1,10 +1,12 @@
 """The interface of a site's content, and the responses that it returns to the engine. No I/O."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from orchard.schemas.sites import Records
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,3 +86,12 @@ def missing_number(text: str) -> int:
 def clean(text: str, limit: int = 500) -> str:
     """Normalizes typed text: one line, single spaces."""
     return " ".join(text.split())[:limit]
+
+
+def paged(found: Sequence[T], number: str, size: int) -> tuple[Sequence[T], int, int]:
+    """Returns one page of what was found, its number from 1, and the number of pages. A `number` from a query
+    that is missing or out of range gives the nearest page."""
+    pages = max(-(-len(found) // size), 1)
+    asked = int(number) if number.isascii() and number.isdecimal() and len(number) < 5 else 1
+    page = min(max(asked, 1), pages)
+    return found[(page - 1) * size : page * size], page, pages

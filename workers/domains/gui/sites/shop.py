@@ -15,6 +15,7 @@ from orchard.workers.domains.gui.sites.pages import (
     SiteResponse,
     clean,
     missing_number,
+    paged,
 )
 
 PAGE = 8
@@ -165,14 +166,12 @@ class ShopSite:
 
     def _results(self, query: Mapping[str, str]) -> SitePage:
         found = self.matching(query)
-        pages = max(-(-len(found) // PAGE), 1)
-        at = query.get("page", "")
-        page = min(max(int(at), 1), pages) if at.isascii() and at.isdecimal() and len(at) < 5 else 1
+        shown, page, pages = paged(found, query.get("page", ""), PAGE)
         chosen = {
             key: clean(query.get(key, "")) for key in ("q", "category", "feature", "rating", "price", "sort")
         }
         return self._page(
-            f"results:{page}/{pages}", "Search", "results", products=found[(page - 1) * PAGE : page * PAGE],
+            f"results:{page}/{pages}", "Search", "results", products=shown,
             count=len(found), page=page, pages=pages, query=chosen,
         )  # fmt: skip
 

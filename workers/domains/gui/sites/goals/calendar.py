@@ -51,15 +51,15 @@ def _booking(room: str, day: int, start: int, hours: int, title: str, people: in
 
 def book(calendar: CalendarSite, dice: random.Random) -> Goal:
     hours = dice.randrange(1, calendar.longest + 1)
-    places = [
+    slots = [
         (room, day, start)
         for room in calendar.rooms
         for day in range(len(calendar.days))
         for start in calendar.free(room, day, hours)
     ]
-    if not places:
+    if not slots:
         raise NoGoal
-    room, day, start = dice.choice(places)
+    room, day, start = dice.choice(slots)
     title, people = dice.choice(_TITLES), dice.randrange(2, calendar.rooms[room] + 1)
     calendar.book(room, day, start, hours, title, people)
     return Goal(
@@ -92,9 +92,9 @@ def earliest(calendar: CalendarSite, dice: random.Random) -> Goal:
 
 
 def cancel(calendar: CalendarSite, dice: random.Random) -> Goal:
-    place = dice.randrange(len(calendar.mine))
-    title = calendar.mine[place]["title"]
-    del calendar.mine[place]
+    index = dice.randrange(len(calendar.mine))
+    title = calendar.mine[index]["title"]
+    del calendar.mine[index]
     return Goal(
         statement=f'Cancel my booking "{title}".',
         records=calendar.records(),

@@ -47,9 +47,9 @@ def _chosen(shop: ShopSite, dice: random.Random) -> tuple[Product, str, str, int
 def _tidied(line: dict[str, object], leave: str) -> Scene:
     """Removes unwanted lines from the cart; the last step follows if `line` is in it once."""
 
-    def wrong(place: int, view: View) -> bool:
+    def wrong(index: int, view: View) -> bool:
         cart = view.records.get("cart", [])
-        return place < len(cart) and (cart[place] != line or line in cart[:place])
+        return index < len(cart) and (cart[index] != line or line in cart[:index])
 
     removals = [click(f"remove:{at}", unless=lambda view, at=at: not wrong(at, view)) for at in range(MOST)]  # type: ignore[misc]
     missing = click("home", unless=lambda view: line in view.records.get("cart", []))
