@@ -191,7 +191,7 @@ class EvalWorkspaceTools:
             if error.cause not in _AGENTS_DOING:
                 raise
             return ToolAnswer(url=url, status=remote.FAILED, body={"error": error.detail})
-        body, pictures = shown(found["body"])
+        body, pictures = split_pictures(found["body"])
         return ToolAnswer(
             url=url,
             status=found["status"],
@@ -235,7 +235,7 @@ def payload(name: str, given: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def shown(body: Any) -> tuple[Any, tuple[Picture, ...]]:
+def split_pictures(body: Any) -> tuple[Any, tuple[Picture, ...]]:
     """Splits an answer into a body with counts instead of the pictures, and the pictures to show."""
     if not isinstance(body, dict) or not isinstance(body.get("frames"), list):
         return body, ()
@@ -253,7 +253,7 @@ def _picture(frame: Any) -> Picture | None:
         return None
 
 
-def outcome_of(answer: ToolAnswer) -> CommandOutcome:
+def as_outcome(answer: ToolAnswer) -> CommandOutcome:
     code = 0 if answer.status < 400 else answer.status
     if isinstance(answer.body, dict) and isinstance(said := answer.body.get("exit_code"), int):
         code = said

@@ -27,8 +27,8 @@ from orchard.workers.domains.claw.claw_eval.workspace import (
     TOOLS,
     EvalWorkspaceTools,
     ToolAnswer,
+    as_outcome,
     as_text,
-    outcome_of,
 )
 from orchard.workers.domains.claw.world import inline_or_blob, task_limits
 from orchard.workers.episode.machine import CommandOutcome, FileTooLarge, Machine
@@ -122,7 +122,7 @@ class ClawEvalAttempt:
         if call.name not in TOOLS:
             self._served_calls += 1
             await self._opening.publish(await self._entry(dispatch))
-        return outcome_of(answer), as_text(answer.body)
+        return as_outcome(answer), as_text(answer.body)
 
     @asynccontextmanager
     async def door(self) -> AsyncIterator[tuple[int, str]]:

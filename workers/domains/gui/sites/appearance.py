@@ -128,7 +128,7 @@ def style(theme: SiteTheme) -> str:
     return ":root{" + "".join(f"--{name}:{value};" for name, value in values.items()) + "}"
 
 
-def looks(site: str, split: Split) -> tuple[list[str], list[str]]:
+def appearance_names(site: str, split: Split) -> tuple[list[str], list[str]]:
     """Lists the names of the layouts and of the themes of a split that a site can have."""
     if site == "tiny":
         return list(TINY_LAYOUTS[split]), list(TINY_THEMES[split])
