@@ -35,7 +35,6 @@ _EMPTY: dict[str, dict[str, Any]] = {
     "thinking": {"thinking": "", "signature": ""},
     "tool_use": {"input": {}},
 }
-"""Fields of a block that its deltas fill."""
 _TOKEN_BYTES = 4
 _TOKEN_PIXELS = 750
 """The factors from Anthropic's documentation."""

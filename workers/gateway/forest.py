@@ -32,7 +32,6 @@ class Forest:
     def __init__(self) -> None:
         self._children: defaultdict[tuple[str | None, _Key], list[str]] = defaultdict(list)
         self._order: dict[str, int] = {}
-        """Order in which node ids were recorded first."""
 
     def add(self, parent: str | None, said: ProgramMessage, node: str) -> None:
         """Records a message under its node id, as sent by or to the program. Repeating it has no effect."""

@@ -60,8 +60,6 @@ class _Reply(NamedTuple):
 
 
 class _Question(NamedTuple):
-    """A recorded call that waits for its answer."""
-
     node: str
     prompt: Prompt
     kind: CallKind
@@ -77,9 +75,9 @@ def _split_pictures(said: ProgramMessage) -> tuple[str, list[Picture], list[str]
     others: list[str] = []
     for url in said.images:
         mark = image_mark(url)
-        place = said.text.index(mark, at)
-        text += said.text[at:place]
-        at = place + len(mark)
+        start = said.text.index(mark, at)
+        text += said.text[at:start]
+        at = start + len(mark)
         picture = None if said.role is Role.ASSISTANT else picture_of_url(url, at=len(text))
         if picture is None:
             text += mark
@@ -90,7 +88,6 @@ def _split_pictures(said: ProgramMessage) -> tuple[str, list[Picture], list[str]
 
 
 def _size(said: ProgramMessage) -> int:
-    """Estimates the bytes of a message."""
     texts = (said.text, said.reasoning, *said.images, *(call.arguments for call in said.tool_calls))
     return _MESSAGE * (1 + len(said.tool_calls)) + sum(len(text.encode()) for text in texts)
 
@@ -124,7 +121,6 @@ class Recording:
         self._timeout = timeout
         self._failure: BaseException | None = None
         self._refusal: RequestRefused | None = None
-        """The endpoint's refusal of the main conversation."""
         self._over: ExitStatus | None = None
         self._too_long: ContextLengthExceeded | None = None
         """The error of the main conversation's newest call, if that exceeded the model's context."""

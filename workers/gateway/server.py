@@ -33,7 +33,6 @@ from orchard.workers.gateway.wire_types import (
 
 LARGEST_BODY = 32 * 1024 * 1024
 MOST_MESSAGES = 20_000
-"""Maximum messages in one request."""
 CALLS_AT_ONCE = 16
 """Maximum concurrent calls of one program, whose bodies are in memory; other calls wait."""
 QUIET_SECONDS = 15.0

@@ -44,7 +44,6 @@ def messages_of(messages: Sequence[dict[str, Any]], images: Mapping[str, str]) -
 
 
 def _found(parts: Sequence[dict[str, Any]], images: Mapping[str, str]) -> list[str]:
-    """Returns the marks of images in the texts of a message."""
     return [mark for part in parts for mark in _MARK.findall(part.get("text", "")) if mark in images]
 
 

@@ -14,7 +14,6 @@ from orchard.schemas.messages import Role, ToolCall
 from orchard.workers.llm.answers import Completion
 
 PIECE = 8192
-"""Maximum characters of one delta of a stream."""
 UNPARSED = "unparsed_arguments"
 """Key that holds arguments that are no JSON object, where a wire or an upstream needs an object."""
 _ANY: "msgspec.json.Decoder[Any]" = msgspec.json.Decoder()
@@ -26,8 +25,6 @@ class BadProgramRequest(ValueError):
 
 
 class ProgramMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """One message that a program sent or received."""
-
     role: Role
     text: str = ""
     """Contains a mark (`image_mark`) for each image."""
@@ -49,7 +46,6 @@ class ProgramRequest(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool = False
     include_usage: bool = False
     thinking: bool = True
-    """Whether the program wants to read the model's reasoning."""
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None

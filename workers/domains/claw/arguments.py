@@ -19,9 +19,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "object": (dict,),
 }
 _DEEPEST = 32
-"""Maximum nesting of objects and lists."""
 _LARGEST = 2**31
-"""Maximum absolute value of a number."""
 
 
 def read_arguments(arguments: str | dict[str, Any]) -> tuple[Any, str]:
@@ -86,7 +84,6 @@ def _article(kind: str) -> str:
 
 
 def _too_deep(value: Any) -> bool:
-    """Whether a value has anything below _DEEPEST levels."""
     layer = [value]
     for _ in range(_DEEPEST + 1):
         layer = [

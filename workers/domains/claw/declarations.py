@@ -31,8 +31,6 @@ class ServiceError(Exception):
 
 @dataclass(frozen=True)
 class Collection:
-    """A kind of record of a service."""
-
     name: str
     """The plural, as in `messages`."""
     one: str
@@ -40,17 +38,14 @@ class Collection:
     fields: Mapping[str, Schema]
     """Fields that a record may have besides its id."""
     required: tuple[str, ...] = ()
-    """Fields that every record has."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def id(self) -> str:
-        """Name of the field that holds a record's id."""
         return f"{self.one}_id"
 
     @property
     def times(self) -> tuple[str, ...]:
-        """Names of the fields that hold a time."""
         return tuple(name for name, schema in self.fields.items() if schema.get("format") == "date-time")
 
 
@@ -75,7 +70,6 @@ class ServiceState:
         return found
 
     def add(self, collection: Collection, values: Mapping[str, Any]) -> Record:
-        """Adds a record with a new id."""
         taken = self.records[collection.name]
         self.made += 1
         while (key := f"{collection.one}_{self.made:03d}") in taken:
@@ -117,7 +111,6 @@ class ServiceOperation:
 
     @property
     def schema(self) -> Schema:
-        """JSON Schema of the arguments object."""
         return {
             "type": "object",
             "properties": dict(self.arguments),
@@ -127,7 +120,6 @@ class ServiceOperation:
 
 
 def function_tool(name: str, about: str, schema: Schema) -> dict[str, Any]:
-    """Defines a tool in OpenAI's format; `schema` is that of its arguments object."""
     return {"type": "function", "function": {"name": name, "description": about, "parameters": schema}}
 
 
@@ -297,7 +289,6 @@ def updating(
 def deleting(
     collection: Collection, about: str, *, name: str = "", rules: tuple[Rule, ...] = ()
 ) -> ServiceOperation:
-    """Deletes a record; this cannot be undone."""
 
     def do(state: ServiceState, given: Record) -> Any:
         record = state.get(collection, given[collection.id])

@@ -44,14 +44,11 @@ class ServiceTool:
 
     @property
     def about(self) -> str:
-        """The description that the model reads."""
         return self.operation.about + (_IRREVERSIBLE if self.operation.irreversible else "")
 
 
 @dataclass(frozen=True)
 class CallResult:
-    """A call's audit entry, and the delay before its answer."""
-
     entry: AuditEntry
     wait: float = 0.0
     """Delay in seconds before the caller gets the answer."""
@@ -111,7 +108,6 @@ class Services:
         return CallResult(entry, injected.wait if injected else 0.0)
 
     def state(self) -> dict[str, Records]:
-        """Returns a copy of the records of each service."""
         held = {
             name: {kind: [*records.values()] for kind, records in state.records.items()}
             for name, state in self._states.items()
@@ -140,7 +136,6 @@ def _copied(value: Any) -> Any:
 
 
 def _offers(world: ClawWorld) -> dict[str, ServiceTool]:
-    """Maps names to tools, in the order in which models see them."""
     if unknown := [name for name in world.services if name not in SERVICES]:
         raise BadWorld(f"there is no service {unknown[0]!r}: there is {', '.join(SERVICES)}")
     all_of_them = {

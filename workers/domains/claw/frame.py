@@ -34,7 +34,6 @@ RESULT_LIMIT = 8 << 20
 TAIL = 4000
 """Number of bytes of its output that are kept."""
 FILE_LIMIT = 64 << 20
-"""Maximum bytes of a file that it writes."""
 
 _NETWORK = ("socket.connect", "socket.bind", "socket.send", "socket.get", "urllib.Request", "http.client.")
 _PROGRAMS = ("subprocess.", "os.exec", "os.posix_spawn", "os.spawn", "os.system", "os.fork", "pty.spawn")
@@ -91,7 +90,6 @@ class BundleView:
         return _matching(self.state.get(service, {}).get(collection, []), fields)
 
     def new(self, service: str, collection: str, **fields: Any) -> list[Any]:
-        """Lists final records that are new or changed."""
         before = self.initial.get(service, {}).get(collection, [])
         return [record for record in self.records(service, collection, **fields) if record not in before]
 
@@ -199,7 +197,6 @@ def guard(tell: Callable[[str], object], scratch: str, programs: bool) -> Callab
 
 
 def child(folder: str, limits: dict[str, Any], result: int, violations: int, output: int) -> NoReturn:
-    """Runs the script in this process; never returns."""
     os.setsid()
     for target, end in ((0, os.open(os.devnull, os.O_RDONLY)), (1, output), (2, output)):
         os.dup2(end, target)

@@ -17,7 +17,6 @@ SLOW = (2.0, 4.0)
 class InjectedError:
     kind: Injected
     wait: float = 0.0
-    """Seconds before the answer is sent."""
     answer: tuple[int, Any] | None = None
     """The status and response that replace the service's; None means that the service is called."""
 
@@ -33,7 +32,6 @@ class Injection:
     rate: float
 
     def draw(self, number: int) -> InjectedError | None:
-        """Returns the error of call `number`, or None."""
         if not self.rate:
             return None
         dice = random.Random(f"{self.seed}/{number}")

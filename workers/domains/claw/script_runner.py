@@ -20,7 +20,6 @@ from orchard.workers.episode.machine import Machine
 from orchard.workers.failures import InfrastructureError, LimitExceeded
 
 JUDGE_CALLS = 32
-"""Maximum verdicts for one script."""
 MISSING = (126, 127)
 """Exit statuses of a shell that could not execute its command."""
 _MARGIN = 15.0
@@ -33,18 +32,14 @@ class ScriptLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     seconds: float = 60.0
     memory: int = 1 << 30
-    """Maximum bytes of address space."""
     output: int = 1 << 20
     """Maximum bytes of printed output."""
     programs: bool = False
-    """Whether it may start programs."""
     paths: tuple[str, ...] = ()
     """Directories in the grading sandbox that are added to `sys.path`."""
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """A question of a script to a judge."""
-
     key: str
     name: str
     rubric: str
@@ -134,13 +129,11 @@ def inside(path: str) -> str:
 
 
 def no_interpreter(python: str, said: str) -> InfrastructureError:
-    """Makes the abort for a sandbox in which the interpreter cannot be executed."""
     return InfrastructureError(
         AbortCause.TASK_BROKEN, f"the image of the task has no {python} that can be executed: {said[-500:]}"
     )
 
 
 def failed(name: str, reason: str, trace: str = "") -> InfrastructureError:
-    """Makes the abort for a test script that failed."""
     said = f"\n{trace}" if trace else ""
     return InfrastructureError(AbortCause.GRADER_FAILED, f"test script {name}: {reason}{said}")

@@ -26,21 +26,17 @@ MOST_BYTES = 32 * 1024 * 1024
 """Maximum bytes of arguments and answers in one attempt, because its log is held in memory; more are
 rejected, too."""
 PROTOCOLS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
-"""Supported versions of MCP, newest first."""
 
 _TOO_MANY = f"more than {MOST_CALLS} calls, or {MOST_BYTES >> 20} MiB of them"
 _PARSE, _INVALID, _NO_METHOD, _BAD_PARAMS = -32700, -32600, -32601, -32602
 
 
 class ServedWorld(Protocol):
-    """The parts of a world that the servers need."""
-
     services: Services
 
     async def served(
         self, tool: str, arguments: str | dict[str, Any], face: Face
-    ) -> tuple[CallResult, float]:
-        """Carries out a call and logs it."""
+    ) -> tuple[CallResult, float]: ...
 
 
 @asynccontextmanager

@@ -13,7 +13,6 @@ LARGEST_TREE = 64 * 1024 * 1024
 """Maximum bytes of a workspace; a larger one is not read."""
 _LARGEST_FILE = 1024 * 1024
 _LARGEST_WHOLE = 8 * 1024 * 1024
-"""Maximum bytes of file contents in one bundle."""
 _MOST_FILES = 2000
 
 

@@ -14,7 +14,6 @@ from orchard.workers.episode.machine import CommandOutcome, FileTooLarge, Machin
 from orchard.workers.failures import NotWritable
 
 _SHOWN = 30_000
-"""Maximum characters of one result."""
 _LINES = 2000
 _LONGEST_COMMAND = 100_000
 """Maximum bytes of a command. Linux limits one argument of a program to 128 KiB."""
@@ -97,7 +96,6 @@ class WorkspaceTools:
         self._task = task
 
     def resolve(self, path: str) -> str:
-        """Resolves a path against the task's working directory."""
         return posixpath.normpath(posixpath.join(self._task.workdir, path or "."))
 
     async def call(self, call: ToolCall, seconds: float) -> CommandOutcome:

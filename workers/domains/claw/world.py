@@ -31,7 +31,6 @@ from orchard.workers.masking import masked
 
 _INLINE = INLINE_LIMIT // 4
 _COMMAND_SHOWN = 64 * 1024
-"""Maximum characters of a snapshot command's output in a bundle."""
 
 
 class ClawServices:
@@ -57,8 +56,6 @@ class ClawServices:
 
 
 class ClawAttempt:
-    """The world of one attempt; implements OpenWorld."""
-
     def __init__(
         self, world: ClawWorld, services: Services, workspace: WorkspaceTools, opening: Opening
     ) -> None:
@@ -109,7 +106,6 @@ class ClawAttempt:
             yield port, path
 
     async def hand_in(self, ended: ExitStatus, messages: Sequence[Mapping[str, Any]]) -> str:
-        """Returns a Bundle as JSON."""
         said = messages[-1] if messages else {}
         bundle = Bundle(
             messages=tuple(dict(message) for message in messages),

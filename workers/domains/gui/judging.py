@@ -27,11 +27,10 @@ _RESULT, _THOUGHT = 500, 2000
 
 
 class NoOutcome(ValueError):
-    """The submission is not that of a browser agent."""
+    pass
 
 
 def read_outcome(submission: bytes) -> GuiOutcome:
-    """Decodes a rollout's submission. Raises NoOutcome."""
     try:
         return decode_whole(_OUTCOMES, submission)
     except Unreadable as error:

@@ -24,8 +24,6 @@ class Framework(StrEnum):
 
 
 class FrameworkCall(msgspec.Struct, frozen=True, kw_only=True):
-    """One invocation of a test framework."""
-
     framework: Framework
     before: str
     """Shell text before it, including its `&&`, such as the activation of an environment."""
@@ -41,8 +39,6 @@ class FrameworkCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TestName(msgspec.Struct, frozen=True, kw_only=True):
-    """The location of a test, from its id."""
-
     __test__ = False
 
     file: str

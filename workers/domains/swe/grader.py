@@ -63,8 +63,6 @@ REFUSED, FORGED, UNPROVEN = "refused", "forged", "unproven"
 
 
 class Grade(msgspec.Struct, frozen=True, kw_only=True):
-    """A verdict with its explanation and log."""
-
     verdict: SWEVerdict
     detail: str
     log: str = ""
@@ -98,8 +96,6 @@ async def grade_swe(grading: SWETests, judgement: Judgement) -> Reward:
 
 
 class _Grader:
-    """One grading, with its deadline and a source of further machines."""
-
     def __init__(self, grading: SWETests, judgement: Judgement) -> None:
         self._task = judgement.task
         self._grading = grading

@@ -64,7 +64,6 @@ def tell(descriptor: int, **facts: Any) -> None:
 
 
 def tell_sites(report: int, test: str) -> None:
-    """Reports the sites since the last report."""
     if COUNTS:
         tell(report, test=test, sites=COUNTS)
         COUNTS.clear()
@@ -112,8 +111,6 @@ def pytest_status(report: Any) -> str | None:
 
 
 class Reporter:
-    """A pytest plug-in that reports each test to the parent."""
-
     def __init__(self, report: int) -> None:
         self.report = report
 

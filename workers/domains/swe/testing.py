@@ -63,8 +63,6 @@ class Count(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answers(msgspec.Struct, frozen=True, kw_only=True):
-    """The results of copies of tests."""
-
     counts: Mapping[tuple[str, int], Count]
     """Maps site and number of the copy to counts; sites that were not reached are absent."""
     ended: bool
@@ -75,11 +73,8 @@ NO_ANSWERS = Answers(counts={}, ended=True)
 
 
 class RunnerPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The plan by which the runner runs a task's named tests."""
-
     call: FrameworkCall
     names: dict[str, TestName]
-    """Maps a test id to the test's location."""
 
     @property
     def files(self) -> list[str]:

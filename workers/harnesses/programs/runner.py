@@ -29,7 +29,6 @@ from orchard.workers.harnesses.programs.record import (
 )
 
 _TAIL = 1500
-"""Maximum characters of a program's output in an error."""
 
 
 class ProgramHarness(Harness):
@@ -144,7 +143,6 @@ class ProgramHarness(Harness):
 
 
 def prompt_of(program: Program, task: Task) -> str:
-    """Returns a program's prompt for a task without a world."""
     if program.prompt == PATCH_PROMPT and graded_in_place(task.grading):
         return TASK_PROMPT
     return program.prompt

@@ -31,7 +31,6 @@ async def archive(blobs: BlobStore, blob: BlobRef) -> bytes:
 
 
 async def unpack(blobs: BlobStore, checkout: Checkout, machine: Machine) -> None:
-    """Unpacks the checkout's parts below ROOT of a sandbox."""
     for name in ("shared", "task"):
         path = f"/tmp/orchard-{name}.tar.gz"
         await machine.write(path, await archive(blobs, getattr(checkout, name)))

@@ -136,7 +136,6 @@ def small(frame: Any) -> Any:
 
 
 def audit(urls: dict[str, str]) -> dict[str, Any]:
-    """Collects the audit of each service."""
     found = {}
     for name, url in urls.items():
         try:

@@ -24,9 +24,7 @@ from orchard.workers.failures import InfrastructureError
 
 REMOTE = Path(remote.__file__).read_bytes()
 REMOTE_PATH = "/opt/orchard/remote.py"
-"""Path of `remote.py` in a sandbox."""
 CALL_SECONDS = 120.0
-"""Timeout of one call, in seconds."""
 _SERVER = "/opt/orchard/workspace.py"
 _URL = "http://localhost:8080"
 _SHOWN = 2 * 1024 * 1024
@@ -49,7 +47,6 @@ _PATHS = MappingProxyType(
         "Download": "download",
     }
 )
-"""Maps a tool to the server's path."""
 
 
 def _tool(name: str, about: str, arguments: dict[str, Schema], *required: str) -> dict[str, Any]:
@@ -161,8 +158,6 @@ TOOLS: dict[str, dict[str, Any]] = {
 
 
 class ToolAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a tool call."""
-
     url: str = ""
     status: int
     body: Any
@@ -223,7 +218,6 @@ class EvalWorkspaceTools:
 
 
 def payload(name: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Converts a call's arguments to the server's format."""
     found = dict(given)
     if name == "Bash":
         if isinstance(milliseconds := found.pop("timeout", None), int):

@@ -38,7 +38,6 @@ from orchard.workers.failures import InfrastructureError, NotWritable
 _SHOWN = 64 * 1024
 """Maximum characters of the stderr of a snapshot command."""
 _MOST_FILES = 50
-"""Maximum files that one snapshot pattern matches."""
 _UNKNOWN_TOOL, _BAD_ARGUMENTS = 404, 400
 
 
@@ -59,8 +58,6 @@ class ClawEvalServices:
 
 
 class ClawEvalAttempt:
-    """The world of one attempt; implements OpenWorld."""
-
     def __init__(self, world: ClawEvalWorld, opening: Opening, services: Machine | None) -> None:
         own = {tool["function"]["name"] for tool in world.tools}
         self.tools = (*world.tools, *(tool for name, tool in TOOLS.items() if name not in own))
@@ -133,7 +130,6 @@ class ClawEvalAttempt:
         yield 0, ""
 
     async def hand_in(self, ended: ExitStatus, messages: Sequence[Mapping[str, Any]]) -> str:
-        """Returns an EvalBundle as JSON."""
         said = messages[-1] if messages else {}
         audits: dict[str, Any] = {}
         if self._services is not None:

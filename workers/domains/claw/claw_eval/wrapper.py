@@ -74,7 +74,6 @@ def traced(messages: list[dict[str, Any]], failed: set[str]) -> list[dict[str, A
 
 
 def worded(content: Any) -> str:
-    """Joins the text parts of a message's content."""
     if isinstance(content, list):
         return "\n".join(part.get("text", "") for part in content if part.get("type") == "text")
     return str(content)
@@ -90,7 +89,6 @@ def read(function: dict[str, Any]) -> dict[str, Any]:
 
 
 def local_files(folder: str, names: list[str]) -> dict[str, Any]:
-    """Reads files of the task's directory for its grader."""
     found: dict[str, Any] = {}
     for name in names:
         try:

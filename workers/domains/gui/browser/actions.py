@@ -42,8 +42,6 @@ def shown_url(url: str) -> str:
 
 
 class ActionExecutor:
-    """The mouse and keyboard of one browser."""
-
     def __init__(self, tabs: Tabs, settings: BrowserSettings, quiet: float) -> None:
         self._tabs = tabs
         self._settings = settings
@@ -52,7 +50,6 @@ class ActionExecutor:
         self.written = WrittenText()
         """Text that the agent wrote into pages and addresses."""
         self.injections = 0
-        """Number of elements in result lines whose text contains marks of the prompt."""
 
     async def do(self, name: str, action: t.Action) -> str:
         """Carries out an action, waits until the page rests, and returns the result line. Raises

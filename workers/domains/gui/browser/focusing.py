@@ -24,7 +24,6 @@ class Focused:
     way: object
     """`type`: cleared, then typed into; `keys`: typed into; `choose` and `give`: given a value."""
     opened: bool
-    """Whether it is an open drop-down list."""
     run: Callable[[str, object], Awaitable[Any]]
     """Calls a JavaScript function with the element and one argument."""
 

@@ -24,7 +24,6 @@ MOST_CALLS = 20
 MOST_UNPARSED = 3
 """Answers in a row without a readable call that end the run."""
 _OFFERED = ("click", "goto_url", DONE)
-"""Tools in the prompt of `browser-compact`."""
 
 
 class BrowserHarness(Harness):

@@ -50,11 +50,10 @@ def pixel(point: list[float], width: int, height: int) -> Pixel:
 
 
 class UnknownKey(ValueError):
-    """The key is unknown; the text is one sentence that says so."""
+    pass
 
 
 def key(name: str) -> str:
-    """Returns the browser's name of a key. Raises UnknownKey."""
     if (known := _KEYS.get(name.lower())) is not None:
         return known
     if name == " ":

@@ -10,7 +10,6 @@ from orchard.workers.failures import InfrastructureError
 
 INSTALL = "apt-get install chromium"
 HOME = "/tmp/orchard-browser"
-"""Directory in the sandbox for profile and log."""
 SITE_PORT = 8480
 """Port on the sandbox's loopback where a reverse tunnel serves the task's site."""
 SITES = "*.test"
@@ -22,7 +21,6 @@ _CLOSED = (
     *("file://*", "chrome://*", "chrome-untrusted://*", "chrome-extension://*", "devtools://*"),
     *("view-source:*", "filesystem:*", "ftp://*"),
 )
-"""Addresses that neither pages nor tools can open."""
 _POLICIES = {
     "URLBlocklist": list(_CLOSED),
     "DownloadRestrictions": 3,

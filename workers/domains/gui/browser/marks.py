@@ -47,7 +47,6 @@ class WrittenText:
         self._tail = written[-_LONGEST:]
 
     def hold(self, sign: str) -> bool:
-        """Whether the agent wrote this sign."""
         return _bare(sign) in self._held
 
 

@@ -14,7 +14,6 @@ from orchard.workers.domains.gui.browser.tabs import CRASHED, Tab, Tabs, Unrespo
 from orchard.workers.episode.pictures import NotAPicture, Picture, read_picture
 
 TITLE = 50
-"""Maximum characters of a tab's title."""
 SCREENSHOT_SECONDS = 10.0
 CAPTION = "\nscreenshot:\n"
 """Text before the picture; it is omitted together with the picture."""
@@ -25,8 +24,6 @@ _SHORT = 2000
 
 @dataclass(frozen=True)
 class BrowserObservation:
-    """One look at the browser."""
-
     text: str
     """Text with delimiters. The picture's position is before the closing one."""
     picture: Picture | None

@@ -57,7 +57,6 @@ class Browsers:
     def __init__(self) -> None:
         self.driver = Driver()
         self.taken = 0
-        """Number of spare browsers that attempts took."""
         self._client: AsyncSandboxClient | None = None
         self._settings = SandboxSettings()
         self._spare = 0
@@ -74,7 +73,6 @@ class Browsers:
 
     @property
     def waiting(self) -> int:
-        """Number of spare browsers that are ready."""
         return len(self._waiting)
 
     def take(self, task: Task, memory: str) -> AsyncSandbox | None:
@@ -112,7 +110,6 @@ class Browsers:
                 yield await self._start(stack, machine, world.browser, world.block_network)
 
     async def close(self) -> None:
-        """Ends the driver and all spare browsers."""
         self._spare = 0
         if self._filling is not None:
             await end(self._filling)
@@ -183,7 +180,6 @@ class Browsers:
 
 @asynccontextmanager
 async def browsers() -> AsyncIterator[Browsers]:
-    """Opens the worker's pool, for `Shared.of`."""
     made = Browsers()
     try:
         yield made

@@ -49,5 +49,4 @@ TOO_MANY = "Failed: `{name}` was not executed: {most} calls are the most that on
 
 
 def request(statement: str, observation: str) -> str:
-    """The first user message of a rollout."""
     return f"<user_request>\n{statement.strip()}\n</user_request>\n{observation}"

@@ -62,7 +62,6 @@ class Signs:
     began: float
     """When the action had been carried out."""
     changed: float
-    """When the newest event happened."""
     loaded: float
     """When the newest navigation or slow request ended."""
     under_way: tuple[float, ...]
@@ -70,8 +69,6 @@ class Signs:
 
 
 class Next(Enum):
-    """What the waiting loop does next."""
-
     LISTEN = auto()
     """Wait for the end of something that is under way."""
     WATCH = auto()
@@ -82,7 +79,6 @@ class Next(Enum):
 
 
 def next_step(signs: Signs, quiet: float, now: float) -> tuple[Next, float]:
-    """Returns what to do next, and for at most how many seconds."""
     end = signs.began + LONGEST_SECONDS
     awaited = [each for each in signs.under_way if now - each < UNDER_WAY_SECONDS]
     if awaited and now < end:

@@ -42,16 +42,12 @@ class Unresponsive(Exception):
 
 
 class Tab:
-    """One page, and what it is busy with."""
-
     def __init__(self, page: "Page", session: "CDPSession", changed: asyncio.Event) -> None:
         self.page = page
         self.session = session
         self.crashed = False
         self.title = ""
-        """The title when it was last read."""
         self._requests: dict[Request, float] = {}
-        """Start times of requests that have not ended."""
         self._read: set[Request] = set()
         """Requests whose response has begun; they end only if the page reads all of it."""
         self._navigating: dict[str, float] = {}
@@ -76,7 +72,6 @@ class Tab:
         return (*self._requests.values(), *pages, *windows)
 
     async def watch(self) -> None:
-        """Subscribes to the page's events."""
         session, page = self.session, self.page
         session.on("Page.frameRequestedNavigation", lambda event: self._began(event))
         session.on("Page.frameScheduledNavigation", lambda event: self._scheduled(event))
@@ -182,7 +177,6 @@ class Tabs:
 
     @property
     def ended(self) -> bool:
-        """Whether the browser is gone."""
         return self._ended.is_set()
 
     @property
@@ -192,7 +186,6 @@ class Tabs:
 
     @property
     def index(self) -> int:
-        """Index of the active tab, from 0."""
         return self._at
 
     async def start(self) -> None:
@@ -367,7 +360,6 @@ class Tabs:
             opening.add_done_callback(self._attaching.pop)
 
     async def _reopen(self) -> None:
-        """Opens a tab after the only tab closed itself."""
         from playwright.async_api import Error
 
         with contextlib.suppress(Error):

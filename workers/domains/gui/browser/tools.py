@@ -30,8 +30,6 @@ class Hover(_Arguments, frozen=True):
 
 
 class Drag(_Arguments, frozen=True):
-    """Presses at the first point and releases at the second."""
-
     start_point_2d: Point
     end_point_2d: Point
     steps: Annotated[int, msgspec.Meta(ge=1, le=200)] = 10
@@ -44,16 +42,12 @@ class Write(_Arguments, frozen=True):
 
 
 class PressKeys(_Arguments, frozen=True):
-    """Presses keys one after the other, or together."""
-
     keys: Annotated[list[str], msgspec.Meta(min_length=1, max_length=50)]
     is_hotkey: bool = False
     presses: Annotated[int, msgspec.Meta(ge=1, le=100)] = 1
 
 
 class Scroll(_Arguments, frozen=True):
-    """Scrolls the page, or what is at a point."""
-
     direction: Literal["up", "down", "left", "right"] = "down"
     amount: Share = 0.5
     point_2d: Point | None = None
@@ -144,7 +138,6 @@ def read_action(name: str, arguments: str) -> Action:
 
 
 def readable(arguments: str) -> bool:
-    """Whether the arguments of a call are a JSON object."""
     try:
         return isinstance(json.loads(arguments or "{}"), dict)
     except (ValueError, RecursionError):

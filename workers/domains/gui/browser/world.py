@@ -32,7 +32,6 @@ from orchard.workers.episode.worlds import Opening
 from orchard.workers.failures import InfrastructureError
 
 START_SECONDS = 60.0
-"""Timeout for the page at which a task begins."""
 MOST_WALLS = 2
 """Number of looks in a row at a bot wall that ends the rollout."""
 
@@ -78,8 +77,6 @@ def quiet_of(world: GuiWorld, site: OpenSite | None) -> float:
 
 
 class BrowserAttempt:
-    """The world of one attempt; implements OpenWorld."""
-
     def __init__(
         self, world: GuiWorld, tabs: Tabs, site: OpenSite | None, seen: Callable[[], None] = lambda: None
     ) -> None:
@@ -141,7 +138,6 @@ class BrowserAttempt:
         return seen
 
     async def evaluate(self, expression: str) -> Any:
-        """Evaluates an expression in the active page."""
         return await self.tabs.asked(self.tabs.active.page.evaluate(expression))
 
     def door(self) -> AbstractAsyncContextManager[tuple[int, str]]:
@@ -151,7 +147,6 @@ class BrowserAttempt:
         )
 
     async def hand_in(self, ended: ExitStatus, messages: Sequence[Mapping[str, Any]]) -> str:
-        """Returns a GuiOutcome as JSON."""
         tab = self.tabs.active
         steps = steps_of(messages, self._screens[1:])
         outcome = GuiOutcome(

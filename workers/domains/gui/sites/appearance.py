@@ -15,15 +15,12 @@ class SiteLayout:
     """Collections are cards in columns, a list with details, or dense rows."""
     filters: Literal["left", "right", "above"]
     labels: Literal["above", "beside"]
-    """Position of labels relative to fields."""
     actions: Literal["start", "end", "wide"]
-    """Position of the buttons of forms."""
     reverse: bool = False
     """Whether controls and navigation are in the opposite order, and a page's details before its head."""
 
     @property
     def classes(self) -> str:
-        """Space-separated CSS classes for `body`."""
         named = [f"{key}-{getattr(self, key)}" for key in ("nav", "items", "filters", "labels", "actions")]
         return " ".join([*named, *(["reverse"] if self.reverse else [])])
 
@@ -49,10 +46,7 @@ LAYOUTS: dict[Split, dict[str, SiteLayout]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class SiteTheme:
-    """Sizes are in pixels, colours as in CSS."""
-
     size: int
-    """Font size of the text."""
     family: str
     ink: str
     paper: str
@@ -109,17 +103,14 @@ TINY_THEMES: dict[Split, tuple[str, ...]] = {"train": ("light", "sand"), "held-o
 
 
 def layout_of(name: str) -> SiteLayout:
-    """Raises KeyError for an unknown name."""
     return {**LAYOUTS["train"], **LAYOUTS["held-out"]}[name]
 
 
 def theme_of(name: str) -> SiteTheme:
-    """Raises KeyError for an unknown name."""
     return {**THEMES["train"], **THEMES["held-out"]}[name]
 
 
 def style(theme: SiteTheme) -> str:
-    """Renders the theme as CSS variables."""
     values = {
         "size": f"{theme.size}px", "family": theme.family, "ink": theme.ink, "paper": theme.paper,
         "panel": theme.panel, "accent": theme.accent, "on-accent": theme.on_accent, "line": theme.line,

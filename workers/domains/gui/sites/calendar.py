@@ -17,7 +17,6 @@ from orchard.workers.domains.gui.sites.pages import (
 )
 
 FIRST, LAST = 8, 18
-"""Rooms can be booked from 8:00 to 18:00."""
 LUNCH = 12
 LONGEST = 3
 """A booking's maximum length in hours."""
@@ -98,7 +97,6 @@ class CalendarSite:
         return [start for start in range(FIRST, LAST) if not self.problems(room, day, start, hours, "x", 1)]
 
     def book(self, room: str, day: int, start: int, hours: int, title: str, people: int) -> None:
-        """Adds a booking, which must break no rule."""
         assert not self.problems(room, day, start, hours, title, people)
         self._book(room, day, start, hours, title, people)
 

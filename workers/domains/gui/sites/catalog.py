@@ -24,5 +24,4 @@ _SITES: dict[str, Callable[[Site], SiteContent]] = {
 
 
 def content_of(site: Site) -> SiteContent:
-    """Makes the site's content in its initial state."""
     return _SITES[site.name](site)

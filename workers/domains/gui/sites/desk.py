@@ -18,7 +18,6 @@ from orchard.workers.domains.gui.sites.pages import (
 )
 
 PAGE = 7
-"""Number of tickets on a page of the queue."""
 STATES = ("open", "waiting", "resolved")
 PRIORITIES = ("low", "normal", "high")
 TOPICS = ("Hardware", "Software", "Network", "Access")
@@ -133,7 +132,6 @@ class DeskSite:
             ticket["replies"].append(reply)
 
     def open(self, *, subject: str, by: str, topic: str, priority: str) -> int:
-        """Opens a ticket and returns its number."""
         number = max(self.tickets) + 1
         self.tickets[number] = {
             "subject": subject, "by": by, "topic": topic, "state": "open", "priority": priority,

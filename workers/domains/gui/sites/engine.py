@@ -49,7 +49,6 @@ class OpenSite:
 
     @property
     def origin(self) -> str:
-        """The scheme and host as the browser sees them, without a path."""
         return f"http://{self.host}"
 
     async def start(self) -> int:

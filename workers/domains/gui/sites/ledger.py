@@ -19,7 +19,6 @@ from orchard.workers.domains.gui.sites.pages import (
 )
 
 PAGE = 12
-"""Number of rows on a page."""
 STATES = ("draft", "sent", "overdue", "paid", "archived")
 ACTIONS = {"paid": "Mark as paid", "overdue": "Mark as overdue", "archived": "Archive"}
 """Maps a state to the menu entry that sets it."""
@@ -114,7 +113,6 @@ class LedgerSite:
         self.exports.append({"format": kind, "state": state, "columns": columns, "rows": rows})
 
     def matching(self, query: Mapping[str, str]) -> list[Row]:
-        """Returns the rows that pass the filters, sorted."""
         wanted, state = clean(query.get("q", "")).lower(), query.get("state", "")
         found = [
             row

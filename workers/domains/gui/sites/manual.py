@@ -18,7 +18,6 @@ from orchard.workers.domains.gui.sites.pages import (
 )
 
 PAGE = 5
-"""Number of results on a page."""
 _CHAPTERS = {
     "Install": ("Requirements", "Packages", "Upgrades", "Removal"),
     "Storage": ("Volumes", "Backups", "Quotas", "Encryption"),
@@ -35,8 +34,6 @@ _UNITS = {"limit": "entries", "size": "MiB", "timeout": "s", "interval": "s", "c
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """A row of an article's table."""
-
     name: str
     default: int
     unit: str
@@ -46,8 +43,6 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Article:
-    """A page of the documentation."""
-
     slug: str
     chapter: str
     title: str
@@ -109,7 +104,6 @@ class ManualSite:
         raise Missing(path)
 
     def article(self, slug: str) -> Article:
-        """Raises Missing for an unknown slug."""
         found = next((each for each in self.articles if each.slug == slug), None)
         if found is None:
             raise Missing(slug)

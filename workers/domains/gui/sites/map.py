@@ -11,7 +11,6 @@ from orchard.workers.domains.gui.sites import vocabulary
 from orchard.workers.domains.gui.sites.pages import Link, Missing, Redirect, SitePage, SiteResponse
 
 WIDTH, HEIGHT = 620, 470
-"""Size of the map in pixels."""
 NEAR = 34
 """A pin lands on a place within this many pixels."""
 MODES = {"walk": 12, "bike": 4, "bus": 2}
@@ -52,7 +51,6 @@ class MapSite:
         return {"saved": [dict(each) for each in self.saved], "tour": list(self.tour)}
 
     def minutes(self, start: str, end: str, mode: str) -> int:
-        """Returns the travel time in minutes."""
         return WAIT[mode] + round(math.dist(self.places[start], self.places[end]) / 100 * MODES[mode])
 
     def get(self, path: str, query: Mapping[str, str]) -> SiteResponse:

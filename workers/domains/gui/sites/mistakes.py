@@ -36,7 +36,6 @@ def _moved(at: list[int], dice: random.Random) -> list[int]:
 
 
 def _other(calls: list[Call], view: View, dice: random.Random) -> list[Call]:
-    """Clicks another element of the page."""
     seen = [each for each in view.elements if each.seen]
     return [*calls[:-1], ("click", {"point_2d": point(dice.choice(seen), view)})] if seen else []
 
@@ -62,7 +61,6 @@ def _outside(_: list[Call], __: View, dice: random.Random) -> list[Call]:
 
 
 def _nothing(_: list[Call], __: View, ___: random.Random) -> list[Call]:
-    """Makes no call at all."""
     return []
 
 

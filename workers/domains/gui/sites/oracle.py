@@ -29,7 +29,6 @@ TOOLS = frozenset({"click", "goto_url", "done"})
 MISTAKES = 0.08
 """Share of turns with a mistake, unless the model's name gives another: `oracle/0.3`."""
 PATIENCE = 40
-"""Maximum turns before it gives up."""
 PATIENCE_DOWN = 3
 """Maximum turns on a site that is down."""
 _COARSE = -2
@@ -43,7 +42,7 @@ class SitesPlayer:
     def __init__(self, _tasks: Callable[[], Iterable[Task]], _mix: Mapping[Behaviour, float]) -> None: ...
 
     async def start(self) -> None:
-        """Does nothing; the sites need no index."""
+        """Does nothing: sites need no index of statements."""
 
     def plays(self, request: OracleRequest) -> bool:
         return TOOLS.issubset(request.tool_names)

@@ -11,8 +11,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class SitePage:
-    """A page that the engine renders."""
-
     name: str
     """Identifies the page for the oracle (`product:17`); it stands in `body` but is not visible."""
     title: str
@@ -31,8 +29,6 @@ class Redirect:
 
 @dataclass(frozen=True)
 class File:
-    """A file that the browser downloads."""
-
     name: str
     text: str
     media_type: str = "text/csv"
@@ -40,8 +36,6 @@ class File:
 
 @dataclass(frozen=True)
 class Link:
-    """An entry of a site's navigation."""
-
     key: str
     label: str
     path: str

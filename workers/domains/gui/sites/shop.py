@@ -19,7 +19,6 @@ from orchard.workers.domains.gui.sites.pages import (
 )
 
 PAGE = 8
-"""Number of products on a page of results."""
 MOST = 9
 """Maximum quantity of one product in the cart."""
 _NOUNS = {
@@ -102,7 +101,6 @@ class ShopSite:
         }
 
     def product(self, number: int) -> Product:
-        """Raises Missing for an unknown number."""
         if not 1 <= number <= len(self.products):
             raise Missing(f"product {number}")
         return self.products[number - 1]
@@ -194,7 +192,6 @@ class ShopSite:
         return Redirect("/cart")
 
     def put(self, product: Product, colour: str, size: str, count: int) -> None:
-        """Adds a product to the cart."""
         self.cart.append({"product": product.name, "colour": colour, "size": size, "count": count})
 
     def _lines(self) -> list[tuple[dict[str, Any], str]]:
@@ -226,7 +223,6 @@ class ShopSite:
         return Redirect(f"/order/{len(self.orders)}")
 
     def order(self, *, name: str, street: str, town: str, delivery: str, gift: bool) -> None:
-        """Orders the content of the cart."""
         total = self._total() + DELIVERIES[delivery][1]
         self.orders.append(
             {

@@ -29,7 +29,6 @@ class Element(msgspec.Struct, frozen=True, kw_only=True):
     value: str = ""
     """The value of a field, list or button; the text of any other element."""
     on: bool = False
-    """Whether it is checked or pressed."""
     inside: tuple[float, float] | None = None
     """A point of the container that must be scrolled to show it."""
     away: float = 0.0
@@ -46,10 +45,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     height: float
     elements: tuple[Element, ...] = ()
     focus: str = ""
-    """The key of the focused element."""
     records: dict[str, Any] = {}
     site: Site | None = None
-    """The site whose page is shown."""
 
     def find(self, key: str) -> Element | None:
         """Returns the element with that key; if there are several, a visible one."""
@@ -72,7 +69,6 @@ class SolutionStep:
     side: int = 0
     """The part of the target to drop on: its middle (0), the upper part (-1), or the lower (1)."""
     enter: bool = False
-    """Whether to press Enter after filling in."""
     unless: Callable[[View], bool] = lambda _: False
     """A further condition under which the step is skipped."""
 
@@ -150,11 +146,9 @@ class NoGoal(Exception):
 
 
 Call = tuple[str, dict[str, Any]]
-"""A tool's name and its arguments."""
 GETS_IN_THE_WAY = ("consent-accept",)
 """Elements that are clicked before anything else if they are visible."""
 _CALLS = 6
-"""Maximum calls in one turn."""
 _LEAVES = ("click", "drag", "done")
 """Actions that may change the page; they end a turn."""
 

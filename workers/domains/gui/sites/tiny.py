@@ -43,14 +43,11 @@ TICK_COLOUR = "#22aa22"
 STROKE = 14
 COLOURS = {"red": "#d62728", "blue": "#1f6fd6", "green": "#21963b", "yellow": "#e9b60c", "purple": "#8b3fc0"}
 What = tuple[str, str]
-"""A colour and a shape."""
 _PAIRS: list[What] = [(colour, shape) for colour in COLOURS for shape in SHAPES]
 PAPERS = {"light": "#ffffff", "sand": "#f3e8d2", "mist": "#dfe9f2"}
 """Maps a theme to its background colour."""
 SHOWN = 3
-"""Number of shapes on a screen."""
 MOST = 3
-"""Maximum number of screens in a task."""
 Place = tuple[int, int]
 """Left and top of a shape, in pixels."""
 
@@ -76,7 +73,6 @@ class TinySite:
 
     @property
     def wrong(self) -> bool:
-        """Whether a wrong shape was clicked."""
         return self.clicked != [" ".join(each) for each in self.targets[: len(self.clicked)]]
 
     def get(self, path: str, query: Mapping[str, str]) -> SiteResponse:  # noqa: ARG002

@@ -40,7 +40,6 @@ def people(dice: random.Random, count: int) -> list[str]:
 
 
 def house(dice: random.Random, kind: str) -> tuple[str, str]:
-    """Draws the name and the host of a site's owner."""
     name = dice.choice(HOUSES)
     return f"{name} {kind.capitalize()}", f"{name.lower()}-{kind.lower().replace(' ', '-')}.test"
 

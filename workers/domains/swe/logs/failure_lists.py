@@ -13,8 +13,6 @@ from orchard.workers.domains.swe.logs.lines import LONGEST
 
 
 class FailureList(NamedTuple):
-    """The failures and counts in a log."""
-
     failures: list[str]
     """Names of failed tests; duplicates are possible."""
     passed: int | None
@@ -168,7 +166,6 @@ def _openlayers_entries(log: str) -> list[tuple[str, str]]:
 
 _P5_NUMBERED = re.compile(r"^[^\S\n]*(\d+)\)", re.MULTILINE)
 _P5_LONGEST = 1000
-"""Maximum characters of a title."""
 
 
 def _p5_entries(log: str) -> list[tuple[str, str]]:
@@ -274,4 +271,3 @@ FAILURE_LISTS: Mapping[str, Callable[[str], FailureList]] = {
     "jasmine-failures": _jasmine,
     "p5-failures": _mocha(_p5_entries),
 }
-"""Maps the names that tasks use to parsers."""

@@ -139,4 +139,3 @@ LINE_PARSERS: Mapping[str, Parser] = {
     "vitest": _by_line(r"(?P<word>[✓×↓])\s(?P<test>.+?)(?:\s(?:\d+\s*m?s?|\[skipped\]))?", clean=str),
     "tap": _by_line(r"(?P<word>ok|not ok) \d+ (?P<test>.+)", clean=str),
 }
-"""Maps the names that tasks use to parsers."""

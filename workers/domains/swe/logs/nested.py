@@ -228,4 +228,3 @@ NESTED_PARSERS: Mapping[str, Parser] = {
     "jasmine-tree": _jasmine_tree,
     "testdox": _testdox,
 }
-"""Maps the names that tasks use to parsers."""

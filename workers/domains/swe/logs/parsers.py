@@ -266,7 +266,6 @@ PARSERS: Mapping[str, Parser] = {
     **REBENCH_PARSERS,
     **{name: _failed(read) for name, read in FAILURE_LISTS.items()},
 }
-"""Maps the names that tasks use to parsers."""
 
 REWRITTEN = {"pytest-options": re.compile(r"\[/(?!/)"), "pytest-matplotlib": re.compile(r"\[.*\b[13]\b")}
 """Ids that a parser may have rewritten, so that pytest itself does not know them."""

@@ -276,4 +276,3 @@ REBENCH_PARSERS: Mapping[str, Parser] = {
     "status-name": _by_forms(*((word, rf"{word}\s+(\S.*?)(?:\s{{2,}}.*)?") for word in _PYTEST)),
     **RUN_PARSERS,
 }
-"""Maps the names that tasks use to parsers."""

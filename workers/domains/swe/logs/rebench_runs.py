@@ -347,4 +347,3 @@ RUN_PARSERS: Mapping[str, Parser] = {
     "said": _said,
     "maven-modules": _maven_modules,
 }
-"""Maps the names that tasks use to parsers."""

@@ -165,4 +165,3 @@ REPORT_PARSERS: Mapping[str, Parser] = {
     "lighthouse": first_of(NESTED_PARSERS["mocha-tree"], _lighthouse_json, LINE_PARSERS["jest-files"]),
     "deno": _deno,
 }
-"""Maps the names that tasks use to parsers."""

@@ -89,7 +89,6 @@ def makes(hunk: Hunk, commands: str) -> bool:
 
 
 def _steps(text: str) -> list[tuple[int, str, str]]:
-    """Parses number, actions and results of each step in the prompt."""
     parts = _STEP.split(text)
     found = []
     for number, body in zip(parts[1::2], parts[2::2], strict=True):

@@ -13,7 +13,6 @@ from orchard.workers.oracle.behaviours import Behaviour, chance
 from orchard.workers.oracle.turns import SUBMIT, Turn, bash
 
 FILES_READ = 4
-"""Maximum number of files that are read before the edit."""
 TEST_SECONDS = 40
 
 
@@ -103,7 +102,6 @@ def _explore(task: Task, gold: list[FileDiff], dice: random.Random) -> list[Turn
 
 
 def _search_word(files: list[FileDiff]) -> str | None:
-    """Returns the longest name in the lines that the patch removes or keeps."""
     words = {
         word
         for file in files
