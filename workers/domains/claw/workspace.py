@@ -5,6 +5,8 @@ import shlex
 import time
 from typing import Any
 
+import msgspec
+
 from orchard.schemas.decoding import Unreadable, decode_text
 from orchard.schemas.messages import ToolCall
 from orchard.schemas.tasks import Task
@@ -118,7 +120,7 @@ class WorkspaceTools:
         tail = f"\n[timed out after {limit:g} s]" if outcome.timed_out else ""
         if not tail and outcome.returncode:
             tail = f"\n[exit code {outcome.returncode}]"
-        return _shown(outcome, (_cut(outcome.output) + tail).strip() or "(no output)")
+        return msgspec.structs.replace(outcome, output=(_cut(outcome.output) + tail).strip() or "(no output)")
 
     async def _read(self, given: dict[str, Any], _seconds: float) -> str:
         lines = (await self._text(given["file_path"])).split("\n")
@@ -144,7 +146,7 @@ class WorkspaceTools:
         pattern = shlex.quote(posixpath.join(path, given["pattern"]))
         line = f"find {shlex.quote(path)} -type f -path {pattern} | sort"
         outcome = await self._ran(line, seconds)
-        return _shown(outcome, _cut(outcome.output).strip() or "(no files)")
+        return msgspec.structs.replace(outcome, output=_cut(outcome.output).strip() or "(no files)")
 
     async def _grep(self, given: dict[str, Any], seconds: float) -> CommandOutcome:
         options = "-rnIEi" if given.get("ignore_case") else "-rnIE"
@@ -152,7 +154,7 @@ class WorkspaceTools:
         line = f"grep {options} -e {shlex.quote(given['pattern'])} -- {shlex.quote(path)}"
         line += " | sort -t: -k1,1 -k2,2n"
         outcome = await self._ran(line, seconds)
-        return _shown(outcome, _cut(outcome.output).strip() or "(no matches)")
+        return msgspec.structs.replace(outcome, output=_cut(outcome.output).strip() or "(no matches)")
 
     async def _text(self, path: str) -> str:
         try:
@@ -195,16 +197,6 @@ def _checked(call: ToolCall) -> dict[str, Any]:
         raise _Wrong("file_path is empty")
     checked: dict[str, Any] = given
     return checked
-
-
-def _shown(outcome: CommandOutcome, output: str) -> CommandOutcome:
-    return CommandOutcome(
-        output=output,
-        returncode=outcome.returncode,
-        seconds=outcome.seconds,
-        timed_out=outcome.timed_out,
-        out_of_memory=outcome.out_of_memory,
-    )
 
 
 def _cut(told: str) -> str:

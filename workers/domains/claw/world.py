@@ -16,7 +16,6 @@ from orchard.schemas.campaigns import Budget
 from orchard.schemas.claw import AuditEntry, Bundle, ClawWorld, CommandSeen, ServiceCalled, SnapshotFile
 from orchard.schemas.messages import ToolCall
 from orchard.schemas.outcomes import AbortCause, ExitStatus
-from orchard.schemas.tasks import Task
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError
 from orchard.workers.domains.claw.declarations import function_tool
@@ -24,7 +23,7 @@ from orchard.workers.domains.claw.engine import BadWorld, CallResult, Services
 from orchard.workers.domains.claw.servers import Face, served
 from orchard.workers.domains.claw.snapshots import LARGEST_TREE, take_snapshot
 from orchard.workers.domains.claw.workspace import TOOLS, WorkspaceTools
-from orchard.workers.episode.machine import CommandOutcome, FileTooLarge, Machine
+from orchard.workers.episode.machine import CommandOutcome, FileTooLarge
 from orchard.workers.episode.worlds import Opening
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.masking import masked
@@ -138,7 +137,9 @@ class ClawAttempt:
 
     async def _seen(self, line: str) -> CommandSeen:
         task, machine = self._opening.task, self._opening.machine
-        outcome = await _ran(machine, task, line, self._command_seconds)
+        outcome = await machine.run(
+            line, timeout=self._command_seconds, cwd=task.workdir, env=task.environment
+        )
         return CommandSeen(output=outcome.output[:_COMMAND_SHOWN], returncode=outcome.returncode)
 
     async def _entry(self, entry: AuditEntry, face: Face, seconds: float) -> ServiceCalled:
@@ -185,7 +186,3 @@ async def inline_or_blob(blobs: BlobStore, value: Any) -> tuple[str, BlobRef | N
         return "", await asyncio.to_thread(blobs.put, raw, "application/json")
     except StorageError as error:
         raise InfrastructureError(AbortCause.STORE_FAILED, str(error)) from error
-
-
-async def _ran(machine: Machine, task: Task, line: str, seconds: float) -> CommandOutcome:
-    return await machine.run(line, timeout=seconds, cwd=task.workdir, env=task.environment)
