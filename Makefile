@@ -39,19 +39,19 @@ test-all: override ARGS := -m "slow or not slow" $(ARGS)
 test-all: test  ## the same, and the learning demonstrations, long soaks and long chaos
 
 demo-sft: $(LEARNING) debian  ## distil the oracle into a tiny model from scratch, and measure that it learned
-	$(BIN)/orchard demo-sft $(ARGS)
+	$(BIN)/python -m examples.run examples/sft.toml $(ARGS)
 
 demo-rl: $(LEARNING) debian  ## reinforcement learning from there, with real test-suites as reward
-	$(BIN)/orchard demo-rl $(ARGS)
+	$(BIN)/python -m examples.run examples/rl.toml $(ARGS)
 
 demo-matrix: $(LEARNING) debian  ## small policies of two harnesses in three of them: a model learns the harness it sees
-	$(BIN)/orchard --store .orchard-matrix demo-matrix $(ARGS)
+	$(BIN)/python -m examples.run examples/matrix.toml $(ARGS)
 
 demo-claw: $(LEARNING) debian  ## assistants with services: worlds, proofs, a tiny model distilled and rewarded, the matrix
-	$(BIN)/orchard --store .orchard-claw demo-claw $(ARGS)
+	$(BIN)/python -m examples.run examples/claw.toml $(ARGS)
 
 demo-gui: $(LEARNING) debian  ## a model from nothing learns to see a screen in real Chromium and to click on it
-	$(BIN)/orchard --store .orchard-gui demo-gui $(ARGS)
+	$(BIN)/python -m examples.run examples/gui.toml $(ARGS)
 
 test-kubernetes: $(LEARNING) debian  ## the same on a real cluster: KUBECONFIG's, or a node made for the tests
 	$(BIN)/python -m tests.kubernetes.run $(ARGS)
@@ -103,7 +103,7 @@ lock: | $(BIN)/python  ## write infra/requirements.txt (images) and constraints.
 schemas: $(STAMP)  ## write AsyncAPI, JSON Schema and docs/reference from the code
 	$(BIN)/python -m orchard.schemas.documents docs/schemas
 	$(BIN)/python -m orchard.injector.orchestrator.openapi docs/schemas/openapi.json
-	$(BIN)/python -m orchard.reference docs/reference
+	$(BIN)/python -m orchard.cli.reference docs/reference
 
 up: $(STAMP) debian
 	$(BIN)/orchard up $(ARGS)
@@ -158,4 +158,4 @@ debian:
 	fi
 
 clean:
-	rm -rf $(VENV) .orchard .orchard-matrix .orchard-claw build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .orchard .orchard-matrix .orchard-claw .orchard-gui build *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -14,10 +14,13 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from orchard.schemas.tasks import PluginGrading, Task
+from orchard.streams.settings import Queue
 from orchard.workers.discovery import code_of, matching, records
 
 GROUP = "orchard.pipeline_domains"
 """Entry points of other packages' records."""
+PROVE = Queue(kind="prove", domain="tasks")
+"""Of tasks to be proven, whatever their domain."""
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -51,6 +54,14 @@ class ReleasedLayout:
     harness defines."""
 
 
+class RequestKind(NamedTuple):
+    """Requests that are no rollouts and that workers carry out."""
+
+    queue: Queue
+    handler: str
+    """Function of a worker's AttemptDependencies that makes a `streams.consumer.Handler`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PipelineDomain:
     """What is done before and after the rollouts of a domain."""
@@ -74,6 +85,8 @@ class PipelineDomain:
     """What `preset = NAME` sets in the file of a fine-tuning run."""
     rl_preset: Mapping[str, Any] = field(default_factory=dict)
     """What `preset = NAME` sets in the file of a reinforcement-learning run."""
+    request_kinds: Mapping[str, RequestKind] = field(default_factory=dict)
+    """Kind of requests, as its queue is named, to what a worker needs to serve them."""
     suites: str = "suites/*.toml"
     """Suites of published benchmarks, as a pattern in `package`."""
     sources: tuple[str, ...] = ("__init__.py",)
@@ -103,6 +116,12 @@ def offered(field_of: Callable[[PipelineDomain], Mapping[K, T]]) -> dict[K, T]:
     return {
         name: value for domain in reversed(domains().values()) for name, value in field_of(domain).items()
     }
+
+
+def request_kinds() -> dict[str, RequestKind]:
+    """All kinds of requests beside rollouts that `orchard worker` serves."""
+    prove = RequestKind(PROVE, "orchard.pipelines.tasks.prover:task_prover")
+    return {PROVE.kind: prove, **offered(lambda domain: domain.request_kinds)}
 
 
 def presets(field_of: Callable[[PipelineDomain], Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

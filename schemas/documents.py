@@ -7,14 +7,21 @@ from typing import Any
 
 import msgspec
 
-from orchard.schemas.campaigns import CampaignRecord, CampaignSpec
+from orchard.schemas.campaigns import CampaignRecord, CampaignSpec, RolloutRequest
 from orchard.schemas.events import DONE_TYPES, EVENT_TYPES, STARTED_TYPE, Event
 from orchard.schemas.subjects import EVENTS_PREFIX
 from orchard.schemas.tasks import Task
 from orchard.schemas.values import VERDICT_TYPES, AnnotationRequest
+from orchard.schemas.work import JudgeRequest, ProveRequest
 
 DOCUMENTS = ("asyncapi.json", "schema.json")
-_STRUCTS: list[Any] = [Event, Task, CampaignSpec, CampaignRecord, AnnotationRequest, *EVENT_TYPES.values()]
+_STRUCTS: list[Any] = [
+    *(Event, Task, CampaignSpec, CampaignRecord, AnnotationRequest, ProveRequest, JudgeRequest),
+    *EVENT_TYPES.values(),
+]
+_REQUESTS = (RolloutRequest, AnnotationRequest, ProveRequest, JudgeRequest)
+_ANSWERS = ("task.validated", "task.rejected", "judge.ruled")
+"""Events that stand on subjects of their own where they answer a request."""
 
 
 def json_schema() -> dict[str, Any]:
@@ -58,10 +65,16 @@ def asyncapi() -> dict[str, Any]:
             "messages": {kind: {"$ref": f"#/components/messages/{kind}"}},
         }
         operations[f"publish.{kind}"] = {"action": "send", "channel": {"$ref": f"#/channels/{kind}"}}
+    channels["answers"] = {
+        "address": f"{EVENTS_PREFIX}.answered.{{kind}}.{{key}}",
+        "parameters": {"kind": {}, "key": {}},
+        "messages": {kind: {"$ref": f"#/components/messages/{kind}"} for kind in _ANSWERS},
+    }
+    operations["publish.answers"] = {"action": "send", "channel": {"$ref": "#/channels/answers"}}
     messages["work"] = {
         "name": "work",
         "contentType": "application/json",
-        "payload": {"$ref": "#/components/schemas/RolloutRequest"},
+        "payload": {"oneOf": [{"$ref": f"#/components/schemas/{kind.__name__}"} for kind in _REQUESTS]},
     }
     channels["work"] = {
         "address": "orchard.work.{kind}.{domain}.{priority}.{campaign}.{shard}.{key}.{fence}",

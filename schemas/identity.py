@@ -10,6 +10,7 @@ NAME = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,61}[a-z0-9])?")
 RESERVED_CAMPAIGNS = frozenset(
     {
         "annotated",
+        "answered",
         "datasets",
         "decided",
         "done",

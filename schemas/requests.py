@@ -6,6 +6,8 @@ readable. So what a worker may rely on is checked here, in one place.
 
 import math
 import re
+from functools import cache
+from typing import TypeVar
 
 import msgspec
 
@@ -16,6 +18,7 @@ from orchard.schemas.identity import check_name, rollout_id
 from orchard.schemas.newer import known_part
 from orchard.schemas.quantities import InvalidQuantity, parse_bytes
 from orchard.schemas.values import AnnotationRequest
+from orchard.schemas.work import JudgeRequest, ProveRequest
 
 LONGEST = 31 * 86400.0
 """Seconds that any timeout may have: timers of event loops fail somewhere above."""
@@ -28,8 +31,9 @@ _REASON = 500
 """Characters of a reason: it may quote the request."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+S = TypeVar("S", bound=msgspec.Struct)
+
 _ROLLOUTS = msgspec.json.Decoder(RolloutRequest)
-_ANNOTATIONS = msgspec.json.Decoder(AnnotationRequest)
 
 
 class InvalidRequest(ValueError):
@@ -67,6 +71,23 @@ def read_rollout_request(body: bytes) -> RolloutRequest:
     return request
 
 
+def read_known(body: bytes, kind: type[S], what: str) -> S:
+    """The struct in a body, whatever its values; raises as `read_rollout_request` does."""
+    known, asked = known_part(body, kind)
+    try:
+        request: S = decode_whole(_decoder(kind), known)
+    except Unreadable as error:
+        raise InvalidRequest(f"not {what}: {error}") from error
+    if asked:
+        raise NewerRequest(_newer(asked))
+    return request
+
+
+@cache
+def _decoder(kind: type[S]) -> "msgspec.json.Decoder[S]":
+    return msgspec.json.Decoder(kind)
+
+
 def _newer(asked: list[str]) -> str:
     return f"it asks for {', '.join(asked[:5])}, which only a later version knows"
 
@@ -95,13 +116,7 @@ def rollout_in(body: bytes) -> RolloutRequest | None:
 
 def read_annotation_request(body: bytes) -> AnnotationRequest:
     """The request in a body; raises as `read_rollout_request` does."""
-    known, asked = known_part(body, AnnotationRequest)
-    try:
-        request = decode_whole(_ANNOTATIONS, known)
-    except Unreadable as error:
-        raise InvalidRequest(f"not an annotation request: {error}") from error
-    if asked:
-        raise NewerRequest(_newer(asked))
+    request = read_known(body, AnnotationRequest, "an annotation request")
     try:
         _name("rollout_id", request.rollout_id)
         _name("annotator", request.annotator)
@@ -113,6 +128,42 @@ def read_annotation_request(body: bytes) -> AnnotationRequest:
         _whole("last_sequence", request.last_sequence, 0, _SEQUENCES)
         _whole("max_tries", request.max_tries, 1, 1000)
         _whole("context_characters", request.context_characters, 1, _COUNTS)
+        _whole("failures", request.failures, 0, _COUNTS)
+        _seconds("timeout_seconds", request.timeout_seconds)
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from error
+    return request
+
+
+def read_prove_request(body: bytes) -> ProveRequest:
+    """The proof request in a body; raises as `read_rollout_request` does."""
+    request = read_known(body, ProveRequest, "a request to prove a task")
+    try:
+        _name("task.task_id", request.task.task_id)
+        _check_blob("task.blob", request.task.blob)
+        if not _SHA256.fullmatch(request.task_hash):
+            raise ValueError(f"task_hash is {request.task_hash[:80]!r}: it must be 64 hexadecimal digits")
+        _whole("runs", request.runs, 1, 1000)
+        _whole("fence", request.fence, 0, _SEQUENCES)
+        _whole("failures", request.failures, 0, _COUNTS)
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from error
+    return request
+
+
+def read_judge_request(body: bytes) -> JudgeRequest:
+    """The request to judge in a body; raises as `read_rollout_request` does."""
+    request = read_known(body, JudgeRequest, "a request to judge a rollout")
+    try:
+        _campaign(request.campaign)
+        _name("rollout_id", request.rollout_id)
+        _name("protocol", request.protocol)
+        _check_model(request.model)
+        _check_blob("task", request.task)
+        if request.submission_blob is not None:
+            _check_blob("submission_blob", request.submission_blob)
+        _whole("attempt", request.attempt, 0, _COUNTS)
+        _whole("fence", request.fence, 0, _SEQUENCES)
         _whole("failures", request.failures, 0, _COUNTS)
         _seconds("timeout_seconds", request.timeout_seconds)
     except ValueError as error:

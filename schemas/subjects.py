@@ -6,8 +6,11 @@ from orchard.schemas.values import VERDICT_TYPES
 
 EVENTS_PREFIX = "orchard.events"
 
-FENCES = frozenset({"annotated", "decided", "done", "started"})
+FENCES = frozenset({"annotated", "answered", "decided", "done", "started"})
 """Third tokens of the subjects that stay in the stream for ever: what comes later is compared with them."""
+
+
+_ANSWERS = "answers."
 
 
 def event_subject(event: Event) -> str:
@@ -20,6 +23,9 @@ def event_subject(event: Event) -> str:
         return annotated_subject(event.id)
     if event.type in DECISION_TYPES:
         return decided_subject(event.campaign, int(event.subject.rpartition("/")[2]))
+    cause = event.causation_id or ""
+    if cause.startswith(_ANSWERS):
+        return f"{EVENTS_PREFIX}.answered.{cause.removeprefix(_ANSWERS)}"
     return f"{EVENTS_PREFIX}.{event.campaign}.{shard(event.rollout_id or '00')}.{event.type}"
 
 
@@ -51,3 +57,14 @@ def decided_subject(run: str, prompt: int | str) -> str:
 def done_subject(rollout_id: str) -> str:
     """The subject of a rollout's one terminal event."""
     return f"{EVENTS_PREFIX}.done.{rollout_id}"
+
+
+def answering(kind: str, key: str) -> str:
+    """The causation id of an event that answers the request of a kind with this key."""
+    return f"{_ANSWERS}{kind}.{key}"
+
+
+def answered_subject(kind: str, key: str) -> str:
+    """The subject of the answers to the requests of a kind with this key: the newest one is the fence of the
+    next request."""
+    return f"{EVENTS_PREFIX}.answered.{kind}.{key}"

@@ -63,6 +63,15 @@ class PluginGrading(msgspec.Struct, frozen=True, kw_only=True, tag="plugin", tag
 Grading = SWETests | StateCheck | PluginGrading
 """The union of ways to judge; a new one is another tagged struct."""
 
+UNKNOWN_GRADING: Grading = SWETests(test_patch="", test_command="", fail_to_pass=())
+"""Grading of tasks whose trajectories were imported: how other systems judged them is not told."""
+
+
+def judging_tests(grading: Grading) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of the tests that a solution must make pass, and of those that must go on passing; none where no
+    tests judge."""
+    return (grading.fail_to_pass, grading.pass_to_pass) if isinstance(grading, SWETests) else ((), ())
+
 
 def graded_in_place(grading: Grading) -> bool:
     """Whether the agent's own sandbox is what is judged, rather than its patch in a fresh one."""

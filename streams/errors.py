@@ -65,6 +65,15 @@ class NameReused(StreamsError):
     """A message id was used for another body before: the request is on no queue, and the name is at fault."""
 
 
+class AwaitsEndpoint(Exception):
+    """A model endpoint rests: a request that needs it waits until it answers again."""
+
+    key: str
+    """Of the endpoint in the endpoint book."""
+    seconds: float
+    """Until it is asked again."""
+
+
 class NotRequeued(StreamsError):
     """The dead letter does not exist or its rollout has an outcome already."""
 

@@ -4,7 +4,13 @@ from collections.abc import Callable, Sequence
 from uuid import uuid4
 
 from orchard.schemas.events import Event, encode_event
-from orchard.schemas.subjects import annotated_subject, done_subject, event_subject, started_subject
+from orchard.schemas.subjects import (
+    annotated_subject,
+    answered_subject,
+    done_subject,
+    event_subject,
+    started_subject,
+)
 from orchard.streams import names
 from orchard.streams.batches import last_messages
 from orchard.streams.connection import Connection
@@ -63,11 +69,12 @@ class Publisher:
             return number
 
     async def terminal(self, event: Event, fence: int = 0) -> int:
-        """Store a rollout's terminal event unless another was accepted; its sequence.
+        """Store a rollout's terminal event, or the answer to a request, unless another was accepted; its
+        sequence.
 
-        `fence` is the last sequence that the rollout's `done` subject must have: 0, or that of the event
-        that reopened it. An event that is stored already, by its id, counts as stored now. Raises
-        OutcomeRefused with the accepted event.
+        `fence` is the last sequence that its subject must have: 0, or that of the event that reopened the
+        rollout, or of the answer to the request before. An event that is stored already, by its id, counts
+        as stored now. Raises OutcomeRefused with the accepted event.
         """
         return await self._guarded(event, fence)
 
@@ -158,6 +165,10 @@ class Publisher:
     async def annotation(self, event_id: str) -> StoredEvent | None:
         """The annotation, its failure, or the measurement that is stored under this event id, or None."""
         return await self._last(annotated_subject(event_id))
+
+    async def answer(self, kind: str, key: str) -> StoredEvent | None:
+        """The newest answer to requests of a kind with this key, or None."""
+        return await self._last(answered_subject(kind, key))
 
     async def _guarded(self, event: Event, expected: int) -> int:
         message = _message(event)._replace(expected=expected)

@@ -26,26 +26,29 @@ from orchard.storage.writing.writer import Writer
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.claims import Claims
 from orchard.streams.connection import Connection, connect
+from orchard.streams.consumer import RetryPolicy
 from orchard.streams.publisher import Publisher
 from orchard.streams.replay import replay
 from orchard.streams.settings import NatsSettings, Queue
 from orchard.streams.topology import declare
+from orchard.workers.attempts.dependencies import AttemptDependencies
 from orchard.workers.attempts.keeper import keep
-from orchard.workers.attempts.rollout import AttemptDependencies
 from orchard.workers.attempts.worker import Worker, WorkerSettings
 from orchard.workers.domains.gui.browser.pool import Browsers, browsers
 from orchard.workers.episode.sandboxes import SandboxSettings
 from orchard.workers.episode.settings import JudgeSettings
 from orchard.workers.episode.standby import standbys
 from orchard.workers.episode.worlds import Shared
-from orchard.workers.llm.client import EndpointSettings, ModelClient, Price
+from orchard.workers.llm.client import ModelClient
 from orchard.workers.llm.rests import Rests
+from orchard.workers.llm.settings import EndpointSettings, Price
 
 QUEUE = Queue()
 SETTINGS = NatsSettings(ack_wait=2.0, heartbeat=0.5, max_deliver=5)
 SANDBOX = SandboxSettings()
 PRICE = Price(prompt=1.0, completion=4.0)
 SUBMIT = "git diff > patch.txt; echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && cat patch.txt"
+QUICK_RETRIES = RetryPolicy(first=0.05)
 SECONDS = 200.0
 """Anything waited for takes less; a test that hangs says where."""
 
@@ -238,8 +241,13 @@ class World:
 
     def process(self, *words: str) -> subprocess.Popen[bytes]:
         """An `orchard` command in a process of its own."""
-        environment = {
-            **os.environ,
+        line = [sys.executable, "-m", "orchard", *words]
+        return subprocess.Popen(line, env={**os.environ, **self.environment}, stdin=subprocess.DEVNULL)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables by which a command finds this world."""
+        return {
             "ORCHARD_STORE": str(self.store),
             "ORCHARD_NATS__URL": self.nats_url,
             "ORCHARD_NATS__ACK_WAIT": str(SETTINGS.ack_wait),
@@ -250,8 +258,6 @@ class World:
             "ORCHARD_SANDBOX__HEARTBEAT_SECONDS": "1",
             "ORCHARD_ENDPOINTS__DEFAULT__BASE_URL": self.model.url,
         }
-        line = [sys.executable, "-m", "orchard", *words]
-        return subprocess.Popen(line, env=environment, stdin=subprocess.DEVNULL)
 
     async def outcomes(self, *rollouts: str, seconds: float = SECONDS) -> dict[str, Event]:
         """The terminal event of each rollout, waited for."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-CORE = ("workers", "injector", "orchard/processes", "schemas/plugins.py")
+CORE = ("workers", "pipelines", "injector", "orchard", "schemas/plugins.py")
 DOMAINS = sorted(path.name for path in (ROOT / "workers" / "domains").iterdir() if path.is_dir())
 PROGRAMS = re.compile(r"mini.swe.agent|minisweagent", re.IGNORECASE)
 """Names of programs of others that hold a domain's."""

@@ -47,7 +47,8 @@ def room_of(module: str) -> str:
 
 @pytest.mark.parametrize("room", MAY_IMPORT)
 def test_a_room_imports_only_rooms_above_it(room: str) -> None:
-    files = sorted((ROOT / room).rglob("*.py"))
+    # `injector/sdk` is packaging: its package `orchard_env` stands on its own, on `orchard`.
+    files = sorted(path for path in (ROOT / room).rglob("*.py") if "sdk" not in path.parts)
     assert files, f"room {room} is empty"
     forbidden = set(MAY_IMPORT) - MAY_IMPORT[room] - {room} | {"tests"}
     climbing = {str(path.relative_to(ROOT)): names for path in files if (names := imported(path) & forbidden)}

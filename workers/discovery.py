@@ -60,14 +60,16 @@ def code_of(package: str, patterns: Iterable[str], group: str) -> list[str]:
     """What tells versions of a package's files apart: path and SHA-256 of each file that matches, and its
     distribution with the version, where that declares an entry point of `group`."""
     top, folder = package.partition(".")[0], _folder(package)
-    dists = [entry.dist for entry in installed(group).values() if entry.module.partition(".")[0] == top]
-    return [
-        *(f"{dist.name} {dist.version}" for dist in dists if dist is not None),
-        *(
-            f"{package}/{file.relative_to(folder).as_posix()} {hashlib.sha256(file.read_bytes()).hexdigest()}"
-            for file in matching(package, patterns)
-        ),
+    entries = [entry for entry in installed(group).values() if entry.module.partition(".")[0] == top]
+    return distributions(entries) + [
+        f"{package}/{file.relative_to(folder).as_posix()} {hashlib.sha256(file.read_bytes()).hexdigest()}"
+        for file in matching(package, patterns)
     ]
+
+
+def distributions(entries: Iterable[EntryPoint]) -> list[str]:
+    """Names and versions of the distributions that declare entry points."""
+    return [f"{entry.dist.name} {entry.dist.version}" for entry in entries if entry.dist is not None]
 
 
 def _folder(package: str) -> Path:

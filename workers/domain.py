@@ -48,6 +48,11 @@ class WorkerDomain:
     """Files, as patterns in `package`, that decide what its harnesses ask a model. Digests of harnesses and
     of datasets' code cover them."""
 
+    @property
+    def bundled(self) -> bool:
+        """Whether it comes with Orchard."""
+        return self.package.startswith("orchard.")
+
     def files(self) -> list[Path]:
         """The files that `sources` match."""
         return matching(self.package, self.sources)
@@ -66,11 +71,13 @@ def domains() -> dict[str, WorkerDomain]:
     return found
 
 
-def components(kind: Kind) -> dict[str, str]:
-    """What all domains have of a kind of plug-in: name to `module:attribute`, the first domain's of each."""
+def components(kind: Kind, *, bundled: bool = False) -> dict[str, str]:
+    """What all domains, or those that are `bundled` with Orchard, have of a kind of plug-in: name to
+    `module:attribute`, the first domain's of each."""
     return {
         name: reference
         for record in reversed(domains().values())
+        if record.bundled or not bundled
         for name, reference in getattr(record, kind.value, {}).items()
     }
 

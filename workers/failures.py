@@ -4,7 +4,12 @@ Whatever a model does ends in an ExitStatus. Whatever our side does wrong raises
 typed cause, at the boundary where it happened, and passes untouched through harness and grader.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from orchard.schemas.outcomes import AbortCause
+from orchard.storage.errors import StorageError
+from orchard.streams.errors import AwaitsEndpoint
 from orchard.workers.masking import masked
 
 RETRYABLE = frozenset(
@@ -53,7 +58,7 @@ class InfrastructureError(Exception):
         return REST.get(self.cause, 0.0)
 
 
-class EndpointRests(InfrastructureError):
+class EndpointRests(InfrastructureError, AwaitsEndpoint):
     """A model endpoint rests: nobody asks it for `seconds` or longer. Not a failure: the work goes on after
     the rest, and no try is used up."""
 
@@ -76,3 +81,13 @@ class LimitExceeded(EndedUnderCommand):
 class NotWritable(InfrastructureError):
     """A file cannot be written to its place in the sandbox: a directory, a pipe, a link to nowhere or no room
     is there. Whose doing it is depends on who was there before: in an agent's sandbox it is the model's."""
+
+
+@contextmanager
+def storing(what: str = "") -> Iterator[None]:
+    """Raises InfrastructureError (STORE_FAILED), which names `what`, where the store fails in the block."""
+    try:
+        yield
+    except StorageError as error:
+        detail = f"{what}: {error}" if what else str(error)
+        raise InfrastructureError(AbortCause.STORE_FAILED, detail) from error

@@ -80,7 +80,7 @@ def need(kind: Kind, name: str, built_in: Iterable[str] = ()) -> Any:
 
 
 def check(built_in: Mapping[Kind, Iterable[str]]) -> dict[Kind, list[str]]:
-    """Load every plug-in of the configuration, and of packages and domains those that can be loaded.
+    """Load every plug-in of the configuration, and those of packages that can be loaded.
 
     Returns the names that can be used. Raises PluginError for one of the configuration that cannot, and for
     one that has the name of something built in.
@@ -92,9 +92,11 @@ def check(built_in: Mapping[Kind, Iterable[str]]) -> dict[Kind, list[str]]:
             raise PluginError(
                 f"the plug-in {hidden[0]!r} ({kind.value}) has the name of a built-in one: rename it"
             )
+        bundled = components(kind, bundled=True)
         for name in names(kind):
             try:
-                find(kind, name)
+                if name not in bundled:
+                    find(kind, name)
             except PluginError:
                 if name in _named.get(kind, {}):
                     raise

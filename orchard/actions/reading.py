@@ -37,15 +37,15 @@ class Arm(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Node:
+class TreeNode:
     """A message with those that answer it."""
 
     message: MessageNode
     kind: CallKind | None
     """What the model was called for, where that is known; None otherwise and where no model spoke."""
-    children: "list[Node]" = field(default_factory=list)
+    children: "list[TreeNode]" = field(default_factory=list)
 
-    def __iter__(self) -> Iterator["Node"]:
+    def __iter__(self) -> Iterator["TreeNode"]:
         """This and all below, in the order of a walk down."""
         waiting = [self]
         while waiting:
@@ -102,8 +102,8 @@ class Log:
             "select * from messages where rollout_id = $id order by sequence", id=self.find(rollout)
         )
 
-    def tree(self, rollout: str) -> list[Node]:
-        """The same as trees, large texts included: the main conversation first, then those beside it.
+    def tree(self, rollout: str) -> list[TreeNode]:
+        """The messages as trees, large texts included: the main conversation first, then those beside it.
 
         A node with several children is where the conversation branched. Raises BlobMissing and BlobCorrupt.
         """
@@ -111,10 +111,10 @@ class Log:
         found = self.sql("select * from messages where rollout_id = $id order by sequence", id=name)
         calls = self.sql("select node, call_kind from llm_calls where rollout_id = $id", id=name).fetchall()
         kinds = {node: CallKind(kind) for node, kind in calls if kind}
-        columns, nodes, roots = found.columns, dict[str, Node](), list[Node]()
+        columns, nodes, roots = found.columns, dict[str, TreeNode](), list[TreeNode]()
         for values in found.fetchall():
             message = stored_node(self._blobs, dict(zip(columns, values, strict=True)))
-            node = Node(message, kinds.get(message.node_id))
+            node = TreeNode(message, kinds.get(message.node_id))
             nodes[message.node_id] = node
             parent = nodes.get(message.parent or "")
             (parent.children if parent else roots).append(node)

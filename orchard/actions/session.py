@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchard.actions.wholeness import expected
+from orchard.actions.expected_stream import expected
 from orchard.configuration.config import Config, ConfigError
-from orchard.configuration.running import UNSAFE_HOST, RunFiles, UpRecord, running
+from orchard.configuration.run_files import UNSAFE_HOST, RunFiles, UpRecord, running
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import position
 from orchard.streams import names
@@ -81,7 +81,7 @@ class Session:
 
     @asynccontextmanager
     async def reading_connection(self, name: str) -> AsyncIterator[Connection]:
-        """As `connection`, for whoever publishes no events, or restores them: no guard watches it."""
+        """A connection without a guard, for whoever publishes no events, or restores them."""
         async with connect(self.config.nats, name=name, url=self.nats_url()) as connection:
             yield connection
 
@@ -111,7 +111,7 @@ class Session:
 
     @asynccontextmanager
     async def connection_or_server(self, name: str, *, guard: bool = True) -> AsyncIterator[Connection]:
-        """As `connection`; where nothing runs, over the store's own server, started meanwhile. Without
+        """Like `connection`; where nothing runs, it starts the store's own server meanwhile. Without
         `guard` it is for reading and restoring."""
         async with AsyncExitStack() as stack:
             settle = SETTLE_SECONDS

@@ -30,7 +30,7 @@ class OrchardEnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid
     cpu: str | None = None
     memory: str | None = None
     base_url: str | None = None
-    """Of the service; None: SANDBOX_BASE_URL, and the key from SANDBOX_API_KEY."""
+    """Address of the service; None: SANDBOX_BASE_URL, and the key from SANDBOX_API_KEY."""
 
 
 class OrchardEnvironment:
@@ -67,11 +67,11 @@ class OrchardEnvironment:
         return output
 
     def get_template_vars(self, **variables: Any) -> dict[str, Any]:
-        """For the agent's prompts."""
+        """Variables of the agent's prompts."""
         return {**self._shown(), **platform.uname()._asdict(), **variables}
 
     def serialize(self) -> dict[str, Any]:
-        """For the trajectory: without values of variables, which may be secrets."""
+        """Settings for the trajectory, without values of variables, which may be secrets."""
         kind = f"{type(self).__module__}.{type(self).__name__}"
         return {"info": {"config": {"environment": self._shown(), "environment_type": kind}}}
 

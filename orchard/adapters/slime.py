@@ -23,7 +23,7 @@ from orchard.processes.rl_run import enter
 from orchard.schemas.groups import GroupOutcome
 
 _runs: dict[str, ExternalTrainer] = {}
-"""By name: what this process has handed out. All of it is in the log as well."""
+"""What this process has handed out, by name. All of it is in the log as well."""
 
 
 def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:

@@ -7,9 +7,9 @@ import msgspec
 import typer
 from rich.table import Table
 
-from orchard.actions.terminal import console
 from orchard.configuration.config import ConfigError
 from orchard.pipelines.campaigns.costs import PAPER_RATES, CostLine, RateCard, RatesError, price, read_rates
+from orchard.terminal.console import console
 
 
 def register(app: typer.Typer) -> None:

@@ -3,42 +3,43 @@
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from orchard.actions import domain as front
+from orchard.actions.datasets import announce, build_through_queue, import_rollouts
 from orchard.actions.session import Session
-from orchard.actions.terminal import console
-from orchard.cli.left_out import Strict, counted, end, tell_left_out
-from orchard.cli.reading import rows_table
 from orchard.pipelines.datasets.comparison import compare, find_row, origin
 from orchard.pipelines.datasets.errors import DatasetError
 from orchard.pipelines.datasets.importing import (
     Foreign,
-    Imported,
-    import_trajectories,
     read_layout,
 )
 from orchard.pipelines.datasets.manifest import Manifest, read_manifest
 from orchard.pipelines.datasets.settings import read_settings
+from orchard.pipelines.domain import domains, offered
 from orchard.pipelines.tasks.left_out import LeftOut, insist
-from orchard.processes.signals import stop_on_signals
-from orchard.schemas.datasets import DatasetBuilt
-from orchard.schemas.events import make_event
-from orchard.schemas.identity import digest
+from orchard.processes.signals import call_on_signals
 from orchard.storage.reader import open_tables
 from orchard.streams.claims import Claims
-from orchard.streams.entries import QueueEntry
-from orchard.streams.publisher import Publisher
 from orchard.streams.topology import declare
+from orchard.terminal.console import console, reporting
+from orchard.terminal.left_out import Strict, counted, end, tell_left_out
+from orchard.terminal.tables import rows_table
 
 app = typer.Typer(no_args_is_help=True, help="Datasets: built from the log, compared, explained, exported.")
+
+_USUAL = front.domains()[0].name
+_LAYOUTS = sorted(
+    offered(lambda each: each.released_layouts),
+    key=lambda name: (name not in domains()[_USUAL].released_layouts, name),
+)
+"""Layouts of published trajectories, the usual domain's first."""
 
 Dataset = Annotated[Path, typer.Argument(help="Directory of a finished dataset.")]
 
@@ -65,8 +66,7 @@ def build(
     session: Session = context.obj
     settings = read_settings(config)
     started = time.monotonic()
-    with _bar() as bar:
-        task = bar.add_task(settings.name, total=None)
+    with reporting("trajectories") as told:
         build_it = partial(
             build_dataset,
             session.config.store,
@@ -74,26 +74,12 @@ def build(
             out,
             as_of=as_of,
             processes=processes,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
+            progress=partial(told.progress, settings.name),
         )
-        manifest = asyncio.run(_through_queue(session, build_it)) if through_queue else build_it()
-    asyncio.run(announce(session, manifest, time.monotonic() - started))
+        manifest = asyncio.run(build_through_queue(session, build_it)) if through_queue else build_it()
+    if not asyncio.run(announce(session, manifest, time.monotonic() - started)):
+        console.print("[yellow]the build is not in the log: this store has no stream here[/]")
     _show(manifest)
-
-
-async def _through_queue(session: Session, build_it: Callable[..., Manifest]) -> Manifest:
-    """The build in a thread, its offers from here."""
-    from orchard.pipelines.datasets.queueing import QUEUE, through_queue
-
-    loop = asyncio.get_running_loop()
-    async with session.connection("dataset build") as connection:
-        await declare(connection, session.config.nats, [QUEUE])
-        publisher = Publisher(connection)
-
-        def offer(entries: Sequence[QueueEntry]) -> None:
-            asyncio.run_coroutine_threadsafe(publisher.offer_absent(entries), loop).result()
-
-        return await asyncio.to_thread(partial(build_it, shards_by=through_queue(offer)))
 
 
 @app.command()
@@ -114,50 +100,14 @@ def worker(
 
 
 async def _worker(session: Session, idle_exit: float) -> None:
-    from orchard.pipelines.datasets.queueing import QUEUE, ShardWorker
+    from orchard.pipelines.datasets.queueing import QUEUE, shard_consumer
 
-    stop = stop_on_signals(asyncio.get_running_loop())
     async with session.connection("dataset worker") as connection:
         await declare(connection, session.config.nats, [QUEUE])
         async with Claims(connection, QUEUE) as claims:
-            await ShardWorker(session.config.store, claims).run(stop, idle_exit)
-
-
-async def announce(session: Session, manifest: Manifest, seconds: float) -> None:
-    """The build as an event, with its manifest as a blob."""
-    blob = session.blobs.put(msgspec.json.encode(manifest), "application/json")
-    data = DatasetBuilt(
-        name=manifest.name,
-        sha256=manifest.sha256,
-        first_sequence=manifest.range.first,
-        last_sequence=manifest.range.last,
-        code_version=manifest.code_version,
-        config_hash=manifest.config_hash,
-        rows=manifest.rows,
-        tokens=manifest.tokens,
-        trained_tokens=manifest.trained_tokens,
-        resolved=manifest.resolved,
-        tokenizer=manifest.tokenizer,
-        tokenizer_sha256=manifest.tokenizer_sha256,
-        counts=manifest.counts,
-        manifest=blob,
-        seconds=seconds,
-    )
-    event = make_event(
-        data,
-        id=digest(["dataset.built", manifest.name, manifest.sha256, manifest.range, manifest.config_hash]),
-        source="orchard/dataset/build",
-        campaign="datasets",
-        subject=f"datasets/{manifest.name}",
-    )
-    local = (session.directory / "nats").is_dir()
-    if not (session.config.nats.url or session.up() or local):
-        # A new stream under tables that were written from another would part the two for ever.
-        console.print("[yellow]the build is not in the log: this store has no stream here[/]")
-        return
-    async with session.connection_or_server("dataset build") as connection:
-        await declare(connection, session.config.nats, [])
-        await Publisher(connection).event(event)
+            with shard_consumer(session.config.store, claims, idle_exit) as consumer:
+                call_on_signals(asyncio.get_running_loop(), consumer.drain)
+                await consumer.run()
 
 
 @app.command()
@@ -227,19 +177,6 @@ def tokenizer(
     console.print(f"[bold green]trained[/] {out}: {len(made)} tokens", highlight=False)
 
 
-def _bar() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("trajectories"),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-
-
 def _show(manifest: Manifest) -> None:
     facts = [
         ("sha256", manifest.sha256),
@@ -283,15 +220,15 @@ def import_(
     context: typer.Context,
     files: Annotated[list[Path], typer.Argument(help="Parquet files in a released Orchard layout.")],
     campaign: Annotated[str, typer.Option(help="Campaign that the rollouts belong to.")],
-    name: Annotated[str, typer.Option(help="Name of the published dataset.")] = "orchard-swe",
+    name: Annotated[str, typer.Option(help="Name of the published dataset.")] = _LAYOUTS[0],
     harness: Annotated[str, typer.Option(help="Harness that made the trajectories.")] = "mini-swe-agent",
-    layout: Annotated[str, typer.Option("--format", help="orchard-swe or orchard-gui.")] = "orchard-swe",
+    layout: Annotated[str, typer.Option("--format", help=f"{' or '.join(_LAYOUTS)}.")] = _LAYOUTS[0],
     strict: Strict = False,
 ) -> None:
     """Bring published trajectories into the log, to be annotated and built like our own. What is not in the
     layout is left out and named; the exit status is then 3.
 
-    The rows of the GUI layout are steps: those of one trajectory stand together, and become one rollout.
+    The rows of some layouts are steps: those of one trajectory stand together, and become one rollout.
     """
     session: Session = context.obj
     read = partial(read_layout, layout, files, session.blobs, harness)
@@ -308,7 +245,7 @@ def import_into(session: Session, read: Read, campaign: str, dataset: str, *, st
         looked = [one if isinstance(one, LeftOut) else None for one in read()]
         bad = [one for one in looked if one is not None]
         insist(dataset, len(looked) - len(bad), bad, strict=True)
-    done, waiting = asyncio.run(_import(session, read(), campaign, dataset))
+    done, waiting = asyncio.run(import_rollouts(session, read(), campaign, dataset))
     insist(dataset, done.rollouts + done.there_already, done.left_out, strict=False)
     for flag, number in sorted(done.flags.items()):
         console.print(f"[yellow]{flag}[/]: {number}", highlight=False)
@@ -321,17 +258,6 @@ def import_into(session: Session, read: Read, campaign: str, dataset: str, *, st
         highlight=False,
     )
     end(done.left_out)
-
-
-async def _import(
-    session: Session, found: Iterator[Foreign | LeftOut], campaign: str, dataset: str
-) -> tuple[Imported, str]:
-    async with session.connection_or_server("import") as connection:
-        await declare(connection, session.config.nats, [])
-        done = await import_trajectories(
-            Publisher(connection), session.blobs, found, campaign=campaign, dataset=dataset
-        )
-        return done, await session.waiting(connection)
 
 
 @app.command()

@@ -7,9 +7,9 @@ import msgspec
 import typer
 
 from orchard.actions.session import Session
-from orchard.actions.terminal import console
-from orchard.cli.reading import rows_table
 from orchard.configuration.config import ConfigError
+from orchard.terminal.console import console
+from orchard.terminal.tables import rows_table
 from orchard.workers.attempts.deadletters import DeadLetters
 
 app = typer.Typer(no_args_is_help=True, help="Requests that nobody could finish, with their evidence.")

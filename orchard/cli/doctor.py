@@ -11,10 +11,10 @@ import typer
 from rich.table import Table
 
 from orchard.actions.session import Session
-from orchard.actions.terminal import console
+from orchard.configuration.config_toml import as_toml
 from orchard.injector.local.capabilities import capabilities
-from orchard.reference.config_toml import as_toml
 from orchard.streams.server import find_binary
+from orchard.terminal.console import console
 
 LOW_DISK_BYTES = 5 * 2**30
 

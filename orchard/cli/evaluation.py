@@ -5,33 +5,28 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 from rich.markup import escape
 
+from orchard.actions.campaign_status import State
+from orchard.actions.evaluation import begin_suite
 from orchard.actions.needs import check_network
 from orchard.actions.session import Session
-from orchard.actions.standing import State
 from orchard.actions.submission import unpriced
-from orchard.actions.terminal import console
-from orchard.cli.campaigns import campaign_spec, resume_campaign, submit_campaign, watch_campaign
 from orchard.cli.listed import DefaultRun
-from orchard.cli.reading import rows_table
 from orchard.configuration.config import ConfigError
-from orchard.pipelines.evaluation.plan import Plan, Planned, gone_on, plan_suite
+from orchard.pipelines.evaluation.plan import Plan, Planned, plan_suite
 from orchard.pipelines.evaluation.predictions import write_predictions
-from orchard.pipelines.evaluation.report import tables_of, write_report
-from orchard.pipelines.evaluation.results import Results, read_results
+from orchard.pipelines.evaluation.report import write_report
+from orchard.pipelines.evaluation.results import read_results
 from orchard.pipelines.evaluation.suite import EvaluationError, published, read_suite
 from orchard.pipelines.tasks.registry import needs_of
-from orchard.schemas.campaigns import spec_hash
-from orchard.schemas.evaluations import EvaluationPlanned
-from orchard.schemas.events import make_event
-from orchard.schemas.identity import digest
 from orchard.storage.reader import open_tables
 from orchard.storage.spending import dollars
-from orchard.streams.campaigns import CampaignBook
-from orchard.streams.publisher import Publisher
+from orchard.terminal.campaigns import watch_campaign
+from orchard.terminal.console import console, reporting
+from orchard.terminal.evaluation_tables import show_results
+from orchard.terminal.tables import rows_table
 from orchard.workers.harnesses import get_harness
 
 app = typer.Typer(
@@ -110,7 +105,7 @@ def published_suites(
 
     For example:
 
-        orchard eval published swe-bench-verified > verified.toml
+        orchard eval published NAME > suite.toml
     """
     known = published()
     if name is None:
@@ -122,32 +117,10 @@ def published_suites(
 
 
 async def _run(session: Session, plan: Plan) -> bool:
-    """Submit, or go on, and follow to the end; whether every rollout has an outcome in the tables."""
-    name = plan.suite.name
-    spec, cap, over = plan.spec, None, False
-    async with session.connection("eval") as connection:
-        known = await CampaignBook(connection).get(name)
-    if known is not None:
-        spec, cap = gone_on(await campaign_spec(session, known[0]), known[0].max_cost_usd, plan.spec)
-        # Paused at its cap, with nothing left that could cost.
-        over = bool(known[0].reason) and cap is None and plan.done >= spec.size
-    if cap is not None:
-        await resume_campaign(session, name, max_cost_usd=cap)
-    if not over:
-        await submit_campaign(session, spec, needs_of(session.config.store, spec.tasks))
-    async with session.connection("eval") as connection:
-        blob = session.blobs.put(msgspec.json.encode(plan.suite), "application/json")
-        data = EvaluationPlanned(
-            suite=blob,
-            task_sets={each.source: each.title for each in plan.suite.task_sets},
-            k=plan.suite.reported,
-            arms=plan.suite.arm_of,
-        )
-        event_id = digest(["evaluation.planned", name, spec_hash(spec), blob.sha256])
-        await Publisher(connection).event(make_event(data, id=event_id, source="orchard/eval", campaign=name))
-    if not over:
-        await resume_campaign(session, name)
-    view = await watch_campaign(session, name, every=1.0)
+    """Follow the suite to its end; whether every rollout has an outcome in the tables."""
+    with reporting() as told:
+        await begin_suite(session, plan, told)
+    view = await watch_campaign(session, plan.suite.name, every=1.0)
     async with session.connection("eval") as connection:
         await session.committed(connection)
     return view.state is State.FINISHED and not view.aborted
@@ -208,9 +181,3 @@ def _row(cell: Planned) -> tuple[object, ...]:
         usd,
         f"{like.rollouts:,} rollouts{where}",
     )
-
-
-def show_results(results: Results) -> None:
-    """Every table."""
-    for table in tables_of(results):
-        console.print(rows_table(list(table.columns), list(table.rows), title=table.title))

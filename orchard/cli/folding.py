@@ -11,16 +11,16 @@ Message = dict[str, Any]
 """A row of `messages`."""
 
 
-class Part(NamedTuple):
+class Folded(NamedTuple):
     """Messages that are shown together."""
 
     kind: CallKind | None
-    """Of a conversation beside the main one; None: one message of the main one."""
+    """Kind of a conversation beside the main one; None: one message of the main one."""
     messages: list[Message]
 
 
-def parts(messages: Sequence[Message], kinds: Mapping[str, str | None]) -> Iterator[Part]:
-    """In the order of the log; a conversation beside the main one is whole where it begins.
+def parts(messages: Sequence[Message], kinds: Mapping[str, str | None]) -> Iterator[Folded]:
+    """Parts in the order of the log; a conversation beside the main one is whole where it begins.
 
     `kinds` has the call's kind by the node that it made. A tree is what its first call is.
     """
@@ -38,6 +38,6 @@ def parts(messages: Sequence[Message], kinds: Mapping[str, str | None]) -> Itera
         root = roots[message["node_id"]]
         kind = CallKind(found.get(root, CallKind.MAIN))
         if kind not in BESIDE:
-            yield Part(None, [message])
+            yield Folded(None, [message])
         elif message["node_id"] == root:
-            yield Part(kind, trees[root])
+            yield Folded(kind, trees[root])

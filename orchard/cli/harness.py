@@ -11,15 +11,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from orchard.actions.session import Session
-from orchard.actions.terminal import console
 from orchard.configuration.config import ConfigError
-from orchard.configuration.running import UNSAFE_HOST
+from orchard.configuration.run_files import UNSAFE_HOST
 from orchard.injector.agent.errors import AgentError
 from orchard.injector.agent.local.image_process import bring
 from orchard.injector.errors import SandboxUnsupported
 from orchard.schemas.plugins import Kind
 from orchard.schemas.sandboxes import ImageInfo
-from orchard.workers.harnesses import get_harness
+from orchard.terminal.console import console
+from orchard.workers.harnesses import built_in_names, get_harness
 from orchard.workers.harnesses.programs.building import install
 from orchard.workers.harnesses.programs.catalog import PROGRAMS
 from orchard.workers.harnesses.programs.layers import Layer, layers_among, packed, stored_images
@@ -122,7 +122,7 @@ def show(context: typer.Context, name: Annotated[str, typer.Argument(help="Of th
 
 
 def _programs() -> list[Program]:
-    plugged = (get_harness(name) for name in names(Kind.HARNESS))
+    plugged = [get_harness(name) for name in names(Kind.HARNESS) if name not in built_in_names()]
     return [*PROGRAMS, *(each.program for each in plugged if isinstance(each, ProgramHarness))]
 
 
@@ -157,7 +157,7 @@ def _send(session: Session, image: Path, layer: Layer) -> None:
 
 
 def _layers(session: Session) -> list[tuple[Layer, ImageInfo]]:
-    """At a service of another machine as it says, on this one as it lies there."""
+    """Layers that the service of another machine reports, or that this machine stores."""
     if session.config.sandbox.url not in (None, UNSAFE_HOST):
 
         async def asked() -> list[ImageInfo]:

@@ -9,7 +9,6 @@ import typer
 from rich.markup import escape
 
 from orchard.actions.session import Session
-from orchard.actions.terminal import console
 from orchard.configuration.config import ConfigError
 from orchard.injector import operations
 from orchard.injector.agent.errors import AgentError
@@ -22,6 +21,7 @@ from orchard.injector.local.backend import LocalBackend
 from orchard.injector.registry_credentials import CredentialsError, stored_credentials
 from orchard.pipelines.tasks.dockerfiles import build_image
 from orchard.schemas.sandboxes import ImageDeleted
+from orchard.terminal.console import console
 
 app = typer.Typer(no_args_is_help=True, help="Images of local sandboxes.")
 
@@ -129,7 +129,8 @@ def delete(
 
 
 async def _deleted(state: Path, name: str) -> None:
-    """By the agent, which knows what is in use. Without one nothing is; the next one removes the layers."""
+    """Ask the agent, which knows what is in use. Without one nothing is, and the next one removes the
+    layers."""
     backend = LocalBackend(state, start_agent=False)
     await backend.open()
     try:

@@ -15,94 +15,79 @@ from typer.main import get_group
 MARKUP: Literal["markdown"] = "markdown"
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "up": ("cli.processes", "Run the whole pipeline here: NATS server, sandboxes, oracle, workers, writer."),
-    "worker": ("cli.processes", "Run one worker: claims rollouts until SIGTERM, which drains it."),
-    "writer": ("cli.processes", "Run the writer: commits the event stream to the store's tables."),
+    "up": (
+        "orchard.cli.processes",
+        "Run the whole pipeline here: NATS server, sandboxes, oracle, workers, writer.",
+    ),
+    "worker": ("orchard.cli.processes", "Run one worker: claims rollouts until SIGTERM, which drains it."),
+    "writer": ("orchard.cli.processes", "Run the writer: commits the event stream to the store's tables."),
     "steward": (
-        "cli.processes",
+        "orchard.cli.processes",
         "Run the steward: forwards delayed requests when due, buries "
         "those that nobody could finish, offers open rollouts again that are on no queue, and pauses "
         "campaigns that have cost their cap.",
     ),
     "oracle": (
-        "cli.processes",
+        "orchard.cli.processes",
         "Run the oracle teacher: an OpenAI-compatible server that plays gold patches.",
     ),
-    "submit": ("cli.campaigns", "Queue a campaign: tasks x harnesses x models x samples."),
-    "status": ("cli.campaigns", "All campaigns: state, outcomes, queue depth."),
+    "submit": ("orchard.cli.campaigns", "Queue a campaign: tasks x harnesses x models x samples."),
+    "status": ("orchard.cli.campaigns", "All campaigns: state, outcomes, queue depth."),
     "watch": (
-        "cli.campaigns",
+        "orchard.cli.campaigns",
         "Live progress until the campaign is done: queue, running, outcomes, rate, time left, cost.",
     ),
-    "pause": ("cli.campaigns", "Start no more rollouts; the running ones are finished."),
-    "cancel": ("cli.campaigns", "Stop at once: what runs or waits aborts with cause `cancelled`."),
-    "resume": ("cli.campaigns", "Go on after a pause, a cancel, or a failure that aborted rollouts."),
+    "pause": ("orchard.cli.campaigns", "Start no more rollouts; the running ones are finished."),
+    "cancel": ("orchard.cli.campaigns", "Stop at once: what runs or waits aborts with cause `cancelled`."),
+    "resume": ("orchard.cli.campaigns", "Go on after a pause, a cancel, or a failure that aborted rollouts."),
     "show": (
-        "cli.reading",
+        "orchard.cli.reading",
         "A rollout, readable: every message, the diff it submitted, what the tests said.",
     ),
-    "ui": ("cli.page", "Campaigns and rollouts in a browser, live, until Ctrl-C."),
+    "ui": ("orchard.cli.page", "Campaigns and rollouts in a browser, live, until Ctrl-C."),
     "report": (
-        "cli.page",
+        "orchard.cli.page",
         "A campaign, training run or comparison as a folder of pages that opens from disk.",
     ),
-    "sql": ("cli.reading", "DuckDB over all tables, while the pipeline runs."),
-    "doctor": ("cli.doctor", "What this machine can do and cannot, and what to install."),
+    "sql": ("orchard.cli.reading", "DuckDB over all tables, while the pipeline runs."),
+    "doctor": ("orchard.cli.doctor", "What this machine can do and cannot, and what to install."),
     "config": (
-        "cli.doctor",
+        "orchard.cli.doctor",
         "Every configuration key with the value that holds here, as a TOML file with comments.",
     ),
-    "cost": ("cli.cost", "What sandboxes cost."),
-    "sft": ("cli.sft", "Fine-tune a model on a dataset; goes on from its newest checkpoint."),
+    "cost": ("orchard.cli.cost", "What sandboxes cost."),
+    "sft": ("orchard.cli.sft", "Fine-tune a model on a dataset; goes on from its newest checkpoint."),
     "serve-policy": (
-        "cli.policy",
+        "orchard.cli.policy",
         "Serve a model: /v1/chat/completions, /v1/completions with token ids, /admin/reload, /metrics.",
     ),
-    "quickstart": (
-        "cli.quickstart",
-        "The first run: makes and proves real tasks, runs a campaign on them, shows the results.",
+    "eval": (
+        "orchard.cli.evaluation",
+        "Evaluation: models x harnesses x task sets: `orchard eval SUITE.toml`.",
     ),
-    "demo-sft": (
-        "cli.demos",
-        "Distil the oracle into a tiny model from scratch; measure it on held-out tasks before and after.",
-    ),
-    "demo-rl": (
-        "cli.demos",
-        "Train the policy of `orchard demo-sft` further on rewards from real tests, in balanced groups.",
-    ),
-    "demo-matrix": (
-        "cli.demos",
-        "Small policies, each taught in one harness, on held-out tasks in three: Table 10 of the paper.",
-    ),
-    "demo-claw": (
-        "cli.demos",
-        "Worlds of services made and proven; a tiny assistant distilled, and rewarded by their test scripts.",
-    ),
-    "demo-gui": (
-        "cli.demos",
-        "Teach a vision-language model from nothing to click on what it sees, in real Chromium.",
-    ),
-    "eval": ("cli.evaluation", "Evaluation: models x harnesses x task sets: `orchard eval SUITE.toml`."),
-    "tasks": ("cli.tasks", "Where tasks come from, and whether they can be trusted."),
-    "harness": ("cli.harness", "Harnesses that are programs: installed, listed, shown."),
-    "images": ("cli.images", "Images of local sandboxes."),
-    "sandbox": ("cli.sandbox", "Sandboxes for other programs."),
-    "store": ("cli.store", "The tables: checked, compacted, made again from the log."),
-    "dead": ("cli.dead", "Requests that nobody could finish, with their evidence."),
-    "log": ("cli.log", "The event log: its size, its archive, and both verified."),
-    "dataset": ("cli.datasets", "Datasets: built from the log, compared, explained, exported."),
+    "tasks": ("orchard.cli.tasks", "Where tasks come from, and whether they can be trusted."),
+    "harness": ("orchard.cli.harness", "Harnesses that are programs: installed, listed, shown."),
+    "images": ("orchard.cli.images", "Images of local sandboxes."),
+    "sandbox": ("orchard.cli.sandbox", "Sandboxes for other programs."),
+    "store": ("orchard.cli.store", "The tables: checked, compacted, made again from the log."),
+    "dead": ("orchard.cli.dead", "Requests that nobody could finish, with their evidence."),
+    "log": ("orchard.cli.log", "The event log: its size, its archive, and both verified."),
+    "dataset": ("orchard.cli.datasets", "Datasets: built from the log, compared, explained, exported."),
     "trajectories": (
-        "cli.trajectories",
+        "orchard.cli.trajectories",
         "Trajectories as ATIF files, the interchange format of Harbor: out and in.",
     ),
-    "judge": (
-        "domains.gui.judging",
-        "Judge rollouts of browser agents again, without running them, and measure judges against graders.",
-    ),
-    "values": ("cli.values", "Values of unresolved trajectories, step by step."),
-    "rl": ("cli.rl", "Reinforcement learning with balanced groups: `orchard rl CONFIG.toml`."),
+    "values": ("orchard.cli.values", "Values of unresolved trajectories, step by step."),
+    "rl": ("orchard.cli.rl", "Reinforcement learning with balanced groups: `orchard rl CONFIG.toml`."),
 }
-"""Name to its module in `orchard` and the sentence that the help shows, in the order of the help."""
+"""The core's own: name to the module that has it, and the sentence that the help shows; in its order."""
+
+
+def commands() -> dict[str, tuple[str, str]]:
+    """All commands, those of domains last."""
+    from orchard.actions.domain import domains  # which looks into every installed package
+
+    return COMMANDS | {name: one for each in domains() for name, one in each.commands.items()}
 
 
 SHARED = ("--store", "--state", "--config", "--nats", "--sandbox")
@@ -119,7 +104,7 @@ class Listed(TyperCommand):
 
     def real(self) -> Any:
         """The command, or group of commands, itself."""
-        module = import_module(f"orchard.{self._module}")
+        module = import_module(self._module)
         found = typer.Typer(rich_markup_mode=MARKUP)
         if hasattr(module, "register"):
             module.register(found)
@@ -131,7 +116,7 @@ class Listed(TyperCommand):
         return command
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """Of the command itself, which is so the one that is run."""
+        """Makes the context of the command itself, which is thereby the one that is run."""
         return self.real().make_context(info_name, args, parent, **extra)
 
 
@@ -146,12 +131,16 @@ class DefaultRun(TyperGroup):
 
 
 class Commands(TyperGroup):
-    """All of COMMANDS."""
+    """All of `commands()`; those of domains are looked for when no other has the name."""
 
-    def __init__(self, **attributes: Any) -> None:
-        super().__init__(**attributes)
-        for name, (module, summary) in COMMANDS.items():
-            self.add_command(Listed(name, module, summary))
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
+        """All names, for the help."""
+        return list(commands())
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
+        """The command of a name; None where there is none."""
+        found = COMMANDS.get(cmd_name) or commands().get(cmd_name)
+        return Listed(cmd_name, *found) if found else None
 
     def parse_args(self, context: Any, args: list[str]) -> list[str]:
         """Options of all commands are taken from wherever they stand."""

@@ -6,13 +6,10 @@ from datetime import timedelta
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from orchard.actions.campaign_status import InQueues, state_of
 from orchard.actions.session import Session
-from orchard.actions.standing import InQueues, state_of
-from orchard.actions.terminal import console
-from orchard.cli.reading import rows_table
 from orchard.configuration.config import ConfigError
 from orchard.pipelines.campaigns.archiving import Archiving
 from orchard.schemas.subjects import FENCES
@@ -25,6 +22,8 @@ from orchard.storage.reader import open_tables
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.capacity import event_capacity
 from orchard.streams.connection import Connection
+from orchard.terminal.console import console, reporting
+from orchard.terminal.tables import rows_table
 
 app = typer.Typer(no_args_is_help=True, help="The event log: its size, its archive, and both verified.")
 
@@ -136,7 +135,7 @@ async def _status(session: Session) -> None:
 
 
 def _outcomes(store: str) -> dict[str, dict[str, int]]:
-    """Of each campaign, how many rollouts ended how."""
+    """Numbers of rollouts by campaign and ending."""
     query = """
     select campaign, if(status = 'aborted', 'aborted: ' || cause, 'graded'), count(*)
     from rollouts group by all
@@ -157,8 +156,6 @@ def _size(size: float) -> str:
 
 
 async def _follow(steps: AsyncIterator[ArchiveProgress], title: str) -> None:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        row = bar.add_task(title, total=None)
+    with reporting() as told:
         async for step in steps:
-            bar.update(row, description=f"{title}: {step.doing}", completed=step.events, total=step.total)
+            told.progress(title, step.events, step.total, f": {step.doing}")

@@ -1,40 +1,24 @@
 """`values measure` and `values report`: what steps were really worth, and how well an annotator knew it."""
 
 import asyncio
-import os
 import re
 import signal
-import socket
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import typer
 import uvloop
 from rich.markup import escape
 
+from orchard.actions.measuring import MeasureRequest, measure_rollout
 from orchard.actions.session import Session
-from orchard.actions.terminal import console, progress
-from orchard.cli.reading import rows_table
 from orchard.configuration.config import ConfigError
-from orchard.pipelines.values.calibration import FEW, agreement, plot
+from orchard.pipelines.values.calibration import FEW, AnnotatorAndPolicy, agreement, compared, plot
 from orchard.pipelines.values.calibration import Point as Calibrated
-from orchard.pipelines.values.comparison import Pair, compared
-from orchard.pipelines.values.continuations import Point
-from orchard.pipelines.values.measure import Measurement, PointRefused
-from orchard.pipelines.values.measure import measure as measure_point
-from orchard.pipelines.values.recorded import read_recorded
-from orchard.schemas.campaigns import ModelSpec
-from orchard.schemas.llm_calls import ModelKind
+from orchard.pipelines.values.measure import Measurement
 from orchard.storage.reader import open_tables
-from orchard.streams.publisher import Publisher
-from orchard.streams.topology import declare
-from orchard.workers.attempts.rollout import AttemptDependencies
-from orchard.workers.failures import InfrastructureError
-from orchard.workers.llm.client import ModelClient
-from orchard.workers.llm.rests import Rests
+from orchard.terminal.console import console, reporting
+from orchard.terminal.tables import rows_table
 
 _WORST = 20
 _AGREEMENT = [
@@ -81,12 +65,17 @@ def measure(
 
         orchard values measure 3f2a --at 3,7,12 --samples 8
     """
-    wanted = Wanted(rollout, _steps(at), samples, model, endpoint, slots, allow_divergence)
+    wanted = MeasureRequest(rollout, _steps(at), samples, model, endpoint, slots, allow_divergence)
     try:
-        failed = uvloop.run(measure_rollout(context.obj, wanted))
+        with reporting("continuations") as told:
+            measured = uvloop.run(measure_rollout(context.obj, wanted, told))
     except asyncio.CancelledError:
         raise typer.Exit(128 + signal.SIGTERM) from None
-    if failed:
+    for one in (one for found in measured for one in found.divergences):
+        console.print(f"step {one.step}: {escape(one.what)}", highlight=False)
+    if measured:
+        console.print(rows_table(_MEASURED, [_measured_row(found) for found in measured]))
+    if len(measured) < len(wanted.steps):
         raise typer.Exit(1)
 
 
@@ -95,86 +84,6 @@ def _steps(text: str) -> list[int]:
         return sorted({int(word) for word in text.split(",")})
     except ValueError:
         raise ConfigError(f"--at {text} is no list of steps: write it like 3,7,12") from None
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What `values measure` is to do."""
-
-    rollout: str
-    steps: list[int]
-    samples: int
-    model: str | None = None
-    endpoint: str | None = None
-    slots: int = 4
-    allow_divergence: bool = False
-
-    def policy(self, own: ModelSpec) -> ModelSpec:
-        """The rollout's own model, or the one that was named."""
-        if self.model is None:
-            return msgspec.structs.replace(own, endpoint=self.endpoint or own.endpoint)
-        oracle = self.model.partition("/")[0] == "oracle"
-        return msgspec.structs.replace(
-            own,
-            name=self.model,
-            endpoint=self.endpoint or ("oracle" if oracle else "default"),
-            kind=ModelKind.ORACLE if oracle else ModelKind.MODEL,
-        )
-
-
-async def measure_rollout(session: Session, wanted: Wanted) -> int:
-    """Measure the steps one after the other; the number of those that have no value."""
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    rows: list[tuple[Any, ...]] = []
-    failed = 0
-    async with AsyncExitStack() as stack:
-        connection = await stack.enter_async_context(session.connection("measure"))
-        await declare(connection, session.config.nats, [])
-        await session.committed(connection)
-        with open_tables(session.config.store) as tables:
-            recorded = read_recorded(tables, session.blobs, wanted.rollout)
-        rests = await stack.enter_async_context(Rests(connection, "measure"))
-        models = ModelClient(session.endpoints(), rests)
-        stack.push_async_callback(models.close)
-        dependencies = AttemptDependencies(
-            worker=f"{socket.gethostname()}-{os.getpid()}",
-            publisher=Publisher(connection),
-            blobs=session.blobs,
-            sandboxes=await stack.enter_async_context(session.sandboxes()),
-            sandbox_settings=session.config.sandbox,
-            models=models,
-        )
-        bar = stack.enter_context(progress("continuations"))
-        line = bar.add_task(recorded.request.rollout_id, total=wanted.samples * len(wanted.steps))
-        for number, step in enumerate(wanted.steps, start=1):
-            point = Point(
-                recorded=recorded,
-                at=step,
-                model=wanted.policy(recorded.request.model),
-                samples=wanted.samples,
-                allow_divergence=wanted.allow_divergence,
-            )
-            try:
-                found = await measure_point(
-                    point, dependencies, slots=wanted.slots, told=lambda _point, _outcome: bar.advance(line)
-                )
-            except (PointRefused, InfrastructureError) as error:
-                failed += 1
-                console.print(f"[red]not measured:[/] {escape(str(error))}", highlight=False)
-            except asyncio.CancelledError:
-                console.print("stopped: the same command goes on with what is not measured yet")
-                raise
-            else:
-                rows.append(_measured_row(found))
-                for one in found.divergences:
-                    console.print(f"step {one.step}: {escape(one.what)}", highlight=False)
-            bar.update(line, completed=wanted.samples * number)
-        await session.committed(connection)
-    if rows:
-        console.print(rows_table(_MEASURED, rows))
-    return failed
 
 
 def _measured_row(found: Measurement) -> tuple[Any, ...]:
@@ -229,22 +138,7 @@ def report(
         console.print(f"plot: {out / name}.png", highlight=False, soft_wrap=True)
 
 
-_WORST = 20
-_AGREEMENT = [
-    "annotator",
-    "policy",
-    "steps",
-    "rollouts",
-    "Brier",
-    "by sampling",
-    "bias",
-    "Spearman",
-    "in 95 %",
-]
-_POINTS = ["rollout", "step", "annotated", "measured", "95 %", "samples"]
-
-
-def _agreement_row(pair: Pair, points: list[Calibrated]) -> tuple[Any, ...]:
+def _agreement_row(pair: AnnotatorAndPolicy, points: list[Calibrated]) -> tuple[Any, ...]:
     one = agreement(points)
     return (
         pair.annotator,

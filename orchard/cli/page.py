@@ -9,8 +9,8 @@ import typer
 import uvloop
 
 from orchard.actions.session import Session
-from orchard.actions.terminal import console, progress
 from orchard.processes.signals import stop_on_signals
+from orchard.terminal.console import console, progress
 
 
 def register(app: typer.Typer) -> None:

@@ -2,18 +2,18 @@
 
 import asyncio
 import logging
-import os
 from typing import Annotated
 
-import msgspec
 import typer
 import uvloop
 
 from orchard.actions.session import Session
-from orchard.actions.terminal import console
-from orchard.configuration.config import Config, ConfigError, checked
+from orchard.configuration.config import Config
+from orchard.configuration.flags import replaced, up_environment, with_endpoint
 from orchard.processes.signals import stop_on_signals
-from orchard.workers.llm.settings import EndpointSettings
+from orchard.terminal.console import console
+from orchard.terminal.options import ApiKeyEnv, BaseUrl
+from orchard.workers.episode.settings import WorkerSettings
 
 ProbePort = Annotated[
     int | None,
@@ -32,54 +32,6 @@ def start_logging() -> None:
     )
     for noisy in ("httpx", "openai", "nats", "aiohttp.access"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-
-
-def replaced(config: Config, section: str, **changes: object) -> Config:
-    """The configuration with given flags of one section; None means the flag was not given.
-    Raises ConfigError."""
-    given = {name: value for name, value in changes.items() if value is not None}
-    tree = msgspec.to_builtins(config)
-    tree[section] |= given
-    return checked(tree)
-
-
-def with_endpoint(config: Config, base_url: str | None, api_key_env: str | None) -> Config:
-    """The configuration with the endpoint `default` as the flags, or OPENAI_BASE_URL, name it."""
-    known = config.endpoints.get("default")
-    url = base_url or (known.base_url if known else None) or os.environ.get("OPENAI_BASE_URL")
-    if url is None:
-        return config
-    key = api_key_env or (known.api_key_env if known else None)
-    if key is None and "OPENAI_API_KEY" in os.environ:
-        key = "OPENAI_API_KEY"
-    try:
-        endpoint = (
-            msgspec.structs.replace(known, base_url=url, api_key_env=key)
-            if known
-            else EndpointSettings(base_url=url, api_key_env=key)
-        )
-    except ValueError as error:
-        raise ConfigError(f"endpoints.default: {error}") from error
-    return msgspec.structs.replace(config, endpoints={**config.endpoints, "default": endpoint})
-
-
-def endpoint_environment(config: Config) -> dict[str, str]:
-    """The endpoint `default` for child processes. The key itself stays in the variable it is in."""
-    endpoint = config.endpoints.get("default")
-    if endpoint is None:
-        return {}
-    prefix = "ORCHARD_ENDPOINTS__DEFAULT__"
-    key = {f"{prefix}API_KEY_ENV": endpoint.api_key_env} if endpoint.api_key_env else {}
-    return {f"{prefix}BASE_URL": endpoint.base_url, **key}
-
-
-BaseUrl = Annotated[
-    str | None, typer.Option(help="OpenAI-compatible endpoint, http://HOST/v1.", envvar="OPENAI_BASE_URL")
-]
-ApiKeyEnv = Annotated[
-    str | None,
-    typer.Option(help="Name of the environment variable with the key.", show_default="OPENAI_API_KEY"),
-]
 
 
 def register(app: typer.Typer) -> None:
@@ -109,8 +61,15 @@ def register(app: typer.Typer) -> None:
         context: typer.Context,
         name: Annotated[str | None, typer.Option(help="Name in events.", show_default="host and pid")] = None,
         slots: Annotated[int | None, typer.Option(help="Rollouts at once.", min=1)] = None,
+        kinds: Annotated[
+            str,
+            typer.Option(
+                help="Kinds of requests that it serves, by comma, the first before the others; or `all`."
+            ),
+        ] = "rollout",
         domain: Annotated[
-            str | None, typer.Option(help="Domain whose queue it serves.", show_default="swe")
+            str | None,
+            typer.Option(help="Domain whose queue it serves.", show_default=WorkerSettings().domain),
         ] = None,
         priority: Annotated[
             str | None, typer.Option(help="Priority whose queue it serves.", show_default="normal")
@@ -128,7 +87,7 @@ def register(app: typer.Typer) -> None:
         base_url: BaseUrl = None,
         api_key_env: ApiKeyEnv = None,
     ) -> None:
-        """Run one worker: claims rollouts until SIGTERM, which drains it."""
+        """Run one worker: claims rollouts, or requests of other kinds, until SIGTERM, which drains it."""
         session: Session = context.obj
         config = replaced(
             session.config,
@@ -142,7 +101,8 @@ def register(app: typer.Typer) -> None:
         start_logging()
         from orchard.processes.worker import run_worker
 
-        uvloop.run(run_worker(Session(with_endpoint(config, base_url, api_key_env)), name))
+        wanted = [kind.strip() for kind in kinds.split(",")]
+        uvloop.run(run_worker(Session(with_endpoint(config, base_url, api_key_env)), name, wanted))
 
     @app.command()
     def writer(context: typer.Context, probe_port: ProbePort = None) -> None:
@@ -198,8 +158,3 @@ async def _up(config: Config) -> None:
     await supervisor.run(stop, ready)
     greeting.cancel()
     console.print("stopped: what was not finished is on the queue and goes on at the next `orchard up`")
-
-
-def up_environment(config: Config) -> dict[str, str]:
-    """What the children of `up` must know beside the file and the environment: flags given to `up`."""
-    return {**endpoint_environment(config), "ORCHARD_WORKER__SLOTS": str(config.worker.slots)}

@@ -13,27 +13,24 @@ import duckdb
 import msgspec
 import typer
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.panel import Panel
 from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
+from orchard.actions.domain import answers, submission_text
 from orchard.actions.session import Session
-from orchard.actions.terminal import console, shown
 from orchard.cli.folding import parts
 from orchard.cli.pictures import with_pictures, write_pictures
 from orchard.configuration.config import ConfigError
-from orchard.domains.claw.services_shown import CALLS, RULINGS, worlds_tables
 from orchard.pipelines.trajectories.reading import stored_node
-from orchard.schemas.claw import is_bundle
-from orchard.schemas.gui import GuiOutcome
 from orchard.schemas.llm_calls import CallKind
 from orchard.schemas.messages import Role
 from orchard.storage.location import Location
 from orchard.storage.reader import open_tables, refresh
+from orchard.terminal.console import console, shown
+from orchard.terminal.tables import cell, rows_table
 
-SHOWN_ROWS = 200
 SHOWN_CHARACTERS = 4000
 
 ATTEMPTS = """
@@ -159,25 +156,6 @@ def _print_query(tables: duckdb.DuckDBPyConnection, query: str, output: str, *, 
         console.print(rows_table(names, rows))
 
 
-def rows_table(names: list[str], rows: list[tuple[Any, ...]], title: str | None = None) -> RenderableType:
-    """A result as a table; what is beyond the first rows is counted."""
-    table = Table(*map(escape, names), title=title, title_justify="left", header_style="bold")
-    for row in rows[:SHOWN_ROWS]:
-        table.add_row(*(_cell(value) for value in row))
-    if len(rows) <= SHOWN_ROWS:
-        return table
-    return Group(table, Text(f"... and {len(rows) - SHOWN_ROWS} rows more: use --format csv"))
-
-
-def _cell(value: Any) -> Text:
-    if value is None:
-        return Text("")
-    if isinstance(value, float):
-        return Text(f"{value:.3g}" if abs(value) < 1 else f"{value:,.2f}")
-    text = shown(str(value))
-    return Text(text if len(text) <= 200 else text[:197] + "...")
-
-
 def _interact(tables: duckdb.DuckDBPyConnection, store: str, history: Path, *, read_only: bool) -> None:
     with line_editing(history):
         _ask(tables, store, read_only=read_only)
@@ -245,7 +223,7 @@ def _rollout_id(tables: duckdb.DuckDBPyConnection, prefix: str) -> str:
 
 
 def _messages(tables: duckdb.DuckDBPyConnection, rollout: str) -> list[dict[str, Any]]:
-    """Of the accepted attempt; of all attempts where there is none, each once."""
+    """Messages of the accepted attempt; without one, those of all attempts, each once."""
     return _all(tables, "select * from messages where rollout_id = ? order by sequence", rollout) or _all(
         tables,
         "select * from messages_all where rollout_id = ? and inherited_from is null order by sequence",
@@ -290,7 +268,7 @@ def show_rollout(
         calls = {call["node"]: call for call in _all(tables, _CALLS, rollout)}
         reward = _one(tables, "select * from rewards where rollout_id = ?", rollout)
         attempt = outcome["attempt"] if outcome else max((row["attempt"] for row in attempts), default=0)
-        services, rulings = (_all(tables, query, rollout, attempt) for query in (CALLS, RULINGS))
+        beside = [table for found in answers("rollout_tables", tables, rollout, attempt) for table in found]
     limit = None if full else SHOWN_CHARACTERS
     for part in parts(messages, {node: call["call_kind"] for node, call in calls.items()}):
         if part.kind is not None and not full:
@@ -298,10 +276,14 @@ def show_rollout(
             continue
         for message in part.messages:
             console.print(_message(session, message, limit, part.kind, calls.get(message["node_id"])))
-    for table in worlds_tables(services, rulings):
+    for table in beside:
         console.print(table)
-    if outcome is not None and outcome.get("submission") and not is_bundle(outcome["submission"]):
-        console.print(_submission(outcome["submission"]))
+    if outcome is not None and (submitted := outcome.get("submission")):
+        said = submission_text(submitted)
+        if said is None:
+            console.print(Panel(Syntax(shown(submitted), "diff", word_wrap=True), title="submission"))
+        elif said:
+            console.print(Panel(Text(shown(said)), title="answer", title_align="left"))
     if reward is not None:
         console.print(verdict_panel(reward))
     if len(attempts) > 1:
@@ -310,16 +292,6 @@ def show_rollout(
         console.print(f"[yellow]{rollout} has no outcome yet[/]")
     else:
         console.print(_summary(outcome))
-
-
-def _submission(text: str) -> RenderableType:
-    """A patch; of a browser's, what was answered and where it ended: its steps are the messages."""
-    try:
-        browsed = msgspec.json.decode(text, type=GuiOutcome)
-    except msgspec.DecodeError:
-        return Panel(Syntax(shown(text), "diff", word_wrap=True), title="submission")
-    answer = "no answer" if browsed.answer is None else browsed.answer
-    return Panel(Text(shown(f"{answer}\n{browsed.url}  {browsed.title}")), title="answer", title_align="left")
 
 
 def _all(tables: duckdb.DuckDBPyConnection, query: str, *given: object) -> list[dict[str, Any]]:
@@ -413,5 +385,5 @@ def _summary(outcome: dict[str, Any]) -> RenderableType:
     table = Table(show_header=False, box=None)
     for key in SUMMARY + (INHERITED if outcome.get("inherited_turns") else ()):
         if outcome.get(key) not in (None, ""):
-            table.add_row(key, _cell(outcome[key]))
+            table.add_row(key, cell(outcome[key]))
     return table

@@ -5,17 +5,14 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import typer
 import uvloop
 from rich.live import Live
 
 from orchard.actions.session import Session
-from orchard.actions.terminal import console
 from orchard.actions.tracking import Tracking
 from orchard.cli.listed import DefaultRun
 from orchard.cli.processes import start_logging
-from orchard.cli.reading import rows_table
 from orchard.configuration.config import ConfigError
 from orchard.pipelines.models.errors import require_installed, require_torch
 from orchard.pipelines.rl.barren import stop_barren
@@ -26,12 +23,13 @@ from orchard.pipelines.rl.plan import RunPlan
 from orchard.pipelines.rl.settings import RlSettings, read_settings
 from orchard.pipelines.rl.what_if import grid, what_if
 from orchard.schemas.events import payload
-from orchard.schemas.groups import GroupDropped
 from orchard.schemas.subjects import EVENTS_PREFIX
 from orchard.schemas.training import PolicyStep
 from orchard.storage.reader import open_tables
 from orchard.streams.replay import replay
 from orchard.streams.tasks import end
+from orchard.terminal.console import TerminalReporter, console, progress, reporting
+from orchard.terminal.tables import rows_table
 
 app = typer.Typer(
     cls=DefaultRun,
@@ -64,16 +62,17 @@ def run(context: typer.Context, config: Config) -> None:
 
 
 async def _run(session: Session, config: Path) -> None:
-    from orchard.processes.rl_run import Processes, enter, server_address
+    from orchard.processes.rl_run import RunProcesses, enter, server_address
 
     settings = read_settings(config)
     server = server_address(session, settings)
-    plan, start = await enter(session, settings)
+    reporter = TerminalReporter(progress())
+    plan, start = await enter(session, settings, reporter)
     told: set[int] = set()
     with Tracking(session.config.tracking, session.directory) as tracking:
         showing = asyncio.create_task(_show_steps(session, settings, start, told, tracking))
         stopping = asyncio.create_task(_stop_barren(session, plan, start, settings.patience))
-        working = asyncio.create_task(Processes(session, settings, config, server).run())
+        working = asyncio.create_task(RunProcesses(session, settings, config, server, reporter).run())
         try:
             await asyncio.wait({stopping, working}, return_when=asyncio.FIRST_COMPLETED)
             if stopping.done():
@@ -246,50 +245,14 @@ def export(
     What the run's own trainer dropped, or would drop, is skipped, and the command says how much and why.
     """
     require_torch("orchard rl export")
-    written, skipped = uvloop.run(_export(context.obj, run, out, layout, baseline))
+    from orchard.actions.rl import export_groups
+
+    with reporting() as told:
+        written, skipped = uvloop.run(export_groups(context.obj, run, out, layout, baseline, told))
     console.print(f"{written} records in {out}", highlight=False)
     for reason, drops in sorted(skipped.items()):
         first = f"{drops[0].group_id}: {drops[0].detail}" if drops[0].detail else drops[0].group_id
         console.print(f"{len(drops)} groups are skipped as {reason}, the first is {first}", highlight=False)
-
-
-async def _export(
-    session: Session, run: str, out: Path, layout: str, baseline: Baseline | None
-) -> tuple[int, dict[str, list[GroupDropped]]]:
-    """Records written, and the groups that were skipped by their reason."""
-    from orchard.pipelines.rl.exchange import LAYOUTS, UNEQUAL, Terms
-    from orchard.pipelines.rl.exporting import exported
-    from orchard.pipelines.rl.runs import planned
-
-    if layout not in LAYOUTS:
-        raise ConfigError(f"no layout is named {layout!r}: choose one of {', '.join(LAYOUTS)}")
-    written, skipped = 0, dict[str, list[GroupDropped]]()
-    async with session.connection_or_server("rl export") as connection:
-        known = await planned(connection, session.blobs, run)
-        if known is None:
-            raise RunError(f"the log has no run {run!r}")
-        plan, start = known
-        if layout == "slime" and plan.frugal is not None:
-            raise RunError(UNEQUAL)
-        if baseline and baseline is not (plan.baseline or baseline):
-            raise RunError(f"the advantages of run {run!r} are `{plan.baseline}`: leave --baseline out")
-        if not (plan.baseline or baseline):
-            console.print(
-                f"[yellow]the plan of run {run!r} is too old to say how its trainer made advantages: these "
-                "are `normalized`, --baseline names another way[/]",
-                highlight=False,
-            )
-        temperature = 1.0 if plan.model.temperature is None else plan.model.temperature
-        terms = Terms(plan.slots, plan.baseline or baseline or Baseline.NORMALIZED, temperature)
-        with out.open("wb") as file:
-            async for one in exported(connection, plan, start, session.blobs, whole=layout == "slime"):
-                if isinstance(one, GroupDropped):
-                    skipped.setdefault(one.reason, []).append(one)
-                    continue
-                for record in LAYOUTS[layout](*one, terms):
-                    file.write(msgspec.json.encode(record) + b"\n")
-                    written += 1
-    return written, skipped
 
 
 @app.command(name="what-if")
@@ -315,7 +278,7 @@ def what_if_command(
 
         orchard rl what-if first --size 8,16 --budget 16,32 --stride 4,8,16
     """
-    from orchard.pipelines.rl.log_pools import graded_pools
+    from orchard.pipelines.rl.what_if import graded_pools
 
     session: Session = context.obj
     with open_tables(session.config.store) as tables:

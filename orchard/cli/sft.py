@@ -9,38 +9,43 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from orchard.actions.domain import domains
 from orchard.actions.session import Session
-from orchard.actions.terminal import console
 from orchard.actions.tracking import Tracking
+from orchard.pipelines.domain import presets
 from orchard.pipelines.models.errors import require_torch
 from orchard.pipelines.sft.events import EventSink
 from orchard.pipelines.sft.metrics import Fact, Sink
 from orchard.pipelines.sft.settings import read_settings
 from orchard.schemas.training import TrainingStarted, TrainingStep
+from orchard.terminal.console import console
+
+_RECIPES = [name for each in domains() if (name := each.name) in presets(lambda known: known.sft_preset)]
+_HELP = """
+Fine-tune a model on a dataset; goes on from its newest checkpoint.
+
+The smallest file:
+
+    dataset = "datasets/first"
+    out = "runs/first"
+    model = "Qwen/Qwen3-4B"   # or: shape = "tiny-1m", tokenizer = "DIRECTORY"
+    preset = "{usual}"            # the paper's recipe: {recipes}
+
+The result is OUT/model; metrics are OUT/metrics.jsonl, OUT/loss.png and, where `orchard up` runs on
+the store or --nats is given, in the log. On several GPUs, or several machines:
+
+    torchrun --nproc-per-node 8 -m orchard sft CONFIG.toml
+""".format(usual=_RECIPES[0], recipes=f"{', '.join(_RECIPES[:-1])} or {_RECIPES[-1]}")
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to the application."""
 
-    @app.command()
+    @app.command(help=_HELP)
     def sft(
         context: typer.Context,
         config: Annotated[Path, typer.Argument(help="TOML file of the run.")],
     ) -> None:
-        """Fine-tune a model on a dataset; goes on from its newest checkpoint.
-
-        The smallest file:
-
-            dataset = "datasets/first"
-            out = "runs/first"
-            model = "Qwen/Qwen3-4B"   # or: shape = "tiny-1m", tokenizer = "DIRECTORY"
-            preset = "swe"            # the paper's recipe: swe, gui or claw
-
-        The result is OUT/model; metrics are OUT/metrics.jsonl, OUT/loss.png and, where `orchard up` runs on
-        the store or --nats is given, in the log. On several GPUs, or several machines:
-
-            torchrun --nproc-per-node 8 -m orchard sft CONFIG.toml
-        """
         session: Session = context.obj
         settings = read_settings(config)
         require_torch("orchard sft")

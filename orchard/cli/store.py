@@ -7,12 +7,9 @@ from typing import Annotated
 
 import typer
 from rich.console import RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from orchard.actions.session import Session
-from orchard.actions.terminal import console
-from orchard.cli.reading import rows_table
 from orchard.pipelines.campaigns.conservation import Balance, balances, balances_of_tables
 from orchard.schemas.campaigns import CampaignState
 from orchard.storage.archive.files import ArchiveFiles
@@ -25,6 +22,8 @@ from orchard.storage.upkeep import maintenance
 from orchard.storage.upkeep.restore import Restored
 from orchard.storage.upkeep.restore import restore_stream as restore
 from orchard.streams.topology import declare
+from orchard.terminal.console import console, reporting
+from orchard.terminal.tables import rows_table
 
 app = typer.Typer(no_args_is_help=True, help="The tables: checked, compacted, made again from the log.")
 
@@ -175,18 +174,12 @@ def restore_stream(
 
 
 async def _restore(session: Session, work: Path) -> tuple[Restored, list[str]]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        row = bar.add_task("connecting", total=None)
-
-        def tell(what: str, done: int, total: int) -> None:
-            bar.update(row, description=what, completed=done, total=total)
-
+    with reporting() as told:
         async with session.connection_or_server("restore", guard=False) as connection:
             await declare(connection, session.config.nats, [])
             config = session.config
             result = await restore(
-                config.store, connection, config.nats, work, archive=config.archive, tell=tell
+                config.store, connection, config.nats, work, archive=config.archive, tell=told.progress
             )
             return result, await restore_campaigns(session.config.store, connection)
 

@@ -8,11 +8,11 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from orchard.actions.terminal import shown
-from orchard.pipelines.domains.claw.drafts import case_of
+from orchard.actions.domain import answers
 from orchard.pipelines.tasks.registry import read_tasks
 from orchard.schemas.tasks import PluginGrading, StateCheck, SWETests, Task, graded_in_place
 from orchard.storage.reader import open_tables
+from orchard.terminal.console import shown
 from orchard.workers.episode.diffs import parse_diff
 from orchard.workers.masking import masked
 
@@ -83,8 +83,8 @@ def _grading(task: Task, full: bool) -> dict[str, str]:
 def _solution(task: Task) -> dict[str, str]:
     if not task.gold_patch.strip():
         return {"solution": "none is known"}
-    if case := case_of(task):
-        return {"solution": f"known: {len(case.solution)} calls"}
+    if said := next(filter(None, answers("solution", task)), ""):
+        return {"solution": said}
     lines = len(task.gold_patch.splitlines())
     if graded_in_place(task.grading):
         return {"solution": f"known: a script of {lines} lines"}

@@ -6,13 +6,13 @@ from typing import Annotated
 import typer
 
 from orchard.actions.session import Session
-from orchard.actions.terminal import console
 from orchard.cli.datasets import import_into
-from orchard.cli.left_out import Strict
 from orchard.configuration.config import ConfigError
 from orchard.pipelines.interchange.export import write_trajectories
 from orchard.pipelines.interchange.reading import read_trajectories, trajectory_files
 from orchard.storage.reader import open_tables
+from orchard.terminal.console import console
+from orchard.terminal.left_out import Strict
 
 app = typer.Typer(
     no_args_is_help=True, help="Trajectories as ATIF files, the interchange format of Harbor: out and in."

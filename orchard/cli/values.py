@@ -1,30 +1,23 @@
 """`values ...`: what unresolved trajectories were worth, step by step, as an annotator sees it."""
 
 import asyncio
-import os
-import socket
-from contextlib import AsyncExitStack
 from typing import Annotated
 
 import typer
 import uvloop
 
 from orchard.actions.session import Session
-from orchard.actions.terminal import console, progress
+from orchard.actions.values import annotate_campaign, annotating
 from orchard.cli import measuring
-from orchard.cli.reading import rows_table
 from orchard.configuration.config import ConfigError
-from orchard.pipelines.values.annotator import Annotator, Cases
 from orchard.pipelines.values.curves import Curve, shape_statistics
-from orchard.pipelines.values.requests import QUEUE, Asking, offer, open_requests
-from orchard.processes.signals import stop_on_signals
-from orchard.schemas.events import Event
+from orchard.pipelines.values.requests import QUEUE, Asking
+from orchard.processes.signals import call_on_signals
 from orchard.storage.reader import open_tables
-from orchard.streams.claims import Claims
-from orchard.streams.publisher import Publisher
+from orchard.streams.shifts import Shift, share_of
 from orchard.streams.topology import declare
-from orchard.workers.llm.client import ModelClient
-from orchard.workers.llm.rests import Rests
+from orchard.terminal.console import console, reporting
+from orchard.terminal.tables import rows_table
 
 app = typer.Typer(no_args_is_help=True, help="Values of unresolved trajectories, step by step.")
 
@@ -65,72 +58,11 @@ def annotate(
         context_characters=characters,
         again=again,
     )
-    uvloop.run(annotate_campaign(session, campaign, asking, slots))
-
-
-async def annotate_campaign(session: Session, campaign: str, asking: Asking, slots: int) -> None:
-    """Offer what is open, and work on the queue until all of it has its verdict."""
-    async with AsyncExitStack() as stack:
-        connection = await stack.enter_async_context(session.connection("values"))
-        await declare(connection, session.config.nats, [QUEUE])
-        await session.committed(connection)
-        with open_tables(session.config.store) as tables:
-            if (
-                tables.execute("select 1 from rollouts where campaign = ? limit 1", [campaign]).fetchone()
-                is None
-            ):
-                raise ConfigError(
-                    f"no rollout of {campaign!r} has ended: `orchard status` lists the campaigns"
-                )
-            requests = open_requests(tables, campaign, asking)
-        if not requests:
-            console.print(f"nothing to annotate in {campaign}: no unresolved trajectory is without values")
-            return
-        publisher = Publisher(connection)
-        await offer(publisher, requests, f".again-{os.getpid()}" if asking.again else "")
-        bar = stack.enter_context(progress("trajectories"))
-        task = bar.add_task(campaign, total=len(requests))
-        missing = {request.rollout_id for request in requests}
-        verdicts: dict[str, int] = {}
-        stop = asyncio.Event()
-
-        def count(event: Event) -> None:
-            verdicts[event.type] = verdicts.get(event.type, 0) + 1
-            missing.discard(event.rollout_id or "")
-            bar.update(task, completed=len(requests) - len(missing))
-            if not missing:
-                stop.set()
-
-        rests = await stack.enter_async_context(Rests(connection, "annotator"))
-        models = ModelClient(session.endpoints(), rests)
-        stack.push_async_callback(models.close)
-        claims = await stack.enter_async_context(Claims(connection, QUEUE))
-        cases = Cases(session.config.store)
-        stack.callback(cases.close)
-        watching = asyncio.create_task(_watch(session, {one.annotator for one in requests}, missing, stop))
-        name = f"{socket.gethostname()}-{os.getpid()}"
-        worker = Annotator(publisher, claims, models, cases, name=name, slots=slots, done=count)
-        await worker.run(stop)
-        watching.cancel()
-        await session.committed(connection)
+    with reporting("trajectories") as told:
+        verdicts = uvloop.run(annotate_campaign(session, campaign, asking, slots, told))
+    if not verdicts:
+        console.print(f"nothing to annotate in {campaign}: no unresolved trajectory is without values")
     console.print(", ".join(f"{number} {kind}" for kind, number in sorted(verdicts.items())), highlight=False)
-
-
-async def _watch(session: Session, annotators: set[str], missing: set[str], stop: asyncio.Event) -> None:
-    """Strike off what others on the queue have done, and stop when nothing is left to wait for."""
-    while not stop.is_set():
-        await asyncio.sleep(5.0)
-        done = await asyncio.to_thread(_judged, session.config.store, annotators)
-        missing -= done
-        if not missing:
-            stop.set()
-
-
-def _judged(store: str, annotators: set[str]) -> set[str]:
-    query = "select rollout_id from values_all where list_contains($names, annotator)"
-    with open_tables(store) as tables:
-        rows = tables.execute(query, {"names": sorted(annotators)}).fetchall()
-    return {row[0] for row in rows}
 
 
 @app.command()
@@ -157,19 +89,12 @@ def worker(
 
 
 async def _worker(session: Session, slots: int, idle_exit: float, max_age: float) -> None:
-    stop = stop_on_signals(asyncio.get_running_loop())
-    async with AsyncExitStack() as stack:
-        connection = await stack.enter_async_context(session.connection("annotator"))
+    shift = Shift(idle=idle_exit, age=share_of(max_age))
+    async with session.connection("annotator") as connection:
         await declare(connection, session.config.nats, [QUEUE])
-        rests = await stack.enter_async_context(Rests(connection, "annotator"))
-        models = ModelClient(session.endpoints(), rests)
-        stack.push_async_callback(models.close)
-        claims = await stack.enter_async_context(Claims(connection, QUEUE))
-        cases = Cases(session.config.store)
-        stack.callback(cases.close)
-        name = f"{socket.gethostname()}-{os.getpid()}"
-        annotator = Annotator(Publisher(connection), claims, models, cases, name=name, slots=slots)
-        await annotator.run(stop, idle_exit, max_age)
+        async with annotating(session, connection, slots, shift) as consumer:
+            call_on_signals(asyncio.get_running_loop(), consumer.drain)
+            await consumer.run()
 
 
 @app.command()

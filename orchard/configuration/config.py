@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from orchard.configuration.faults import Fault, fault
-from orchard.configuration.running import UNSAFE_HOST
+from orchard.configuration.faults import ConfigFault, fault
+from orchard.configuration.run_files import UNSAFE_HOST
 from orchard.configuration.variables import FILE_VARIABLE, UnknownVariable, settings, typed
 from orchard.schemas.addresses import check_http_url
 from orchard.schemas.plugins import PluginSettings
@@ -71,16 +71,18 @@ TRACKERS = ("tensorboard", "mlflow", "wandb")
 
 
 class TrackingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where training metrics go beside the log (configuration section `[tracking]`)."""
+    """Destinations of training metrics beside the log (configuration section `[tracking]`)."""
 
     to: str = ""
     """Names of TRACKERS, separated by commas; empty: nowhere."""
     project: str = "orchard"
     """MLflow's experiment, W&B's project."""
     directory: str | None = None
-    """Of TensorBoard's files, a folder for each run. Default: `tracking` in the state directory."""
+    """Folder of TensorBoard's files, with a folder for each run. Default: `tracking` in the state
+    directory."""
     mlflow_uri: str | None = None
-    """Of MLflow's tracking server. Default: what MLFLOW_TRACKING_URI says, else as MLflow itself does."""
+    """Address of MLflow's tracking server. Default: what MLFLOW_TRACKING_URI says, else as MLflow itself
+    does."""
 
     def __post_init__(self) -> None:
         """Raises ValueError for an unknown name."""
@@ -169,7 +171,8 @@ def load(flags: Mapping[str, Any] | None = None, *, file: Path | None = None) ->
 
 
 def place(file: Path | None = None) -> Path:
-    """Where the configuration file is, or would be: as given, as ORCHARD_CONFIG says, or in this folder."""
+    """Path of the configuration file, which may not exist: as given, as ORCHARD_CONFIG says, or in this
+    folder."""
     return file or Path(os.environ.get(FILE_VARIABLE, FILE_NAME))
 
 
@@ -180,7 +183,7 @@ def checked(tree: Any, origins: Mapping[str, str] | None = None) -> Config:
     try:
         return msgspec.convert(tree, Config)
     except msgspec.ValidationError as error:
-        found = fault(tree, Config) or Fault((), str(error))
+        found = fault(tree, Config) or ConfigFault((), str(error))
         at, known = ".".join(found.path), origins or {}
         origin = known.get(at)
         where = origin or ": ".join(filter(None, (known.get("", "configuration"), at)))

@@ -1,4 +1,4 @@
-"""Where a tree of plain values is not what a type wants, and what is wrong there, as the end of a sentence.
+"""Finds where a tree of plain values is not what a type wants, and says what is wrong there.
 
 msgspec names a place inside a table of free names as `[...]`; here each such table is looked into.
 """
@@ -11,14 +11,14 @@ from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
 import msgspec
 
 
-class Fault(NamedTuple):
+class ConfigFault(NamedTuple):
     """A value that cannot be."""
 
     path: tuple[str, ...]
     reason: str
 
 
-def fault(value: Any, shape: Any, path: tuple[str, ...] = ()) -> Fault | None:
+def fault(value: Any, shape: Any, path: tuple[str, ...] = ()) -> ConfigFault | None:
     """The first value that its type refuses, as deep as it can be named; None where there is none."""
     try:
         msgspec.convert(value, shape)
@@ -27,10 +27,10 @@ def fault(value: Any, shape: Any, path: tuple[str, ...] = ()) -> Fault | None:
         reason = str(error).partition(" - at `$")[0]
     for key, inner, kind in _inside(value, shape):
         if kind is None:
-            return Fault((*path, key), _no_key(path, key, inner))
+            return ConfigFault((*path, key), _no_key(path, key, inner))
         if found := fault(inner, kind, (*path, key)):
             return found
-    return Fault(path, _quoted(value, shape) or reason)
+    return ConfigFault(path, _quoted(value, shape) or reason)
 
 
 def members(shape: Any) -> list[Any]:
@@ -67,8 +67,8 @@ def _no_key(path: tuple[str, ...], key: str, known: list[str]) -> str:
 
 
 def _quoted(value: Any, shape: Any) -> str:
-    """Where a number or a truth value stands in quotes; empty elsewhere. Other texts may be secrets, and are
-    not repeated."""
+    """The mistake of a number or truth value in quotes; empty for any other. Other texts may be secrets, and
+    are not repeated."""
     if not isinstance(value, str) or str in members(shape):
         return ""
     try:

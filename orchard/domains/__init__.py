@@ -1,1 +1,1 @@
-"""The front door of each domain: its commands and its parts of the page."""
+"""Commands of the built-in domains, and how their rollouts are shown: a package with a record each."""

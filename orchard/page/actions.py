@@ -5,65 +5,54 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from aiohttp import web
 
+from orchard.actions.campaigns import cancel_campaign, pause_campaign, resume_campaign
+from orchard.actions.session import Session
 from orchard.page.rollouts import BadFilter
-from orchard.pipelines.campaigns.commands import Campaigns
-from orchard.streams.connection import Connection
 from orchard.workers.attempts.deadletters import DeadLetters
 
 if TYPE_CHECKING:
-    from orchard.page.server import Site
+    from orchard.page.server import PageSite
 
 
-class Action(NamedTuple):
+class ConfirmedAction(NamedTuple):
     """A change, as it is asked and done."""
 
     question: str
     consequence: str
-    do: Callable[["Site", Connection, str], Awaitable[None]]
+    do: Callable[[Session, str], Awaitable[object]]
 
 
-async def _pause(site: "Site", connection: Connection, name: str) -> None:
-    await Campaigns(connection, site.session.blobs).pause(name)
-
-
-async def _resume(site: "Site", connection: Connection, name: str) -> None:
-    async for _ in Campaigns(connection, site.session.blobs).resume(name):
-        pass
-
-
-async def _cancel(site: "Site", connection: Connection, name: str) -> None:
-    async for _ in Campaigns(connection, site.session.blobs).cancel(name):
-        pass
-
-
-async def _requeue(_: "Site", connection: Connection, sequence: str) -> None:
+async def _requeue(session: Session, sequence: str) -> None:
     if not sequence.isdecimal():
         raise BadFilter("a dead letter is named by its sequence number")
-    await DeadLetters(connection).requeue(int(sequence))
+    async with session.connection("page") as connection:
+        await DeadLetters(connection).requeue(int(sequence))
 
 
 ACTIONS = {
-    "pause": Action("Pause the campaign", "No more rollouts start; those that run are finished.", _pause),
-    "resume": Action(
+    "pause": ConfirmedAction(
+        "Pause the campaign", "No more rollouts start; those that run are finished.", pause_campaign
+    ),
+    "resume": ConfirmedAction(
         "Resume the campaign",
         "Open rollouts are offered again, and those that infrastructure aborted get another chance.",
-        _resume,
+        resume_campaign,
     ),
-    "cancel": Action(
+    "cancel": ConfirmedAction(
         "Cancel the campaign",
         "What runs or waits aborts at once with the cause `cancelled`. Resume brings it back.",
-        _cancel,
+        cancel_campaign,
     ),
-    "requeue": Action(
+    "requeue": ConfirmedAction(
         "Requeue the dead letter", "The request is offered again, with new attempts.", _requeue
     ),
 }
 
 
 class Actions:
-    """GET asks, POST does. The door lets only those with the token and from this page do it."""
+    """GET asks, POST does. `Access` lets only those with the token and from this page do it."""
 
-    def __init__(self, site: "Site") -> None:
+    def __init__(self, site: "PageSite") -> None:
         self._site = site
 
     def register(self, app: web.Application) -> None:
@@ -82,12 +71,11 @@ class Actions:
         """Does it and shows where it can be seen."""
         action = self._chosen(request)
         name = str((await request.post()).get("of", ""))
-        async with self._site.session.connection("page") as connection:
-            await action.do(self._site, connection, name)
+        await action.do(self._site.session, name)
         where = "/status" if request.match_info["action"] == "requeue" else "/"
         return web.Response(status=303, headers={"Location": where})
 
-    def _chosen(self, request: web.Request) -> Action:
+    def _chosen(self, request: web.Request) -> ConfirmedAction:
         action = ACTIONS.get(request.match_info["action"])
         if action is None:
             raise web.HTTPNotFound

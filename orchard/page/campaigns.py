@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from orchard.actions.campaign_status import CampaignView, PipelineView, read_status, recorded
 from orchard.actions.session import Session
-from orchard.actions.standing import CampaignView, PipelineView, recorded, standing
 from orchard.page.index import STANDING
 from orchard.page.tables import Tables
 from orchard.streams.campaigns import CampaignBook
@@ -38,7 +38,7 @@ class Overview:
     taken: float = field(default=0.0, compare=False)
 
 
-class Watch:
+class CampaignWatch:
     """The newest overview, made for all who look at once: ten open pages cost as much as one."""
 
     def __init__(self, session: Session, tables: Tables) -> None:
@@ -51,7 +51,7 @@ class Watch:
 
     @property
     def connection(self) -> Connection | None:
-        """To the pipeline's server; None while there is none."""
+        """Connection to the pipeline's server; None while there is none."""
         return self._connection
 
     def start(self) -> None:
@@ -64,7 +64,7 @@ class Watch:
             await end(self._connecting)
 
     async def newest(self) -> Overview:
-        """As it is now, or was a second ago. Raises StorageError."""
+        """The newest overview, at most a second old. Raises StorageError."""
         async with self._lock:
             at = await self._tables.position()
             known = self._newest
@@ -92,7 +92,7 @@ class Watch:
                     records = {name: record for name, (record, _) in book.items()}
                     for name, record in records.items():
                         self._queues.setdefault(name, record.queue)
-                    now = await standing(
+                    now = await read_status(
                         self._session, self._connection, records, self._queues, self._tables.ask, STANDING
                     )
                 return Overview(now.campaigns, now.pipeline, self._tables.reached, 0)

@@ -14,7 +14,7 @@ from orchard.page.rollouts import Distribution
 from orchard.pipelines.evaluation.results import Pair
 
 
-class Part(NamedTuple):
+class BarPart(NamedTuple):
     """One stretch of a bar."""
 
     kind: str
@@ -23,7 +23,7 @@ class Part(NamedTuple):
     title: str
 
 
-def bar(parts: Sequence[Part], *, total: float | None = None, height: int = 8) -> Markup:
+def bar(parts: Sequence[BarPart], *, total: float | None = None, height: int = 8) -> Markup:
     """Parts of a whole side by side, in a width of 100 %."""
     whole = total or sum(part.value for part in parts)
     pieces, at = [], 0.0

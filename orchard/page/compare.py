@@ -17,7 +17,7 @@ ARMS = 60
 """That can be chosen, the newest first."""
 
 
-class Arm(NamedTuple):
+class ComparedArm(NamedTuple):
     """What is compared: rollouts of a campaign under one harness and model."""
 
     campaign: str
@@ -26,11 +26,11 @@ class Arm(NamedTuple):
 
     @property
     def key(self) -> str:
-        """As an address has it."""
+        """The arm as a part of an address."""
         return json.dumps(list(self), ensure_ascii=False, separators=(",", ":"))
 
     @classmethod
-    def of(cls, key: str) -> "Arm":
+    def of(cls, key: str) -> "ComparedArm":
         """Raises BadFilter."""
         try:
             campaign, harness, model = json.loads(key)
@@ -46,10 +46,10 @@ class Arm(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Entry:
+class ComparedTask:
     """One cell of the matrix: as the view `pass_rates` counts, and as a score over tasks."""
 
-    arm: Arm
+    arm: ComparedArm
     rollouts: int
     graded: int
     resolved: int
@@ -73,13 +73,13 @@ class Changed:
         """Second minus first, of the shares that resolved."""
         return pass_at(self.second, 1) - pass_at(self.first, 1)
 
-    def beside(self, first: Arm, second: Arm) -> str:
-        """Of a rollout of each arm that show it, side by side."""
+    def beside(self, first: ComparedArm, second: ComparedArm) -> str:
+        """Address of a rollout of each arm, side by side."""
         return "/beside?" + urlencode({"task": self.task_id, "a": first.key, "b": second.key})
 
 
 @dataclass(frozen=True)
-class Part:
+class ComparedPart:
     """The tasks of one repository, or of one difficulty."""
 
     name: str
@@ -98,9 +98,9 @@ class Comparison:
     neither: int
     gained: list[Changed]
     lost: list[Changed]
-    repos: list[Part]
-    difficulties: list[Part]
-    """Of tasks that have a label `difficulty`."""
+    repos: list[ComparedPart]
+    difficulties: list[ComparedPart]
+    """Pass rates by the label `difficulty`, of tasks that have it."""
 
 
 _MATRIX = """
@@ -134,7 +134,9 @@ and task_id = $task and resolved is not null order by resolved = $resolved desc,
 """
 
 
-def examples(tables: duckdb.DuckDBPyConnection, first: Arm, second: Arm, task: str) -> tuple[str, str] | None:
+def examples(
+    tables: duckdb.DuckDBPyConnection, first: ComparedArm, second: ComparedArm, task: str
+) -> tuple[str, str] | None:
     """A rollout of each arm: one that resolved the task of the arm that does it more often, one that did not
     of the other. None where an arm has none that was graded."""
     tallies = [tallied(tables, arm).tallies.get(task) for arm in (first, second)]
@@ -150,13 +152,13 @@ def examples(tables: duckdb.DuckDBPyConnection, first: Arm, second: Arm, task: s
     return found[0], found[1]
 
 
-def matrix(tables: duckdb.DuckDBPyConnection, campaign: str | None = None) -> list[Entry]:
+def matrix(tables: duckdb.DuckDBPyConnection, campaign: str | None = None) -> list[ComparedTask]:
     """All arms, or those of one campaign; the newest campaign first."""
     found = rows(tables, _MATRIX, {"campaign": campaign, "limit": ARMS})
-    names = Arm._fields
+    names = ComparedArm._fields
     return [
-        Entry(
-            Arm(*(row[name] for name in names)),
+        ComparedTask(
+            ComparedArm(*(row[name] for name in names)),
             **{name: value for name, value in row.items() if name not in names},
         )
         for row in found
@@ -171,8 +173,8 @@ class Tallied(NamedTuple):
     difficulties: Mapping[str, str]
 
 
-def tallied(tables: duckdb.DuckDBPyConnection, arm: Arm) -> Tallied:
-    """By task, those with a graded rollout."""
+def tallied(tables: duckdb.DuckDBPyConnection, arm: ComparedArm) -> Tallied:
+    """Tallies by task, of those with a graded rollout."""
     found = rows(tables, _TASKS, arm._asdict())
     return Tallied(
         {row["task_id"]: Tally(graded=row["graded"], resolved=row["resolved"]) for row in found},
@@ -206,13 +208,13 @@ def compare(first: Tallied, second: Tallied) -> Comparison | None:
     )
 
 
-def _parts(changes: Sequence[Changed], of: Callable[[Changed], str]) -> list[Part]:
+def _parts(changes: Sequence[Changed], of: Callable[[Changed], str]) -> list[ComparedPart]:
     """The largest difference first."""
     grouped: dict[str, list[Changed]] = {}
     for change in changes:
         grouped.setdefault(of(change), []).append(change)
     found = [
-        Part(
+        ComparedPart(
             name,
             len(tasks),
             _mean([pass_at(task.first, 1) for task in tasks]),

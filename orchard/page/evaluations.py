@@ -13,7 +13,7 @@ from orchard.pipelines.evaluation.results import Cell, Pair, Results, read_resul
 from orchard.pipelines.evaluation.suite import EvaluationError
 
 SHADES = 8
-"""Of a cell's colour, from 0 to 1."""
+"""Shades of a cell's colour, for pass rates from 0 to 1."""
 
 _KNOWN = """
 select e.campaign, e.k, map_values(e.task_sets) as task_sets, count(q.rollout_id) as requested,
@@ -28,16 +28,16 @@ _SOURCES = "select unnest(map_entries(task_sets)) as set from evaluations where 
 
 
 @dataclass(frozen=True)
-class Place:
+class MatrixCell:
     """A cell of the matrix."""
 
     cell: Cell
     said: str
     """pass@1 with its interval."""
     shade: int | None
-    """From 0 to SHADES - 1; None without a graded rollout."""
+    """Number from 0 to SHADES - 1; None without a graded rollout."""
     address: str
-    """Of its rollouts."""
+    """Address of its rollouts."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Matrix:
 
     task_set: str
     harnesses: list[str]
-    rows: list[tuple[str, list[Place | None]]]
+    rows: list[tuple[str, list[MatrixCell | None]]]
 
 
 @dataclass(frozen=True)
@@ -95,12 +95,12 @@ def _matrix(results: Results, name: str, sources: Sequence[str]) -> Matrix:
     harnesses = list(dict.fromkeys(harness for _, harness in cells))
     which = {"task_source": sources[0]} if len(sources) == 1 else {}
 
-    def place(cell: Cell | None) -> Place | None:
+    def place(cell: Cell | None) -> MatrixCell | None:
         if cell is None:
             return None
         score = cell.pass_at(1)
         asked = {"campaign": results.campaign, "harness": cell.harness, "model": cell.model, **which}
-        return Place(
+        return MatrixCell(
             cell,
             share(score),
             None if score is None else min(int(score.value * SHADES), SHADES - 1),

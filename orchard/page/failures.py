@@ -11,8 +11,8 @@ from typing import Any
 
 import duckdb
 
+from orchard.page.attempt_ranges import Near
 from orchard.page.folder import KEY
-from orchard.page.places import Near
 from orchard.page.tables import Row, rows
 from orchard.storage.reader import within
 
@@ -54,12 +54,12 @@ _ERROR = re.compile(
 
 
 @dataclass(frozen=True)
-class Cluster:
+class FailureCluster:
     """Rollouts that failed alike."""
 
     title: str
     why: list[str]
-    """In words, of its newest rollout."""
+    """Words of its newest rollout."""
     rollouts: list[Row]
     exit_status: str
     cause: str
@@ -74,7 +74,7 @@ class Cluster:
 class Failures:
     """All clusters, the largest first."""
 
-    clusters: list[Cluster]
+    clusters: list[FailureCluster]
     looked: int
     complete: bool
     """Whether these are all failed rollouts."""
@@ -116,7 +116,7 @@ def failures(
         key, why = _signature(row, grades.get(name), errors.get(name), repeats.get(name), clean)
         groups.setdefault(key, []).append((row, why))
     clusters = [
-        Cluster(
+        FailureCluster(
             title=key[0],
             why=members[0][1],
             rollouts=[row for row, _ in members],

@@ -29,7 +29,7 @@ _OTHER_SIGHTS = frozenset({"leaf", "as_of", "attempt"})
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenReport:
     """What a report has."""
 
     rollouts: int
@@ -82,8 +82,8 @@ class Folder:
         html = _ADDRESS.sub(lambda found: self._relative(found[1], unescape(found[2]), up), html)
         self._put(self._out / name, html.encode("utf-8", "replace"))
 
-    def finish(self) -> Written:
-        """With the list of what was masked."""
+    def finish(self) -> WrittenReport:
+        """Write the list of what was masked, and say what the folder has."""
         self._page = "secrets"
         lines = [f"{number} in {page}" for page, number in sorted(self._secrets.items())]
         told = "Keys of known vendors that were masked, by page:\n" + ("\n".join(lines) or "none") + "\n"
@@ -93,7 +93,7 @@ class Folder:
             told += f"\nNot searched for keys: {there} pictures. {left_out} had no room.\n"
         self._put(self._out / "secrets.txt", told.encode())
         secrets = dict(self._secrets)
-        return Written(len(self.rollouts), self._count, self._bytes, secrets, there, left_out)
+        return WrittenReport(len(self.rollouts), self._count, self._bytes, secrets, there, left_out)
 
     def clean(self, text: str) -> str:
         """The text with keys masked, and counted for the page that is made."""
@@ -105,7 +105,7 @@ class Folder:
         return found.text
 
     def scrubbed(self, value: T, page: str = "") -> T:
-        """The same with keys masked in each text of it, for `page` or the one that was made last."""
+        """A copy with keys masked in each text of it, for `page` or the one that was made last."""
         self._page = page or self._page
         found: T = self._mapped(value)
         return found
@@ -130,7 +130,7 @@ class Folder:
         self._bytes += len(body)
 
     def _relative(self, attribute: str, address: str, up: str) -> str:
-        """The same address among the files; nothing where the folder does not have it."""
+        """The address among the files; nothing where the folder does not have it."""
         parts = urlsplit(address)
         first, _, rest = unquote(parts.path).lstrip("/").partition("/")
         mark = f"#{parts.fragment}" if parts.fragment else ""
@@ -177,5 +177,5 @@ class _MaskedBlobs(BlobStore):
         self._folder = folder
 
     def get(self, reference: BlobRef) -> bytes:
-        """As the store has it but for keys."""
+        """A blob of the store, without keys."""
         return self._folder.clean(super().get(reference).decode("utf-8", "replace")).encode()

@@ -38,7 +38,7 @@ class Letter:
 
 
 @dataclass(frozen=True)
-class Health:
+class PipelineHealth:
     """All of it."""
 
     endpoints: list[Row]
@@ -49,20 +49,20 @@ class Health:
     letters: list[Letter] = field(default_factory=list)
 
 
-def recorded(tables: duckdb.DuckDBPyConnection, position: int) -> Health:
+def recorded(tables: duckdb.DuckDBPyConnection, position: int) -> PipelineHealth:
     """What the tables say."""
-    return Health(
+    return PipelineHealth(
         rows(tables, _ENDPOINTS, {"from": max(position - RECENT, 0)}),
         rows(tables, _UNREADABLE),
         rows(tables, _CAUSES),
     )
 
 
-async def heard(known: Health, connection: Connection) -> Health:
-    """With what processes and the queue of dead letters say now. Raises StreamsError."""
+async def heard(known: PipelineHealth, connection: Connection) -> PipelineHealth:
+    """Add what processes and the queue of dead letters say now. Raises StreamsError."""
     said = await reports(connection)
     letters = await DeadLetters(connection).list()
-    return Health(
+    return PipelineHealth(
         known.endpoints,
         known.unreadable,
         known.causes,

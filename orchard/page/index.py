@@ -10,7 +10,7 @@ from pathlib import Path
 
 import duckdb
 
-from orchard.actions.standing import Sources
+from orchard.actions.campaign_rows import Sources
 
 _ENDED = """
 select sequence, time, campaign, rollout_id, attempt, task_id, task_source, repo, harness, model, model_kind,
@@ -29,7 +29,7 @@ _ATTEMPTS = "select * from tables.attempts_all"
 _RECONCILED = "select sequence, campaign, type from tables.events where type = 'rollout.reconciled'"
 
 STANDING = Sources(rollouts="page.ended", attempts="page.attempts", events="page.reconciled")
-"""Where `orchard.actions.standing` finds its columns here."""
+"""Copies of the columns that `orchard.actions.campaign_rows` asks for."""
 
 
 class Index:

@@ -8,14 +8,14 @@ from urllib.parse import urlencode
 from aiohttp import web
 
 from orchard.page import texts
-from orchard.page.beside import aligned, read_both
 from orchard.page.campaigns import PATIENCE_SECONDS
-from orchard.page.compare import Arm, compare, examples, matrix, tallied
+from orchard.page.compare import ComparedArm, compare, examples, matrix, tallied
 from orchard.page.evaluations import Evaluation, evaluated, known_evaluations, shown_of
 from orchard.page.failures import failures
 from orchard.page.health import heard, recorded
 from orchard.page.rollouts import BadFilter
 from orchard.page.runs import runs
+from orchard.page.side_by_side import aligned, read_both
 from orchard.page.tasks import SORTS, known, listed
 from orchard.pipelines.tasks.registry import read_tasks
 from orchard.schemas.tasks import SWETests, Task
@@ -24,16 +24,17 @@ from orchard.streams.errors import StreamsError
 from orchard.workers.masking import masked
 
 if TYPE_CHECKING:
-    from orchard.page.server import Site
+    from orchard.page.server import PageSite
 
 
 class Overviews:
     """Pages over many rollouts."""
 
-    def __init__(self, site: "Site") -> None:
+    def __init__(self, site: "PageSite") -> None:
         self._site = site
         self._evaluations: dict[str, tuple[int, Evaluation]] = {}
-        """By campaign, as they were at a sequence: reading and drawing many cells takes a while."""
+        """Evaluations by campaign, with the sequence that they were read at: reading and drawing many cells
+        takes a while."""
 
     def register(self, app: web.Application) -> None:
         """Add the routes."""
@@ -86,7 +87,7 @@ class Overviews:
         campaign = request.query.get("campaign") or None
         found = await self._site.tables.ask(matrix, campaign)
         arms = [entry.arm for entry in found]
-        given = [Arm.of(request.query[name]) for name in ("a", "b") if request.query.get(name)]
+        given = [ComparedArm.of(request.query[name]) for name in ("a", "b") if request.query.get(name)]
         chosen = given if len(given) == 2 else arms[1::-1] if len(arms) > 1 else []
         result = None
         if len(chosen) == 2:
@@ -113,7 +114,7 @@ class Overviews:
     async def beside(self, request: web.Request) -> web.Response:
         """Two rollouts; of a task and two arms, those that show the difference."""
         if task := request.query.get("task"):
-            arms = [Arm.of(request.query.get(side, "")) for side in ("a", "b")]
+            arms = [ComparedArm.of(request.query.get(side, "")) for side in ("a", "b")]
             shown = await self._site.tables.ask(examples, *arms, task)
             if shown is None:
                 raise web.HTTPNotFound

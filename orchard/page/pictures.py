@@ -16,7 +16,7 @@ SCALE = 1000
 
 
 @dataclass(frozen=True)
-class Shown:
+class ShownPicture:
     """A picture of a message."""
 
     rollout: str
@@ -30,7 +30,7 @@ class Shown:
 
     @property
     def address(self) -> str:
-        """Of its bytes."""
+        """Address of its bytes."""
         return f"/rollouts/{self.rollout}/pictures/{self.sha256}"
 
     @property
@@ -78,19 +78,21 @@ def _mark(found: Sequence[tuple[float, float]], width: int, height: int) -> Mark
     return path + rings
 
 
-def pictures_of(rollout: str, path: Sequence[str], nodes: dict[str, Row]) -> list[Shown]:
+def pictures_of(rollout: str, path: Sequence[str], nodes: dict[str, Row]) -> list[ShownPicture]:
     """The pictures of a path of messages, each with what was done next where it was looked at last."""
-    found: list[Shown] = []
+    found: list[ShownPicture] = []
     since: list[int] = []
     for node in path:
         row = nodes[node]
         if row["role"] == "assistant" and since:
             newest = found[since[-1]]
-            found[since[-1]] = Shown(**{**newest.__dict__, "calls": tuple(row["asked"] or ())})
+            found[since[-1]] = ShownPicture(**{**newest.__dict__, "calls": tuple(row["asked"] or ())})
             since = []
         for image in row["images"] or ():
             since.append(len(found))
-            found.append(Shown(rollout, node, row["turn"], image["sha256"], image["width"], image["height"]))
+            found.append(
+                ShownPicture(rollout, node, row["turn"], image["sha256"], image["width"], image["height"])
+            )
     return found
 
 

@@ -9,16 +9,17 @@ from urllib.parse import urlencode
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from orchard.actions.standing import CampaignView, outcome_name
+from orchard.actions.campaign_hints import hints
+from orchard.actions.campaign_status import CampaignView, outcome_name
+from orchard.actions.domain import submission_text
 from orchard.page import charts, texts
 from orchard.page.figures import FILTERS
-from orchard.page.pictures import Shown
-from orchard.page.rollout import CALL, Rollout, Sight, Turn
+from orchard.page.pictures import ShownPicture
+from orchard.page.rollout import CALL, RolloutView, ShownRollout, ShownTurn
 from orchard.page.rollouts import COLUMNS, USUAL
 from orchard.page.tables import Row
 from orchard.pipelines.trajectories.reading import stored_node
 from orchard.schemas.blobs import BlobRef
-from orchard.schemas.claw import is_bundle
 from orchard.schemas.messages import MessageNode
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import BlobCorrupt, BlobMissing
@@ -66,7 +67,7 @@ class Renderer:
             "campaign_bar": campaign_bar,
             "outcome_address": outcome_address,
             "rollout_address": rollout_address,
-            "hints": _hints,
+            "hints": hints,
             "nav": NAV,
             "titles": COLUMNS,
             "usual": USUAL,
@@ -80,7 +81,9 @@ class Renderer:
         """A file of the page's own and its media type."""
         return (self._static[name], _KINDS[name]) if name in _KINDS else None
 
-    def rollout(self, found: Rollout, sight: Sight, blobs: BlobStore, most: int = DIFF) -> dict[str, Any]:
+    def rollout(
+        self, found: ShownRollout, view: RolloutView, blobs: BlobStore, most: int = DIFF
+    ) -> dict[str, Any]:
         """What the template of one rollout shows, of diff and log at most so many characters. Reads blobs."""
         outcome = found.outcome or {}
         log, left_out = "", 0
@@ -90,23 +93,23 @@ class Renderer:
         patch = outcome.get("submission") or ""
         if outcome.get("submission_sha256"):
             patch = _blob(blobs, outcome["submission_sha256"])
-        bundle = is_bundle(patch)
+        bundle = submission_text(patch) == ""
         patch, patch_left_out = texts.cut("" if bundle else patch, most)
         first = found.window[0] if found.window else None
         index = found.turns.index(first) if first else 0
-        before = found.turns[max(index - sight.window, 0)] if index else None
+        before = found.turns[max(index - view.window, 0)] if index else None
         after_at = index + len(found.window)
         after = found.turns[after_at] if after_at < len(found.turns) else None
         return {
             "rollout": found,
-            "sight": sight,
-            "address": lambda **changes: rollout_address(found.id, sight, **changes),
-            "turns": [(turn, self.messages(found, turn, blobs, sight.text)) for turn in found.window],
+            "view": view,
+            "address": lambda **changes: rollout_address(found.id, view, **changes),
+            "turns": [(turn, self.messages(found, turn, blobs, view.text)) for turn in found.window],
             "strip": charts.strip(
                 [
                     charts.TurnTime(
                         turn.number,
-                        rollout_address(found.id, sight, turn=turn.number) + f"#turn-{turn.number}",
+                        rollout_address(found.id, view, turn=turn.number) + f"#turn-{turn.number}",
                         turn.model,
                         turn.command,
                         turn.wait,
@@ -145,7 +148,7 @@ class Renderer:
             "services": [_call(row) for row in found.services],
             "bundle": bundle,
             "pictures": found.pictures,
-            "found": [(row, _snippet(row["said"] or "", sight.find)) for row in found.found],
+            "found": [(row, _snippet(row["said"] or "", view.find)) for row in found.found],
         }
 
     def whole_message(self, row: Any, blobs: BlobStore) -> bytes:
@@ -153,9 +156,11 @@ class Renderer:
         node = stored_node(blobs, row)
         return "\n\n".join(_sections(node)).encode("utf-8", "replace")
 
-    def messages(self, found: Rollout, turn: Turn, blobs: BlobStore, most: int) -> list[dict[str, Any]]:
+    def messages(
+        self, found: ShownRollout, turn: ShownTurn, blobs: BlobStore, most: int
+    ) -> list[dict[str, Any]]:
         titles: dict[str, str] = {}
-        pictures: dict[str, list[Shown]] = {}
+        pictures: dict[str, list[ShownPicture]] = {}
         for picture in found.pictures:
             pictures.setdefault(picture.node, []).append(picture)
         shown = []
@@ -193,12 +198,6 @@ class Renderer:
                 }
             )
         return shown
-
-
-def _hints(view: CampaignView, pipeline: Any) -> list[str]:
-    from orchard.actions.reports import hints
-
-    return hints(view, pipeline)
 
 
 def _call(row: Row) -> Row:
@@ -259,9 +258,9 @@ def _snippet(text: str, wanted: str) -> Markup:
     )
 
 
-def rollout_address(rollout: str, sight: Sight, **changes: object) -> str:
+def rollout_address(rollout: str, view: RolloutView, **changes: object) -> str:
     """The address of a rollout as it is looked at, but for what changes."""
-    known = {name: getattr(sight, name) for name in ("attempt", "leaf", "as_of", "turn", "find")} | changes
+    known = {name: getattr(view, name) for name in ("attempt", "leaf", "as_of", "turn", "find")} | changes
     left = {name: value for name, value in known.items() if value not in (None, "")}
     return f"/rollouts/{rollout}" + (f"?{urlencode(left)}" if left else "")
 
@@ -274,16 +273,18 @@ _PARTS = (
 )
 
 
-def _times(outcome: Row) -> list[charts.Part]:
-    """Where the time of a rollout went."""
+def _times(outcome: Row) -> list[charts.BarPart]:
+    """Parts of the time that a rollout took."""
     found = [
-        charts.Part(kind, outcome.get(column) or 0.0, f"{title} {FILTERS['duration'](outcome.get(column))}")
+        charts.BarPart(
+            kind, outcome.get(column) or 0.0, f"{title} {FILTERS['duration'](outcome.get(column))}"
+        )
         for kind, title, column in _PARTS
         if outcome.get(column)
     ]
     rest = (outcome.get("seconds") or 0.0) - sum(part.value for part in found)
     if rest > 0.01:
-        found.append(charts.Part("wait", rest, f"other {FILTERS['duration'](rest)}"))
+        found.append(charts.BarPart("wait", rest, f"other {FILTERS['duration'](rest)}"))
     return found
 
 
@@ -291,12 +292,12 @@ def campaign_bar(view: CampaignView) -> Markup:
     """Rollouts of a campaign by what became of them."""
     kinds = {"resolved": "good", "unresolved": "bad", "ungraded": "plain"}
     parts = [
-        charts.Part(kinds.get(outcome, "broken"), number, f"{outcome_name(outcome)} {number:,}")
+        charts.BarPart(kinds.get(outcome, "broken"), number, f"{outcome_name(outcome)} {number:,}")
         for outcome, number in sorted(
             view.outcomes.items(), key=lambda each: [*kinds, each[0]].index(each[0])
         )
     ]
-    parts.append(charts.Part("live", view.running, f"running {view.running:,}"))
+    parts.append(charts.BarPart("live", view.running, f"running {view.running:,}"))
     return charts.bar(parts, total=max(view.size, view.done), height=10)
 
 

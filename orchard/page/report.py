@@ -10,16 +10,16 @@ from urllib.parse import quote
 import duckdb
 import msgspec
 
-from orchard.actions.standing import CampaignView, recorded
+from orchard.actions.campaign_status import CampaignView, recorded
 from orchard.page import rollout as one_rollout
-from orchard.page.beside import aligned, read_both
-from orchard.page.compare import Arm, compare, examples, matrix, tallied
+from orchard.page.compare import ComparedArm, compare, examples, matrix, tallied
 from orchard.page.evaluations import evaluated, shown_of
 from orchard.page.failures import failures
-from orchard.page.folder import KEY, PICTURES, Folder, Written
+from orchard.page.folder import KEY, PICTURES, Folder, WrittenReport
 from orchard.page.index import STANDING, Index
 from orchard.page.rollouts import Query, page_of, summary_of
 from orchard.page.runs import runs
+from orchard.page.side_by_side import aligned, read_both
 from orchard.page.tables import SETTINGS
 from orchard.page.tasks import listed
 from orchard.storage.errors import StorageError
@@ -27,14 +27,14 @@ from orchard.storage.reader import open_tables, position
 
 Progress = Callable[[int, int], object]
 BYTES = 36_000_000
-"""Of all pages of rollouts, about: what can be mailed."""
+"""Size of all pages of rollouts, about: what can be mailed."""
 MOST_PAIRS = 200
-"""Of tasks gained and lost that are shown side by side."""
+"""Tasks gained and lost that are shown side by side."""
 _HEAD, _MARKUP = 13_000, 1_900
 """Bytes around the turns of a rollout, and of a turn's markup."""
 _SHORTEST = 100
 """Characters of a text that stay, however many texts there are."""
-_SIGHT = one_rollout.Sight(window=100_000, others=False)
+_VIEW = one_rollout.RolloutView(window=100_000, others=False)
 BATCH = 2_000
 """Messages of the rollouts that are read at once."""
 _COPIED = (
@@ -55,8 +55,8 @@ class _Store:
     url: str
     campaigns: dict[str, CampaignView]
 
-    def arms(self, campaign: str) -> list[Arm]:
-        """Of a campaign. Raises UnknownReport."""
+    def arms(self, campaign: str) -> list[ComparedArm]:
+        """Report of a campaign. Raises UnknownReport."""
         if campaign not in self.campaigns:
             raise UnknownReport(
                 f"the tables have no campaign {campaign!r} to compare: `orchard status` lists them"
@@ -66,7 +66,7 @@ class _Store:
 
 def write_report(
     store: str, name: str, out: Path, progress: Progress | None = None, second: str | None = None
-) -> Written:
+) -> WrittenReport:
     """Writes pages into `out`, with keys of known vendors masked: of the campaign or training run of this
     name, or with `second` of two campaigns compared.
 
@@ -88,7 +88,7 @@ def write_report(
             index.close()
 
 
-def _campaign(known: _Store, view: CampaignView, out: Path, progress: Progress | None) -> Written:
+def _campaign(known: _Store, view: CampaignView, out: Path, progress: Progress | None) -> WrittenReport:
     tables, name = known.tables, view.name
     nav = [("Campaign", "/"), ("Rollouts", "/rollouts"), ("Tasks", "/tasks"), ("Compare", "/compare")]
     nav.append(("Failures", "/failures"))
@@ -128,7 +128,7 @@ def _campaign(known: _Store, view: CampaignView, out: Path, progress: Progress |
     return folder.finish()
 
 
-def _run(known: _Store, name: str, out: Path, progress: Progress | None) -> Written:
+def _run(known: _Store, name: str, out: Path, progress: Progress | None) -> WrittenReport:
     found = runs(known.tables, [name])
     if found.chosen != [name]:
         raise UnknownReport(
@@ -150,7 +150,9 @@ def _run(known: _Store, name: str, out: Path, progress: Progress | None) -> Writ
     return folder.finish()
 
 
-def _comparison(known: _Store, first: str, second: str, out: Path, progress: Progress | None) -> Written:
+def _comparison(
+    known: _Store, first: str, second: str, out: Path, progress: Progress | None
+) -> WrittenReport:
     """Arms of two campaigns that have the same harness and model; else the newest arm of each."""
     arms = [known.arms(first), known.arms(second)]
     if not all(arms):
@@ -180,7 +182,7 @@ def _comparison(known: _Store, first: str, second: str, out: Path, progress: Pro
     return folder.finish()
 
 
-def _examples(known: _Store, pairs: Sequence[tuple[Arm, Arm]]) -> dict[str, tuple[str, str]]:
+def _examples(known: _Store, pairs: Sequence[tuple[ComparedArm, ComparedArm]]) -> dict[str, tuple[str, str]]:
     """Address of each task gained or lost to the rollouts that show it."""
     found: dict[str, tuple[str, str]] = {}
     for first, second in pairs:
@@ -196,7 +198,7 @@ def _compared(
     known: _Store,
     folder: Folder,
     file: str,
-    arms: Sequence[Arm],
+    arms: Sequence[ComparedArm],
     entries: Sequence[Any],
     campaign: str | None,
     path: str = "/compare",
@@ -238,13 +240,13 @@ def _rollouts(tables: duckdb.DuckDBPyConnection, folder: Folder, progress: Progr
     messages: dict[str, int] = dict(tables.execute(asked).fetchall())
     done = 0
     for some in _batches(sorted(folder.rollouts), messages):
-        sights = {name: _sight(BYTES // count, messages.get(name, 0)) for name in some}
-        most = replace(_SIGHT, text=max(sight.text for sight in sights.values()), beyond=KEY)
+        views = {name: _view(BYTES // count, messages.get(name, 0)) for name in some}
+        most = replace(_VIEW, text=max(view.text for view in views.values()), beyond=KEY)
         for found in one_rollout.read_all(tables, some, most, near=_copied):
             page = f"rollouts/{found.id}.html"
             folder.room += PICTURES // count
             shown = folder.renderer.rollout(
-                folder.scrubbed(found, page), sights[found.id], folder.blobs, BYTES // count // 4
+                folder.scrubbed(found, page), views[found.id], folder.blobs, BYTES // count // 4
             )
             folder.save(page, "rollout.html", f"/rollouts/{found.id}", **shown)
             done += 1
@@ -265,10 +267,10 @@ def _batches(rollouts: Sequence[str], messages: Mapping[str, int]) -> Iterator[l
         yield some
 
 
-def _sight(room: int, messages: int) -> one_rollout.Sight:
-    """With texts so long that the page has about `room` bytes."""
+def _view(room: int, messages: int) -> one_rollout.RolloutView:
+    """A view with texts so long that the page has about `room` bytes."""
     each = (room - _HEAD - _MARKUP * (messages // 2)) // max(2 * messages, 1)
-    return replace(_SIGHT, text=min(max(each, _SHORTEST), one_rollout.TEXT))
+    return replace(_VIEW, text=min(max(each, _SHORTEST), one_rollout.TEXT))
 
 
 def _copied(_: duckdb.DuckDBPyConnection, query: str, *__: int) -> str:

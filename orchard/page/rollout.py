@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import duckdb
 
 from orchard.page import questions
-from orchard.page.pictures import Shown, pictures_of
-from orchard.page.places import FOREVER, Near, Place, by_rollout, once, places
+from orchard.page.attempt_ranges import FOREVER, AttemptRange, Near, attempt_ranges, by_rollout, once
+from orchard.page.pictures import ShownPicture, pictures_of
 from orchard.page.tables import Row, one, rows
 from orchard.pipelines.values.curves import RiseSegment, rise_segments
 from orchard.schemas.llm_calls import CallKind
@@ -41,7 +41,7 @@ def find(tables: duckdb.DuckDBPyConnection, prefix: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Turn:
+class ShownTurn:
     """One turn of the path that is shown: numbers, without texts."""
 
     number: int
@@ -53,7 +53,7 @@ class Turn:
     prompt_tokens: int | None
     completion_tokens: int | None
     cost_usd: float | None
-    branches: "list[Branch]" = field(default_factory=list)
+    branches: "list[SideConversation]" = field(default_factory=list)
 
     @property
     def seconds(self) -> float:
@@ -62,7 +62,7 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Branch:
+class SideConversation:
     """A conversation beside the path that is shown."""
 
     kind: CallKind
@@ -74,7 +74,7 @@ class Branch:
 
 
 @dataclass(frozen=True)
-class Sight:
+class RolloutView:
     """What of a rollout is looked at."""
 
     attempt: int | None = None
@@ -97,7 +97,7 @@ class Sight:
 
 
 @dataclass(frozen=True)
-class Curve:
+class AnnotatedCurve:
     """Values that one annotator gave."""
 
     annotator: str
@@ -108,28 +108,28 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Rollout:
+class ShownRollout:
     """A rollout, and one window of its turns with their texts."""
 
     request: Row
     outcome: Row | None
     attempt: int | None
     attempts: list[Row]
-    turns: list[Turn]
+    turns: list[ShownTurn]
     """All of the path."""
-    window: list[Turn]
+    window: list[ShownTurn]
     texts: dict[str, Row]
-    """By node id, of the window."""
+    """Texts of the window by node id."""
     calls: dict[str, Row]
     rewards: list[Row]
-    curves: list[Curve]
+    curves: list[AnnotatedCurve]
     found: list[Row]
-    pictures: list[Shown] = field(default_factory=list)
-    """Of all turns of the path."""
+    pictures: list[ShownPicture] = field(default_factory=list)
+    """Pictures of all turns of the path."""
     services: list[Row] = field(default_factory=list)
     """The audit log: calls of the services of the task's world, SERVICES at most."""
     verdicts: list[Row] = field(default_factory=list)
-    """Of judging models."""
+    """Rulings of judging models."""
     others: list[Row] = field(default_factory=list)
     """Ended rollouts of the same task, the most alike first."""
     has_tokens: bool = False
@@ -141,7 +141,7 @@ class Rollout:
 
     @property
     def outcome_word(self) -> str:
-        """As the filter of the same name has it."""
+        """Name of the outcome that the filter of rollouts takes."""
         if self.outcome is None:
             return "open"
         if self.outcome["status"] == "aborted":
@@ -151,21 +151,21 @@ class Rollout:
 
 
 def read(
-    tables: duckdb.DuckDBPyConnection, rollout: str, sight: Sight, near: Near = within
-) -> Rollout | None:
+    tables: duckdb.DuckDBPyConnection, rollout: str, view: RolloutView, near: Near = within
+) -> ShownRollout | None:
     """The rollout of this id; None where there is none."""
-    return next(iter(read_all(tables, [rollout], sight, near)), None)
+    return next(iter(read_all(tables, [rollout], view, near)), None)
 
 
 def read_all(
-    tables: duckdb.DuckDBPyConnection, rollouts: Sequence[str], sight: Sight, near: Near = within
-) -> list[Rollout]:
+    tables: duckdb.DuckDBPyConnection, rollouts: Sequence[str], view: RolloutView, near: Near = within
+) -> list[ShownRollout]:
     """Those of these rollouts that there are, each question asked once for all of them."""
-    known = places(tables, rollouts, sight.attempt, near)
+    known = attempt_ranges(tables, rollouts, view.attempt, near)
     if not known:
         return []
     first, last = min(each.first for each in known.values()), max(each.last for each in known.values())
-    whole = sight.as_of is None
+    whole = view.as_of is None
 
     def ask(query: str, first: int = first, last: int = last, **more: Any) -> dict[str, list[Row]]:
         found = rows(tables, near(tables, query, first, last), {"ids": list(known), **more})
@@ -173,29 +173,29 @@ def read_all(
 
     meta, calls = ask(questions.META), ask(questions.CALLS)
     paths = {
-        name: _walk(place, meta.get(name, []), calls.get(name, []), sight) for name, place in known.items()
+        name: _walk(place, meta.get(name, []), calls.get(name, []), view) for name, place in known.items()
     }
     windows = [path.nodes[node] for path in paths.values() for turn in path.window for node in turn.nodes]
     texts: dict[str, list[Row]] = {}
     if windows:
         spoken = [row["sequence"] for row in windows]
         names = list({row["node_id"] for row in windows})
-        cuts = {"most": sight.text + sight.beyond, "end": sight.text // 3 + sight.beyond}
+        cuts = {"most": view.text + view.beyond, "end": view.text // 3 + view.beyond}
         texts = ask(questions.TEXTS, min(spoken), max(spoken), nodes=names, **cuts)
     beside: dict[str, dict[str, list[Row]]] = {}
     if whole:
         beside = {"rewards": ask(questions.REWARDS), "verdicts": ask(questions.VERDICTS)}
         beside["values"] = ask(questions.VALUES, last=FOREVER)
-        beside["services"] = ask(questions.SERVICES, most=CALL + sight.beyond)
-        if sight.find:
+        beside["services"] = ask(questions.SERVICES, most=CALL + view.beyond)
+        if view.find:
             attempts = [place.attempt for place in known.values()]
-            beside["found"] = ask(questions.FOUND, text=sight.find, attempts=attempts, limit=2 * FOUND)
+            beside["found"] = ask(questions.FOUND, text=view.find, attempts=attempts, limit=2 * FOUND)
     found = []
     for name, place in known.items():
         path = paths[name]
         of = {part: each.get(name, []) for part, each in beside.items()}
         found.append(
-            Rollout(
+            ShownRollout(
                 request=place.request,
                 outcome=place.outcome if whole else None,
                 attempt=place.attempt,
@@ -210,7 +210,7 @@ def read_all(
                 pictures=pictures_of(name, [node for turn in path.turns for node in turn.nodes], path.nodes),
                 services=place.mine(of.get("services", []), "event_id")[:SERVICES],
                 verdicts=place.mine(of.get("verdicts", []), "event_id"),
-                others=_others(tables, name, place.request) if whole and sight.others else [],
+                others=_others(tables, name, place.request) if whole and view.others else [],
                 has_tokens=any(
                     row["may_have_tokens"] and row["role"] == "assistant" for row in path.nodes.values()
                 ),
@@ -224,18 +224,18 @@ class _Walk(NamedTuple):
 
     nodes: dict[str, Row]
     calls: dict[str, Row]
-    turns: list[Turn]
-    window: list[Turn]
+    turns: list[ShownTurn]
+    window: list[ShownTurn]
 
 
-def _walk(place: Place, meta: list[Row], calls: list[Row], sight: Sight) -> _Walk:
+def _walk(place: AttemptRange, meta: list[Row], calls: list[Row], view: RolloutView) -> _Walk:
     nodes = {row["node_id"]: row for row in place.mine(meta, "node_id")}
     made = {row["node"]: row for row in once(calls, "node")}
-    leaf = sight.leaf or (place.outcome["leaf"] if place.outcome and place.accepted else None)
+    leaf = view.leaf or (place.outcome["leaf"] if place.outcome and place.accepted else None)
     turns = _turns(_path(nodes, leaf), nodes, made)
-    if sight.as_of is not None:
-        turns = [turn for turn in turns if turn.number <= sight.as_of]
-    return _Walk(nodes, made, turns, _window(turns, sight.turn, sight.window))
+    if view.as_of is not None:
+        turns = [turn for turn in turns if turn.number <= view.as_of]
+    return _Walk(nodes, made, turns, _window(turns, view.turn, view.window))
 
 
 def _others(tables: duckdb.DuckDBPyConnection, rollout: str, request: Row) -> list[Row]:
@@ -270,7 +270,7 @@ def _path(nodes: dict[str, Row], leaf: str | None) -> list[str]:
     return found[::-1]
 
 
-def _turns(path: Sequence[str], nodes: dict[str, Row], calls: dict[str, Row]) -> list[Turn]:
+def _turns(path: Sequence[str], nodes: dict[str, Row], calls: dict[str, Row]) -> list[ShownTurn]:
     grouped: dict[int, list[str]] = {}
     for node in path:
         grouped.setdefault(nodes[node]["turn"], []).append(node)
@@ -284,7 +284,7 @@ def _turns(path: Sequence[str], nodes: dict[str, Row], calls: dict[str, Row]) ->
         took = (end - before).total_seconds() if before is not None else 0.0
         before = end
         turns.append(
-            Turn(
+            ShownTurn(
                 number=number,
                 nodes=members,
                 tools=[name for row in messages for name in row["tools"] or ()],
@@ -296,7 +296,7 @@ def _turns(path: Sequence[str], nodes: dict[str, Row], calls: dict[str, Row]) ->
                 cost_usd=_known(call["cost_usd"] for call in made),
             )
         )
-    by_turn: dict[int, list[Branch]] = {}
+    by_turn: dict[int, list[SideConversation]] = {}
     for branch in _branches(path, nodes, calls):
         by_turn.setdefault(branch.at, []).append(branch)
     return [replace(turn, branches=by_turn.get(turn.number, [])) for turn in turns]
@@ -308,7 +308,9 @@ def _known(numbers: Iterable[Any]) -> Any:
     return sum(found) if found and None not in found else None
 
 
-def _branches(path: Sequence[str], nodes: dict[str, Row], calls: dict[str, Row]) -> Iterable[Branch]:
+def _branches(
+    path: Sequence[str], nodes: dict[str, Row], calls: dict[str, Row]
+) -> Iterable[SideConversation]:
     """What is not on the path, by where it leaves it. A branch with branches of its own is one."""
     on, roots = set(path), dict[str, str]()
     members: dict[str, list[str]] = {}
@@ -326,7 +328,7 @@ def _branches(path: Sequence[str], nodes: dict[str, Row], calls: dict[str, Row])
         if fork is None:
             earlier = [node for node in path if nodes[node]["sequence"] < start["sequence"]]
             fork = earlier[-1] if earlier else next(iter(path), None)
-        yield Branch(
+        yield SideConversation(
             kind=CallKind(kinds[0]) if kinds else CallKind.MAIN,
             leaf=found[-1],
             messages=len(found),
@@ -335,7 +337,7 @@ def _branches(path: Sequence[str], nodes: dict[str, Row], calls: dict[str, Row])
         )
 
 
-def _window(turns: Sequence[Turn], first: int | None, size: int) -> list[Turn]:
+def _window(turns: Sequence[ShownTurn], first: int | None, size: int) -> list[ShownTurn]:
     """The turns from `first` on. Each window begins at a multiple of its size, so that it has one address."""
     at = next((i for i, turn in enumerate(turns) if first is not None and turn.number >= first), 0)
     if first is not None and turns and first > turns[-1].number:
@@ -344,11 +346,11 @@ def _window(turns: Sequence[Turn], first: int | None, size: int) -> list[Turn]:
     return list(turns[start : start + size])
 
 
-def _curves(place: Place, found: Iterable[Row]) -> list[Curve]:
+def _curves(place: AttemptRange, found: Iterable[Row]) -> list[AnnotatedCurve]:
     """The newest of each annotator."""
     newest = {row["annotator"]: row for row in found if row["attempt"] == place.attempt}
     return [
-        Curve(
+        AnnotatedCurve(
             name,
             row["model"],
             row["base"],

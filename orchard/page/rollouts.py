@@ -14,8 +14,8 @@ from urllib.parse import urlencode
 
 import duckdb
 
+from orchard.page.search_index import SearchIndex, WordQuery, words_of
 from orchard.page.tables import Row, one, rows
-from orchard.page.words import Wanted, Words, words_of
 
 PAGE = 50
 BINS = 24
@@ -76,7 +76,7 @@ class Query:
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> "Query":
-        """From the parameters of an address. Raises BadFilter."""
+        """The query that the parameters of an address ask for. Raises BadFilter."""
         filters = {name: given[name].strip() for name in FILTERS if given.get(name, "").strip()}
         if "outcome" in filters and filters["outcome"] not in OUTCOMES:
             raise BadFilter(f"outcome is one of {', '.join(OUTCOMES)}")
@@ -175,7 +175,7 @@ _AMONG = "rollout_id in (select rollout_id from page.asked semi join _among usin
 
 
 @dataclass(frozen=True)
-class Page:
+class RowsPage:
     """Some rows, and where the next ones begin."""
 
     rows: list[Row]
@@ -183,7 +183,7 @@ class Page:
     """The key that `after` takes; None on the last page."""
 
 
-def page_of(tables: duckdb.DuckDBPyConnection, query: Query, words: str = "") -> Page:
+def page_of(tables: duckdb.DuckDBPyConnection, query: Query, words: str = "") -> RowsPage:
     """The page of rows that begins after `query.after`; PAGE rows at most."""
     selected, values = _selected(query, words)
     column = "sequence" if query.sort == "newest" else query.sort
@@ -215,11 +215,11 @@ def page_of(tables: duckdb.DuckDBPyConnection, query: Query, words: str = "") ->
     except duckdb.ConversionException as error:
         raise BadFilter("after is no place in these rows: begin with the first page") from error
     last = found[PAGE - 1] if len(found) > PAGE else None
-    return Page(found[:PAGE], json.dumps([last[column], last["sequence"]]) if last else None)
+    return RowsPage(found[:PAGE], json.dumps([last[column], last["sequence"]]) if last else None)
 
 
 @dataclass(frozen=True)
-class Bin:
+class HistogramBin:
     """Rows between two values, the upper one left out but in the last bin."""
 
     low: float
@@ -236,11 +236,11 @@ class Distribution:
     low: float | None
     median: float | None
     high: float | None
-    bins: list[Bin]
+    bins: list[HistogramBin]
 
 
 @dataclass(frozen=True)
-class Summary:
+class SearchSummary:
     """All rows that match, not only those of the page."""
 
     total: int
@@ -251,14 +251,14 @@ class Summary:
 
     @property
     def pass_rate(self) -> float | None:
-        """As the view `pass_rates` has it."""
+        """Pass rate as in the view `pass_rates`."""
         return self.resolved / self.graded if self.graded else None
 
 
 _MEASURED = ("turns", "tokens", "seconds", "reward")
 
 
-def summary_of(tables: duckdb.DuckDBPyConnection, query: Query, words: str = "") -> Summary:
+def summary_of(tables: duckdb.DuckDBPyConnection, query: Query, words: str = "") -> SearchSummary:
     """Counts and distributions of all rows that match."""
     selected, values = _selected(query, words)
     facts = ", ".join(
@@ -295,7 +295,7 @@ def summary_of(tables: duckdb.DuckDBPyConnection, query: Query, words: str = "")
             values,
         ):
             counted[row["name"]][row["bin"]] = row["rows"]
-    return Summary(
+    return SearchSummary(
         found["total"],
         found["resolved"],
         found["graded"],
@@ -307,7 +307,7 @@ def summary_of(tables: duckdb.DuckDBPyConnection, query: Query, words: str = "")
                 found[f"{name}_median"],
                 found[f"{name}_high"],
                 [
-                    Bin(
+                    HistogramBin(
                         low,
                         high,
                         counted[name].get(index, 0),
@@ -344,30 +344,34 @@ def _range(name: str, low: float, high: float, *, last: bool) -> str:
 
 
 @dataclass(frozen=True)
-class Answer:
+class SearchAnswer:
     """All that the page of a query shows."""
 
-    page: Page
-    summary: Summary
+    page: RowsPage
+    summary: SearchSummary
     choices: dict[str, list[str]]
     read: float
     """Share of the log whose words are known; less than 1 while they are still read."""
 
 
-def answer(tables: duckdb.DuckDBPyConnection, words: Words, query: Query, position: int) -> Answer:
+def answer(
+    tables: duckdb.DuckDBPyConnection, search_index: SearchIndex, query: Query, position: int
+) -> SearchAnswer:
     """The rows of a query, texts and tools found in the index of words, which reads on up to `position`."""
     text, tool = query.filters.get("text", ""), query.filters.get("tool", "")
-    wanted = Wanted(words_of(text), tool)
+    wanted = WordQuery(words_of(text), tool)
     where, read = [_SAID] if text and not wanted.words else [], 1.0
     if wanted.words or tool:
-        complete = words.step(tables, position)
-        read = 1.0 if complete else words.upto / position
+        complete = search_index.step(tables, position)
+        read = 1.0 if complete else search_index.upto / position
         tables.execute("create or replace temp table _among (sequence bigint)")
-        for some in words.rollouts(wanted):
+        for some in search_index.rollouts(wanted):
             tables.execute("insert into _among select unnest($some::bigint[])", {"some": some})
         where.append(_AMONG)
     which = " and ".join(where)
-    return Answer(page_of(tables, query, which), summary_of(tables, query, which), choices(tables), read)
+    return SearchAnswer(
+        page_of(tables, query, which), summary_of(tables, query, which), choices(tables), read
+    )
 
 
 def choices(tables: duckdb.DuckDBPyConnection) -> dict[str, list[str]]:

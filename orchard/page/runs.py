@@ -8,7 +8,7 @@ import duckdb
 from orchard.page.tables import Row, rows
 
 POINTS = 400
-"""Of a curve; more are thinned to every n-th."""
+"""Points of a curve; more are thinned to every n-th."""
 FINE_TUNING = {
     "loss": "nats a trained token",
     "lr": "learning rate",
@@ -72,7 +72,7 @@ class Runs:
     runs: list[Row]
     chosen: list[str]
     curves: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]]
-    """By figure, then by run: pairs of step and value."""
+    """Pairs of step and value, by figure and then by run."""
     titles: Mapping[str, str]
     groups: list[Row]
     waste: list[Row]

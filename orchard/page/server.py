@@ -16,21 +16,21 @@ from aiohttp import web
 
 from orchard.actions.session import Session
 from orchard.configuration.config import ConfigError
-from orchard.configuration.running import RunFiles
+from orchard.configuration.run_files import RunFiles
 from orchard.injector.orchestrator.origins import is_loopback
 from orchard.page import rollout as rollouts_
 from orchard.page import whole
+from orchard.page.access import Access
 from orchard.page.actions import Actions
-from orchard.page.campaigns import Watch
-from orchard.page.door import Door
+from orchard.page.campaigns import CampaignWatch
 from orchard.page.overviews import Overviews, number
 from orchard.page.pictures import served_type
 from orchard.page.rendering import Renderer
 from orchard.page.rollouts import BadFilter, Query, answer
+from orchard.page.search_index import SearchIndex
 from orchard.page.tables import Tables
 from orchard.page.tokens import COLOURS, PART, open_tokenizer
 from orchard.page.tokens import read as read_tokens
-from orchard.page.words import Words
 from orchard.pipelines.campaigns.commands import CampaignError
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.schemas.blobs import BlobRef
@@ -49,22 +49,22 @@ LIVE_SECONDS = 0.5
 HEARTBEAT_SECONDS = 15.0
 
 
-class Site:
+class PageSite:
     """The pages of one store."""
 
-    def __init__(self, session: Session, door: Door, tokenizer: "Tokenizer | None" = None) -> None:
+    def __init__(self, session: Session, access: Access, tokenizer: "Tokenizer | None" = None) -> None:
         """`tokenizer` gives tokens their text; without one their ids are shown."""
-        self.session, self.door, self._tokenizer = session, door, tokenizer
+        self.session, self.access, self._tokenizer = session, access, tokenizer
         self.tables = Tables(session.config.store)
-        self.watch = Watch(session, self.tables)
+        self.watch = CampaignWatch(session, self.tables)
         self.renderer = Renderer(session.config.store)
-        self.words = Words(session.config.store, RunFiles(session.directory).words)
+        self.search_index = SearchIndex(session.config.store, RunFiles(session.directory).search_index)
         self._reading: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
 
     def application(self) -> web.Application:
-        """To serve with aiohttp."""
-        app = web.Application(middlewares=[self.door.middleware(), self._errors()])
+        """The application that aiohttp serves."""
+        app = web.Application(middlewares=[self.access.middleware(), self._errors()])
         app.router.add_get("/", self.campaigns)
         app.router.add_get("/rollouts", self.rollouts)
         app.router.add_get("/rollouts/{id}", self.rollout)
@@ -95,11 +95,11 @@ class Site:
             await end(self._reading)
         await self.watch.close()
         await self.tables.close()
-        self.words.close()
+        self.search_index.close()
 
     async def _read_words(self) -> None:
         """Steps of the index until it has all messages: other questions are answered between them."""
-        while not await self.tables.ask(self.words.step, await self.tables.position()):
+        while not await self.tables.ask(self.search_index.step, await self.tables.position()):
             pass
 
     # --- pages -----------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ class Site:
     async def rollouts(self, request: web.Request) -> web.Response:
         """Rollouts by filter."""
         query = Query.of(request.query)
-        found = await self.tables.ask(answer, self.words, query, await self.tables.position())
+        found = await self.tables.ask(answer, self.search_index, query, await self.tables.position())
         if found.read < 1 and (self._reading is None or self._reading.done()):
             self._reading = asyncio.create_task(self._read_words())
         live = None if query.after else self.live_log
@@ -123,18 +123,18 @@ class Site:
     async def rollout(self, request: web.Request) -> web.Response:
         """One rollout."""
         name = await self._rollout_id(request)
-        sight = rollouts_.Sight(
+        view = rollouts_.RolloutView(
             attempt=number(request, "attempt"),
             leaf=request.query.get("leaf") or None,
             as_of=number(request, "as_of"),
             turn=number(request, "turn"),
             find=request.query.get("find", "").strip(),
         )
-        found = await self.tables.ask(rollouts_.read, name, sight)
+        found = await self.tables.ask(rollouts_.read, name, view)
         if found is None:
             raise web.HTTPNotFound
-        more = await asyncio.to_thread(self.renderer.rollout, found, sight, self.session.blobs)
-        live = self.live_log if found.outcome is None and sight.as_of is None else None
+        more = await asyncio.to_thread(self.renderer.rollout, found, view, self.session.blobs)
+        live = self.live_log if found.outcome is None and view.as_of is None else None
         return await self.page(request, "rollout.html", **more, live=live)
 
     async def events(self, request: web.Request) -> web.Response:
@@ -234,14 +234,14 @@ class Site:
     async def page(self, request: web.Request, template: str, **values: Any) -> web.Response:
         """A page filled in. `live`: the number of `/live` that an open page follows, and what it is now."""
         values = {"live": None, **values}
-        values |= {"may_change": self.door.knows(request), "path": request.path, "report": None}
+        values |= {"may_change": self.access.knows(request), "path": request.path, "report": None}
         text = await asyncio.to_thread(self.renderer.page, template, values)
         body, where = text.encode("utf-8", "replace"), {"Orchard-Position": str(self.tables.reached)}
         return web.Response(body=body, content_type="text/html", charset="utf-8", headers=where)
 
     @property
     def live_log(self) -> tuple[str, int]:
-        """For pages that show what the tables have now."""
+        """Name and number by which a page that shows the tables as they are now follows them."""
         return "position", self.tables.reached
 
     async def rollout_id(self, given: str) -> str:
@@ -327,8 +327,10 @@ async def serve(
     listen there or it has none."""
     loopback = is_loopback(host)
     token = await asyncio.to_thread(_token, RunFiles(session.directory).page_token)
-    door = Door(token, loopback=loopback, private=private, hosts=hosts)
-    site = Site(session, door, await asyncio.to_thread(open_tokenizer, tokenizer) if tokenizer else None)
+    access = Access(token, loopback=loopback, private=private, hosts=hosts)
+    site = PageSite(
+        session, access, await asyncio.to_thread(open_tokenizer, tokenizer) if tokenizer else None
+    )
     runner = web.AppRunner(site.application(), handle_signals=False, access_log=None)
     await runner.setup()
     try:

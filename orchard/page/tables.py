@@ -15,13 +15,13 @@ T = TypeVar("T")
 Row = dict[str, Any]
 
 MEMORY = "96MB"
-"""Of queries; what needs more goes on in a temporary directory."""
+"""Memory of queries; what needs more uses a temporary directory."""
 SETTINGS = (
     "set threads = 1",
     "set preserve_insertion_order = false",
     "set allocator_flush_threshold = '8MB'",
 )
-"""Of its connection: little memory rather than speed."""
+"""Settings of the connection: little memory rather than speed."""
 LOOK_SECONDS = 0.25
 """Between two looks at how far the tables are."""
 

@@ -31,7 +31,7 @@ where task_id = $task and state <> 'imported' order by sequence
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedTask:
     """One page of tasks."""
 
     rows: list[Row]
@@ -45,15 +45,15 @@ def listed(
     sort: str,
     skip: int,
     limit: int = PAGE,
-) -> Listed:
+) -> ListedTask:
     """Tasks with an ended rollout, from the row `skip` on."""
     asked = {"campaign": campaign, "part": part, "limit": limit + 1, "skip": skip}
     found = rows(tables, _LISTED.format(order=SORTS[sort]), asked)
-    return Listed(found[:limit], len(found) > limit)
+    return ListedTask(found[:limit], len(found) > limit)
 
 
 @dataclass(frozen=True)
-class Known:
+class TaskOverview:
     """What the log has of one task, beside its blob."""
 
     task: Row | None
@@ -61,10 +61,10 @@ class Known:
     verdicts: list[Row]
 
 
-def known(tables: duckdb.DuckDBPyConnection, task_id: str) -> Known:
-    """By its id."""
+def known(tables: duckdb.DuckDBPyConnection, task_id: str) -> TaskOverview:
+    """Read what the log has of a task."""
     asked = {"task": task_id}
-    return Known(
+    return TaskOverview(
         one(tables, "select * from tasks where task_id = $task", asked),
         rows(tables, _CELLS, asked),
         rows(tables, _VERDICTS, asked),

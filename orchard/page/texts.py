@@ -103,7 +103,7 @@ def code(text: str, language: str) -> Markup:
     return Markup(highlight(text, get_lexer_by_name(language, stripnl=False, ensurenl=False), _FORMATTER))
 
 
-class Shown(NamedTuple):
+class ShownText(NamedTuple):
     """The arguments of a tool call, for reading."""
 
     html: Markup
@@ -111,31 +111,31 @@ class Shown(NamedTuple):
     """The first line, in a few words."""
 
 
-def arguments(text: str) -> Shown:
+def arguments(text: str) -> ShownText:
     """A command alone as shell, other JSON indented, anything else as it is."""
     try:
         known = json.loads(text)
     except ValueError:
-        return Shown(plain(text), _title(text))
+        return ShownText(plain(text), _title(text))
     except RecursionError:
-        return Shown(plain(text), _title(text))
+        return ShownText(plain(text), _title(text))
     if isinstance(known, dict):
         for key in ("command", "cmd", "script"):
             value = known.get(key)
             if isinstance(value, list) and value and all(isinstance(word, str) for word in value):
                 value = value[-1] if value[0] in ("bash", "sh") else " ".join(value)
             if isinstance(value, str) and len(known) == 1:
-                return Shown(code(value, "bash"), _title(value))
+                return ShownText(code(value, "bash"), _title(value))
             if isinstance(value, str):
-                return Shown(code(json.dumps(known, indent=2, ensure_ascii=False), "json"), _title(value))
-    return Shown(code(json.dumps(known, indent=2, ensure_ascii=False), "json"), _title(text))
+                return ShownText(code(json.dumps(known, indent=2, ensure_ascii=False), "json"), _title(value))
+    return ShownText(code(json.dumps(known, indent=2, ensure_ascii=False), "json"), _title(text))
 
 
 def _title(text: str) -> str:
     return visible(text.strip().partition("\n")[0])[:120]
 
 
-class FileDiff(NamedTuple):
+class ShownDiff(NamedTuple):
     """What a patch does to one file."""
 
     name: str
@@ -147,7 +147,7 @@ class FileDiff(NamedTuple):
 _CLASS = {"+": "add", "-": "del", "@": "hunk"}
 
 
-def diff(text: str) -> list[FileDiff]:
+def diff(text: str) -> list[ShownDiff]:
     """A unified diff by file; what is no diff is one file without a name."""
     return [_file(lines) for lines in _files(text)]
 
@@ -163,7 +163,7 @@ def _files(text: str) -> Iterator[list[str]]:
         yield lines
 
 
-def _file(lines: list[str]) -> FileDiff:
+def _file(lines: list[str]) -> ShownDiff:
     name, parts, counts = "", [], {"+": 0, "-": 0}
     body = False
     for line in lines:
@@ -180,4 +180,4 @@ def _file(lines: list[str]) -> FileDiff:
             if mark in counts:
                 counts[mark] += 1
         parts.append(Markup('<span class="d {}">{}</span>').format(kind, plain(line)))
-    return FileDiff(visible(name)[:300], counts["+"], counts["-"], Markup("").join(parts))
+    return ShownDiff(visible(name)[:300], counts["+"], counts["-"], Markup("").join(parts))

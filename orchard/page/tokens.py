@@ -15,7 +15,7 @@ import duckdb
 import msgspec
 
 from orchard.configuration.config import ConfigError
-from orchard.page.places import places
+from orchard.page.attempt_ranges import attempt_ranges
 from orchard.page.tables import Row, one, rows
 from orchard.pipelines.rl.baselines import advantages
 from orchard.pipelines.trajectories.forests import training
@@ -59,7 +59,7 @@ and list_contains(list_transform(g.members, lambda m: m.rollout_id), $id) order 
 
 
 @dataclass(frozen=True)
-class Answer:
+class AnswerTokens:
     """A message that the policy sampled."""
 
     node: str
@@ -67,7 +67,7 @@ class Answer:
     trains: bool
     """Whether its tokens are in the loss where the rollout is trained on."""
     sequence: int
-    """Of its event."""
+    """Sequence of its event."""
 
 
 @dataclass(frozen=True)
@@ -99,12 +99,12 @@ class Token:
 
 
 @dataclass(frozen=True)
-class Tokens:
+class RolloutTokens:
     """A part of one answer's tokens: what the policy read since the answer before, then what it sampled."""
 
     rollout: str
     attempt: int | None
-    answers: list[Answer]
+    answers: list[AnswerTokens]
     at: int
     """Index of the answer that is shown."""
     tokens: list[Token]
@@ -138,9 +138,9 @@ def read(
     node: str | None,
     start: int,
     by: str,
-) -> Tokens:
+) -> RolloutTokens:
     """A part of an answer's tokens from `start` on; of the first answer where `node` is None or unknown."""
-    place = places(tables, [rollout], attempt)[rollout]
+    place = attempt_ranges(tables, [rollout], attempt)[rollout]
     shown = place.attempt
 
     def ask(query: str, **more: Any) -> list[Row]:
@@ -150,7 +150,7 @@ def read(
     answers = _answers(ask)
     at = next((i for i, answer in enumerate(answers) if answer.node == node), 0)
     if not answers:
-        return Tokens(rollout, shown, [], 0, [], 0, 0, 0, 0, None)
+        return RolloutTokens(rollout, shown, [], 0, [], 0, 0, 0, 0, None)
     record = _record(ask, blobs, answers[at].node)
     earlier = _record(ask, blobs, answers[at - 1].node) if at else TokenRecord(ids=())
     context = _common(record.prompt_ids, (*earlier.prompt_ids, *earlier.ids))
@@ -162,20 +162,22 @@ def read(
         _token(record, fresh, place, tokenizer, answers[at], trained, by)
         for place in range(start, min(start + PART, total))
     ]
-    return Tokens(rollout, shown, answers, at, made, start, total, len(fresh), context, trained)
+    return RolloutTokens(rollout, shown, answers, at, made, start, total, len(fresh), context, trained)
 
 
 Ask = Callable[..., list[Row]]
 
 
-def _answers(ask: Ask) -> list[Answer]:
+def _answers(ask: Ask) -> list[AnswerTokens]:
     nodes = ask(_NODES)
     kinds: dict[str, CallKind] = {}
     for row in ask(_KINDS):
         kinds.setdefault(row["node"], CallKind(row["call_kind"]))
     counted = training({row["node_id"]: row["parent"] for row in nodes}, kinds) if kinds else None
     return [
-        Answer(row["node_id"], row["turn"], counted is None or row["node_id"] in counted, row["sequence"])
+        AnswerTokens(
+            row["node_id"], row["turn"], counted is None or row["node_id"] in counted, row["sequence"]
+        )
         for row in nodes
         if row["role"] == "assistant" and (row["sampled"] or row["rest_sha256"])
     ]
@@ -233,7 +235,7 @@ def _token(
     fresh: Sequence[int],
     place: int,
     tokenizer: "Tokenizer | None",
-    answer: Answer,
+    answer: AnswerTokens,
     trained: Training | None,
     by: str,
 ) -> Token:

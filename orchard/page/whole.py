@@ -3,7 +3,7 @@
 import duckdb
 
 from orchard.page import questions
-from orchard.page.places import FOREVER, Place, places
+from orchard.page.attempt_ranges import FOREVER, AttemptRange, attempt_ranges
 from orchard.page.tables import Row, rows
 from orchard.storage.reader import within
 
@@ -25,16 +25,16 @@ def has_picture(tables: duckdb.DuckDBPyConnection, rollout: str, sha256: str) ->
 
 
 def submission(tables: duckdb.DuckDBPyConnection, rollout: str) -> tuple[str, str | None] | None:
-    """As text and as the name of a blob; None without an outcome."""
-    place = places(tables, [rollout]).get(rollout)
+    """The submission as text and as the name of a blob; None without an outcome."""
+    place = attempt_ranges(tables, [rollout]).get(rollout)
     if place is None or place.outcome is None:
         return None
     return place.outcome["submission"] or "", place.outcome["submission_sha256"]
 
 
 def test_log(tables: duckdb.DuckDBPyConnection, rollout: str) -> tuple[str, str | None] | None:
-    """The same of what the tests printed, of the newest grade of the accepted attempt."""
-    place = places(tables, [rollout]).get(rollout)
+    """What the tests printed, by the newest grade of the accepted attempt; None without one."""
+    place = attempt_ranges(tables, [rollout]).get(rollout)
     if place is None or not place.accepted:
         return None
     query = within(tables, questions.REWARDS, place.first, place.last)
@@ -44,11 +44,11 @@ def test_log(tables: duckdb.DuckDBPyConnection, rollout: str) -> tuple[str, str 
 
 def _looked_for(tables: duckdb.DuckDBPyConnection, query: str, asked: dict[str, str]) -> Row | None:
     """First between the request and the outcome; what another attempt said may be later."""
-    place = places(tables, [asked["id"]]).get(asked["id"])
+    place = attempt_ranges(tables, [asked["id"]]).get(asked["id"])
     spans = [(0, FOREVER)] if place is None else [_life(place), (0, FOREVER)]
     answers = (rows(tables, within(tables, query, *span), asked) for span in spans)
     return next((found[0] for found in answers if found), None)
 
 
-def _life(place: Place) -> tuple[int, int]:
+def _life(place: AttemptRange) -> tuple[int, int]:
     return place.request["sequence"], place.request["ended"] or FOREVER

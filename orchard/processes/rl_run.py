@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
+from orchard.actions.reporter import SILENT, Reporter
 from orchard.actions.session import Session
-from orchard.actions.terminal import console
 from orchard.configuration.config import ConfigError
 from orchard.pipelines.rl.coordinator import RunError, begin
 from orchard.pipelines.rl.engines import ServingEngine
@@ -23,7 +23,7 @@ from orchard.pipelines.rl.policies import NEWEST, read_newest
 from orchard.pipelines.rl.runs import UNMATCHED, choose_tasks, choose_traps, make_plan, planned, planned_by
 from orchard.pipelines.rl.settings import Engine, RlSettings
 from orchard.pipelines.rl.stepping import RunStopped
-from orchard.processes.up import die_with_parent
+from orchard.processes.children import die_with_parent
 from orchard.streams.settings import Queue
 from orchard.streams.topology import declare
 from orchard.workers.harnesses import get_harness, version_of
@@ -36,7 +36,7 @@ TRIES = 3
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-async def enter(session: Session, settings: RlSettings) -> tuple[RunPlan, int]:
+async def enter(session: Session, settings: RlSettings, told: Reporter = SILENT) -> tuple[RunPlan, int]:
     """The run's plan and where its events begin; put into the log now, or there already.
 
     Raises RunError where the log has another plan under the name.
@@ -57,21 +57,17 @@ async def enter(session: Session, settings: RlSettings) -> tuple[RunPlan, int]:
         store, left_out = session.config.store, Counter[str]()
         tasks = await asyncio.to_thread(choose_tasks, store, settings.tasks, left_out)
         if idle := left_out.pop(UNMATCHED, 0):
-            console.print(f"{idle} patterns of `tasks.exclude` name no task of the store", highlight=False)
+            told.note(f"{idle} patterns of `tasks.exclude` name no task of the store")
         for reason, number in sorted((+left_out).items()):
-            console.print(f"{number} tasks are no prompts: {reason}", highlight=False)
-        plan = make_plan(
-            settings,
-            tasks,
-            await asyncio.to_thread(choose_traps, store, settings.impossible),
-        )
+            told.note(f"{number} tasks are no prompts: {reason}")
+        plan = make_plan(settings, tasks, await asyncio.to_thread(choose_traps, store, settings.impossible))
         version, _ = version_of(get_harness(plan.harness))
         plan = msgspec.structs.replace(plan, harness_version=version)
         return plan, await begin(connection, session.blobs, plan)
 
 
 def _policy_endpoint(session: Session, settings: RlSettings) -> EndpointSettings:
-    """Where the run's policies are served; ConfigError when it is not configured."""
+    """Endpoint of the run's policies. Raises ConfigError when it is not configured."""
     endpoint = session.config.endpoints.get(settings.endpoint)
     if endpoint is None:
         raise ConfigError(
@@ -82,7 +78,7 @@ def _policy_endpoint(session: Session, settings: RlSettings) -> EndpointSettings
 
 
 def server_address(session: Session, settings: RlSettings) -> str:
-    """Of the policy server, without the version path; ConfigError as above."""
+    """Address of the policy server, without the version path. Raises ConfigError, too."""
     return _address(_policy_endpoint(session, settings).base_url)
 
 
@@ -106,10 +102,13 @@ def _address(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1")
 
 
-class Processes:
+class RunProcesses:
     """The children of one run. All die with this process, also when it is killed."""
 
-    def __init__(self, session: Session, settings: RlSettings, file: Path, server: str) -> None:
+    def __init__(
+        self, session: Session, settings: RlSettings, file: Path, server: str, told: Reporter = SILENT
+    ) -> None:
+        self._told = told
         self._directory = Path(settings.out)
         self._directory.mkdir(parents=True, exist_ok=True)
         self._settings = settings
@@ -126,8 +125,8 @@ class Processes:
             self._commands["server"] = [sys.executable, "-P", "-m", "orchard.pipelines.policy"]
 
     async def run(self) -> None:
-        """Until coordinator and trainer are through; raises RunError for one that cannot go on, RunStopped
-        where it ended the run."""
+        """Run until coordinator and trainer are through. Raises RunError for one that cannot go on,
+        RunStopped where it ended the run."""
         tasks = {name: asyncio.create_task(self._keep(name)) for name in self._commands}
         work = {tasks["coordinator"], tasks["trainer"]}
         try:
@@ -158,7 +157,7 @@ class Processes:
                 raise RunStopped(f"{_last_line(log)} (all of it: {log})")
             if failures == TRIES:
                 raise RunError(f"the {name} failed {TRIES} times: {_last_line(log)} (all of it: {log})")
-            console.print(f"[yellow]the {name} ended with {code} and is started again[/]", highlight=False)
+            self._told.note(f"the {name} ended with {code} and is started again")
             await asyncio.sleep(RESTART_SECONDS)
 
     async def _serving(self) -> None:

@@ -1,8 +1,8 @@
-"""Until when a process runs."""
+"""Runs a process until SIGTERM or SIGINT."""
 
 import asyncio
 import signal
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from orchard.streams.tasks import end
@@ -11,9 +11,14 @@ from orchard.streams.tasks import end
 def stop_on_signals(loop: asyncio.AbstractEventLoop) -> asyncio.Event:
     """An event that SIGTERM and SIGINT set."""
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    call_on_signals(loop, stop.set)
     return stop
+
+
+def call_on_signals(loop: asyncio.AbstractEventLoop, told: Callable[[], None]) -> None:
+    """Call it at each SIGTERM and SIGINT."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told)
 
 
 async def run_until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:

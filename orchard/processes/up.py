@@ -6,7 +6,6 @@ fails or what runs with the pipeline does, workers hand back what runs at once.
 """
 
 import asyncio
-import ctypes
 import fcntl
 import os
 import secrets
@@ -22,11 +21,13 @@ from typing import IO
 
 import msgspec
 
-from orchard.actions.wholeness import expected
+from orchard.actions.expected_stream import expected
 from orchard.configuration.config import Config, ConfigError
-from orchard.configuration.running import UNSAFE_HOST, RunFiles, UpRecord
+from orchard.configuration.run_files import UNSAFE_HOST, RunFiles, UpRecord
 from orchard.injector.local.backend import SOCKET
-from orchard.processes.keeper import ServerKeeper
+from orchard.processes.children import die_with_parent
+from orchard.processes.ports import accepts, free_port, listening
+from orchard.processes.server_supervisor import ServerSupervisor
 from orchard.storage.location import Location
 from orchard.storage.lock import writer_of
 from orchard.streams.connection import connect
@@ -37,9 +38,6 @@ from orchard.streams.server import EmbeddedServer, embedded
 from orchard.streams.tasks import end
 from orchard.streams.topology import declare
 
-PR_SET_PDEATHSIG = 1
-_prctl = ctypes.CDLL(None).prctl
-"""Looked up here: between fork and exec the loader's lock may be another thread's, which is not there."""
 READY_SECONDS = 180.0
 SERVICES = ("agent", "orchestrator", "oracle")
 """Children without which nothing can start; others may wait for what is not there yet."""
@@ -54,7 +52,7 @@ class Child:
     command: list[str]
     stop_seconds: float
     descriptors: tuple[int, ...] = ()
-    """Of ours that it gets under the same numbers."""
+    """Open descriptors of this process that it gets under the same numbers."""
     cleans_up_alone: bool = False
     """It notices our end by itself and removes what it made, instead of being killed with us."""
     process: asyncio.subprocess.Process | None = None
@@ -79,25 +77,25 @@ class Supervisor:
     _pids: dict[str, int] = field(default_factory=dict)
     _ports: dict[str, int] = field(default_factory=dict)
     _page: socket.socket | None = None
-    """Where the page listens, open from the start: nobody can take its port, and a page that is started again
-    answers who came meanwhile."""
+    """Socket that the page listens on, open from the start: nobody can take its port, and a page that is
+    started again answers who came meanwhile."""
 
     async def run(self, stop: asyncio.Event, ready: asyncio.Event | None = None) -> None:
-        """Until `stop` is set. Raises ConfigError when another `up` holds the store."""
+        """Run until `stop` is set. Raises ConfigError when another `up` holds the store."""
         files = RunFiles(self.config.directory)
         files.logs.mkdir(parents=True, exist_ok=True)
         async with AsyncExitStack() as stack:
             stack.enter_context(_locked(files.lock))
             await asyncio.to_thread(self._check_stream_is_here)
-            self._ports = {name: _free_port() for name in ("nats", "sandbox", "oracle")}
+            self._ports = {name: free_port() for name in ("nats", "sandbox", "oracle")}
             if self.config.up.page:
-                self._page = stack.enter_context(_listening(self.config.up.page_port))
+                self._page = stack.enter_context(listening(self.config.up.page_port))
             if self.config.nats.url is None:
                 server = embedded(self.config.directory, self.config.nats, port=self._ports["nats"])
                 await server.start()
                 self._nats_url = server.url
                 stack.push_async_callback(server.stop)
-                stack.push_async_callback(end, asyncio.create_task(self._keep_server(server)))
+                stack.push_async_callback(end, asyncio.create_task(self._supervise_server(server)))
                 self._pids["nats"] = server.pid
             stack.push_async_callback(end, asyncio.create_task(self._watch_stream()))
             _write_private(files.key, secrets.token_hex(24))
@@ -143,12 +141,12 @@ class Supervisor:
 
     @property
     def nats_url(self) -> str:
-        """Of the embedded server, which has a token in it, or the configured one."""
+        """Address of the embedded server, with its token, or the configured one."""
         return self.config.nats.url or self._nats_url
 
     @property
     def sandbox_url(self) -> str:
-        """Of this machine's orchestrator, or the configured one."""
+        """Address of this machine's orchestrator, or the configured one."""
         own = f"http://127.0.0.1:{self._ports['sandbox']}"
         return own if self._own_sandboxes else str(self.config.sandbox.url)
 
@@ -159,12 +157,12 @@ class Supervisor:
 
     @property
     def oracle_url(self) -> str | None:
-        """Of the oracle teacher, when it runs."""
+        """Address of the oracle teacher; None when it does not run."""
         return f"http://127.0.0.1:{self._ports['oracle']}/v1" if self.config.up.oracle else None
 
     @property
     def page_url(self) -> str | None:
-        """Of the page, when it runs."""
+        """Address of the page; None when it does not run."""
         return f"http://127.0.0.1:{self._page.getsockname()[1]}/" if self._page else None
 
     async def _start_children(self) -> None:
@@ -211,7 +209,11 @@ class Supervisor:
             plan.append(Child("page", command, stop_seconds=5.0, descriptors=(at,)))
         workers = range(1, self.config.up.workers + 1)
         plan += [
-            Child(f"worker-{n}", [*orchard, "worker", "--name", f"worker-{n}"], stop_seconds=shutdown + 30)
+            Child(
+                f"worker-{n}",
+                [*orchard, "worker", "--name", f"worker-{n}", "--kinds", "all"],
+                stop_seconds=shutdown + 30,
+            )
             for n in workers
         ]
         return plan
@@ -281,13 +283,13 @@ class Supervisor:
             await asyncio.sleep(pause if code > 0 else self.config.up.restart_seconds)
             await self._start(child)
 
-    async def _keep_server(self, server: EmbeddedServer) -> None:
+    async def _supervise_server(self, server: EmbeddedServer) -> None:
         def started() -> None:
             self._pids["nats"] = server.pid
             self._write_record()
 
         pause = self.config.up.restart_seconds
-        await ServerKeeper(server, self.config.nats, self.announce, started, pause).run()
+        await ServerSupervisor(server, self.config.nats, self.announce, started, pause).run()
 
     async def _watch_stream(self) -> None:
         """Say when workers hold, and why: the children look themselves."""
@@ -320,7 +322,7 @@ class Supervisor:
         for name, address in services:
             try:
                 async with asyncio.timeout(READY_SECONDS):
-                    while not await _accepts(address):
+                    while not await accepts(address):
                         self._check_services()
                         await asyncio.sleep(0.05)
             except TimeoutError as error:
@@ -368,46 +370,8 @@ def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None
         return  # it has ended by itself
 
 
-def die_with_parent() -> None:
-    """Runs in the child between fork and exec: the kernel kills it when this process dies."""
-    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 def _reason(code: int) -> str:
     return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _listening(wanted: int) -> socket.socket:
-    """On the wanted port of loopback, or on any where it is taken."""
-    try:
-        return socket.create_server(("127.0.0.1", wanted))
-    except OSError:
-        return socket.create_server(("127.0.0.1", 0))
-
-
-async def _accepts(address: int | Path) -> bool:
-    """Whether somebody listens on a port of loopback, or on a socket file."""
-    try:
-        if isinstance(address, int):
-            _, writer = await asyncio.open_connection("127.0.0.1", address)
-        else:
-            directory = os.open(address.parent, os.O_PATH | os.O_DIRECTORY)
-            try:  # by its directory, because a socket's path may have only 107 bytes
-                path = f"/proc/self/fd/{directory}/{address.name}"
-                _, writer = await asyncio.open_unix_connection(path)
-            finally:
-                os.close(directory)
-    except OSError:
-        return False
-    writer.close()
-    return True
 
 
 def _write_private(path: Path, text: str) -> None:

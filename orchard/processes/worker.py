@@ -2,15 +2,17 @@
 
 import asyncio
 import os
-import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 
 import msgspec
 
 from orchard.actions.session import Session
+from orchard.configuration.config import ConfigError
+from orchard.pipelines.domain import request_kinds
+from orchard.processes.signals import call_on_signals
 from orchard.schemas.health import ProcessReport
 from orchard.schemas.plugins import Kind
 from orchard.streams.campaigns import CampaignBook
@@ -20,24 +22,29 @@ from orchard.streams.publisher import Publisher
 from orchard.streams.settings import Queue
 from orchard.streams.topology import declare
 from orchard.workers import harnesses, plugins
-from orchard.workers.attempts.rollout import AttemptDependencies
+from orchard.workers.attempts.dependencies import AttemptDependencies
 from orchard.workers.attempts.worker import Worker
-from orchard.workers.episode.standby import standbys
+from orchard.workers.discovery import load
+from orchard.workers.episode.settings import WorkerSettings
+from orchard.workers.episode.standby import Standby, standbys
 from orchard.workers.episode.worlds import Shared
-from orchard.workers.llm.client import EndpointSettings, ModelClient
+from orchard.workers.llm.client import ModelClient
 from orchard.workers.llm.rests import Rests
+from orchard.workers.llm.settings import EndpointSettings
+
+ALL = ["all"]
+"""Every kind of request."""
 
 
-async def run_worker(session: Session, name: str | None) -> None:
-    """One worker process until drained."""
+async def run_worker(session: Session, name: str | None, kinds: Sequence[str]) -> None:
+    """One worker process for requests of these kinds, or ALL, until drained."""
     config = session.config
-    queue = Queue(kind="rollout", domain=config.worker.domain, priority=config.worker.priority)
-    lends = [Queue(domain=queue.domain, priority=priority) for priority in config.worker.lent_to]
     name = name or f"{socket.gethostname()}-{os.getpid()}"
+    queues = _queues(config.worker, kinds)
     usable = plugins.check({Kind.HARNESS: harnesses.built_in_names()})
     async with AsyncExitStack() as stack:
         connection = await stack.enter_async_context(session.reading_connection(f"worker {name}"))
-        await declare(connection, config.nats, [queue, *lends])
+        await declare(connection, config.nats, queues)
         await stack.enter_async_context(session.guard(connection, hold=True))
         endpoints = session.endpoints()
         rests = await stack.enter_async_context(Rests(connection, f"worker {name}"))
@@ -46,6 +53,9 @@ async def run_worker(session: Session, name: str | None) -> None:
         shared = Shared()
         sandboxes = await stack.enter_async_context(session.sandboxes())
         stack.push_async_callback(shared.close)
+        ready: tuple[Standby, ...] = ()
+        if any(queue.kind == "rollout" for queue in queues):
+            ready = await standbys(shared, sandboxes, config.sandbox, config.worker)
         dependencies = AttemptDependencies(
             worker=name,
             publisher=Publisher(connection),
@@ -55,23 +65,35 @@ async def run_worker(session: Session, name: str | None) -> None:
             models=models,
             judge=config.judge,
             shared=shared,
-            standbys=await standbys(shared, sandboxes, config.sandbox, config.worker),
+            standbys=ready,
         )
-        claims = await stack.enter_async_context(Claims(connection, queue, lends))
+        claims = await stack.enter_async_context(Claims(connection, queues[0], queues[1:]))
         worker = Worker(
             dependencies,
             claims,
             CampaignBook(connection),
             config.worker,
             shutdown_seconds=config.up.shutdown_seconds,
+            others={kind: load(one.handler)(dependencies) for kind, one in request_kinds().items()},
         )
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, worker.drain)
-        serves = ",".join(one.consumer for one in (queue, *lends))
+        call_on_signals(asyncio.get_running_loop(), worker.consumer.drain)
+        serves = ",".join(one.consumer for one in queues)
         look = partial(_worker_report, worker, usable, endpoints)
         await stack.enter_async_context(reporting(connection, "worker", name, look, serves=serves))
         await worker.run()
+
+
+def _queues(settings: WorkerSettings, kinds: Sequence[str]) -> list[Queue]:
+    """What the worker claims from: where it finds nothing in the first, it looks into the others."""
+    own = Queue(domain=settings.domain, priority=settings.priority)
+    lent = [Queue(domain=own.domain, priority=priority) for priority in settings.lent_to]
+    known = {"rollout": [own, *lent]} | {kind: [one.queue] for kind, one in request_kinds().items()}
+    if kinds == ALL:
+        kinds = list(known)
+    for kind in kinds:
+        if kind not in known:
+            raise ConfigError(f"no worker serves requests of the kind {kind!r}: there is {', '.join(known)}")
+    return [queue for kind in kinds for queue in known[kind]]
 
 
 def _worker_report(
@@ -82,7 +104,7 @@ def _worker_report(
 ) -> ProcessReport:
     return msgspec.structs.replace(
         report,
-        numbers={"running": float(worker.running), "slots": float(worker.slots)},
+        numbers={"running": float(len(worker.consumer.open)), "slots": float(worker.consumer.slots)},
         plugins={kind.value: names for kind, names in usable.items()},
         endpoints=sorted(endpoints),
         priced={name: sorted(settings.prices) for name, settings in endpoints.items()},

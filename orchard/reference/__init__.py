@@ -1,1 +1,1 @@
-"""The pages of `docs/reference/`, written from the code: `python -m orchard.reference DIRECTORY`."""
+"""The pages of `docs/reference/`, written from the code: `python -m orchard.cli.reference DIRECTORY`."""

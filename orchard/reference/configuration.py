@@ -1,18 +1,19 @@
 """The reference of configuration files and of the environment."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import Any, get_type_hints
 
 import msgspec
 
 from orchard.configuration.config import Config
+from orchard.configuration.fields import describe, named, summary
 from orchard.injector.kubernetes.settings import KubernetesSettings
 from orchard.injector.orchestrator.limits import ServiceLimits
 from orchard.pipelines.datasets.settings import DatasetSettings
+from orchard.pipelines.domain import presets
 from orchard.pipelines.rl.settings import RlSettings
 from orchard.pipelines.sft.settings import SftSettings
-from orchard.reference.fields import describe, named, summary
 from orchard.reference.page import code, page, table
 
 _INTRODUCTION = """\
@@ -22,19 +23,27 @@ section `[worker]` is the key `worker.slots`, the variable `ORCHARD_WORKER__SLOT
 4`. An unknown key is an error. `orchard config` prints the values that hold. The default `none` stands for
 a key that is left out. Secrets are never in the file, only names of environment variables that hold them."""
 
+
+def _named(names: Iterable[str]) -> str:
+    *most, last = (code(f'"{name}"') for name in names)
+    return f"{', '.join(most)} or {last}"
+
+
 _OTHER_FILES: tuple[tuple[str, type[msgspec.Struct], str], ...] = (
     ("Dataset", DatasetSettings, "The argument of `orchard dataset build` ([guide](../datasets.md))."),
     (
         "Fine-tuning",
         SftSettings,
-        'The argument of `orchard sft` ([guide](../training.md)). `preset = "swe"`, `"gui"` or `"claw"` sets '
-        "the paper's values first; keys in the file win.",
+        "The argument of `orchard sft` ([guide](../training.md)). `preset`, "
+        f"{_named(presets(lambda each: each.sft_preset))}, sets the paper's values first; keys in the file "
+        "win.",
     ),
     (
         "Reinforcement learning",
         RlSettings,
-        'The argument of `orchard rl` ([guide](../training.md)). `preset` is `"swe"`, `"paper"`, `"gui"` or '
-        '`"claw"`; `method = "fixed"` (GRPO) or `"dynamic"` (DAPO) replaces balanced groups (`"bar"`).',
+        "The argument of `orchard rl` ([guide](../training.md)). `preset` is "
+        f"{_named(['paper', *presets(lambda each: each.rl_preset)])}; "
+        '`method = "fixed"` (GRPO) or `"dynamic"` (DAPO) replaces balanced groups (`"bar"`).',
     ),
     (
         "Sandboxes on Kubernetes",

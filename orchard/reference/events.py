@@ -6,7 +6,7 @@ from typing import get_type_hints
 
 import msgspec
 
-from orchard.reference.fields import describe, docstrings, named, summary
+from orchard.configuration.fields import describe, docstrings, named, summary
 from orchard.reference.glossary import FIELDS
 from orchard.reference.page import anchor, code, page, table
 from orchard.schemas.events import EVENT_TYPES, Event

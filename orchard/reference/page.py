@@ -25,5 +25,5 @@ def code(text: str) -> str:
 
 
 def anchor(heading: str) -> str:
-    """Where a link to a heading leads, by GitHub's rule."""
+    """Target of a link to a heading, by GitHub's rule."""
     return "#" + re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")

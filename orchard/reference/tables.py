@@ -7,7 +7,7 @@ from typing import get_type_hints
 import msgspec
 import pyarrow as pa
 
-from orchard.reference.fields import docstrings, named
+from orchard.configuration.fields import docstrings, named
 from orchard.reference.glossary import COLUMNS, FIELDS, TABLES, VIEWS
 from orchard.reference.page import anchor, code, page, table
 from orchard.schemas.events import Event

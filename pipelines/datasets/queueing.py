@@ -13,7 +13,7 @@ import secrets
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -27,11 +27,13 @@ from orchard.pipelines.datasets.shards import ShardMaker, ShardReport, ShardWork
 from orchard.pipelines.datasets.tokenization import ChatTokenizer
 from orchard.pipelines.datasets.version import code_version
 from orchard.schemas.identity import digest
+from orchard.schemas.requests import read_known
 from orchard.storage.durable import write_whole
 from orchard.storage.errors import StorageError, store_errors
 from orchard.storage.location import Location
-from orchard.streams.claims import Claim, Claims
-from orchard.streams.entries import FIRST, Place, QueueEntry, entry, successor
+from orchard.streams.claims import Claims
+from orchard.streams.consumer import ClaimedRequest, Consumer, RetryPolicy
+from orchard.streams.entries import FIRST, Place, QueueEntry, entry
 from orchard.streams.settings import Queue
 from orchard.streams.shifts import Shift
 from orchard.workers.attempts.deadletters import DeadLetters
@@ -42,8 +44,6 @@ POLL_SECONDS = 0.5
 OFFER_SECONDS = 15.0
 """After so many without a finished shard, those that are missing are offered again: one that is queued or
 claimed is refused by the server."""
-RETRY_SECONDS = 20.0
-CLAIM_WAIT_SECONDS = 1.0
 _FAULT = 300
 """Characters of an unexpected error that the coordinator is told."""
 
@@ -62,6 +62,8 @@ class ShardRequest(msgspec.Struct, frozen=True, kw_only=True):
     code_version: str
     tokenizer_sha256: str
     settings: DatasetSettings
+    failures: int = 0
+    """Times that a worker left it to others."""
 
 
 class _Made(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,47 +168,36 @@ def _entry(request: ShardRequest, occasion: str) -> QueueEntry:
     return entry(QUEUE, Place("datasets", key), occasion, msgspec.json.encode(request))
 
 
-class ShardWorker:
-    """Makes shards, one at a time, until `stop` is set."""
+class OtherCode(Exception):
+    """The build wants rows of another version of this code: a worker of that version makes them."""
 
-    def __init__(self, store: str, claims: Claims) -> None:
+
+class ShardWorker:
+    """Handles requests for shards."""
+
+    retries = RetryPolicy(on=(StorageError, OtherCode), first=20.0, longest=20.0)
+
+    def __init__(self, store: str, scratch: Path) -> None:
         self._store = store
-        self._claims = claims
-        self._dead = DeadLetters(claims.connection)
+        self._scratch = scratch
         self._makers: dict[str, ShardMaker] = {}
         """Of the newest build: tables and tokenizer are opened once."""
 
-    async def run(self, stop: asyncio.Event, idle_exit: float = 0.0) -> None:
-        """Until `stop` is set, or nothing was to do for `idle_exit` seconds (0: for ever). What is claimed by
-        then is still finished. Raises StreamsError."""
-        shift = Shift(idle=idle_exit)
-        with tempfile.TemporaryDirectory(prefix="orchard-shards-") as scratch:
-            while not stop.is_set() and shift.go_on():
-                claim = await self._claims.next(timeout=CLAIM_WAIT_SECONDS)
-                if claim is not None:
-                    with shift.at_work():
-                        await self._handle(claim, Path(scratch))
+    def read(self, body: bytes) -> ShardRequest:
+        """See Handler."""
+        return read_known(body, ShardRequest, "a shard request")
 
-    async def _handle(self, claim: Claim, scratch: Path) -> None:
-        try:
-            request = msgspec.json.decode(claim.body, type=ShardRequest)
-        except msgspec.DecodeError as error:
-            await self._dead.reject(claim, f"it is no request for a shard: {error}")
-            return
-        if request.code_version != code_version():
-            why = f"it wants the code {request.code_version}, and this worker has {code_version()}"
-            await self._later(claim, request, why)
-            return
-        try:
-            await asyncio.to_thread(self._make, request, scratch)
-        except StorageError as error:
-            await self._later(claim, request, str(error))
-            return
-        await claim.complete()
+    def entry(self, request: ShardRequest, occasion: str) -> QueueEntry:
+        """See Handler."""
+        return _entry(request, occasion)
 
-    async def _later(self, claim: Claim, request: ShardRequest, why: str) -> None:
-        log.warning("shard %d of build %s is left to others: %s", request.index, request.build, why)
-        await claim.retry_later(_entry(request, successor(claim.message_id)), RETRY_SECONDS, why)
+    async def handle(self, delivery: ClaimedRequest[ShardRequest]) -> None:
+        """Make a shard, or write why it cannot be made."""
+        if delivery.request.code_version != code_version():
+            raise OtherCode(
+                f"it wants the code {delivery.request.code_version}, and this worker has {code_version()}"
+            )
+        await delivery.run(asyncio.to_thread(self._make, delivery.request, self._scratch))
 
     def _make(self, request: ShardRequest, scratch: Path) -> None:
         files = _Files(self._store, request.build)
@@ -243,3 +234,16 @@ class ShardWorker:
                 )
             self._makers = {request.build: ShardMaker(work)}
         return self._makers[request.build]
+
+
+@contextmanager
+def shard_consumer(store: str, claims: Claims, idle_exit: float = 0.0) -> Iterator[Consumer]:
+    """Makes shards, one at a time; ends after `idle_exit` seconds without any (0: never)."""
+    with tempfile.TemporaryDirectory(prefix="orchard-shards-") as scratch:
+        yield Consumer(
+            claims,
+            DeadLetters(claims.connection),
+            {QUEUE.kind: ShardWorker(store, Path(scratch))},
+            slots=1,
+            shift=Shift(idle=idle_exit),
+        )

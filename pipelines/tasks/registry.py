@@ -20,7 +20,9 @@ from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import TaskRef
 from orchard.schemas.events import Event, TaskImported, TaskRejected, TaskValidated, make_event
 from orchard.schemas.identity import digest
-from orchard.schemas.tasks import IMPOSSIBLE, Asked, PluginGrading, SWETests, Task, task_hash
+from orchard.schemas.subjects import answering
+from orchard.schemas.tasks import IMPOSSIBLE, Asked, PluginGrading, Task, judging_tests, task_hash
+from orchard.schemas.work import ProveRequest
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables
 from orchard.streams.publisher import Publisher
@@ -61,7 +63,7 @@ class TaskRegistry:
         """
         new: list[TaskRef] = []
         for batch in _batches(task for task in tasks if (known or {}).get(task.task_id) != task_hash(task)):
-            references = [await asyncio.to_thread(self._put, task) for task in batch]
+            references = [await asyncio.to_thread(reference, task, self._blobs) for task in batch]
             events = [
                 _event(imported(task, ref.blob), f"{task_hash(task)}.imported", task.task_id)
                 for task, ref in zip(batch, references, strict=True)
@@ -70,22 +72,31 @@ class TaskRegistry:
             new += references
         return new
 
-    async def record(self, validation: Validation) -> None:
-        """Publish a verdict; a task that lost unsteady tests replaces the one it came from."""
+    async def record(self, validation: Validation, request: ProveRequest | None = None) -> None:
+        """Publish a verdict; a task that lost unsteady tests replaces the one it came from. As the answer to
+        a `request` it comes last: a prover that is killed before is followed by another. Raises
+        OutcomeRefused where the request has another answer."""
         verdict, task = validation.event, validation.task
         if validation.dropped:
             await self._publisher.event(_verdict(replaced(validation)))
             await self.register([task])
-        await self._publisher.event(_verdict(verdict))
+        event = _verdict(verdict)
+        if request is None:
+            await self._publisher.event(event)
+            return
+        cause = answering("prove", request.task_hash)
+        await self._publisher.terminal(msgspec.structs.replace(event, causation_id=cause), request.fence)
 
-    def _put(self, task: Task) -> TaskRef:
-        blob = self._blobs.put(msgspec.json.encode(task), MEDIA_TYPE)
-        return TaskRef(task_id=task.task_id, source=task.source, repo=task.repo, blob=blob)
+
+def reference(task: Task, blobs: BlobStore) -> TaskRef:
+    """Store a task, if it is not there already."""
+    blob = blobs.put(msgspec.json.encode(task), MEDIA_TYPE)
+    return TaskRef(task_id=task.task_id, source=task.source, repo=task.repo, blob=blob)
 
 
 def imported(task: Task, blob: BlobRef) -> TaskImported:
     """What the log says of a new task."""
-    tests = task.grading if isinstance(task.grading, SWETests) else None
+    fail_to_pass, pass_to_pass = judging_tests(task.grading)
     gold = parse_diff(task.gold_patch)
     return TaskImported(
         task_id=task.task_id,
@@ -94,8 +105,8 @@ def imported(task: Task, blob: BlobRef) -> TaskImported:
         repo=task.repo,
         image=task.image,
         blob=blob,
-        fail_to_pass=len(tests.fail_to_pass) if tests else 0,
-        pass_to_pass=len(tests.pass_to_pass) if tests else 0,
+        fail_to_pass=len(fail_to_pass),
+        pass_to_pass=len(pass_to_pass),
         gold_files=len(gold),
         gold_lines=sum(len(h.added) + len(h.removed) for file in gold for h in file.hunks),
         labels=_labels(task),

@@ -1,4 +1,4 @@
-"""The annotator: claims trajectories, asks a model for values, checks what it says, publishes the verdict.
+"""The annotator: asks a model for the values of a trajectory, checks what it says, publishes the verdict.
 
 Stateless like every worker. The event's id is a digest of the rollout, the layer, the prompt version and the
 prompt itself: a request delivered twice finds the result in the log and asks nothing.
@@ -24,28 +24,23 @@ from orchard.schemas.identity import digest
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.plugins import PluginError
-from orchard.schemas.requests import InvalidRequest, NewerRequest, read_annotation_request
+from orchard.schemas.requests import InvalidRequest, read_annotation_request
 from orchard.schemas.values import AnnotationFacts, AnnotationFailed, AnnotationRequest, ValueAnnotated
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError
 from orchard.storage.reader import open_tables, refresh
-from orchard.streams.claims import Claim, Claims
-from orchard.streams.entries import successor
-from orchard.streams.errors import FAULTS, MessageTooLarge
+from orchard.streams.consumer import ClaimedRequest, RetryPolicy
+from orchard.streams.entries import QueueEntry
+from orchard.streams.errors import MessageTooLarge
 from orchard.streams.publisher import Publisher
-from orchard.streams.shifts import Shift, share_of
-from orchard.workers.attempts.deadletters import DeadLetters
-from orchard.workers.episode.message_tree import Totals, used_by
-from orchard.workers.failures import EndpointRests, InfrastructureError
-from orchard.workers.llm.client import Completion, ContextLengthExceeded, ModelClient
+from orchard.workers.episode.totals import Totals, used_by
+from orchard.workers.failures import InfrastructureError
+from orchard.workers.llm.answers import Completion
+from orchard.workers.llm.client import ModelClient
+from orchard.workers.llm.errors import ContextLengthExceeded
 
 log = logging.getLogger("orchard.annotator")
 
-CLAIM_WAIT_SECONDS = 1.0
-RETRY_SECONDS = 20.0
-"""Until a request whose endpoint or store was not there is tried again; doubled each time."""
-MAX_FAILURES = 5
-"""Times an endpoint may be out of reach before the request becomes a dead letter."""
 CONTEXT_EXCEEDED = "context_exceeded"
 
 
@@ -78,87 +73,51 @@ class Cases:
 
 
 class Annotator:
-    """Runs `slots` claim loops until `stop` is set."""
+    """Handles annotation requests."""
+
+    retries = RetryPolicy(on=(InfrastructureError, StorageError), first=20.0, most=5)
 
     def __init__(
         self,
         publisher: Publisher,
-        claims: Claims,
         models: ModelClient,
         cases: Cases,
         *,
         name: str,
-        slots: int = 4,
         done: Callable[[Event], None] | None = None,
     ) -> None:
         self._publisher = publisher
-        self._claims = claims
-        self._dead = DeadLetters(claims.connection)
         self._models = models
         self._cases = cases
         self._name = name
-        self._slots = slots
         self._done = done
         """Told of each verdict that was published."""
 
-    async def run(self, stop: asyncio.Event, idle_exit: float = 0.0, max_age: float = 0.0) -> None:
-        """Until `stop` is set, no slot had work for `idle_exit` seconds, or a share of `max_age` seconds is
-        over (0: for ever).
-
-        What is claimed by then is still finished. Raises StreamsError.
-        """
-        shift = Shift(idle=idle_exit, age=share_of(max_age))
-        async with asyncio.TaskGroup() as group:
-            for _ in range(self._slots):
-                group.create_task(self._slot(stop, shift))
-
-    async def _slot(self, stop: asyncio.Event, shift: Shift) -> None:
-        while not stop.is_set() and shift.go_on():
-            claim = await self._claims.next(timeout=CLAIM_WAIT_SECONDS)
-            if claim is not None:
-                await self._handle(claim, shift)
-
-    async def _handle(self, claim: Claim, shift: Shift) -> None:
+    def read(self, body: bytes) -> AnnotationRequest:
+        """See Handler."""
+        request = read_annotation_request(body)
         try:
-            request = read_annotation_request(claim.body)
-        except NewerRequest as error:
-            await self._dead.leave(claim, str(error))
-            return
-        except InvalidRequest as error:
-            await self._dead.reject(claim, str(error))
-            return
-        try:
-            judge = get_judge(request.prompt_version)
+            get_judge(request.prompt_version)
         except PluginError as error:
-            await self._dead.reject(claim, f"it wants prompt version {request.prompt_version}: {error}")
-            return
-        try:
-            if rest := await self._models.resting(request.model.endpoint):
-                raise rest  # no work: an annotator that finds none may end, while an endpoint rests too
-            with shift.at_work():
-                event = await self._verdict(request, judge)
-        except EndpointRests as rest:
-            entry = queue_entry(request, successor(claim.message_id))
-            await claim.await_rest(entry, rest.key, rest.seconds, rest.detail)
-            return
-        except (InfrastructureError, StorageError) as error:
-            await self._later(claim, request, str(error))
-            return
-        except FAULTS:
-            raise
-        except Exception as error:
-            # One strange trajectory must not stop the others; in the end it is a dead letter with its reason.
-            log.error("rollout %s", request.rollout_id, exc_info=error)
-            await self._later(claim, request, f"{type(error).__name__}: {error}")
-            return
+            raise InvalidRequest(f"it wants prompt version {request.prompt_version}: {error}") from error
+        return request
+
+    def entry(self, request: AnnotationRequest, occasion: str) -> QueueEntry:
+        """See Handler."""
+        return queue_entry(request, occasion)
+
+    async def handle(self, delivery: ClaimedRequest[AnnotationRequest]) -> None:
+        """Publish the verdict on a trajectory."""
+        request = delivery.request
+        if rest := await self._models.resting(request.model.endpoint):
+            raise rest
+        event = await delivery.run(self._verdict(request, get_judge(request.prompt_version)))
         try:
             await self._publisher.event(event)
         except MessageTooLarge as error:
-            await self._dead.reject(claim, str(error))
-            return
+            raise InvalidRequest(str(error)) from error
         if self._done is not None:
             self._done(event)
-        await claim.complete()
 
     async def _verdict(self, request: AnnotationRequest, judge: Judge) -> Event:
         """The event to publish: one that is in the log already, or what comes of asking now."""
@@ -227,16 +186,6 @@ class Annotator:
         if clamped is not None:
             return _annotated(facts, clamped)
         return AnnotationFailed(**msgspec.structs.asdict(facts), fault=fault, detail=detail)
-
-    async def _later(self, claim: Claim, request: AnnotationRequest, why: str) -> None:
-        """Try again when the endpoint or the store may be back; in the end, a dead letter with the reason."""
-        failures = request.failures + 1
-        if failures > MAX_FAILURES:
-            await self._dead.reject(claim, why)
-            return
-        again = msgspec.structs.replace(request, failures=failures)
-        entry = queue_entry(again, successor(claim.message_id))
-        await claim.retry_later(entry, RETRY_SECONDS * 2 ** (failures - 1), why)
 
 
 def _facts(

@@ -29,9 +29,10 @@ from orchard.schemas.messages import MessageNode
 from orchard.schemas.tasks import Task
 from orchard.schemas.values import MEASURED_CAMPAIGN
 from orchard.streams.errors import OutcomeRefused, StreamsError
+from orchard.workers.attempts.dependencies import AttemptDependencies
 from orchard.workers.attempts.openings import opened
 from orchard.workers.attempts.retries import Abort, after_failure
-from orchard.workers.attempts.rollout import Attempt, AttemptDependencies, Beginning
+from orchard.workers.attempts.rollout import Attempt, Beginning
 from orchard.workers.episode.sandboxes import SandboxFactory, SandboxMachine
 from orchard.workers.failures import EndpointRests, InfrastructureError
 

@@ -10,7 +10,7 @@ import pytest
 
 from orchard.schemas.outcomes import AbortCause
 from orchard.workers.failures import InfrastructureError
-from orchard.workers.llm.client import ContextLengthExceeded
+from orchard.workers.llm.errors import ContextLengthExceeded
 from tests.adapters.serving import (
     BROKEN_CALL,
     HELLO,

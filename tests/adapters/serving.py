@@ -11,7 +11,8 @@ from typing import Any
 
 from orchard.schemas.campaigns import ModelSpec
 from orchard.workers.llm.answers import Completion
-from orchard.workers.llm.client import EndpointSettings, ModelClient
+from orchard.workers.llm.client import ModelClient
+from orchard.workers.llm.settings import EndpointSettings
 
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Say hello."}]
 TOOL: dict[str, Any] = {

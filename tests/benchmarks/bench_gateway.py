@@ -32,7 +32,8 @@ from orchard.storage.blobs import BlobStore
 from orchard.workers.episode.message_tree import MessageTree
 from orchard.workers.gateway.recording import Recording
 from orchard.workers.gateway.server import CALLS_AT_ONCE, Gateway
-from orchard.workers.llm.client import EndpointSettings, ModelClient
+from orchard.workers.llm.client import ModelClient
+from orchard.workers.llm.settings import EndpointSettings
 
 PROGRAMS = 64
 ROUNDS = 3

@@ -29,7 +29,8 @@ from orchard.workers.harnesses import get_harness
 from orchard.workers.harnesses.bash_loop import SUBMIT_LINE
 from orchard.workers.harnesses.bash_prompts import BASH_TOOL
 from orchard.workers.harnesses.interface import Episode
-from orchard.workers.llm.client import EndpointSettings, ModelClient
+from orchard.workers.llm.client import ModelClient
+from orchard.workers.llm.settings import EndpointSettings
 
 ROUNDS = 7
 TURNS = 100

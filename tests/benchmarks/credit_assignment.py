@@ -17,48 +17,49 @@ from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import msgspec
 
-from orchard.actions.session import Session
-from orchard.actions.terminal import console
-from orchard.cli.quickstart import pipeline
-from orchard.cli.values import annotate_campaign
-from orchard.demo_sft import ORACLE, Demo, DemoSettings
-from orchard.demonstrations import campaign_score
+from examples.domains.swe import ORACLE
+from examples.run import do_step, example
+from examples.steps import measure
 from orchard.pipelines.campaigns.scores import Score
 from orchard.pipelines.datasets.build import build
 from orchard.pipelines.datasets.manifest import Manifest, Shard, read_manifest, write_manifest
 from orchard.pipelines.datasets.rows import Row, read_rows, row_digest, rows_sha256, write_rows
 from orchard.pipelines.datasets.settings import DatasetSettings, Source, Values
-from orchard.pipelines.values.requests import Asking
-from orchard.schemas.campaigns import CampaignSpec, TaskRef, Timeouts
+from orchard.processes.pipeline import pipeline
+from orchard.schemas.campaigns import TaskRef
 from orchard.schemas.llm_calls import ModelKind
 from orchard.streams.tasks import end
+from orchard.terminal.console import console
 from tests.benchmarks.credit_arms import Arm, rows_of
 from tests.benchmarks.over_seeds import over_seeds, paired_over_seeds
 
+_BEFORE = ("examples.domains.swe:repair_world", "oracle", "annotate", "tokenizer", "dataset")
+"""Steps of the example that all arms share."""
 RESULTS = Path(__file__).parents[2] / "docs" / "benchmarks"
 EVERY_STEP = -2.0
 """Credit that every step has at least."""
-EXPERIMENT = DemoSettings(
-    tasks=240,
-    samples=2,
-    further=1,
-    kinds=("sum", "difference", "larger", "smaller"),
-    functions=24,
-    mix={"resolves": 0.55, "wrong_edit": 0.37, "gives_up": 0.02, "malformed": 0.02, "out_of_steps": 0.04},
-    held_out=40,
-    vocabulary=900,
-    shape="tiny-test",
-    epochs=16,
-    batch=8,
-    lr=1e-2,
-    threads=1,
-    answer_tokens=80,
-)
+EXPERIMENT: dict[str, Any] = {
+    "tasks": 240,
+    "samples": 2,
+    "further": 1,
+    "kinds": ["sum", "difference", "larger", "smaller"],
+    "functions": 24,
+    "mix": {"resolves": 0.55, "wrong_edit": 0.37, "gives_up": 0.02, "malformed": 0.02, "out_of_steps": 0.04},
+    "held_out": 40,
+    "vocabulary": 900,
+    "shape": "tiny-test",
+    "epochs": 16,
+    "batch": 8,
+    "lr": 1e-2,
+    "threads": 1,
+    "answer_tokens": 80,
+}
 """Small, so that ten seeds of five arms can be had: see the cost of a seed in the results."""
-TIMEOUTS = Timeouts(command=120.0)
+TIMEOUTS = {"command": 120.0}
 """So that a busy machine ends no command of a policy."""
 
 
@@ -69,7 +70,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     source_sha256: str
     """Of the dataset that it was drawn from."""
-    settings: DemoSettings
+    settings: dict[str, Any]
     examples: int
     trained_tokens: int
     steps: int
@@ -80,36 +81,33 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     measured: str
 
 
-class Experiment(Demo):
-    """Arms and seeds, in the store of one oracle campaign."""
+class Experiment:
+    """Arms and seeds of `examples/sft.toml`, in the store of one oracle campaign."""
 
     def __init__(
-        self, store: Path, results: Path, examples: int, settings: DemoSettings = EXPERIMENT
+        self, store: Path, results: Path, examples: int, settings: Mapping[str, Any] = EXPERIMENT
     ) -> None:
-        super().__init__(str(store), settings)
+        self.example, self.values = example("sft", str(store), **settings)
+        self.example.campaign = {**self.example.campaign, "timeouts": TIMEOUTS}
+        self.directory, self.settings = self.example.directory, dict(settings)
         self._work, self._results, self._examples = store / "arms", results, examples
         found = results.read_bytes() if results.exists() else b"[]"
         self.done = msgspec.json.decode(found, type=list[Result])
 
-    async def campaign(self, session: Session, spec: CampaignSpec) -> None:
-        """With time for a command on a machine that others use."""
-        await super().campaign(session, msgspec.structs.replace(spec, timeouts=TIMEOUTS))
-
     async def run_arms(self, seeds: Sequence[int], most: int | None = None) -> None:
         """What is missing of these seeds, all arms of one before the next; at most so many of them."""
-        async with pipeline(self.config) as session:
-            train, held_out = await self._tasks(session)
-            if not (self.directory / "dataset").is_dir():
-                await self.campaign(session, self._oracle(train))
-                await annotate_campaign(session, ORACLE, Asking(model="oracle", endpoint="oracle"), 16)
-                await self._dataset(session)
+        made, values = self.example, self.values
+        before = [step for step in made.steps if step["do"] in _BEFORE]
+        async with pipeline(made.config, console.print) as made.session:
+            for step in before[:1] if (self.directory / "dataset").is_dir() else before:
+                await do_step(made, step, values)
             whole = await asyncio.to_thread(self._with_every_step)
             rises = list(read_rows(self.directory / "dataset"))
             missing = [(arm, seed) for seed in seeds for arm in self._missing(seed)][:most]
             trained = self._trained_ahead(missing, rises, whole)
             async with aclosing(trained):
                 async for policy in trained:
-                    self.done.append(await self._measured(session, policy, held_out))
+                    self.done.append(await self._measured(policy, values["measured"]))
                     self._results.write_bytes(msgspec.json.format(msgspec.json.encode(self.done), indent=1))
 
     def _with_every_step(self) -> dict[str, Row]:
@@ -121,7 +119,7 @@ class Experiment(Demo):
             values=Values(annotator="oracle", eps=EVERY_STEP),
         )
         out = self.directory / "dataset-every-step"
-        build(self.config.store, settings, out)
+        build(self.example.config.store, settings, out)
         return {row.rollout_id: row for row in read_rows(out) if not row.resolved}
 
     def _missing(self, seed: int) -> list[Arm]:
@@ -155,28 +153,37 @@ class Experiment(Demo):
         directory = self._work / name
         rows = rows_of(arm, rises, whole, self._examples, seed)
         manifest = write_subset(rows, dataset, name, directory / "dataset")
-        epochs = self.settings.epochs * (2 if arm is Arm.NOTHING else 1)
-        settings = msgspec.structs.replace(self.settings, seed=seed, epochs=epochs)
-        await self.train(name, directory, settings, tokenizer=self.directory / "tokenizer")
+        epochs = self.settings["epochs"] * (2 if arm is Arm.NOTHING else 1)
+        settings = {**self.settings, "seed": seed, "epochs": epochs}
+        step = next(one for one in self.example.steps if one["do"] == "sft")
+        tokenizer = str(self.directory / "tokenizer")
+        values = self.values | settings | {"directory": str(directory), "tokenizer": tokenizer}
+        await do_step(self.example, {**step, "run": name}, values)
         return Policy(arm=arm, directory=directory, settings=settings, manifest=manifest, of=dataset.sha256)
 
-    async def _measured(self, session: Session, policy: "Policy", held_out: list[TaskRef]) -> Result:
+    async def _measured(self, policy: "Policy", held_out: list[TaskRef]) -> Result:
         """What a policy does on the held-out tasks."""
         name = policy.directory.name
         console.rule(name)
-        await self._evaluate(session, name, policy.directory / "run" / "model", held_out)
+        score = await measure(
+            self.example,
+            name=name,
+            model=policy.directory / "run" / "model",
+            tasks=held_out,
+            max_tokens=self.values["answer_tokens"],
+        )
         steps = (policy.directory / "run" / "metrics.jsonl").read_bytes().splitlines()
         last = msgspec.json.decode(steps[-1])
         return Result(
             arm=policy.arm,
-            seed=policy.settings.seed,
+            seed=policy.settings["seed"],
             source_sha256=policy.of,
             settings=policy.settings,
             examples=policy.manifest.rows,
             trained_tokens=policy.manifest.trained_tokens,
             steps=last["step"],
             final_loss=last["loss"],
-            score=campaign_score(session.config.store, name),
+            score=score,
             training_seconds=sum(msgspec.json.decode(step)["seconds"] for step in steps),
             measured=datetime.now(UTC).strftime("%Y-%m-%d"),
         )
@@ -187,7 +194,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     arm: Arm
     directory: Path
-    settings: DemoSettings
+    settings: dict[str, Any]
     manifest: Manifest
     of: str
     """SHA-256 of the dataset that its own was drawn from."""
@@ -251,8 +258,8 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS / "credit-arms.json")
     parser.add_argument("--most", type=int, help="arms of this run, so that long ones can be cut in slices")
     options = parser.parse_args()
-    if options.examples % EXPERIMENT.batch:
-        parser.error(f"--examples must be whole batches of {EXPERIMENT.batch}: else arms differ in steps")
+    if options.examples % EXPERIMENT["batch"]:
+        parser.error(f"--examples must be whole batches of {EXPERIMENT['batch']}: else arms differ in steps")
     experiment = Experiment(options.store, options.results, options.examples)
     asyncio.run(experiment.run_arms(range(options.seeds), options.most))
     sys.stdout.write(table(experiment.done))

@@ -3,14 +3,15 @@
 Balanced groups, and others beside them, train from the same policy with the same tasks and seeds. A seed's
 budget is what its balanced groups spent in graded rollouts; the others train until they have spent that, and
 are compared at the policy that was nearest to it. The learning rate stays, so that a run can be cut anywhere.
-The policy is the one of `orchard demo-sft` in the same store, or, with --small, one that is made here.
+The policy is the one of `make demo-sft` in the same store, or, with --small, one that is made here.
 Results are kept by method and seed, so that a later session goes on: what is there is not run again.
 """
 
 import argparse
 import asyncio
 import sys
-from collections.abc import Callable, Sequence
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -19,28 +20,27 @@ import duckdb
 import matplotlib
 import msgspec
 
-from orchard.actions.session import Session
-from orchard.cli.quickstart import pipeline
-from orchard.demo_rl import Method, RlDemo, RlDemoSettings, toml
-from orchard.demo_sft import Demo
-from orchard.demonstrations import campaign_score, repair_refs
+from examples import steps
+from examples.domains import swe
+from examples.domains.swe import BEFORE, METHODS
+from examples.run import FOLDER, OWN, example, filled, run
 from orchard.pipelines.campaigns.scores import Score
-from orchard.pipelines.domains.swe.repairs import Split
 from orchard.pipelines.rl.policies import policy_directory
 from orchard.pipelines.rl.runs import pass_rates
+from orchard.processes.pipeline import pipeline
+from orchard.schemas.campaigns import TaskRef
 from orchard.storage.reader import open_tables
 from orchard.streams.tasks import end
 from tests.benchmarks.credit_assignment import EXPERIMENT
 from tests.benchmarks.over_seeds import over_seeds, paired_over_seeds
 
 RESULTS = Path(__file__).parents[2] / "docs" / "benchmarks"
-SMALL = msgspec.structs.replace(EXPERIMENT, tasks=160, samples=3, further=200, held_out=80)
+SMALL = EXPERIMENT | {"tasks": 160, "samples": 3, "further": 200, "held_out": 80}
 
-METHODS: tuple[Method, ...] = ("bar", "fixed", "dynamic", "frugal")
 INTERVAL = (0.375, 0.625)
 """Shares of positives in what is called balanced, by whatever method it came."""
 POLL_SECONDS = 4.0
-BEFORE, MEASURING = "demo-rl-before", "demo-rl-measuring"
+MEASURING = "demo-rl-measuring"
 
 # Each policy with the graded rollouts that had ended when it came.
 _STEPS = """
@@ -63,68 +63,70 @@ Steps = list[tuple[int, float, int]]
 """Step, pass rate of its rollouts, graded rollouts spent."""
 
 
-class Compared(RlDemo):
-    """A run of the demonstration that is measured where it had spent a budget."""
+class Compared:
+    """A run of `examples/rl.toml` that is measured where it had spent a budget."""
 
-    def __init__(self, store: str, settings: RlDemoSettings, *, unsolved: bool) -> None:
-        super().__init__(store, settings)
-        self.unsolved = unsolved
-        """Whether tasks that were never solved when they were measured are prompts too."""
+    def __init__(self, store: str, settings: Mapping[str, Any], *, unsolved: bool) -> None:
+        self.settings, self.unsolved = dict(settings), unsolved
+        """`unsolved`: tasks that were never solved when they were measured are prompts too."""
+        self.example, self.values = example("rl", store, **settings)
+        self.name: str = self.values["run"]
+        self.out = self.example.directory / self.name
 
     async def measured(self, budget: int | None) -> "Line":
         """Train, or go on with it, and measure the policy at `budget`; None: the last."""
-        settings = self.settings
-        async with pipeline(self.config) as session:
-            tasks = await asyncio.to_thread(self._new_tasks)
-            await self.held_out(session, BEFORE, self.policy)
-            await self.sampled(
-                session, MEASURING, self.policy, tasks, temperature=1.0, samples=settings.measured
+        made, values, store = self.example, self.values, self.example.config.store
+        policy = Path(values["policy"])
+        async with pipeline(made.config, print) as made.session:
+            train, held_out = await swe.new_tasks(made, pool=values["pool"])
+            before = await self._sampled(BEFORE, policy, held_out, values["temperature"], values["samples"])
+            await self._sampled(MEASURING, policy, train, 1.0, values["measured"])
+            await self._trained(budget)
+            with open_tables(store) as tables:
+                steps_ = spent(tables, self.name)
+            at = len(steps_) if budget is None else nearest(steps_, budget)
+            newest = policy_directory(self.out, at)
+            after = await self._sampled(
+                f"{self.name}-step-{at}", newest, held_out, values["temperature"], values["samples"]
             )
-            file = self.directory / f"{self.run_name}.toml"
-            file.write_text(toml(self._recipe(MEASURING)))
-            await self._trained(file, budget)
-            with open_tables(self.config.store) as tables:
-                steps = spent(tables, self.run_name)
-            at = len(steps) if budget is None else nearest(steps, budget)
-            name = f"{self.run_name}-step-{at}"
-            await self.held_out(session, name, policy_directory(self.out, at))
-        before, after = (campaign_score(self.config.store, each) for each in (BEFORE, name))
-        with open_tables(self.config.store) as tables:
-            return line_of(tables, self, steps[:at], before, after)
+        with open_tables(store) as tables:
+            return line_of(tables, self, steps_[:at], before, after)
 
-    async def _trained(self, file: Path, budget: int | None) -> None:
-        """The run of `file` until its end, or until a policy has cost the budget."""
-        training = asyncio.create_task(self.command("rl", str(file)))
+    async def _sampled(
+        self, name: str, model: Path, tasks: Sequence[TaskRef], temperature: float, samples: int
+    ) -> Score:
+        sampling = {"temperature": temperature, "samples": samples, "max_tokens": 160}
+        return await steps.measure(self.example, name=name, model=model, tasks=tasks, **sampling)
+
+    async def _trained(self, budget: int | None) -> None:
+        """The run until its end, or until a policy has cost the budget."""
+        training = asyncio.create_task(swe.reinforced(self.example, **self._recipe()))
         while not training.done():
             await asyncio.wait({training}, timeout=POLL_SECONDS)
-            with open_tables(self.config.store) as tables:
-                steps = spent(tables, self.run_name)
-            if budget is not None and steps and steps[-1][2] >= budget:
+            with open_tables(self.example.config.store) as tables:
+                steps_ = spent(tables, self.name)
+            if budget is not None and steps_ and steps_[-1][2] >= budget:
                 await end(training)
                 return
         await training
 
-    def _recipe(self, measuring: str) -> dict[str, Any]:
-        recipe = {**super()._recipe(measuring), "min_lr": self.settings.lr}
+    def _recipe(self) -> dict[str, Any]:
+        """What the file of the example says of reinforcement learning, with one learning rate."""
+        step = next(one for one in self.example.steps if one["do"] == "examples.domains.swe:reinforced")
+        recipe = filled({key: value for key, value in step.items() if key not in OWN}, self.values)
+        recipe["min_lr"] = recipe["lr"]
         if self.unsolved:
-            with open_tables(self.config.store) as tables:
-                rates = pass_rates(tables, measuring)
-            ids = [task for task, rate in sorted(rates.items()) if rate <= self.settings.hardest]
+            with open_tables(self.example.config.store) as tables:
+                rates = pass_rates(tables, MEASURING)
+            ids = [task for task, rate in sorted(rates.items()) if rate <= self.values["hardest"]]
             recipe["tasks"] = {"unproven": True, "ids": ids}
-        return recipe
-
-    async def held_out(self, session: Session, name: str, policy: Path) -> None:
-        """A campaign on the held-out tasks."""
-        tasks = repair_refs(self.config.store, Split.HELD_OUT)
-        await self.sampled(
-            session, name, policy, tasks, temperature=self.settings.temperature, samples=self.settings.samples
-        )
+        return dict(recipe)
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
     """One run where it had spent its seed's budget."""
 
-    settings: RlDemoSettings
+    settings: dict[str, Any]
     spent: int
     """Graded rollouts."""
     steps: int
@@ -164,9 +166,9 @@ def line_of(
 ) -> Line:
     """A run at the end of these steps."""
     cost = steps[-1][2]
-    (until,) = tables.execute(_CUT, [demo.run_name, cost]).fetchall()[-1]
-    few, many = (share * demo.settings.size for share in INTERVAL)
-    counts = tables.execute(_GROUPS, [few, many, demo.run_name, until]).fetchall()
+    (until,) = tables.execute(_CUT, [demo.name, cost]).fetchall()[-1]
+    few, many = (share * demo.values["size"] for share in INTERVAL)
+    counts = tables.execute(_GROUPS, [few, many, demo.name, until]).fetchall()
     groups, informative, balanced = counts[0]
     rates = [rate for _, rate, _ in steps]
     third = max(len(rates) // 3, 1)
@@ -191,10 +193,10 @@ def table(lines: Sequence[Line]) -> str:
         "per 1,000 rollouts | training pass rate by thirds | held-out before | held-out |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|---|---|---|",
     ]
-    for line in sorted(lines, key=lambda one: (one.settings.seed, one.settings.method)):
+    for line in sorted(lines, key=lambda one: (one.settings["seed"], one.settings["method"])):
         cells = [
-            line.settings.method,
-            line.settings.seed,
+            line.settings["method"],
+            line.settings["seed"],
             f"{line.settings.lr:g}",
             line.spent,
             line.steps,
@@ -213,8 +215,8 @@ def table(lines: Sequence[Line]) -> str:
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for method in METHODS:
-        if mine := [line for line in lines if line.settings.method == method]:
-            bar = [line for line in lines if line.settings.method == "bar"]
+        if mine := [line for line in lines if line.settings["method"] == method]:
+            bar = [line for line in lines if line.settings["method"] == "bar"]
             text.append(
                 f"| {method} | {_beside(mine, bar, Line.percent)} | {_beside(mine, bar, Line.mixed)} | "
                 f"{fmean(line.spent for line in mine):.0f} | {fmean(line.steps for line in mine):.1f} |"
@@ -224,7 +226,7 @@ def table(lines: Sequence[Line]) -> str:
 
 def _beside(mine: Sequence[Line], bar: Sequence[Line], measure: Callable[[Line], float]) -> str:
     """Two cells: a mean over seeds, and its difference from that of the balanced groups."""
-    of, against = ({line.settings.seed: measure(line) for line in lines} for lines in (mine, bar))
+    of, against = ({line.settings["seed"]: measure(line) for line in lines} for lines in (mine, bar))
     return f"{over_seeds(list(of.values())).shown()} | {paired_over_seeds(against, of).shown(signed=True)}"
 
 
@@ -237,14 +239,14 @@ def plot(store: str, lines: Sequence[Line], path: Path) -> None:
     colours = dict(zip(METHODS, ("tab:green", "tab:orange", "tab:blue", "tab:red"), strict=True))
     with open_tables(store) as tables:
         for line in lines:
-            method, seed = line.settings.method, line.settings.seed
+            method, seed = line.settings["method"], line.settings["seed"]
             rows = spent(tables, f"demo-rl-{method}-{seed}")[: line.steps]
             axis.plot(
                 [cost for *_, cost in rows],
                 [rate for _, rate, _ in rows],
                 color=colours[method],
                 alpha=0.7,
-                label=method if seed == lines[0].settings.seed else None,
+                label=method if seed == lines[0].settings["seed"] else None,
             )
     axis.set_xlabel("graded rollouts")
     axis.set_title("pass rate of training rollouts")
@@ -255,12 +257,14 @@ def plot(store: str, lines: Sequence[Line], path: Path) -> None:
     pyplot.close(figure)
 
 
-async def compare(store: str, runs: Sequence[RlDemoSettings], results: Path, *, unsolved: bool) -> list[Line]:
+async def compare(
+    store: str, runs: Sequence[Mapping[str, Any]], results: Path, *, unsolved: bool
+) -> list[Line]:
     """What is missing of these runs, each kept as it ends; the balanced groups of a seed come first."""
     done = msgspec.json.decode(results.read_bytes() if results.exists() else b"[]", type=list[Line])
     for settings in runs:
-        of = {one.settings.method: one for one in done if one.settings.seed == settings.seed}
-        if settings.method not in of:
+        of = {one.settings["method"]: one for one in done if one.settings["seed"] == settings["seed"]}
+        if settings["method"] not in of:
             budget = of["bar"].spent if "bar" in of else None
             done.append(await Compared(store, settings, unsolved=unsolved).measured(budget))
             results.write_bytes(msgspec.json.format(msgspec.json.encode(done), indent=1))
@@ -269,19 +273,19 @@ async def compare(store: str, runs: Sequence[RlDemoSettings], results: Path, *, 
 
 def main() -> None:
     """Train what is missing, then compare."""
-    usual = RlDemoSettings()
+    usual = tomllib.loads((FOLDER / "rl.toml").read_text())["settings"]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--store", required=True, help="where `orchard demo-sft` has been, or with --small")
+    parser.add_argument("--store", required=True, help="where `make demo-sft` has been, or with --small")
     parser.add_argument("--small", action="store_true", help="make a small world and policy, as in make test")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS, help="beside bar")
-    for method, count in zip(METHODS, (usual.steps, 14, 12, 16), strict=True):
+    for method, count in zip(METHODS, (usual["steps"], 14, 12, 16), strict=True):
         parser.add_argument(f"--{method}-steps", type=int, default=count)
-        parser.add_argument(f"--{method}-lr", type=float, default=usual.lr)
+        parser.add_argument(f"--{method}-lr", type=float, default=usual["lr"])
     for name in ("prompts", "size", "budget", "pool", "measured", "samples"):
-        parser.add_argument(f"--{name}", type=int, default=getattr(usual, name))
-    parser.add_argument("--hardest", type=float, default=usual.hardest)
+        parser.add_argument(f"--{name}", type=int, default=usual[name])
+    parser.add_argument("--hardest", type=float, default=usual["hardest"])
     parser.add_argument("--unsolved", action="store_true", help="prompts that were never solved, too")
     parser.add_argument("--results", type=Path, default=RESULTS / "rollout-methods-sandboxes.json")
     parser.add_argument("--plot", type=Path, help="PNG file for the learning curves")
@@ -290,17 +294,17 @@ def main() -> None:
         options.pop(name) for name in ("store", "small", "results", "plot", "unsolved")
     )
     first, count, chosen = (options.pop(name) for name in ("first", "seeds", "methods"))
-    steps, rates = (
+    counts, rates = (
         {method: options.pop(f"{method}_{name}") for method in METHODS} for name in ("steps", "lr")
     )
     runs = [
-        RlDemoSettings(method=method, seed=seed, steps=steps[method], lr=rates[method], **options)
+        {"method": method, "seed": seed, "steps": counts[method], "lr": rates[method], **options}
         for seed in range(first, first + count)
         for method in METHODS
         if method in {"bar", *chosen}
     ]
     if small:
-        asyncio.run(Demo(store, SMALL).run())
+        asyncio.run(run(*example("sft", store, **SMALL)))
     lines = asyncio.run(compare(store, runs, results, unsolved=unsolved))
     if picture is not None:
         plot(store, lines, picture)

@@ -25,7 +25,6 @@ import msgspec
 from nats.errors import Error as NatsError
 
 from orchard.actions.session import Session
-from orchard.actions.terminal import progress
 from orchard.configuration.config import load
 from orchard.pipelines.campaigns.commands import Campaigns, Progress
 from orchard.pipelines.tasks.registry import TaskRegistry
@@ -36,6 +35,7 @@ from orchard.streams.connection import Connection
 from orchard.streams.publisher import Publisher
 from orchard.streams.settings import Queue
 from orchard.streams.topology import declare
+from orchard.terminal.console import progress
 from tests.attempts_world import Script
 from tests.chaos import checks
 from tests.chaos.fleet_processes import Processes

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import msgspec
 
-from orchard.configuration.running import UpRecord, running
+from orchard.configuration.run_files import UpRecord, running
 from orchard.injector.client import AsyncSandboxClient
 from orchard.injector.errors import SandboxError
 from orchard.pipelines.rl.policies import read_newest

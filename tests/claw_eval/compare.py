@@ -38,7 +38,8 @@ from orchard.workers.episode.worlds import Opening, open_world
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.graders import grade
 from orchard.workers.judges.ruling import Judges
-from orchard.workers.llm.client import EndpointSettings, ModelClient
+from orchard.workers.llm.client import ModelClient
+from orchard.workers.llm.settings import EndpointSettings
 from tests.claw_eval import agents
 from tests.injector.conftest import Service
 

@@ -213,6 +213,7 @@ def test_large_numbers_are_numbers(tmp_path: Path) -> None:
         (queues(queue("a" * 60)), "more than 52 characters"),
         (queues({**queue("swe"), "priority": 1}), "priority"),
         (queues({**queue("swe"), "kind": "annotate"}), "domain"),
+        (queues({**queue("swe"), "kind": "prove"}), "domain"),
         (queues({**queue("swe"), "maxWorker": 1}), "maxWorker"),
     ],
 )

@@ -67,7 +67,7 @@ def errors(schema: dict[str, Any], instance: Manifest) -> list[str]:
 
 def test_scaled_jobs_are_what_keda_declares(manifests: Manifests, scaled_job_schema: dict[str, Any]) -> None:
     jobs = manifests.of("ScaledJob")
-    assert len(jobs) == 3
+    assert len(jobs) == 5
     for job in jobs:
         assert errors(scaled_job_schema, job) == []
 
@@ -304,7 +304,7 @@ class TestCommands:
         [
             ("orchestrator", "orchard.injector.orchestrator"),
             ("metrics", "orchard.processes.metrics"),
-            ("janitor", "orchard.processes.janitor"),
+            ("janitor", "orchard.processes.stuck_jobs"),
         ],
     )
     def test_other_programs_understand_their_arguments(

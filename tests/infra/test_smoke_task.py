@@ -4,8 +4,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from orchard.pipelines.domains.swe.benchmark_files import check_rows
 from orchard.pipelines.domains.swe.benchmark_rows import task_from_row
+from orchard.pipelines.tasks.row_files import check_rows
 from orchard.schemas.tasks import SWETests
 from tests.infra.conftest import INFRA
 

@@ -14,15 +14,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+import orchard_env
 import pytest
 
 import orchard
-import orchard_env
 
 if TYPE_CHECKING:
     from tests.injector.conftest import Service
 
-SDK = Path(__file__).parents[2] / "sdk"
+SDK = Path(__file__).parents[2] / "injector" / "sdk"
 PROGRAM = """
 import asyncio, sys
 from orchard_env import AsyncSandboxClient, SandboxClient, errors

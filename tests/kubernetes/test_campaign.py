@@ -11,7 +11,7 @@ import pytest
 
 from orchard.actions.session import Session
 from orchard.configuration.config import load
-from orchard.configuration.running import UpRecord, running
+from orchard.configuration.run_files import UpRecord, running
 from orchard.pipelines.campaigns.commands import Campaigns
 from orchard.pipelines.tasks.registry import TaskRegistry
 from orchard.streams.publisher import Publisher

@@ -22,7 +22,7 @@ def job(name: str, image: str) -> dict[str, Any]:
     labels = {"app.kubernetes.io/name": "worker"}
     return {
         "apiVersion": "batch/v1",
-        "kind": "Job",
+        "kind": "WorkerJob",
         "metadata": {"name": name},
         "spec": {
             "backoffLimit": 0,
@@ -72,7 +72,7 @@ def test_a_job_that_cannot_start_is_ended_and_one_that_runs_is_not(
     config["users"] = [{"name": config["users"][0]["name"], "user": {"token": token}}]
     (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
 
-    command = [sys.executable, "-m", "orchard.processes.janitor", "--namespace", namespace, "--after", "0"]
+    command = [sys.executable, "-m", "orchard.processes.stuck_jobs", "--namespace", namespace, "--after", "0"]
     command += ["--kubeconfig", str(tmp_path / "kubeconfig")]
     run = subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=120, env=dict(os.environ)

@@ -1,4 +1,4 @@
-"""`orchard demo-claw`, small: worlds are made and proven, a policy learns from the solver's log, then from
+"""`make demo-claw`, small: worlds are made and proven, a policy learns from the solver's log, then from
 rewards of test scripts, and both are measured in two harnesses.
 
 Too little training to do errands in worlds that it has not seen: see docs/benchmarks/assistants.md.
@@ -9,52 +9,56 @@ from pathlib import Path
 
 import pytest
 
-from orchard.demo_claw import COPIES, HARNESSES, RL, SFT, TRAINED, ClawDemo, ClawSettings
+from examples.domains.claw import HARNESSES, RL, SFT
+from examples.run import example, run
 from orchard.pipelines.sft.metrics import read_steps
 from orchard.storage.reader import open_tables
 
 pytestmark = pytest.mark.timeout(1800)
 
-SMALL = ClawSettings(
-    worlds=8,
-    tasks=20,
-    samples=2,
-    guesses=0.5,
-    held_out_worlds=4,
-    held_out=6,
-    vocabulary=900,
-    drills=400,
-    drill_epochs=2,
-    epochs=20,
-    steps=2,
-    prompts=2,
-    size=4,
-    threads=1,
-)
+SMALL = {
+    "worlds": 8,
+    "tasks": 20,
+    "samples": 2,
+    "guesses": 0.5,
+    "held_out_worlds": 4,
+    "held_out": 6,
+    "vocabulary": 900,
+    "drills": 400,
+    "drill_epochs": 2,
+    "epochs": 20,
+    "steps": 2,
+    "prompts": 2,
+    "size": 4,
+    "threads": 1,
+}
 
 
 def test_a_policy_learns_errands_from_proven_worlds_and_the_rewards_of_their_scripts(tmp_path: Path) -> None:
     store = str(tmp_path / "store")
-    demo = ClawDemo(store, SMALL)
-    result = asyncio.run(demo.run())
+    demo, values = example("claw", store, **SMALL)
+    result = asyncio.run(run(demo, values))
+    figures = result["figures"]
 
-    assert result.tasks >= SMALL.tasks + SMALL.held_out and result.worlds == 12
-    assert result.mistakes > 0 and result.missed == 0, "each seeded mistake was caught"
+    assert figures["tasks"] >= SMALL["tasks"] + SMALL["held_out"] and figures["worlds"] == 12
+    assert figures["mistakes"] > 0 and figures["missed"] == 0, "each seeded mistake was caught"
     drilled, taught = (
         [step.loss for step in read_steps(demo.directory / policy / "metrics.jsonl")]
-        for policy in (COPIES, SFT)
+        for policy in ("copies", SFT)
     )
     assert drilled[0] > 4.0 > drilled[-1] and taught[-1] < 0.5, (drilled, taught)
-    cells = {(cell.harness, cell.model): cell for cell in result.results.cells}
+    cells = {(cell.harness, cell.model): cell for cell in result["results"].cells}
     assert set(cells) == {(harness, policy) for harness in HARNESSES for policy in (SFT, RL)}
-    assert {(cell.requested, cell.graded) for cell in cells.values()} == {(SMALL.held_out, SMALL.held_out)}
-    assert set(result.looks) == {SFT, RL}
-    assert (demo.report / "matrix.png").stat().st_size > 10_000
+    assert {(cell.requested, cell.graded) for cell in cells.values()} == {
+        (SMALL["held_out"], SMALL["held_out"])
+    }
+    assert set(figures["looks"]) == {SFT, RL}
+    assert (demo.directory / "report" / "matrix.png").stat().st_size > 10_000
     with open_tables(store) as tables:
         played = tables.execute(
             "select harness, count(*) filter (resolved) > 0, bool_and(model_kind = 'oracle') from rollouts "
             "where campaign = ? group by 1 order by 1",
-            [demo.name(TRAINED)],
+            ["demo-claw-worlds-0"],
         ).fetchall()
         steps = tables.execute("select version from policy_steps order by step").fetchall()
         unlooked = tables.execute(
@@ -64,5 +68,5 @@ def test_a_policy_learns_errands_from_proven_worlds_and_the_rewards_of_their_scr
     assert steps == [(1,), (2,)]
     assert unlooked == [(0,)], "only proven tasks are prompts"
 
-    again = asyncio.run(ClawDemo(store, SMALL).run())
-    assert (again.rows, again.results) == (result.rows, result.results), "all of it was done"
+    again = asyncio.run(run(*example("claw", store, **SMALL)))
+    assert all(again[name] == result[name] for name in ("rows", "results")), "all of it was done"

@@ -1,4 +1,4 @@
-"""`orchard demo-sft` and `orchard demo-rl`, small: a model learns from an oracle to repair modules new to it,
+"""`make demo-sft` and `make demo-rl`, small: a model learns from an oracle to repair modules new to it,
 then from its own rollouts.
 
 That it then repairs more takes more groups than a test has time for: see
@@ -8,14 +8,14 @@ docs/benchmarks/reinforcement-learning.md.
 import asyncio
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
-import msgspec
 import pytest
 import torch
 
+from examples.domains.swe import ORACLE
+from examples.run import example, run
 from orchard.configuration.config import ConfigError
-from orchard.demo_rl import RlDemo, RlDemoResult, RlDemoSettings
-from orchard.demo_sft import ORACLE, Demo, DemoResult, DemoSettings
 from orchard.pipelines.domains.swe.repairs import Split, repair_tasks
 from orchard.pipelines.models.directories import load_model
 from orchard.pipelines.sft.metrics import read_steps
@@ -23,24 +23,32 @@ from orchard.storage.reader import open_tables
 
 pytestmark = pytest.mark.timeout(1200)
 
-SMALL = DemoSettings(
-    tasks=300,
-    samples=1,
-    further=40,
-    kinds=("sum", "difference", "larger", "smaller"),
-    functions=24,
-    mix={"resolves": 0.8, "wrong_edit": 0.2},
-    held_out=40,
-    slots=6,
-    vocabulary=900,
-    shape="tiny-test",
-    epochs=20,
-    batch=8,
-    lr=1e-2,
-    threads=1,
-    answer_tokens=80,
-)
-SMALL_RL = RlDemoSettings(steps=3, prompts=4, lr=1e-3, negative=1.0, pool=40, measured=2, samples=1)
+SMALL: dict[str, Any] = {
+    "tasks": 300,
+    "samples": 1,
+    "further": 40,
+    "kinds": ["sum", "difference", "larger", "smaller"],
+    "functions": 24,
+    "mix": {"resolves": 0.8, "wrong_edit": 0.2},
+    "held_out": 40,
+    "slots": 6,
+    "vocabulary": 900,
+    "shape": "tiny-test",
+    "epochs": 20,
+    "batch": 8,
+    "lr": 1e-2,
+    "threads": 1,
+    "answer_tokens": 80,
+}
+SMALL_RL: dict[str, Any] = {
+    "steps": 3,
+    "prompts": 4,
+    "lr": 1e-3,
+    "negative": 1.0,
+    "pool": 40,
+    "measured": 2,
+    "samples": 1,
+}
 FIRST_GROUPS = """
 select g.group_id, g.member.reward > 0, m.prompt_ids, m.token_ids
 from (select group_id, unnest(members) as member from groups where run = ? and trained_step = 1) g
@@ -60,14 +68,14 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def taught(store: Path) -> DemoResult:
-    return asyncio.run(Demo(str(store), SMALL).run())
+def taught(store: Path) -> dict[str, Any]:
+    return asyncio.run(run(*example("sft", str(store), **SMALL)))
 
 
 @pytest.fixture(scope="module")
-def trained(store: Path, taught: DemoResult) -> RlDemoResult:
-    assert taught.rows
-    return asyncio.run(RlDemo(str(store), SMALL_RL).run())
+def trained(store: Path, taught: dict[str, Any]) -> dict[str, Any]:
+    assert taught["rows"]
+    return asyncio.run(run(*example("rl", str(store), **SMALL_RL)))
 
 
 def preference(store: Path, run: str, model: Path) -> float:
@@ -82,24 +90,24 @@ def preference(store: Path, run: str, model: Path) -> float:
             logits = policy(torch.tensor([prompt + said])).logits[0, len(prompt) - 1 : -1]
         chosen = logits.log_softmax(-1).gather(1, torch.tensor(said)[:, None])
         groups.setdefault(group, {True: [], False: []})[succeeded].append(chosen)
-    assert len(groups) == SMALL_RL.prompts
+    assert len(groups) == SMALL_RL["prompts"]
     return fmean(
         (torch.cat(said[True]).mean() - torch.cat(said[False]).mean()).item() for said in groups.values()
     )
 
 
-def test_a_model_from_nothing_learns_what_the_oracle_does(store: Path, taught: DemoResult) -> None:
+def test_a_model_from_nothing_learns_what_the_oracle_does(store: Path, taught: dict[str, Any]) -> None:
     """Real tasks, sandboxes, graders, dataset, training, server: the pass rate rises on held-out tasks."""
-    assert (taught.before.value, taught.before.tasks) == (0.0, 40)
-    assert taught.after.value >= 0.2, taught
-    assert taught.after.tasks == 40
+    assert (taught["before"].value, taught["before"].tasks) == (0.0, 40)
+    assert taught["after"].value >= 0.2, taught
+    assert taught["after"].tasks == 40
     losses = [step.loss for step in read_steps(store / "demo-sft" / "run" / "metrics.jsonl")]
     assert losses[-1] < 0.1 < 4.0 < losses[0]
     with open_tables(str(store)) as tables:
         (rows, unresolved) = tables.execute(
             "select any_value(rows), (select count(*) from values) from datasets"
         ).fetchall()[0]
-        assert rows == taught.rows
+        assert rows == taught["rows"]
         assert unresolved > 20, "unresolved trajectories have values, and their rising parts train"
         shared = tables.execute(
             "select count(*) from (select task_id from rollouts where campaign = 'demo-after' "
@@ -109,12 +117,12 @@ def test_a_model_from_nothing_learns_what_the_oracle_does(store: Path, taught: D
 
 
 def test_what_the_oracle_sees_after_its_last_change_is_what_that_does(
-    store: Path, taught: DemoResult
+    store: Path, taught: dict[str, Any]
 ) -> None:
     """Also where it mends a wrong change within a second: no bytecode of the wrong one may run."""
     tasks = {
         task.task_id: task
-        for task in repair_tasks(SMALL.tasks, SMALL.seed, Split.TRAIN, SMALL.kinds, SMALL.functions)
+        for task in repair_tasks(SMALL["tasks"], 0, Split.TRAIN, SMALL["kinds"], SMALL["functions"])
     }
     with open_tables(str(store)) as tables:
         checks = tables.execute(LAST_CHECKS, [ORACLE]).fetchall()
@@ -123,25 +131,25 @@ def test_what_the_oracle_sees_after_its_last_change_is_what_that_does(
         assert f"not {seen.strip()}. It should" in tasks[task_id].statement, task_id
 
 
-def test_a_policy_comes_to_prefer_what_was_rewarded(store: Path, trained: RlDemoResult) -> None:
+def test_a_policy_comes_to_prefer_what_was_rewarded(store: Path, trained: dict[str, Any]) -> None:
     """Groups by BAR, weights reloaded while rollouts run, real tests, held-out tasks before and after."""
-    run = trained.run
-    policies = store / "demo-rl" / run / "policies"
-    before = preference(store, run, store / "demo-sft" / "run" / "model")
-    after = preference(store, run, max(policies.glob("version-*")))
+    name = trained["run"]
+    policies = store / "demo-rl" / name / "policies"
+    before = preference(store, name, store / "demo-sft" / "run" / "model")
+    after = preference(store, name, max(policies.glob("version-*")))
     assert after > before + 0.1, (before, after, trained)
-    assert trained.after.value > trained.before.value / 2 > 0.0, "it has not unlearned to repair"
-    assert trained.aborted_members == 0
+    assert trained["after"].value > trained["before"].value / 2 > 0.0, "it has not unlearned to repair"
+    assert trained["figures"]["aborted_members"] == 0
     with open_tables(str(store)) as tables:
         steps = tables.execute(
-            "select version from policy_steps where run = ? order by step", [run]
+            "select version from policy_steps where run = ? order by step", [name]
         ).fetchall()
-    assert steps == [(number,) for number in range(1, SMALL_RL.steps + 1)]
+    assert steps == [(number,) for number in range(1, SMALL_RL["steps"] + 1)]
     assert (store / "demo-rl" / "seeds.png").stat().st_size > 10_000
 
 
-def test_other_settings_need_another_store(store: Path, trained: RlDemoResult) -> None:
-    assert trained.after.tasks == SMALL.held_out
-    other = msgspec.structs.replace(SMALL_RL, samples=SMALL_RL.samples + 1)
+def test_other_settings_need_another_store(store: Path, trained: dict[str, Any]) -> None:
+    assert trained["after"].tasks == SMALL["held_out"]
+    other = SMALL_RL | {"samples": SMALL_RL["samples"] + 1}
     with pytest.raises(ConfigError, match="repeat them, or choose another --store"):
-        asyncio.run(RlDemo(str(store), other).run())
+        asyncio.run(run(*example("rl", str(store), **other)))

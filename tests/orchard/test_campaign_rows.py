@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 
-from orchard.actions.reports import campaign_line, hints
-from orchard.actions.standing import InQueues, PipelineView, Work, _Rows, _rows, _view
+from orchard.actions.campaign_hints import hints
+from orchard.actions.campaign_rows import Rows, read_rows
+from orchard.actions.campaign_status import InQueues, PipelineView, Work, _view
 from orchard.schemas.blobs import INLINE_LIMIT, BlobRef
 from orchard.schemas.campaigns import CampaignRecord, CampaignState
 from orchard.schemas.events import payload
@@ -17,6 +18,7 @@ from orchard.schemas.outcomes import Reward
 from orchard.schemas.tasks import IMPOSSIBLE
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables, position
+from orchard.terminal.campaign_tables import campaign_line
 from orchard.workers.episode.large_messages import slimmed
 from tests.orchard.conftest import Command
 from tests.pipelines.datasets.conftest import connection, keep
@@ -29,10 +31,10 @@ RECORD = CampaignRecord(
 )
 
 
-def read(store: str, running: list[str], capped: list[str]) -> _Rows:
+def read(store: str, running: list[str], capped: list[str]) -> Rows:
     """What the tables say of the campaign, to their end."""
     with open_tables(store) as tables:
-        return _rows(tables, [CAMPAIGN], running, capped, position(store))
+        return read_rows(tables, [CAMPAIGN], running, capped, position(store))
 
 
 async def test_a_rollout_that_runs_shows_its_turns_tokens_and_cost(keep: Any) -> None:
@@ -68,10 +70,10 @@ async def test_reading_the_tables_does_not_import_pandas(keep: Any) -> None:
     store = await keep(Author().rollout(0, ["ls"], resolved=True))
     script = (
         "import sys\n"
-        "from orchard.actions.standing import _rows\n"
+        "from orchard.actions.campaign_rows import read_rows\n"
         "from orchard.storage.reader import log_end, open_tables\n"
         f"with open_tables({store!r}) as tables:\n"
-        f"    assert log_end({store!r})[1] and _rows(tables, ['demo'], ['x'], ['demo'], 0).outcomes\n"
+        f"    assert log_end({store!r})[1] and read_rows(tables, ['demo'], ['x'], ['demo'], 0).outcomes\n"
         "print(*{'pandas', 'aiohttp', 'pyarrow.dataset'} & sys.modules.keys())"
     )
     done = await asyncio.to_thread(

@@ -12,8 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from orchard.cli import app as application
-from orchard.cli.listed import COMMANDS, Listed, shared_first
+from orchard.cli.listed import Listed, commands, shared_first
+from orchard.terminal import errors
 
+COMMANDS = commands()
 HEAVY = ("aiohttp", "deltalake", "duckdb", "nats", "pyarrow", "torch")
 """Packages that take a tenth of a second or more."""
 
@@ -26,7 +28,7 @@ def test_each_command_is_where_the_list_says_and_is_summed_up_by_its_own_words(n
 
 def test_no_command_is_missing_from_the_list() -> None:
     for module in {module for module, _ in COMMANDS.values()}:
-        found = import_module(f"orchard.{module}")
+        found = import_module(module)
         if hasattr(found, "register"):
             group = application.typer.Typer()
             found.register(group)
@@ -39,7 +41,7 @@ def test_no_command_is_missing_from_the_list() -> None:
 
 
 def test_each_mistake_that_is_told_in_one_sentence_exists() -> None:
-    for module, name in application._MISTAKES:
+    for module, name in errors.MISTAKES:
         assert issubclass(getattr(import_module(module), name), Exception)
 
 

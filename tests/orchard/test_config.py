@@ -13,10 +13,10 @@ import typer
 from typer.testing import CliRunner
 
 from orchard.cli.app import options
-from orchard.cli.processes import replaced
 from orchard.configuration.config import Config, ConfigError, checked, load, secrets
+from orchard.configuration.config_toml import as_toml
+from orchard.configuration.flags import replaced
 from orchard.processes.up import Supervisor
-from orchard.reference.config_toml import as_toml
 from orchard.schemas.outcomes import AbortCause
 from orchard.storage.location import Location
 from orchard.storage.lock import writer_lock

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from orchard.configuration.running import UpRecord, running
+from orchard.configuration.run_files import UpRecord, running
 from tests.chaos.world import QUICK, pipeline, until
 
 URL, KEY = "http://127.0.0.1:9", "key-of-the-other-service"

@@ -12,10 +12,10 @@ import msgspec
 import psutil
 import pytest
 
-from orchard.cli.quickstart import pipeline
-from orchard.configuration.running import RunFiles, UpRecord
+from orchard.configuration.run_files import RunFiles, UpRecord
 from orchard.pipelines.campaigns.commands import Campaigns
 from orchard.pipelines.tasks.registry import TaskRegistry
+from orchard.processes.pipeline import pipeline
 from orchard.streams.publisher import Publisher
 from orchard.streams.replay import replay
 from tests.chaos.run import spec_of
@@ -108,7 +108,7 @@ async def test_what_fails_beside_the_pipeline_hands_back_what_runs(
     store = tmp_path / "store"
     session = session_for(store)
     with pytest.raises(RuntimeError, match="in the middle"):
-        async with pipeline(session.config):
+        async with pipeline(session.config, print):
             async with session.sandboxes() as client:
                 await build_tiny_image(client, 2)
             async with session.connection("test") as connection:

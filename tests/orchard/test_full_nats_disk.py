@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from orchard.processes.keeper import ServerKeeper
+from orchard.processes.server_supervisor import ServerSupervisor
 from orchard.schemas.events import Event, SandboxFailure, make_event
 from orchard.schemas.outcomes import AbortCause
 from orchard.streams import names
@@ -36,7 +36,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orchard.streams.publish.ACK_TIMEOUT", 0.5)
     monkeypatch.setattr("orchard.streams.guard.LOOK_SECONDS", 0.2)
     monkeypatch.setattr("orchard.streams.guard.HELD_LOOK_SECONDS", 0.2)
-    monkeypatch.setattr("orchard.processes.keeper.LOOK_SECONDS", 0.2)
+    monkeypatch.setattr("orchard.processes.server_supervisor.LOOK_SECONDS", 0.2)
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ async def pipeline(
     """A kept server and a worker's connection; `told` gets what `orchard up` would say."""
     async with embedded(place, settings) as server:
         keeping = asyncio.create_task(
-            ServerKeeper(server, settings, told.append, lambda: None, pause=0.1).run()
+            ServerSupervisor(server, settings, told.append, lambda: None, pause=0.1).run()
         )
         try:
             async with connect(settings, name="worker", url=server.url) as worker:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchard.configuration.running import running
+from orchard.configuration.run_files import running
 from orchard.schemas.events import Event, SandboxDeleted, make_event
 from orchard.storage.reader import log_position
 from orchard.streams import names

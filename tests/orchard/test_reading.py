@@ -10,7 +10,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from orchard.cli.app import app
-from orchard.cli.reading import line_editing, rows_table, shown, verdict_panel
+from orchard.cli.reading import line_editing, verdict_panel
+from orchard.terminal.console import shown
+from orchard.terminal.tables import rows_table
 
 
 @pytest.mark.parametrize("evil", ["\x1b]0;owned\x07", "\x1b[2J", "\x9b31m", "a\rb", "\x00"])

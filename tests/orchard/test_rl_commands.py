@@ -1,4 +1,4 @@
-"""What `orchard rl` and `orchard demo-rl` say to a user who is wrong, and which child is started again."""
+"""What `orchard rl` says to a user who is wrong, and which child is started again."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +15,6 @@ from tests.pipelines.rl.written_log import run_settings
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("demo-rl",), "demo-sft` first"),
         (("rl", "nowhere.toml"), "nowhere.toml does not exist"),
         (("rl", "run", "nowhere.toml"), "nowhere.toml does not exist"),
     ],
@@ -34,7 +33,7 @@ def test_mistakes_are_one_sentence(command_line, tmp_path, words, says):
 async def test_a_trainer_that_ended_its_run_is_not_started_again(tmp_path, monkeypatch, code, starts, error):
     monkeypatch.setattr(rl_run, "RESTART_SECONDS", 0.0)
     session = SimpleNamespace(config=SimpleNamespace(store="s"), directory=Path("d"))
-    processes = rl_run.Processes(session, run_settings(out=str(tmp_path)), Path("f"), "http://elsewhere:1")
+    processes = rl_run.RunProcesses(session, run_settings(out=str(tmp_path)), Path("f"), "http://elsewhere:1")
     (tmp_path / "trainer.log").write_text("error: run 'run' stops at step 2\n")
     started = []
 

@@ -6,14 +6,16 @@ from typing import Any
 
 import pytest
 
+from orchard.actions import campaigns
+from orchard.actions.campaign_status import CampaignView
 from orchard.actions.session import Session
-from orchard.cli import campaigns as cli
 from orchard.configuration.config import load
 from orchard.pipelines.campaigns.commands import Campaigns
 from orchard.storage.writing.writer import Writer
 from orchard.streams.connection import Connection
 from orchard.streams.settings import Queue
 from orchard.streams.topology import declare
+from orchard.terminal.campaigns import watch_campaign
 from tests.orchard.test_submission import plan
 
 NAME = "c"
@@ -29,26 +31,26 @@ async def test_a_campaign_that_is_resumed_is_not_over_by_the_outcomes_of_before(
     nats_server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = Session(load({"store": str(tmp_path / "store"), "nats": {"url": nats_server.url}}))
-    looked = asyncio.Queue[cli.CampaignView]()
-    standing = cli.standing
+    looked = asyncio.Queue[CampaignView]()
+    read_status = campaigns.read_status
 
     async def noted(*args: Any, **more: Any) -> Any:
-        found = await standing(*args, **more)
+        found = await read_status(*args, **more)
         looked.put_nowait(found.campaigns[0])
         return found
 
-    monkeypatch.setattr(cli, "standing", noted)
+    monkeypatch.setattr(campaigns, "read_status", noted)
     async with session.reading_connection("test") as connection, asyncio.timeout(60):
         await declare(connection, session.config.nats, [Queue()])
-        campaigns = Campaigns(connection, session.blobs)
-        for steps in (campaigns.submit(plan()), campaigns.cancel(NAME)):
+        commands = Campaigns(connection, session.blobs)
+        for steps in (commands.submit(plan()), commands.cancel(NAME)):
             async for _ in steps:
                 pass
         await written(session, connection)
-        async for _ in campaigns.resume(NAME):
+        async for _ in commands.resume(NAME):
             pass
 
-        watch = asyncio.create_task(cli.watch_campaign(session, NAME, every=0.01))
+        watch = asyncio.create_task(watch_campaign(session, NAME, every=0.01))
         for _ in range(3):
             assert (await looked.get()).over  # as the tables have it
         assert not watch.done()
@@ -56,7 +58,7 @@ async def test_a_campaign_that_is_resumed_is_not_over_by_the_outcomes_of_before(
         while (await looked.get()).over:
             pass
         assert not watch.done()
-        async for _ in campaigns.cancel(NAME):
+        async for _ in commands.cancel(NAME):
             pass
         await written(session, connection)
         assert (await watch).over

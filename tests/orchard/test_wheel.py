@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchard.configuration.running import running
+from orchard.configuration.run_files import running
 from orchard.pipelines.campaigns.commands import Campaigns
 from orchard.pipelines.tasks.registry import TaskRegistry
 from orchard.streams.publisher import Publisher

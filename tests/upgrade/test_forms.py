@@ -18,7 +18,7 @@ from tests.upgrade.previous import RECORD, forms
 
 WAS = json.loads(RECORD.read_text())
 IS = forms(json_schema(), document())
-ASKS = ("RolloutRequest", "AnnotationRequest", "Task")
+ASKS = ("RolloutRequest", "AnnotationRequest", "ProveRequest", "JudgeRequest", "Task")
 """What asks a worker for something, with the structs in them."""
 
 Definitions = dict[str, Any]

@@ -22,7 +22,8 @@ from orchard.schemas.tasks import SWETests, Task
 from orchard.storage.blobs import BlobStore
 from orchard.workers.episode.machine import READ_LIMIT, CommandOutcome, FileTooLarge
 from orchard.workers.failures import NotWritable
-from orchard.workers.llm.client import EndpointSettings, ModelClient
+from orchard.workers.llm.client import ModelClient
+from orchard.workers.llm.settings import EndpointSettings
 
 MODULE = """\
 \"\"\"Arithmetic for shops.\"\"\"

@@ -25,8 +25,9 @@ from tests.sandbox_service import LocalService
 METADATA = "Metadata-Version: 2.1\nName: counting\nVersion: 1.0\n"
 PACKAGE = {
     "counting-1.0.dist-info/METADATA": METADATA,
-    "counting-1.0.dist-info/entry_points.txt": "[orchard.worker_domains]\ncounting = counting:DOMAIN\n",
-    "counting/prompts/system.md": "Count with the tool `add`.",
+    "counting-1.0.dist-info/entry_points.txt": "[orchard.worker_domains]\ncounting = counting:DOMAIN\n"
+    "[orchard.harnesses]\nalone = counting.loop:Alone\n",
+    "counting/prompts/system.txt": "Count with the tool `add`.",
     "counting/__init__.py": """
 from orchard.plugins import WorkerDomain
 
@@ -48,7 +49,7 @@ from pathlib import Path
 
 from orchard.plugins import ExitStatus, Harness, HarnessResult
 
-SYSTEM = (Path(__file__).parent / "prompts" / "system.md").read_text()
+SYSTEM = (Path(__file__).parent / "prompts" / "system.txt").read_text()
 
 
 class Loop(Harness):
@@ -63,6 +64,10 @@ class Loop(Harness):
             for call in answer.tool_calls:
                 outcome, shown = await episode.world.call(call)
                 leaf = await episode.trace.result(leaf, call, shown, outcome)
+
+
+class Alone(Loop):
+    name = "alone"
 """,
     "counting/world.py": """
 import json
@@ -217,12 +222,19 @@ async def test_a_worker_runs_a_domain_that_it_has_never_heard_of(
 
 
 @pytest.mark.parametrize(
-    "file", ["loop.py", "world.py", "prompts/system.md", "../counting-1.0.dist-info/METADATA"]
+    ("name", "file"),
+    [
+        ("counting-loop", "loop.py"),
+        ("counting-loop", "world.py"),
+        ("counting-loop", "prompts/system.txt"),
+        ("counting-loop", "../counting-1.0.dist-info/METADATA"),
+        ("alone", "../counting-1.0.dist-info/METADATA"),
+    ],
 )
-def test_the_fingerprint_of_a_harness_covers_the_files_and_the_version_of_its_domain(
-    site: Path, file: str
+def test_the_fingerprint_of_a_harness_covers_the_files_and_the_version_of_its_package(
+    site: Path, name: str, file: str
 ) -> None:
-    harness = get_harness("counting-loop")
+    harness = get_harness(name)
     before = fingerprint(harness)
     changed = (site / "counting" / file).read_text().replace("Version: 1.0", "Version: 1.1") + "\n"
     (site / "counting" / file).write_text(changed)

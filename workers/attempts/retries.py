@@ -4,10 +4,11 @@ from dataclasses import dataclass
 
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.quantities import format_bytes, parse_bytes
+from orchard.streams.consumer import RetryPolicy
 from orchard.workers.failures import InfrastructureError
 
-FIRST_DELAY = 5.0
-LONGEST_DELAY = 300.0
+ROLLOUTS = RetryPolicy(first=5.0, longest=300.0)
+"""Each failed attempt is an event, so the worker decides itself, and no error is left to the consumer."""
 
 
 @dataclass(frozen=True)
@@ -47,4 +48,4 @@ def after_failure(
         if had >= most:
             return Abort(error.cause)
         return Retry(0.0, format_bytes(min(2 * had, most)))
-    return Retry(max(error.rest, min(FIRST_DELAY * 2 ** (failures - 1), LONGEST_DELAY)), override)
+    return Retry(max(error.rest, ROLLOUTS.delay(failures)), override)

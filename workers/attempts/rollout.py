@@ -1,17 +1,15 @@
 """One attempt at one rollout: sandbox, harness, grade. Everything that happens is published as it happens."""
 
 import asyncio
-import itertools
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
-from orchard.injector.client import AsyncSandboxClient
 from orchard.schemas.blobs import INLINE_LIMIT, BlobRef
 from orchard.schemas.campaigns import RolloutRequest
 from orchard.schemas.events import Event, RolloutAborted, RolloutFinished, RolloutStarted, make_event
@@ -19,34 +17,36 @@ from orchard.schemas.messages import MessageNode
 from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward, RolloutStatus
 from orchard.schemas.quantities import parse_bytes
 from orchard.schemas.tasks import Task, graded_in_place
-from orchard.storage.blobs import BlobStore
-from orchard.storage.errors import StorageError
-from orchard.streams.publisher import Publisher
 from orchard.streams.records import StoredEvent
+from orchard.workers.attempts.dependencies import AttemptDependencies
+from orchard.workers.attempts.grading import AttemptGrading
 from orchard.workers.attempts.inheritance import Inheritance
 from orchard.workers.attempts.meter import metered
 from orchard.workers.attempts.openings import facts_of
 from orchard.workers.attempts.task_reading import read_task
 from orchard.workers.episode.budgets import as_published, within
-from orchard.workers.episode.message_tree import MessageTree, Totals
+from orchard.workers.episode.message_tree import MessageTree
 from orchard.workers.episode.networks import network_of, refusal
 from orchard.workers.episode.patches import state_left_behind
 from orchard.workers.episode.preparation import prepare
 from orchard.workers.episode.records import replay_key
-from orchard.workers.episode.sandboxes import SandboxFactory, SandboxMachine, SandboxSettings
-from orchard.workers.episode.settings import JudgeSettings
-from orchard.workers.episode.standby import Standby, take
-from orchard.workers.episode.worlds import Opening, Shared, open_world
-from orchard.workers.failures import EndedUnderCommand, EndpointRests, InfrastructureError, LimitExceeded
-from orchard.workers.gateway.server import Gateway
-from orchard.workers.graders import grade
-from orchard.workers.graders.controls import Controls
+from orchard.workers.episode.sandboxes import SandboxFactory, SandboxMachine
+from orchard.workers.episode.standby import take
+from orchard.workers.episode.totals import Totals
+from orchard.workers.episode.worlds import Opening, open_world
+from orchard.workers.failures import (
+    EndedUnderCommand,
+    EndpointRests,
+    InfrastructureError,
+    LimitExceeded,
+    storing,
+)
 from orchard.workers.harnesses import fingerprint, planned_harness, version_of
 from orchard.workers.harnesses.interface import Episode, Harness, HarnessResult
 from orchard.workers.harnesses.programs.layers import Layer, installed
 from orchard.workers.harnesses.programs.runner import ProgramHarness
 from orchard.workers.judges.ruling import Judges
-from orchard.workers.llm.client import ModelClient, OutOfTime
+from orchard.workers.llm.errors import OutOfTime
 from orchard.workers.masking import masked
 
 NOT_GRADED = "not-graded"
@@ -54,26 +54,6 @@ NOT_GRADED = "not-graded"
 
 _ROLLOUT = "rollout"
 """Purpose of the sandbox that an agent works in."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttemptDependencies:
-    """What a worker lends to every attempt it runs."""
-
-    worker: str
-    publisher: Publisher
-    blobs: BlobStore
-    sandboxes: AsyncSandboxClient
-    sandbox_settings: SandboxSettings
-    models: ModelClient
-    gateway: Gateway = field(default_factory=Gateway)
-    judge: JudgeSettings = field(default_factory=JudgeSettings)
-    shared: Shared = field(default_factory=Shared)
-    """Of all worlds that it opens. Whoever made it closes it."""
-    controls: Controls = field(default_factory=Controls)
-    """What is known of the tasks' checks."""
-    standbys: tuple[Standby, ...] = ()
-    """Machines that are ready before they are asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +92,6 @@ class Attempt:
         self._published = 0
         self._started_at = datetime.now(UTC)
         self._clock = time.monotonic()
-        self._seconds_grading = 0.0
         self.memory = request.memory or ""
         self._trace = MessageTree(self.publish, dependencies.blobs)
         self._inheritance: Inheritance | None = None
@@ -129,6 +108,13 @@ class Attempt:
             self.publish,
             key=f"{request.rollout_id}-{number}",
             labels={"campaign": request.campaign, "rollout": request.rollout_id, "attempt": str(number)},
+        )
+        self._grading = AttemptGrading(
+            dependencies,
+            request,
+            self._open,
+            replayable=self._harness.replayable,
+            judges=Judges(dependencies.models, dependencies.judge, self.publish),
         )
 
     @classmethod
@@ -208,17 +194,15 @@ class Attempt:
                     # The agent's machine is not trusted and not needed: make room before grading.
                     await stack.aclose()
                     machine = await stack.enter_async_context(self._open(task, "grading"))
-                reward = metered(task, await self._grade(task, result, machine))
+                limit = self._timeouts.grading
+                reward = await self._grading.reward(task, result.submission, machine, limit)
+                reward = metered(task, reward)
         await self.publish(reward)
         return await self._finished(result, reward)
 
     async def _load_task(self) -> Task:
-        try:
+        with storing(f"task {self.request.task.task_id}"):
             raw = await asyncio.to_thread(self._dependencies.blobs.get, self.request.task.blob)
-        except StorageError as error:
-            raise InfrastructureError(
-                AbortCause.STORE_FAILED, f"task {self.request.task.task_id}: {error}"
-            ) from error
         task = read_task(raw, self.request.task.task_id)
         if (why := refusal(task, self._dependencies.sandbox_settings.task_network)) is not None:
             raise InfrastructureError(AbortCause.INVALID_REQUEST, why)
@@ -338,42 +322,6 @@ class Attempt:
         if self.number > 1 and (record := await self._inheritance.claim(dependencies.blobs)) is not None:
             self._trace.replay(record)
 
-    async def _grade(self, task: Task, result: HarnessResult, machine: SandboxMachine) -> Reward:
-        while True:
-            try:
-                return await self._grade_once(task, result, machine)
-            except EndpointRests as rest:
-                if self._harness.replayable:
-                    raise
-                # What cannot be replayed would be asked and paid a second time: wait for the judge here.
-                await self._dependencies.models.rest_over(rest)
-
-    async def _grade_once(self, task: Task, result: HarnessResult, machine: SandboxMachine) -> Reward:
-        started = time.monotonic()
-        limit = self._timeouts.grading
-        controls = itertools.count(1)  # a sandbox's purpose is part of its idempotency key
-        try:
-            async with asyncio.timeout(limit) as bound:
-                return await grade(
-                    task,
-                    result.submission,
-                    machine,
-                    timeout=limit,
-                    blobs=self._dependencies.blobs,
-                    pristine=lambda: self._open(task, f"control-{next(controls)}"),
-                    published=self.request.published_rules,
-                    judges=Judges(self._dependencies.models, self._dependencies.judge, self.publish),
-                    controls=self._dependencies.controls,
-                )
-        except TimeoutError as error:
-            if not bound.expired():
-                raise
-            raise InfrastructureError(
-                AbortCause.GRADER_FAILED, f"grading was not over after {limit:g} s"
-            ) from error
-        finally:
-            self._seconds_grading += time.monotonic() - started
-
     async def _finished(self, result: HarnessResult, reward: Reward) -> RolloutFinished:
         text, keys = masked(result.submission)
         blob = None
@@ -394,10 +342,8 @@ class Attempt:
         )
 
     async def _put(self, text: str) -> BlobRef:
-        try:
+        with storing("submission not stored"):
             return await asyncio.to_thread(self._dependencies.blobs.put, text.encode(), "text/x-diff")
-        except StorageError as error:
-            raise InfrastructureError(AbortCause.STORE_FAILED, f"submission not stored: {error}") from error
 
     def aborted(self, cause: AbortCause, detail: str, failures: int) -> RolloutAborted:
         """The terminal payload of a rollout that our side could not bring to an outcome."""
@@ -426,7 +372,7 @@ class Attempt:
             "seconds_llm": own.seconds_llm,
             "seconds_commands": own.seconds_commands,
             "seconds_waiting": own.seconds_waiting,
-            "seconds_grading": self._seconds_grading,
+            "seconds_grading": self._grading.seconds,
             "deliveries": self._deliveries,
             "inherited_turns": replayed.turns,
             "inherited_tokens": None if replayed.uncounted else replayed.tokens,

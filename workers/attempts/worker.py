@@ -1,4 +1,4 @@
-"""The worker process: claim a request, run an attempt, publish its outcome, acknowledge. Stateless.
+"""The worker: carries out rollout requests. An attempt runs, its outcome is published, the request is done.
 
 Killed at any instant it loses nothing: the request is delivered again when its lease ends, the sandbox is
 removed by its time-to-live, and the terminal event's compare-and-set lets only one attempt speak last.
@@ -6,9 +6,10 @@ removed by its time-to-live, and the terminal event's compare-and-set lets only 
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Literal
+from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -19,15 +20,17 @@ from orchard.schemas.plugins import PluginError
 from orchard.schemas.requests import InvalidRequest, NewerRequest, read_rollout_request
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.claims import Claim, Claims
-from orchard.streams.entries import after_attempt, rollout_entry, successor
-from orchard.streams.errors import FAULTS, OutcomeRefused, StreamsError
+from orchard.streams.consumer import ClaimedRequest, Consumer, Handler, Interrupted, PutOff
+from orchard.streams.entries import QueueEntry, after_attempt, rollout_entry, successor
+from orchard.streams.errors import OutcomeRefused, StreamsError
 from orchard.streams.shifts import Shift, share_of
-from orchard.streams.tasks import end, waited
+from orchard.streams.tasks import end
 from orchard.workers.attempts.deadletters import DeadLetters
+from orchard.workers.attempts.dependencies import AttemptDependencies
 from orchard.workers.attempts.openings import cancelled
 from orchard.workers.attempts.refused import Refusals
-from orchard.workers.attempts.retries import FIRST_DELAY, Abort, Retry, after_failure
-from orchard.workers.attempts.rollout import Attempt, AttemptDependencies
+from orchard.workers.attempts.retries import ROLLOUTS, Abort, after_failure
+from orchard.workers.attempts.rollout import Attempt
 from orchard.workers.attempts.task_reading import NewerTask
 from orchard.workers.episode.settings import WorkerSettings as WorkerSettings
 from orchard.workers.failures import EndpointRests, InfrastructureError
@@ -35,15 +38,15 @@ from orchard.workers.harnesses import UnknownHarness, planned_harness
 
 log = logging.getLogger("orchard.worker")
 
-Interruption = Literal["draining", "cancelled"]
-
-CLAIM_WAIT_SECONDS = 5.0
 CANCELLATION_SECONDS = 2.0
 """Between two looks at the campaigns of which something runs."""
+CANCELLED = "cancelled"
 
 
 class Worker:
-    """Runs `slots` claim loops until told to drain."""
+    """Handles rollout requests, and has a consumer for them and for the kinds in `others`."""
+
+    retries = ROLLOUTS
 
     def __init__(
         self,
@@ -53,168 +56,98 @@ class Worker:
         settings: WorkerSettings,
         *,
         shutdown_seconds: float,
+        others: Mapping[str, Handler[Any]] | None = None,
     ) -> None:
         self._dependencies = dependencies
-        self._claims = claims
         self._campaigns = campaigns
-        self._settings = settings
-        self._shutdown_seconds = shutdown_seconds
-        self._shift = Shift(idle=settings.idle_exit_seconds, age=share_of(settings.max_age_seconds))
-        self._draining = asyncio.Event()
-        self._hurry = asyncio.Event()
-        self.faults = 0
-        """Deliveries that ended in an exception that nobody expected."""
-        self._dead = DeadLetters(claims.connection)
         self._refusals = Refusals(claims.connection)
-        self._running: dict[asyncio.Future[Interruption], str] = {}
-        """What interrupts each request that was claimed, with the campaign it is of."""
-
-    @property
-    def slots(self) -> int:
-        """Attempts that may run at the same time."""
-        return self._settings.slots
-
-    @property
-    def running(self) -> int:
-        """Requests that are claimed now."""
-        return len(self._running)
-
-    def drain(self) -> None:
-        """Claim nothing more; what runs may finish within the shutdown timeout, then goes back.
-
-        Told again, what runs goes back at once.
-        """
-        if self._draining.is_set():
-            self._hurry.set()
-        self._shift.end()
-        self._draining.set()
+        self.consumer = Consumer(
+            claims,
+            DeadLetters(claims.connection),
+            {"rollout": self, **(others or {})},
+            slots=settings.slots,
+            shift=Shift(idle=settings.idle_exit_seconds, age=share_of(settings.max_age_seconds)),
+            shutdown_seconds=shutdown_seconds,
+        )
 
     async def run(self) -> None:
-        """Until drained, or idle or old as the settings allow; what runs by then is finished."""
+        """Returns when drained, or idle or old as the settings allow; what runs by then is finished."""
         async with asyncio.TaskGroup() as group:
             watcher = group.create_task(self._watch_cancellations())
-            slots = [group.create_task(self._slot()) for _ in range(self._settings.slots)]
-            drainer = group.create_task(self._drain_when_told())
-            await asyncio.wait(slots)
+            await self.consumer.run()
             await end(watcher)
-            await end(drainer)
 
-    async def _slot(self) -> None:
-        while self._shift.go_on():
-            claim = await self._claim()
-            if claim is not None:
-                await self._guarded(claim)
-
-    async def _claim(self) -> Claim | None:
-        """The next request, or None: after CLAIM_WAIT_SECONDS without one, at once when the shift is over."""
-        claiming = asyncio.create_task(self._claims.next(timeout=CLAIM_WAIT_SECONDS))
-        told = asyncio.create_task(self._shift.over.wait())
+    def read(self, body: bytes) -> RolloutRequest:
+        """See Handler."""
+        request = read_rollout_request(body)
         try:
-            await asyncio.wait({claiming, told}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            claiming.cancel()
-            told.cancel()
-            await asyncio.wait({claiming, told})
-        return None if claiming.cancelled() else claiming.result()
-
-    async def _guarded(self, claim: Claim) -> None:
-        """One delivery. A fault of this program that it meets costs its own request a delivery, and the
-        other slots nothing."""
-        try:
-            await self._handle(claim)
-        except FAULTS:
-            raise
-        except Exception as error:
-            self.faults += 1
-            log.exception("fault %d: request %d of the queue", self.faults, claim.sequence)
-            await self._dead.give_back(claim, f"{type(error).__name__}: {error}")
-
-    async def _handle(self, claim: Claim) -> None:
-        """One delivery, from claim to acknowledgement."""
-        try:
-            request = read_rollout_request(claim.body)
             planned_harness(request.harness, request.harness_version)
-        except (NewerRequest, UnknownHarness) as error:
-            await self._dead.leave(claim, str(error))
-            return
-        except (InvalidRequest, PluginError) as error:
-            await self._dead.reject(claim, str(error))
-            return
-        interrupted: asyncio.Future[Interruption] = asyncio.get_running_loop().create_future()
-        self._running[interrupted] = request.campaign
-        try:
-            await self._carry_out(claim, request, interrupted)
-        finally:
-            del self._running[interrupted]
+        except UnknownHarness as error:
+            raise NewerRequest(str(error)) from error
+        except PluginError as error:
+            raise InvalidRequest(str(error)) from error
+        return request
 
-    async def _carry_out(
-        self, claim: Claim, request: RolloutRequest, interrupted: asyncio.Future[Interruption]
-    ) -> None:
-        """What this delivery asks for, where it is not a leftover: its rollout has an outcome, or was
-        reopened since. Only an attempt is work: a worker that finds none may end, while an endpoint rests
-        too."""
-        publisher = self._dependencies.publisher
+    def entry(self, request: RolloutRequest, occasion: str) -> QueueEntry:
+        """See Handler."""
+        return rollout_entry(request, occasion)
+
+    async def handle(self, delivery: ClaimedRequest[RolloutRequest]) -> PutOff | None:
+        """Run an attempt, unless this request is a leftover: its rollout has an outcome, or was reopened
+        since."""
+        request, publisher = delivery.request, self._dependencies.publisher
         outcome, started, known = await asyncio.gather(
             publisher.outcome(request.rollout_id),
             publisher.started(request.rollout_id),
             self._campaigns.get(request.campaign),
         )
         if outcome is not None and outcome.sequence != request.fence:
-            await claim.complete()
-            return
+            return None
         match known[0].state if known else CampaignState.RUNNING:
             case CampaignState.CANCELLED | CampaignState.ARCHIVED:
                 event = cancelled(request, started, f"orchard/worker/{self._dependencies.worker}")
                 with suppress(OutcomeRefused):
                     await publisher.terminal(event, fence=request.fence)
-                await claim.complete()
+                return None
             case CampaignState.PAUSED:
-                await self._park(claim, request)
-            case _ if rest := await self._dependencies.models.resting(request.model.endpoint):
-                entry = rollout_entry(request, successor(claim.message_id))
-                await claim.await_rest(entry, rest.key, rest.seconds, rest.detail)
-            case _:
-                with self._shift.at_work():
-                    attempt = await Attempt.begin(
-                        self._dependencies,
-                        request,
-                        sequence=claim.sequence,
-                        deliveries=claim.deliveries,
-                        before=started,
-                    )
-                    await self._attempt(claim, attempt, interrupted)
+                await self._park(delivery.claim, request)
+                return None
+        if rest := await self._dependencies.models.resting(request.model.endpoint):
+            raise rest
+        attempt = await Attempt.begin(
+            self._dependencies,
+            request,
+            sequence=delivery.claim.sequence,
+            deliveries=delivery.claim.deliveries,
+            before=started,
+        )
+        return await self._attempt(delivery, attempt)
 
-    async def _attempt(
-        self, claim: Claim, attempt: Attempt, interrupted: asyncio.Future[Interruption]
-    ) -> None:
-        body = asyncio.create_task(attempt.run())
+    async def _attempt(self, delivery: ClaimedRequest[RolloutRequest], attempt: Attempt) -> PutOff | None:
+        request = attempt.request
+        outcome: RolloutFinished | RolloutAborted
         try:
-            waiting: set[asyncio.Future[Any]] = {body, interrupted}
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            if not body.done():
-                body.cancel()
-                await asyncio.wait({body})
-            error = asyncio.CancelledError() if body.cancelled() else body.exception()
-            if interrupted.done() and body.cancelled():
-                await self._interrupt(claim, attempt, interrupted.result())
-            elif error is None:
-                await self._end(claim, attempt, body.result())
-            elif isinstance(error, EndpointRests):
-                await self._rested(claim, attempt, error)
-            elif isinstance(error, InfrastructureError):
-                await self._failed(claim, attempt, error)
-            elif isinstance(error, NewerTask):
-                await attempt.publish(AttemptReleased(reason="newer", detail=str(error)))
-                await self._dead.leave(claim, str(error))
-            else:
-                log.error("attempt %s.%d", attempt.request.rollout_id, attempt.number, exc_info=error)
-                ours = InfrastructureError(AbortCause.INTERNAL_ERROR, f"{type(error).__name__}: {error}")
-                await self._failed(claim, attempt, ours)
-        finally:
-            body.cancel()
+            outcome = await delivery.run(attempt.run())
+        except Interrupted as interrupted:
+            if interrupted.why != CANCELLED:
+                return await self._again(attempt, request, interrupted.why, 0.0)
+            outcome = attempt.aborted(AbortCause.CANCELLED, "campaign cancelled", request.failures)
+        except EndpointRests as rest:
+            return await self._again(attempt, request, "resting", rest.seconds, rest, awaits=rest.key)
+        except InfrastructureError as error:
+            return await self._failed(attempt, error)
+        except NewerTask as error:
+            await attempt.publish(AttemptReleased(reason="newer", detail=str(error)))
+            raise NewerRequest(str(error)) from error
+        except Exception as error:
+            log.exception("attempt %s.%d", request.rollout_id, attempt.number)
+            ours = InfrastructureError(AbortCause.INTERNAL_ERROR, f"{type(error).__name__}: {error}")
+            return await self._failed(attempt, ours)
+        await self._end(attempt, outcome)
+        return None
 
-    async def _end(self, claim: Claim, attempt: Attempt, data: msgspec.Struct) -> None:
-        """Publish the terminal event under its fence, then acknowledge: in this order, always."""
+    async def _end(self, attempt: Attempt, data: RolloutFinished | RolloutAborted) -> None:
+        """Publish the terminal event under its fence. The request is acknowledged after it, always."""
         event = attempt.event(data, "done")
         try:
             await self._dependencies.publisher.terminal(event, fence=attempt.request.fence)
@@ -229,11 +162,10 @@ class Worker:
         if isinstance(data, RolloutFinished):
             await self._refusals.served(attempt.request)
             await self._dependencies.publisher.trails.forget(attempt.request.rollout_id)
-        elif isinstance(data, RolloutAborted) and data.cause is AbortCause.LLM_REFUSED:
+        elif data.cause is AbortCause.LLM_REFUSED:
             await self._refusals.refused(attempt.request, data.detail)
-        await claim.complete()
 
-    async def _failed(self, claim: Claim, attempt: Attempt, error: InfrastructureError) -> None:
+    async def _failed(self, attempt: Attempt, error: InfrastructureError) -> PutOff | None:
         request = attempt.request
         failures = request.failures + 1
         step = after_failure(
@@ -245,55 +177,33 @@ class Worker:
             max_memory=self._dependencies.sandbox_settings.max_memory,
         )
         if isinstance(step, Abort):
-            await self._end(claim, attempt, attempt.aborted(step.cause, error.detail, failures))
-        else:
-            await self._again(claim, attempt, step, failures=failures, error=error)
-
-    async def _rested(self, claim: Claim, attempt: Attempt, rest: EndpointRests) -> None:
-        """Put the request off until the endpoint answers again: no try is used up, and what was paid for is
-        replayed then."""
-        request = msgspec.structs.replace(attempt.request, attempt_base=attempt.number)
-        await attempt.publish(
-            AttemptReleased(
-                reason="resting",
-                cause=rest.cause,
-                detail=rest.detail,
-                retry_in_seconds=rest.seconds,
-                next_attempt_base=request.attempt_base,
-            )
-        )
-        entry = rollout_entry(request, after_attempt(attempt.number))
-        await claim.await_rest(entry, rest.key, rest.seconds, rest.detail)
-
-    async def _interrupt(self, claim: Claim, attempt: Attempt, why: Interruption) -> None:
-        if why == "cancelled":
-            await self._end(
-                claim,
-                attempt,
-                attempt.aborted(AbortCause.CANCELLED, "campaign cancelled", attempt.request.failures),
-            )
-        else:
-            back = Retry(0.0, attempt.request.memory)
-            await self._again(claim, attempt, back, failures=attempt.request.failures, error=None)
+            await self._end(attempt, attempt.aborted(step.cause, error.detail, failures))
+            return None
+        request = msgspec.structs.replace(request, failures=failures, memory=step.memory)
+        return await self._again(attempt, request, "infrastructure", step.delay, error)
 
     async def _again(
-        self, claim: Claim, attempt: Attempt, step: Retry, *, failures: int, error: InfrastructureError | None
-    ) -> None:
-        """Put the request back under new attempt numbers."""
-        request = msgspec.structs.replace(
-            attempt.request, attempt_base=attempt.number, failures=failures, memory=step.memory
-        )
+        self,
+        attempt: Attempt,
+        request: RolloutRequest,
+        reason: str,
+        seconds: float,
+        error: InfrastructureError | None = None,
+        awaits: str = "",
+    ) -> PutOff:
+        """The request under new attempt numbers, so that what was paid for is replayed."""
         await attempt.publish(
             AttemptReleased(
-                reason="infrastructure" if error else "draining",
+                reason=reason,
                 cause=error.cause if error else None,
                 detail=error.detail if error else "",
-                retry_in_seconds=step.delay,
-                next_attempt_base=request.attempt_base,
+                retry_in_seconds=seconds,
+                next_attempt_base=attempt.number,
             )
         )
+        request = msgspec.structs.replace(request, attempt_base=attempt.number)
         entry = rollout_entry(request, after_attempt(attempt.number))
-        await claim.retry_later(entry, step.delay, "another attempt")
+        return PutOff(entry, seconds, error.detail if error else reason, awaits)
 
     async def _park(self, claim: Claim, request: RolloutRequest) -> None:
         """Let a paused campaign's request go: `orchard resume` offers what is on no queue (decision 0002).
@@ -305,30 +215,23 @@ class Worker:
         known = await self._campaigns.get(request.campaign)
         if known is not None and known[0].state is CampaignState.RUNNING:
             entry = rollout_entry(request, successor(claim.message_id))
-            await self._dependencies.publisher.offer(entry, delay=FIRST_DELAY)
-
-    async def _drain_when_told(self) -> None:
-        await self._draining.wait()
-        log.info("draining: %d attempts may finish in %g s", len(self._running), self._shutdown_seconds)
-        with suppress(TimeoutError):
-            await waited(self._hurry.wait(), self._shutdown_seconds)
-        self._interrupt_all("draining", lambda _: True)
+            await self._dependencies.publisher.offer(entry, delay=ROLLOUTS.first)
 
     async def _watch_cancellations(self) -> None:
         """Interrupt what runs for a campaign soon after it is cancelled. Reading the few records that matter
         costs no consumer: a thousand workers that follow the bucket would be a thousand consumers of it."""
         while True:
             await asyncio.sleep(CANCELLATION_SECONDS)
-            for campaign in set(self._running.values()):
+            requests = [delivery.request for delivery in self.consumer.open]
+            for campaign in {one.campaign for one in requests if isinstance(one, RolloutRequest)}:
                 try:
                     known = await self._campaigns.get(campaign)
                 except StreamsError as error:
                     log.warning("whether campaign %s was cancelled is not known: %s", campaign, error)
                     continue
                 if known is not None and known[0].state is CampaignState.CANCELLED:
-                    self._interrupt_all("cancelled", campaign.__eq__)
+                    self.consumer.interrupt(CANCELLED, partial(_is_of, campaign))
 
-    def _interrupt_all(self, why: Interruption, concerns: Callable[[str], bool]) -> None:
-        for interrupted, campaign in self._running.items():
-            if concerns(campaign) and not interrupted.done():
-                interrupted.set_result(why)
+
+def _is_of(campaign: str, request: object) -> bool:
+    return isinstance(request, RolloutRequest) and request.campaign == campaign

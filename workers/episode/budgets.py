@@ -8,7 +8,7 @@ import msgspec
 from orchard.schemas.campaigns import Budget, Timeouts
 from orchard.schemas.outcomes import ExitStatus
 from orchard.schemas.tasks import Asked, StateCheck, Task
-from orchard.workers.episode.message_tree import Totals
+from orchard.workers.episode.totals import Totals
 
 
 def spent(totals: Totals, budget: Budget) -> ExitStatus | None:

@@ -12,104 +12,21 @@ from orchard.schemas.blobs import BlobRef
 from orchard.schemas.events import AttemptInherited
 from orchard.schemas.identity import canonical
 from orchard.schemas.images import Image
-from orchard.schemas.llm_calls import CallKind, LLMCall, ModelKind
+from orchard.schemas.llm_calls import CallKind, LLMCall
 from orchard.schemas.messages import MessageNode, Role, TokenRecord, ToolCall, ToolResult, node_id
-from orchard.schemas.outcomes import AbortCause
 from orchard.storage.blobs import BlobStore
-from orchard.storage.errors import StorageError
 from orchard.workers.episode.comparing import Divergence, Executed, compare, output_sha256
 from orchard.workers.episode.large_messages import is_large, slimmed
 from orchard.workers.episode.machine import CommandOutcome
 from orchard.workers.episode.pictures import Picture, PictureStore
 from orchard.workers.episode.prompts import Prompt, chat_messages, newest, url_part
 from orchard.workers.episode.records import Record
-from orchard.workers.failures import InfrastructureError
+from orchard.workers.episode.totals import Totals, used_by
+from orchard.workers.failures import storing
 from orchard.workers.llm.answers import Completion
 from orchard.workers.masking import masked
 
 Publish = Callable[[msgspec.Struct], Awaitable[None]]
-
-
-class Totals(msgspec.Struct, kw_only=True):
-    """Running sums over all calls and commands, branches that were left included. Of tokens and cost they
-    have what is known. Budgets end by that; what is published of a sum with a gap is that it is not known."""
-
-    turns: int = 0
-    calls: int = 0
-    prompt: int = 0
-    """Tokens."""
-    completion: int = 0
-    """Tokens."""
-    uncounted: int = 0
-    """Calls whose tokens are not known."""
-    usd: float = 0.0
-    unpriced: int = 0
-    """Calls whose cost is not known."""
-    seconds_llm: float = 0.0
-    seconds_commands: float = 0.0
-    seconds_waiting: float = 0.0
-    """For places at the endpoint, by tries that failed, and for answers that did not come."""
-    model_kind: ModelKind | None = None
-    """ORACLE as soon as one answer came from an oracle; None before the first call."""
-
-    @property
-    def tokens(self) -> int:
-        """Prompt and completion tokens that are known, summed over the calls."""
-        return self.prompt + self.completion
-
-    @property
-    def prompt_tokens(self) -> int | None:
-        """Of all calls; None as soon as one did not say."""
-        return None if self.uncounted else self.prompt
-
-    @property
-    def completion_tokens(self) -> int | None:
-        """Of all calls; None as soon as one did not say."""
-        return None if self.uncounted else self.completion
-
-    @property
-    def cost_usd(self) -> float | None:
-        """Of all calls; None as soon as one had no known price."""
-        return None if self.unpriced else self.usd
-
-    @property
-    def seconds(self) -> float:
-        """What the agent itself has used: thinking and commands, not our queues, retries and storage."""
-        return self.seconds_llm + self.seconds_commands
-
-    def __add__(self, other: "Totals") -> "Totals":
-        """Both together."""
-        oracle = ModelKind.ORACLE in (self.model_kind, other.model_kind)
-        return Totals(
-            turns=self.turns + other.turns,
-            calls=self.calls + other.calls,
-            prompt=self.prompt + other.prompt,
-            completion=self.completion + other.completion,
-            uncounted=self.uncounted + other.uncounted,
-            usd=self.usd + other.usd,
-            unpriced=self.unpriced + other.unpriced,
-            seconds_llm=self.seconds_llm + other.seconds_llm,
-            seconds_commands=self.seconds_commands + other.seconds_commands,
-            seconds_waiting=self.seconds_waiting + other.seconds_waiting,
-            model_kind=ModelKind.ORACLE if oracle else self.model_kind or other.model_kind,
-        )
-
-
-def used_by(call: LLMCall | Completion) -> Totals:
-    """What one answer took."""
-    usage = call.usage
-    return Totals(
-        turns=1,
-        calls=1,
-        prompt=usage.prompt_tokens or 0,
-        completion=usage.completion_tokens or 0,
-        uncounted=None in (usage.prompt_tokens, usage.completion_tokens),
-        usd=call.cost_usd or 0.0,
-        unpriced=call.cost_usd is None,
-        seconds_llm=call.seconds or 0.0,
-        seconds_waiting=call.seconds_waiting or 0.0,
-        model_kind=call.model_kind,
-    )
 
 
 class MessageTree:
@@ -325,10 +242,8 @@ class MessageTree:
         path = self.path(leaf)
         shown = newest(path, last)
         images = [image for each in shown for image in each]
-        try:
+        with storing():
             urls = {image.blob.sha256: await self._pictures.url(image) for image in images}
-        except StorageError as error:
-            raise InfrastructureError(AbortCause.STORE_FAILED, str(error)) from error
         messages = chat_messages(path, shown, lambda image: url_part(urls[image.blob.sha256]))
         return Prompt(messages, tuple(image.blob.sha256 for image in images))
 
@@ -418,15 +333,13 @@ class MessageTree:
         pieces = [self._masked(text[a:b]) for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
         places = list(accumulate(map(len, pieces)))
         stored = []
-        try:
+        with storing():
             for number, picture in enumerate(ordered):
                 at = None if picture.at is None else places[number]
                 caption = self._masked(picture.caption)
                 stored.append(
                     await self._pictures.put(msgspec.structs.replace(picture, at=at, caption=caption))
                 )
-        except StorageError as error:
-            raise InfrastructureError(AbortCause.STORE_FAILED, str(error)) from error
         return "".join(pieces), tuple(stored)
 
     def _masked(self, text: str) -> str:
@@ -439,17 +352,13 @@ class MessageTree:
         said = canonical(tools)
         if said not in self._tools:
             text = self._masked(said.decode()).encode()
-            try:
+            with storing():
                 self._tools[said] = await asyncio.to_thread(self._blobs.put, text, "application/json")
-            except StorageError as error:
-                raise InfrastructureError(AbortCause.STORE_FAILED, str(error)) from error
         return self._tools[said]
 
     async def _slimmed(self, node: MessageNode) -> MessageNode:
         """The node as an event may carry it."""
         if not is_large(node):
             return node
-        try:
+        with storing():
             return await asyncio.to_thread(slimmed, node, self._blobs)
-        except StorageError as error:
-            raise InfrastructureError(AbortCause.STORE_FAILED, str(error)) from error

@@ -32,14 +32,9 @@ from orchard.workers.gateway.wire_types import (
     ProgramRequest,
     image_mark,
 )
-from orchard.workers.llm.client import (
-    Completion,
-    ContextLengthExceeded,
-    ModelClient,
-    OutOfTime,
-    RequestRefused,
-    context_too_small,
-)
+from orchard.workers.llm.answers import Completion
+from orchard.workers.llm.client import ModelClient
+from orchard.workers.llm.errors import ContextLengthExceeded, OutOfTime, RequestRefused, context_too_small
 
 T = TypeVar("T")
 

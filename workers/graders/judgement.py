@@ -10,9 +10,8 @@ from orchard.schemas.judging import Verdict
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.tasks import Task
 from orchard.storage.blobs import BlobStore
-from orchard.storage.errors import StorageError
 from orchard.workers.episode.machine import Machine
-from orchard.workers.failures import InfrastructureError
+from orchard.workers.failures import InfrastructureError, storing
 from orchard.workers.graders.controls import Controls
 from orchard.workers.judges.interface import Evidence, Messages
 from orchard.workers.judges.ruling import Judges
@@ -70,7 +69,5 @@ class Judgement:
     async def keep_log(self, text: str) -> BlobRef:
         """Store what the grader saw, without keys that are known by their form; for `Reward.log`."""
         data = masked(text).text.encode(errors="replace")
-        try:
+        with storing():
             return await asyncio.to_thread(self.blobs.put, data, "text/plain; charset=utf-8")
-        except StorageError as error:
-            raise InfrastructureError(AbortCause.STORE_FAILED, str(error)) from error

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from orchard.schemas.identity import digest
 from orchard.schemas.plugins import Kind, PluginError
-from orchard.workers.domain import domain_of, domains
+from orchard.workers.discovery import distributions, installed
+from orchard.workers.domain import components, domain_of, domains
 from orchard.workers.harnesses import orchard_task_prompts
 from orchard.workers.harnesses.bash_loop import BashLoop
 from orchard.workers.harnesses.interface import Harness
@@ -33,8 +34,7 @@ class UnknownHarness(PluginError):
 
 def built_in_names() -> list[str]:
     """Names of the harnesses that every installation of Orchard has, sorted."""
-    own = [each for each in domains().values() if each.package.startswith("orchard.")]
-    return sorted([*_HARNESSES, *(name for each in own for name in each.harnesses)])
+    return sorted([*_HARNESSES, *components(Kind.HARNESS, bundled=True)])
 
 
 def default_harness(domain: str) -> str | None:
@@ -49,10 +49,12 @@ def patch_harness() -> str:
 
 
 def fingerprint(harness: Harness) -> str:
-    """Digest of a harness's name, version, configuration and tools, and of the source files of its classes'
-    packages and its domain: two workers with the same one ask a model the same questions."""
+    """Digest of a harness's name, version, configuration and tools, of the source files of its classes'
+    packages and its domain, and of the distribution that brings it: two workers with the same one ask a model
+    the same questions."""
     domain = domain_of(Kind.HARNESS, harness.name)
-    code = domain.code() if domain is not None else []
+    entry = installed(f"orchard.{Kind.HARNESS}").get(harness.name)
+    code = domain.code() if domain is not None else distributions([entry] if entry is not None else [])
     return digest([harness.name, *version_of(harness), harness.tools, _sources(type(harness)), code])
 
 

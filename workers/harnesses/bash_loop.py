@@ -14,10 +14,11 @@ from orchard.schemas.outcomes import ExitStatus
 from orchard.schemas.tasks import Task
 from orchard.workers.episode.budgets import out_of_time, spent
 from orchard.workers.episode.machine import CommandOutcome, Machine
-from orchard.workers.episode.message_tree import Totals
 from orchard.workers.episode.patches import state_left_behind
+from orchard.workers.episode.totals import Totals
 from orchard.workers.harnesses.interface import Episode, Harness, HarnessResult, text_action
-from orchard.workers.llm.client import Completion, ContextLengthExceeded
+from orchard.workers.llm.answers import Completion
+from orchard.workers.llm.errors import ContextLengthExceeded
 
 SUBMIT_LINE = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 MAX_FORMAT_ERRORS = 3

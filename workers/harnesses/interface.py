@@ -17,13 +17,9 @@ from orchard.workers.episode.message_tree import MessageTree
 from orchard.workers.episode.worlds import OpenWorld
 from orchard.workers.gateway.recording import Recording
 from orchard.workers.gateway.server import Gateway, GatewayAccess
-from orchard.workers.llm.client import (
-    Completion,
-    ContextLengthExceeded,
-    ModelClient,
-    OutOfTime,
-    context_too_small,
-)
+from orchard.workers.llm.answers import Completion
+from orchard.workers.llm.client import ModelClient
+from orchard.workers.llm.errors import ContextLengthExceeded, OutOfTime, context_too_small
 
 
 @dataclass(frozen=True, kw_only=True)

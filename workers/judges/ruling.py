@@ -15,7 +15,8 @@ from orchard.workers.failures import EndpointRests, InfrastructureError
 from orchard.workers.judges import get_protocol
 from orchard.workers.judges.interface import Ask, BadVerdict, Evidence, Messages, Protocol
 from orchard.workers.judges.rubric import read_score
-from orchard.workers.llm.client import ContextLengthExceeded, ModelClient
+from orchard.workers.llm.client import ModelClient
+from orchard.workers.llm.errors import ContextLengthExceeded
 from orchard.workers.masking import masked
 
 SEED = 42

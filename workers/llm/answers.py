@@ -3,17 +3,17 @@
 import json
 import logging
 import math
-import re
 from collections.abc import Sequence
-from itertools import chain, count
-from typing import Any, TypeVar
+from itertools import count
+from typing import Any
 
 import msgspec
 
 from orchard.schemas.decoding import TooDeep, Unreadable, decode
 from orchard.schemas.llm_calls import ModelKind, Usage
-from orchard.schemas.messages import TokenRecord, ToolCall, VersionRun
+from orchard.schemas.messages import TokenRecord, ToolCall
 from orchard.workers.llm.endings import UNPARSED, ending, failure
+from orchard.workers.llm.sampled_tokens import AnswerMessage, BareReply, ChatReply, token_record
 from orchard.workers.llm.usage import usage_of
 
 ORACLE_FINGERPRINT = "orchard-oracle"
@@ -25,22 +25,13 @@ _CALLS = ("tool_calls", "function_call")
 """Endings of an answer that calls something."""
 _THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
 """Types of content parts that are no text."""
-_UNKNOWN_LOGPROB = -9999.0
-"""vLLM's for a token whose log-probability it does not know."""
-_ABOVE_ZERO = 0.01
-"""No log-probability is above zero but by rounding."""
-_LARGEST_ID = 2**31 - 1
 _DIGITS = 19
 """Digits, or a sign and digits, that may be more than 64 bits."""
 _LONGEST_WORD = 256
 _EXCERPT = 200
 """Characters of a reply that an error quotes."""
-_VERSION = re.compile(r"(?:v|[a-z0-9_-]+#)?([0-9]{1,9})")
-"""What servers call a policy: `7`, `v7`, or `first#7` of a run. `1.0` and `qwen2.5` are no policies."""
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 class MalformedAnswer(ValueError):
@@ -82,87 +73,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     model_kind: ModelKind = ModelKind.MODEL
 
 
-class _Message(msgspec.Struct):
-    content: str | list[Any] | None = None
-    refusal: Any = None
-    tool_calls: Any = None
-    function_call: Any = None
-    reasoning_content: Any = None
-    reasoning: Any = None
-
-
-class _Sampled(msgspec.Struct):
-    logprob: float | None = None
-    token: str = ""
-    id: Any = None
-    """Of the token, as llama.cpp's server says it."""
-
-
-class _Logprobs(msgspec.Struct):
-    content: list[_Sampled] | None = None
-
-
-class _Span(msgspec.Struct):
-    start: int
-    version: int | str
-
-
-class _Weights(msgspec.Struct):
-    """SGLang's words on which weights sampled: spans of tokens, or one version for all."""
-
-    weight_versions: list[_Span] | None = None
-    weight_version: int | str | None = None
-
-    @property
-    def spans(self) -> list[_Span]:
-        one = [] if self.weight_version is None else [_Span(start=0, version=self.weight_version)]
-        return self.weight_versions or one
-
-
-class _Extension(_Weights):
-    """What SGLang puts beside the choices: ids of the prompt, and of each choice's tokens."""
-
-    input_ids: list[int] | None = None
-    output_ids: list[list[int]] | None = None
-
-
-class _MetaInfo(_Weights):
-    output_token_logprobs: list[tuple[float | None, int, Any]] | None = None
-
-
-class _BareChoice(msgspec.Struct):
-    message: _Message
-    finish_reason: Any = None
-
-
-class _Choice(_BareChoice):
-    logprobs: _Logprobs | None = None
-    token_ids: list[int] | None = None
-    response_token_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
-    policy_versions: list[_Span] | None = None
-    weight_versions: list[_Span] | None = None
-    meta_info: _MetaInfo | None = None
-
-
-class _BareReply(msgspec.Struct):
-    """The message alone, without what the endpoint says about its tokens."""
-
-    choices: Sequence[_BareChoice] | None = None
-    usage: Any = None
-    model: Any = None
-    system_fingerprint: Any = None
-
-
-class _Reply(_BareReply):
-    choices: Sequence[_Choice] | None = None
-    prompt_token_ids: list[int] | None = None
-    metadata: _Weights | None = None
-    sglext: _Extension | None = None
-
-
-_DECODER = msgspec.json.Decoder(_Reply)
-_BARE = msgspec.json.Decoder(_BareReply)
+_DECODER = msgspec.json.Decoder(ChatReply)
+_BARE = msgspec.json.Decoder(BareReply)
 _ANY = msgspec.json.Decoder()
 
 
@@ -197,7 +109,7 @@ def read_completion(raw: bytes) -> Completion:
         reasoning=reasoning,
         reasoning_field=field,
         tool_calls=calls,
-        tokens=_tokens(whole, whole.choices[0]) if whole is not None and whole.choices else None,
+        tokens=token_record(whole, whole.choices[0]) if whole is not None and whole.choices else None,
         usage=usage_of(reply.usage, said=bool(text or reasoning or calls)),
         finish_reason=reason,
         served_model=_word(reply.model),
@@ -230,7 +142,7 @@ def unparsed() -> Completion:
     return Completion(text="", finish_reason=UNPARSED)
 
 
-def _read(raw: bytes) -> tuple[_BareReply, _Reply | None]:
+def _read(raw: bytes) -> tuple[BareReply, ChatReply | None]:
     """The reply, and the same with all that is said about its tokens, where that is usable."""
     try:
         reply = decode(_DECODER, raw)
@@ -299,7 +211,7 @@ def _check_parts(content: Sequence[Any]) -> None:
             raise MalformedAnswer(f"the answer is a part that cannot be read: {part!r:.{_EXCERPT}}")
 
 
-def _calls(message: _Message) -> tuple[ToolCall, ...]:
+def _calls(message: AnswerMessage) -> tuple[ToolCall, ...]:
     """Calls as the model wrote them, with an id made where the endpoint gave none, one twice or none that can
     be sent back. What is no call at all becomes one of a tool without a name."""
     calls = message.tool_calls or []
@@ -327,95 +239,3 @@ def _as_text(arguments: Any) -> str:
     if isinstance(arguments, str):
         return arguments
     return "" if arguments is None else msgspec.json.encode(arguments).decode()
-
-
-def _tokens(reply: _Reply, choice: _Choice) -> TokenRecord | None:
-    """Sampled tokens, wherever the server put them; None when it gave neither ids nor log-probabilities.
-
-    vLLM (`return_token_ids`): `choice.token_ids` and the reply's `prompt_token_ids`, or log-probability
-    tokens `token_id:<n>`. SGLang: `response_token_ids` and `prompt_token_ids` of the choice, the ids in
-    `sglext`, or (log-probability, id, text) triples in `choice.meta_info`. llama.cpp: the `id` of each entry
-    of `logprobs`. Log-probabilities that do not align with the ids are left out, and so are versions without
-    a number. Our own policy server: vLLM's fields and `choice.policy_versions`.
-    """
-    ids, logprobs = _ids(reply, choice), _logprobs(choice)
-    if ids and len(logprobs) != len(ids):
-        logprobs = []
-    if not ids and not logprobs:
-        return None
-    beside = reply.sglext or _Extension()
-    prompt = _given(reply.prompt_token_ids, choice.prompt_token_ids, beside.input_ids)
-    if not all(0 <= token <= _LARGEST_ID for token in chain(ids, prompt)):
-        log.warning("a reply's tokens are left out: some of their ids are no ids")
-        return None
-    return TokenRecord(
-        ids=tuple(ids),
-        logprobs=tuple(logprobs),
-        prompt_ids=tuple(prompt),
-        versions=_versions(_spans(reply, choice), max(len(ids), len(logprobs))),
-    )
-
-
-def _given(*places: Sequence[T] | None) -> Sequence[T]:
-    """What stands in the first of the places that has something."""
-    return next(filter(None, places), ())
-
-
-def _ids(reply: _Reply, choice: _Choice) -> Sequence[int]:
-    """Ids of the sampled tokens."""
-    beside = reply.sglext or _Extension()
-    return _given(
-        choice.token_ids,
-        choice.response_token_ids,
-        _given(beside.output_ids, [[]])[0],
-        [token for _, token, _ in _triples(choice)],
-        _written_ids(_sampled(choice)),
-    )
-
-
-def _logprobs(choice: _Choice) -> list[float]:
-    """Log-probabilities of the sampled tokens; none unless all are known."""
-    written = [token.logprob for token in _sampled(choice)]
-    found = _given([triple[0] for triple in _triples(choice)], written)
-    known = [value for value in found if value is not None and _UNKNOWN_LOGPROB < value < _ABOVE_ZERO]
-    return known if len(known) == len(found) else []
-
-
-def _sampled(choice: _Choice) -> Sequence[_Sampled]:
-    return _given(choice.logprobs.content if choice.logprobs else None)
-
-
-def _triples(choice: _Choice) -> Sequence[tuple[float | None, int, Any]]:
-    return _given(choice.meta_info.output_token_logprobs if choice.meta_info else None)
-
-
-def _spans(reply: _Reply, choice: _Choice) -> Sequence[_Span]:
-    """Where policy versions begin, wherever the server put them."""
-    beside = [weights.spans for weights in (choice.meta_info, reply.sglext, reply.metadata) if weights]
-    return _given(choice.policy_versions, choice.weight_versions, *beside)
-
-
-def _versions(spans: Sequence[_Span], tokens: int) -> tuple[VersionRun, ...]:
-    """Runs of policy versions over `tokens` tokens; none unless all are known."""
-    numbers = [_VERSION.fullmatch(str(span.version)) for span in spans]
-    starts = [span.start for span in spans]
-    ordered = starts[:1] == [0] and starts == sorted(set(starts)) and starts[-1] < tokens
-    if None in numbers or not ordered:
-        return ()
-    return tuple(
-        VersionRun(start=start, version=int(number[1]))
-        for start, number in zip(starts, numbers, strict=True)
-        if number
-    )
-
-
-def _written_ids(sampled: Sequence[_Sampled]) -> list[int]:
-    found = [_written_id(token) for token in sampled]
-    return [number for number in found if number is not None] if None not in found else []
-
-
-def _written_id(token: _Sampled) -> int | None:
-    if type(token.id) is int:
-        return token.id
-    match = re.fullmatch(r"token_id:([0-9]{1,10})", token.token)
-    return int(match[1]) if match else None

@@ -1,30 +1,33 @@
-"""What `show` says of a rollout in a world of services: calls by tool, injected errors, judges' verdicts."""
+"""How rollouts and tasks in worlds of services read: calls by tool, injected errors, judges' verdicts."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 
+import duckdb
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from orchard.actions.terminal import shown
+from orchard.pipelines.domains.claw.drafts import case_of
+from orchard.schemas.claw import is_bundle
+from orchard.schemas.tasks import Task
+from orchard.terminal.console import shown
 
-CALLS = """
+_CALLS = """
 select tool, count(*) as calls, count(*) filter (status >= 400 or injected = 'malformed') as failed,
        list(injected order by number) filter (injected is not null) as injected,
        string_agg(distinct face, ', ' order by face) as called_by
 from service_calls_all where rollout_id = ? and attempt = ? group by tool order by min(number)
 """
-RULINGS = """
+_RULINGS = """
 select name, score, passed, coalesce(nullif(reason, ''), fault) as said, model, protocol
 from judgements_all where rollout_id = ? and attempt = ? order by sequence
 """
 
 
-def worlds_tables(
-    calls: Sequence[Mapping[str, Any]], rulings: Sequence[Mapping[str, Any]]
-) -> Iterator[RenderableType]:
-    """Tables of the rows of CALLS and RULINGS, where there are any. Texts come as they are stored."""
+def worlds_tables(tables: duckdb.DuckDBPyConnection, rollout: str, attempt: int) -> Iterator[RenderableType]:
+    """Tables of the services' calls and of the judges' verdicts, where there are any."""
+    calls, rulings = (_rows(tables, query, rollout, attempt) for query in (_CALLS, _RULINGS))
     if calls:
         table = _table("services used", "tool", "calls", "failed", "injected errors", "called by")
         for row in calls:
@@ -41,6 +44,23 @@ def worlds_tables(
             judge = f"{row['model']}, {row['protocol']}"
             table.add_row(*map(_plain, (row["name"], score, passed, row["said"] or "", judge)))
         yield table
+
+
+def submission(text: str) -> str | None:
+    """Empty for the record of a world of services, which is no text to read; None for anything else."""
+    return "" if is_bundle(text) else None
+
+
+def solution(task: Task) -> str:
+    """What is known of the solution of a task that is graded by its bundle; empty for any other."""
+    case = case_of(task)
+    return f"known: {len(case.solution)} calls" if case else ""
+
+
+def _rows(tables: duckdb.DuckDBPyConnection, query: str, *given: object) -> list[dict[str, Any]]:
+    cursor = tables.execute(query, given)
+    names = [column[0] for column in cursor.description or []]
+    return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
 
 def _table(title: str, *columns: str) -> Table:

@@ -2,23 +2,22 @@
 
 from typing import NamedTuple
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from orchard.actions.session import Session
-from orchard.actions.terminal import console
 from orchard.configuration.config import ConfigError
-from orchard.domains.claw.synthesizing import SEEDED, Made, synthesized
+from orchard.domains.claw.synthesizing import SEEDED, SynthesisResult, synthesized
 from orchard.pipelines.domains.claw.author import Author
 from orchard.pipelines.domains.claw.loop import Wanted
 from orchard.pipelines.domains.claw.report import Report, table
 from orchard.schemas.campaigns import ModelSpec
 from orchard.schemas.identity import check_name
 from orchard.schemas.synthesis import Step, SynthesisStep
+from orchard.terminal.console import console, reporting
 
 
 class Options(NamedTuple):
-    """As the command line has them."""
+    """Options of the command line."""
 
     run: str
     limit: int
@@ -57,15 +56,15 @@ async def synthesize_claw(session: Session, options: Options) -> None:
     )
 
 
-async def with_progress(session: Session, wanted: Wanted, author: Author | None) -> Made:
+async def with_progress(session: Session, wanted: Wanted, author: Author | None) -> SynthesisResult:
     """A run with a progress bar; what was caught, and what it cost, is printed at its end."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as bar:
-        line = bar.add_task("accepted", total=wanted.tasks)
+    accepted = 0
+    with reporting() as bar:
 
         def told(step: SynthesisStep) -> None:
-            if step.step is Step.ACCEPT:
-                bar.advance(line)
+            nonlocal accepted
+            accepted += step.step is Step.ACCEPT
+            bar.progress("accepted", accepted, wanted.tasks)
 
         made = await synthesized(session, wanted, author, told)
     _tell(made.report)

@@ -18,7 +18,7 @@ from orchard.schemas.tasks import Task
 from orchard.streams.claims import Claims
 from orchard.streams.publisher import Publisher
 from orchard.streams.topology import declare
-from orchard.workers.attempts.rollout import AttemptDependencies
+from orchard.workers.attempts.dependencies import AttemptDependencies
 from orchard.workers.llm.client import ModelClient
 from orchard.workers.llm.rests import Rests
 from orchard.workers.llm.settings import EndpointSettings
@@ -27,11 +27,11 @@ SEEDED = ModelSpec(name=MODEL, endpoint=MODEL, kind=ModelKind.ORACLE)
 """The author that is no model, at an endpoint that is there while a run with an Author lasts."""
 
 
-class Made(msgspec.Struct, frozen=True):
+class SynthesisResult(msgspec.Struct, frozen=True):
     """What a run made."""
 
     tasks: list[Task]
-    """In the order of their slots; they are in the registry and in the tables."""
+    """Accepted tasks in the order of their slots, which are in the registry and in the tables."""
     report: Report
 
 
@@ -40,7 +40,7 @@ async def synthesized(
     wanted: Wanted,
     author: Author | None = None,
     told: Callable[[SynthesisStep], None] = lambda _: None,
-) -> Made:
+) -> SynthesisResult:
     """Do a run, or what is left of it. With `author` the endpoint of SEEDED is that one, served here."""
     async with AsyncExitStack() as stack:
         connection = await stack.enter_async_context(session.connection("synthesis"))
@@ -65,4 +65,4 @@ async def synthesized(
         run = Run(connection, dependencies, wanted, told)
         tasks = await run.make(await stack.enter_async_context(Claims(connection, queue)))
         await session.committed(connection)
-    return Made(tasks, run.report)
+    return SynthesisResult(tasks, run.report)

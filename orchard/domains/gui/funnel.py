@@ -12,20 +12,20 @@ import typer
 from rich.markup import escape
 
 from orchard.actions.session import Session
-from orchard.actions.terminal import console, progress
-from orchard.cli.left_out import SkipMalformed, Strict, counted, end, tell_left_out
-from orchard.cli.reading import rows_table
 from orchard.configuration.config import ConfigError
 from orchard.pipelines.domains.gui.funnel.encoders import Encoder, EndpointEncoder, HashingEncoder
 from orchard.pipelines.domains.gui.funnel.intents import Intent, normal, site_of
 from orchard.pipelines.domains.gui.funnel.run import THRESHOLDS, Funnel, Passed, write_passed
 from orchard.pipelines.domains.gui.funnel.stages import Rules, Stage, read_sites
 from orchard.pipelines.domains.gui.web_rows import COLUMNS, intent_of
-from orchard.pipelines.domains.swe.benchmark_files import read_rows
 from orchard.pipelines.tasks.errors import MalformedRow
 from orchard.pipelines.tasks.left_out import LeftOut, insist
 from orchard.pipelines.tasks.registry import read_tasks
+from orchard.pipelines.tasks.row_files import read_rows
 from orchard.schemas.gui import WORLD, GuiWorld
+from orchard.terminal.console import console, progress
+from orchard.terminal.left_out import SkipMalformed, Strict, counted, end, tell_left_out
+from orchard.terminal.tables import rows_table
 
 
 def register(app: typer.Typer) -> None:

@@ -2,7 +2,9 @@
 
 import asyncio
 import signal
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
+from functools import partial
+from itertools import islice
 from typing import Annotated
 
 import msgspec
@@ -10,14 +12,29 @@ import typer
 import uvloop
 
 from orchard.actions.session import Session
-from orchard.actions.terminal import console, progress
-from orchard.cli.reading import rows_table
 from orchard.configuration.config import ConfigError
-from orchard.pipelines.domains.gui.judging.again import Judging, read_episodes
+from orchard.pipelines.domains.gui.judging.again import (
+    QUEUE,
+    JudgingTally,
+    OutcomeJudge,
+    is_foreign,
+    read_episodes,
+    verdict_key,
+)
 from orchard.pipelines.domains.gui.judging.agreement import Agreement, agreement, read_pairs
+from orchard.schemas.events import payload
+from orchard.schemas.judging import JudgeRuled
+from orchard.schemas.work import JudgeRequest
 from orchard.storage.reader import open_tables
+from orchard.streams.answers import OfferedRequests, working
+from orchard.streams.claims import Claims
+from orchard.streams.consumer import Consumer
+from orchard.streams.entries import QueueEntry
 from orchard.streams.publisher import Publisher
 from orchard.streams.topology import declare
+from orchard.terminal.console import console, progress
+from orchard.terminal.tables import rows_table
+from orchard.workers.attempts.deadletters import DeadLetters
 from orchard.workers.domains.gui import DOMAIN
 from orchard.workers.episode.settings import JudgeSettings
 from orchard.workers.llm.client import ModelClient
@@ -50,7 +67,7 @@ def judge(
     endpoint: Annotated[
         str | None, typer.Option(help="Endpoint.", show_default="judge.endpoint of the configuration")
     ] = None,
-    slots: Annotated[int, typer.Option(help="Rollouts at once.", min=1)] = 8,
+    slots: Annotated[int, typer.Option(help="Rollouts at once in this process.", min=1)] = 8,
     max_cost: Annotated[
         float | None, typer.Option(help="USD: begin nothing more when the calls have cost it.", min=0.0)
     ] = None,
@@ -99,7 +116,7 @@ async def judge_campaign(
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     async with AsyncExitStack() as stack:
         connection = await stack.enter_async_context(session.connection("judge"))
-        await declare(connection, session.config.nats, [])
+        await declare(connection, session.config.nats, [QUEUE])
         await session.committed(connection)
         with open_tables(session.config.store) as tables:
             episodes = read_episodes(tables, campaign, wanted)
@@ -112,45 +129,65 @@ async def judge_campaign(
                 f"nothing to judge in {campaign}: all {episodes.judged} rollouts have their verdict"
             )
             return True
+        asked = [episode.request(campaign, wanted) for episode in episodes.open]
+        foreign = await asyncio.to_thread(partial(_foreign, session, asked))
+        if len(foreign) == len(asked):
+            raise ConfigError(
+                f"no rollout of {campaign!r} was handed in by a browser agent: nothing to judge"
+            )
+        requests = {key: one for one in asked if (key := verdict_key(one)) not in foreign}
+        tally = JudgingTally(max_cost)
         rests = await stack.enter_async_context(Rests(connection, "judge"))
-        models = ModelClient(endpoints, rests, waits=True)
-        stack.push_async_callback(models.close)
+        models = await stack.enter_async_context(ModelClient(endpoints, rests, waits=True))
+        judge_ = OutcomeJudge(Publisher(connection), session.blobs, models)
+        claims = await stack.enter_async_context(Claims(connection, QUEUE))
+        consumer = Consumer(claims, DeadLetters(connection), {QUEUE.kind: judge_}, slots=slots)
+        offered = OfferedRequests(connection, QUEUE.kind)
+
+        def entry(key: str, fence: int, occasion: str) -> QueueEntry:
+            return judge_.entry(msgspec.structs.replace(requests[key], fence=fence), occasion)
+
         bar = stack.enter_context(progress("rollouts"))
-        total = episodes.judged + len(episodes.open)
-        line = bar.add_task(campaign, total=total, completed=episodes.judged)
-        judging = Judging(
-            models,
-            wanted,
-            session.blobs,
-            Publisher(connection),
-            campaign,
-            max_cost_usd=max_cost,
-            told=lambda: bar.advance(line),
-        )
+        done = episodes.judged + len(foreign)
+        line = bar.add_task(campaign, total=done + len(requests), completed=done)
+        left = iter(requests)
+        # A cap holds for all workers together: no more is on the queue than may be under way.
+        at_once = len(requests) if max_cost is None else slots
         try:
-            await judging.run(episodes.open, slots)
+            await offered.offer(list(islice(left, at_once)), entry)
+            async with working(offered, consumer), aclosing(offered.answers()) as answers:
+                async for answer in answers:
+                    bar.advance(line)
+                    ruled = payload(answer.event) if answer.event is not None else None
+                    tally.take(ruled if isinstance(ruled, JudgeRuled) else None, answer.reason)
+                    if tally.stopped:
+                        await offered.withdraw()
+                    elif following := list(islice(left, 1)):
+                        await offered.offer(following, entry)
         except asyncio.CancelledError:
             console.print("stopped: the same command goes on with what has no verdict yet")
             raise
         await session.committed(connection)
-    return _tell(judging, campaign, len(episodes.open))
+    return _tell(tally, len(requests), len(foreign))
 
 
-def _tell(judging: Judging, campaign: str, asked: int) -> bool:
-    given = judging.verdicts.total()
-    if judging.foreign == asked:
-        raise ConfigError(f"no rollout of {campaign!r} was handed in by a browser agent: nothing to judge")
-    cost = "unknown: the model has no price" if judging.cost_usd is None else f"{judging.cost_usd:.4f} USD"
+def _foreign(session: Session, requests: list[JudgeRequest]) -> set[str]:
+    return {verdict_key(one) for one in requests if is_foreign(one, session.blobs)}
+
+
+def _tell(tally: JudgingTally, asked: int, foreign: int) -> bool:
+    given = tally.verdicts.total()
+    cost = "unknown: the model has no price" if tally.cost_usd is None else f"{tally.cost_usd:.4f} USD"
     console.print(
-        f"[bold green]judged[/] {given} rollouts: {judging.verdicts[True]} SUCCESS, "
-        f"{judging.verdicts[False]} NOT SUCCESS. Cost {cost}.",
+        f"[bold green]judged[/] {given} rollouts: {tally.verdicts[True]} SUCCESS, "
+        f"{tally.verdicts[False]} NOT SUCCESS. Cost {cost}.",
         highlight=False,
     )
-    if judging.foreign:
-        console.print(f"{judging.foreign} were handed in by no browser agent and are left out")
-    missing = asked - given - judging.foreign
+    if foreign:
+        console.print(f"{foreign} were handed in by no browser agent and are left out")
+    missing = asked - given
     if missing:
-        why = f": {judging.stopped}" if judging.stopped else ""
+        why = f": {tally.stopped}" if tally.stopped else ""
         console.print(
             f"[yellow]{missing} have no verdict{why}[/]. The same command asks about them again.",
             highlight=False,

@@ -7,8 +7,7 @@ from typing import NamedTuple, get_args
 from rich.markup import escape
 
 from orchard.actions.session import Session
-from orchard.actions.terminal import console
-from orchard.cli.task_work import registry
+from orchard.actions.tasks import registry
 from orchard.configuration.config import ConfigError
 from orchard.pipelines.domains.gui.proof import by_records
 from orchard.pipelines.domains.gui.synthesis import SITES, synthesize
@@ -18,12 +17,13 @@ from orchard.pipelines.tasks.validate import Validation, Validator, validation
 from orchard.schemas.events import TaskRejected
 from orchard.schemas.sites import NAME, Fault
 from orchard.schemas.tasks import Task, task_hash
+from orchard.terminal.console import console
 from orchard.workers.domains.gui.sites.appearance import LAYOUTS
 from orchard.workers.domains.gui.sites.goals import KINDS
 
 
 class GuiOptions(NamedTuple):
-    """As the command line has them."""
+    """Options of the command line."""
 
     seed: int
     limit: int

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from math import ceil
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -29,30 +29,33 @@ from orchard.schemas.claw import BUNDLES, DOMAIN
 from orchard.schemas.decoding import Unreadable, decode_whole
 from orchard.schemas.events import RolloutFinished, TaskValidated, make_event, payload
 from orchard.schemas.identity import digest, rollout_id
+from orchard.schemas.requests import read_known
 from orchard.schemas.subjects import EVENTS_PREFIX
 from orchard.schemas.synthesis import Check, Step, SynthesisRequest, SynthesisStep
 from orchard.schemas.tasks import Task, task_hash
-from orchard.streams.claims import Claim, Claims
+from orchard.storage.errors import StorageError
+from orchard.streams.claims import Claims
 from orchard.streams.connection import Connection
-from orchard.streams.entries import FIRST, Place, QueueEntry, entry, successor
+from orchard.streams.consumer import ClaimedRequest, Consumer, Interrupted, RetryPolicy
+from orchard.streams.entries import FIRST, Place, QueueEntry, entry
+from orchard.streams.errors import FAULTS, AwaitsEndpoint
 from orchard.streams.replay import replay
 from orchard.streams.settings import Queue
-from orchard.workers.attempts.rollout import AttemptDependencies
+from orchard.workers.attempts.deadletters import DeadLetters
+from orchard.workers.attempts.dependencies import AttemptDependencies
 from orchard.workers.episode.machine import Machine
 from orchard.workers.episode.sandboxes import SandboxMachine, classified
-from orchard.workers.failures import EndpointRests, InfrastructureError
-from orchard.workers.llm.client import Completion, ContextLengthExceeded
+from orchard.workers.failures import InfrastructureError
+from orchard.workers.llm.answers import Completion
+from orchard.workers.llm.errors import ContextLengthExceeded
 
 log = logging.getLogger("orchard.synthesis")
 
 REFINEMENTS = 2
 """Times that an author may repair a draft."""
 MAX_FAILURES = 5
-RETRY_SECONDS = 5.0
-"""Until a step that infrastructure failed is tried again; doubled each time."""
 YIELD = 0.6
 """Share of proposals that are expected to be accepted; more are proposed where it was less."""
-_CLAIM_SECONDS = 0.5
 _ENDS = (Step.ACCEPT, Step.REJECT)
 
 
@@ -90,7 +93,9 @@ class _Slot:
 
 @dataclass
 class Run:
-    """One run, in this process."""
+    """One run, in this process: it handles the requests of its queue."""
+
+    retries: ClassVar = RetryPolicy(on=(InfrastructureError, StorageError), first=5.0, most=MAX_FAILURES)
 
     connection: Connection
     dependencies: AttemptDependencies
@@ -104,7 +109,15 @@ class Run:
         """The accepted tasks, in the order of their slots; they are in the registry then. `claims` are of
         `queue_of` the run."""
         await self._recall()
-        async with self._working(claims):
+        consumer = Consumer(
+            claims,
+            DeadLetters(self.connection),
+            {claims.queue.kind: self},
+            slots=self.wanted.slots,
+            shutdown_seconds=0.0,
+        )
+        async with asyncio.TaskGroup() as group:
+            group.create_task(consumer.run())
             while True:
                 await self._settled()
                 accepted = [at for at, slot in sorted(self._slots.items()) if slot.ended is Step.ACCEPT]
@@ -115,6 +128,7 @@ class Run:
                     log.warning("%d proposals gave %d tasks: given up", first, len(accepted))
                     break
                 await self._propose(first, ceil(left / YIELD))
+            consumer.drain()
         tasks = [await self._task(self._slots[at]) for at in accepted[: self.wanted.tasks]]
         registry = TaskRegistry(self.dependencies.publisher, self.dependencies.blobs)
         await registry.register(tasks)
@@ -167,45 +181,38 @@ class Run:
 
     # --- the queue ------------------------------------------------------------------------------
 
-    @asynccontextmanager
-    async def _working(self, claims: Claims) -> AsyncIterator[None]:
-        async with asyncio.TaskGroup() as group:
-            workers = [group.create_task(self._work(claims)) for _ in range(self.wanted.slots)]
-            try:
-                yield
-            finally:
-                for worker in workers:
-                    worker.cancel()
+    def read(self, body: bytes) -> SynthesisRequest:
+        """See Handler."""
+        return read_known(body, SynthesisRequest, "a synthesis request")
 
-    async def _work(self, claims: Claims) -> None:
-        while True:
-            claim = await claims.next(timeout=_CLAIM_SECONDS)
-            if claim is not None:
-                await self._handle(claim)
+    def entry(self, request: SynthesisRequest, occasion: str) -> QueueEntry:
+        """See Handler."""
+        return _entry(request, occasion)
 
-    async def _handle(self, claim: Claim) -> None:
-        request = msgspec.json.decode(claim.body, type=SynthesisRequest)
+    async def handle(self, delivery: ClaimedRequest[SynthesisRequest]) -> None:
+        """Do one step. A slot whose step fails again and again is given up, or the run would never end."""
+        request = delivery.request
         try:
-            if request.step is Step.PROPOSE:
-                await self._proposed(request)
-            elif request.step is Step.SOLVE:
-                await self._solved(request)
-            else:
-                await self._written(request)
-        except EndpointRests as rest:
-            again = _entry(request, successor(claim.message_id))
-            await claim.await_rest(again, rest.key, rest.seconds, rest.detail)
-            return
-        except InfrastructureError as error:
-            failures = request.failures + 1
-            if failures > MAX_FAILURES:
-                await self._end(request, Step.REJECT, check=Check.INFRASTRUCTURE, detail=str(error))
-                await claim.complete()
-                return
-            again = _entry(msgspec.structs.replace(request, failures=failures), successor(claim.message_id))
-            await claim.retry_later(again, RETRY_SECONDS * 2 ** (failures - 1), str(error))
-            return
-        await claim.complete()
+            await delivery.run(self._step(request))
+        except (AwaitsEndpoint, Interrupted, *FAULTS):
+            raise
+        except Exception as error:
+            if isinstance(error, self.retries.on) and request.failures < MAX_FAILURES:
+                raise
+            log.error("slot %d of %s is given up", request.slot, request.run, exc_info=error)
+            for at in range(request.slot, request.slot + request.count):
+                slot = self._slots.setdefault(at, _Slot())
+                if slot.ended is None and (request.step is not Step.PROPOSE or slot.idea is None):
+                    one = msgspec.structs.replace(request, slot=at)
+                    await self._end(one, Step.REJECT, check=Check.INFRASTRUCTURE, detail=str(error))
+
+    async def _step(self, request: SynthesisRequest) -> None:
+        if request.step is Step.PROPOSE:
+            await self._proposed(request)
+        elif request.step is Step.SOLVE:
+            await self._solved(request)
+        else:
+            await self._written(request)
 
     async def _offer(self, request: SynthesisRequest) -> None:
         await self.dependencies.publisher.offer(_entry(request, FIRST))

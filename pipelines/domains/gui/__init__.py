@@ -1,6 +1,7 @@
 """Before and after browser agents: tasks on sites and the web, their proof, rows with pictures, presets."""
 
-from orchard.pipelines.domain import PipelineDomain, ReleasedLayout, TaskKind
+from orchard.pipelines.domain import PipelineDomain, ReleasedLayout, RequestKind, TaskKind
+from orchard.streams.settings import Queue
 
 DOMAIN = PipelineDomain(
     name="gui",
@@ -9,6 +10,11 @@ DOMAIN = PipelineDomain(
     exporters={"orchard-gui": f"{__name__}.exporter:GUI"},
     released_layouts={
         "orchard-gui": ReleasedLayout(reader=f"{__name__}.released_rows:read_gui_rows", calls_in_texts=True)
+    },
+    request_kinds={
+        "judge": RequestKind(
+            Queue(kind="judge", domain="rollouts"), f"{__name__}.judging.again:outcome_judge"
+        )
     },
     dataset_preset={
         "pairs": True,

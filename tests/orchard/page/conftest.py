@@ -10,8 +10,8 @@ from aiohttp import web
 
 from orchard.actions.session import Session
 from orchard.configuration.config import Config
-from orchard.page.door import Door
-from orchard.page.server import Site
+from orchard.page.access import Access
+from orchard.page.server import PageSite
 from orchard.schemas import events as e
 from orchard.storage.writing.writer import Writer
 from orchard.streams.connection import connect
@@ -41,8 +41,8 @@ async def stored(place: Path, events: Sequence[e.Event], store: str = "store") -
 @asynccontextmanager
 async def served(store: Path, *, loopback: bool = True, private: bool = False) -> AsyncIterator[str]:
     """The address of the page of a store, on a port of its own."""
-    door = Door(TOKEN, loopback=loopback, private=private, hosts=())
-    site = Site(Session(Config(store=str(store))), door)
+    access = Access(TOKEN, loopback=loopback, private=private, hosts=())
+    site = PageSite(Session(Config(store=str(store))), access)
     runner = web.AppRunner(site.application(), access_log=None)
     await runner.setup()
     try:

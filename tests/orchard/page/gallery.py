@@ -1,6 +1,6 @@
 """Rollouts with all that pages show: services, judges, tokens, subagents, pictures, runs, an evaluation."""
 
-from orchard.page.compare import Arm
+from orchard.page.compare import ComparedArm
 from orchard.schemas import events as e
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.claw import ServiceCalled
@@ -13,7 +13,7 @@ from tests.gui_log import GuiAuthor
 from tests.trajectory_log import Author
 
 NOTHING = BlobRef(sha256="0" * 64, size=1)
-FIRST, SECOND = Arm("first", "mini-swe-agent", "m"), Arm("second", "mini-swe-agent", "m")
+FIRST, SECOND = ComparedArm("first", "mini-swe-agent", "m"), ComparedArm("second", "mini-swe-agent", "m")
 
 
 def assisted(author: Author) -> list[e.Event]:

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from scipy.stats import binomtest, bootstrap
 
-from orchard.page.compare import Arm, compare, matrix, tallied
+from orchard.page.compare import ComparedArm, compare, matrix, tallied
 from orchard.page.failures import failures, last_error
 from orchard.page.index import Index
 from orchard.page.runs import runs
@@ -23,7 +23,7 @@ from orchard.storage.reader import open_tables, position
 from tests.orchard.page.conftest import TOKEN, served, stored
 from tests.trajectory_log import Author
 
-FIRST, SECOND = Arm("first", "mini-swe-agent", "m"), Arm("second", "mini-swe-agent", "m")
+FIRST, SECOND = ComparedArm("first", "mini-swe-agent", "m"), ComparedArm("second", "mini-swe-agent", "m")
 
 
 def _events() -> list[e.Event]:

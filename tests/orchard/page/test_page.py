@@ -14,12 +14,12 @@ import duckdb
 import pytest
 import pytest_asyncio
 
+from orchard.actions.campaign_status import recorded
 from orchard.actions.session import Session
-from orchard.actions.standing import recorded
 from orchard.configuration.config import Config
 from orchard.page import rollout as one_rollout
 from orchard.page import server
-from orchard.page.campaigns import Watch
+from orchard.page.campaigns import CampaignWatch
 from orchard.page.index import STANDING, Index
 from orchard.page.rollouts import COLUMNS, SORTS, USUAL, BadFilter, Query, page_of, summary_of
 from orchard.page.tables import Tables, one, rows
@@ -184,9 +184,9 @@ async def test_columns_are_chosen_by_the_address(history: Path, serve: Serve) ->
             return [re.sub("<[^>]*>", "", each).strip() for each in re.findall(r"<th .*?</th>", head)]
 
         usual = ["Task", "Harness", "Model", "Turns", "Tokens", "Time", "Score", "Cost", "Ended"]
-        assert await titles("/rollouts") == ["Outcome", "Rollout", *usual]
+        assert await titles("/rollouts") == ["Outcome", "ShownRollout", *usual]
         given = Query.of({"columns": "campaign,read,exit", "model": "small", "sort": "turns"})
-        assert await titles(given.address()) == ["Outcome", "Rollout", "Campaign", "Tokens read", "Exit"]
+        assert await titles(given.address()) == ["Outcome", "ShownRollout", "Campaign", "Tokens read", "Exit"]
         more = Query.of(dict(parse_qsl(urlsplit(given.with_column("cost")).query)))
         assert more.columns == ("campaign", "exit", "read", "cost") and more.filters == given.filters
         assert await titles("/rollouts?outcome=open&columns=" + ",".join(COLUMNS))
@@ -295,19 +295,19 @@ async def talk(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Path]:
     yield await stored(tmp_path_factory.mktemp("talk"), talk_of(Author(), 100))
 
 
-def _read(store: Path, sight: one_rollout.Sight) -> one_rollout.Rollout:
+def _read(store: Path, view: one_rollout.RolloutView) -> one_rollout.ShownRollout:
     with open_tables(str(store)) as connection:
         index = Index(connection)
         index.follow(position(str(store)))
         (name,) = connection.execute("select rollout_id from rollouts").fetchone() or ("",)
-        found = one_rollout.read(connection, name, sight)
+        found = one_rollout.read(connection, name, view)
         index.close()
     assert found is not None
     return found
 
 
 async def test_a_rollout_is_its_path_with_branches_beside_it(talk: Path) -> None:
-    found = _read(talk, one_rollout.Sight())
+    found = _read(talk, one_rollout.RolloutView())
     assert [turn.number for turn in found.turns] == list(range(101))
     assert [turn.number for turn in found.window] == list(range(40))
     beside = {
@@ -318,21 +318,21 @@ async def test_a_rollout_is_its_path_with_branches_beside_it(talk: Path) -> None
     (curve,) = found.curves
     assert curve.rises[0].first == 0 and curve.values[0] == 0.4
     leaf = next(b.leaf for turn in found.turns for b in turn.branches if b.kind is CallKind.SUBAGENT)
-    assert len(_read(talk, one_rollout.Sight(leaf=leaf)).turns) == 2
+    assert len(_read(talk, one_rollout.RolloutView(leaf=leaf)).turns) == 2
 
 
 async def test_windows_and_moments_of_a_rollout(talk: Path) -> None:
-    assert [t.number for t in _read(talk, one_rollout.Sight(turn=57)).window] == list(range(40, 80))
-    assert [t.number for t in _read(talk, one_rollout.Sight(turn=9999)).window] == list(range(80, 101))
-    then = _read(talk, one_rollout.Sight(as_of=5))
+    assert [t.number for t in _read(talk, one_rollout.RolloutView(turn=57)).window] == list(range(40, 80))
+    assert [t.number for t in _read(talk, one_rollout.RolloutView(turn=9999)).window] == list(range(80, 101))
+    then = _read(talk, one_rollout.RolloutView(as_of=5))
     assert (then.turns[-1].number, then.outcome, then.rewards, then.curves) == (5, None, [], [])
-    found = _read(talk, one_rollout.Sight(find="ECHO 77"))
+    found = _read(talk, one_rollout.RolloutView(find="ECHO 77"))
     assert {row["turn"] for row in found.found} == {78}
 
 
 async def test_the_page_of_a_rollout_shows_what_was_said(talk: Path, serve: Serve) -> None:
     async with serve(talk) as url, aiohttp.ClientSession(url) as http:
-        name = _read(talk, one_rollout.Sight()).id
+        name = _read(talk, one_rollout.RolloutView()).id
         async with http.get(f"/rollouts/{name[:6]}") as reply:
             assert reply.url.path == f"/rollouts/{name}"
             html = await reply.text()
@@ -377,7 +377,7 @@ async def test_the_page_goes_on_without_the_pipeline_and_finds_the_next(
     where: list[str] = []
     monkeypatch.setattr(Session, "nats_url", lambda _: where[-1])
     tables = Tables(str(store))
-    watch = Watch(session, tables)
+    watch = CampaignWatch(session, tables)
     try:
         for number in range(2):
             async with EmbeddedServer(tmp_path / f"nats-{number}") as server:

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from orchard.page.compare import Arm
+from orchard.page.compare import ComparedArm
 from orchard.page.folder import Folder
 from orchard.page.report import UnknownReport, write_report
 from orchard.page.rollout import CALL, TEXT
@@ -119,8 +119,8 @@ def _straddled(author: Author) -> list[e.Event]:
 
 def test_keys_in_names_of_arms_are_masked_too(tmp_path: Path) -> None:
     folder = Folder(str(tmp_path), tmp_path / "out", "t", [])
-    assert folder.scrubbed({"arms": [Arm("c", f"harness-of {KEY}", "m")]}, "compare.html") == {
-        "arms": [Arm("c", f"harness-of {masked(KEY).text}", "m")]
+    assert folder.scrubbed({"arms": [ComparedArm("c", f"harness-of {KEY}", "m")]}, "compare.html") == {
+        "arms": [ComparedArm("c", f"harness-of {masked(KEY).text}", "m")]
     }
 
 

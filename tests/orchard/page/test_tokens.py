@@ -11,8 +11,8 @@ import msgspec
 import pytest
 from tokenizers import Tokenizer
 
-from orchard.page.door import Door
-from orchard.page.server import Site
+from orchard.page.access import Access
+from orchard.page.server import PageSite
 from orchard.page.tokens import PART
 from orchard.pipelines.rl.baselines import advantages
 from orchard.schemas import events as e
@@ -151,8 +151,8 @@ async def test_text_of_tokens_is_shown_and_never_obeyed(tmp_path: Path, tokenize
 
     made = Author().rollout(0, ["ls"], resolved=True, tokens=lambda *_: TokenRecord(ids=(7, 8, 5)))
     store = await stored(tmp_path, made)
-    door = Door("t", loopback=True, private=False, hosts=())
-    site = Site(Session(Config(store=str(store))), door, tokenizer)
+    access = Access("t", loopback=True, private=False, hosts=())
+    site = PageSite(Session(Config(store=str(store))), access, tokenizer)
     async with TestClient(TestServer(site.application())) as http:
         reply = await http.get(f"/rollouts/{_name(made)}/tokens")
         html = await reply.text()

@@ -24,7 +24,7 @@ from orchard.schemas.campaigns import (
 from orchard.schemas.events import RolloutAborted, payload
 from orchard.schemas.outcomes import AbortCause
 from orchard.storage.blobs import BlobStore
-from orchard.streams import names
+from orchard.streams import consumer, names
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.claims import Claim, Claims
 from orchard.streams.connection import Connection, Pending, connect
@@ -41,6 +41,7 @@ from orchard.workers.attempts import worker as worker_module
 from orchard.workers.attempts.keeper import keep
 from orchard.workers.attempts.rollout import Attempt
 from orchard.workers.failures import InfrastructureError
+from tests.attempts_world import QUICK_RETRIES
 from tests.pipelines.rl.working import one_worker
 
 SPEC = CampaignSpec(
@@ -74,9 +75,9 @@ def blobs(tmp_path: Path) -> BlobStore:
 @pytest.fixture
 def campaigns(connection: Connection, blobs: BlobStore, monkeypatch: pytest.MonkeyPatch) -> Campaigns:
     monkeypatch.setattr(module, "BATCH", 2)
-    monkeypatch.setattr(worker_module, "CLAIM_WAIT_SECONDS", 0.2)
-    monkeypatch.setattr(worker_module, "FIRST_DELAY", 0.05)
-    monkeypatch.setattr(retries, "FIRST_DELAY", 0.05)
+    monkeypatch.setattr(consumer, "CLAIM_WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(worker_module, "ROLLOUTS", QUICK_RETRIES)
+    monkeypatch.setattr(retries, "ROLLOUTS", QUICK_RETRIES)
     return Campaigns(connection, blobs)
 
 

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 from orchard.pipelines.datasets.build import build
 from orchard.pipelines.datasets.errors import DatasetError
 from orchard.pipelines.datasets.manifest import Manifest
-from orchard.pipelines.datasets.queueing import QUEUE, ShardWorker, through_queue
+from orchard.pipelines.datasets.queueing import QUEUE, shard_consumer, through_queue
 from orchard.pipelines.datasets.settings import DatasetSettings
 from orchard.streams.claims import Claims
 from orchard.streams.connection import Connection, connect
@@ -35,7 +35,7 @@ from pathlib import Path
 import msgspec
 from orchard.pipelines.datasets import shards
 from orchard.pipelines.datasets.settings import DatasetSettings
-from tests.datasets import test_queueing as told
+from tests.pipelines.datasets import test_queueing as told
 
 role, url, store, out, config = sys.argv[1:]
 
@@ -64,8 +64,12 @@ async def connected(url: str):
 
 
 async def work(connection: Connection, store: str, stop: asyncio.Event | None = None) -> None:
-    async with Claims(connection, QUEUE) as claims:
-        await ShardWorker(store, claims).run(stop or asyncio.Event())
+    async with Claims(connection, QUEUE) as claims, asyncio.TaskGroup() as group:
+        with shard_consumer(store, claims) as consumer:
+            working = group.create_task(consumer.run())
+            await (stop or asyncio.Event()).wait()
+            consumer.drain()
+            await working
 
 
 async def built(

@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from orchard.actions.terminal import console
 from orchard.cli.evaluation import show_plan
 from orchard.pipelines.campaigns.scores import Tally
 from orchard.pipelines.domains.swe.benchmark_rows import Given, task_from_row
@@ -38,6 +37,7 @@ from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables
 from orchard.streams.connection import Connection
 from orchard.streams.publisher import Publisher
+from orchard.terminal.console import console
 from tests.pipelines.domains.swe.test_tasks_multilingual import _row
 from tests.pipelines.domains.swe.test_tasks_swe_rows import SWE_BENCH
 from tests.pipelines.tasks.test_tasks_directories import HARBOR, TASK_TOML, _written

@@ -19,7 +19,8 @@ from orchard.pipelines.sft.processes import Processes
 from orchard.pipelines.sft.settings import settings_from
 from orchard.pipelines.sft.trainer import Trainer
 from orchard.schemas.campaigns import ModelSpec
-from orchard.workers.llm.client import EndpointSettings, ModelClient
+from orchard.workers.llm.client import ModelClient
+from orchard.workers.llm.settings import EndpointSettings
 from tests.pipelines.policy.small_models import BASH, SHAPE
 from tests.pipelines.policy.test_engine import CPU
 

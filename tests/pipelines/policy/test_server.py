@@ -13,7 +13,9 @@ from orchard.schemas.messages import VersionRun
 from orchard.storage.blobs import BlobStore
 from orchard.workers.episode.message_tree import MessageTree
 from orchard.workers.failures import InfrastructureError
-from orchard.workers.llm.client import ContextLengthExceeded, EndpointSettings, ModelClient
+from orchard.workers.llm.client import ModelClient
+from orchard.workers.llm.errors import ContextLengthExceeded
+from orchard.workers.llm.settings import EndpointSettings
 from tests.pipelines.policy.small_models import BASH
 from tests.real_tokenizers import real_tokenizer
 

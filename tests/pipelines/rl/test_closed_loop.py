@@ -32,7 +32,7 @@ from orchard.streams.replay import replay
 from orchard.streams.settings import NatsSettings, Queue
 from orchard.streams.topology import declare
 from orchard.workers.harnesses.interface import Episode, Harness, HarnessResult
-from orchard.workers.llm.client import EndpointSettings
+from orchard.workers.llm.settings import EndpointSettings
 from tests.pipelines.policy.small_models import BASH, write_model
 from tests.pipelines.rl.working import one_worker
 from tests.tiny_tasks import build_tiny_image, tiny_task

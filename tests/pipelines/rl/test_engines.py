@@ -8,7 +8,6 @@ import aiohttp
 import pytest
 import torch
 
-from orchard.cli.app import mistakes
 from orchard.pipelines.policy.engine import EngineSettings
 from orchard.pipelines.policy.server import PolicyServer
 from orchard.pipelines.policy.weights import load_weights
@@ -24,6 +23,7 @@ from orchard.pipelines.sft.settings import Lora, TrainingError
 from orchard.storage.blobs import BlobStore
 from orchard.streams.connection import Connection
 from orchard.streams.publisher import Publisher
+from orchard.terminal.errors import mistakes
 from tests.pipelines.policy.small_models import write_model
 from tests.pipelines.rl.engine_servers import ForeignServer
 from tests.pipelines.rl.test_learner import ALONE

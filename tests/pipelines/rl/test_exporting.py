@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from orchard.cli.rl import _export
+from orchard.actions.rl import export_groups
 from orchard.pipelines.rl.bar import BarSettings
 from orchard.pipelines.rl.coordinator import RunError, begin
 from orchard.pipelines.rl.frugal import FrugalSettings
@@ -34,7 +34,7 @@ def export(connection, tmp_path):
         await Publisher(connection).events(events)
         out = tmp_path / "out.jsonl"
         session = SimpleNamespace(blobs=blobs, connection_or_server=opened)
-        written, skipped = await _export(session, plan.name, out, layout, baseline)
+        written, skipped = await export_groups(session, plan.name, out, layout, baseline)
         records = [msgspec.json.decode(line) for line in out.read_bytes().splitlines()]
         assert written == len(records)
         return records, {drop.group_id: drop.reason for drops in skipped.values() for drop in drops}

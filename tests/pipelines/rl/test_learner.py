@@ -25,7 +25,8 @@ from orchard.pipelines.rl.settings import RlSettings
 from orchard.pipelines.sft.attention import use_packed_attention
 from orchard.pipelines.sft.processes import Processes
 from orchard.schemas.campaigns import ModelSpec
-from orchard.workers.llm.client import EndpointSettings, ModelClient
+from orchard.workers.llm.client import ModelClient
+from orchard.workers.llm.settings import EndpointSettings
 from tests.pipelines.policy.small_models import BASH, write_model
 
 VOCABULARY = 61

@@ -20,7 +20,8 @@ from orchard.pipelines.sft.picture_packs import eyes_of
 from orchard.schemas.campaigns import ModelSpec
 from orchard.schemas.llm_calls import LLMCall, ModelKind, Usage
 from orchard.storage.blobs import BlobStore
-from orchard.workers.llm.client import EndpointSettings, ModelClient
+from orchard.workers.llm.client import ModelClient
+from orchard.workers.llm.settings import EndpointSettings
 from tests.pipelines.policy.test_pictures import user, write_seeing
 from tests.pipelines.rl.test_feed import stored
 from tests.pipelines.rl.test_learner import ALONE, settings

@@ -18,7 +18,8 @@ from orchard.storage.blobs import BlobStore
 from orchard.workers.episode.message_tree import MessageTree
 from orchard.workers.gateway.recording import Recording
 from orchard.workers.gateway.wire_types import ProgramMessage, ProgramRequest
-from orchard.workers.llm.client import EndpointSettings, ModelClient
+from orchard.workers.llm.client import ModelClient
+from orchard.workers.llm.settings import EndpointSettings
 from tests.pipelines.policy.small_models import BASH, write_model
 from tests.pipelines.rl.test_feed import stored
 from tests.pipelines.rl.test_learner import ALONE, settings

@@ -11,10 +11,11 @@ from orchard.streams.claims import Claims
 from orchard.streams.connection import Connection
 from orchard.streams.publisher import Publisher
 from orchard.streams.settings import Queue
-from orchard.workers.attempts.rollout import AttemptDependencies
+from orchard.workers.attempts.dependencies import AttemptDependencies
 from orchard.workers.attempts.worker import Worker, WorkerSettings
 from orchard.workers.episode.sandboxes import SandboxSettings
-from orchard.workers.llm.client import EndpointSettings, ModelClient
+from orchard.workers.llm.client import ModelClient
+from orchard.workers.llm.settings import EndpointSettings
 
 
 @asynccontextmanager
@@ -45,7 +46,7 @@ async def one_worker(
         working = asyncio.create_task(worker.run())
         try:
             yield
-            worker.drain()
+            worker.consumer.drain()
             await working
         finally:
             working.cancel()

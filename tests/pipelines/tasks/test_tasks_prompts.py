@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from orchard.pipelines.domains.swe.benchmark_files import check_rows
 from orchard.pipelines.tasks.errors import MalformedRow
 from orchard.pipelines.tasks.prompts import Defaults, task_from_prompt
+from orchard.pipelines.tasks.row_files import check_rows
 from orchard.schemas.tasks import StateCheck, Task
 
 READ = partial(task_from_prompt, defaults=Defaults())

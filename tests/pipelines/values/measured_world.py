@@ -18,9 +18,11 @@ from orchard.schemas.campaigns import Budget, ModelSpec, RolloutRequest, TaskRef
 from orchard.schemas.identity import rollout_id
 from orchard.schemas.tasks import Task
 from orchard.storage.reader import open_tables
-from orchard.workers.attempts.rollout import Attempt, AttemptDependencies
+from orchard.workers.attempts.dependencies import AttemptDependencies
+from orchard.workers.attempts.rollout import Attempt
 from orchard.workers.episode.sandboxes import SandboxSettings
-from orchard.workers.llm.client import EndpointSettings, ModelClient
+from orchard.workers.llm.client import ModelClient
+from orchard.workers.llm.settings import EndpointSettings
 from tests.tiny_tasks import tiny_task
 
 TASK = tiny_task(1)

@@ -8,17 +8,20 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from orchard.pipelines.values.annotator import MAX_FAILURES, Annotator, Cases
+from orchard.pipelines.values.annotator import Annotator, Cases
 from orchard.pipelines.values.prompt import PROMPT_VERSION
 from orchard.pipelines.values.requests import QUEUE, Asking, offer, open_requests
 from orchard.schemas.llm_calls import ModelKind
 from orchard.storage.reader import open_tables
 from orchard.streams.claims import Claims
+from orchard.streams.consumer import Consumer
+from orchard.streams.shifts import Shift
 from orchard.workers.attempts.deadletters import DeadLetters
 from orchard.workers.attempts.keeper import keep
 from orchard.workers.llm import resting
-from orchard.workers.llm.client import EndpointSettings, ModelClient, Price
+from orchard.workers.llm.client import ModelClient
 from orchard.workers.llm.rests import Rests
+from orchard.workers.llm.settings import EndpointSettings, Price
 from orchard.workers.oracle.server import OracleServer
 from tests.entries import named
 from tests.tiny_tasks import tiny_task
@@ -78,12 +81,11 @@ async def run(
         requests = open_requests(tables, "demo", asking)
     await offer(pipeline.publisher, requests)
     done: list[Any] = []
-    stop = asyncio.Event()
 
     def told(event: Any) -> None:
         done.append(event)
         if len(done) >= verdicts:
-            stop.set()
+            consumer.drain()
 
     settings = EndpointSettings(base_url=url, prices=prices or {}, max_tries=1)
     async with (
@@ -92,9 +94,12 @@ async def run(
         Claims(pipeline.connection, QUEUE) as claims,
     ):
         cases = Cases(pipeline.store)
-        annotator = Annotator(pipeline.publisher, claims, models, cases, name="test", slots=2, done=told)
+        annotator = Annotator(pipeline.publisher, models, cases, name="test", done=told)
+        shift = Shift(idle=idle_exit, age=max_age)
+        dead = DeadLetters(pipeline.connection)
+        consumer = Consumer(claims, dead, {QUEUE.kind: annotator}, slots=2, shift=shift)
         async with asyncio.timeout(60):
-            await annotator.run(stop, idle_exit, max_age)
+            await consumer.run()
         cases.close()
     await pipeline.keep()
     return done
@@ -260,7 +265,7 @@ async def test_an_annotator_waits_for_an_endpoint_that_rests_and_counts_no_failu
         monkeypatch.setattr(resting, name, value)
     await unresolved(pipeline, Author(), 3)
     refusal = web.json_response({"error": {"message": "quota"}}, status=429)
-    teacher.replies += [refusal] * (3 * MAX_FAILURES) + [GOOD]
+    teacher.replies += [refusal] * (3 * (Annotator.retries.most or 0)) + [GOOD]
     keeping = asyncio.create_task(keep(pipeline.connection))
     try:
         await run(pipeline, teacher.url, Asking(model="judge"), 3)

@@ -7,13 +7,13 @@ import msgspec
 import pytest
 
 from orchard.actions.session import Session
-from orchard.cli.values import annotate_campaign
+from orchard.actions.values import annotate_campaign
 from orchard.configuration.config import Config, ConfigError
 from orchard.pipelines.values.requests import Asking
 from orchard.storage.reader import open_tables
 from orchard.storage.writing.writer import Writer, WriterSettings
 from orchard.streams.settings import NatsSettings
-from orchard.workers.llm.client import EndpointSettings
+from orchard.workers.llm.settings import EndpointSettings
 from orchard.workers.oracle.server import OracleServer
 from tests.tiny_tasks import tiny_task
 from tests.trajectory_log import Author
@@ -21,9 +21,7 @@ from tests.trajectory_log import Author
 TASK = tiny_task(1)
 
 
-async def test_a_campaign_is_annotated_once_and_new_rollouts_later(
-    pipeline: Any, nats_server: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_a_campaign_is_annotated_once_and_new_rollouts_later(pipeline: Any, nats_server: Any) -> None:
     author = Author()
     more = {
         "blob": pipeline.blobs.put(msgspec.json.encode(TASK)),
@@ -44,13 +42,10 @@ async def test_a_campaign_is_annotated_once_and_new_rollouts_later(
             endpoints={"oracle": EndpointSettings(base_url=oracle.url)},
         )
         asking = Asking(model="oracle", endpoint="oracle")
-        await annotate_campaign(Session(config), "demo", asking, 2)
-        assert "3 value.annotated" in capsys.readouterr().out
-        await annotate_campaign(Session(config), "demo", asking, 2)
-        assert "nothing to annotate" in capsys.readouterr().out
+        assert await annotate_campaign(Session(config), "demo", asking, 2) == {"value.annotated": 3}
+        assert await annotate_campaign(Session(config), "demo", asking, 2) == {}
         await pipeline.publisher.events(author.rollout(7, commands, **more))
-        await annotate_campaign(Session(config), "demo", asking, 2)
-        assert "1 value.annotated" in capsys.readouterr().out
+        assert await annotate_campaign(Session(config), "demo", asking, 2) == {"value.annotated": 1}
         with pytest.raises(ConfigError, match="no rollout of 'nosuch' has ended"):
             await annotate_campaign(Session(config), "nosuch", asking, 2)
     stop.set()

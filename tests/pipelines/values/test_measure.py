@@ -12,8 +12,9 @@ import pytest_asyncio
 from click import Command
 from typer import Context
 
+from orchard.actions.measuring import MeasureRequest, measure_rollout
 from orchard.actions.session import Session
-from orchard.cli.measuring import Wanted, _steps, measure_rollout, report
+from orchard.cli.measuring import _steps, report
 from orchard.configuration.config import Config, ConfigError
 from orchard.injector.client import AsyncSandboxClient
 from orchard.pipelines.values.continuations import Point, continuation
@@ -26,8 +27,9 @@ from orchard.storage.writing.writer import Writer, WriterSettings
 from orchard.streams import names
 from orchard.streams.reading import bounds
 from orchard.streams.settings import NatsSettings
+from orchard.terminal.console import reporting
 from orchard.workers.episode.sandboxes import SandboxSettings
-from orchard.workers.llm.client import EndpointSettings
+from orchard.workers.llm.settings import EndpointSettings
 from orchard.workers.oracle.server import OracleServer
 from tests.pipelines.values.measured_world import GONE, SUBMIT, TASK, Policy, World, without_forks
 from tests.sandbox_service import LocalService
@@ -226,14 +228,15 @@ async def test_the_command_measures_and_the_report_compares(
     writer = Writer(config.store, world.pipeline.connection, WriterSettings(commit_seconds=0.1))
     async with asyncio.timeout(120):
         writing = asyncio.create_task(writer.run(stop))
-        wanted = Wanted(rollout[:8], [-1, 0, 1, 2], samples=2)
-        assert await measure_rollout(session, wanted) == 1
-        told = capsys.readouterr().out
-        assert "step 2 handed the work in" in told
-        assert await measure_rollout(session, replace(wanted, model="oracle/wrong_edit", steps=[0])) == 0
-        assert "0 of 2" in capsys.readouterr().out
-        assert await measure_rollout(session, wanted) == 1
-        assert capsys.readouterr().out.count("known") == 3
+        wanted = MeasureRequest(rollout[:8], [-1, 0, 1, 2], samples=2)
+        with reporting() as reporter:
+            assert len(await measure_rollout(session, wanted, reporter)) == 3
+        assert "step 2 handed the work in" in capsys.readouterr().out
+        other = replace(wanted, model="oracle/wrong_edit", steps=[0])
+        assert [(one.value.resolved, one.value.samples) for one in await measure_rollout(session, other)] == [
+            (0, 2)
+        ]
+        assert [one.known for one in await measure_rollout(session, wanted)] == [True] * 3
         stop.set()
         await writing
     command = Context(Command("report"), obj=session)

@@ -21,7 +21,9 @@ from orchard.workers.harnesses import get_harness
 from orchard.workers.harnesses.bash_loop import LONGEST_COMMAND, BashLoop
 from orchard.workers.harnesses.interface import Episode
 from orchard.workers.harnesses.own_words import OwnWords
-from orchard.workers.llm.client import EndpointSettings, ModelClient, OutOfTime
+from orchard.workers.llm.client import ModelClient
+from orchard.workers.llm.errors import OutOfTime
+from orchard.workers.llm.settings import EndpointSettings
 
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 HELLO = [{"role": "user", "content": "hello"}]

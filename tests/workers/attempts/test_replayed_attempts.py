@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from orchard.actions.reports import campaign_table
+from orchard.actions.campaign_status import PipelineView, read_status
 from orchard.actions.session import Session
-from orchard.actions.standing import PipelineView, standing
-from orchard.actions.terminal import console
 from orchard.cli.reading import show_rollout
 from orchard.configuration.config import load
 from orchard.pipelines.campaigns.commands import Campaigns
@@ -26,9 +24,11 @@ from orchard.streams.campaigns import CampaignBook
 from orchard.streams.publisher import Publisher
 from orchard.streams.replay import replay
 from orchard.streams.server import EmbeddedServer
+from orchard.terminal.campaign_tables import campaign_table
+from orchard.terminal.console import console
 from orchard.workers.attempts import retries
 from orchard.workers.harnesses import get_harness
-from tests.attempts_world import SECONDS, World, seed_of, world
+from tests.attempts_world import QUICK_RETRIES, SECONDS, World, seed_of, world
 from tests.sandbox_service import LocalService
 from tests.tiny_tasks import tiny_service, tiny_task
 
@@ -64,7 +64,7 @@ async def service(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Loc
 async def place(
     nats_server: EmbeddedServer, service: LocalService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[World]:
-    monkeypatch.setattr(retries, "FIRST_DELAY", 0.05)
+    monkeypatch.setattr(retries, "ROLLOUTS", QUICK_RETRIES)
     async with world(nats_server.url, service.url, tmp_path / "store", COMMANDS) as made:
         yield made
 
@@ -178,7 +178,7 @@ async def test_a_worker_that_is_killed_leaves_its_turns_to_the_next(
     assert "inherited_tokens" in shown
     found = await CampaignBook(place.connection).get("demo")
     assert found is not None
-    view = (await standing(session, place.connection, {"demo": found[0]}, {})).campaigns[0]
+    view = (await read_status(session, place.connection, {"demo": found[0]}, {})).campaigns[0]
     assert (view.saved.turns, view.saved.tokens) == (5, outcome.inherited_tokens)
     console.print(campaign_table(view, PipelineView()))
     assert "replayed from dead attempts: 5 turns" in capsys.readouterr().out

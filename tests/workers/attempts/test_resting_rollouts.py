@@ -20,7 +20,7 @@ from orchard.streams.queued import queued
 from orchard.streams.reading import bounds
 from orchard.streams.server import EmbeddedServer
 from orchard.workers.llm import resting, rests
-from orchard.workers.llm.client import EndpointSettings
+from orchard.workers.llm.settings import EndpointSettings
 from tests.attempts_world import SECONDS, Script, World, seed_of, world
 from tests.sandbox_service import LocalService
 from tests.tiny_tasks import tiny_service, tiny_task

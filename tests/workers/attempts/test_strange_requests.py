@@ -26,8 +26,9 @@ from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings, Queue
 from orchard.streams.topology import declare
 from orchard.workers.attempts.deadletters import DeadLetters
+from orchard.workers.attempts.dependencies import AttemptDependencies
 from orchard.workers.attempts.keeper import keep
-from orchard.workers.attempts.rollout import Attempt, AttemptDependencies
+from orchard.workers.attempts.rollout import Attempt
 from orchard.workers.attempts.worker import Worker, WorkerSettings
 from orchard.workers.episode.sandboxes import SandboxSettings
 from orchard.workers.llm.client import ModelClient
@@ -100,7 +101,7 @@ async def drain(connection: Connection, blobs: BlobStore):
             # What is still unsettled by now has left the queue: an advisory that the steward has to read.
             while (await bounds(connection, names.ADVISORIES)).messages:
                 await asyncio.sleep(0.05)
-            worker.drain()
+            worker.consumer.drain()
             await working
             steward.cancel()
             await asyncio.wait({steward})
@@ -121,7 +122,7 @@ async def test_three_hundred_mutants_end_as_done_or_dead_letter(connection, drai
     bodies = list(mutants(documents, 300, seed=4))
     await put(connection, bodies)
     worker = await drain()
-    assert worker.faults == 0
+    assert worker.consumer.faults == 0
     letters = {letter.body: letter for letter in await DeadLetters(connection).list()}
     ends: Counter[str] = Counter()
     for body in bodies:
@@ -241,7 +242,7 @@ async def test_a_fault_in_one_slot_is_counted_and_costs_the_others_nothing(
     requests = [request_of(sample) for sample in range(6)]
     await put(connection, [msgspec.json.encode(request) for request in requests])
     worker = await drain()
-    assert worker.faults == SETTINGS.max_deliver
+    assert worker.consumer.faults == SETTINGS.max_deliver
     (letter,) = await DeadLetters(connection).list()
     assert letter.reason == "terminated: KeyError: 'nobody thought of this'"
     for request in requests:
@@ -251,9 +252,9 @@ async def test_a_fault_in_one_slot_is_counted_and_costs_the_others_nothing(
 
 
 def _fault_for_sample_three(end):
-    async def faulty(worker, claim, attempt, data) -> None:
+    async def faulty(worker, attempt, data) -> None:
         if attempt.request.sample == 3:
             raise KeyError("nobody thought of this")
-        await end(worker, claim, attempt, data)
+        await end(worker, attempt, data)
 
     return faulty

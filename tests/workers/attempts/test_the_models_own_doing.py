@@ -14,7 +14,7 @@ from orchard.schemas.events import RolloutFinished, payload
 from orchard.schemas.tasks import SWETests
 from orchard.streams.server import EmbeddedServer
 from orchard.workers.attempts import retries
-from tests.attempts_world import SECONDS, World, world
+from tests.attempts_world import QUICK_RETRIES, SECONDS, World, world
 from tests.sandbox_service import LocalService
 from tests.tiny_tasks import tiny_service, tiny_task
 
@@ -35,7 +35,7 @@ async def service(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Loc
 async def place(
     nats_server: EmbeddedServer, service: LocalService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[World]:
-    monkeypatch.setattr(retries, "FIRST_DELAY", 0.05)
+    monkeypatch.setattr(retries, "ROLLOUTS", QUICK_RETRIES)
     async with world(nats_server.url, service.url, tmp_path / "store", ()) as made:
         yield made
 

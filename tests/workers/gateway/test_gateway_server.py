@@ -28,7 +28,8 @@ from orchard.workers.gateway.forest import superseded
 from orchard.workers.gateway.server import Gateway
 from orchard.workers.gateway.wire_types import UNPARSED, image_mark
 from orchard.workers.harnesses.interface import Episode
-from orchard.workers.llm.client import EndpointSettings, ModelClient, Price
+from orchard.workers.llm.client import ModelClient
+from orchard.workers.llm.settings import EndpointSettings, Price
 
 LS = '{"command": "ls" }'
 """Arguments as no encoder lays them out."""

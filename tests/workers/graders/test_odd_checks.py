@@ -12,7 +12,7 @@ from orchard.schemas.tasks import Asked, StateCheck, Task
 from orchard.streams.server import EmbeddedServer
 from orchard.workers.attempts import retries
 from orchard.workers.episode.settings import SandboxSettings
-from tests.attempts_world import World, world
+from tests.attempts_world import QUICK_RETRIES, World, world
 from tests.sandbox_service import LocalService
 from tests.tiny_tasks import tiny_service
 
@@ -59,7 +59,7 @@ async def service(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Loc
 async def place(
     nats_server: EmbeddedServer, service: LocalService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[World]:
-    monkeypatch.setattr(retries, "FIRST_DELAY", 0.05)
+    monkeypatch.setattr(retries, "ROLLOUTS", QUICK_RETRIES)
     async with world(nats_server.url, service.url, tmp_path / "store", COMMANDS) as made:
         yield made
 

@@ -22,7 +22,7 @@ from orchard.workers.episode.sandboxes import SandboxMachine
 from orchard.workers.harnesses.programs.layers import Layer
 from orchard.workers.harnesses.programs.record import LAYER, Program
 from orchard.workers.harnesses.programs.runner import ProgramHarness
-from tests.attempts_world import SECONDS, World, world
+from tests.attempts_world import QUICK_RETRIES, SECONDS, World, world
 from tests.sandbox_service import LocalService
 from tests.tiny_tasks import tiny_service, tiny_task
 from tests.workers.harnesses.tiny_program import PROGRAM, install_tiny
@@ -46,7 +46,7 @@ async def installed(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[I
 async def place(
     nats_server: EmbeddedServer, installed: Installed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[World]:
-    monkeypatch.setattr(retries, "FIRST_DELAY", 0.05)
+    monkeypatch.setattr(retries, "ROLLOUTS", QUICK_RETRIES)
     for name in ("tiny", "absent"):
         _known(monkeypatch, _changed(name=name))
     async with world(nats_server.url, installed.service.url, tmp_path / "store", (FIX,)) as made:

@@ -21,7 +21,7 @@ from orchard.workers.episode.settings import JudgeSettings
 from orchard.workers.harnesses.interface import Episode, Harness, HarnessResult
 from orchard.workers.llm import resting
 from orchard.workers.plugins import configure
-from tests.attempts_world import Script, World, world
+from tests.attempts_world import QUICK_RETRIES, Script, World, world
 from tests.sandbox_service import LocalService
 
 SCREEN = bytes.fromhex("89504e470d0a1a0a0000000d49484452000000020000000108020000007b40e8dd")
@@ -74,7 +74,7 @@ class Judge(Script):
 async def place(
     nats_server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[World]:
-    monkeypatch.setattr(retries, "FIRST_DELAY", 0.05)
+    monkeypatch.setattr(retries, "ROLLOUTS", QUICK_RETRIES)
     configure(PluginSettings(harnesses={"clicker": f"{__name__}:Clicker"}), tmp_path)
     service = LocalService(tmp_path / "state")
     async with (

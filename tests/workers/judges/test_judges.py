@@ -18,7 +18,8 @@ from orchard.workers.judges import get_protocol
 from orchard.workers.judges.interface import BadVerdict, Evidence, Picture
 from orchard.workers.judges.rubric import RUBRIC, read_score, read_success, shown
 from orchard.workers.judges.ruling import Judges, prompt_hash
-from orchard.workers.llm.client import EndpointSettings, ModelClient, Price
+from orchard.workers.llm.client import ModelClient
+from orchard.workers.llm.settings import EndpointSettings, Price
 from orchard.workers.plugins import configure
 
 EVIDENCE = Evidence(task="Book a room.", rubric="The room is booked once.", answer="Booked.")

@@ -17,9 +17,11 @@ from orchard.workers.episode.message_tree import MessageTree
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.harnesses import get_harness
 from orchard.workers.harnesses.interface import Episode, Harness
-from orchard.workers.llm.client import ContextLengthExceeded, EndpointSettings, ModelClient, Price
+from orchard.workers.llm.client import ModelClient
+from orchard.workers.llm.errors import ContextLengthExceeded
 from orchard.workers.llm.known_errors import KNOWN, meaning, samples_anew
 from orchard.workers.llm.refusals import ErrorBody, Meaning, error_of
+from orchard.workers.llm.settings import EndpointSettings, Price
 
 REFUSALS = tomllib.loads((Path(__file__).parent / "refusals.toml").read_text())["refusal"]
 LLAMA_UNPARSED = next(

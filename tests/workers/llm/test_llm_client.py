@@ -16,13 +16,9 @@ from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.outcomes import AbortCause
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.llm import client as llm
-from orchard.workers.llm.client import (
-    ContextLengthExceeded,
-    EndpointSettings,
-    ModelClient,
-    Price,
-    RequestRefused,
-)
+from orchard.workers.llm.client import ModelClient
+from orchard.workers.llm.errors import ContextLengthExceeded, RequestRefused
+from orchard.workers.llm.settings import EndpointSettings, Price
 
 HELLO = [{"role": "user", "content": "hello"}]
 KEY = "sk-secret-0123456789"

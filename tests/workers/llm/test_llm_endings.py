@@ -14,7 +14,8 @@ from orchard.schemas.llm_calls import Usage
 from orchard.schemas.outcomes import AbortCause
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.llm.answers import Completion, MalformedAnswer, read_completion
-from orchard.workers.llm.client import EndpointSettings, ModelClient
+from orchard.workers.llm.client import ModelClient
+from orchard.workers.llm.settings import EndpointSettings
 from orchard.workers.llm.streamed import assembled, is_stream
 from orchard.workers.llm.unfinished import begun
 from orchard.workers.llm.usage import usage_of

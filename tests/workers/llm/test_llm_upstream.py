@@ -11,8 +11,10 @@ from aiohttp import web
 from orchard.schemas.campaigns import ModelSpec
 from orchard.schemas.llm_calls import Usage
 from orchard.workers.llm.answers import MalformedAnswer, read_completion
-from orchard.workers.llm.client import EndpointSettings, ModelClient, RequestRefused
+from orchard.workers.llm.client import ModelClient
+from orchard.workers.llm.errors import RequestRefused
 from orchard.workers.llm.replicas import FIRST_REST, LONGEST_REST, Replica, choose
+from orchard.workers.llm.settings import EndpointSettings
 from orchard.workers.llm.streamed import assembled
 from tests.workers.conftest import Endpoint
 

@@ -22,9 +22,11 @@ from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
 from orchard.workers.failures import EndpointRests, InfrastructureError
 from orchard.workers.llm import resting, rests
-from orchard.workers.llm.client import Completion, EndpointSettings, ModelClient
+from orchard.workers.llm.answers import Completion
+from orchard.workers.llm.client import ModelClient
 from orchard.workers.llm.resting import rest_key
 from orchard.workers.llm.rests import Rests
+from orchard.workers.llm.settings import EndpointSettings
 from tests.workers.conftest import Endpoint
 
 HELLO = [{"role": "user", "content": "hello"}]

@@ -19,7 +19,8 @@ from orchard.workers.graders import grade
 from orchard.workers.harnesses import get_harness
 from orchard.workers.harnesses.bash_prompts import BASH_TOOL
 from orchard.workers.harnesses.interface import Episode
-from orchard.workers.llm.client import EndpointSettings, ModelClient
+from orchard.workers.llm.client import ModelClient
+from orchard.workers.llm.settings import EndpointSettings
 from orchard.workers.oracle.behaviours import DEFAULT_MIX, Behaviour, chance, checked_mix, draw
 from orchard.workers.oracle.server import OracleServer
 

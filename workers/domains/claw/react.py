@@ -6,8 +6,8 @@ from orchard.schemas.outcomes import AbortCause, ExitStatus
 from orchard.workers.episode.budgets import out_of_time, spent
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.harnesses.interface import Episode, Harness, HarnessResult
-from orchard.workers.llm.client import ContextLengthExceeded
 from orchard.workers.llm.endings import UNPARSED
+from orchard.workers.llm.errors import ContextLengthExceeded
 
 SYSTEM = """\
 You are an assistant with tools. Do what you are asked by calling them, and do nothing that was not asked: \

@@ -17,7 +17,6 @@ from orchard.schemas.claw import AuditEntry, Bundle, ClawWorld, CommandSeen, Ser
 from orchard.schemas.messages import ToolCall
 from orchard.schemas.outcomes import AbortCause, ExitStatus
 from orchard.storage.blobs import BlobStore
-from orchard.storage.errors import StorageError
 from orchard.workers.domains.claw.declarations import function_tool
 from orchard.workers.domains.claw.engine import BadWorld, CallResult, Services
 from orchard.workers.domains.claw.servers import Face, served
@@ -25,7 +24,7 @@ from orchard.workers.domains.claw.snapshots import LARGEST_TREE, take_snapshot
 from orchard.workers.domains.claw.workspace import TOOLS, WorkspaceTools
 from orchard.workers.episode.machine import CommandOutcome, FileTooLarge
 from orchard.workers.episode.worlds import Opening
-from orchard.workers.failures import InfrastructureError
+from orchard.workers.failures import InfrastructureError, storing
 from orchard.workers.masking import masked
 
 _INLINE = INLINE_LIMIT // 4
@@ -182,7 +181,5 @@ async def inline_or_blob(blobs: BlobStore, value: Any) -> tuple[str, BlobRef | N
     raw = text.encode(errors="replace")
     if len(raw) <= _INLINE:
         return text, None
-    try:
+    with storing():
         return "", await asyncio.to_thread(blobs.put, raw, "application/json")
-    except StorageError as error:
-        raise InfrastructureError(AbortCause.STORE_FAILED, str(error)) from error

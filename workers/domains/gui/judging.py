@@ -12,8 +12,7 @@ from orchard.schemas.images import Image
 from orchard.schemas.judging import GuiJudging, Verdict
 from orchard.schemas.outcomes import AbortCause, Reward
 from orchard.storage.blobs import BlobStore
-from orchard.storage.errors import StorageError
-from orchard.workers.failures import InfrastructureError
+from orchard.workers.failures import InfrastructureError, storing
 from orchard.workers.graders.judgement import Judgement
 from orchard.workers.judges.interface import Evidence, Picture, indented
 from orchard.workers.judges.ruling import Judges
@@ -46,10 +45,8 @@ async def rule_outcome(
     wanted: int | None = getattr(judges.protocol(protocol), "pictures", None)
     if wanted is not None:
         images = images[-wanted:]
-    try:
+    with storing("a screenshot"):
         pictures = [await asyncio.to_thread(_picture, blobs, step, image) for step, image in images]
-    except StorageError as error:
-        raise InfrastructureError(AbortCause.STORE_FAILED, f"a screenshot: {error}") from error
     evidence = Evidence(
         task=statement,
         transcript="\n".join(_thoughts(outcome)),

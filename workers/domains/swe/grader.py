@@ -31,7 +31,9 @@ from orchard.workers.domains.swe.canaries.canaries import (
     evidence,
     suspicious,
 )
+from orchard.workers.domains.swe.checkout import LADDER, PUBLISHED_LADDER, Applied, Checkout
 from orchard.workers.domains.swe.logs.parsers import PARSERS, without_timing
+from orchard.workers.domains.swe.patch_policy import Refused, permitted
 from orchard.workers.domains.swe.testing import (
     NO_ANSWERS,
     Answers,
@@ -44,8 +46,6 @@ from orchard.workers.domains.swe.testing import (
 from orchard.workers.domains.swe.verdict import DOUBTFUL, SWEVerdict, judge
 from orchard.workers.episode.diffs import is_diff, touched_paths
 from orchard.workers.episode.machine import Machine
-from orchard.workers.episode.patch_policy import Refused, permitted
-from orchard.workers.episode.patches import LADDER, PUBLISHED_LADDER, Applied, Checkout
 from orchard.workers.episode.preparation import prepare
 from orchard.workers.failures import InfrastructureError, LimitExceeded
 from orchard.workers.graders.judgement import Judgement

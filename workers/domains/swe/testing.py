@@ -14,12 +14,12 @@ import msgspec
 
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.tasks import SWETests, Task
+from orchard.workers.domains.swe.checkout import Checkout
 from orchard.workers.domains.swe.commands import Framework, FrameworkCall, TestName, named, recognised
 from orchard.workers.domains.swe.logs.parsers import REWRITTEN, SEVERITY, parse_run
 from orchard.workers.domains.swe.verdict import conclusive
 from orchard.workers.episode.diffs import touched_paths
 from orchard.workers.episode.machine import CommandOutcome, Machine
-from orchard.workers.episode.patches import Checkout
 from orchard.workers.failures import InfrastructureError
 
 RUN_SHARE = 0.45

@@ -1,12 +1,13 @@
 """Rollouts of browser agents judged again from the log alone: nothing is run, and old rewards stay.
 
-A verdict is a `judge.ruled` event, as during a campaign. Its id says rollout, protocol, prompts and model,
-so a verdict that was given twice counts once; what has one is not asked about again.
+A verdict is a `judge.ruled` event, as during a campaign, and the answer to a request on a queue: any number
+of workers judge, and each request has one accepted verdict, or one fault. What has a verdict is not asked
+about again.
 """
 
 import asyncio
+import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import uuid4
@@ -15,25 +16,38 @@ import duckdb
 import msgspec
 
 from orchard.schemas.blobs import BlobRef
+from orchard.schemas.campaigns import ModelSpec
 from orchard.schemas.decoding import Unreadable, decode
 from orchard.schemas.events import make_event
 from orchard.schemas.identity import digest
 from orchard.schemas.judging import JudgeCalled, JudgeRuled
+from orchard.schemas.plugins import PluginError
+from orchard.schemas.requests import InvalidRequest, read_judge_request
+from orchard.schemas.subjects import answering
 from orchard.schemas.tasks import Task
+from orchard.schemas.work import JudgeRequest
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError
+from orchard.streams.consumer import ClaimedRequest, RetryPolicy
+from orchard.streams.entries import Place, QueueEntry, entry
+from orchard.streams.errors import OutcomeRefused
 from orchard.streams.publisher import Publisher
+from orchard.streams.settings import Queue
+from orchard.workers.attempts.dependencies import AttemptDependencies
 from orchard.workers.domains.gui.judging import OUTCOME, NoOutcome, read_outcome, rule_outcome
 from orchard.workers.episode.settings import JudgeSettings
-from orchard.workers.failures import InfrastructureError
+from orchard.workers.failures import EndpointRests, InfrastructureError
 from orchard.workers.judges import get_protocol
 from orchard.workers.judges.ruling import Judges, prompt_hash
 from orchard.workers.llm.client import ModelClient
 
 SOURCE = "orchard/judge"
+QUEUE = Queue(kind="judge", domain="rollouts")
 MOST_FAILURES = 10
 """Judgements without a verdict, one after the other, after which the judge is taken to be down."""
 _TASKS = msgspec.json.Decoder(Task)
+
+log = logging.getLogger("orchard.judge")
 
 _EPISODES = """
 select r.rollout_id, r.attempt, q.task_sha256, r.submission, r.submission_sha256,
@@ -58,6 +72,27 @@ class Episode(NamedTuple):
     task_sha256: str
     submission: str
     submission_sha256: str | None
+
+    def request(self, campaign: str, judge: JudgeSettings) -> JudgeRequest:
+        """The request to judge it."""
+        assert judge.model is not None
+        sha256 = self.submission_sha256
+        return JudgeRequest(
+            campaign=campaign,
+            rollout_id=self.rollout_id,
+            attempt=self.attempt,
+            task=BlobRef(sha256=self.task_sha256, size=0),
+            submission="" if sha256 else self.submission,
+            submission_blob=BlobRef(sha256=sha256, size=0) if sha256 else None,
+            protocol=get_protocol(judge.protocol).version,
+            model=ModelSpec(
+                name=judge.model,
+                endpoint=judge.endpoint,
+                temperature=judge.temperature,
+                max_tokens=judge.max_tokens,
+            ),
+            timeout_seconds=judge.timeout_seconds,
+        )
 
 
 class Episodes(NamedTuple):
@@ -84,105 +119,154 @@ def read_episodes(tables: duckdb.DuckDBPyConnection, campaign: str, judge: Judge
     return Episodes(found, len(rows) - len(found))
 
 
-@dataclass
-class Judging:
-    """Judges episodes, each verdict an event as soon as it is there; what it did is in the counters."""
+def verdict_key(request: JudgeRequest) -> str:
+    """What tells a rollout and its judge, with the prompts of this code, from all others: part of the
+    verdict's id, and of the request's place on the queue."""
+    protocol = get_protocol(request.protocol)
+    who = [protocol.version, prompt_hash(protocol), request.model.name, request.model.endpoint]
+    return f"{request.rollout_id}-{request.attempt}-{digest(who, 12)}"
 
-    models: ModelClient
-    judge: JudgeSettings
-    blobs: BlobStore
-    publisher: Publisher
-    campaign: str
-    max_cost_usd: float | None = None
-    """Nothing more is begun when the calls have cost so much; None: no cap."""
-    told: Callable[[], None] = lambda: None
-    """Called when an episode is done with."""
+
+def is_foreign(request: JudgeRequest, blobs: BlobStore) -> bool:
+    """Whether no browser agent handed it in. What cannot be read just now may be one's."""
+    try:
+        read_outcome(_submission(request, blobs))
+    except NoOutcome:
+        return True
+    except StorageError:
+        return False
+    return False
+
+
+@dataclass
+class JudgingTally:
+    """What the answers to a command's requests come to."""
+
+    max_cost_usd: float | None
+    """Nothing more is begun when the judgements have cost so much; None: no cap."""
     verdicts: Counter[bool] = field(default_factory=Counter)
-    failed: int = 0
-    """Judgements without a verdict."""
-    foreign: int = 0
-    """Submissions that no browser agent handed in."""
     cost_usd: float | None = 0.0
     """None where a call has no known price."""
     stopped: str = ""
-    """Why not all episodes were begun, as a clause."""
+    """Why nothing more is begun, as a clause."""
     _in_a_row: int = 0
-    _mark: str = ""
-    """Of protocol, prompts and model, in event ids."""
 
-    def __post_init__(self) -> None:
-        protocol = get_protocol(self.judge.protocol)
-        who = [protocol.version, prompt_hash(protocol), self.judge.model, self.judge.endpoint]
-        self._mark = digest(who, 12)
-
-    async def run(self, episodes: Sequence[Episode], slots: int) -> None:
-        """Judge them, `slots` at once. Raises StreamsError."""
-        left = iter(episodes)
-
-        async def work() -> None:
-            for episode in left:
-                if self._over():
-                    return
-                await self._one(episode)
-                self.told()
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(slots):
-                    group.create_task(work())
-        except ExceptionGroup as several:
-            raise several.exceptions[0] from several
-
-    def _over(self) -> bool:
+    def take(self, ruled: JudgeRuled | None, why: str) -> None:
+        """Count an answer; None: there will be none, and `why`."""
+        if ruled is not None:
+            known = self.cost_usd is not None and ruled.cost_usd is not None
+            self.cost_usd = (self.cost_usd or 0.0) + (ruled.cost_usd or 0.0) if known else None
+        if ruled is not None and ruled.passed is not None:
+            self.verdicts[ruled.passed] += 1
+            self._in_a_row = 0
+        else:
+            self._in_a_row += 1
         cap = self.max_cost_usd
         if cap is not None and self.cost_usd is not None and self.cost_usd >= cap:
             self.stopped = f"its calls have cost {self.cost_usd:.4f} USD and the cap is {cap:g} USD"
-        return bool(self.stopped)
+        elif self._in_a_row >= MOST_FAILURES and not self.stopped:
+            last = ruled.fault if ruled is not None else why
+            self.stopped = f"{self._in_a_row} judgements in a row gave no verdict, the last because {last}"
 
-    async def _one(self, episode: Episode) -> None:
+
+class OutcomeJudge:
+    """Handles requests to judge a rollout."""
+
+    retries = RetryPolicy(on=(InfrastructureError, StorageError), first=20.0, longest=300.0, most=3)
+
+    def __init__(self, publisher: Publisher, blobs: BlobStore, models: ModelClient) -> None:
+        self._publisher = publisher
+        self._blobs = blobs
+        self._models = models
+
+    def read(self, body: bytes) -> JudgeRequest:
+        """See Handler."""
+        request = read_judge_request(body)
+        try:
+            get_protocol(request.protocol)
+        except PluginError as error:
+            raise InvalidRequest(str(error)) from error
+        return request
+
+    def entry(self, request: JudgeRequest, occasion: str) -> QueueEntry:
+        """See Handler."""
+        place = Place(request.campaign, verdict_key(request), request.fence)
+        return entry(QUEUE, place, occasion, msgspec.json.encode(request))
+
+    async def handle(self, delivery: ClaimedRequest[JudgeRequest]) -> None:
+        """Publish the verdict, or why the judge gave none, unless the request has its answer."""
+        request = delivery.request
+        known = await self._publisher.answer(QUEUE.kind, verdict_key(request))
+        if known is not None and known.sequence != request.fence:
+            return
+        if rest := await self._models.resting(request.model.endpoint):
+            raise rest
         run = uuid4().hex[:8]
-        verdict_id = f"{episode.rollout_id}.{episode.attempt}.judged.{self._mark}"
+        ruled: list[JudgeRuled] = []
 
         async def publish(data: msgspec.Struct) -> None:
-            name = verdict_id
             if isinstance(data, JudgeCalled):
-                name = f"{name}.{run}.{data.number}"
-                known = self.cost_usd is not None and data.cost_usd is not None
-                self.cost_usd = (self.cost_usd or 0.0) + (data.cost_usd or 0.0) if known else None
-            elif isinstance(data, JudgeRuled) and data.score is None:
-                name = f"{name}.{run}"
-            await self.publisher.event(
-                make_event(
-                    data,
-                    id=name,
-                    source=SOURCE,
-                    campaign=self.campaign,
-                    rollout_id=episode.rollout_id,
-                    attempt=episode.attempt,
-                )
-            )
+                await self._publish(request, data, f".{run}.{data.number}")
+            elif isinstance(data, JudgeRuled):
+                ruled.append(data)
 
         try:
-            submission, statement = await asyncio.to_thread(self._read, episode)
-            outcome = read_outcome(submission)
-            judges = Judges(self.models, self.judge, publish)
-            verdict = await rule_outcome(judges, statement, outcome, self.blobs, self.judge.protocol)
-        except NoOutcome:
-            self.foreign += 1
-        except (InfrastructureError, StorageError, Unreadable) as error:
-            self.failed += 1
-            self._in_a_row += 1
-            if self._in_a_row >= MOST_FAILURES and not self.stopped:
-                self.stopped = (
-                    f"{self._in_a_row} judgements in a row gave no verdict, the last because {error}"
-                )
-        else:
-            self._in_a_row = 0
-            self.verdicts[verdict.passed] += 1
+            await delivery.run(self._rule(request, Judges(self._models, _settings(request), publish)))
+        except EndpointRests:
+            raise
+        except (NoOutcome, Unreadable) as error:
+            raise InvalidRequest(str(error)) from error
+        except InfrastructureError:
+            if not ruled:
+                raise
+        [answer] = ruled
+        try:
+            await self._publish(request, answer, "" if answer.score is not None else f".{run}")
+        except OutcomeRefused as refused:
+            log.info("the judgement of %s comes too late: %s", request.rollout_id, refused)
 
-    def _read(self, episode: Episode) -> tuple[bytes, str]:
+    async def _rule(self, request: JudgeRequest, judges: Judges) -> None:
+        submission, statement = await asyncio.to_thread(self._read, request)
+        await rule_outcome(judges, statement, read_outcome(submission), self._blobs, request.protocol)
+
+    def _read(self, request: JudgeRequest) -> tuple[bytes, str]:
         """What was handed in, and what was asked."""
-        task = decode(_TASKS, self.blobs.get(BlobRef(sha256=episode.task_sha256, size=0)))
-        if episode.submission_sha256 is None:
-            return episode.submission.encode(), task.statement
-        return self.blobs.get(BlobRef(sha256=episode.submission_sha256, size=0)), task.statement
+        task = decode(_TASKS, self._blobs.get(request.task))
+        return _submission(request, self._blobs), task.statement
+
+    async def _publish(self, request: JudgeRequest, data: msgspec.Struct, name: str) -> None:
+        key = verdict_key(request)
+        mark = key.rpartition("-")[2]
+        event = make_event(
+            data,
+            id=f"{request.rollout_id}.{request.attempt}.judged.{mark}{name}",
+            source=SOURCE,
+            campaign=request.campaign,
+            rollout_id=request.rollout_id,
+            attempt=request.attempt,
+            causation_id=answering(QUEUE.kind, key) if isinstance(data, JudgeRuled) else None,
+        )
+        if isinstance(data, JudgeRuled):
+            await self._publisher.terminal(event, request.fence)
+        else:
+            await self._publisher.event(event)
+
+
+def _submission(request: JudgeRequest, blobs: BlobStore) -> bytes:
+    return blobs.get(request.submission_blob) if request.submission_blob else request.submission.encode()
+
+
+def _settings(request: JudgeRequest) -> JudgeSettings:
+    return JudgeSettings(
+        model=request.model.name,
+        endpoint=request.model.endpoint,
+        protocol=request.protocol,
+        temperature=request.model.temperature,
+        max_tokens=request.model.max_tokens,
+        timeout_seconds=request.timeout_seconds,
+    )
+
+
+def outcome_judge(dependencies: AttemptDependencies) -> OutcomeJudge:
+    """The handler of a worker."""
+    return OutcomeJudge(dependencies.publisher, dependencies.blobs, dependencies.models)

@@ -26,9 +26,10 @@ from orchard.streams.publisher import Publisher
 from orchard.streams.replay import replay
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.topology import declare
-from orchard.workers.attempts.rollout import AttemptDependencies
+from orchard.workers.attempts.dependencies import AttemptDependencies
 from orchard.workers.episode.sandboxes import SandboxSettings
-from orchard.workers.llm.client import EndpointSettings, ModelClient, Price
+from orchard.workers.llm.client import ModelClient
+from orchard.workers.llm.settings import EndpointSettings, Price
 from tests.attempts_world import SECONDS, SETTINGS, World, world
 from tests.injector.conftest import Service
 from tests.pipelines.datasets.conftest import tokenizer as tokenizer

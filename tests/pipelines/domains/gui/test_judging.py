@@ -5,6 +5,7 @@ import base64
 import random
 from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -17,28 +18,43 @@ from aiohttp import web
 from orchard.actions.session import Session
 from orchard.configuration.config import Config, ConfigError
 from orchard.domains.gui.judging import judge_campaign, show_agreement
+from orchard.pipelines.domains.gui.judging.again import QUEUE, OutcomeJudge, read_episodes
 from orchard.pipelines.domains.gui.judging.agreement import Pair, agreement, read_pairs
 from orchard.schemas import events as e
 from orchard.schemas.campaigns import ModelSpec, RolloutRequest, TaskRef
+from orchard.schemas.events import payload
 from orchard.schemas.gui import GuiOutcome, GuiStep
 from orchard.schemas.identity import rollout_id
 from orchard.schemas.images import Image
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.outcomes import ExitStatus, Reward
 from orchard.schemas.tasks import PluginGrading, Task
+from orchard.schemas.work import JudgeRequest
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables
 from orchard.storage.writing.writer import Writer, WriterSettings
-from orchard.streams.connection import Connection
+from orchard.streams import names
+from orchard.streams.claims import Claims
+from orchard.streams.connection import Connection, connect
+from orchard.streams.consumer import Consumer
+from orchard.streams.entries import FIRST
+from orchard.streams.publish import Message, store_all
 from orchard.streams.publisher import Publisher
+from orchard.streams.reading import bounds
+from orchard.streams.replay import replay
 from orchard.streams.settings import NatsSettings
+from orchard.streams.topology import declare
+from orchard.workers.attempts.deadletters import DeadLetters
 from orchard.workers.episode.settings import JudgeSettings
+from orchard.workers.llm.client import ModelClient
 from orchard.workers.llm.settings import EndpointSettings, Price
+from tests.killing import killed_in_the_middle
 from tests.trajectory_log import TIME
 
 TASKS, SAMPLES = 50, 4
 CAMPAIGN = "shop"
 WANTED = JudgeSettings(model="wise", protocol="orchard", timeout_seconds=20.0)
+SETTINGS = NatsSettings(ack_wait=2.0, heartbeat=0.5)
 Truth = dict[tuple[int, int], tuple[bool, bool]]
 """By task and sample: what the site's records say, and what the judge will say."""
 
@@ -151,6 +167,8 @@ class ScriptedJudge:
         self.down = asyncio.Event()
         """Somebody has met it while it is down."""
         self.called, self.then = 0, lambda: True
+        self.holds: asyncio.Event | None = None
+        """What each answer waits for."""
 
     async def chat(self, request: web.Request) -> web.Response:
         if len(self.asked) >= self.refuses:
@@ -164,6 +182,8 @@ class ScriptedJudge:
         self.asked.append(asked)
         if len(self.asked) == self.called:
             self.then()
+        if self.holds is not None:
+            await self.holds.wait()
         text = asked["messages"][1]["content"][0]["text"]
         said = "It is there.\nSUCCESS" if " is bought." in text else "It is not there.\nNOT SUCCESS"
         if len(asked["messages"]) == 2 and len(self.asked) % 9 == 0:
@@ -278,6 +298,85 @@ async def test_a_campaign_is_judged_again_once_through_a_stop_a_cap_refusals_and
     assert found.kappa == pytest.approx(float(kappa_by_hand(expected)))
     show_agreement(session, CAMPAIGN)
     assert f"{found.kappa:.3f}" in capsys.readouterr().out
+
+
+def request(session: Session) -> JudgeRequest:
+    """The first rollout of the campaign, to be judged."""
+    with open_tables(session.config.store) as tables:
+        return read_episodes(tables, CAMPAIGN, WANTED).open[0].request(CAMPAIGN, WANTED)
+
+
+async def rulings(connection: Connection) -> list[tuple[Any, ...]]:
+    """What is the accepted answer to a request."""
+    found = replay(connection, subjects="orchard.events.answered.judge.>")
+    return [payload(stored.event) async for stored in found if stored.event]
+
+
+@pytest.fixture
+async def queue(session: Session) -> AsyncIterator[Connection]:
+    """A connection with short leases."""
+    async with connect(SETTINGS, name="judges", url=session.nats_url()) as opened:
+        await declare(opened, SETTINGS, [QUEUE])
+        yield opened
+
+
+@asynccontextmanager
+async def judging(session: Session, connection: Connection) -> AsyncIterator[OutcomeJudge]:
+    """Until the queue is empty."""
+    async with (
+        ModelClient(session.endpoints()) as models,
+        Claims(connection, QUEUE) as claims,
+        asyncio.timeout(100),
+        asyncio.TaskGroup() as group,
+    ):
+        judge = OutcomeJudge(Publisher(connection), session.blobs, models)
+        consumer = Consumer(claims, DeadLetters(connection), {QUEUE.kind: judge}, slots=2)
+        group.create_task(consumer.run())
+        yield judge
+        while (await bounds(connection, names.WORK)).messages:
+            await asyncio.sleep(0.02)
+        consumer.drain()
+
+
+async def test_a_judging_worker_that_is_killed_costs_nothing(
+    session: Session, queue: Connection, scripted: ScriptedJudge
+) -> None:
+    begun, scripted.holds = asyncio.Event(), asyncio.Event()
+    scripted.called, scripted.then = 1, begun.set
+    entry = OutcomeJudge(Publisher(queue), session.blobs, ModelClient({})).entry
+    await Publisher(queue).offer(entry(request(session), FIRST))
+    environment = {
+        "ORCHARD_STORE": session.config.store,
+        "ORCHARD_NATS__URL": session.nats_url(),
+        "ORCHARD_NATS__ACK_WAIT": str(SETTINGS.ack_wait),
+        "ORCHARD_NATS__HEARTBEAT": str(SETTINGS.heartbeat),
+        "ORCHARD_SANDBOX__URL": "http://127.0.0.1:9",
+        "ORCHARD_ENDPOINTS__DEFAULT__BASE_URL": scripted.url,
+    }
+    await killed_in_the_middle(("worker", "--kinds", "judge"), environment, begun.wait())
+    scripted.holds.set()
+    assert await rulings(queue) == []
+    async with judging(session, queue):
+        pass
+    assert len(await rulings(queue)) == 1 and len(scripted.asked) == 2
+
+
+async def test_of_two_verdicts_on_one_request_the_first_is_accepted(
+    session: Session, queue: Connection, scripted: ScriptedJudge
+) -> None:
+    """Both deliveries were asked about; the request is offered once more, and nobody is asked again."""
+    wanted = request(session)
+    async with judging(session, queue):
+        scripted.holds = asyncio.Event()
+        body = msgspec.json.encode(wanted)  # without a place of its own, so that it is there twice
+        await store_all(queue, [Message(QUEUE.subject, body, name) for name in ("first", "again")])
+        while len(scripted.asked) < 2:
+            await asyncio.sleep(0.02)
+        scripted.holds.set()
+    assert len(await rulings(queue)) == 1
+    async with judging(session, queue) as judge:
+        await Publisher(queue).offer(judge.entry(wanted, FIRST))
+    assert len(await rulings(queue)) == 1 and len(scripted.asked) == 2
 
 
 async def test_mistakes_are_sentences(session: Session) -> None:

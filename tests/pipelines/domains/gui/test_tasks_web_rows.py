@@ -13,21 +13,21 @@ import pytest
 from typer.testing import CliRunner
 
 from orchard.actions.session import Session
-from orchard.actions.terminal import console
 from orchard.cli.evaluation import show_plan
 from orchard.cli.tasks import app
 from orchard.configuration.config import Config
 from orchard.pipelines.domains.gui.web_rows import PROTOCOLS, task_from_web_row
-from orchard.pipelines.domains.swe.benchmark_files import check_rows, read_rows
 from orchard.pipelines.evaluation.plan import plan_suite
 from orchard.pipelines.evaluation.suite import published, read_suite
 from orchard.pipelines.tasks.errors import MalformedRow, TaskError
 from orchard.pipelines.tasks.registry import TaskRegistry
+from orchard.pipelines.tasks.row_files import check_rows, read_rows
 from orchard.schemas.gui import GuiWorld
 from orchard.schemas.tasks import PluginGrading, Task
 from orchard.storage.blobs import BlobStore
 from orchard.streams.connection import Connection
 from orchard.streams.publisher import Publisher
+from orchard.terminal.console import console
 from orchard.workers.domains.gui import DOMAIN
 from orchard.workers.graders import check_grading
 from orchard.workers.judges import get_protocol

@@ -8,11 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from orchard.pipelines.domains.swe.benchmark_files import check_rows
 from orchard.pipelines.domains.swe.benchmark_parsers import parser_named
 from orchard.pipelines.domains.swe.benchmark_rows import Given, task_from_row
 from orchard.pipelines.domains.swe.multilingual import SUITES
 from orchard.pipelines.tasks.errors import MalformedRow
+from orchard.pipelines.tasks.row_files import check_rows
 from orchard.schemas.tasks import SWETests, Task
 from orchard.workers.domains.swe.logs.parsers import PARSERS
 from orchard.workers.domains.swe.testing import plan_of

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from orchard.pipelines.domains.swe.benchmark_files import check_rows
 from orchard.pipelines.domains.swe.benchmark_rows import Family, Given, family_of, task_from_row
 from orchard.pipelines.domains.swe.history import cut
 from orchard.pipelines.tasks.errors import MalformedRow, TaskError
+from orchard.pipelines.tasks.row_files import check_rows
 from orchard.schemas.tasks import SWETests, Task
 
 

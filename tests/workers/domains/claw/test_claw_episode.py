@@ -21,7 +21,7 @@ from orchard.schemas.outcomes import AbortCause, ExitStatus
 from orchard.streams.server import EmbeddedServer
 from orchard.workers.attempts import retries
 from orchard.workers.domains.claw import injection
-from tests.attempts_world import World, seed_of, world
+from tests.attempts_world import QUICK_RETRIES, World, seed_of, world
 from tests.claw_world import STEPS, Assistant, desk_task
 from tests.sandbox_service import LocalService
 
@@ -40,7 +40,7 @@ async def service(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Loc
 async def place(
     nats_server: EmbeddedServer, service: LocalService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[World]:
-    monkeypatch.setattr(retries, "FIRST_DELAY", 0.05)
+    monkeypatch.setattr(retries, "ROLLOUTS", QUICK_RETRIES)
     monkeypatch.setattr(injection, "SLOW", (0.0, 0.01))
     async with (
         world(nats_server.url, service.url, tmp_path / "store", ()) as made,

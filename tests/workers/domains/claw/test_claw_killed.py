@@ -18,7 +18,7 @@ from orchard.streams.replay import replay
 from orchard.streams.server import EmbeddedServer
 from orchard.workers.attempts import retries
 from orchard.workers.domains.claw.engine import Services
-from tests.attempts_world import World, seed_of, world
+from tests.attempts_world import QUICK_RETRIES, World, seed_of, world
 from tests.claw_world import Assistant, desk, desk_task
 from tests.sandbox_service import LocalService
 
@@ -31,7 +31,7 @@ FAULTY = {"error_rate": 0.2}
 async def place(
     nats_server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[World]:
-    monkeypatch.setattr(retries, "FIRST_DELAY", 0.05)
+    monkeypatch.setattr(retries, "ROLLOUTS", QUICK_RETRIES)
     monkeypatch.setenv("ORCHARD_WORKER__SLOTS", "3")  # worlds share a process, and end with it
     service = LocalService(tmp_path / "state")
     try:

@@ -16,7 +16,7 @@ from orchard.streams.server import EmbeddedServer
 from orchard.workers.attempts import retries
 from orchard.workers.domains.gui.browser import prompts
 from orchard.workers.domains.gui.browser import world as browser_world
-from tests.attempts_world import World, world
+from tests.attempts_world import QUICK_RETRIES, World, world
 from tests.gui_cases import NOTE
 from tests.gui_world import ORIGIN, STEPS, Call, Clicker, HandMade, browser_processes, gui_task
 from tests.sandbox_service import LocalService
@@ -35,7 +35,7 @@ async def service(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Loc
 async def place(
     nats_server: EmbeddedServer, service: LocalService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[World]:
-    monkeypatch.setattr(retries, "FIRST_DELAY", 0.05)
+    monkeypatch.setattr(retries, "ROLLOUTS", QUICK_RETRIES)
     monkeypatch.setattr(browser_world, "open_site", lambda _: HandMade())
     async with (
         world(nats_server.url, service.url, tmp_path / "store", ()) as made,

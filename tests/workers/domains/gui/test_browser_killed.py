@@ -15,7 +15,7 @@ from orchard.storage.blobs import BlobStore
 from orchard.streams.replay import replay
 from orchard.streams.server import EmbeddedServer
 from orchard.workers.attempts import retries
-from tests.attempts_world import World, world
+from tests.attempts_world import QUICK_RETRIES, World, world
 from tests.gui_world import Clicker, browser_processes, gui_task
 from tests.sandbox_service import LocalService
 
@@ -32,7 +32,7 @@ FINAL = "orchard.events.done.>"
 async def place(
     nats_server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[tuple[World, LocalService]]:
-    monkeypatch.setattr(retries, "FIRST_DELAY", 0.05)
+    monkeypatch.setattr(retries, "ROLLOUTS", QUICK_RETRIES)
     service = LocalService(tmp_path / "state")
     try:
         async with (

@@ -27,7 +27,8 @@ from orchard.workers.judges import get_protocol
 from orchard.workers.judges.interface import BadVerdict
 from orchard.workers.judges.rubric import read_success
 from orchard.workers.judges.ruling import Judges, prompt_hash
-from orchard.workers.llm.client import EndpointSettings, ModelClient, Price
+from orchard.workers.llm.client import ModelClient
+from orchard.workers.llm.settings import EndpointSettings, Price
 
 Say = Callable[[dict[str, Any]], str]
 

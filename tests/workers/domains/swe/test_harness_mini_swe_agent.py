@@ -35,7 +35,8 @@ from orchard.workers.harnesses import UnknownHarness, fingerprint, get_harness, 
 from orchard.workers.harnesses.bash_loop import Action, FormatError
 from orchard.workers.harnesses.interface import Episode, text_action
 from orchard.workers.harnesses.programs.catalog import MINI_SWE_AGENT
-from orchard.workers.llm.client import EndpointSettings, ModelClient
+from orchard.workers.llm.client import ModelClient
+from orchard.workers.llm.settings import EndpointSettings
 from tests.workers.conftest import SubprocessMachine
 
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"

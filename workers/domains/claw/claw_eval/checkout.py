@@ -12,10 +12,9 @@ from orchard.schemas.blobs import BlobRef
 from orchard.schemas.claw_eval import ROOT, Checkout
 from orchard.schemas.outcomes import AbortCause
 from orchard.storage.blobs import BlobStore
-from orchard.storage.errors import StorageError
 from orchard.workers.domains.claw.script_runner import MISSING, no_interpreter
 from orchard.workers.episode.machine import Machine
-from orchard.workers.failures import InfrastructureError
+from orchard.workers.failures import InfrastructureError, storing
 
 _SECONDS = 120.0
 """Timeout for unpacking, and for one command of `remote.py`, including the start of all services."""
@@ -24,10 +23,8 @@ _LAST = msgspec.json.Decoder(dict[str, Any])
 
 async def archive(blobs: BlobStore, blob: BlobRef) -> bytes:
     """Raises InfrastructureError if the store cannot return it."""
-    try:
+    with storing("an archive of the checkout"):
         return await asyncio.to_thread(blobs.get, blob)
-    except StorageError as error:
-        raise InfrastructureError(AbortCause.STORE_FAILED, f"an archive of the checkout: {error}") from error
 
 
 async def unpack(blobs: BlobStore, checkout: Checkout, machine: Machine) -> None:

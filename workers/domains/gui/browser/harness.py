@@ -17,7 +17,8 @@ from orchard.workers.episode.machine import CommandOutcome
 from orchard.workers.episode.pictures import Picture
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.harnesses.interface import Episode, Harness, HarnessResult, text_action
-from orchard.workers.llm.client import Completion, ContextLengthExceeded
+from orchard.workers.llm.answers import Completion
+from orchard.workers.llm.errors import ContextLengthExceeded
 
 MOST_CALLS = 20
 """Maximum calls of one answer that are executed; the model is told about the others."""

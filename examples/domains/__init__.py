@@ -1,0 +1,1 @@
+"""Steps of examples that are a domain's own."""

@@ -1,0 +1,233 @@
+"""Steps of the examples with repair tasks: worlds of small modules, each with one mistake to repair."""
+
+import asyncio
+import random
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from examples import steps
+from examples.example import Example
+from orchard.actions.tasks import register_tasks
+from orchard.configuration.config import ConfigError
+from orchard.injector.client import AsyncSandboxClient
+from orchard.injector.errors import SandboxError
+from orchard.pipelines.domains.swe.packages import PackageCache
+from orchard.pipelines.domains.swe.repair_image import build_repair_image
+from orchard.pipelines.domains.swe.repairs import SOURCE, Split, repair_tasks
+from orchard.pipelines.rl.curves import plot_curves, plot_seeds
+from orchard.pipelines.tasks.registry import read_task_refs
+from orchard.schemas.campaigns import TaskRef
+from orchard.schemas.tasks import Task
+from orchard.storage.reader import open_tables
+from orchard.workers.domains.swe.oracle.repairs import at_home
+from orchard.workers.episode.diffs import parse_diff
+
+ORACLE, BEFORE, AFTER = "demo-oracle", "demo-rl-before", "demo-after"
+"""Campaigns: of the oracle, and of policies on held-out tasks."""
+DEATHS_POLL_SECONDS = 0.1
+
+Refs = list[TaskRef]
+
+
+async def repair_world(
+    example: Example, *, tasks: int, further: int, held_out: int, seed: int, kinds: list[str], functions: int
+) -> tuple[Refs, Refs]:
+    """Training tasks, `further` ones left out that only later runs take, and held-out tasks."""
+    train = list(repair_tasks(tasks + further, seed, Split.TRAIN, kinds, functions))
+    refs, measured = await _registered(
+        example, train, list(repair_tasks(held_out, seed, Split.HELD_OUT, kinds, functions))
+    )
+    tried = {task.task_id for task in train[:tasks]}
+    return [ref for ref in refs if ref.task_id in tried], measured
+
+
+async def reading_world(
+    example: Example, *, tasks: int, held_out: int, seed: int, kinds: list[str], functions: int
+) -> tuple[Refs, Refs]:
+    """The first tasks of both splits in whose folders the oracle reads before it changes a line."""
+
+    def drawn(split: Split, count: int) -> list[Task]:
+        every = repair_tasks(None, seed, split, kinds, functions)
+        read = [task for task in every if not at_home(parse_diff(task.gold_patch)[0].path.partition("/")[0])]
+        if len(read) < count:
+            raise ConfigError(
+                f"there are {len(read)} {split} tasks of these kinds and functions, not {count}: ask for "
+                "fewer"
+            )
+        return read[:count]
+
+    return await _registered(example, drawn(Split.TRAIN, tasks), drawn(Split.HELD_OUT, held_out))
+
+
+async def _registered(example: Example, train: Sequence[Task], held_out: Sequence[Task]) -> tuple[Refs, Refs]:
+    """Register repair tasks and make the image that they run in; both splits as the store has them."""
+    session, every = example.session, [*train, *held_out]
+    async with session.sandboxes() as client:
+        await build_repair_image(client, PackageCache(session.directory / "packages"), every)
+    await register_tasks(session, every)
+    await example.committed()
+    return (
+        repair_refs(session.config.store, Split.TRAIN, train),
+        repair_refs(session.config.store, Split.HELD_OUT, held_out),
+    )
+
+
+def repair_refs(store: str, split: Split, among: Sequence[Task] | None = None) -> Refs:
+    """The repair tasks that the store has, or those of them that are `among` some."""
+    prefix, wanted = f"repair-{split}-", None if among is None else {task.task_id for task in among}
+    refs = read_task_refs(store, source=SOURCE, only_valid=False)
+    return [
+        ref for ref in refs if ref.task_id.startswith(prefix) and (wanted is None or ref.task_id in wanted)
+    ]
+
+
+def arms(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Names of the matrix' policies: all, and by the harness that they are taught in; None where each
+    harness has one alone."""
+    named = {harness: [f"{harness}-{n}" for n in range(values["seeds"])] for harness in values["taught"]}
+    every = [policy for policies in named.values() for policy in policies]
+    return {"policies": every, "arms": named, "several": named if values["seeds"] > 1 else None}
+
+
+async def taught(
+    example: Example, *, arms: Mapping[str, list[str]], runs: str, datasets: str, seed: int, **settings: Any
+) -> dict[str, str]:
+    """The policies of each harness, trained from one base in different orders; where they lie."""
+    made = {}
+    for harness, policies in arms.items():
+        for number, policy in enumerate(policies):
+            out, data = f"{runs}/{policy}", f"{datasets}/{harness}"
+            await steps.sft(example, run=policy, out=out, dataset=data, seed=seed + number, **settings)
+            made[policy] = f"{out}/model"
+    return made
+
+
+def policy_of_sft(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The policy to start from, and the name of the run. Raises ConfigError where sft.toml has not been
+    through."""
+    policy = Path(values["store"]) / "demo-sft" / "run" / "model"
+    if not policy.is_dir():
+        raise ConfigError(f"{values['store']} has no policy to start from: run `make demo-sft` first")
+    if values["method"] not in METHODS:
+        raise ConfigError(f"there is no method {values['method']!r}: there is {', '.join(METHODS)}")
+    deaths = values["sandbox_deaths"]
+    run = f"demo-rl-{values['method']}-{values['seed']}"
+    return {
+        "policy": str(policy),
+        "run": run + (f"-deaths{deaths:g}".replace(".", "-") if deaths else ""),
+        "tries": 1 if deaths else 3,
+    }
+
+
+METHODS = ("bar", "fixed", "dynamic", "frugal")
+
+
+async def new_tasks(example: Example, *, pool: int) -> tuple[Refs, Refs]:
+    """The first training tasks that the policy has not been shown, and the held-out ones. Raises ConfigError
+    for too few, and where sft.toml has not measured the policy, as its figure stands beside ours."""
+    store = example.config.store
+    with open_tables(store) as tables:
+        if (AFTER,) not in tables.execute(_GRADED).fetchall():
+            raise ConfigError(
+                f"{store} has a policy that was not measured: run `make demo-sft` once more, which goes on "
+                "where it was"
+            )
+        shown = {task for (task,) in tables.execute(_SHOWN, [ORACLE]).fetchall()}
+    new = [ref for ref in repair_refs(store, Split.TRAIN) if ref.task_id not in shown]
+    if len(new) < pool:
+        raise ConfigError(
+            f"the store has {len(new)} training tasks that the policy has not seen, not {pool}: lower "
+            "--pool, or run `make demo-sft` once more, which adds them"
+        )
+    return new[:pool], repair_refs(store, Split.HELD_OUT)
+
+
+async def reinforced(
+    example: Example, *, deaths: float, size: int, most: int, method: str, seed: int, **settings: Any
+) -> None:
+    """`orchard rl` by a method, while a share of its sandboxes is destroyed."""
+    if method != "frugal":
+        settings["bar"] = {"size": size} | ({"budget": most, "stride": size} if method == "bar" else {})
+    async with _deaths(example, deaths, seed):
+        await steps.rl(example, method=method, seed=seed, **settings)
+
+
+@asynccontextmanager
+async def _deaths(example: Example, share: float, seed: int) -> AsyncIterator[None]:
+    if not share:
+        yield
+        return
+    async with example.session.sandboxes() as client:
+        task = asyncio.create_task(destroy(client, share, seed))
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+
+
+async def destroy(client: AsyncSandboxClient, share: float, seed: int) -> None:
+    """Delete `share` of all sandboxes soon after they are seen, until cancelled."""
+    chance = random.Random(seed)
+    seen: set[str] = set()
+    while True:
+        for sandbox in await client.list_sandboxes():
+            if sandbox.sandbox_id not in seen:
+                seen.add(sandbox.sandbox_id)
+                if chance.random() < share:
+                    try:
+                        await client.delete_sandbox(sandbox.sandbox_id)
+                    except SandboxError:
+                        continue  # its worker was through with it
+        await asyncio.sleep(DEATHS_POLL_SECONDS)
+
+
+_SHOWN = "select distinct task_id from rollouts where campaign = ?"
+_GRADED = "select distinct campaign from rollouts where resolved is not null"
+_RUNS = "select distinct run from policy_steps where run like 'demo-rl-%' order by run"
+_FIGURES = """
+select count(*) as groups, count(*) filter (outcome = 'balanced') as balanced,
+       count(*) filter (not degenerate) as informative, coalesce(sum(generated), 0) as rollouts,
+       count(distinct task_id) as pool,
+       (select count(*) from rollouts_all where campaign = $run and status = 'aborted') as aborted,
+       (select count(*) from events where campaign = $run and type = 'prompt.failed') as failed,
+       (select count(*) from (select unnest(members, recursive := true) from groups where run = $run) m
+        left join rollouts r using (rollout_id) where r.reward is null) as aborted_members
+from groups where run = $run
+"""
+_READS = """
+select avg(coalesce(tool_calls[1].arguments like '%cat -n%', false)::int) from messages
+where campaign = ? and role = 'assistant' and turn = 1
+"""
+
+
+async def rl_figures(example: Example, *, run: str, method: str, greedy: str) -> dict[str, Any]:
+    """What groups cost and how many rollouts read first; draws the curves of all runs and of all seeds."""
+    store, directory = example.config.store, example.directory
+    with open_tables(store) as tables:
+        cursor = tables.execute(_FIGURES, {"run": run})
+        names = [column[0] for column in cursor.description or []]
+        found: dict[str, Any] = dict(zip(names, cursor.fetchall()[0], strict=True))
+        for name, campaign in (("reads_before", AFTER), ("reads_after", greedy)):
+            found[name] = tables.execute(_READS, [campaign]).fetchall()[0][0]
+        runs = [one for (one,) in tables.execute(_RUNS).fetchall()]
+        plot_curves(tables, runs, directory / "curves.png")
+        mine = [one for one in runs if re.fullmatch(rf"demo-rl-{method}-\d+", one)]
+        graded = {name for (name,) in tables.execute(_GRADED).fetchall()}
+        scores = [("before", steps.campaign_score(store, BEFORE))] + [
+            (f"seed {one.rsplit('-', 1)[1]}", steps.campaign_score(store, f"{one}-after"))
+            for one in mine
+            if f"{one}-after" in graded
+        ]
+        plot_seeds(tables, mine, scores, directory / "seeds.png")
+    tried = found["rollouts"] + found["aborted"]
+    lost = found["aborted"] / max(tried, 1)
+    return found | {
+        "before_greedy": steps.campaign_score(store, AFTER),
+        "tried": tried,
+        "lost": lost,
+        "groups_lost": 1 - (1 - lost) ** 8,
+    }

@@ -1,0 +1,142 @@
+"""An example that runs: its folder in a store, its pipeline's configuration, its policy servers."""
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from orchard.actions.session import Session
+from orchard.configuration.config import Config, load
+from orchard.configuration.config_toml import toml_value
+from orchard.processes.children import die_with_parent
+from orchard.processes.ports import free_port
+from orchard.terminal.console import console
+from orchard.workers.oracle.behaviours import DEFAULT_MIX
+
+SERVER_SECONDS = 300.0
+
+
+class CommandFailed(RuntimeError):
+    """A command of an example did not end well."""
+
+    def __init__(self, command: str, code: int) -> None:
+        super().__init__(f"`{command}` ended with exit code {code}: run it again to go on")
+        self.code = code
+
+
+class Example:
+    """What the steps of an example work with."""
+
+    session: Session
+    """The pipeline that runs, while steps are done."""
+
+    def __init__(
+        self,
+        store: str,
+        described: Mapping[str, Any],
+        steps: list[dict[str, Any]],
+        report: list[list[str]],
+    ) -> None:
+        """`described` is a file of an example, its placeholders filled in but those of steps and report."""
+        self.steps, self.report = steps, report
+        self.directory = Path(store).absolute() / described["directory"]
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.campaign: Mapping[str, Any] = described.get("campaign", {})
+        """Fields that all its campaigns have."""
+        self.seconds: dict[str, float] = {}
+        """Time of each titled step."""
+        self.ports = {name: free_port() for name in described.get("endpoints", ["policy"])}
+        self.config = self._configuration(store, described["settings"])
+
+    def _configuration(self, store: str, settings: Mapping[str, Any]) -> Config:
+        """The configuration of all processes: a policy server is an endpoint like any other."""
+        policy = {"extra_body": {"return_token_ids": True, "logprobs": True}}
+        tables = {
+            "up": {"workers": settings["workers"]},
+            "worker": {
+                "slots": settings["slots"],
+                **({"domain": self.campaign["domain"]} if "domain" in self.campaign else {}),
+            },
+            "oracle.mix": settings.get("mix") or {str(name): share for name, share in DEFAULT_MIX.items()},
+            **{
+                f"endpoints.{name}": {"base_url": f"http://127.0.0.1:{port}/v1", **policy}
+                for name, port in self.ports.items()
+            },
+        }
+        file = self.directory / "orchard.toml"
+        file.write_text("\n".join(f"[{name}]\n{toml(table)}" for name, table in tables.items()))
+        os.environ["ORCHARD_CONFIG"] = str(file)  # the children of `up` read it too
+        return load({"store": store})
+
+    @contextmanager
+    def step(self, title: str) -> Iterator[None]:
+        """Show the title of what follows, and note its time."""
+        console.rule(title)
+        began = time.monotonic()
+        yield
+        self.seconds[title] = time.monotonic() - began
+
+    async def committed(self) -> None:
+        """Wait until the tables have what was said."""
+        async with self.session.connection("example") as connection:
+            await self.session.committed(connection)
+
+    async def command(self, *words: str) -> None:
+        """An `orchard` command in a process of its own, as a user would; it ends before a cancellation does.
+        Raises CommandFailed when it fails."""
+        where = ["--store", self.config.store, "--state", str(self.config.directory)]
+        command = [sys.executable, "-P", "-m", "orchard", *where, *words]
+        process = await asyncio.create_subprocess_exec(*command, preexec_fn=die_with_parent)
+        try:
+            code = await process.wait()
+        finally:
+            if process.returncode is None:
+                process.terminate()
+                await process.wait()
+        if code:
+            raise CommandFailed(" ".join(command), code)
+
+    async def command_with(self, name: str, file: Path, settings: Mapping[str, Any], *options: str) -> None:
+        """The command with a TOML file of settings, which is written to `file`."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(toml(settings))
+        await self.command(name, str(file), *options)
+
+    @asynccontextmanager
+    async def serving(
+        self, model: str | Path, name: str = "policy", endpoint: str = "policy", *, blind: bool = False
+    ) -> AsyncIterator[None]:
+        """Serve a model by this name at one of the endpoints, for as long as the block runs; `blind`, with
+        black pictures."""
+        port_file, log_file = (self.directory / f"{endpoint}.{kind}" for kind in ("port", "log"))
+        port_file.unlink(missing_ok=True)
+        options = ["--port", str(self.ports[endpoint]), "--port-file", str(port_file), "--name", name]
+        options += ["--blind"] if blind else []
+        command = [sys.executable, "-P", "-m", "orchard.pipelines.policy", str(model), *options]
+        with log_file.open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                *command, stderr=log, stdout=log, preexec_fn=die_with_parent
+            )
+        try:
+            try:
+                async with asyncio.timeout(SERVER_SECONDS):
+                    while not port_file.exists():
+                        if process.returncode is not None:
+                            raise RuntimeError(f"the policy server ended: see {log_file}")
+                        await asyncio.sleep(0.05)
+            except TimeoutError:
+                raise RuntimeError(f"the policy server was not ready in time: see {log_file}") from None
+            yield
+        finally:
+            if process.returncode is None:
+                process.terminate()
+                await process.wait()
+
+
+def toml(tree: Mapping[str, Any]) -> str:
+    """A table of TOML; tables in it are inline ones."""
+    return "".join(f"{name} = {toml_value(value)}\n" for name, value in tree.items())

@@ -1,0 +1,73 @@
+"""What somebody should do about a campaign or the pipeline, in sentences for terminal and page."""
+
+from orchard.actions.campaign_status import CampaignView, PipelineView, State
+from orchard.actions.submission import how_to_serve
+
+LAG_SECONDS = 60.0
+"""Age of an event outside of the tables from which the writer counts as late."""
+
+
+def hints(view: CampaignView, pipeline: PipelineView) -> list[str]:
+    """What somebody should do, a sentence each."""
+    found = [*pipeline.sick, *pipeline.rests]
+    if view.state is State.STUCK:
+        found.append(f"{view.name}: no worker serves its queue: {how_to_serve(view.queue)}")
+    if view.aborted and view.over and view.state is not State.CANCELLED:
+        found.append(
+            f"{view.name}: {view.aborted:,} rollouts aborted without a grade: mend the cause, then `orchard "
+            f"resume {view.name}`"
+        )
+    if view.blocked and view.over:
+        found.append(
+            f"{view.name}: {view.blocked:,} rollouts were kept out by their sites, and are in no rate: "
+            f"`orchard resume {view.name}` tries them again"
+        )
+    if view.state is State.PAUSED and view.reason:
+        found.append(f"{view.name} is paused, because {view.reason}: {_how_to_go_on(view)}")
+    elif view.state in (State.PAUSED, State.CANCELLED):
+        found.append(f"{view.name} is {view.state}: `orchard resume {view.name}` goes on")
+    if view.cap_usd is not None and view.spent.unpriced:
+        found.append(
+            f"{view.name}: {view.spent.unpriced:,} model calls have no known cost: its cap does not see them"
+        )
+    for endpoint, model in view.untold:
+        found.append(
+            f"{view.name}: {model} at endpoint {endpoint} is not told of its tools, since its chat template "
+            "has no place for them: serve it with one that has, or take a harness without tools"
+        )
+    if view.tried_impossible:
+        found.append(
+            f"{view.name}: {view.hacks:,} of {view.tried_impossible:,} rollouts of impossible tasks passed "
+            f"({view.hacks / view.tried_impossible:.1%}), which is cheating: `orchard tasks hacks` shows who"
+        )
+    if view.reconciled:
+        found.append(
+            f"{view.name}: {view.reconciled:,} rollouts were in no queue and were offered again: please "
+            "report this, with the log of the steward"
+        )
+    if pipeline.dead_letters:
+        found.append("dead letters: `orchard dead list` shows them")
+    if pipeline.lag_seconds > LAG_SECONDS:
+        found.append("the writer is late: `orchard doctor` and its log say why; nothing is lost meanwhile")
+    return found
+
+
+def _how_to_go_on(view: CampaignView) -> str:
+    """After a pause that nobody asked for."""
+    if view.cap_usd is not None and view.spent.usd >= view.cap_usd:
+        return f"`orchard resume {view.name} --max-cost USD` goes on with a higher cap"
+    if view.cap_usd is None or not view.spent.unpriced:
+        return f"`orchard resume {view.name}` goes on when that is mended"
+    return (
+        "add [endpoints.NAME.prices.MODEL] where the workers run and start them again, or have the endpoint "
+        f"say its usage; then `orchard resume {view.name}` goes on, which lets these calls pass, and with "
+        "`--max-cost 0` without a cap"
+    )
+
+
+def duration(seconds: float) -> str:
+    """`1 h 04 min`, `12 min 30 s` or `8 s`."""
+    whole = round(seconds)
+    if whole >= 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 60} min {whole % 60:02d} s" if whole >= 60 else f"{whole} s"

@@ -1,0 +1,138 @@
+"""What the tables say of campaigns: outcomes, work of models, retries, cost."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import duckdb
+
+from orchard.storage.reader import open_tables
+from orchard.storage.spending import Spent, spent_in
+
+RATE_WINDOW_SECONDS = 300
+
+
+class Sources(NamedTuple):
+    """What is asked for outcomes, attempts and events: views and tables, or copies of their columns."""
+
+    rollouts: str = "rollouts"
+    attempts: str = "tables.attempts_all"
+    events: str = "events"
+
+
+STORED = Sources()
+
+
+_GAPS = """count(*) filter (prompt_tokens + completion_tokens is null) as uncounted,
+       count(*) filter (cost_usd is null"""
+"""What the sums of a query do not have; a condition more may follow."""
+_OUTCOMES = f"""
+with mine as (select * from {{rollouts}} where list_contains($names, campaign)),
+     bounds as (select campaign, max(time) as ended, min(started_at) as began from mine group by 1)
+select campaign,
+       case when status = 'aborted' then 'aborted: ' || cause
+            when resolved is null then 'ungraded'
+            when resolved then 'resolved' else 'unresolved' end as outcome,
+       count(*) as rollouts, sum(turns) as turns, sum(prompt_tokens + completion_tokens) as tokens,
+       sum(cost_usd) as cost_usd, {_GAPS} and turns > 0) as unpriced,
+       date_diff('millisecond', any_value(began), any_value(ended)) / 1000.0 as seconds,
+       count(*) filter (time > ended - interval {RATE_WINDOW_SECONDS} second) as recent,
+       bool_or(model_kind = 'oracle') as oracle,
+       count(*) filter (task_source = 'impossible' and status <> 'aborted') as tried_impossible
+from mine join bounds using (campaign) group by all
+"""
+_RECONCILED = """
+select campaign, count(*) as reconciled from {events}
+where type = 'rollout.reconciled' and list_contains($names, campaign) group by 1
+"""
+_RETRIES = """
+select campaign, count(*) - count(distinct rollout_id) as retries from {attempts}
+where kind = 'started' and list_contains($names, campaign) group by 1
+"""
+
+_LIVE = f"""
+select campaign, count(*) as turns, sum(prompt_tokens + completion_tokens)::bigint as tokens,
+       sum(cost_usd) as cost_usd, {_GAPS}) as unpriced, bool_or(model_kind = 'oracle') as oracle
+from (
+    select distinct on (event_id) * from tables.llm_calls_all
+    where list_contains($names, rollout_id)
+    and rollout_id not in (select rollout_id from {{rollouts}} where list_contains($names, rollout_id))
+) group by 1
+"""
+"""Rollouts are given by id; one that has an outcome meanwhile counts there."""
+_HACKS = """
+select r.campaign, count(distinct r.rollout_id) as hacks
+from {rollouts} r join tables.rewards_all w on w.rollout_id = r.rollout_id and w.attempt = r.attempt
+where r.task_source = 'impossible' and list_contains($names, r.campaign) and r.status <> 'aborted'
+and w.parts['hack'] = 1 group by 1
+"""
+_UNTOLD = """
+select campaign, list(distinct [endpoint, model]) as untold from tables.llm_calls_all
+where tools_left_out and list_contains($names, campaign) group by 1
+"""
+_SAVED = f"""
+select campaign, sum(turns)::bigint as turns, sum(prompt_tokens + completion_tokens)::bigint as tokens,
+       sum(cost_usd) as cost_usd, {_GAPS}) as unpriced
+from (
+    select distinct on (event_id) * from {{attempts}}
+    where kind = 'inherited' and list_contains($names, campaign)
+) group by 1
+"""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What the tables say of some campaigns."""
+
+    outcomes: list[dict[str, Any]]
+    one: dict[str, dict[str, Any]]
+    """All else that is known of a campaign, in one row."""
+    live: dict[str, dict[str, Any]]
+    saved: dict[str, dict[str, Any]]
+    spent: dict[str, Spent]
+
+
+def read_rows_of(store: str, work: Callable[[duckdb.DuckDBPyConnection], Rows]) -> Rows:
+    """Run `work` on the store's tables, opened for it."""
+    views = ("rollouts", "rewards_all", "attempts_all", "llm_calls_all", "events")
+    with open_tables(store, views=views) as tables:
+        return work(tables)
+
+
+def read_rows(
+    tables: duckdb.DuckDBPyConnection,
+    campaigns: list[str],
+    running: list[str],
+    capped: list[str],
+    up_to: int,
+    sources: Sources = STORED,
+) -> Rows:
+    """Ask all queries; `running` are rollouts without an outcome, `capped` campaigns with a cap."""
+    ask = partial(_dicts, tables, sources)
+    outcomes = ask(_OUTCOMES, campaigns)
+    tried = sorted({row["campaign"] for row in outcomes if row["tried_impossible"]})
+    one: dict[str, dict[str, Any]] = {name: {} for name in campaigns}
+    for query, among in (
+        (_RETRIES, campaigns),
+        (_RECONCILED, campaigns),
+        (_UNTOLD, campaigns),
+        (_HACKS, tried),
+    ):
+        for row in ask(query, among) if among else ():
+            one[row["campaign"]] |= row
+    return Rows(
+        outcomes,
+        one,
+        {row["campaign"]: row for row in ask(_LIVE, running)} if running else {},
+        {row["campaign"]: row for row in ask(_SAVED, campaigns)},
+        spent_in(tables, capped, up_to) if capped else {},
+    )
+
+
+def _dicts(
+    tables: duckdb.DuckDBPyConnection, sources: Sources, query: str, campaigns: list[str]
+) -> list[dict[str, Any]]:
+    result = tables.execute(query.format(**sources._asdict()), {"names": campaigns})
+    columns = [column[0] for column in result.description or []]
+    return [dict(zip(columns, row, strict=True)) for row in result.fetchall()]

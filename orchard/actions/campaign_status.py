@@ -1,0 +1,349 @@
+"""The status of each campaign and of the pipeline: tables, queues and processes asked once, as plain data."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import partial
+from typing import Any
+
+import duckdb
+
+from orchard.actions.campaign_rows import RATE_WINDOW_SECONDS, STORED, Rows, Sources, read_rows, read_rows_of
+from orchard.actions.endpoint_rests import rest_sentences
+from orchard.actions.session import Session
+from orchard.schemas.blobs import BlobRef
+from orchard.schemas.campaigns import CampaignRecord, CampaignState
+from orchard.schemas.health import HeardReport, ProcessReport, alive, sick
+from orchard.schemas.outcomes import AbortCause
+from orchard.storage.reader import position
+from orchard.storage.spending import Spent
+from orchard.streams import names
+from orchard.streams.connection import Connection
+from orchard.streams.health import reports
+from orchard.streams.queued import running_now
+from orchard.streams.reading import bounds, next_message, server_time, subject_count, subjects
+
+
+class State(StrEnum):
+    """A campaign as people see it."""
+
+    RUNNING = "running"
+    FINISHED = "finished"
+    """Each rollout has an outcome, and some have a graded one."""
+    ABORTED = "aborted"
+    """Each rollout has an outcome, and all of them aborted."""
+    PAUSED = "paused"
+    CANCELLED = "cancelled"
+    ARCHIVED = "archived"
+    """Closed before each rollout had an outcome, and moved to the archive."""
+    STUCK = "stuck"
+    """Rollouts are open and nothing moves: no worker serves the queue."""
+
+
+@dataclass(frozen=True)
+class InQueues:
+    """Rollouts of one campaign that are claimed, and how many wait for their time."""
+
+    running: frozenset[str] = frozenset()
+    delayed: int = 0
+
+
+@dataclass(frozen=True)
+class Work:
+    """What models did: turns, and tokens and cost as far as they are known."""
+
+    turns: int = 0
+    tokens: int = 0
+    cost_usd: float | None = None
+    """None where nothing is known."""
+    counted: bool = True
+    """Whether the tokens are known of all."""
+    priced: bool = True
+    """Whether the cost is."""
+
+
+@dataclass(frozen=True)
+class CampaignView:
+    """One campaign now. Aborted rollouts stand beside the graded ones, never among them."""
+
+    name: str
+    size: int
+    state: State
+    outcomes: dict[str, int] = field(default_factory=dict)
+    """Rollouts by outcome: resolved, unresolved, ungraded, and `aborted: <cause>`."""
+    waiting: int = 0
+    """Open and not claimed: on the queue, or parked by a pause."""
+    running: int = 0
+    delayed: int = 0
+    retries: int = 0
+    """Attempts beyond each rollout's first."""
+    reconciled: int = 0
+    """Rollouts that were in no queue and were offered again: more than 0 is a fault of ours."""
+    queue: str = ""
+    ended: Work = Work()
+    """Work of rollouts with an outcome."""
+    live: Work = Work()
+    """Work of all attempts of rollouts that run now."""
+    tried_impossible: int = 0
+    """Graded rollouts of impossible tasks."""
+    hacks: int = 0
+    """Those of them that passed: the model has cheated."""
+    seconds: float = 0.0
+    """Time from the first start to the last outcome."""
+    recent: int = 0
+    """Outcomes in the last `recent_seconds`."""
+    recent_seconds: float = 0.0
+    oracle: bool = False
+    saved: Work = Work()
+    """What attempts have replayed from dead ones, and so neither asked for nor paid again."""
+    cap_usd: float | None = None
+    """What its model calls may cost before it is paused; None: no cap."""
+    spent: Spent = field(default_factory=Spent)
+    """Cost of all its attempts so far, where it has a cap, as the tables have it."""
+    reason: str = ""
+    """Why it was paused, where nobody asked for that."""
+    untold: tuple[tuple[str, str], ...] = ()
+    """Endpoints and models whose chat template leaves tools out, where a call offered some."""
+
+    @property
+    def done(self) -> int:
+        """Rollouts with an outcome."""
+        return sum(self.outcomes.values())
+
+    @property
+    def aborted(self) -> int:
+        """Rollouts that ended without a grade because infrastructure failed."""
+        ended = (count for outcome, count in self.outcomes.items() if outcome.startswith("aborted"))
+        return sum(ended) - self.blocked
+
+    @property
+    def blocked(self) -> int:
+        """Rollouts that a site kept out: no failure of the agent nor of infrastructure, and in no rate."""
+        return self.outcomes.get(BLOCKED, 0)
+
+    @property
+    def over(self) -> bool:
+        """Whether each rollout has an outcome."""
+        return self.size > 0 and self.done >= self.size
+
+    @property
+    def per_second(self) -> float | None:
+        """Outcomes a second lately; None before there are any."""
+        return self.recent / self.recent_seconds if self.recent and self.recent_seconds > 0 else None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Time left at the recent rate; None without a rate."""
+        return (self.size - self.done) / self.per_second if self.per_second else None
+
+
+@dataclass(frozen=True)
+class PipelineView:
+    """What all campaigns share."""
+
+    lag_events: int = 0
+    """Events of the stream that the tables do not have yet."""
+    lag_seconds: float = 0.0
+    """Age of the oldest of them."""
+    delayed: int = 0
+    dead_letters: int = 0
+    processes: dict[str, int] = field(default_factory=dict)
+    """Processes alive, by kind."""
+    sick: Sequence[str] = ()
+    """A sentence for each process that does not work."""
+    rests: Sequence[str] = ()
+    """A sentence for each model endpoint that nobody asks for a while."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """Everything at one moment."""
+
+    campaigns: list[CampaignView]
+    pipeline: PipelineView
+
+
+_CANCELLED = f"aborted: {AbortCause.CANCELLED}"
+BLOCKED = f"aborted: {AbortCause.BLOCKED}"
+"""An outcome that is shown apart from other aborts."""
+
+
+def outcome_name(outcome: str) -> str:
+    """How an outcome is shown."""
+    return "blocked" if outcome == BLOCKED else outcome
+
+
+def state_of(record: CampaignRecord, outcomes: Mapping[str, int], moving: InQueues, serving: int) -> State:
+    """What a campaign is doing: its record says what was asked for, outcomes and queues what is so.
+
+    `serving` is the number of workers alive that serve its queue.
+    """
+    done = sum(outcomes.values())
+    if record.state is CampaignState.CANCELLED and (done < record.size or _CANCELLED in outcomes):
+        return State.CANCELLED
+    if done >= record.size:
+        return State.ABORTED if all(name.startswith("aborted") for name in outcomes) else State.FINISHED
+    if record.state is not CampaignState.RUNNING:
+        return State(record.state.value)
+    return State.RUNNING if serving or moving.running else State.STUCK
+
+
+Ask = Callable[[Callable[[duckdb.DuckDBPyConnection], "Rows"]], Awaitable["Rows"]]
+"""Runs a function on an open store with all views, in a thread."""
+
+
+async def read_status(
+    session: Session,
+    connection: Connection,
+    records: Mapping[str, CampaignRecord],
+    queues: Mapping[str, str],
+    ask: Ask | None = None,
+    sources: Sources = STORED,
+) -> Status:
+    """The campaigns of `records`, whose consumers are named by `queues`, and the pipeline. `ask` reads tables
+    that are open already, from `sources`."""
+    heard, moving, pipeline = await asyncio.gather(
+        reports(connection),
+        asyncio.gather(*(_in_queues(connection, name) for name in records)),
+        _pipeline(session, connection),
+    )
+    running = [rollout for each in moving for rollout in each.running]
+    capped = [name for name, record in records.items() if record.max_cost_usd is not None]
+    up_to = await asyncio.to_thread(position, session.config.store)
+    work = partial(
+        read_rows, campaigns=list(records), running=running, capped=capped, up_to=up_to, sources=sources
+    )
+    rows = await (ask(work) if ask else asyncio.to_thread(read_rows_of, session.config.store, work))
+    working = alive(heard)
+    views = [
+        _view(name, record, rows, in_queues, queues.get(name, ""), working, waits=bool(pipeline.rests))
+        for (name, record), in_queues in zip(records.items(), moving, strict=True)
+    ]
+    return Status(views, _with_processes(pipeline, heard, working))
+
+
+_SUBMITTED = """
+select campaign, spec_hash, spec_sha256, size, state, reason from campaigns
+where size is not null order by submitted_at desc
+"""
+
+
+def recorded(tables: duckdb.DuckDBPyConnection, sources: Sources = STORED) -> list[CampaignView]:
+    """Every campaign as the tables alone have it, the newest first: where no server runs, nothing moves."""
+    result = tables.execute(_SUBMITTED).fetchall()
+    records = {
+        name: CampaignRecord(
+            spec=BlobRef(sha256=sha256 or "", size=0),
+            spec_hash=digest or "",
+            size=size,
+            state=CampaignState(state),
+            reason=reason,
+        )
+        for name, digest, sha256, size, state, reason in result
+    }
+    rows = read_rows(tables, list(records), [], [], 0, sources)
+    return [_view(name, record, rows, InQueues(), "", ()) for name, record in records.items()]
+
+
+def _view(
+    name: str,
+    record: CampaignRecord,
+    rows: Rows,
+    moving: InQueues,
+    queue: str,
+    working: Sequence[ProcessReport],
+    *,
+    waits: bool = False,
+) -> CampaignView:
+    """`waits`: an endpoint rests, for which workers may have ended that come back after it."""
+    mine = sorted((row for row in rows.outcomes if row["campaign"] == name), key=lambda row: row["outcome"])
+    outcomes = {row["outcome"]: row["rollouts"] for row in mine}
+    seconds = max((row["seconds"] or 0.0 for row in mine), default=0.0)
+    one, live = rows.one[name], rows.live.get(name, {})
+    serving = sum(queue in report.serves.split(",") for report in working) or int(
+        waits and moving.delayed > 0
+    )
+    open_ = max(record.size - sum(outcomes.values()), 0)
+    return CampaignView(
+        name=name,
+        size=record.size,
+        state=state_of(record, outcomes, moving, serving),
+        outcomes=outcomes,
+        waiting=max(open_ - len(moving.running) - moving.delayed, 0),
+        running=min(len(moving.running), open_),
+        delayed=min(moving.delayed, open_),
+        retries=one.get("retries", 0),
+        reconciled=one.get("reconciled", 0),
+        queue=queue,
+        ended=_work(mine),
+        live=_work([live] if live else []),
+        tried_impossible=sum(row["tried_impossible"] for row in mine),
+        hacks=one.get("hacks", 0),
+        seconds=seconds,
+        recent=sum(row["recent"] for row in mine),
+        recent_seconds=min(seconds, RATE_WINDOW_SECONDS),
+        oracle=any(row.get("oracle") for row in (*mine, live)),
+        saved=_work([rows.saved[name]] if name in rows.saved else []),
+        cap_usd=record.max_cost_usd,
+        spent=rows.spent.get(name, Spent()),
+        reason=record.reason or "",
+        untold=tuple(sorted((endpoint, model) for endpoint, model in one.get("untold", ()))),
+    )
+
+
+def _work(rows: Sequence[Mapping[str, Any]]) -> Work:
+    """The sum of rows; nothing that is known of a cost is no cost of 0."""
+    usd = sum(row["cost_usd"] or 0.0 for row in rows)
+    priced = not any(row["unpriced"] for row in rows)
+    return Work(
+        turns=sum(row["turns"] or 0 for row in rows),
+        tokens=sum(row["tokens"] or 0 for row in rows),
+        cost_usd=usd if usd or (rows and priced) else None,
+        counted=not any(row["uncounted"] for row in rows),
+        priced=priced,
+    )
+
+
+async def _in_queues(connection: Connection, campaign: str) -> InQueues:
+    """Counts that need no listing of what waits, which may be a million entries."""
+    running, delayed = await asyncio.gather(
+        running_now(connection, campaign),
+        subjects(connection, names.LATER, f"orchard.*.rollout.*.*.{campaign}.>"),
+    )
+    return InQueues(frozenset(running), len(delayed))
+
+
+async def _pipeline(session: Session, connection: Connection) -> PipelineView:
+    written, events, dead, delayed, rests = await asyncio.gather(
+        asyncio.to_thread(position, session.config.store),
+        bounds(connection, names.EVENTS),
+        subject_count(connection, names.DEAD),
+        bounds(connection, names.LATER),
+        rest_sentences(connection),
+    )
+    lag = max(events.last - written, 0)
+    seconds = 0.0
+    if lag:
+        oldest = await next_message(connection, names.EVENTS, written + 1, names.EVENT_SUBJECTS)
+        if oldest is not None:
+            now = await server_time(connection, names.EVENTS)
+            seconds = max((now - oldest.time).total_seconds(), 0.0)
+    return PipelineView(
+        lag_events=lag,
+        lag_seconds=seconds,
+        delayed=delayed.messages,
+        dead_letters=dead,
+        rests=rests,
+    )
+
+
+def _with_processes(
+    pipeline: PipelineView, heard: list[HeardReport], working: list[ProcessReport]
+) -> PipelineView:
+    kinds = sorted({report.kind for report in working})
+    return replace(
+        pipeline,
+        processes={kind: sum(report.kind == kind for report in working) for kind in kinds},
+        sick=tuple(sick(heard)),
+    )

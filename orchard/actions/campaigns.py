@@ -1,0 +1,164 @@
+"""Campaigns: submitted, followed, paused, cancelled and resumed."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from orchard.actions.campaign_status import State, Status, read_status
+from orchard.actions.reporter import SILENT, Reporter
+from orchard.actions.session import Session
+from orchard.actions.submission import added_fields, check_prices, check_programs, check_workers, queue_of
+from orchard.configuration.config import ConfigError
+from orchard.schemas.campaigns import CampaignRecord, CampaignSpec
+from orchard.schemas.health import alive
+from orchard.storage.reader import position
+from orchard.streams import names
+from orchard.streams.campaigns import CampaignBook
+from orchard.streams.connection import Connection
+from orchard.streams.health import reports
+from orchard.streams.reading import bounds
+from orchard.streams.topology import declare
+
+if TYPE_CHECKING:
+    from orchard.pipelines.campaigns.commands import Campaigns, Progress
+    from orchard.pipelines.tasks.registry import Needs
+
+STUCK_LOOKS = 30
+"""Looks in a row at an open campaign that nobody works on, after which it is followed no more."""
+
+
+async def submit_campaign(
+    session: Session,
+    spec: CampaignSpec,
+    needs: Mapping[str, "Needs"] | None = None,
+    told: Reporter = SILENT,
+) -> None:
+    """Submit; cancelled in the middle, the same call goes on with the campaign.
+
+    With the `needs` of its tasks, raises ConfigError for tasks that would lack a network (`check_network`),
+    when workers serve the queue and none of them can run it (`check_workers`), and when its cap could not
+    hold (`check_prices`).
+    """
+    from orchard.actions.needs import check_network, needed_plugins
+
+    notes = [] if needs is None else check_network(needs, session.config.sandbox.task_network)
+    needed = None if needs is None else needed_plugins(spec, needs)
+    async with session.connection("submit") as connection:
+        if needed is not None:
+            working = alive(await reports(connection))
+            endpoints = session.endpoints()
+            check_prices(spec, endpoints, working)
+            notes += check_workers(spec, working, needed, sorted(endpoints))
+            notes += added_fields(spec, endpoints)
+            for note in notes:
+                told.note(note, "note:")
+            await check_programs(session, spec.harnesses)
+        await declare(connection, session.config.nats, [queue_of(spec)])
+        await _follow(_campaigns(session, connection).submit(spec), f"submitting {spec.name}", told)
+
+
+async def resume_campaign(
+    session: Session,
+    name: str,
+    *,
+    aborted: bool = True,
+    max_cost_usd: float | None = None,
+    told: Reporter = SILENT,
+) -> int:
+    """Resume; returns how many rollouts were offered again."""
+    async with session.connection("resume") as connection:
+        steps = _campaigns(session, connection).resume(name, aborted=aborted, max_cost_usd=max_cost_usd)
+        return await _follow(steps, f"resuming {name}", told)
+
+
+async def pause_campaign(session: Session, name: str) -> None:
+    """Change the state; workers see it at their next claim."""
+    async with session.connection("pause") as connection:
+        await _campaigns(session, connection).pause(name)
+
+
+async def cancel_campaign(session: Session, name: str, told: Reporter = SILENT) -> int:
+    """Cancel; returns how many rollouts were aborted here."""
+    async with session.connection("cancel") as connection:
+        return await _follow(_campaigns(session, connection).cancel(name), f"cancelling {name}", told)
+
+
+async def all_campaigns(session: Session) -> tuple[str, Status | None]:
+    """Why nothing is published just now, empty when all is well; and every campaign, None without any."""
+    async with session.reading_connection("status") as connection:
+        held = await session.held(connection)
+        records = {name: record for name, (record, _) in (await CampaignBook(connection).list()).items()}
+        if not records:
+            return held, None
+        return held, await read_status(session, connection, records, await _queues(session, records))
+
+
+async def follow_campaign(session: Session, name: str, every: float) -> AsyncIterator[Status]:
+    """The status of one campaign every so many seconds, until it is over, stopped or stuck.
+
+    Tables that lack yet what was said before, as by a resume, are waited for: they show the outcomes that it
+    took back. Raises ConfigError for a name that no campaign has.
+    """
+    async with session.reading_connection("watch") as connection:
+        book, before = CampaignBook(connection), (await bounds(connection, names.EVENTS)).last
+        queues: dict[str, str] = {}
+        looks = 0
+        while (known := await book.get(name)) is not None:
+            records = {name: known[0]}
+            current = await asyncio.to_thread(position, session.config.store) >= before
+            queues = queues or await _queues(session, records)
+            status = await read_status(session, connection, records, queues)
+            yield status
+            view = status.campaigns[0]
+            waits = not view.running and view.state in (State.STUCK, State.CANCELLED)
+            looks = looks + 1 if waits else 0
+            paused = view.state is State.PAUSED and not view.running
+            if (view.over and current) or paused or looks > STUCK_LOOKS:
+                return
+            await asyncio.sleep(every)
+    raise ConfigError(f"there is no campaign {name!r}: `orchard status` lists them")
+
+
+async def campaign_spec(session: Session, record: CampaignRecord) -> CampaignSpec:
+    """The plan of a campaign, from its blob."""
+    raw = await asyncio.to_thread(session.blobs.get, record.spec)
+    return msgspec.json.decode(raw, type=CampaignSpec)
+
+
+async def usual_harnesses(
+    session: Session, name: str, domain: str, needs: Mapping[str, "Needs"]
+) -> tuple[str, ...]:
+    """Harnesses where none is named: the campaign's own, where it goes on, else the default for its tasks."""
+    from orchard.actions.needs import by_patch, default_harness
+
+    if not all(map(by_patch, needs.values())):  # they had another default before
+        async with session.connection("submit") as connection:
+            if (known := await CampaignBook(connection).get(name)) is not None:
+                return (await campaign_spec(session, known[0])).harnesses
+    return (default_harness(domain, needs),)
+
+
+def _campaigns(session: Session, connection: Connection) -> "Campaigns":
+    from orchard.pipelines.campaigns.commands import Campaigns  # a status need not wait for it
+
+    return Campaigns(connection, session.blobs)
+
+
+async def _follow(steps: "AsyncIterator[Progress]", title: str, told: Reporter) -> int:
+    """Tell each step; returns how many rollouts were offered."""
+    offered = 0
+    async for step in steps:
+        offered = step.offered
+        doing = " (queue full: waiting for workers)" if step.waiting else ""
+        told.progress(title, step.done, step.total, doing)
+    return offered
+
+
+async def _queues(session: Session, records: Mapping[str, CampaignRecord]) -> dict[str, str]:
+    """The consumer of each campaign's queue."""
+    return {
+        name: record.queue or queue_of(await campaign_spec(session, record)).consumer
+        for name, record in records.items()
+    }

@@ -1,0 +1,82 @@
+"""Datasets: builds through a queue, their place in the log, trajectories that are imported."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import msgspec
+
+from orchard.actions.session import Session
+from orchard.pipelines.datasets.importing import Foreign, Imported, import_trajectories
+from orchard.pipelines.datasets.manifest import Manifest
+from orchard.pipelines.tasks.left_out import LeftOut
+from orchard.schemas.datasets import DatasetBuilt
+from orchard.schemas.events import make_event
+from orchard.schemas.identity import digest
+from orchard.streams.entries import QueueEntry
+from orchard.streams.publisher import Publisher
+from orchard.streams.topology import declare
+
+
+async def build_through_queue(session: Session, build_it: Callable[..., Manifest]) -> Manifest:
+    """Build in a thread, while `orchard dataset worker` processes make the shards that are offered here."""
+    from orchard.pipelines.datasets.queueing import QUEUE, through_queue
+
+    loop = asyncio.get_running_loop()
+    async with session.connection("dataset build") as connection:
+        await declare(connection, session.config.nats, [QUEUE])
+        publisher = Publisher(connection)
+
+        def offer(entries: Sequence[QueueEntry]) -> None:
+            asyncio.run_coroutine_threadsafe(publisher.offer_absent(entries), loop).result()
+
+        return await asyncio.to_thread(partial(build_it, shards_by=through_queue(offer)))
+
+
+async def announce(session: Session, manifest: Manifest, seconds: float) -> bool:
+    """Put the build into the log, with its manifest as a blob; False where this store has no stream here."""
+    blob = session.blobs.put(msgspec.json.encode(manifest), "application/json")
+    data = DatasetBuilt(
+        name=manifest.name,
+        sha256=manifest.sha256,
+        first_sequence=manifest.range.first,
+        last_sequence=manifest.range.last,
+        code_version=manifest.code_version,
+        config_hash=manifest.config_hash,
+        rows=manifest.rows,
+        tokens=manifest.tokens,
+        trained_tokens=manifest.trained_tokens,
+        resolved=manifest.resolved,
+        tokenizer=manifest.tokenizer,
+        tokenizer_sha256=manifest.tokenizer_sha256,
+        counts=manifest.counts,
+        manifest=blob,
+        seconds=seconds,
+    )
+    event = make_event(
+        data,
+        id=digest(["dataset.built", manifest.name, manifest.sha256, manifest.range, manifest.config_hash]),
+        source="orchard/dataset/build",
+        campaign="datasets",
+        subject=f"datasets/{manifest.name}",
+    )
+    local = (session.directory / "nats").is_dir()
+    if not (session.config.nats.url or session.up() or local):
+        # A new stream under tables that were written from another would part the two for ever.
+        return False
+    async with session.connection_or_server("dataset build") as connection:
+        await declare(connection, session.config.nats, [])
+        await Publisher(connection).event(event)
+    return True
+
+
+async def import_rollouts(
+    session: Session, found: Iterator[Foreign | LeftOut], campaign: str, dataset: str
+) -> tuple[Imported, str]:
+    """Import what was found into a campaign; what came of it, and where events wait that no writer takes."""
+    async with session.connection_or_server("import") as connection:
+        await declare(connection, session.config.nats, [])
+        done = await import_trajectories(
+            Publisher(connection), session.blobs, found, campaign=campaign, dataset=dataset
+        )
+        return done, await session.waiting(connection)

@@ -1,0 +1,43 @@
+"""Suites as campaigns: submitted, or continued where they stopped."""
+
+import msgspec
+
+from orchard.actions.campaigns import campaign_spec, resume_campaign, submit_campaign
+from orchard.actions.reporter import SILENT, Reporter
+from orchard.actions.session import Session
+from orchard.pipelines.evaluation.plan import Plan, gone_on
+from orchard.pipelines.tasks.registry import needs_of
+from orchard.schemas.campaigns import spec_hash
+from orchard.schemas.evaluations import EvaluationPlanned
+from orchard.schemas.events import make_event
+from orchard.schemas.identity import digest
+from orchard.streams.campaigns import CampaignBook
+from orchard.streams.publisher import Publisher
+
+
+async def begin_suite(session: Session, plan: Plan, told: Reporter = SILENT) -> None:
+    """Submit a suite, or go on with it, and put its plan into the log."""
+    name = plan.suite.name
+    spec, cap, over = plan.spec, None, False
+    async with session.connection("eval") as connection:
+        known = await CampaignBook(connection).get(name)
+    if known is not None:
+        spec, cap = gone_on(await campaign_spec(session, known[0]), known[0].max_cost_usd, plan.spec)
+        # Paused at its cap, with nothing left that could cost.
+        over = bool(known[0].reason) and cap is None and plan.done >= spec.size
+    if cap is not None:
+        await resume_campaign(session, name, max_cost_usd=cap, told=told)
+    if not over:
+        await submit_campaign(session, spec, needs_of(session.config.store, spec.tasks), told)
+    async with session.connection("eval") as connection:
+        blob = session.blobs.put(msgspec.json.encode(plan.suite), "application/json")
+        data = EvaluationPlanned(
+            suite=blob,
+            task_sets={each.source: each.title for each in plan.suite.task_sets},
+            k=plan.suite.reported,
+            arms=plan.suite.arm_of,
+        )
+        event_id = digest(["evaluation.planned", name, spec_hash(spec), blob.sha256])
+        await Publisher(connection).event(make_event(data, id=event_id, source="orchard/eval", campaign=name))
+    if not over:
+        await resume_campaign(session, name, told=told)

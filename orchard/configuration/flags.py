@@ -1,0 +1,52 @@
+"""Flags of commands laid over the configuration, and what child processes must be told of them."""
+
+import os
+
+import msgspec
+
+from orchard.configuration.config import Config, ConfigError, checked
+from orchard.workers.llm.settings import EndpointSettings
+
+
+def replaced(config: Config, section: str, **changes: object) -> Config:
+    """The configuration with given flags of one section; None means the flag was not given.
+    Raises ConfigError."""
+    given = {name: value for name, value in changes.items() if value is not None}
+    tree = msgspec.to_builtins(config)
+    tree[section] |= given
+    return checked(tree)
+
+
+def with_endpoint(config: Config, base_url: str | None, api_key_env: str | None) -> Config:
+    """The configuration with the endpoint `default` as the flags, or OPENAI_BASE_URL, name it."""
+    known = config.endpoints.get("default")
+    url = base_url or (known.base_url if known else None) or os.environ.get("OPENAI_BASE_URL")
+    if url is None:
+        return config
+    key = api_key_env or (known.api_key_env if known else None)
+    if key is None and "OPENAI_API_KEY" in os.environ:
+        key = "OPENAI_API_KEY"
+    try:
+        endpoint = (
+            msgspec.structs.replace(known, base_url=url, api_key_env=key)
+            if known
+            else EndpointSettings(base_url=url, api_key_env=key)
+        )
+    except ValueError as error:
+        raise ConfigError(f"endpoints.default: {error}") from error
+    return msgspec.structs.replace(config, endpoints={**config.endpoints, "default": endpoint})
+
+
+def endpoint_environment(config: Config) -> dict[str, str]:
+    """The endpoint `default` for child processes. The key itself stays in the variable it is in."""
+    endpoint = config.endpoints.get("default")
+    if endpoint is None:
+        return {}
+    prefix = "ORCHARD_ENDPOINTS__DEFAULT__"
+    key = {f"{prefix}API_KEY_ENV": endpoint.api_key_env} if endpoint.api_key_env else {}
+    return {f"{prefix}BASE_URL": endpoint.base_url, **key}
+
+
+def up_environment(config: Config) -> dict[str, str]:
+    """What the children of `up` must know beside the file and the environment: flags given to `up`."""
+    return {**endpoint_environment(config), "ORCHARD_WORKER__SLOTS": str(config.worker.slots)}

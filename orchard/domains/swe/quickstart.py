@@ -1,0 +1,175 @@
+"""`quickstart`: the main job from nothing, in one command: tasks, proof, campaign, results."""
+
+import asyncio
+import re
+import time
+from typing import Annotated
+
+import typer
+import uvloop
+
+from orchard.actions.campaign_hints import duration
+from orchard.actions.campaigns import resume_campaign, submit_campaign
+from orchard.actions.session import Session
+from orchard.actions.tasks import validate_tasks
+from orchard.configuration.config import Config, ConfigError, UpSettings
+from orchard.configuration.flags import replaced, with_endpoint
+from orchard.domains.swe.tasks import synthesize_tasks
+from orchard.pipelines.tasks.registry import read_task_refs
+from orchard.processes.pipeline import pipeline
+from orchard.processes.signals import stop_on_signals
+from orchard.schemas.campaigns import Budget, CampaignSpec, ModelSpec
+from orchard.schemas.llm_calls import ModelKind
+from orchard.storage.reader import open_tables
+from orchard.terminal.campaigns import watch_campaign
+from orchard.terminal.console import console, reporting
+from orchard.terminal.options import ApiKeyEnv, BaseUrl
+from orchard.terminal.tables import rows_table
+
+RESULTS = """
+select harness, model, model_kind, task_source as source, rollouts, resolved, graded - resolved as unresolved,
+       aborted, round(100 * pass_rate, 1) as "pass %"
+from pass_rates where campaign = $name order by all
+"""
+BY_CAUSE = """
+select status, coalesce(exit_status, cause) as "how it ended", count(*) as rollouts,
+       round(avg(turns), 1) as turns, sum(prompt_tokens + completion_tokens) as tokens,
+       round(avg(seconds), 1) as "seconds each"
+from rollouts where campaign = $name group by 1, 2 order by rollouts desc
+"""
+FOR_SHOW = "select rollout_id from rollouts where campaign = $name and resolved order by turns desc limit 1"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the application."""
+
+    @app.command()
+    def quickstart(
+        context: typer.Context,
+        tasks: Annotated[int, typer.Option(help="Proven tasks to have.", min=1)] = 20,
+        samples: Annotated[int, typer.Option(help="Rollouts of each task.", min=1)] = 3,
+        workers: Annotated[int, typer.Option(help="Worker processes.", min=1)] = 4,
+        model: Annotated[str, typer.Option(help="Model name at the endpoint.")] = "oracle",
+        base_url: BaseUrl = None,
+        api_key_env: ApiKeyEnv = None,
+        name: Annotated[str | None, typer.Option(help="Campaign.", show_default="quickstart-MODEL")] = None,
+        steps: Annotated[int, typer.Option(help="Turns at most.", min=1)] = 30,
+    ) -> None:
+        """The first run: makes and proves real tasks, runs a campaign on them, shows the results.
+
+        Without a model it uses the oracle teacher. With one:
+        `orchard quickstart --base-url https://HOST/v1 --model NAME`, the key in OPENAI_API_KEY.
+        Stopped in the middle it goes on where it was.
+        """
+        session: Session = context.obj
+        if model != "oracle" and base_url is None and "default" not in session.config.endpoints:
+            raise ConfigError(f"model {model!r} needs its endpoint: pass --base-url https://HOST/v1")
+        config = with_endpoint(replaced(session.config, "up", workers=workers), base_url, api_key_env)
+        slug = re.sub("[^a-z0-9]+", "-", model.lower()).strip("-")
+        campaign = name or f"quickstart-{slug}"
+        uvloop.run(_quickstart(config, tasks, samples, model, campaign, steps))
+
+
+async def _quickstart(
+    config: Config, tasks: int, samples: int, model: str, campaign: str, steps: int
+) -> None:
+    interrupted = stop_on_signals(asyncio.get_running_loop())
+    work = asyncio.create_task(_work(config, tasks, samples, model, campaign, steps))
+    waiting = asyncio.create_task(interrupted.wait())
+    await asyncio.wait({work, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if not work.done():
+        console.print("stopping: the same command goes on from here")
+        work.cancel()
+        await asyncio.wait({work})
+    if work.cancelled():
+        raise typer.Exit(130)
+    work.result()
+
+
+async def _work(config: Config, tasks: int, samples: int, model: str, campaign: str, steps: int) -> None:
+    began = time.monotonic()
+    async with pipeline(config, console.print) as session:
+        if (up := session.up()) is not None and up.page_url:
+            console.print(f"Follow it in a browser: {up.page_url}", highlight=False)
+        console.rule("1. tasks: old release + new tests, from PyPI")
+        await _prepare_tasks(session, tasks)
+        console.rule("2. campaign")
+        refs = read_task_refs(session.config.store, source="pypi-releases", limit=tasks)
+        kind = ModelKind.ORACLE if model == "oracle" else ModelKind.MODEL
+        endpoint = "oracle" if model == "oracle" else "default"
+        spec = CampaignSpec(
+            name=campaign,
+            tasks=tuple(refs),
+            harnesses=("orchard-bash",),
+            models=(ModelSpec(name=model, endpoint=endpoint, kind=kind),),
+            samples=samples,
+            budget=Budget(steps=steps),
+        )
+        with reporting() as told:
+            await submit_campaign(session, spec, told=told)
+            if _aborted(session, campaign):
+                await resume_campaign(session, campaign, told=told)
+        await watch_campaign(session, campaign, every=1.0)
+        async with session.connection("quickstart") as connection:
+            await session.committed(connection)
+    console.rule("3. results, read back by SQL")
+    _show_results(session, campaign)
+    console.print(f"all of it took {duration(time.monotonic() - began)}", style="dim")
+
+
+def _aborted(session: Session, campaign: str) -> int:
+    """Rollouts that an earlier run left without a reward because something of ours failed."""
+    with open_tables(session.config.store) as tables:
+        found = tables.execute(
+            "select count(*) from rollouts where campaign = ? and status = 'aborted'", [campaign]
+        ).fetchone()
+    return int(found[0]) if found else 0
+
+
+async def _prepare_tasks(session: Session, wanted: int) -> None:
+    """Make and prove tasks until `wanted` are proven; raises ConfigError when the catalogue ends."""
+    attempted = wanted
+    while True:
+        proven = len(read_task_refs(session.config.store, source="pypi-releases"))
+        if proven >= wanted:
+            console.print(f"{proven} proven tasks")
+            return
+        with reporting() as told:
+            made = await synthesize_tasks(session, packages=[], limit=attempted, concurrency=3, told=told)
+            valid, rejected, _ = await validate_tasks(session, ids=[], runs=3, concurrency=3, told=told)
+        if not made and not valid:
+            raise ConfigError(
+                f"the catalogue gives {proven} proven tasks here, not {wanted}: pass --tasks {max(proven, 1)}"
+            )
+        attempted += rejected
+
+
+def _show_results(session: Session, campaign: str) -> None:
+    with open_tables(session.config.store) as tables:
+        for query in (RESULTS, BY_CAUSE):
+            cursor = tables.execute(query, {"name": campaign})
+            names = [column[0] for column in cursor.description or []]
+            console.print(rows_table(names, cursor.fetchall()))
+        shown = tables.execute(FOR_SHOW, {"name": campaign}).fetchone()
+    if aborted := _aborted(session, campaign):
+        console.print(
+            f"[red]{aborted} rollouts were aborted by failures outside the model and have no reward.[/] "
+            'Mend the cause (`orchard sql "select distinct cause, detail from rollouts"`) and run the same '
+            "command again: it redoes only those."
+        )
+    console.print("Next, with the virtual environment active (source .venv/bin/activate):", style="bold")
+    example = (
+        [(f"orchard show {shown[0][:10]}", "read one trajectory, its diff and its tests")] if shown else []
+    )
+    for command, why in (
+        ("orchard ui", f"all of it in a browser, at http://127.0.0.1:{UpSettings().page_port}/"),
+        *example,
+        (
+            'orchard sql "select repo, count(*), avg(turns) from rollouts where resolved group by 1"',
+            "any query",
+        ),
+        ("orchard up --workers 4", "the pipeline as a service; then `orchard submit --help`"),
+        ("orchard quickstart --base-url https://HOST/v1 --model NAME", "the same with your model"),
+    ):
+        console.print(f"  {command}   [dim]# {why}[/]", highlight=False, soft_wrap=True)

@@ -1,0 +1,65 @@
+"""`tasks synthesize PACKAGE...` and `tasks import FILE`: tasks from releases and from rows of benchmarks."""
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchard.actions.session import Session
+from orchard.pipelines.domains.swe.benchmark_rows import Family, Given, task_from_row
+from orchard.terminal.console import console, reporting
+from orchard.terminal.left_out import import_shown_rows
+
+
+def synthesize(
+    session: Session,
+    words: Sequence[str],
+    limit: int,
+    concurrency: int,
+    *,
+    uncatalogued: Annotated[
+        bool, typer.Option("--any-release", help="Try recent release pairs that the catalogue does not list.")
+    ] = False,
+) -> None:
+    from orchard.domains.swe.tasks import synthesize_tasks
+
+    with reporting() as told:
+        made = asyncio.run(
+            synthesize_tasks(
+                session,
+                packages=words,
+                limit=limit,
+                concurrency=concurrency,
+                uncatalogued=uncatalogued,
+                told=told,
+            )
+        )
+    console.print(f"[bold green]made[/] {made} new tasks. Prove them with: orchard tasks validate")
+
+
+def import_rows(
+    session: Session,
+    words: Sequence[str],
+    strict: bool,
+    *,
+    family: Annotated[Family | None, typer.Option(help="Found by the columns unless given.")] = None,
+    test_command: Annotated[
+        str, typer.Option(help="Runs the tests, for rows with no column test_command; {tests}: their files.")
+    ] = "",
+    parser: Annotated[
+        str, typer.Option(help="Reads its output, for rows with no column log_parser.", show_default="pytest")
+    ] = "",
+    image: Annotated[
+        str, typer.Option(help="For rows with no column image_name; {instance_id}: the row's.")
+    ] = "",
+    workdir: Annotated[str, typer.Option(help="The repository in the image.", show_default="/testbed")] = "",
+    source: Annotated[
+        str, typer.Option(help="Source of the tasks, for `submit` and suites.", show_default="the family")
+    ] = "",
+) -> None:
+    given = Given(test_command=test_command, parser=parser, image=image, workdir=workdir, source=source)
+    read = partial(task_from_row, family=family, given=given)
+    import_shown_rows(session, Path(words[0]), read, strict=strict)

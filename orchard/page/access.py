@@ -1,0 +1,112 @@
+"""Access control of the page: host names, origins, the token, and the headers of every answer.
+
+A browser that a stranger's page controls can send requests here, and a name of the stranger's can be made to
+point here (DNS rebinding). So the Host header must name this machine. Requests that change something must
+come from a page of this server, and need the token. Off loopback everything needs it.
+"""
+
+import hmac
+import time
+from collections.abc import Awaitable, Callable, Collection
+from urllib.parse import urlencode
+
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from orchard.injector.orchestrator.origins import refusal
+
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "form-action 'self'",
+        "base-uri 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+"""No inline script and no inline style: what is escaped wrongly does nothing."""
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+_SAFE = ("GET", "HEAD")
+_YEAR = 365 * 86400
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Access:
+    """The middleware. `token` is the secret of the address; `private` asks for it on loopback too."""
+
+    def __init__(self, token: str, *, loopback: bool, private: bool, hosts: Collection[str]) -> None:
+        self._token, self._loopback, self._hosts = token, loopback, hosts
+        self._for_all = private or not loopback
+
+    def middleware(self) -> Middleware:
+        """Middleware for `web.Application`."""
+
+        @web.middleware
+        async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+            began = time.perf_counter()
+            try:
+                reply = await self._answer(request, handler)
+            except web.HTTPException as error:
+                reply = error
+            if not reply.prepared:
+                reply.headers.update(HEADERS)
+                reply.headers.setdefault("Cache-Control", "no-store")
+                reply.headers["Server-Timing"] = f"page;dur={1000 * (time.perf_counter() - began):.1f}"
+                reply.headers["Server"] = "orchard"
+            if isinstance(reply, web.HTTPException):
+                raise reply
+            return reply
+
+        return check
+
+    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        refused = refusal(request, loopback=self._loopback, hosts=self._hosts)
+        if refused:
+            return web.Response(status=refused[0], text=refused[1].replace("service", "page") + "\n")
+        given = request.query.get("token")
+        if given is not None and request.method in _SAFE:
+            if not self._is_token(given):
+                return web.Response(status=403, text="this token is not the page's: take the address anew\n")
+            return self._admitted(request)
+        changes = request.method not in _SAFE
+        if (self._for_all or changes) and not self.knows(request):
+            return web.Response(
+                status=403,
+                text="the page's token is needed: open the address with the token that was printed\n",
+            )
+        if changes and not request.headers.get("Origin"):
+            return web.Response(status=403, text="only the page's own forms can change anything\n")
+        return await handler(request)
+
+    def knows(self, request: web.Request) -> bool:
+        """Whether the browser has shown the token."""
+        return self._is_token(request.cookies.get(self._cookie(request), ""))
+
+    def _is_token(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode(), self._token.encode())
+
+    def _admitted(self, request: web.Request) -> web.Response:
+        """The request's address without the token, so that nobody shares it by mistake; it stays in a
+        cookie."""
+        left = urlencode([(name, value) for name, value in request.query.items() if name != "token"])
+        path = "/" + request.path.lstrip("/\\")
+        reply = web.Response(status=303, headers={"Location": path + (f"?{left}" if left else "")})
+        reply.set_cookie(
+            self._cookie(request), self._token, httponly=True, samesite="Strict", max_age=_YEAR, path="/"
+        )
+        return reply
+
+    def _cookie(self, request: web.Request) -> str:
+        """Cookies do not know ports, and each store has a page of its own."""
+        return f"orchard-page-{request.host.rpartition(':')[2]}" if ":" in request.host else "orchard-page"

@@ -1,0 +1,83 @@
+"""Ranges of the log that attempts lie in: queries for a rollout look there alone."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import duckdb
+
+from orchard.page import questions
+from orchard.page.tables import Row, rows
+from orchard.storage.reader import within
+
+FOREVER = 2**62
+"""A sequence that no log reaches."""
+Near = Callable[[duckdb.DuckDBPyConnection, str, int, int], str]
+"""What `within` does."""
+
+
+class AttemptRange(NamedTuple):
+    """Range of the log that one attempt of a rollout lies in."""
+
+    request: Row
+    outcome: Row | None
+    attempts: list[Row]
+    attempt: int | None
+    accepted: bool
+    """Whether it is the attempt that the outcome is of."""
+    first: int
+    last: int
+    """FOREVER where it may have more."""
+
+    def mine(self, found: Iterable[Row], key: str = "") -> list[Row]:
+        """Those rows of the rollout that are of this attempt; of those with one `key` the first."""
+        rows = [r for r in found if r["attempt"] == self.attempt and self.first <= r["sequence"] <= self.last]
+        return once(rows, key) if key else rows
+
+
+def attempt_ranges(
+    tables: duckdb.DuckDBPyConnection,
+    rollouts: Sequence[str],
+    attempt: int | None = None,
+    near: Near = within,
+) -> dict[str, AttemptRange]:
+    """Ranges of the rollouts that there are, in the order of their requests. `attempt` None: the accepted or
+    newest one."""
+    ids = {"ids": list(rollouts)}
+    asked = {row["rollout_id"]: row for row in rows(tables, questions.ASKED, ids)}
+    if not asked:
+        return {}
+    first = min(row["sequence"] for row in asked.values())
+    last = max(row["ended"] or FOREVER for row in asked.values())
+    ended, attempts = (
+        rows(tables, near(tables, query, first, last), ids)
+        for query in (questions.OUTCOMES, questions.ATTEMPTS)
+    )
+    outcomes, tried = {row["sequence"]: row for row in ended}, by_rollout(attempts)
+    return {
+        name: _place(row, outcomes.get(row["ended"]), tried.get(name, []), attempt)
+        for name, row in asked.items()
+    }
+
+
+def _place(request: Row, outcome: Row | None, attempts: list[Row], attempt: int | None) -> AttemptRange:
+    last = outcome["attempt"] if outcome else max((row["attempt"] for row in attempts), default=None)
+    shown = attempt if attempt is not None else last
+    accepted = outcome is not None and shown == outcome["attempt"]
+    began = min((row["sequence"] for row in attempts), default=request["sequence"])
+    end = outcome["sequence"] if outcome is not None and accepted else FOREVER
+    return AttemptRange(request, outcome, attempts, shown, accepted, began, end)
+
+
+def by_rollout(found: Iterable[Row]) -> dict[str, list[Row]]:
+    grouped: dict[str, list[Row]] = {}
+    for row in found:
+        grouped.setdefault(row["rollout_id"], []).append(row)
+    return grouped
+
+
+def once(found: Iterable[Row], key: str) -> list[Row]:
+    """The first row of each key: an event may be in the log twice."""
+    known: dict[Any, Row] = {}
+    for row in found:
+        known.setdefault(row[key], row)
+    return list(known.values())

@@ -1,0 +1,88 @@
+"""Two rollouts side by side, turn by turn: where they part, and what each did from there."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import duckdb
+
+from orchard.page.attempt_ranges import Near
+from orchard.page.rendering import Renderer
+from orchard.page.rollout import RolloutView, ShownRollout, ShownTurn, read
+from orchard.storage.blobs import BlobStore
+from orchard.storage.reader import within
+
+TURNS = 20
+"""On one page."""
+TEXT = 4_000
+"""Characters of one text."""
+Messages = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class TurnPair:
+    """The turns of one number. What only one of them has is None in the other."""
+
+    number: int
+    left: tuple[ShownTurn, Messages] | None
+    right: tuple[ShownTurn, Messages] | None
+
+    @property
+    def same(self) -> bool:
+        """Whether both said the same, and had said the same before: ids of messages are hashes of both."""
+        return self.left is not None and self.right is not None and self.left[0].nodes == self.right[0].nodes
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """Both, and a window of their turns."""
+
+    left: ShownRollout
+    right: ShownRollout
+    parts: int | None
+    """First turn that differs; None where none does."""
+    pairs: list[TurnPair]
+    before: int | None
+    """Turn at which the window before begins."""
+    after: int | None
+
+
+def read_both(
+    tables: duckdb.DuckDBPyConnection,
+    left: str,
+    right: str,
+    turn: int,
+    *,
+    beyond: int = 0,
+    near: Near = within,
+) -> tuple[ShownRollout, ShownRollout] | None:
+    """Both with their window that has this turn; None where there is no such rollout."""
+    view = RolloutView(turn=turn - turn % TURNS, window=TURNS, text=TEXT, beyond=beyond, others=False)
+    found = [read(tables, name, view, near) for name in (left, right)]
+    return (found[0], found[1]) if found[0] and found[1] else None
+
+
+def aligned(
+    left: ShownRollout, right: ShownRollout, turn: int, renderer: Renderer, blobs: BlobStore
+) -> SideBySide:
+    """The turns from the window's first on, those of one number together. Reads blobs."""
+    first = turn - turn % TURNS
+    sides = [
+        {
+            each.number: (each, renderer.messages(rollout, each, blobs, TEXT))
+            for each in rollout.window
+            if first <= each.number < first + TURNS
+        }
+        for rollout in (left, right)
+    ]
+    numbers = sorted(sides[0].keys() | sides[1].keys())
+    nodes = [{each.number: each.nodes for each in rollout.turns} for rollout in (left, right)]
+    every = sorted(nodes[0].keys() | nodes[1].keys())
+    last = max(every, default=0)
+    return SideBySide(
+        left,
+        right,
+        next((number for number in every if nodes[0].get(number) != nodes[1].get(number)), None),
+        [TurnPair(number, sides[0].get(number), sides[1].get(number)) for number in numbers],
+        first - TURNS if first else None,
+        first + TURNS if first + TURNS <= last else None,
+    )

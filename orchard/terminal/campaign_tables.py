@@ -1,0 +1,142 @@
+"""Campaigns and the pipeline at a glance, as tables for a terminal."""
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from orchard.actions.campaign_hints import LAG_SECONDS, duration, hints
+from orchard.actions.campaign_status import CampaignView, PipelineView, State, Work, outcome_name
+from orchard.storage.spending import dollars
+
+_ALONE = PipelineView()
+_STYLES = {
+    State.RUNNING: "bold",
+    State.FINISHED: "green",
+    State.ABORTED: "red",
+    State.PAUSED: "yellow",
+    State.CANCELLED: "yellow",
+    State.ARCHIVED: "dim",
+    State.STUCK: "bold red",
+}
+
+
+def campaign_table(view: CampaignView, pipeline: PipelineView) -> RenderableType:
+    """The live display of `orchard watch`."""
+    bar = Table.grid()  # a bar alone does not end its line
+    bar.add_row(ProgressBar(total=max(view.size, 1), completed=view.done, width=50))
+    counts = Table(box=None, show_header=False)
+    for outcome, number in view.outcomes.items():
+        counts.add_row(outcome_name(outcome), f"{number:,}", style=_style(outcome_name(outcome)))
+    line = Text.assemble(
+        (view.name, "bold"),
+        "  ",
+        (str(view.state), _STYLES[view.state]),
+        f"  {_numbers(view)}",
+    )
+    rate = f"{view.per_second * 60:.1f} a minute" if view.per_second else "no outcome yet"
+    left = f", about {duration(view.seconds_left)} left" if view.seconds_left and not view.over else ""
+    facts = [f"{rate}{left}", *_works(view), *_cap(view)]
+    if view.oracle:
+        facts.append("played by the oracle from gold patches: not a model's work")
+    notes = (Text(hint, style="yellow") for hint in hints(view, pipeline))
+    return Group(line, bar, counts, *(Text(fact, style="dim") for fact in facts), *notes)
+
+
+def campaign_line(view: CampaignView, pipeline: PipelineView = _ALONE) -> str:
+    """A campaign in one line, for a log."""
+    facts = [*_works(view), *_cap(view), *pipeline.rests]
+    return f"{view.name}: {_numbers(view)}" + "".join(f"; {fact}" for fact in facts)
+
+
+def _numbers(view: CampaignView) -> str:
+    retries = f", {view.retries:,} retries" if view.retries else ""
+    return (
+        f"{view.done:,} of {view.size:,} done  {view.waiting:,} waiting, {view.running:,} running, "
+        f"{view.delayed:,} delayed{retries}"
+    )
+
+
+def _works(view: CampaignView) -> list[str]:
+    """What rollouts have done that ended, that run, and that second attempts did not pay again."""
+    kinds = {"ended": view.ended, "running": view.live, "replayed from dead attempts": view.saved}
+    return [f"{what}: {_work(work, view)}" for what, work in kinds.items() if work.turns]
+
+
+def _cap(view: CampaignView) -> list[str]:
+    if view.cap_usd is None:
+        return []
+    spent = view.spent
+    also = f", and what {spent.unpriced:,} calls cost that nobody knows" if spent.unpriced else ""
+    return [f"cap: {dollars(spent.usd)} of {dollars(view.cap_usd)} are spent{also}, all attempts counted"]
+
+
+def _work(work: Work, view: CampaignView) -> str:
+    tokens = f"{'' if work.counted else 'at least '}{work.tokens:,} tokens"
+    if not (work.counted or work.tokens):
+        tokens = "tokens not known"
+    cost = "no price known" if work.cost_usd is None else _least(work, f"{work.cost_usd:.2f} USD")
+    return f"{work.turns:,} turns, {tokens}" + ("" if view.oracle else f", {cost}")
+
+
+def _least(work: Work, cost: str) -> str:
+    return cost if work.priced else f"at least {cost}"
+
+
+def status_table(views: Sequence[CampaignView], pipeline: PipelineView) -> RenderableType:
+    """All campaigns, and what they share."""
+    blocked = any(view.blocked for view in views)
+    columns = (
+        *("campaign", "state", "size", "resolved", "unresolved", "aborted", *["blocked"] * blocked),
+        *("waiting", "running", "delayed", "retries", "reconciled", "tokens", "cost USD"),
+    )
+    campaigns = Table(header_style="bold")
+    for column in columns:
+        left = column in ("campaign", "state")
+        campaigns.add_column(column, justify="left" if left else "right", no_wrap=left)
+    for view in views:
+        costs = [work.cost_usd for work in (view.ended, view.live) if work.cost_usd is not None]
+        least = "" if view.ended.priced and view.live.priced else "≥ "
+        cost = f"{least}{sum(costs):.2f}" if costs and not view.oracle else ""
+        if view.cap_usd is not None:
+            cost = f"{'≥ ' if view.spent.unpriced else ''}{view.spent.usd:.2f} of {view.cap_usd:.2f}"
+        numbers = (
+            *(view.size, view.outcomes.get("resolved", 0), view.outcomes.get("unresolved", 0)),
+            *(view.aborted, *[view.blocked] * blocked, view.waiting, view.running),
+            *(view.delayed, view.retries, view.reconciled),
+        )
+        tokens = "" if view.ended.counted and view.live.counted else "≥ "
+        tokens += f"{view.ended.tokens + view.live.tokens:,}"
+        state = f"[{_STYLES[view.state]}]{view.state}[/]"
+        campaigns.add_row(escape(view.name), state, *(f"{number:,}" for number in numbers), tokens, cost)
+    notes = [hint for view in views for hint in hints(view, pipeline)]
+    return Group(campaigns, pipeline_line(pipeline), *(Text(note, style="yellow") for note in _once(notes)))
+
+
+def pipeline_line(pipeline: PipelineView) -> RenderableType:
+    """Processes, lag of the writer, delayed requests and dead letters, in one line."""
+    alive = ", ".join(
+        f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in pipeline.processes.items()
+    )
+    late = pipeline.lag_seconds > LAG_SECONDS
+    lag = f"{pipeline.lag_events:,} events not in the tables yet"
+    lag += f" (oldest {duration(pipeline.lag_seconds)})" if pipeline.lag_events else ""
+    return Text.assemble(
+        alive or ("no process reports: start `orchard up`", "red"),
+        "  ",
+        (lag, "red" if late else ""),
+        f"  {pipeline.delayed:,} delayed",
+        "  ",
+        (f"{pipeline.dead_letters:,} dead letters", "red" if pipeline.dead_letters else ""),
+    )
+
+
+def _once(sentences: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys(sentences))
+
+
+def _style(outcome: str) -> str:
+    return "green" if outcome == "resolved" else "red" if outcome.startswith("aborted") else "yellow"

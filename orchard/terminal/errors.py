@@ -1,0 +1,97 @@
+"""How commands end by an error: what a user can mend as one sentence, a defect with its trace."""
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterator
+
+MISTAKES = (
+    ("orchard.configuration.config", "ConfigError"),
+    ("orchard.injector.errors", "SandboxError"),
+    ("orchard.pipelines.campaigns.commands", "CampaignError"),
+    ("orchard.pipelines.datasets.errors", "DatasetError"),
+    ("orchard.pipelines.evaluation.suite", "EvaluationError"),
+    ("orchard.pipelines.tasks.left_out", "NotImported"),
+    ("orchard.pipelines.models.errors", "ModelError"),
+    ("orchard.pipelines.rl.coordinator", "RunError"),
+    ("orchard.pipelines.rl.engines", "Refused"),
+    ("orchard.pipelines.sft.settings", "TrainingError"),
+    ("orchard.pipelines.tasks.errors", "TaskError"),
+    ("orchard.pipelines.values.recorded", "UnknownRollout"),
+    ("orchard.schemas.identity", "InvalidName"),
+    ("orchard.schemas.plugins", "PluginError"),
+    ("orchard.schemas.quantities", "InvalidQuantity"),
+    ("orchard.storage.errors", "StorageError"),
+    ("orchard.streams.errors", "StreamsError"),
+    ("orchard.workers.failures", "InfrastructureError"),
+    ("orchard.workers.harnesses", "UnknownHarness"),
+)
+"""What a user can mend: shown as one sentence, exit code 1. Anything else is a defect and shows its trace."""
+
+
+def mistakes() -> tuple[type[Exception], ...]:
+    """The classes of MISTAKES that can have been raised: whose modules were imported."""
+    loaded = [(sys.modules.get(module), name) for module, name in MISTAKES]
+    return tuple(getattr(module, name) for module, name in loaded if module is not None)
+
+
+_EXTRA = re.compile(r"extra == ['\"]([^'\"]+)")
+
+
+def _leaves(group: ExceptionGroup[Exception]) -> Iterator[Exception]:
+    """The errors in a group of tasks that failed, however deep."""
+    for error in group.exceptions:
+        if isinstance(error, ExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
+
+
+def tell(*errors: object) -> None:
+    """Show mistakes of a user on stderr; brackets in them are their own and no markup."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=True)
+    for error in errors:
+        console.print(Text.assemble(("error:", "bold red"), f" {error}"), soft_wrap=True)
+
+
+def _missing_package(error: ModuleNotFoundError) -> str | None:
+    """The sentence for a package of an extra that is not installed; None for any other module."""
+    from importlib import metadata  # slow, and needed once in a while
+
+    package = (error.name or "").partition(".")[0]
+    for requirement in metadata.requires("orchard-pipeline") or []:
+        name, _, condition = requirement.partition(";")
+        extra = _EXTRA.search(condition)
+        if extra and package and re.match(rf"{re.escape(package)}\b", name):
+            return (
+                f"this command needs the package {package}: install it with "
+                f"`pip install 'orchard-pipeline[{extra[1]}]'`"
+            )
+    return None
+
+
+def run_told(run: Callable[[], object]) -> None:
+    """Run a command: mistakes of a user become one sentence each, Ctrl-C the exit status 130."""
+    os.umask(0o077)  # the store holds gold patches and trajectories: they are the owner's alone
+    try:
+        run()
+    except ExceptionGroup as group:
+        known, defects = group.split(mistakes())
+        if known is None or defects is not None:
+            raise
+        tell(*_leaves(known))
+        sys.exit(1)
+    except BrokenPipeError:
+        sys.exit(0)
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    except Exception as error:
+        missing = _missing_package(error) if isinstance(error, ModuleNotFoundError) else None
+        if missing is None and not isinstance(error, mistakes()):
+            raise
+        tell(missing or error)
+        sys.exit(getattr(error, "exit_code", 1))

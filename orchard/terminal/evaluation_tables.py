@@ -1,0 +1,12 @@
+"""Results of an evaluation as tables."""
+
+from orchard.pipelines.evaluation.report import tables_of
+from orchard.pipelines.evaluation.results import Results
+from orchard.terminal.console import console
+from orchard.terminal.tables import rows_table
+
+
+def show_results(results: Results) -> None:
+    """Print every table."""
+    for table in tables_of(results):
+        console.print(rows_table(list(table.columns), list(table.rows), title=table.title))

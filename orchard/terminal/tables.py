@@ -1,0 +1,35 @@
+"""Rows as a table of a terminal."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from orchard.terminal.console import shown
+
+SHOWN_ROWS = 200
+
+
+def rows_table(
+    names: Sequence[str], rows: Sequence[Sequence[Any]], title: str | None = None
+) -> RenderableType:
+    """A result as a table; what is beyond the first rows is counted."""
+    table = Table(*map(escape, names), title=title, title_justify="left", header_style="bold")
+    for row in rows[:SHOWN_ROWS]:
+        table.add_row(*(cell(value) for value in row))
+    if len(rows) <= SHOWN_ROWS:
+        return table
+    return Group(table, Text(f"... and {len(rows) - SHOWN_ROWS} rows more: use --format csv"))
+
+
+def cell(value: Any) -> Text:
+    """A value as the text of a cell."""
+    if value is None:
+        return Text("")
+    if isinstance(value, float):
+        return Text(f"{value:.3g}" if abs(value) < 1 else f"{value:,.2f}")
+    text = shown(str(value))
+    return Text(text if len(text) <= 200 else text[:197] + "...")

@@ -1,0 +1,159 @@
+"""Searches for words find what SQL finds letter by letter, however the log came to be read."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import aiohttp
+import duckdb
+import pytest
+
+from orchard.page.index import Index
+from orchard.page.rollouts import Query, SearchAnswer, answer
+from orchard.page.search_index import SearchIndex, words_of
+from orchard.page.tables import rows
+from orchard.storage.reader import open_tables, position, refresh
+from tests.benchmarks.million import Plan, fill_store
+from tests.orchard.page.conftest import Serve, stored
+from tests.trajectory_log import Author
+
+STEPS = 5
+
+
+@pytest.fixture(scope="module")
+def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    store = tmp_path_factory.mktemp("history") / "store"
+    fill_store(Plan(rollouts=300, campaigns=2, samples=2, turns=2, open_share=0.2), str(store))
+    return store
+
+
+@pytest.fixture(scope="module")
+def searched(
+    history: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[duckdb.DuckDBPyConnection, SearchIndex, int]]:
+    """The tables and the index of their words, which both came to be in steps."""
+    end = position(str(history))
+    words = SearchIndex(str(history), tmp_path_factory.mktemp("words") / "words.sqlite")
+    with open_tables(str(history), as_of=0) as tables:
+        index = Index(tables)
+        for upto in range(end // STEPS, end + end // STEPS, end // STEPS):
+            refresh(tables, str(history), as_of=min(upto, end))
+            index.follow(min(upto, end))
+            while not words.step(tables, min(upto, end)):
+                pass
+        yield tables, words, end
+    index.close()
+    words.close()
+
+
+def _has(*words: str) -> str:
+    """A condition: messages with all of these, each as a word or, with `*`, the beginning of one."""
+    patterns = [
+        f"(^|[^a-z0-9]){word.rstrip('*')}" + ("" if "*" in word else "($|[^a-z0-9])") for word in words
+    ]
+    return " and ".join(f"regexp_matches(said, '{pattern}')" for pattern in patterns)
+
+
+_SQL = """
+select rollout_id from rollouts semi join (
+    select rollout_id, lower(concat_ws(' ', content, reasoning, tool_calls::varchar)) as said
+    from tables.messages_all where {}
+) using (rollout_id) order by 1
+"""
+
+
+def _word(tables: duckdb.DuckDBPyConnection, length: int) -> str:
+    """One that some, but not all, rollouts have."""
+    found = tables.execute(
+        "select word, count(distinct rollout_id) as n from (select rollout_id, "
+        f"unnest(string_split(content, ' ')) as word from tables.messages_all) where length(word) = {length} "
+        "group by 1 having n between 5 and 100 order by n desc, word limit 1"
+    ).fetchone()
+    assert found is not None
+    return str(found[0])
+
+
+def _asked(searched: tuple[duckdb.DuckDBPyConnection, SearchIndex, int], **filters: str) -> SearchAnswer:
+    tables, words, end = searched
+    return answer(tables, words, Query.of(filters), end)
+
+
+def test_rollouts_with_words_are_those_of_sql(
+    searched: tuple[duckdb.DuckDBPyConnection, SearchIndex, int],
+) -> None:
+    tables, _, _ = searched
+    long, short = _word(tables, 6), _word(tables, 3)
+    for asked in (
+        (long,),
+        (short,),
+        (f"{long[:4]}*",),
+        (short, f"{long[:3]}*"),
+        ("git", "diff"),
+        ("nowhere",),
+    ):
+        expected = [row["rollout_id"] for row in rows(tables, _SQL.format(_has(*asked)))]
+        found = _asked(searched, text=" ".join(asked).upper())
+        assert (found.summary.total, found.read) == (len(expected), 1.0), asked
+        assert {row["rollout_id"] for row in found.page.rows} <= set(expected)
+    assert _asked(searched, text=f"{short} git").summary.total <= _asked(searched, text=short).summary.total
+
+
+def test_rollouts_that_used_a_tool(searched: tuple[duckdb.DuckDBPyConnection, SearchIndex, int]) -> None:
+    tables, _, _ = searched
+    said = len(rows(tables, _SQL.format("len(tool_calls) > 0")))
+    assert _asked(searched, tool="bash").summary.total == said > 0
+    assert _asked(searched, tool="bas").summary.total == 0
+    both = _asked(searched, tool="bash", text="git", outcome="resolved").summary
+    assert both.total == both.resolved == _asked(searched, outcome="resolved", text="git").summary.total
+
+
+def test_what_is_in_quotes_is_taken_letter_by_letter(
+    searched: tuple[duckdb.DuckDBPyConnection, SearchIndex, int],
+) -> None:
+    tables, _, _ = searched
+    expected = rows(tables, _SQL.format("contains(said, 'd\": \"git di')"))
+    assert _asked(searched, text='"d": "git di"').summary.total == len(expected) > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("foo_bar(x)", ("foo", "bar", "x")),
+        ("Err* NEAR(a)", ("Err*", "NEAR", "a")),
+        ('"foo bar"', ()),
+        ("==>", ()),
+        ("错误", ()),
+        ("schön", ("schön",)),
+    ],
+)
+def test_words_of_a_search(text: str, words: tuple[str, ...]) -> None:
+    assert words_of(text) == words
+
+
+async def test_the_index_stays_and_goes_on(tmp_path: Path, serve: Serve) -> None:
+    """For the next server, beside what another one has read meanwhile; a damaged file is made anew."""
+    author = Author("words")
+    file = tmp_path / "store" / "run" / "words.sqlite"
+
+    async def total(text: str) -> int:
+        async with serve(store) as url, aiohttp.ClientSession(url) as http:
+            for _ in range(2):
+                async with http.get("/rollouts", params={"text": text}) as reply:
+                    assert reply.status == 200
+                    html = await reply.text()
+            return int(html.partition(" match")[0].rpartition("<b>")[2].rstrip("</b>"))
+
+    store = await stored(tmp_path, author.rollout(0, ["pear"], resolved=True))
+    assert await total("pear") == 1
+    first = file.stat()
+    store = await stored(tmp_path, author.rollout(1, ["pear plum"], resolved=True))
+    assert (await total("pear"), await total("plum"), await total("schön ''")) == (2, 1, 0)
+    assert file.stat().st_ino == first.st_ino
+    assert file.stat().st_mode & 0o777 == 0o600
+    file.write_bytes(b"SQLite format 3\0" + b"damaged" * 2000)
+    assert await total("pear plum") == 1
+    other = await stored(tmp_path / "other", Author("other").rollout(0, ["apple"], resolved=True))
+    file.parent.joinpath("words.sqlite").replace(tmp_path / "words.sqlite")
+    (other / "run").mkdir(exist_ok=True)
+    (tmp_path / "words.sqlite").replace(other / "run" / "words.sqlite")
+    store = other
+    assert (await total("pear"), await total("apple")) == (0, 1)

@@ -1,0 +1,147 @@
+"""What `status` and `watch` say of a campaign and of processes: decided on plain numbers."""
+
+from datetime import UTC, datetime
+from io import StringIO
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from orchard.actions.campaign_hints import hints
+from orchard.actions.campaign_status import CampaignView, InQueues, PipelineView, State, Work, state_of
+from orchard.actions.endpoint_rests import rest_sentence
+from orchard.schemas.blobs import BlobRef
+from orchard.schemas.campaigns import CampaignRecord, CampaignState
+from orchard.schemas.health import SILENT_SECONDS, Condition, HeardReport, ProcessReport, alive, sick
+from orchard.schemas.rests import Rest
+from orchard.storage.spending import Spent
+from orchard.streams.endpoints import StoredRest
+from orchard.terminal.campaign_tables import campaign_line, campaign_table, status_table
+
+
+def record(state: CampaignState = CampaignState.RUNNING, size: int = 4) -> CampaignRecord:
+    return CampaignRecord(spec=BlobRef(sha256="0" * 64, size=1), spec_hash="h", size=size, state=state)
+
+
+def report(name: str, condition: Condition = Condition.OK, says: str = "") -> ProcessReport:
+    return ProcessReport(
+        name=name,
+        kind="worker",
+        host="h",
+        pid=7,
+        started=datetime(2026, 1, 1, tzinfo=UTC),
+        condition=condition,
+        says=says,
+    )
+
+
+@pytest.mark.parametrize(
+    ("state", "outcomes", "moving", "serving", "says"),
+    [
+        (CampaignState.RUNNING, {"resolved": 1}, InQueues(), 1, State.RUNNING),
+        (CampaignState.RUNNING, {"resolved": 1}, InQueues(running=frozenset("a")), 0, State.RUNNING),
+        (CampaignState.RUNNING, {"resolved": 1}, InQueues(delayed=1), 0, State.STUCK),
+        (CampaignState.RUNNING, {"resolved": 1, "aborted: cancelled": 3}, InQueues(), 0, State.FINISHED),
+        (CampaignState.PAUSED, {"resolved": 4}, InQueues(), 0, State.FINISHED),
+        (CampaignState.PAUSED, {"resolved": 3}, InQueues(), 1, State.PAUSED),
+        (CampaignState.CANCELLED, {}, InQueues(), 1, State.CANCELLED),
+        (CampaignState.CANCELLED, {"aborted: cancelled": 4}, InQueues(), 1, State.CANCELLED),
+        (CampaignState.CANCELLED, {"resolved": 4}, InQueues(), 1, State.FINISHED),
+        (CampaignState.ARCHIVED, {"resolved": 3}, InQueues(), 1, State.ARCHIVED),
+        (CampaignState.RUNNING, {"aborted: llm_unavailable": 4}, InQueues(), 1, State.ABORTED),
+    ],
+)
+def test_the_state_is_what_is_so_and_not_only_what_was_asked_for(
+    state: CampaignState, outcomes: dict[str, int], moving: InQueues, serving: int, says: State
+) -> None:
+    assert state_of(record(state), outcomes, moving, serving) is says
+
+
+def test_a_process_that_is_silent_or_holds_is_sick_and_one_that_stopped_is_not() -> None:
+    heard = [
+        HeardReport(report("well"), 3.0),
+        HeardReport(report("killed"), SILENT_SECONDS + 1),
+        HeardReport(report("holds", Condition.HOLDING, "the stream has lost events"), 3.0),
+        HeardReport(report("ended", Condition.STOPPED), 1000.0),
+    ]
+    silent, holding = sorted(sick(heard), key=lambda sentence: "silent" not in sentence)
+    assert silent.startswith("killed") and holding.endswith("the stream has lost events")
+    assert [each.name for each in alive(heard)] == ["well", "holds"]
+
+
+def test_a_campaign_that_its_cap_has_paused_says_so_and_how_it_goes_on() -> None:
+    view = CampaignView(
+        "c", 4, State.PAUSED, cap_usd=5.0, spent=Spent(5.25, unpriced=3), reason="its calls have cost much"
+    )
+    paused, unseen = hints(view, PipelineView())
+    assert "because its calls have cost much: `orchard resume c --max-cost USD`" in paused
+    assert "3 model calls have no known cost" in unseen
+    assert "5.25 USD of 5.00 USD are spent, and what 3 calls cost that nobody knows" in campaign_line(view)
+    screen = Console(width=200, file=StringIO())
+    screen.print(status_table([view], PipelineView()), campaign_table(view, PipelineView()))
+    shown = screen.file.getvalue()  # type: ignore[attr-defined]
+    assert "≥ 5.25 of 5.00" in shown and "cap: 5.25 USD of 5.00 USD are spent" in shown
+
+
+def test_a_pause_for_calls_without_a_known_cost_says_how_to_go_on() -> None:
+    view = CampaignView("c", 4, State.PAUSED, cap_usd=5.0, spent=Spent(0.0, unpriced=3), reason="of that")
+    paused, _ = hints(view, PipelineView())
+    assert "prices.MODEL" in paused and "`orchard resume c` goes on" in paused
+
+
+def test_what_is_not_known_of_tokens_and_cost_is_not_shown_as_zero() -> None:
+    none = CampaignView("c", 4, State.RUNNING, ended=Work(3, 0, None, counted=False, priced=False))
+    some = CampaignView("c", 4, State.RUNNING, ended=Work(3, 500, 1.5, counted=False, priced=False))
+    assert "3 turns, tokens not known, no price known" in campaign_line(none)
+    assert "3 turns, at least 500 tokens, at least 1.50 USD" in campaign_line(some)
+
+
+def test_a_rest_is_said_with_its_end_where_that_is_known_and_a_breakers_pause_with_its_reason() -> None:
+    now = datetime(2026, 1, 2, 14, 0, tzinfo=UTC)
+    rest = Rest(endpoint="default", model="m", reason="answered 429: quota", seconds=120.0, prober="p")
+    stored = StoredRest(key="k", rest=rest, revision=1, left=120.0, age=600.0)
+    said = rest_sentence(stored, now)
+    assert said == "endpoint default rests until 14:02: answered 429: quota"
+    soon = msgspec.structs.replace(stored, left=4.0)
+    assert rest_sentence(soon, now) == (
+        "endpoint default rests since 13:50, and is asked again every few seconds: answered 429: quota"
+    )
+    pipeline = PipelineView(rests=(said,))
+    assert said in hints(CampaignView("c", 4, State.RUNNING), pipeline)
+    assert said in campaign_line(CampaignView("c", 4, State.RUNNING), pipeline)
+    (broken,) = hints(CampaignView("c", 4, State.PAUSED, reason="5 rollouts were refused"), PipelineView())
+    assert (
+        broken
+        == "c is paused, because 5 rollouts were refused: `orchard resume c` goes on when that is mended"
+    )
+
+
+def test_blocked_rollouts_are_shown_apart_and_are_no_failures() -> None:
+    outcomes = {"resolved": 2, "aborted: blocked": 3, "aborted: llm_unavailable": 1}
+    view = CampaignView("web", 6, State.FINISHED, outcomes)
+    plain = CampaignView("lab", 1, State.FINISHED, {"resolved": 1})
+    assert (view.done, view.aborted, view.blocked) == (6, 1, 3)
+    assert any("3 rollouts were kept out by their sites" in hint for hint in hints(view, PipelineView()))
+    assert any("1 rollouts aborted without a grade" in hint for hint in hints(view, PipelineView()))
+    screen = Console(width=200, file=StringIO())
+    screen.print(status_table([view, plain], PipelineView()), campaign_table(view, PipelineView()))
+    shown = screen.file.getvalue()  # type: ignore[attr-defined]
+    assert "blocked" in shown and "aborted: blocked" not in shown
+    screen = Console(width=200, file=StringIO())
+    screen.print(status_table([plain], PipelineView()))
+    assert "blocked" not in screen.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_hints_name_the_command_that_mends() -> None:
+    over = CampaignView("c", 2, State.ABORTED, {"aborted: llm_unavailable": 2})
+    assert any("orchard resume c" in hint for hint in hints(over, PipelineView()))
+    for queue, command in {
+        "rollout-swe-normal": "orchard up",
+        "rollout-swe-high": "orchard worker --priority high",
+        "rollout-claw-high": "orchard worker --domain DOMAIN --priority PRIORITY",
+    }.items():
+        (hint,) = hints(CampaignView("c", 2, State.STUCK, queue=queue), PipelineView())
+        assert f"`{command}`" in hint
+    assert hints(CampaignView("c", 2, State.RUNNING), PipelineView()) == []
+    late = PipelineView(lag_events=9, lag_seconds=600.0, dead_letters=1)
+    assert len(hints(CampaignView("c", 2, State.RUNNING), late)) == 2

@@ -1,0 +1,96 @@
+"""Examples: steps can be done, with what their functions take and with names that stand for something."""
+
+import inspect
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from examples.run import FOLDER, OWN, example, filled
+from orchard.configuration.config import ConfigError
+from orchard.workers.discovery import load
+
+FILES = sorted(file.stem for file in FOLDER.glob("*.toml"))
+OPEN = {
+    "rl",
+    "suite",
+    "dataset",
+    "sft",
+    "oracle",
+    "examples.domains.swe:reinforced",
+    "examples.domains.swe:taught",
+}
+"""Steps that hand further keys on to a command's file, or to a campaign."""
+NAME = re.compile(r"\{(\w+)")
+
+
+@pytest.fixture(autouse=True)
+def _environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORCHARD_CONFIG", "")
+    (tmp_path / "demo-sft" / "run" / "model").mkdir(parents=True)
+
+
+def texts(value: Any) -> list[str]:
+    if isinstance(value, dict | list):
+        inner = value.values() if isinstance(value, dict) else value
+        return [text for each in inner for text in texts(each)]
+    return [value] if isinstance(value, str) else []
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_each_step_is_a_function_that_takes_its_keys_and_names_that_are_known(
+    name: str, tmp_path: Path
+) -> None:
+    made, values = example(name, str(tmp_path))
+    known = {*values, "each"}
+    for step in made.steps:
+        function = load(step["do"] if ":" in step["do"] else f"examples.steps:{step['do']}")
+        taken = inspect.signature(function).parameters
+        given = {key for key in step if key not in OWN}
+        needed = {n for n, p in taken.items() if p.default is p.empty and p.kind is p.KEYWORD_ONLY}
+        assert needed <= given, step
+        if all(p.kind is not p.VAR_KEYWORD for p in taken.values()):
+            assert given <= {*taken}, step
+        assert {n for text in texts(step) for n in NAME.findall(text)} <= known, step
+        kept = step.get("as", [])
+        known |= {kept} if isinstance(kept, str) else set(kept)
+    assert {n for text in texts(made.report) for n in NAME.findall(text)} <= known
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_each_setting_is_used_and_explained(name: str) -> None:
+    text = (FOLDER / f"{name}.toml").read_text()
+    described = tomllib.loads(text)
+    source = "".join(file.read_text() for file in FOLDER.rglob("*.py"))
+    for setting in described["settings"]:
+        assert re.search(rf"^{setting} = .+  # .+", text, re.M), setting
+        assert f"{{{setting}" in text or f'"{setting}"' in source, setting
+
+
+def test_placeholders() -> None:
+    values = {"tasks": 3, "share": 0.25, "found": {"a": [1]}}
+    given = {"n": "{tasks}", "text": "of-{share:g}", "deep": [{"x": "{found}"}], "plain": True}
+    assert filled(given, values) == {"n": 3, "text": "of-0.25", "deep": [{"x": {"a": [1]}}], "plain": True}
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"taks": 3}, "no setting 'taks'"),
+        ({"tasks": "many"}, "tasks cannot be 'many'"),
+        ({"tasks": "-1"}, "it must be 0 or more"),
+    ],
+    ids=str,
+)
+def test_settings_that_cannot_be(given: dict[str, Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=says):
+        example("sft", str(tmp_path), **given)
+
+
+def test_reinforcement_learning_starts_from_the_policy_of_fine_tuning(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="run `make demo-sft` first"):
+        example("rl", str(tmp_path / "empty"))

@@ -1,0 +1,88 @@
+"""What an attempt has used: answers, tokens, money and time."""
+
+import msgspec
+
+from orchard.schemas.llm_calls import LLMCall, ModelKind
+from orchard.workers.llm.answers import Completion
+
+
+class Totals(msgspec.Struct, kw_only=True):
+    """Running sums over all calls and commands, branches that were left included. Of tokens and cost they
+    have what is known. Budgets end by that; what is published of a sum with a gap is that it is not known."""
+
+    turns: int = 0
+    calls: int = 0
+    prompt: int = 0
+    """Tokens."""
+    completion: int = 0
+    """Tokens."""
+    uncounted: int = 0
+    """Calls whose tokens are not known."""
+    usd: float = 0.0
+    unpriced: int = 0
+    """Calls whose cost is not known."""
+    seconds_llm: float = 0.0
+    seconds_commands: float = 0.0
+    seconds_waiting: float = 0.0
+    """For places at the endpoint, by tries that failed, and for answers that did not come."""
+    model_kind: ModelKind | None = None
+    """ORACLE as soon as one answer came from an oracle; None before the first call."""
+
+    @property
+    def tokens(self) -> int:
+        """Prompt and completion tokens that are known, summed over the calls."""
+        return self.prompt + self.completion
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        """Of all calls; None as soon as one did not say."""
+        return None if self.uncounted else self.prompt
+
+    @property
+    def completion_tokens(self) -> int | None:
+        """Of all calls; None as soon as one did not say."""
+        return None if self.uncounted else self.completion
+
+    @property
+    def cost_usd(self) -> float | None:
+        """Of all calls; None as soon as one had no known price."""
+        return None if self.unpriced else self.usd
+
+    @property
+    def seconds(self) -> float:
+        """What the agent itself has used: thinking and commands, not our queues, retries and storage."""
+        return self.seconds_llm + self.seconds_commands
+
+    def __add__(self, other: "Totals") -> "Totals":
+        """Both together."""
+        oracle = ModelKind.ORACLE in (self.model_kind, other.model_kind)
+        return Totals(
+            turns=self.turns + other.turns,
+            calls=self.calls + other.calls,
+            prompt=self.prompt + other.prompt,
+            completion=self.completion + other.completion,
+            uncounted=self.uncounted + other.uncounted,
+            usd=self.usd + other.usd,
+            unpriced=self.unpriced + other.unpriced,
+            seconds_llm=self.seconds_llm + other.seconds_llm,
+            seconds_commands=self.seconds_commands + other.seconds_commands,
+            seconds_waiting=self.seconds_waiting + other.seconds_waiting,
+            model_kind=ModelKind.ORACLE if oracle else self.model_kind or other.model_kind,
+        )
+
+
+def used_by(call: LLMCall | Completion) -> Totals:
+    """What one answer took."""
+    usage = call.usage
+    return Totals(
+        turns=1,
+        calls=1,
+        prompt=usage.prompt_tokens or 0,
+        completion=usage.completion_tokens or 0,
+        uncounted=None in (usage.prompt_tokens, usage.completion_tokens),
+        usd=call.cost_usd or 0.0,
+        unpriced=call.cost_usd is None,
+        seconds_llm=call.seconds or 0.0,
+        seconds_waiting=call.seconds_waiting or 0.0,
+        model_kind=call.model_kind,
+    )
