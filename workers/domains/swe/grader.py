@@ -31,9 +31,9 @@ from orchard.workers.domains.swe.canaries.canaries import (
     evidence,
     suspicious,
 )
-from orchard.workers.domains.swe.checkout import LADDER, PUBLISHED_LADDER, Applied, Checkout
+from orchard.workers.domains.swe.checkout import LADDER, PUBLISHED_LADDER, Applied, RepositoryCheckout
 from orchard.workers.domains.swe.logs.parsers import PARSERS, without_timing
-from orchard.workers.domains.swe.patch_policy import Refused, permitted
+from orchard.workers.domains.swe.patch_policy import PatchRejected, permitted
 from orchard.workers.domains.swe.testing import (
     NO_ANSWERS,
     Answers,
@@ -116,7 +116,7 @@ class _Grader:
             if not is_diff(submission):
                 return Grade(verdict=nothing, detail="the submission is not a diff", log=submission)
             applied = await self._apply(submission, checkout)
-            if isinstance(applied, Refused):
+            if isinstance(applied, PatchRejected):
                 return Grade(verdict=nothing, detail=f"refused: {applied.reason}", cause=REFUSED)
             if applied.by is None:
                 return Grade(verdict=nothing, detail="the patch does not apply", log=applied.log)
@@ -136,13 +136,13 @@ class _Grader:
             return grade
         return await self._proven(submission, run, grade)
 
-    async def _begun(self, machine: Machine) -> Checkout:
-        checkout = Checkout(machine, self._task, self._deadline)
+    async def _begun(self, machine: Machine) -> RepositoryCheckout:
+        checkout = RepositoryCheckout(machine, self._task, self._deadline)
         await prepare(self._task, machine, checkout.seconds_left)
         await checkout.begin()
         return checkout
 
-    async def _apply(self, submission: str, checkout: Checkout) -> Applied | Refused:
+    async def _apply(self, submission: str, checkout: RepositoryCheckout) -> Applied | PatchRejected:
         """Applies a submission as git reads it; outside of published rules, only the permitted part."""
         if self._published:
             return await checkout.apply(submission, self._ladder)
@@ -150,7 +150,7 @@ class _Grader:
         if isinstance(staged, Applied):
             return staged
         allowed = permitted(staged.changes, self._task.gold_patch, staged.base, self._restored(""))
-        if isinstance(allowed, Refused):
+        if isinstance(allowed, PatchRejected):
             return allowed
         if not await checkout.put(allowed.changes):
             return Applied(by=None, log="its files cannot be written\n")
@@ -159,14 +159,14 @@ class _Grader:
     def _restored(self, patch: str) -> set[str]:
         return paths_to_restore(self._task, self._grading, patch if self._published else "")
 
-    async def _bring_tests(self, patch: str, checkout: Checkout) -> bool:
+    async def _bring_tests(self, patch: str, checkout: RepositoryCheckout) -> bool:
         """Brings the task's tests in; False if they cannot be applied to the repository."""
         brought = await checkout.restore(self._restored(patch))
         if brought and self._grading.test_patch.strip():
             brought = (await checkout.apply(self._grading.test_patch, self._ladder)).by is not None
         return brought
 
-    async def _test(self, patch: str, machine: Machine, checkout: Checkout) -> TestRun | None:
+    async def _test(self, patch: str, machine: Machine, checkout: RepositoryCheckout) -> TestRun | None:
         if not await self._bring_tests(patch, checkout):
             return None
         return await run_tests(self._task, self._grading, machine, checkout, trusted=self._published)
@@ -180,7 +180,7 @@ class _Grader:
             must, keep = [without_timing(test) for test in must], [without_timing(test) for test in keep]
         return judge(statuses, must, keep)
 
-    async def _gold(self, machine: Machine) -> Checkout:
+    async def _gold(self, machine: Machine) -> RepositoryCheckout:
         """Applies the gold patch in a machine that never held the submission."""
         checkout = await self._begun(machine)
         if self._task.gold_patch and (await checkout.apply(self._task.gold_patch, self._ladder)).by is None:
@@ -276,7 +276,12 @@ class _Grader:
         return grade
 
     async def _ask(
-        self, plan: RunnerPlan, canaries: Canaries, machine: Machine, checkout: Checkout, limit: float
+        self,
+        plan: RunnerPlan,
+        canaries: Canaries,
+        machine: Machine,
+        checkout: RepositoryCheckout,
+        limit: float,
     ) -> Answers:
         """Runs the copies where the tests were; the tests themselves and their patches are removed first."""
         if not canaries.sites:

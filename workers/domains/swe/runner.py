@@ -110,7 +110,7 @@ def pytest_status(report: Any) -> str | None:
     return "PASSED" if report.when == "call" else None
 
 
-class Reporter:
+class PytestReporter:
     def __init__(self, report: int) -> None:
         self.report = report
 
@@ -124,7 +124,7 @@ class Reporter:
             tell(self.report, test=report.nodeid, status="ERROR")
 
 
-class ReporterOfCopies(Reporter):
+class CopiesReporter(PytestReporter):
     """Collects the first copy as usual, which imports the tested code. Then each copy, including the first,
     is collected and run in a process forked from there."""
 
@@ -197,7 +197,7 @@ def run_pytest(plan: dict[str, Any], files: list[str], report: int, orders: int 
     import pytest
 
     workdir = os.getcwd()
-    reporter = Reporter(report) if orders is None else ReporterOfCopies(report, orders)
+    reporter = PytestReporter(report) if orders is None else CopiesReporter(report, orders)
     options = [
         "-c",
         configuration(workdir, files[0]),

@@ -14,7 +14,7 @@ import msgspec
 
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.tasks import SWETests, Task
-from orchard.workers.domains.swe.checkout import Checkout
+from orchard.workers.domains.swe.checkout import RepositoryCheckout
 from orchard.workers.domains.swe.commands import Framework, FrameworkCall, TestName, named, recognised
 from orchard.workers.domains.swe.logs.parsers import REWRITTEN, SEVERITY, parse_run
 from orchard.workers.domains.swe.verdict import conclusive
@@ -103,7 +103,7 @@ def plan_of(grading: SWETests) -> RunnerPlan | None:
 
 
 async def run_tests(
-    task: Task, grading: SWETests, machine: Machine, checkout: Checkout, *, trusted: bool
+    task: Task, grading: SWETests, machine: Machine, checkout: RepositoryCheckout, *, trusted: bool
 ) -> TestRun:
     """Runs all tests of the task in the repository as it is. With `trusted` the command runs unchanged and
     its output is believed: the rule of published benchmarks.
@@ -119,7 +119,7 @@ async def run_tests(
 
 
 async def _run_tests(
-    task: Task, grading: SWETests, machine: Machine, checkout: Checkout, *, trusted: bool
+    task: Task, grading: SWETests, machine: Machine, checkout: RepositoryCheckout, *, trusted: bool
 ) -> TestRun:
     plan = None if trusted else plan_of(grading)
     limit = min(grading.timeout_seconds, checkout.seconds_left * RUN_SHARE)
@@ -158,7 +158,7 @@ async def run_copies(
     call: FrameworkCall,
     texts: Mapping[str, Sequence[str]],
     machine: Machine,
-    checkout: Checkout,
+    checkout: RepositoryCheckout,
     limit: float,
 ) -> Answers:
     """Runs copies of test files next to the originals, shown to the runner one at a time.
@@ -205,7 +205,7 @@ async def _run(
     call: FrameworkCall,
     runs: Collection[Sequence[str]],
     machine: Machine,
-    checkout: Checkout,
+    checkout: RepositoryCheckout,
     limit: float,
     *,
     copies: Sequence[bytes] = (),
@@ -245,7 +245,7 @@ async def _run(
 
 
 async def _by_command(
-    task: Task, grading: SWETests, machine: Machine, checkout: Checkout, limit: float
+    task: Task, grading: SWETests, machine: Machine, checkout: RepositoryCheckout, limit: float
 ) -> TestRun:
     marker = f"orchard-{secrets.token_hex(12)}"
     path = f"{checkout.scratch}/tests.sh"
