@@ -137,7 +137,7 @@ def _copied(value: Any) -> Any:
 
 def _offers(world: ClawWorld) -> dict[str, ServiceTool]:
     if unknown := [name for name in world.services if name not in SERVICES]:
-        raise BadWorld(f"there is no service {unknown[0]!r}: there is {', '.join(SERVICES)}")
+        raise BadWorld(f"there is no service {unknown[0]!r}: use one of {', '.join(SERVICES)}")
     all_of_them = {
         offer.tool: offer
         for name in world.services
@@ -146,7 +146,7 @@ def _offers(world: ClawWorld) -> dict[str, ServiceTool]:
     }
     if absent := [tool for tool in world.tools if tool not in all_of_them]:
         raise BadWorld(
-            f"no service of the world has the tool {absent[0]!r}: there is {', '.join(all_of_them)}"
+            f"no service of the world has the tool {absent[0]!r}: use one of {', '.join(all_of_them)}"
         )
     return {tool: all_of_them[tool] for tool in world.tools} if world.tools else all_of_them
 

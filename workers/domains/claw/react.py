@@ -43,7 +43,7 @@ class ClawReact(Harness):
         if world is None:
             raise InfrastructureError(
                 AbortCause.INVALID_REQUEST,
-                f"{episode.task.task_id} has no world: the harness {self.name} is for tasks of services",
+                f"{episode.task.task_id} has no world, as the harness {self.name} needs: use another",
             )
         if episode.history:
             leaf = episode.history[-1].node_id

@@ -76,7 +76,8 @@ class GuiJudgeGrader:
             return Reward(value=value, resolved=False, grader=NAME, detail="too many answers had no action")
         if judgement.judges is None:
             raise InfrastructureError(
-                AbortCause.JUDGE_FAILED, f"{NAME} needs a judge, and there is none here"
+                AbortCause.JUDGE_FAILED,
+                f"the grader {NAME} needs a judge, and none is configured: name its endpoint in [judge]",
             )
         verdict = await rule_outcome(
             judgement.judges, judgement.task.statement, outcome, judgement.blobs, settings.protocol

@@ -75,9 +75,13 @@ async def grade_swe(grading: SWETests, judgement: Judgement) -> Reward:
     """Returns +1 if the submission resolves the task, else -1. Raises as the module's docstring explains."""
     task, published = judgement.task, judgement.published
     if grading.parser not in PARSERS:
-        raise _invalid(task, f"names the log parser {grading.parser!r}: there is {', '.join(PARSERS)}")
+        raise _invalid(
+            task, f"names the unknown log parser {grading.parser!r}: use one of {', '.join(PARSERS)}"
+        )
     if not grading.fail_to_pass:
-        raise _invalid(task, "names no test that the solution must make pass")
+        raise _invalid(
+            task, "names no test that the solution must make pass: list at least one in fail_to_pass"
+        )
     started = time.monotonic()
     grade = await _Grader(grading, judgement).grade()
     return Reward(
@@ -251,7 +255,8 @@ class _Grader:
                     gold = await self._ask(plan, canaries, machine, checkout, limit / 2)
                     if not gold.ended and not gold.counts:
                         raise _failed(
-                            self._task, "the gold patch had no time for copies of the tests; grade with more"
+                            self._task,
+                            "the gold patch had no time for copies of the tests: grade with a longer timeout",
                         )
                     forged = evidence(canaries.sites, answers, gold)
                     unsound = suspicious(canaries.sites, gold)

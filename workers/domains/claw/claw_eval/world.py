@@ -125,7 +125,8 @@ class ClawEvalAttempt:
     async def door(self) -> AsyncIterator[tuple[int, str]]:
         """Raises InfrastructureError: programs are not supported."""
         raise InfrastructureError(
-            AbortCause.INVALID_REQUEST, "tasks of Claw-Eval are for claw-react, and not for programs"
+            AbortCause.INVALID_REQUEST,
+            "tasks of Claw-Eval cannot be given to programs: use the harness claw-react",
         )
         yield 0, ""
 

@@ -42,7 +42,7 @@ class BrowserHarness(Harness):
         if not isinstance(world, BrowserAttempt):
             raise InfrastructureError(
                 AbortCause.INVALID_REQUEST,
-                f"{episode.task.task_id} has no browser: the harness {self.name} is for tasks of that world",
+                f"{episode.task.task_id} has no browser, as the harness {self.name} needs: use another",
             )
         seen = await world.look()
         text, pictures = seen.placed(prompts.request(episode.task.statement, ""))

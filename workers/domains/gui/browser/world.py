@@ -64,7 +64,7 @@ def _site(site: Site, task: Task) -> OpenSite:
         return open_site(site)
     except KeyError as error:
         raise InfrastructureError(
-            AbortCause.INVALID_REQUEST, f"site of {task.task_id}: there is no {error}"
+            AbortCause.INVALID_REQUEST, f"the site of {task.task_id} has the unknown layout or theme {error}"
         ) from error
 
 
