@@ -164,7 +164,9 @@ class Sealed:
             heapq.heappush(self._open, (message.sequence, self._opened, message, messages))
 
 
-def _messages(files: ArchiveFiles, part: ArchivePart, manifest: ArchiveManifest, after: int) -> Iterator[Arrived]:
+def _messages(
+    files: ArchiveFiles, part: ArchivePart, manifest: ArchiveManifest, after: int
+) -> Iterator[Arrived]:
     for segment in manifest.segments:
         if segment.last_sequence > after:
             for messages in files.messages(part.campaign, segment, after):

@@ -19,8 +19,8 @@ from orchard.schemas.events import TaskRejected
 from orchard.schemas.sites import NAME, Fault
 from orchard.schemas.tasks import Task, task_hash
 from orchard.terminal.console import console
+from orchard.workers.domains.gui.sites.appearance import LAYOUTS
 from orchard.workers.domains.gui.sites.goals import KINDS
-from orchard.workers.domains.gui.sites.look import LAYOUTS
 
 
 class GuiOptions(NamedTuple):

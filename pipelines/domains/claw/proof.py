@@ -20,7 +20,7 @@ from orchard.schemas.synthesis import Check, ReferenceCall
 from orchard.schemas.tasks import Task
 from orchard.workers.domains.claw.engine import BadWorld, Services
 from orchard.workers.domains.claw.grading import Returned, combined, read_returned, scripts_of
-from orchard.workers.domains.claw.sandboxed import Limits, run_script
+from orchard.workers.domains.claw.script_runner import ScriptLimits, run_script
 from orchard.workers.episode.machine import Machine
 from orchard.workers.failures import InfrastructureError
 
@@ -136,7 +136,13 @@ async def _returned(tests: ClawTests, raw: bytes, machine: Machine) -> list[dict
     """What each script says of each bundle, each time, in one process."""
     try:
         ran = await run_script(
-            machine, "test", _ALL, raw, limits=Limits(seconds=_SECONDS), ask=_no_judge, files=tests.files
+            machine,
+            "test",
+            _ALL,
+            raw,
+            limits=ScriptLimits(seconds=_SECONDS),
+            ask=_no_judge,
+            files=tests.files,
         )
         return [
             {name: [_read(name, message) for message in several] for name, several in by_script.items()}

@@ -10,9 +10,9 @@ import msgspec
 from orchard.schemas.identity import digest
 from orchard.schemas.sites import NAME, Fault, SiteGrading, SiteSpec
 from orchard.schemas.tasks import PluginGrading, Task, WorldUse
+from orchard.workers.domains.gui.sites.appearance import Split, appearance_names
 from orchard.workers.domains.gui.sites.catalog import content_of
 from orchard.workers.domains.gui.sites.goals import NoGoal, goal_of, kinds_of
-from orchard.workers.domains.gui.sites.look import Split, looks
 
 SITES = ("shop", "calendar", "desk", "manual", "map", "ledger")
 """Sites that tasks are made on, unless they are named."""
@@ -50,7 +50,7 @@ def synthesize(
 
 
 def _task(dice: random.Random, name: str, kind: str, split: Split, fault: Fault | None) -> Task:
-    layouts, themes = looks(name, split)
+    layouts, themes = appearance_names(name, split)
     for _ in range(_TRIES):
         # Contents of the splits differ, whatever the seeds: those to measure on are odd.
         seed = dice.randrange(2**30) * 2 + (split == "held-out")

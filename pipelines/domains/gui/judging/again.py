@@ -34,7 +34,7 @@ from orchard.streams.errors import OutcomeRefused
 from orchard.streams.publisher import Publisher
 from orchard.streams.settings import Queue
 from orchard.workers.attempts.dependencies import AttemptDependencies
-from orchard.workers.domains.gui.evidence import OUTCOME, NoOutcome, read_outcome, rule_outcome
+from orchard.workers.domains.gui.judging import OUTCOME, NoOutcome, read_outcome, rule_outcome
 from orchard.workers.episode.settings import JudgeSettings
 from orchard.workers.failures import EndpointRests, InfrastructureError
 from orchard.workers.judges import get_protocol

@@ -12,8 +12,7 @@ from orchard.pipelines.domains.claw.templates import Plot
 from orchard.schemas.claw import ClawBundle
 from orchard.schemas.synthesis import ReferenceCall
 from orchard.workers.domains.claw.frame import evaluate
-from orchard.workers.domains.claw.grading import Scores, combined, read_returned
-from orchard.workers.domains.claw.scores import PASSING_SCORE
+from orchard.workers.domains.claw.grading import PASSING_SCORE, Scores, combined, read_returned
 
 SLOTS = 36
 

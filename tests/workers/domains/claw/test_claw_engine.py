@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from orchard.schemas.claw import BUNDLES, ClawBundle, ClawWorld
 from orchard.schemas.decoding import decode_whole
-from orchard.workers.domains.claw.engine import BadWorld, Offer, Services
+from orchard.workers.domains.claw.engine import BadWorld, Services, ServiceTool
 from orchard.workers.domains.claw.injection import Injection
 from orchard.workers.domains.claw.services import SERVICES
 from tests.claw_world import DESK, LETTER, NOW, desk
@@ -52,7 +52,7 @@ def _values(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
             return st.lists(st.just("tom@example.com"), max_size=2)
 
 
-def _fitting(offer: Offer) -> st.SearchStrategy[tuple[str, Any]]:
+def _fitting(offer: ServiceTool) -> st.SearchStrategy[tuple[str, Any]]:
     arguments, required = offer.operation.arguments, offer.operation.required
     return st.fixed_dictionaries(
         {name: _values(arguments[name]) for name in required},

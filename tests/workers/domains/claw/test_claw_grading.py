@@ -16,8 +16,7 @@ from orchard.schemas.claw import AuditEntry, ClawBundle, ClawTests, SnapshotFile
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.tasks import PluginGrading, Task
 from orchard.workers.domains.claw import frame
-from orchard.workers.domains.claw.grading import combined, read_returned
-from orchard.workers.domains.claw.scores import robustness, task_score
+from orchard.workers.domains.claw.grading import combined, read_returned, robustness, task_score
 from orchard.workers.episode.sandboxes import SandboxMachine
 from orchard.workers.episode.settings import JudgeSettings
 from orchard.workers.failures import InfrastructureError

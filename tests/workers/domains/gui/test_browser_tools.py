@@ -23,9 +23,9 @@ from orchard.workers.domains.gui.browser import tabs as tabs_of_browser
 from orchard.workers.domains.gui.browser import world as browser_world
 from orchard.workers.domains.gui.browser.calls import written_calls
 from orchard.workers.domains.gui.browser.driver import Driver
+from orchard.workers.domains.gui.browser.inputs import OffScreen, pixel
 from orchard.workers.domains.gui.browser.launching import HOME, resolver_rules, start_command
-from orchard.workers.domains.gui.browser.marks import Words
-from orchard.workers.domains.gui.browser.screen import OffScreen, pixel
+from orchard.workers.domains.gui.browser.marks import WrittenText
 from orchard.workers.domains.gui.browser.tabs import Tabs
 from orchard.workers.domains.gui.browser.world import BrowserAttempt, BrowserWorld
 from orchard.workers.episode.sandboxes import SandboxMachine
@@ -358,7 +358,7 @@ async def test_what_the_agent_wrote_is_no_wall(browser: BrowserAttempt, calls: l
 
 
 async def test_words_are_known_when_they_are_written_in_parts() -> None:
-    words = Words()
+    words = WrittenText()
     for part in ("please VERIFY", "+you%20are", "hum", "an", "x" * 500):
         words.add(part)
     assert words.hold("verify you are human")

@@ -18,14 +18,14 @@ from orchard.schemas.events import TaskValidated
 from orchard.schemas.outcomes import AbortCause, ExitStatus
 from orchard.schemas.sites import ExpectedAnswer, SiteGrading, SiteSpec
 from orchard.schemas.tasks import Task
+from orchard.workers.domains.gui.sites.appearance import LAYOUTS, THEMES
 from orchard.workers.domains.gui.sites.catalog import content_of
-from orchard.workers.domains.gui.sites.desk import Desk
+from orchard.workers.domains.gui.sites.desk import DeskSite
 from orchard.workers.domains.gui.sites.engine import open_site
 from orchard.workers.domains.gui.sites.goals import KINDS
-from orchard.workers.domains.gui.sites.grading import Handed, answered, expected_of, graded
-from orchard.workers.domains.gui.sites.look import LAYOUTS, THEMES
+from orchard.workers.domains.gui.sites.grading import SiteSubmission, answered, expected_of, graded
 from orchard.workers.domains.gui.sites.pages import Missing
-from orchard.workers.domains.gui.sites.tiny import SIDE, SIZE, Tiny
+from orchard.workers.domains.gui.sites.tiny import SIDE, SIZE, TinySite
 from orchard.workers.failures import InfrastructureError
 
 ALL = (*SITES, "tiny")
@@ -39,9 +39,9 @@ def tasks() -> list[Task]:
     return [*synthesize(5, count, sites=ALL), *synthesize(5, count, sites=ALL, split="held-out")]
 
 
-def _ended(expected: SiteGrading, **changes: Any) -> Handed:
+def _ended(expected: SiteGrading, **changes: Any) -> SiteSubmission:
     right = expected.answer.value if expected.answer else ""
-    return Handed(
+    return SiteSubmission(
         **{"records": expected.records, "ended": ExitStatus.FINISHED, "answer": right, **changes}  # type: ignore[arg-type]
     )
 
@@ -129,7 +129,7 @@ def test_who_sees_nothing_hits_few_targets_of_the_tiny_family() -> None:
         hits = np.zeros((SIDE, SIDE))
         for task in synthesize(1, 300, sites=("tiny",), kinds=("tiny.one",), split=split):
             tiny = content_of(expected_of(task).site)
-            assert isinstance(tiny, Tiny)
+            assert isinstance(tiny, TinySite)
             left, top = dict(tiny.screens[0])[tiny.targets[0]]
             assert 0 <= left <= SIDE - SIZE and 0 <= top <= SIDE - SIZE
             hits[top : top + SIZE, left : left + SIZE] += 1
@@ -167,7 +167,7 @@ async def test_every_page_of_every_site_is_served_and_asks_for_nothing_outside()
         async with open_site(site) as served, aiohttp.ClientSession() as session:
             root = f"http://127.0.0.1:{served.port}"
             before = served.records()
-            if isinstance(content := served._content, Desk):
+            if isinstance(content := served._content, DeskSite):
                 content.signed_in = True
             todo, seen = ["/"], {"/", "/leave"}
             while todo and len(seen) < 80:
@@ -196,7 +196,7 @@ async def test_whatever_is_sent_to_a_site_is_answered_and_leaves_records_of_its_
         layout, theme = ("grid", "sand") if name == "tiny" else ("side-list", "dense")
         site = SiteSpec(name=name, seed=4, layout=layout, theme=theme)  # type: ignore[arg-type]
         content = content_of(site)
-        if isinstance(content, Desk):
+        if isinstance(content, DeskSite):
             content.signed_in = True
         keys = (
             "q",

@@ -1,4 +1,4 @@
-"""What a judge is shown of a browser agent's work: the evidence in what a rollout hands in."""
+"""The grader `gui-judge`, and the evidence that judges see: screenshots, actions and the answer."""
 
 import asyncio
 import base64
@@ -7,27 +7,29 @@ from collections.abc import Iterator
 import msgspec
 
 from orchard.schemas.decoding import Unreadable, decode_whole
-from orchard.schemas.gui import GuiSubmission
-from orchard.schemas.judging import JudgeVerdict
+from orchard.schemas.gui import GuiSubmission, reward
+from orchard.schemas.judging import GuiJudging, JudgeVerdict
 from orchard.schemas.messages import Image
+from orchard.schemas.outcomes import AbortCause, Reward
 from orchard.storage.blobs import BlobStore
-from orchard.workers.failures import storing
+from orchard.workers.failures import InfrastructureError, storing
+from orchard.workers.graders.judgement import Judgement
 from orchard.workers.judges.interface import Evidence, Picture, indented
 from orchard.workers.judges.ruling import Judges
 
+NAME = "gui-judge"
 OUTCOME = "outcome"
 """Name of the judgement on a whole rollout."""
 _OUTCOMES = msgspec.json.Decoder(GuiSubmission)
 _RESULT, _THOUGHT = 500, 2000
-"""Characters of one result and of one thought that a judge is shown."""
+"""Maximum characters of one result and of one thought in the evidence."""
 
 
 class NoOutcome(ValueError):
-    """A submission that no browser agent handed in."""
+    pass
 
 
 def read_outcome(submission: bytes) -> GuiSubmission:
-    """What a rollout handed in. Raises NoOutcome."""
     try:
         return decode_whole(_OUTCOMES, submission)
     except Unreadable as error:
@@ -37,8 +39,8 @@ def read_outcome(submission: bytes) -> GuiSubmission:
 async def rule_outcome(
     judges: Judges, statement: str, outcome: GuiSubmission, blobs: BlobStore, protocol: str
 ) -> JudgeVerdict:
-    """The verdict on a rollout, by the protocol of that name. Raises InfrastructureError as `Judges.rule`,
-    and with STORE_FAILED where a screenshot cannot be read."""
+    """Asks the judges by the named protocol. Raises InfrastructureError as `Judges.rule`, and with
+    STORE_FAILED if a screenshot cannot be read."""
     images = list(enumerate(outcome.screenshots))
     wanted: int | None = getattr(judges.protocol(protocol), "pictures", None)
     if wanted is not None:
@@ -53,6 +55,41 @@ async def rule_outcome(
         pictures=tuple(pictures),
     )
     return await judges.rule(OUTCOME, evidence, protocol)
+
+
+class GuiJudgeGrader:
+    """The reward is +1 for a success in which every answer had a call, -1 for a format failure, else 0."""
+
+    name = NAME
+    in_place = True
+    """No sandbox is opened for grading, because this grader looks at none."""
+    settings = GuiJudging
+
+    async def grade(self, settings: GuiJudging, judgement: Judgement) -> Reward:
+        """A format failure is graded without asking a judge."""
+        try:
+            outcome = read_outcome(judgement.submission.encode())
+        except NoOutcome as error:
+            raise InfrastructureError(AbortCause.GRADER_FAILED, str(error)) from error
+        value = reward(outcome, success=False)
+        if value < 0:
+            return Reward(value=value, resolved=False, grader=NAME, detail="too many answers had no action")
+        if judgement.judges is None:
+            raise InfrastructureError(
+                AbortCause.JUDGE_FAILED,
+                f"the grader {NAME} needs a judge, and none is configured: name its endpoint in [judge]",
+            )
+        verdict = await rule_outcome(
+            judgement.judges, judgement.task.statement, outcome, judgement.blobs, settings.protocol
+        )
+        return Reward(
+            value=reward(outcome, verdict.passed),
+            resolved=verdict.passed,
+            grader=NAME,
+            parts={"judged": verdict.score, "parsed": float(outcome.parsed)},
+            detail=verdict.reason,
+            judge=judgement.judged,
+        )
 
 
 def _picture(blobs: BlobStore, number: int, image: Image) -> Picture:
@@ -70,8 +107,8 @@ def _actions(outcome: GuiSubmission) -> Iterator[str]:
     for number, step in enumerate(outcome.steps, 1):
         if not step.calls:
             yield f"{number}. (an answer without an action that could be read)"
-        for place, (tool, arguments) in enumerate(step.calls):
-            result = step.results[place] if place < len(step.results) else "(not executed)"
+        for index, (tool, arguments) in enumerate(step.calls):
+            result = step.results[index] if index < len(step.results) else "(not executed)"
             yield f"{number}. {indented(tool, 9)}"
             yield f"   arguments: {indented(arguments[:_RESULT], 9)}"
             yield f"   result: {indented(result[:_RESULT], 9)}"
