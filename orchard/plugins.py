@@ -9,7 +9,11 @@ import msgspec
 
 from orchard.injector.backend import Backend
 from orchard.pipelines.datasets.exporters.interface import Exporter, Record
+from orchard.pipelines.datasets.importing import Foreign, LayoutReader
 from orchard.pipelines.datasets.rows import Row
+from orchard.pipelines.domain import PipelineDomain, ReleasedLayout, TaskKind
+from orchard.pipelines.tasks.proof import Proven, Refuted
+from orchard.pipelines.tasks.proving import ProofContext
 from orchard.pipelines.tasks.sources import TaskSource
 from orchard.pipelines.values.judges import Judge
 from orchard.pipelines.values.replies import BadReply, Fault, Reading
@@ -46,12 +50,14 @@ __all__ = [
     "Exporter",
     "Fault",
     "FileSubmission",
+    "Foreign",
     "Grader",
     "Harness",
     "HarnessResult",
     "InfrastructureError",
     "Judge",
     "Judgement",
+    "LayoutReader",
     "Machine",
     "McpClient",
     "NpmBinary",
@@ -59,19 +65,25 @@ __all__ = [
     "Opening",
     "OwnFiles",
     "Picture",
+    "PipelineDomain",
     "PluginError",
     "PluginGrading",
     "Program",
     "ProgramHarness",
+    "ProofContext",
+    "Proven",
     "PythonPackages",
     "Reading",
     "Record",
+    "Refuted",
+    "ReleasedLayout",
     "Reward",
     "Row",
     "SWETests",
     "StateCheck",
     "SuppliedFiles",
     "Task",
+    "TaskKind",
     "TaskSource",
     "ToolCall",
     "WorkerDomain",

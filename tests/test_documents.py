@@ -180,7 +180,8 @@ def test_make_targets_and_modules_exist(page: Path) -> None:
 
 FILE = re.compile(r"(?<![\w/.<*-])((?:[\w.-]+/)*[\w-][\w.-]*\.md)\b")
 PLACE = re.compile(
-    r"(?<![\w/.<-])((?:schemas|streams|storage|injector|workers|pipelines|infra)/[\w./-]+\w|docs/[\w./-]+\.(?:json|png))"
+    r"(?<![\w/.<-])((?:schemas|streams|storage|injector|workers|pipelines|infra|tests/\w+)/[\w./-]*\w(?![\w*])"
+    r"|docs/[\w./-]+\.(?:json|png))"
 )
 DECISION = re.compile(r"\bdecisions? (\d+)")
 MODULE = re.compile(
@@ -273,8 +274,13 @@ def test_the_glossary_names_classes_that_exist() -> None:
 
 def test_the_glossary_has_every_cause_of_an_abort_once() -> None:
     section = (ROOT / "docs" / "concepts.md").read_text().partition("## Causes of an abort")[2]
-    groups = re.findall(r"^\| (?:infrastructure|environment|user) \| ([^|]+) \|", section, re.MULTILINE)
+    groups = re.findall(r"^\| (?:infrastructure|environment|user)[^|]* \| ([^|]+) \|", section, re.MULTILINE)
     assert sorted(re.findall(r"`(\w+)`", " ".join(groups))) == sorted(AbortCause)
+
+
+def test_recover_has_a_remedy_for_every_cause_of_an_abort() -> None:
+    page = (ROOT / "docs" / "how-to" / "recover.md").read_text()
+    assert set(AbortCause) <= set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
 
 
 # --- troubleshooting -----------------------------------------------------------------------------

@@ -13,9 +13,8 @@ from rich.markup import escape
 from orchard.actions.measuring import MeasureRequest, measure_rollout
 from orchard.actions.session import Session
 from orchard.configuration.config import ConfigError
-from orchard.pipelines.values.calibration import FEW, agreement, plot
+from orchard.pipelines.values.calibration import FEW, AnnotatorAndPolicy, agreement, compared, plot
 from orchard.pipelines.values.calibration import Point as Calibrated
-from orchard.pipelines.values.comparison import Pair, compared
 from orchard.pipelines.values.measure import Measurement
 from orchard.storage.reader import open_tables
 from orchard.terminal.console import console, reporting
@@ -139,7 +138,7 @@ def report(
         console.print(f"plot: {out / name}.png", highlight=False, soft_wrap=True)
 
 
-def _agreement_row(pair: Pair, points: list[Calibrated]) -> tuple[Any, ...]:
+def _agreement_row(pair: AnnotatorAndPolicy, points: list[Calibrated]) -> tuple[Any, ...]:
     one = agreement(points)
     return (
         pair.annotator,

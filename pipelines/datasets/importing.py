@@ -22,11 +22,10 @@ from orchard.schemas import events as e
 from orchard.schemas.campaigns import ModelSpec, RolloutRequest, TaskRef
 from orchard.schemas.datasets import TrajectoryImported
 from orchard.schemas.identity import check_name, digest, rollout_id
-from orchard.schemas.images import Image
 from orchard.schemas.llm_calls import LLMCall, ModelKind
-from orchard.schemas.messages import MessageNode, Role, ToolCall, node_id
+from orchard.schemas.messages import Image, MessageNode, Role, ToolCall, node_id
 from orchard.schemas.outcomes import ExitStatus, Reward
-from orchard.schemas.tasks import SWETests, Task
+from orchard.schemas.tasks import UNKNOWN_GRADING, Task
 from orchard.storage.blobs import BlobStore
 from orchard.streams.publisher import Publisher
 from orchard.workers.discovery import load
@@ -209,7 +208,7 @@ def events_of(blobs: BlobStore, one: Foreign, *, campaign: str, dataset: str) ->
         repo=one.repo,
         image="",
         statement=statement,
-        grading=SWETests(test_patch="", test_command="", fail_to_pass=()),
+        grading=UNKNOWN_GRADING,
     )
     blob = blobs.put(msgspec.json.encode(task), "application/json")
     ref = TaskRef(task_id=task.task_id, source=task.source, repo=task.repo, blob=blob)

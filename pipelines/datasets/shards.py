@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import msgspec
@@ -171,11 +172,9 @@ class ShardMaker:
     ) -> tuple[Draft | Dropped, Sequence[MessageNode], str]:
         """The one conversation of a harness of ours, or of an imported trajectory."""
         written = one.tools and msgspec.json.decode(one.tools)
-        tools = (
-            ()
-            if one.layout in self._calls_in_texts and not written
-            else tuple(written or harness_tools(one.harness, one.harness_version))
-        )
+        tools: tuple[dict[str, Any], ...] = tuple(written or ())
+        if not written and one.layout not in self._calls_in_texts:
+            tools = harness_tools(one.harness, one.harness_version)
         way = path(tree, one.leaf)
         found = draft(one, way, tools, tool_names(tools), self._work.settings, cut=cut)
         return found, way, one.tools or msgspec.json.encode(tools).decode()

@@ -12,6 +12,7 @@ from itertools import product
 from math import ceil
 from statistics import fmean, quantiles
 
+import duckdb
 import msgspec
 import numpy as np
 
@@ -19,6 +20,7 @@ from orchard.pipelines.rl import frugal
 from orchard.pipelines.rl.bar import Assemble, BarSettings, GiveUp, Rollout, Slot, decide, is_positive
 from orchard.pipelines.rl.frugal import Evidence, FrugalSettings, Grown, OneClass
 from orchard.pipelines.rl.information import Posterior, beta_binomial, information
+from orchard.schemas.outcomes import RolloutStatus
 
 PROMPTS = 2_000
 """That each cell is dealt, at least: as many worlds as that takes."""
@@ -252,3 +254,20 @@ class _Sums:
             low=cuts[0],
             high=cuts[-1],
         )
+
+
+_GRADED = """
+select task_id, status, completion_tokens, reward from rollouts
+where campaign = ? and reward is not null and exit_status <> 'unanswered' and task_source <> 'impossible'
+order by task_id, sequence
+"""
+
+
+def graded_pools(tables: duckdb.DuckDBPyConnection, campaign: str) -> dict[str, list[Rollout]]:
+    """Graded rollouts of a campaign by task id, in the order in which they ended. Aborted rollouts, which
+    have no reward, are not among them, nor those of impossible tasks."""
+    pools: dict[str, list[Rollout]] = {}
+    for task, status, tokens, reward in tables.execute(_GRADED, [campaign]).fetchall():
+        rollout = Rollout(status=RolloutStatus(status), tokens=tokens, reward=reward)
+        pools.setdefault(task, []).append(rollout)
+    return pools

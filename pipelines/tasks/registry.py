@@ -21,7 +21,7 @@ from orchard.schemas.campaigns import TaskRef
 from orchard.schemas.events import Event, TaskImported, TaskRejected, TaskValidated, make_event
 from orchard.schemas.identity import digest
 from orchard.schemas.subjects import answering
-from orchard.schemas.tasks import IMPOSSIBLE, Asked, PluginGrading, SWETests, Task, task_hash
+from orchard.schemas.tasks import IMPOSSIBLE, Asked, PluginGrading, Task, judging_tests, task_hash
 from orchard.schemas.work import ProveRequest
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables
@@ -96,7 +96,7 @@ def reference(task: Task, blobs: BlobStore) -> TaskRef:
 
 def imported(task: Task, blob: BlobRef) -> TaskImported:
     """What the log says of a new task."""
-    tests = task.grading if isinstance(task.grading, SWETests) else None
+    fail_to_pass, pass_to_pass = judging_tests(task.grading)
     gold = parse_diff(task.gold_patch)
     return TaskImported(
         task_id=task.task_id,
@@ -105,8 +105,8 @@ def imported(task: Task, blob: BlobRef) -> TaskImported:
         repo=task.repo,
         image=task.image,
         blob=blob,
-        fail_to_pass=len(tests.fail_to_pass) if tests else 0,
-        pass_to_pass=len(tests.pass_to_pass) if tests else 0,
+        fail_to_pass=len(fail_to_pass),
+        pass_to_pass=len(pass_to_pass),
         gold_files=len(gold),
         gold_lines=sum(len(h.added) + len(h.removed) for file in gold for h in file.hunks),
         labels=_labels(task),

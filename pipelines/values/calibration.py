@@ -1,9 +1,11 @@
-"""Annotated against measured values: pure functions, and the plot of how well they agree."""
+"""Annotated against measured values: read from the tables, compared by pure functions, plotted."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
+
+import duckdb
 
 Z95 = 1.959963984540054
 """Standard normal quantile of a two-sided 95 % interval."""
@@ -150,3 +152,38 @@ def plot(points: Sequence[Point], title: str, path: Path) -> None:
     axes.set_ylabel("measured p(resolve)")
     figure.legend(loc="outside lower center", ncols=3, fontsize="small")
     figure.savefig(path, dpi=120)
+
+
+_MEASURED = """
+with newest as (
+    select distinct on (rollout_id, attempt, step, model) * from measurements
+    order by rollout_id, attempt, step, model, samples desc, sequence desc
+)
+select v.annotator, m.model, m.rollout_id, m.step,
+       case when m.step < 0 then v.base else v.curve[m.step + 1] end as annotated,
+       m.value, m.low, m.high, m.samples
+from newest m
+join values v on v.rollout_id = m.rollout_id and v.attempt = m.attempt and m.step < len(v.curve)
+where v.annotator = coalesce($annotator, v.annotator)
+order by v.annotator, m.model, m.rollout_id, m.step
+"""
+
+
+@dataclass(frozen=True)
+class AnnotatorAndPolicy:
+    """Whose values are compared: an annotator's with a policy's."""
+
+    annotator: str
+    model: str
+    """The policy that the continuations were left to."""
+
+
+def compared(
+    tables: duckdb.DuckDBPyConnection, annotator: str | None = None
+) -> dict[AnnotatorAndPolicy, list[Point]]:
+    """The points of each pair, by rollout and step. Of several measurements of a step, that with the most
+    samples counts, the newest of those."""
+    found: dict[AnnotatorAndPolicy, list[Point]] = {}
+    for name, model, *values in tables.execute(_MEASURED, {"annotator": annotator}).fetchall():
+        found.setdefault(AnnotatorAndPolicy(name, model), []).append(Point(*values))
+    return found

@@ -9,7 +9,7 @@ import msgspec
 from orchard.pipelines.trajectories.reading import Place, read_paths
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.messages import MessageNode, Role
-from orchard.schemas.tasks import SWETests, Task
+from orchard.schemas.tasks import Task, judging_tests
 from orchard.storage.blobs import BlobStore
 
 PASSING = frozenset({"PASSED", "XFAIL", "SKIPPED"})
@@ -66,7 +66,7 @@ def read_case(tables: duckdb.DuckDBPyConnection, blobs: BlobStore, place: Place)
         submission = blobs.get(BlobRef(sha256=submission_sha256, size=0)).decode("utf-8", "replace")
     whole = Place(place.rollout_id, place.attempt, leaf, place.first, place.last)
     path = read_paths(tables, blobs, [whole])[place.rollout_id]
-    needed = set(task.grading.fail_to_pass) if isinstance(task.grading, SWETests) else set()
+    needed = set(judging_tests(task.grading)[0])
     failing = [name for name, status in sorted((tests or {}).items()) if status not in PASSING]
     return Case(
         rollout_id=place.rollout_id,

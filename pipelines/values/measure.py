@@ -20,23 +20,42 @@ from orchard.injector.errors import SandboxUnsupported
 from orchard.pipelines.values.calibration import wilson
 from orchard.pipelines.values.continuations import SOURCE, Outcome, Point, continuation
 from orchard.pipelines.values.recorded import BEFORE
-from orchard.pipelines.values.replaying import Replay, replay
+from orchard.schemas.campaigns import Timeouts
 from orchard.schemas.events import RolloutAborted, RolloutFinished, make_event, payload
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.tasks import Task
 from orchard.schemas.values import MEASURED_CAMPAIGN, ValueMeasured
 from orchard.workers.attempts.dependencies import AttemptDependencies
-from orchard.workers.episode.comparing import Divergence
+from orchard.workers.episode.comparing import Divergence, Executed, compare
+from orchard.workers.episode.machine import Machine
 from orchard.workers.episode.networks import network_of, refusal
 from orchard.workers.episode.preparation import prepare
 from orchard.workers.episode.sandboxes import SandboxFactory, SandboxMachine
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.harnesses import planned_harness
-from orchard.workers.harnesses.interface import CannotExecute
+from orchard.workers.harnesses.interface import CannotExecute, Harness
 
 COUNT_SECONDS = 20.0
 Told = Callable[[Point, Outcome], None]
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What came of executing recorded commands again."""
+
+    commands: int
+    divergences: tuple[Divergence, ...]
+
+    @property
+    def diverged(self) -> tuple[int, ...]:
+        """The steps, each once."""
+        return tuple(sorted({one.step for one in self.divergences}))
+
+    @property
+    def obstacle(self) -> Divergence | None:
+        """The first divergence that is more than timing."""
+        return next((one for one in self.divergences if not one.timing), None)
 
 
 class PointRefused(Exception):
@@ -257,3 +276,20 @@ async def _replayed(point: Point, machine: SandboxMachine) -> tuple[Replay, int]
 async def _processes(machine: SandboxMachine) -> int:
     outcome = await machine.run("set -- /proc/[0-9]*; echo $#", timeout=COUNT_SECONDS, cwd="/")
     return int(outcome.output) if outcome.output.strip().isdigit() else 0
+
+
+async def replay(
+    commands: Sequence[Executed], *, harness: Harness, task: Task, machine: Machine, timeouts: Timeouts
+) -> Replay:
+    """Execute the commands, in their order, in a machine that is as the task begins.
+
+    Processes that a command left behind in the background run again, too. Raises InfrastructureError,
+    CannotExecute.
+    """
+    found = []
+    for command in commands:
+        outcome, shown = await harness.execute(command.call, task, machine, timeouts)
+        divergence = compare(command, outcome, shown)
+        if divergence is not None:
+            found.append(divergence)
+    return Replay(len(commands), tuple(found))

@@ -27,7 +27,7 @@ PACKAGE = {
     "counting-1.0.dist-info/METADATA": METADATA,
     "counting-1.0.dist-info/entry_points.txt": "[orchard.worker_domains]\ncounting = counting:DOMAIN\n"
     "[orchard.harnesses]\nalone = counting.loop:Alone\n",
-    "counting/prompts/system.md": "Count with the tool `add`.",
+    "counting/prompts/system.txt": "Count with the tool `add`.",
     "counting/__init__.py": """
 from orchard.plugins import WorkerDomain
 
@@ -49,7 +49,7 @@ from pathlib import Path
 
 from orchard.plugins import ExitStatus, Harness, HarnessResult
 
-SYSTEM = (Path(__file__).parent / "prompts" / "system.md").read_text()
+SYSTEM = (Path(__file__).parent / "prompts" / "system.txt").read_text()
 
 
 class Loop(Harness):
@@ -226,7 +226,7 @@ async def test_a_worker_runs_a_domain_that_it_has_never_heard_of(
     [
         ("counting-loop", "loop.py"),
         ("counting-loop", "world.py"),
-        ("counting-loop", "prompts/system.md"),
+        ("counting-loop", "prompts/system.txt"),
         ("counting-loop", "../counting-1.0.dist-info/METADATA"),
         ("alone", "../counting-1.0.dist-info/METADATA"),
     ],

@@ -62,9 +62,13 @@ class Exported:
 def export(dataset: Path, layout: str, out: Path) -> Exported:
     """Write a dataset in a layout into the directory `out`. Raises DatasetError for an unknown layout or a
     file that is there already."""
-    exporter = built_in().get(layout) or find(Kind.EXPORTER, layout)
+    of_domains = offered(lambda domain: domain.exporters)
+    if layout in of_domains:
+        exporter = load(of_domains[layout])
+    else:
+        exporter = _OF_NO_DOMAIN.get(layout) or find(Kind.EXPORTER, layout)
     if exporter is None:
-        known = ", ".join([*built_in(), *names(Kind.EXPORTER)])
+        known = ", ".join([*_OF_NO_DOMAIN, *of_domains, *names(Kind.EXPORTER)])
         raise DatasetError(f"there is no layout {layout!r}: choose one of {known}")
     rows = read_manifest(dataset).rows
     file = out / f"train.{exporter.format}"

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from orchard.pipelines.domains.swe.before_after import reporting
 from orchard.pipelines.domains.swe.benchmark_parsers import parser_named
 from orchard.pipelines.domains.swe.benchmark_repositories import (
     all_of,
@@ -21,7 +22,6 @@ from orchard.pipelines.domains.swe.benchmark_repositories import (
 )
 from orchard.pipelines.domains.swe.history import cut
 from orchard.pipelines.domains.swe.multilingual import commands_of_script, suite
-from orchard.pipelines.domains.swe.trial import reporting
 from orchard.pipelines.tasks.errors import MalformedRow
 from orchard.pipelines.tasks.trees import diff
 from orchard.schemas.tasks import SWETests, Task

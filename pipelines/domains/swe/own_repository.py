@@ -14,9 +14,9 @@ from pathlib import Path
 import msgspec
 
 from orchard.pipelines.domains.swe import layout
+from orchard.pipelines.domains.swe.before_after import SuiteCommand, reporting, run_before_and_after
 from orchard.pipelines.domains.swe.environments import Environments, done, snapshot
 from orchard.pipelines.domains.swe.releases import Kind, conceal, kind_of
-from orchard.pipelines.domains.swe.trial import Trial, reporting, tried
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.pipelines.tasks.trees import pack
 from orchard.schemas.identity import digest
@@ -129,7 +129,7 @@ async def make_task(change: Change, wanted: Wanted, environments: Environments) 
     base_image = wanted.image or await _python(change, wanted, environments)
     key = [layout.RECIPE, base_image, change.base, wanted.setup]
     image = f"repository/{_slug(change.name)}:{digest(key, 16)}"
-    trial = Trial(
+    suite = SuiteCommand(
         command=command,
         workdir=layout.WORKDIR,
         seconds=wanted.seconds,
@@ -139,7 +139,7 @@ async def make_task(change: Change, wanted: Wanted, environments: Environments) 
     async with environments.open(base_image) as machine:
         commit = await _install(machine, change, wanted)
         await snapshot(machine, image)
-        found = await tried(trial, machine, change.test_patch, change.gold_patch)
+        found = await run_before_and_after(suite, machine, change.test_patch, change.gold_patch)
     tested = {test.partition("::")[0] for test in (*found.fail_to_pass, *found.pass_to_pass) if "::" in test}
     return Task(
         task_id=wanted.task_id or f"{_slug(change.name)}-{change.gold[:12]}",

@@ -14,10 +14,10 @@ import msgspec
 
 from orchard.injector.client import AsyncSandboxClient
 from orchard.pipelines.domains.swe import layout, releases
+from orchard.pipelines.domains.swe.before_after import SuiteCommand, run_before_and_after
 from orchard.pipelines.domains.swe.environments import Environments, SynthesisSettings, done, snapshot
 from orchard.pipelines.domains.swe.packages import PackageCache
 from orchard.pipelines.domains.swe.releases import Change, Pair
-from orchard.pipelines.domains.swe.trial import Trial, tried
 from orchard.pipelines.tasks.errors import NotATask
 from orchard.pipelines.tasks.sandboxes import as_ready
 from orchard.pipelines.tasks.trees import Tree, pack, read_sdist
@@ -99,11 +99,11 @@ class Synthesizer:
             f"{layout.PYTHON} -m pytest -rA --tb=short -p no:cacheprovider --continue-on-collection-errors "
             f"-o addopts= {shlex.join(change.run_files)}"
         )
-        trial = Trial(command=command, workdir=layout.WORKDIR, seconds=self.settings.test_seconds)
+        suite = SuiteCommand(command=command, workdir=layout.WORKDIR, seconds=self.settings.test_seconds)
         async with self._environments.open(environment) as machine:
             commit = await self._install(machine, pair, old, change)
             await snapshot(machine, image)
-            found = await tried(trial, machine, change.test_patch, change.gold_patch)
+            found = await run_before_and_after(suite, machine, change.test_patch, change.gold_patch)
         return Task(
             task_id=pair.task_id,
             source=releases.SOURCE,

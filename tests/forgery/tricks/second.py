@@ -1,4 +1,4 @@
-"""Tricks of the second attack (docs/attacks.md): rows of tests, floods, time, the runner's own doing."""
+"""Tricks of the second attack (docs/attacks/README.md): rows of tests, floods, time, the runner."""
 
 from tests.forgery.payloads import ASSERTS, FORCED, PLUGIN
 from tests.forgery.trick import Trick

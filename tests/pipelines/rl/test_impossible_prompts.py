@@ -15,9 +15,9 @@ from orchard.pipelines.rl.deciding import decide as decision
 from orchard.pipelines.rl.feed import Feed
 from orchard.pipelines.rl.frugal import FrugalSettings
 from orchard.pipelines.rl.hacks import hack_rates
-from orchard.pipelines.rl.log_pools import graded_pools
 from orchard.pipelines.rl.progress import Progress, Prompt
 from orchard.pipelines.rl.runs import choose_traps, make_plan, planned_by
+from orchard.pipelines.rl.what_if import graded_pools
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import TaskRef
 from orchard.schemas.events import payload

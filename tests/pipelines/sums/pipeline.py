@@ -6,10 +6,20 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from orchard.pipelines.datasets.importing import Foreign, next_node
-from orchard.pipelines.tasks.proof import Proven, Refuted
-from orchard.pipelines.tasks.proving import ProofContext
-from orchard.plugins import ExitStatus, Exporter, PluginGrading, Record, Row, Task, WorldUse
+from orchard.pipelines.datasets.importing import next_node
+from orchard.plugins import (
+    ExitStatus,
+    Exporter,
+    Foreign,
+    PluginGrading,
+    ProofContext,
+    Proven,
+    Record,
+    Refuted,
+    Row,
+    Task,
+    WorldUse,
+)
 from orchard.schemas.messages import MessageNode, Role
 from orchard.storage.blobs import BlobStore
 

@@ -9,10 +9,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from orchard.pipelines.values.calibration import Point, agreement, calibration, plot, ranks, spearman, wilson
-from orchard.pipelines.values.comparison import Pair, compared
+from orchard.pipelines.values.calibration import (
+    AnnotatorAndPolicy,
+    Point,
+    agreement,
+    calibration,
+    compared,
+    plot,
+    ranks,
+    spearman,
+    wilson,
+)
+from orchard.pipelines.values.measure import Replay
 from orchard.pipelines.values.recorded import BEFORE, Recorded
-from orchard.pipelines.values.replaying import Replay
 from orchard.schemas.campaigns import ModelSpec, RolloutRequest, TaskRef
 from orchard.schemas.events import Event, RolloutFinished, payload
 from orchard.schemas.identity import InvalidName, check_name
@@ -297,6 +306,9 @@ async def test_the_measurement_with_most_samples_meets_the_newest_annotation(pip
     with open_tables(pipeline.store) as tables:
         found = compared(tables, "judge")
         both = compared(tables)
-    assert list(found) == [Pair("judge", "m")] and set(both) == {Pair("judge", "m"), Pair("other", "m")}
-    seen = [(p.step, p.annotated, p.measured, p.samples) for p in found[Pair("judge", "m")]]
+    assert list(found) == [AnnotatorAndPolicy("judge", "m")] and set(both) == {
+        AnnotatorAndPolicy("judge", "m"),
+        AnnotatorAndPolicy("other", "m"),
+    }
+    seen = [(p.step, p.annotated, p.measured, p.samples) for p in found[AnnotatorAndPolicy("judge", "m")]]
     assert seen == [(-1, 0.3, 0.5, 2), (0, 0.6, 0.75, 8), (2, 0.2, 0.25, 4)]

@@ -1,8 +1,8 @@
 """Recorded exchanges of every wire, replayed through the gateway byte for byte.
 
-tests/workers/wires/*.json name the client that wrote the requests. Each has what the model is asked and
-answers, and for each request all that the program is to read. Only the id and the time that the gateway gives
-are set by the test.
+tests/workers/gateway/wires/*.json name the client that wrote the requests. Each has what the model is asked
+and answers, and for each request all that the program is to read. Only the id and the time that the gateway
+gives are set by the test.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Replies of vLLM and SGLang, replayed over real HTTP: what was sampled comes through to the log-probability.
 
-tests/workers/exchanges/*.json name their server, its version and how they were written. Each has the request
-that makes the server answer so; the client must send exactly this.
+tests/workers/llm/exchanges/*.json name their server, its version and how they were written. Each has the
+request that makes the server answer so; the client must send exactly this.
 """
 
 import json

@@ -2,9 +2,9 @@
 
 import pytest
 
+from orchard.pipelines.domains.swe.before_after import messages, sample, split
 from orchard.pipelines.domains.swe.catalogue import catalogue
 from orchard.pipelines.domains.swe.layout import declared_requirements, installed_metadata, source_root
-from orchard.pipelines.domains.swe.outcomes import messages, sample, split
 from orchard.pipelines.domains.swe.releases import (
     Kind,
     Pair,

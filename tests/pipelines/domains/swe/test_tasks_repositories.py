@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from orchard.injector.client import AsyncSandboxClient
+from orchard.pipelines.domains.swe.before_after import reporting
 from orchard.pipelines.domains.swe.environments import Environments, SynthesisSettings
 from orchard.pipelines.domains.swe.own_repository import Wanted, make_task, read_change
 from orchard.pipelines.domains.swe.packages import PackageCache
-from orchard.pipelines.domains.swe.trial import reporting
 from orchard.pipelines.tasks.errors import NotATask, TaskError
 from orchard.pipelines.tasks.proving import ValidationSettings
 from orchard.pipelines.tasks.validate import Validator
