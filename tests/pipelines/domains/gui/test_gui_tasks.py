@@ -9,7 +9,6 @@ import pytest_asyncio
 
 from orchard.injector.client import AsyncSandboxClient
 from orchard.pipelines.domains.gui.synthesis import SITES, synthesize
-from orchard.pipelines.tasks.proving import ValidationSettings
 from orchard.pipelines.tasks.validate import Validator
 from orchard.schemas.events import TaskRejected, TaskValidated
 from orchard.schemas.tasks import PluginGrading, Task
@@ -29,9 +28,8 @@ async def _verdicts(
     service: LocalService, store: Path, tasks: Iterable[Task]
 ) -> dict[str, TaskValidated | TaskRejected]:
     async with AsyncSandboxClient(service.url) as client:
-        settings = ValidationSettings(concurrency=2)
-        validator = Validator(client, BlobStore(str(store)), settings, play=True)
-        return {each.event.task_id: each.event async for each in validator.many(tasks)}
+        validator = Validator(client, BlobStore(str(store)), play=True)
+        return {each.task_id: (await validator.validate(each)).event for each in tasks}
 
 
 async def test_a_task_is_proven_by_playing_it_and_one_that_cannot_be_done_is_rejected(

@@ -1,0 +1,271 @@
+"""Types and helpers shared by the wires and the recording: requests, replies, errors, and parsing."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import msgspec
+
+from orchard.schemas.decoding import TooDeep, Unreadable, decode_text, decode_whole
+from orchard.schemas.identity import digest
+from orchard.schemas.messages import Role, ToolCall
+from orchard.workers.llm.answers import Completion
+
+PIECE = 8192
+UNPARSED = "unparsed_arguments"
+"""Key that holds arguments that are no JSON object, where a wire or an upstream needs an object."""
+_ANY: "msgspec.json.Decoder[Any]" = msgspec.json.Decoder()
+_LONGEST_NAME = 256
+
+
+class BadProgramRequest(ValueError):
+    """The wire does not allow the request; the text is one sentence for the program."""
+
+
+class ProgramMessage(msgspec.Struct, frozen=True, kw_only=True):
+    role: Role
+    text: str = ""
+    """Contains a mark (`image_mark`) for each image."""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    images: tuple[str, ...] = ()
+    """URLs, `data:` or other, each with its mark in the text."""
+
+
+class ProgramRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request for a completion, independent of the wire."""
+
+    messages: tuple[ProgramMessage, ...]
+    model: str = ""
+    """The name that the program uses; the reply repeats it."""
+    tools: tuple[dict[str, Any], ...] = ()
+    """Tool definitions in the format of chat completions."""
+    stream: bool = False
+    include_usage: bool = False
+    thinking: bool = True
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    fields: dict[str, Any] = {}
+    """Further fields for the upstream, in the format of chat completions."""
+    custom: frozenset[str] = frozenset()
+    """Names of tools whose argument is text instead of JSON (Responses)."""
+    spaces: dict[str, tuple[str, str]] = {}
+    """Maps full names of namespaced tools to namespace and name (Responses)."""
+
+
+class ProgramReply(msgspec.Struct, frozen=True, kw_only=True):
+    """A completion on its way to a program."""
+
+    id: str
+    """Made by the gateway; a wire adds its prefix."""
+    created: int
+    completion: Completion
+
+
+class CallError(Enum):
+    """The kinds of errors that a call can get, with their default messages."""
+
+    INVALID = "the request cannot be understood"
+    NOT_FOUND = "there is nothing under this address"
+    TOO_LARGE = "the body of the request is too large"
+    CONTEXT = "the conversation is longer than the model takes"
+    BUDGET = "a budget of the task has run out"
+    UNAVAILABLE = "the model cannot be reached"
+
+
+class CallRejected(Exception):
+    """The call gets an error; the message is one sentence for the program."""
+
+    def __init__(self, failure: CallError, message: str = "") -> None:
+        super().__init__(message or failure.value)
+        self.failure = failure
+        self.message = message or failure.value
+
+
+@dataclass(frozen=True)
+class Wire:
+    """One API, as functions of plain data."""
+
+    name: str
+    read: Callable[[bytes], ProgramRequest]
+    """Raises BadProgramRequest for bad bytes, and nothing else."""
+    whole: Callable[[ProgramRequest, ProgramReply], dict[str, Any]]
+    stream: Callable[[ProgramRequest, ProgramReply], Iterator[bytes]]
+    """Yields complete server-sent events, ready to be written."""
+    error: Callable[[CallError, str], tuple[int, dict[str, Any]]]
+    """Returns the HTTP status and the body."""
+    broken: Callable[[CallError, str], bytes]
+    """Returns an error event for a stream that has begun."""
+
+
+def read_object(raw: bytes) -> dict[str, Any]:
+    """Parses a body as a JSON object. Invalid Unicode, from programs that cut text, becomes U+FFFD. Raises
+    BadProgramRequest."""
+    try:
+        value = decode_whole(_ANY, raw)
+    except TooDeep as error:
+        raise BadProgramRequest(f"the body cannot be read: {error}") from error
+    except Unreadable as error:
+        value = _mended(raw, error)
+    if not isinstance(value, dict):
+        raise BadProgramRequest("the body must be a JSON object")
+    return value
+
+
+def _mended(raw: bytes, why: Unreadable) -> Any:
+    try:
+        value = json.loads(raw.decode("utf-8", "replace"))
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        mended = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return decode_whole(_ANY, mended.encode())
+    except (ValueError, RecursionError):
+        raise BadProgramRequest(f"the body is not JSON: {why}") from None
+
+
+def objects(value: Any, name: str) -> list[dict[str, Any]]:
+    """Checks a list of objects; null is an empty list. Raises BadProgramRequest."""
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+        raise BadProgramRequest(f"{name} must be a list of objects")
+    return value
+
+
+def child(value: Any) -> dict[str, Any]:
+    """Returns an object; anything else becomes an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def word(value: Any) -> str:
+    """Returns a string; anything else becomes an empty one."""
+    return value if isinstance(value, str) else ""
+
+
+def named(value: Any, name: str) -> str:
+    """Checks a required string, such as the name of a tool or the id of a call. Raises BadProgramRequest."""
+    if not isinstance(value, str) or not 0 < len(value) <= _LONGEST_NAME:
+        raise BadProgramRequest(f"{name} must be a text of 1 to {_LONGEST_NAME} characters")
+    return value
+
+
+def number(body: dict[str, Any], name: str) -> float | None:
+    """Reads an optional number. Raises BadProgramRequest."""
+    value = body.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise BadProgramRequest(f"{name} must be a number")
+    return float(value)
+
+
+def count(body: dict[str, Any], *names: str) -> int | None:
+    """Reads a positive integer from the first of the names that is present. Raises BadProgramRequest."""
+    for name in names:
+        if (value := body.get(name)) is not None:
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
+                raise BadProgramRequest(f"{name} must be a positive integer")
+            return value
+    return None
+
+
+def sampling(body: dict[str, Any], *limits: str) -> dict[str, Any]:
+    """Reads the fields that all wires share; `limits` name the token limit's field."""
+    return {
+        "model": word(body.get("model")),
+        "stream": body.get("stream") is True,
+        "max_tokens": count(body, *limits),
+        "temperature": number(body, "temperature"),
+        "top_p": number(body, "top_p"),
+    }
+
+
+def image_mark(url: str) -> str:
+    """The text that replaces an image in a message."""
+    return f"[image {digest(url)}]"
+
+
+def content_of(value: Any, name: str, between: str = "") -> tuple[str, tuple[str, ...]]:
+    """Reads text and image URLs of a content: a string, null, or parts of any wire. An unknown part without
+    text becomes a mark with its type. Raises BadProgramRequest."""
+    if value is None or isinstance(value, str):
+        return value or "", ()
+    texts, images = [], []
+    for part in objects(value, name):
+        kind = word(part.get("type"))
+        if url := _image(part):
+            images.append(url)
+            texts.append(image_mark(url))
+        elif isinstance(text := part.get("text", part.get("refusal")), str):
+            texts.append(text)
+        elif kind not in ("thinking", "redacted_thinking", "reasoning"):
+            texts.append(f"[{kind[:60] or 'part'}: not shown]")
+    return between.join(texts), tuple(images)
+
+
+def _image(part: dict[str, Any]) -> str:
+    """Returns the URL of an image part: `image_url` of both OpenAI wires, `source` of Anthropic's."""
+    if isinstance(url := part.get("image_url"), dict):
+        url = url.get("url")
+    if isinstance(url, str):
+        return url
+    source = child(part.get("source")) if part.get("type") == "image" else {}
+    if source.get("type") == "base64":
+        return f"data:{word(source.get('media_type'))};base64,{word(source.get('data'))}"
+    return word(source.get("url"))
+
+
+def merge_system_messages(said: list[ProgramMessage]) -> list[ProgramMessage]:
+    """Adapts system messages to chat templates: those that open a conversation become one message, later ones
+    become user messages."""
+    first = next((at for at, each in enumerate(said) if each.role is not Role.SYSTEM), len(said))
+    texts = [each.text for each in said[:first] if each.text]
+    opened = [ProgramMessage(role=Role.SYSTEM, text="\n\n".join(texts))] if texts else []
+    return opened + [
+        msgspec.structs.replace(each, role=Role.USER) if each.role is Role.SYSTEM else each
+        for each in said[first:]
+    ]
+
+
+def as_object(arguments: str) -> dict[str, Any]:
+    """Parses a call's arguments where an object is required; other values are stored under UNPARSED."""
+    try:
+        value = decode_text(arguments or "{}")
+    except Unreadable:
+        value = None
+    return value if isinstance(value, dict) else {UNPARSED: arguments}
+
+
+def as_json(value: Any) -> str:
+    """Encodes JSON. Raises BadProgramRequest for values that cannot be encoded."""
+    try:
+        return msgspec.json.encode(value).decode()
+    except (TypeError, ValueError, RecursionError, OverflowError) as error:
+        raise BadProgramRequest(f"a value cannot be written as JSON: {error}") from error
+
+
+def pieces(text: str) -> list[str]:
+    """Splits a text into deltas; an empty text has none."""
+    return [text[start : start + PIECE] for start in range(0, len(text), PIECE)]
+
+
+def sse(data: object, event: str = "") -> bytes:
+    head = f"event: {event}\n".encode() if event else b""
+    return head + b"data: " + msgspec.json.encode(data) + b"\n\n"
+
+
+def openai_error(failure: CallError, message: str, budget: int = 403) -> tuple[int, dict[str, Any]]:
+    """Formats an error for OpenAI's APIs. `budget` is a status after which the wire's clients do not
+    retry."""
+    status, kind, code = {
+        CallError.INVALID: (400, "invalid_request_error", None),
+        CallError.NOT_FOUND: (404, "invalid_request_error", "not_found"),
+        CallError.TOO_LARGE: (413, "invalid_request_error", "request_too_large"),
+        CallError.CONTEXT: (400, "invalid_request_error", "context_length_exceeded"),
+        CallError.BUDGET: (budget, "insufficient_quota", "insufficient_quota"),
+        CallError.UNAVAILABLE: (503, "service_unavailable", "service_unavailable"),
+    }[failure]
+    return status, {"error": {"message": message, "type": kind, "param": None, "code": code}}
