@@ -14,7 +14,7 @@ import pytest
 
 from orchard.pipelines.domains.gui.proof import by_records
 from orchard.pipelines.domains.gui.synthesis import SITES, synthesize
-from orchard.schemas.events import TaskValidated
+from orchard.pipelines.tasks.proof import Proven
 from orchard.schemas.outcomes import AbortCause, ExitStatus
 from orchard.schemas.sites import ExpectedAnswer, SiteGrading, SiteSpec
 from orchard.schemas.tasks import Task
@@ -66,7 +66,7 @@ def test_a_seed_gives_the_same_tasks_and_splits_share_nothing(tasks: list[Task])
 
 def test_the_right_end_is_accepted_and_the_beginning_is_not(tasks: list[Task]) -> None:
     for task in tasks:
-        assert isinstance(by_records(task), TaskValidated), task
+        assert isinstance(by_records(task), Proven), task
         expected = expected_of(task)
         begun = content_of(expected.site).records()
         assert graded(expected, _ended(expected)).value == 1.0
