@@ -13,7 +13,7 @@ from orchard.pipelines.tasks.registry import read_task_refs
 from orchard.schemas.campaigns import TaskRef
 from orchard.schemas.sites import NAME
 from orchard.storage.reader import open_tables
-from orchard.workers.domains.gui.sites.look import Split
+from orchard.workers.domains.gui.sites.appearance import Split
 
 SITE = "tiny"
 _DRAWN = {"screens": screen_drills, "episodes": screen_episodes}

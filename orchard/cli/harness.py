@@ -20,13 +20,12 @@ from orchard.schemas.plugins import Kind
 from orchard.schemas.sandboxes import ImageInfo
 from orchard.terminal.console import console
 from orchard.workers.harnesses import built_in_names, get_harness
-from orchard.workers.harnesses.programs.archive import packed
+from orchard.workers.harnesses.programs.building import install
 from orchard.workers.harnesses.programs.catalog import PROGRAMS
-from orchard.workers.harnesses.programs.installing import install
-from orchard.workers.harnesses.programs.layers import Layer, layers_among, stored_images
+from orchard.workers.harnesses.programs.layers import Layer, layers_among, packed, stored_images
+from orchard.workers.harnesses.programs.python_files import BuildError
 from orchard.workers.harnesses.programs.record import Program, SuppliedFiles
 from orchard.workers.harnesses.programs.runner import ProgramHarness
-from orchard.workers.harnesses.programs.steps import BuildError
 from orchard.workers.plugins import names
 
 app = typer.Typer(no_args_is_help=True, help="Harnesses that are programs: installed, listed, shown.")

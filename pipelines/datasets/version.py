@@ -22,7 +22,7 @@ _CONVERSATIONS = (
     "storage/reader.py",
     "storage/views.py",
     "workers/gateway/forest.py",
-    "workers/gateway/words.py",
+    "workers/gateway/wire_types.py",
     "workers/episode/large_messages.py",
     "workers/episode/prompts.py",
 )

@@ -5,7 +5,7 @@ import heapq
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 
-from orchard.schemas.archives import Manifest
+from orchard.schemas.archives import ArchiveManifest
 from orchard.storage.archive.files import ArchiveFiles, ArchivePart
 from orchard.storage.errors import EventsLost, OtherStream
 from orchard.streams import names
@@ -97,7 +97,7 @@ class Sealed:
     def __init__(self, files: ArchiveFiles, start: int) -> None:
         self.url = files.location.url
         self._files = files
-        self._parts: list[tuple[int, ArchivePart, Manifest]] | None = None
+        self._parts: list[tuple[int, ArchivePart, ArchiveManifest]] | None = None
         self._open: list[tuple[int, int, Arrived, Iterator[Arrived]]] = []
         self._opened = 0
         self._start = start
@@ -164,7 +164,9 @@ class Sealed:
             heapq.heappush(self._open, (message.sequence, self._opened, message, messages))
 
 
-def _messages(files: ArchiveFiles, part: ArchivePart, manifest: Manifest, after: int) -> Iterator[Arrived]:
+def _messages(
+    files: ArchiveFiles, part: ArchivePart, manifest: ArchiveManifest, after: int
+) -> Iterator[Arrived]:
     for segment in manifest.segments:
         if segment.last_sequence > after:
             for messages in files.messages(part.campaign, segment, after):

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
-from orchard.schemas.archives import Manifest, Segment
+from orchard.schemas.archives import ArchiveManifest, ArchiveSegment
 from orchard.schemas.subjects import campaign_subjects
 from orchard.storage.archive.files import ArchiveFiles, ArchivePart
 from orchard.storage.archive.listing import EventListing
@@ -22,7 +22,7 @@ class PartWriter:
     def __init__(self, files: ArchiveFiles, campaign: str, listing: EventListing) -> None:
         self._files, self._campaign, self._listing = files, campaign, listing
         self._writer = SegmentWriter()
-        self._segments: list[Segment] = []
+        self._segments: list[ArchiveSegment] = []
         self._subjects: Counter[str] = Counter()
         self._removed = self._bytes = 0
 
@@ -50,7 +50,7 @@ class PartWriter:
             self._close_segment()
         sequences = self._listing.sequences
         return self._files.put_manifest(
-            Manifest(
+            ArchiveManifest(
                 campaign=self._campaign,
                 after=self._listing.after,
                 through=self._listing.through,

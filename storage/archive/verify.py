@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from orchard.schemas.archives import Manifest, Segment
+from orchard.schemas.archives import ArchiveManifest, ArchiveSegment
 from orchard.storage.archive.files import ArchiveFiles, ArchivePart
 from orchard.storage.archive.listing import recorded, relisted
 from orchard.storage.archive.segments import ContentDigest, counted_subject, is_fence
@@ -73,7 +73,7 @@ def check_part(files: ArchiveFiles, part: ArchivePart, store_url: str | None) ->
             )
 
 
-def _read(files: ArchiveFiles, campaign: str, segment: Segment) -> Iterator[tuple[int, str, int]]:
+def _read(files: ArchiveFiles, campaign: str, segment: ArchiveSegment) -> Iterator[tuple[int, str, int]]:
     """Yield sequence, subject and payload bytes of a segment's messages, and verify hash and range."""
     content, events, first, last = ContentDigest(), 0, 0, 0
     for messages in files.messages(campaign, segment):
@@ -89,7 +89,7 @@ def _read(files: ArchiveFiles, campaign: str, segment: Segment) -> Iterator[tupl
         )
 
 
-def _differs(manifest: Manifest, found: list[tuple[int, str]], counts: Counter[str], size: int) -> str:
+def _differs(manifest: ArchiveManifest, found: list[tuple[int, str]], counts: Counter[str], size: int) -> str:
     """Describe what the manifest says wrongly of its messages; empty when all is right."""
     sequences = [sequence for sequence, _ in found]
     if any(later <= earlier for earlier, later in pairwise(sequences)):

@@ -37,7 +37,7 @@ from orchard.storage.tables import DERIVED, EVENTS, PROGRESS, TABLES
 from orchard.streams import names
 from orchard.streams.connection import Connection
 from orchard.streams.reading import bounds
-from orchard.streams.wholeness import REMEDY
+from orchard.streams.stream_state import REMEDY
 
 _FILE_BYTES = 32 * 1024 * 1024
 """Bytes of rows in memory at which a rebuild writes a file."""

@@ -34,7 +34,7 @@ from orchard.streams import names
 from orchard.streams.backup import replace_stream
 from orchard.streams.connection import Connection, connect
 from orchard.streams.errors import StreamsError, WrongSequence
-from orchard.streams.publish import Message, store_all
+from orchard.streams.publish import OutgoingMessage, store_all
 from orchard.streams.reading import Bounds, bounds
 from orchard.streams.records import StoredEvent
 from orchard.streams.replay import replay_batches
@@ -348,11 +348,11 @@ def _logged(message: StoredEvent) -> LoggedMessage:
     return LoggedMessage(message.sequence, message.subject, _nanoseconds(message.time), message.raw)
 
 
-def _message(logged: LoggedMessage) -> Message:
+def _message(logged: LoggedMessage) -> OutgoingMessage:
     extra = {names.EXPECTED_LAST: str(logged.sequence - 1)}
     if logged.time:
         extra[names.STORED_AT] = str(logged.time)
-    return Message(subject=logged.subject, payload=logged.raw, id="", extra=extra)
+    return OutgoingMessage(subject=logged.subject, payload=logged.raw, id="", extra=extra)
 
 
 def _nanoseconds(time: datetime) -> int:

@@ -12,7 +12,7 @@ from orchard.streams.connection import Connection
 from orchard.streams.names import EVENTS
 from orchard.streams.reading import bounds, message_at
 from orchard.streams.records import StoredEvent
-from orchard.streams.wholeness import REMEDY
+from orchard.streams.stream_state import REMEDY
 
 IDLE_SECONDS = 0.2
 """Longest time in seconds that a quiet stream keeps a reader from checking the clock and its stop event."""

@@ -6,8 +6,8 @@ from typing import Any
 from mcp import Client
 
 from orchard.schemas.claw import ClawWorld
-from orchard.workers.domains.claw.engine import Answered, Services
-from orchard.workers.domains.claw.faces import Face, served
+from orchard.workers.domains.claw.engine import CallResult, Services
+from orchard.workers.domains.claw.servers import Face, served
 
 NOTE = {"note_id": "n1", "title": "Tea", "body": "Green", "updated": "now-1d"}
 WORLD = ClawWorld(now=datetime(2026, 4, 10, tzinfo=UTC), services={"notes": {"notes": [NOTE]}})
@@ -19,7 +19,7 @@ class World:
     def __init__(self) -> None:
         self.services = Services(WORLD, 0)
 
-    async def served(self, tool: str, arguments: Any, _face: Face) -> tuple[Answered, float]:
+    async def served(self, tool: str, arguments: Any, _face: Face) -> tuple[CallResult, float]:
         return self.services.call(tool, arguments), 0.0
 
 

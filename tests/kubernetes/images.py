@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchard.workers.harnesses.programs import archive as layers
+from orchard.workers.harnesses.programs import layers
 from tests.contract import settings_image
 from tests.tiny_tasks import COMMIT, WORKDIR, tiny_repository
 from tests.workers.harnesses.tiny_program import tiny_archive

@@ -1,4 +1,4 @@
-"""Anthropic's messages: system blocks, content blocks, tools as blocks of both roles."""
+"""The wire of Anthropic's messages: system blocks, content blocks, tools as blocks of both roles."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,20 +6,20 @@ from typing import Any
 from orchard.schemas.identity import digest
 from orchard.schemas.messages import Role, ToolCall
 from orchard.workers.episode.pictures import picture_of_url
-from orchard.workers.gateway.words import (
-    Ask,
-    BadAsk,
-    Reply,
-    Said,
-    Trouble,
+from orchard.workers.gateway.wire_types import (
+    BadProgramRequest,
+    CallError,
+    ProgramMessage,
+    ProgramReply,
+    ProgramRequest,
     Wire,
     as_json,
     as_object,
     child,
     content_of,
+    merge_system_messages,
     named,
     objects,
-    opening,
     pieces,
     read_object,
     sampling,
@@ -28,29 +28,27 @@ from orchard.workers.gateway.words import (
 )
 
 BILLING = "x-anthropic-billing-header:"
-"""How the block of the system prompt begins that Claude Code changes with each call; it is no prompt."""
+"""Prefix of the system block that Claude Code changes with each call; it is not part of the prompt."""
 _STOPS = {"length": "max_tokens", "content_filter": "refusal"}
 _EMPTY: dict[str, dict[str, Any]] = {
     "text": {"text": ""},
     "thinking": {"thinking": "", "signature": ""},
     "tool_use": {"input": {}},
 }
-"""What of a block comes with its deltas."""
 _TOKEN_BYTES = 4
 _TOKEN_PIXELS = 750
-"""As Anthropic's documents have it."""
+"""The factors from Anthropic's documentation."""
 
 
-def read(raw: bytes) -> Ask:
-    """See Wire.read."""
+def read(raw: bytes) -> ProgramRequest:
     body = read_object(raw)
     if not (messages := objects(body.get("messages"), "messages")):
-        raise BadAsk("messages must not be empty")
+        raise BadProgramRequest("messages must not be empty")
     said = _system(body.get("system"))
     for message in messages:
         said += _said(message)
-    if not (opened := opening(said)):
-        raise BadAsk("messages must say something")
+    if not (opened := merge_system_messages(said)):
+        raise BadProgramRequest("messages must say something")
     choice = child(body.get("tool_choice"))
     fields: dict[str, Any] = {}
     tools = tuple(
@@ -69,7 +67,7 @@ def read(raw: bytes) -> Ask:
     if form.get("type") == "json_schema":
         schema = {"name": "answer", "schema": form.get("schema"), "strict": True}
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}
-    return Ask(
+    return ProgramRequest(
         messages=tuple(opened),
         tools=tools,
         thinking=child(body.get("thinking")).get("type") in ("enabled", "adaptive"),
@@ -78,11 +76,11 @@ def read(raw: bytes) -> Ask:
     )
 
 
-def _system(value: Any) -> list[Said]:
+def _system(value: Any) -> list[ProgramMessage]:
     blocks = [{"text": value}] if isinstance(value, str) else objects(value, "system")
     texts = [word(block.get("text")) for block in blocks]
     kept = [text for text in texts if text and not text.startswith(BILLING)]
-    return [Said(role=Role.SYSTEM, text=text) for text in kept]
+    return [ProgramMessage(role=Role.SYSTEM, text=text) for text in kept]
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
@@ -94,19 +92,19 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _said(message: dict[str, Any]) -> list[Said]:
-    """One message as its results of tools, in order, and what is said beside them."""
+def _said(message: dict[str, Any]) -> list[ProgramMessage]:
+    """Converts one message to its tool results, in order, followed by its other content."""
     role, content = message.get("role"), message.get("content")
     if role == "system":
         return _system(content)
     if role not in ("user", "assistant"):
-        raise BadAsk(f"a message has the role {str(role)[:40]!r}: use user, assistant or system")
+        raise BadProgramRequest(f"a message has the role {str(role)[:40]!r}: use user, assistant or system")
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else objects(content, "content")
     if role == "assistant":
         calls = [block for block in blocks if block.get("type") == "tool_use"]
         text, images = content_of([each for each in blocks if each not in calls], "content")
         return [
-            Said(
+            ProgramMessage(
                 role=Role.ASSISTANT,
                 text=text,
                 images=images,
@@ -123,22 +121,21 @@ def _said(message: dict[str, Any]) -> list[Said]:
                 ),
             )
         ]
-    said, rest = list[Said](), list[dict[str, Any]]()
+    said, rest = list[ProgramMessage](), list[dict[str, Any]]()
     for block in blocks:
         if block.get("type") != "tool_result":
             rest.append(block)
             continue
         text, images = content_of(block.get("content"), "the content of a tool_result", "\n")
         answered = named(block.get("tool_use_id"), "tool_use_id")
-        said.append(Said(role=Role.TOOL, text=text, images=images, tool_call_id=answered))
+        said.append(ProgramMessage(role=Role.TOOL, text=text, images=images, tool_call_id=answered))
     if rest or not said:
         text, images = content_of(rest, "content", "\n")
-        said.append(Said(role=Role.USER, text=text, images=images))
+        said.append(ProgramMessage(role=Role.USER, text=text, images=images))
     return said
 
 
-def whole(ask: Ask, reply: Reply) -> dict[str, Any]:
-    """See Wire.whole."""
+def whole(ask: ProgramRequest, reply: ProgramReply) -> dict[str, Any]:
     return {
         **_head(ask, reply),
         "content": _blocks(ask, reply),
@@ -147,8 +144,7 @@ def whole(ask: Ask, reply: Reply) -> dict[str, Any]:
     }
 
 
-def stream(ask: Ask, reply: Reply) -> Iterator[bytes]:
-    """See Wire.stream."""
+def stream(ask: ProgramRequest, reply: ProgramReply) -> Iterator[bytes]:
     usage = _usage(reply)
     yield _event("message_start", message=_head(ask, reply) | {"usage": usage | {"output_tokens": 0}})
     for index, block in enumerate(_blocks(ask, reply)):
@@ -176,7 +172,7 @@ def _event(kind: str, **fields: Any) -> bytes:
     return sse({"type": kind, **fields}, kind)
 
 
-def _blocks(ask: Ask, reply: Reply) -> list[dict[str, Any]]:
+def _blocks(ask: ProgramRequest, reply: ProgramReply) -> list[dict[str, Any]]:
     said, blocks = reply.completion, list[dict[str, Any]]()
     if said.reasoning and ask.thinking:
         signature = digest(said.reasoning)
@@ -190,12 +186,12 @@ def _blocks(ask: Ask, reply: Reply) -> list[dict[str, Any]]:
     return blocks
 
 
-def _stop_reason(reply: Reply) -> str:
+def _stop_reason(reply: ProgramReply) -> str:
     said = reply.completion
     return _STOPS.get(said.finish_reason) or ("tool_use" if said.tool_calls else "end_turn")
 
 
-def _usage(reply: Reply) -> dict[str, Any]:
+def _usage(reply: ProgramReply) -> dict[str, Any]:
     used = reply.completion.usage
     cached = used.cached_tokens or 0  # no wire has a word for unknown
     return {
@@ -206,7 +202,7 @@ def _usage(reply: Reply) -> dict[str, Any]:
     }
 
 
-def _head(ask: Ask, reply: Reply) -> dict[str, Any]:
+def _head(ask: ProgramRequest, reply: ProgramReply) -> dict[str, Any]:
     return {
         "id": f"msg_{reply.id}",
         "type": "message",
@@ -219,7 +215,8 @@ def _head(ask: Ask, reply: Reply) -> dict[str, Any]:
 
 
 def counted(raw: bytes) -> dict[str, int]:
-    """The answer to `count_tokens`: an estimate, since only the upstream has the tokenizer. Raises BadAsk."""
+    """Answers `count_tokens` with an estimate, because only the upstream has the tokenizer. Raises
+    BadProgramRequest."""
     ask = read(raw)
     texts = [each.text + as_json(each.tool_calls) for each in ask.messages]
     size = sum(len(text.encode()) for text in [*texts, as_json(ask.tools)])
@@ -228,24 +225,22 @@ def counted(raw: bytes) -> dict[str, int]:
     return {"input_tokens": -(-size // _TOKEN_BYTES) + -(-pixels // _TOKEN_PIXELS)}
 
 
-def error(trouble: Trouble, message: str) -> tuple[int, dict[str, Any]]:
-    """See Wire.error."""
+def error(failure: CallError, message: str) -> tuple[int, dict[str, Any]]:
     status, kind = {
-        Trouble.INVALID: (400, "invalid_request_error"),
-        Trouble.NOT_FOUND: (404, "not_found_error"),
-        Trouble.TOO_LARGE: (413, "request_too_large"),
-        Trouble.CONTEXT: (400, "invalid_request_error"),
-        Trouble.BUDGET: (402, "billing_error"),
-        Trouble.UNAVAILABLE: (529, "overloaded_error"),
-    }[trouble]
-    if trouble is Trouble.CONTEXT:
+        CallError.INVALID: (400, "invalid_request_error"),
+        CallError.NOT_FOUND: (404, "not_found_error"),
+        CallError.TOO_LARGE: (413, "request_too_large"),
+        CallError.CONTEXT: (400, "invalid_request_error"),
+        CallError.BUDGET: (402, "billing_error"),
+        CallError.UNAVAILABLE: (529, "overloaded_error"),
+    }[failure]
+    if failure is CallError.CONTEXT:
         message = f"prompt is too long: {message}"
     return status, {"type": "error", "error": {"type": kind, "message": message}}
 
 
-def broken(trouble: Trouble, message: str) -> bytes:
-    """See Wire.broken."""
-    return sse(error(trouble, message)[1], "error")
+def broken(failure: CallError, message: str) -> bytes:
+    return sse(error(failure, message)[1], "error")
 
 
 ANTHROPIC = Wire("anthropic", read, whole, stream, error, broken)

@@ -1,15 +1,15 @@
-"""OpenAI's chat completions: the wire that is nearest to the upstream's."""
+"""The wire of OpenAI's chat completions, which is closest to the upstream's."""
 
 from collections.abc import Iterator
 from typing import Any
 
 from orchard.schemas.messages import Role, ToolCall
-from orchard.workers.gateway.words import (
-    Ask,
-    BadAsk,
-    Reply,
-    Said,
-    Trouble,
+from orchard.workers.gateway.wire_types import (
+    BadProgramRequest,
+    CallError,
+    ProgramMessage,
+    ProgramReply,
+    ProgramRequest,
     Wire,
     as_json,
     child,
@@ -28,20 +28,19 @@ from orchard.workers.llm.answers import REASONING_FIELDS, Completion
 _ROLES = {role.value: role for role in Role} | {"developer": Role.SYSTEM, "function": Role.TOOL}
 
 
-def read(raw: bytes) -> Ask:
-    """See Wire.read."""
+def read(raw: bytes) -> ProgramRequest:
     body = read_object(raw)
     if not (messages := objects(body.get("messages"), "messages")):
-        raise BadAsk("messages must not be empty")
+        raise BadProgramRequest("messages must not be empty")
     if body.get("n") not in (None, 1):
-        raise BadAsk("n must be 1: one call records one answer")
+        raise BadProgramRequest("n must be 1: one call records one answer")
     tools = tuple(objects(body.get("tools"), "tools"))
     fields = {name: value for name in ("stop", "response_format") if (value := body.get(name)) is not None}
     if tools and body.get("tool_choice") not in (None, "auto"):
         fields["tool_choice"] = body["tool_choice"]
     if tools and body.get("parallel_tool_calls") is False:
         fields["parallel_tool_calls"] = False
-    return Ask(
+    return ProgramRequest(
         messages=tuple(_said(message) for message in messages),
         tools=tools,
         include_usage=child(body.get("stream_options")).get("include_usage") is True,
@@ -50,18 +49,22 @@ def read(raw: bytes) -> Ask:
     )
 
 
-def _said(message: dict[str, Any]) -> Said:
+def _said(message: dict[str, Any]) -> ProgramMessage:
     name = message.get("role")
     role = _ROLES.get(name) if isinstance(name, str) else None
     if role is None:
-        raise BadAsk(f"a message has the role {str(name)[:40]!r}: use one of {', '.join(_ROLES)}")
+        raise BadProgramRequest(f"a message has the role {str(name)[:40]!r}: use one of {', '.join(_ROLES)}")
     text, images = content_of(message.get("content"), "content")
     if role is Role.ASSISTANT:
         field = next((each for each in REASONING_FIELDS if word(message.get(each))), "")
         calls = tuple(_call(call) for call in objects(message.get("tool_calls"), "tool_calls"))
-        return Said(role=role, text=text, images=images, tool_calls=calls, reasoning=word(message.get(field)))
+        return ProgramMessage(
+            role=role, text=text, images=images, tool_calls=calls, reasoning=word(message.get(field))
+        )
     answered = word(message.get("tool_call_id")) or word(message.get("name"))
-    return Said(role=role, text=text, images=images, tool_call_id=answered if role is Role.TOOL else "")
+    return ProgramMessage(
+        role=role, text=text, images=images, tool_call_id=answered if role is Role.TOOL else ""
+    )
 
 
 def _call(call: dict[str, Any]) -> ToolCall:
@@ -75,7 +78,7 @@ def _call(call: dict[str, Any]) -> ToolCall:
 
 
 def usage(completion: Completion) -> dict[str, Any]:
-    """The usage of a completion, as the two older wires of OpenAI write it."""
+    """Formats the usage of a completion for OpenAI's two older wires."""
     used = completion.usage
     read, written = used.prompt_tokens or 0, used.completion_tokens or 0  # no wire has a word for unknown
     return {
@@ -88,14 +91,13 @@ def usage(completion: Completion) -> dict[str, Any]:
 
 
 def finish_reason(completion: Completion) -> str:
-    """Why it ended, in OpenAI's words alone."""
+    """Returns the finish reason, limited to OpenAI's values."""
     if completion.finish_reason in ("length", "content_filter"):
         return completion.finish_reason
     return "tool_calls" if completion.tool_calls else "stop"
 
 
-def whole(ask: Ask, reply: Reply) -> dict[str, Any]:
-    """See Wire.whole."""
+def whole(ask: ProgramRequest, reply: ProgramReply) -> dict[str, Any]:
     said = reply.completion
     message: dict[str, Any] = {"role": "assistant", "content": said.text or None, "refusal": None}
     if not said.tool_calls:
@@ -108,8 +110,8 @@ def whole(ask: Ask, reply: Reply) -> dict[str, Any]:
     return {**_head(ask, reply, "chat.completion"), "choices": [choice], "usage": usage(said)}
 
 
-def stream(ask: Ask, reply: Reply) -> Iterator[bytes]:
-    """See Wire.stream. The usage is in the last chunk: one of its own where that was asked for."""
+def stream(ask: ProgramRequest, reply: ProgramReply) -> Iterator[bytes]:
+    """The last chunk has the usage; it is a separate chunk if the program asked for it."""
     said = reply.completion
     deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
     deltas += [{"reasoning_content": piece} for piece in pieces(said.reasoning)]
@@ -142,7 +144,7 @@ def _written(call: ToolCall) -> dict[str, Any]:
     }
 
 
-def _head(ask: Ask, reply: Reply, kind: str) -> dict[str, Any]:
+def _head(ask: ProgramRequest, reply: ProgramReply, kind: str) -> dict[str, Any]:
     return {
         "id": f"chatcmpl-{reply.id}",
         "object": kind,
@@ -151,9 +153,8 @@ def _head(ask: Ask, reply: Reply, kind: str) -> dict[str, Any]:
     }
 
 
-def broken(trouble: Trouble, message: str) -> bytes:
-    """See Wire.broken."""
-    return sse(openai_error(trouble, message)[1])
+def broken(failure: CallError, message: str) -> bytes:
+    return sse(openai_error(failure, message)[1])
 
 
 CHAT = Wire("chat", read, whole, stream, openai_error, broken)

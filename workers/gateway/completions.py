@@ -1,15 +1,15 @@
-"""OpenAI's completions of a text: the prompt goes upstream as one message of a user."""
+"""The wire of OpenAI's text completions; the prompt goes upstream as one user message."""
 
 from collections.abc import Iterator
 from typing import Any
 
 from orchard.schemas.messages import Role
 from orchard.workers.gateway import chat
-from orchard.workers.gateway.words import (
-    Ask,
-    BadAsk,
-    Reply,
-    Said,
+from orchard.workers.gateway.wire_types import (
+    BadProgramRequest,
+    ProgramMessage,
+    ProgramReply,
+    ProgramRequest,
     Wire,
     child,
     openai_error,
@@ -20,33 +20,30 @@ from orchard.workers.gateway.words import (
 )
 
 
-def read(raw: bytes) -> Ask:
-    """See Wire.read."""
+def read(raw: bytes) -> ProgramRequest:
     body = read_object(raw)
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1:
         prompt = prompt[0]
     if not isinstance(prompt, str):
-        raise BadAsk("prompt must be one text: the upstream is asked for chat completions")
+        raise BadProgramRequest("prompt must be one text: the upstream is asked for chat completions")
     for name, usual in (("n", 1), ("best_of", 1), ("echo", False), ("suffix", "")):
         if body.get(name) not in (None, usual):
-            raise BadAsk(f"{name} cannot be asked of an upstream of chat completions")
-    return Ask(
-        messages=(Said(role=Role.USER, text=prompt),),
+            raise BadProgramRequest(f"{name} cannot be asked of an upstream of chat completions")
+    return ProgramRequest(
+        messages=(ProgramMessage(role=Role.USER, text=prompt),),
         include_usage=child(body.get("stream_options")).get("include_usage") is True,
         fields={"stop": body["stop"]} if body.get("stop") is not None else {},
         **sampling(body, "max_tokens"),
     )
 
 
-def whole(ask: Ask, reply: Reply) -> dict[str, Any]:
-    """See Wire.whole."""
+def whole(ask: ProgramRequest, reply: ProgramReply) -> dict[str, Any]:
     choice = _choice(reply.completion.text, _reason(reply))
     return {**_head(ask, reply), "choices": [choice], "usage": chat.usage(reply.completion)}
 
 
-def stream(ask: Ask, reply: Reply) -> Iterator[bytes]:
-    """See Wire.stream."""
+def stream(ask: ProgramRequest, reply: ProgramReply) -> Iterator[bytes]:
     head, used = _head(ask, reply), {"usage": chat.usage(reply.completion)}
     for piece in pieces(reply.completion.text):
         yield sse({**head, "choices": [_choice(piece, None)]})
@@ -59,7 +56,7 @@ def stream(ask: Ask, reply: Reply) -> Iterator[bytes]:
     yield b"data: [DONE]\n\n"
 
 
-def _reason(reply: Reply) -> str:
+def _reason(reply: ProgramReply) -> str:
     reason = chat.finish_reason(reply.completion)
     return "stop" if reason == "tool_calls" else reason
 
@@ -68,7 +65,7 @@ def _choice(text: str, reason: str | None) -> dict[str, Any]:
     return {"index": 0, "text": text, "finish_reason": reason, "logprobs": None}
 
 
-def _head(ask: Ask, reply: Reply) -> dict[str, Any]:
+def _head(ask: ProgramRequest, reply: ProgramReply) -> dict[str, Any]:
     return {
         "id": f"cmpl-{reply.id}",
         "object": "text_completion",

@@ -1,8 +1,8 @@
-"""The calls of one program in one attempt: recorded in the message tree, answered within the budget.
+"""Records the calls of one program in the attempt's message tree, and answers them within the budget.
 
-The record is whole whatever becomes of a call. What a program sent is recorded before the model is asked, an
-answer as soon as it came, each to its end though the program has gone away. A call that is given up while
-the model is at work leaves no answer.
+The record is complete whatever happens to a call. Messages are recorded before the model is asked, and an
+answer as soon as it came; both finish even if the program disconnects. A call that is cancelled while the
+model works leaves no answer.
 """
 
 import asyncio
@@ -20,12 +20,18 @@ from orchard.schemas.messages import MessageNode, Role, ToolCall
 from orchard.schemas.outcomes import ExitStatus
 from orchard.workers.episode.budgets import spent, time_left
 from orchard.workers.episode.message_tree import MessageTree
+from orchard.workers.episode.pictures import Picture, picture_of_url
 from orchard.workers.episode.prompts import Prompt
+from orchard.workers.gateway.call_kinds import ProgramText, Root, delegates, kind_of, quotes, root_of
 from orchard.workers.gateway.forest import Forest
-from orchard.workers.gateway.kinds import Root, Told, gives, kind_of, quotes, root_of
-from orchard.workers.gateway.pictured import pictured
 from orchard.workers.gateway.upstream import messages_of, sampling_of
-from orchard.workers.gateway.words import Ask, Refused, Said, Trouble, image_mark
+from orchard.workers.gateway.wire_types import (
+    CallError,
+    CallRejected,
+    ProgramMessage,
+    ProgramRequest,
+    image_mark,
+)
 from orchard.workers.llm.answers import Completion
 from orchard.workers.llm.client import ModelClient
 from orchard.workers.llm.errors import ContextLengthExceeded, OutOfTime, RequestRefused, context_too_small
@@ -33,15 +39,15 @@ from orchard.workers.llm.errors import ContextLengthExceeded, OutOfTime, Request
 T = TypeVar("T")
 
 MOST_RECORDED = 256 * 1024 * 1024
-"""Bytes of all that one program says: what its model does not answer costs no step, and is recorded."""
+"""Maximum bytes that one program sends, because calls without an answer cost no step but are recorded."""
 _MESSAGE = 1000
-"""Bytes that a message takes beside what it says."""
+"""Bytes that a message takes in addition to its text."""
 _OWN = (CallKind.MAIN, CallKind.COMPACTION)
-"""Kinds whose replies may be the last word of the rollout."""
+"""Kinds of calls whose replies may end the rollout."""
 
 
 class _Reply(NamedTuple):
-    """A recorded answer, as the program was told it."""
+    """A recorded answer, as the program received it."""
 
     kind: CallKind
     text: str
@@ -49,8 +55,6 @@ class _Reply(NamedTuple):
 
 
 class _Question(NamedTuple):
-    """A call, recorded, that waits for its answer."""
-
     node: str
     prompt: Prompt
     kind: CallKind
@@ -58,16 +62,35 @@ class _Question(NamedTuple):
     tools: Sequence[dict[str, Any]]
 
 
-def _size(said: Said) -> int:
-    """About the bytes of a message."""
+def _split_pictures(said: ProgramMessage) -> tuple[str, list[Picture], list[str]]:
+    """Splits a message into its text, its pictures with their positions, and the URLs whose marks stay in the
+    text: network addresses, and data that is no picture."""
+    text, at = "", 0
+    pictures: list[Picture] = []
+    others: list[str] = []
+    for url in said.images:
+        mark = image_mark(url)
+        start = said.text.index(mark, at)
+        text += said.text[at:start]
+        at = start + len(mark)
+        picture = None if said.role is Role.ASSISTANT else picture_of_url(url, at=len(text))
+        if picture is None:
+            text += mark
+            others.append(url)
+        else:
+            pictures.append(picture)
+    return text + said.text[at:], pictures, others
+
+
+def _size(said: ProgramMessage) -> int:
     texts = (said.text, said.reasoning, *said.images, *(call.arguments for call in said.tool_calls))
     return _MESSAGE * (1 + len(said.tool_calls)) + sum(len(text.encode()) for text in texts)
 
 
 class Recording:
-    """What one program asks its model, and what becomes of it. Used in one event loop.
+    """Records one program's calls and asks its model. Use it in one event loop.
 
-    Its calls may overlap: steps of the budget count those under way, and one that would be too many waits for
+    Calls may overlap: running calls count as steps of the budget, and a call that could exceed it waits for
     them.
     """
 
@@ -85,7 +108,7 @@ class Recording:
         self.leaf = ""
         """Node id of the last reply of the main conversation."""
         self.failed = asyncio.Event()
-        """Set when something failed on our side: `check` raises it, and no call is answered any more."""
+        """Set after an infrastructure failure: `check` raises it, and no later call is answered."""
         self._trace = trace
         self._model = model
         self._budget = budget
@@ -93,43 +116,41 @@ class Recording:
         self._timeout = timeout
         self._failure: BaseException | None = None
         self._refusal: RequestRefused | None = None
-        """Of the main conversation."""
         self._over: ExitStatus | None = None
         self._too_long: ContextLengthExceeded | None = None
-        """Of the newest call of the main conversation, where it was longer than the model takes."""
+        """The error of the main conversation's newest call, if that exceeded the model's context."""
         self._forest = Forest()
         self._replies: dict[str, _Reply] = {}
-        """By node, in the order in which they came first."""
+        """Replies by node, in the order in which they first came."""
         self._images: dict[str, str] = {}
-        """URLs of images that are no pictures of the record, by their marks."""
+        """Maps marks to URLs of images that are not stored as pictures."""
         self._offered: set[bytes] = set()
-        """Sets of tools that are in the record."""
+        """Canonical tool lists that are already recorded."""
         self._main: Root | None = None
         self._recorded = 0
         self._flying = 0
         self._given_up = False
-        """Whether a call was given up while the model owed its answer, and none was answered since."""
+        """Whether a call was cancelled while the model owed its answer, with no later answer."""
         self._landed = asyncio.Event()
         self._recording = asyncio.Lock()
 
     @property
     def ended(self) -> ExitStatus | None:
-        """What ran out: a call was refused for it, and none was answered since. None: the program is to say
-        itself how it ended."""
+        """What ran out, if a call was rejected for it and none was answered since. None if the program's own
+        end decides."""
         return self._over or (ExitStatus.TOKEN_LIMIT if self._too_long else None)
 
     @property
     def unanswered(self) -> bool:
-        """Whether the model owes the program an answer, or owed one when the program went away."""
+        """Whether the model owes the program an answer, or owed one when the program disconnected."""
         return self._flying > 0 or self._given_up
 
     def check(self) -> None:
-        """Raise what failed on our side, as a dead endpoint does: an InfrastructureError, or a fault.
+        """Raises the infrastructure failure of this program, if any: an InfrastructureError, or a bug.
 
-        However the program ended, its attempt has no reward then. An endpoint that refused the main
-        conversation, or served too small a context for it, and never answered it cannot serve the program.
-        Where it has answered, a refusal is for what stands in the conversation, and that is the program's or
-        its model's.
+        The attempt then has no reward, however the program ended. An endpoint that refused the main
+        conversation, or serves too small a context for it, and never answered it cannot serve the program.
+        After an answer, a refusal is caused by the conversation, and so by the program or its model.
         """
         if self._failure is not None:
             raise self._failure
@@ -140,43 +161,43 @@ class Recording:
         if self._too_long is not None and self._over is None:
             raise context_too_small(self._too_long)
 
-    async def answer(self, ask: Ask, headers: Mapping[str, str]) -> Completion:
-        """What the model answers. `headers` have lower-case names. Raises Refused, and nothing else.
+    async def answer(self, ask: ProgramRequest, headers: Mapping[str, str]) -> Completion:
+        """Returns the model's answer. `headers` have lower-case names. Raises CallRejected, and nothing else.
 
-        What failed on our side lasts: all later calls are refused.
+        An infrastructure failure lasts: all later calls are rejected.
         """
-        await self._take_place()
+        await self._take_slot()
         try:
             question = await self._to_its_end(self._asked(ask, headers))
             ask = msgspec.structs.replace(ask, messages=())  # what the model reads is in the tree
             completion = await self._completion(ask, question)
             await self._to_its_end(self._answered(question, completion))
-        except Refused:
+        except CallRejected:
             raise
         except Exception as error:
             self._fail(error)
-            raise Refused(Trouble.UNAVAILABLE) from error
+            raise CallRejected(CallError.UNAVAILABLE) from error
         finally:
             self._flying -= 1
             self._landed.set()
             self._landed = asyncio.Event()
         return completion
 
-    async def _take_place(self) -> None:
-        """Count a call as under way. Raises Refused where there is to be none any more."""
+    async def _take_slot(self) -> None:
+        """Counts a call as running. Raises CallRejected if no more calls are allowed."""
         while True:
             if self._failure is not None:
-                raise Refused(Trouble.UNAVAILABLE)
+                raise CallRejected(CallError.UNAVAILABLE)
             self._over = self._over or spent(self._trace.totals, self._budget)
             if self._over is not None:
-                raise Refused(Trouble.BUDGET, f"{Trouble.BUDGET.value}: {self._over.value}")
+                raise CallRejected(CallError.BUDGET, f"{CallError.BUDGET.value}: {self._over.value}")
             steps = self._budget.steps
             if not (0 < steps <= self._trace.totals.turns + self._flying):
                 break
             await self._landed.wait()
         self._flying += 1
 
-    async def _asked(self, ask: Ask, headers: Mapping[str, str]) -> _Question:
+    async def _asked(self, ask: ProgramRequest, headers: Mapping[str, str]) -> _Question:
         async with self._recording:
             known, node = self._forest.match(ask.messages)
             trunk = self._trace.path(node) if node is not None else []
@@ -184,23 +205,23 @@ class Recording:
             for said in ask.messages[known:]:
                 parent, node = node, await self._said(node, said)
                 self._forest.add(parent, said, node)
-            assert node is not None  # an Ask has messages
+            assert node is not None  # a ProgramRequest has messages
             return await self._question(ask, headers, node, trunk)
 
-    def _make_room(self, messages: Sequence[Said], tools: Sequence[dict[str, Any]]) -> None:
-        """Raises Refused where so much more is too much for a record."""
+    def _make_room(self, messages: Sequence[ProgramMessage], tools: Sequence[dict[str, Any]]) -> None:
+        """Raises CallRejected if the record would become too large."""
         offered = canonical(tools)
         size = self._recorded + sum(map(_size, messages))
         if offered not in self._offered:
             size += len(offered)
         if size > MOST_RECORDED:
             self._over = ExitStatus.TOKEN_LIMIT
-            raise Refused(Trouble.BUDGET, f"all that was sent has more than {MOST_RECORDED} bytes")
+            raise CallRejected(CallError.BUDGET, f"all that was sent has more than {MOST_RECORDED} bytes")
         self._recorded = size
         self._offered.add(offered)
 
-    async def _said(self, parent: str | None, said: Said) -> str:
-        text, pictures, others = pictured(said)
+    async def _said(self, parent: str | None, said: ProgramMessage) -> str:
+        text, pictures, others = _split_pictures(said)
         self._images |= {image_mark(url): url for url in others}
         return await self._trace.said(
             parent,
@@ -213,7 +234,7 @@ class Recording:
         )
 
     async def _question(
-        self, ask: Ask, headers: Mapping[str, str], node: str, trunk: list[MessageNode]
+        self, ask: ProgramRequest, headers: Mapping[str, str], node: str, trunk: list[MessageNode]
     ) -> _Question:
         before = [reply for each in trunk if (reply := self._replies.get(each.node_id))]
         source, quoted = (None, False) if before else self._source(ask.messages[len(trunk) :])
@@ -228,17 +249,17 @@ class Recording:
             self._main = root_of(ask)
         return _Question(node, await self._trace.prompt(node), kind, source, ask.tools)
 
-    def _source(self, messages: tuple[Said, ...]) -> tuple[str | None, bool]:
-        """The newest reply that new messages begin from, and whether they quote its text."""
-        told = Told(messages)
+    def _source(self, messages: tuple[ProgramMessage, ...]) -> tuple[str | None, bool]:
+        """Returns the newest reply that new messages start from, and whether they quote its text."""
+        told = ProgramText(messages)
         for node, reply in reversed(self._replies.items()):
             if quotes(told, reply.text):
                 return node, True
-            if any(gives(call, told) for call in reply.calls):
+            if any(delegates(call, told) for call in reply.calls):
                 return node, False
         return None, False
 
-    async def _completion(self, ask: Ask, question: _Question) -> Completion:
+    async def _completion(self, ask: ProgramRequest, question: _Question) -> Completion:
         spec, fields = sampling_of(ask, self.spec)
         own = question.kind in _OWN
         asked = time.monotonic()
@@ -259,13 +280,13 @@ class Recording:
         except OutOfTime:
             self._over = ExitStatus.UNANSWERED
             self._trace.waited(time.monotonic() - asked)
-            raise Refused(Trouble.BUDGET, f"{Trouble.BUDGET.value}: {self._over.value}") from None
+            raise CallRejected(CallError.BUDGET, f"{CallError.BUDGET.value}: {self._over.value}") from None
         except ContextLengthExceeded as error:
             self._too_long = error if own else self._too_long
-            raise Refused(Trouble.CONTEXT) from None
+            raise CallRejected(CallError.CONTEXT) from None
         except RequestRefused as error:
             self._refusal = error if own else self._refusal
-            raise Refused(Trouble.INVALID, error.detail) from None
+            raise CallRejected(CallError.INVALID, error.detail) from None
 
     async def _answered(self, question: _Question, completion: Completion) -> None:
         async with self._recording:
@@ -277,7 +298,7 @@ class Recording:
                 tools=question.tools,
                 images_shown=question.prompt.images,
             )
-            said = Said(role=Role.ASSISTANT, text=completion.text, tool_calls=completion.tool_calls)
+            said = ProgramMessage(role=Role.ASSISTANT, text=completion.text, tool_calls=completion.tool_calls)
             self._forest.add(question.node, said, node)
             self._replies.setdefault(node, _Reply(question.kind, completion.text, completion.tool_calls))
             self._given_up = False
@@ -285,8 +306,8 @@ class Recording:
                 self.leaf, self._too_long = node, None
 
     async def _to_its_end(self, step: Coroutine[Any, Any, T]) -> T:
-        """A step of recording, to its end though its caller is cancelled: the log has no half of it. What it
-        raises then is not lost."""
+        """Finishes a step of recording even if its caller is cancelled, so that the log has no half of it. An
+        exception after the cancellation is kept as the failure."""
         task = asyncio.create_task(step)
         try:
             return await asyncio.shield(task)
@@ -295,7 +316,7 @@ class Recording:
                 with suppress(asyncio.CancelledError):
                     await asyncio.wait({task})
             error = None if task.cancelled() else task.exception()
-            if error is not None and not isinstance(error, Refused):
+            if error is not None and not isinstance(error, CallRejected):
                 self._fail(error)
             raise
 

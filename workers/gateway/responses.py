@@ -1,4 +1,5 @@
-"""OpenAI's Responses: a conversation as items, the whole of it in each request, since no response is kept."""
+"""The wire of OpenAI's Responses: each request has the whole conversation as items, because no response is
+stored."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,21 +7,21 @@ from typing import Any
 import msgspec
 
 from orchard.schemas.messages import Role, ToolCall
-from orchard.workers.gateway.words import (
-    Ask,
-    BadAsk,
-    Reply,
-    Said,
-    Trouble,
+from orchard.workers.gateway.wire_types import (
+    BadProgramRequest,
+    CallError,
+    ProgramMessage,
+    ProgramReply,
+    ProgramRequest,
     Wire,
     as_json,
     as_object,
     child,
     content_of,
+    merge_system_messages,
     named,
     objects,
     openai_error,
-    opening,
     pieces,
     read_object,
     sampling,
@@ -30,28 +31,27 @@ from orchard.workers.gateway.words import (
 
 _ROLES = {"system": Role.SYSTEM, "developer": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT}
 _SPACE = "namespace"
-"""A tool that is a set of functions, as Codex tells of an MCP server; each call names it again."""
+"""Type of a tool that is a set of functions, as Codex represents an MCP server; each call names it again."""
 _INPUT = "input"
-"""The one property of a custom tool when it is told to the upstream as a function."""
+"""The only property of a custom tool's arguments when it is sent upstream as a function."""
 
 
-def read(raw: bytes) -> Ask:
-    """See Wire.read."""
+def read(raw: bytes) -> ProgramRequest:
     body = read_object(raw)
     if body.get("previous_response_id") is not None:
-        raise BadAsk("previous_response_id: no response is kept; send the whole input")
+        raise BadProgramRequest("previous_response_id: no response is kept; send the whole input")
     tools, spaces = _flat(objects(body.get("tools"), "tools"))
     custom = frozenset(
         named(tool.get("name"), "the name of a tool") for tool in tools if tool.get("type") == "custom"
     )
-    said = [Said(role=Role.SYSTEM, text=word(body.get("instructions")))]
+    said = [ProgramMessage(role=Role.SYSTEM, text=word(body.get("instructions")))]
     asked = body.get("input")
     items = [{"role": "user", "content": asked}] if isinstance(asked, str) else objects(asked, "input")
     for item in items:
         _take(said, item)
-    messages = opening(said)
+    messages = merge_system_messages(said)
     if not messages:
-        raise BadAsk("input must not be empty")
+        raise BadProgramRequest("input must not be empty")
     told = tuple(_tool(tool) for tool in tools if tool.get("type") in ("function", "custom"))
     fields: dict[str, Any] = {}
     choice = body.get("tool_choice")
@@ -67,7 +67,7 @@ def read(raw: bytes) -> Ask:
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}
     elif form.get("type") == "json_object":
         fields["response_format"] = {"type": "json_object"}
-    return Ask(
+    return ProgramRequest(
         messages=tuple(messages),
         tools=told,
         custom=custom,
@@ -78,7 +78,7 @@ def read(raw: bytes) -> Ask:
 
 
 def _flat(tools: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, tuple[str, str]]]:
-    """The tools with those of namespaces by their full names, and full name to namespace and name."""
+    """Flattens namespaces: returns the tools under full names, and maps full names to namespace and name."""
     found, spaces = list[dict[str, Any]](), dict[str, tuple[str, str]]()
     for tool in tools:
         if tool.get("type") != _SPACE:
@@ -108,39 +108,41 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _take(said: list[Said], item: dict[str, Any]) -> None:
-    """Add an item. Reasoning, text and calls that follow each other are one message of the assistant."""
+def _take(said: list[ProgramMessage], item: dict[str, Any]) -> None:
+    """Appends an item. Consecutive reasoning, text and calls become one assistant message."""
     kind = item.get("type", "message")
     if kind == "message":
         name = item.get("role")
         role = _ROLES.get(name) if isinstance(name, str) else None
         if role is None:
-            raise BadAsk(f"an item has the role {str(name)[:40]!r}: use one of {', '.join(_ROLES)}")
+            raise BadProgramRequest(
+                f"an item has the role {str(name)[:40]!r}: use one of {', '.join(_ROLES)}"
+            )
         between = "" if role is Role.ASSISTANT else "\n"
         text, images = content_of(item.get("content"), "content", between)
-        _join(said, Said(role=role, text=text, images=images))
+        _join(said, ProgramMessage(role=role, text=text, images=images))
     elif kind == "reasoning":
         parts = item.get("content") or item.get("summary")
-        _join(said, Said(role=Role.ASSISTANT, reasoning=content_of(parts, "reasoning", "\n")[0]))
+        _join(said, ProgramMessage(role=Role.ASSISTANT, reasoning=content_of(parts, "reasoning", "\n")[0]))
     elif kind in ("function_call", "custom_tool_call"):
         written = word(item.get("arguments")) if kind == "function_call" else _wrapped(item)
         call_id = named(item.get("call_id"), "call_id")
         name, space = word(item.get("name")), word(item.get(_SPACE))
         call = ToolCall(id=call_id, name=_full(space, name) if space else name, arguments=written)
-        _join(said, Said(role=Role.ASSISTANT, tool_calls=(call,)))
+        _join(said, ProgramMessage(role=Role.ASSISTANT, tool_calls=(call,)))
     elif kind in ("function_call_output", "custom_tool_call_output"):
         text, images = content_of(item.get("output"), "output", "\n")
         answered = named(item.get("call_id"), "call_id")
-        said.append(Said(role=Role.TOOL, text=text, images=images, tool_call_id=answered))
+        said.append(ProgramMessage(role=Role.TOOL, text=text, images=images, tool_call_id=answered))
     elif kind == "item_reference":
-        raise BadAsk("item_reference: no item is kept; send the item itself")
+        raise BadProgramRequest("item_reference: no item is kept; send the item itself")
 
 
 def _wrapped(item: dict[str, Any]) -> str:
     return as_json({_INPUT: word(item.get("input"))})
 
 
-def _join(said: list[Said], more: Said) -> None:
+def _join(said: list[ProgramMessage], more: ProgramMessage) -> None:
     last = said[-1]
     if more.role is not Role.ASSISTANT or last.role is not Role.ASSISTANT:
         said.append(more)
@@ -154,8 +156,7 @@ def _join(said: list[Said], more: Said) -> None:
     )
 
 
-def whole(ask: Ask, reply: Reply) -> dict[str, Any]:
-    """See Wire.whole."""
+def whole(ask: ProgramRequest, reply: ProgramReply) -> dict[str, Any]:
     cut = reply.completion.finish_reason == "length"
     used = reply.completion.usage
     read, written = used.prompt_tokens or 0, used.completion_tokens or 0  # no wire has a word for unknown
@@ -173,8 +174,7 @@ def whole(ask: Ask, reply: Reply) -> dict[str, Any]:
     }
 
 
-def stream(ask: Ask, reply: Reply) -> Iterator[bytes]:
-    """See Wire.stream."""
+def stream(ask: ProgramRequest, reply: ProgramReply) -> Iterator[bytes]:
     done = whole(ask, reply)
     events: list[tuple[str, dict[str, Any]]] = [
         ("response.created", {"response": _head(ask, reply)}),
@@ -188,7 +188,7 @@ def stream(ask: Ask, reply: Reply) -> Iterator[bytes]:
 
 
 def _item_events(item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The events of one item; each has its output_index from the caller."""
+    """Yields the events of one item; the caller adds its output_index."""
     kind, place = item["type"], {"item_id": item["id"]}
     if kind == "message":
         part = item["content"][0]
@@ -218,7 +218,7 @@ def _item_events(item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "response.output_item.done", {"item": item}
 
 
-def _items(ask: Ask, reply: Reply) -> list[dict[str, Any]]:
+def _items(ask: ProgramRequest, reply: ProgramReply) -> list[dict[str, Any]]:
     said, items = reply.completion, list[dict[str, Any]]()
     if said.reasoning:
         summary = [{"type": "summary_text", "text": said.reasoning}]
@@ -243,7 +243,7 @@ def _items(ask: Ask, reply: Reply) -> list[dict[str, Any]]:
     return items
 
 
-def _head(ask: Ask, reply: Reply) -> dict[str, Any]:
+def _head(ask: ProgramRequest, reply: ProgramReply) -> dict[str, Any]:
     return {
         "id": f"resp_{reply.id}",
         "object": "response",
@@ -262,14 +262,13 @@ def _head(ask: Ask, reply: Reply) -> dict[str, Any]:
     }
 
 
-def error(trouble: Trouble, message: str) -> tuple[int, dict[str, Any]]:
-    """See Wire.error. Codex gives up after a 429, and tries others again."""
-    return openai_error(trouble, message, budget=429)
+def error(failure: CallError, message: str) -> tuple[int, dict[str, Any]]:
+    """Codex stops after a 429, and retries after other errors."""
+    return openai_error(failure, message, budget=429)
 
 
-def broken(trouble: Trouble, message: str) -> bytes:
-    """See Wire.broken."""
-    said = error(trouble, message)[1]["error"]
+def broken(failure: CallError, message: str) -> bytes:
+    said = error(failure, message)[1]["error"]
     failed: dict[str, Any] = {"object": "response", "status": "failed", "output": [], "id": "resp_failed"}
     failed["error"] = {"code": said["code"] or said["type"], "message": message}
     return sse({"type": "response.failed", "sequence_number": 0, "response": failed}, "response.failed")

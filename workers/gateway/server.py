@@ -1,4 +1,4 @@
-"""The gateway's server: on loopback, one address for each attempt, nothing else behind it."""
+"""The gateway's HTTP server on loopback, with a secret path for each attempt."""
 
 import asyncio
 import hmac
@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -19,24 +20,29 @@ from orchard.streams.tasks import end
 from orchard.workers.gateway.anthropic import ANTHROPIC, counted
 from orchard.workers.gateway.chat import CHAT
 from orchard.workers.gateway.completions import COMPLETIONS
-from orchard.workers.gateway.models import listed, model
 from orchard.workers.gateway.recording import Recording
 from orchard.workers.gateway.responses import RESPONSES
-from orchard.workers.gateway.words import Ask, BadAsk, Refused, Reply, Trouble, Wire
+from orchard.workers.gateway.wire_types import (
+    BadProgramRequest,
+    CallError,
+    CallRejected,
+    ProgramReply,
+    ProgramRequest,
+    Wire,
+)
 
 LARGEST_BODY = 32 * 1024 * 1024
 MOST_MESSAGES = 20_000
-"""Of one request."""
 CALLS_AT_ONCE = 16
-"""Of one program: as many bodies of its are in memory, and other calls wait."""
+"""Maximum concurrent calls of one program, whose bodies are in memory; other calls wait."""
 QUIET_SECONDS = 15.0
 _LARGE = 2**20
-"""Bytes that are not read at once while other programs wait."""
+"""Bodies with more bytes are parsed in a thread, so that other programs need not wait."""
 _COMMENT = b": the model is at work\n\n"
 _STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 _OBJECT = {"Content-Type": "application/json"}
 _FINAL = {"x-should-retry": "false"}
-"""Clients of both vendors obey it: all tries that are worth it were made."""
+"""Tells clients of both vendors not to retry: the gateway has already retried."""
 _WIRES = {
     "chat/completions": CHAT,
     "completions": COMPLETIONS,
@@ -45,50 +51,49 @@ _WIRES = {
 }
 _COUNT = "messages/count_tokens"
 _PATH = re.compile(r"/r/([^/]+)/+(?:api/+)?(?:v1/+)*(.*)", re.DOTALL)
-"""The key of a door, and an address; clients put version paths before it, also twice."""
+"""Matches the access key and the address; clients put version paths before the address, some twice."""
 
 
 @dataclass(frozen=True)
-class Door:
+class GatewayAccess:
     """The address of one attempt's program, while it is open."""
 
     path: str
-    """`/r/ROLLOUT.ATTEMPT.SECRET`: who knows it may call."""
+    """The path `/r/ROLLOUT.ATTEMPT.SECRET`; whoever knows it may call."""
     port: int
-    """On loopback of this machine; a sandbox reaches it by a reverse tunnel."""
+    """Port on this machine's loopback; a sandbox reaches it by a reverse tunnel."""
     recording: Recording
     calls: "set[asyncio.Task[Any]]" = field(default_factory=set)
-    """Requests under way."""
-    places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(CALLS_AT_ONCE))
+    slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(CALLS_AT_ONCE))
 
     @property
     def url(self) -> str:
-        """From this machine. Clients put `/v1` behind it, or nothing."""
+        """The URL on this machine. Clients append `/v1`, or nothing."""
         return f"http://127.0.0.1:{self.port}{self.path}"
 
 
 class Gateway:
-    """One in each worker. It listens while a door is open, so one that no harness asks for costs nothing."""
+    """One gateway per worker. It listens only while an access is open."""
 
     def __init__(self, quiet_seconds: float = QUIET_SECONDS) -> None:
         self._quiet = quiet_seconds
-        self._doors: dict[str, Door] = {}
+        self._open: dict[str, GatewayAccess] = {}
         self._runner: web.AppRunner | None = None
         self._users = 0
         self._turn = asyncio.Lock()
 
     @asynccontextmanager
-    async def open(self, name: str, recording: Recording) -> AsyncIterator[Door]:
-        """A door for the program of attempt `name`. When it is closed its calls have ended, and nothing is
-        recorded any more."""
+    async def open(self, name: str, recording: Recording) -> AsyncIterator[GatewayAccess]:
+        """Opens an access for the program of attempt `name`. On exit, its calls have ended and nothing more
+        is recorded."""
         port = await self._listen()
         key = f"{name}.{secrets.token_hex(16)}"
-        door = self._doors[key] = Door(f"/r/{key}", port, recording)
+        access = self._open[key] = GatewayAccess(f"/r/{key}", port, recording)
         try:
-            yield door
+            yield access
         finally:
-            del self._doors[key]
-            for call in list(door.calls):
+            del self._open[key]
+            for call in list(access.calls):
                 await end(call)
             await self._leave()
 
@@ -114,68 +119,74 @@ class Gateway:
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         found = _PATH.fullmatch(request.path.rstrip("/"))
-        door = self._door(found[1]) if found else None
-        if found is None or door is None:
-            return _trouble(CHAT, Trouble.NOT_FOUND)
+        access = self._access(found[1]) if found else None
+        if found is None or access is None:
+            return _failure(CHAT, CallError.NOT_FOUND)
         call = asyncio.current_task()
         assert call is not None
-        door.calls.add(call)
+        access.calls.add(call)
         try:
-            return await self._routed(request, door, found[2])
+            return await self._routed(request, access, found[2])
         except ConnectionError:
             return web.Response()  # for nobody: the program has gone away
         finally:
-            door.calls.discard(call)
+            access.calls.discard(call)
 
-    def _door(self, asked: str) -> Door | None:
-        """The open door of that name, told in a time that does not depend on how near a guess is."""
+    def _access(self, asked: str) -> GatewayAccess | None:
+        """Finds the open access of that key in constant time, so that guesses learn nothing."""
         guess = asked.encode(errors="replace")
-        same = (door for key, door in self._doors.items() if hmac.compare_digest(key.encode(), guess))
+        same = (access for key, access in self._open.items() if hmac.compare_digest(key.encode(), guess))
         return next(same, None)
 
-    async def _routed(self, request: web.Request, door: Door, address: str) -> web.StreamResponse:
+    async def _routed(self, request: web.Request, access: GatewayAccess, address: str) -> web.StreamResponse:
         if request.method == "GET" and (address == "models" or address.startswith("models/")):
             now, name = int(time.time()), address.partition("/")[2]
-            return _json(model(name, now) if name else listed(door.recording.spec.name, now))
+            return _json(
+                model_response(name, now) if name else models_response(access.recording.spec.name, now)
+            )
         wire = ANTHROPIC if address == _COUNT else _WIRES.get(address)
         if wire is None or request.method != "POST":
-            return _trouble(wire or CHAT, Trouble.NOT_FOUND)
+            return _failure(wire or CHAT, CallError.NOT_FOUND)
         try:
-            async with door.places:
+            async with access.slots:
                 if address == _COUNT:
                     return _json(counted(await _body(request)))
-                return await self._answered(request, door, wire, await _read(request, wire))
+                return await self._answered(request, access, wire, await _read(request, wire))
         except web.HTTPRequestEntityTooLarge:
-            return _trouble(wire, Trouble.TOO_LARGE)
-        except (BadAsk, BadHttpMessage, RequestPayloadError) as error:
-            return _trouble(wire, Trouble.INVALID, str(error))
+            return _failure(wire, CallError.TOO_LARGE)
+        except (BadProgramRequest, BadHttpMessage, RequestPayloadError) as error:
+            return _failure(wire, CallError.INVALID, str(error))
 
-    async def _answered(self, request: web.Request, door: Door, wire: Wire, ask: Ask) -> web.StreamResponse:
-        """The answer to one call. A stream begins when there is something to say or it was quiet for long,
-        so that trouble has a status where it can."""
+    async def _answered(
+        self, request: web.Request, access: GatewayAccess, wire: Wire, ask: ProgramRequest
+    ) -> web.StreamResponse:
+        """Answers one call. A stream begins when there is an answer or after a quiet period, so that early
+        errors can have a status."""
         if len(ask.messages) > MOST_MESSAGES:
-            return _trouble(wire, Trouble.TOO_LARGE, f"more than {MOST_MESSAGES} messages")
+            return _failure(wire, CallError.TOO_LARGE, f"more than {MOST_MESSAGES} messages")
         headers = {name.lower(): value for name, value in request.headers.items()}
-        answer = asyncio.create_task(door.recording.answer(ask, headers))
+        answer = asyncio.create_task(access.recording.answer(ask, headers))
         ask = msgspec.structs.replace(ask, messages=())  # they are in the record
-        door.calls.add(answer)
-        answer.add_done_callback(door.calls.discard)
+        access.calls.add(answer)
+        answer.add_done_callback(access.calls.discard)
         stream: web.StreamResponse | None = None
         try:
             while not (await asyncio.wait({answer}, timeout=self._quiet if ask.stream else None))[0]:
                 stream = stream or await _begun(request)
                 await stream.write(_COMMENT)
-            reply = Reply(id=secrets.token_hex(12), created=int(time.time()), completion=answer.result())
+            reply = ProgramReply(
+                id=secrets.token_hex(12), created=int(time.time()), completion=answer.result()
+            )
             if not ask.stream:
                 return await _sent(request, msgspec.json.encode(wire.whole(ask, reply)), _OBJECT)
             events = b"".join(wire.stream(ask, reply))
             if stream is None:
                 return await _sent(request, events, _STREAM)
             await stream.write(events)
-        except Refused as refused:
+        except CallRejected as refused:
             if stream is None:
-                return _trouble(wire, refused.trouble, refused.message)
-            await stream.write(wire.broken(refused.trouble, refused.message))
+                return _failure(wire, refused.failure, refused.message)
+            await stream.write(wire.broken(refused.failure, refused.message))
         finally:
             await end(answer)
             if not answer.cancelled():
@@ -185,7 +196,8 @@ class Gateway:
 
 
 async def _body(request: web.Request) -> bytes:
-    """The body of a request, which does not stay in memory with it. Raises HTTPRequestEntityTooLarge."""
+    """Reads a request's body without keeping it in memory with the request. Raises
+    HTTPRequestEntityTooLarge."""
     pieces, size = list[bytes](), 0
     async for piece in request.content.iter_any():
         size += len(piece)
@@ -195,14 +207,15 @@ async def _body(request: web.Request) -> bytes:
     return b"".join(pieces)
 
 
-async def _read(request: web.Request, wire: Wire) -> Ask:
-    """What a request asks. Raises BadAsk and HTTPRequestEntityTooLarge."""
+async def _read(request: web.Request, wire: Wire) -> ProgramRequest:
+    """Parses a request. Raises BadProgramRequest and HTTPRequestEntityTooLarge."""
     raw = await _body(request)
     return await asyncio.to_thread(wire.read, raw) if len(raw) > _LARGE else wire.read(raw)
 
 
 async def _sent(request: web.Request, body: bytes, headers: Mapping[str, str]) -> web.StreamResponse:
-    """An answer, when nearly all of it was read: one that is not keeps its place, and ends with its door."""
+    """Sends an answer and returns when nearly all of it was read. An unread one keeps its slot, and ends with
+    its access."""
     answer = web.StreamResponse(headers={**headers, "Content-Length": str(len(body))})
     await answer.prepare(request)
     await answer.write(body)
@@ -222,6 +235,26 @@ def _json(value: object, status: int = 200, headers: Mapping[str, str] | None = 
     )
 
 
-def _trouble(wire: Wire, trouble: Trouble, message: str = "") -> web.Response:
-    status, body = wire.error(trouble, message or trouble.value)
+def _failure(wire: Wire, failure: CallError, message: str = "") -> web.Response:
+    status, body = wire.error(failure, message or failure.value)
     return _json(body, status, _FINAL)
+
+
+def models_response(name: str, created: int) -> dict[str, Any]:
+    """Answers `GET models` for clients of OpenAI and of Anthropic, with the one model that is asked, whatever
+    name a program uses. `created` is in seconds since 1970."""
+    data = [model_response(name, created)]
+    return {"object": "list", "data": data, "has_more": False, "first_id": name, "last_id": name}
+
+
+def model_response(name: str, created: int) -> dict[str, Any]:
+    """Answers `GET models/NAME` for any name."""
+    return {
+        "id": name,
+        "object": "model",
+        "type": "model",
+        "created": created,
+        "created_at": datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z"),
+        "owned_by": "orchard",
+        "display_name": name,
+    }

@@ -1,7 +1,8 @@
-"""What goes upstream: the recorded path, never the program's copy of it. Pure.
+"""Builds requests to the upstream from the recorded path, never from the program's copy of it. Pure.
 
-So the model reads its own reasoning, its arguments as it wrote them and the same masked keys at each call,
-and prompts begin alike. Only what no endpoint takes is mended: arguments must be a JSON object.
+So at each call the model reads its own reasoning, its arguments as it wrote them and the same masked keys,
+and prompts share prefixes. Only arguments that are no JSON object are changed, because no endpoint accepts
+them.
 """
 
 import re
@@ -13,15 +14,14 @@ import msgspec
 
 from orchard.schemas.campaigns import ModelSpec
 from orchard.workers.episode.prompts import text_part, url_part
-from orchard.workers.gateway.words import UNPARSED, Ask, as_json, as_object
+from orchard.workers.gateway.wire_types import UNPARSED, ProgramRequest, as_json, as_object
 
 _MARK = re.compile(r"\[image [0-9a-f]+\]")
 
 
 def messages_of(messages: Sequence[dict[str, Any]], images: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Chat messages as they go upstream. `images` has the URLs, of pictures that are not in the record, by
-    the marks that stand for them: those of a tool's result follow in a message of the user, since a result is
-    a text."""
+    """Returns chat messages for the upstream. `images` maps marks to URLs of pictures that are not in the
+    record; those in a tool's result follow in a user message, because a result is text."""
     sent: list[dict[str, Any]] = []
     shown: list[dict[str, Any]] = []
     for message in messages:
@@ -44,12 +44,11 @@ def messages_of(messages: Sequence[dict[str, Any]], images: Mapping[str, str]) -
 
 
 def _found(parts: Sequence[dict[str, Any]], images: Mapping[str, str]) -> list[str]:
-    """The marks in the texts of a message that stand for images."""
     return [mark for part in parts for mark in _MARK.findall(part.get("text", "")) if mark in images]
 
 
 def _readable(arguments: str) -> str:
-    """The arguments as the model wrote them, where they are an object: chat templates take nothing else."""
+    """Returns the arguments unchanged if they are an object: chat templates accept nothing else."""
     value = as_object(arguments)
     return as_json(value) if UNPARSED in value or not arguments else arguments
 
@@ -65,9 +64,9 @@ def _parts(text: str, images: Mapping[str, str]) -> list[dict[str, Any]]:
     return parts + ([text_part(text[at:])] if text[at:] else [])
 
 
-def sampling_of(ask: Ask, spec: ModelSpec) -> tuple[ModelSpec, dict[str, Any]]:
-    """The model with the lower of two limits of tokens, and the fields that a program adds to its request.
-    Temperatures that the campaign sets win over the program's, or two harnesses could not be compared."""
+def sampling_of(ask: ProgramRequest, spec: ModelSpec) -> tuple[ModelSpec, dict[str, Any]]:
+    """Returns the model with the lower of two token limits, and the fields that a program adds to its
+    request. The campaign's temperature overrides the program's, so that harnesses can be compared."""
     limits = [limit for limit in (spec.max_tokens, ask.max_tokens) if limit is not None]
     sampled = {"temperature": ask.temperature, "top_p": ask.top_p}
     given = {name: value for name, value in sampled.items() if value is not None}

@@ -16,7 +16,7 @@ from orchard.workers.episode.machine import CommandOutcome, Machine
 from orchard.workers.episode.message_tree import MessageTree
 from orchard.workers.episode.worlds import OpenWorld
 from orchard.workers.gateway.recording import Recording
-from orchard.workers.gateway.server import Door, Gateway
+from orchard.workers.gateway.server import Gateway, GatewayAccess
 from orchard.workers.llm.answers import Completion
 from orchard.workers.llm.client import ModelClient
 from orchard.workers.llm.errors import ContextLengthExceeded, OutOfTime, context_too_small
@@ -82,7 +82,7 @@ class Episode:
         )
         return node, completion
 
-    def door(self) -> AbstractAsyncContextManager[Door]:
+    def door(self) -> AbstractAsyncContextManager[GatewayAccess]:
         """An address at which a program asks this episode's model, in any API, and is recorded in its trace.
         Call `recording.check()` when the program has ended, however it did."""
         recording = Recording(

@@ -3,15 +3,17 @@
 import time
 from contextlib import AbstractAsyncContextManager
 
+import msgspec
+
 from orchard.pipelines.tasks.proof import Proven, Refuted, Verdict
-from orchard.pipelines.tasks.proving import ProofContext
+from orchard.pipelines.tasks.proving import UNFIT, ProofContext
 from orchard.schemas.identity import digest
 from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward
 from orchard.schemas.tasks import Task, WorldUse
 from orchard.storage.blobs import BlobStore
 from orchard.workers.domains.gui.sites.catalog import content_of
 from orchard.workers.domains.gui.sites.goals import goal_of
-from orchard.workers.domains.gui.sites.grading import Handed, expected_of, graded, read_handed
+from orchard.workers.domains.gui.sites.grading import SiteSubmission, expected_of, graded, read_submission
 from orchard.workers.domains.gui.sites.oracle import PATIENCE, play
 from orchard.workers.domains.gui.sites.window import look
 from orchard.workers.episode.machine import Machine
@@ -24,7 +26,10 @@ _COMMAND_SECONDS = 120.0
 async def prove_task(task: Task, context: ProofContext) -> Verdict:
     """The prover of tasks on generated sites: by their records, and with `play` in a browser, too. Raises
     InfrastructureError."""
-    verdict = by_records(task)
+    try:
+        verdict = by_records(task)
+    except msgspec.ValidationError as error:
+        return Refuted(reason=UNFIT[AbortCause.INVALID_REQUEST], detail=f"settings of its grader: {error}")
     if context.play and isinstance(verdict, Proven):
         async with context.fresh(task) as machine:
             return await by_playing(task, machine, context.blobs)
@@ -37,8 +42,8 @@ def by_records(task: Task) -> Verdict:
     site."""
     expected = expected_of(task)
     right = expected.answer.value if expected.answer is not None else ""
-    at_end = Handed(records=expected.records, ended=ExitStatus.FINISHED, answer=right)
-    at_start = Handed(records=content_of(expected.site).records(), ended=ExitStatus.FINISHED)
+    at_end = SiteSubmission(records=expected.records, ended=ExitStatus.FINISHED, answer=right)
+    at_start = SiteSubmission(records=content_of(expected.site).records(), ended=ExitStatus.FINISHED)
     if (reward := graded(expected, at_end)).value != 1.0:
         return Refuted(reason="gold_does_not_resolve", detail=reward.detail)
     if graded(expected, at_start).value > 0:
@@ -86,7 +91,7 @@ async def played(task: Task, machine: Machine, blobs: BlobStore) -> tuple[Reward
                     await attempt.call(call)
                     if call.name == "done":
                         ended = ExitStatus.FINISHED
-            handed = read_handed(await attempt.hand_in(ended, ()))
+            handed = read_submission(await attempt.hand_in(ended, ()))
     finally:
         await shared.close()
     return graded(expected, handed), number

@@ -20,15 +20,15 @@ import pyarrow.parquet as pq
 from orchard.pipelines.datasets.exporters.interface import EXTRAS, MARK
 from orchard.pipelines.domains.gui.exporter import SCHEMA, written_call
 from orchard.schemas.messages import RESULT_TAGS
-from orchard.schemas.sites import Site
+from orchard.schemas.sites import SiteSpec
 from orchard.workers.domains.gui.browser.actions import clicked, succeeded_here
-from orchard.workers.domains.gui.browser.compact import CompactBrowser
+from orchard.workers.domains.gui.browser.harness import CompactBrowser
+from orchard.workers.domains.gui.browser.inputs import pixel
 from orchard.workers.domains.gui.browser.observing import CAPTION, CLOSED, framed, tab_line
 from orchard.workers.domains.gui.browser.prompts import request
-from orchard.workers.domains.gui.browser.screen import pixel
 from orchard.workers.domains.gui.sites.goals.tiny import in_order
 from orchard.workers.domains.gui.sites.oracle import play
-from orchard.workers.domains.gui.sites.play import Element, View
+from orchard.workers.domains.gui.sites.solving import Element, View
 from orchard.workers.domains.gui.sites.tiny import (
     COLOURS,
     MOST,
@@ -41,7 +41,7 @@ from orchard.workers.domains.gui.sites.tiny import (
     TICK,
     TICK_COLOUR,
     Place,
-    Tiny,
+    TinySite,
     What,
     scattered,
     shapes_beside,
@@ -62,9 +62,9 @@ _LIGHT = 205
 """Of each part of a ground's colour, at least."""
 _TRAY = 500
 """Rows written at once."""
-_SITE = Site(name="tiny", seed=0, layout="scatter", theme="light")
+_SITE = SiteSpec(name="tiny", seed=0, layout="scatter", theme="light")
 """Says no more to the oracle than the family."""
-_TAB = tab_line(0, f"http://{Tiny.host}/", Tiny.title, active=True)
+_TAB = tab_line(0, f"http://{TinySite.host}/", TinySite.title, active=True)
 _SEEN = framed(SIDE, SIDE, 0, [_TAB])
 """What stands beside a picture."""
 

@@ -17,7 +17,7 @@ from orchard.schemas.messages import MessageNode, Role
 from orchard.storage.blobs import BlobStore
 from orchard.workers.episode.message_tree import MessageTree
 from orchard.workers.gateway.recording import Recording
-from orchard.workers.gateway.words import Ask, Said
+from orchard.workers.gateway.wire_types import ProgramMessage, ProgramRequest
 from orchard.workers.llm.client import ModelClient
 from orchard.workers.llm.settings import EndpointSettings
 from tests.pipelines.policy.small_models import BASH, write_model
@@ -26,25 +26,27 @@ from tests.pipelines.rl.test_learner import ALONE, settings
 from tests.pipelines.rl.written_log import about, assembled, finished, plan_of, run_settings
 
 PLAN = plan_of(run_settings(bar=BarSettings(size=2, budget=2, interval=None)))
-SYSTEM = Said(role=Role.SYSTEM, text="You repair programs.")
-TASK = Said(role=Role.USER, text="Fix add.py")
-TITLE = Said(role=Role.USER, text="A title for: Fix add.py")
-ON = Said(role=Role.USER, text="go on")
+SYSTEM = ProgramMessage(role=Role.SYSTEM, text="You repair programs.")
+TASK = ProgramMessage(role=Role.USER, text="Fix add.py")
+TITLE = ProgramMessage(role=Role.USER, text="A title for: Fix add.py")
+ON = ProgramMessage(role=Role.USER, text="go on")
 
 
 async def a_program(recording: Recording) -> None:
     """Asks for a title, works, repeats a question, and begins anew with a summary of its own."""
 
-    async def ask(*messages: Said, tools: tuple[dict[str, object], ...] = (BASH,)) -> Said:
-        said = await recording.answer(Ask(messages=messages, tools=tools), {})
-        return Said(role=Role.ASSISTANT, text=said.text, tool_calls=said.tool_calls)
+    async def ask(
+        *messages: ProgramMessage, tools: tuple[dict[str, object], ...] = (BASH,)
+    ) -> ProgramMessage:
+        said = await recording.answer(ProgramRequest(messages=messages, tools=tools), {})
+        return ProgramMessage(role=Role.ASSISTANT, text=said.text, tool_calls=said.tool_calls)
 
     await ask(TITLE, tools=())
     first = await ask(SYSTEM, TASK)
     await ask(SYSTEM, TASK, first, ON)
     again = await ask(SYSTEM, TASK, first, ON)  # as after a dropped connection
     await ask(SYSTEM, TASK, first, ON, again, ON)
-    invented = Said(role=Role.ASSISTANT, text="I have read all files.")
+    invented = ProgramMessage(role=Role.ASSISTANT, text="I have read all files.")
     await ask(SYSTEM, TASK, invented, ON)
 
 

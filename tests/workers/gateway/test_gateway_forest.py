@@ -8,23 +8,23 @@ from hypothesis import strategies as st
 
 from orchard.schemas.llm_calls import CallKind
 from orchard.schemas.messages import Role, ToolCall
-from orchard.workers.gateway.forest import Forest, Match, superseded
-from orchard.workers.gateway.kinds import Told, gives, kind_of, quotes, root_of
-from orchard.workers.gateway.words import UNPARSED, Ask, Said
+from orchard.workers.gateway.call_kinds import ProgramText, delegates, kind_of, quotes, root_of
+from orchard.workers.gateway.forest import Forest, RecordedPrefix, superseded
+from orchard.workers.gateway.wire_types import UNPARSED, ProgramMessage, ProgramRequest
 
-SYSTEM = Said(role=Role.SYSTEM, text="be good")
-TASK = Said(role=Role.USER, text="do it")
+SYSTEM = ProgramMessage(role=Role.SYSTEM, text="be good")
+TASK = ProgramMessage(role=Role.USER, text="do it")
 SUMMARY = "The test fails in parse() of shop/sums.py, line 12.\nI wrote a script that shows it, /tmp/show.py."
 TOOLS = ({"type": "function", "function": {"name": "bash"}},)
 
 
 def reply(text="", arguments=None, **fields):
     calls = () if arguments is None else (ToolCall(id="c", name="bash", arguments=arguments),)
-    return Said(role=Role.ASSISTANT, text=text, tool_calls=calls, **fields)
+    return ProgramMessage(role=Role.ASSISTANT, text=text, tool_calls=calls, **fields)
 
 
 def result(text):
-    return Said(role=Role.TOOL, text=text, tool_call_id="c")
+    return ProgramMessage(role=Role.TOOL, text=text, tool_call_id="c")
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def forest():
         ("a1", result("a b"), "r1"),
         ("r1", reply("done"), "a2"),
         ("t", reply("I look.", layout), "b1"),
-        (None, Said(role=Role.USER, text="another"), "x"),
+        (None, ProgramMessage(role=Role.USER, text="another"), "x"),
     ]:
         forest.add(parent, said, node)
     return forest
@@ -51,16 +51,16 @@ LOOK = reply(" I look.\n", '{"command": "ls", "n": 1}', reasoning="thoughts that
 @pytest.mark.parametrize(
     ("messages", "expected"),
     [
-        ([SYSTEM, TASK], Match(2, "t")),
-        ([SYSTEM, TASK, LOOK], Match(3, "b1")),
-        ([SYSTEM, TASK, LOOK, result("a b")], Match(4, "r1")),
-        ([SYSTEM, TASK, LOOK, result("a b"), reply("done"), TASK], Match(5, "a2")),
-        ([SYSTEM, TASK, LOOK, result("other")], Match(3, "b1")),
-        ([SYSTEM, TASK, reply("I look.", '{"command": "pwd"}')], Match(2, "t")),
-        ([SYSTEM, TASK, reply("I look.")], Match(2, "t")),
-        ([Said(role=Role.USER, text="be good"), TASK], Match(0, None)),
-        ([TASK], Match(0, None)),
-        ([Said(role=Role.USER, text="another"), TASK], Match(1, "x")),
+        ([SYSTEM, TASK], RecordedPrefix(2, "t")),
+        ([SYSTEM, TASK, LOOK], RecordedPrefix(3, "b1")),
+        ([SYSTEM, TASK, LOOK, result("a b")], RecordedPrefix(4, "r1")),
+        ([SYSTEM, TASK, LOOK, result("a b"), reply("done"), TASK], RecordedPrefix(5, "a2")),
+        ([SYSTEM, TASK, LOOK, result("other")], RecordedPrefix(3, "b1")),
+        ([SYSTEM, TASK, reply("I look.", '{"command": "pwd"}')], RecordedPrefix(2, "t")),
+        ([SYSTEM, TASK, reply("I look.")], RecordedPrefix(2, "t")),
+        ([ProgramMessage(role=Role.USER, text="be good"), TASK], RecordedPrefix(0, None)),
+        ([TASK], RecordedPrefix(0, None)),
+        ([ProgramMessage(role=Role.USER, text="another"), TASK], RecordedPrefix(1, "x")),
     ],
     ids=[
         "a retry has the same parent",
@@ -81,14 +81,14 @@ def test_the_parent_is_the_end_of_the_longest_recorded_path(forest, messages, ex
 
 def test_recording_twice_changes_nothing(forest):
     forest.add("t", LOOK, "a1")
-    assert forest.match([SYSTEM, TASK, LOOK]) == Match(3, "b1")
+    assert forest.match([SYSTEM, TASK, LOOK]) == RecordedPrefix(3, "b1")
 
 
 def test_arguments_that_were_mended_for_a_program_are_found_again():
     forest = Forest()
     forest.add(None, reply("", '{"command": '), "a")
     said = f'{{"{UNPARSED}": "{{\\"command\\": "}}'
-    assert forest.match([reply("", said)]) == Match(1, "a")
+    assert forest.match([reply("", said)]) == RecordedPrefix(1, "a")
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_the_reply_that_was_consumed_counts(calls, continued, expected):
     assert superseded(calls, continued) == expected
 
 
-MAIN = Ask(messages=(SYSTEM, TASK), tools=TOOLS)
+MAIN = ProgramRequest(messages=(SYSTEM, TASK), tools=TOOLS)
 
 
 @pytest.mark.parametrize(
@@ -115,20 +115,20 @@ MAIN = Ask(messages=(SYSTEM, TASK), tools=TOOLS)
     [
         (MAIN, {}, CallKind.MAIN),
         (MAIN, {"main": root_of(MAIN)}, CallKind.MAIN),
-        (Ask(messages=(TASK,), tools=TOOLS), {"main": root_of(MAIN)}, CallKind.SUBAGENT),
-        (Ask(messages=(SYSTEM, TASK), tools=TOOLS * 2), {"main": root_of(MAIN)}, CallKind.MAIN),
+        (ProgramRequest(messages=(TASK,), tools=TOOLS), {"main": root_of(MAIN)}, CallKind.SUBAGENT),
+        (ProgramRequest(messages=(SYSTEM, TASK), tools=TOOLS * 2), {"main": root_of(MAIN)}, CallKind.MAIN),
         (
-            Ask(messages=(SYSTEM, TASK), tools=({"function": {"name": "read"}},)),
+            ProgramRequest(messages=(SYSTEM, TASK), tools=({"function": {"name": "read"}},)),
             {"main": root_of(MAIN)},
             CallKind.SUBAGENT,
         ),
-        (Ask(messages=(TASK,)), {}, CallKind.TITLE),
-        (Ask(messages=(Said(role=Role.USER, text="x" * 6001),)), {}, CallKind.MAIN),
-        (Ask(messages=(TASK,)), {"continues": CallKind.TITLE}, CallKind.MAIN),
+        (ProgramRequest(messages=(TASK,)), {}, CallKind.TITLE),
+        (ProgramRequest(messages=(ProgramMessage(role=Role.USER, text="x" * 6001),)), {}, CallKind.MAIN),
+        (ProgramRequest(messages=(TASK,)), {"continues": CallKind.TITLE}, CallKind.MAIN),
         (MAIN, {"continues": CallKind.SUBAGENT}, CallKind.SUBAGENT),
         (MAIN, {"continues": CallKind.COMPACTION}, CallKind.MAIN),
         (MAIN, {"quotes_reply": True, "main": root_of(MAIN)}, CallKind.COMPACTION),
-        (Ask(messages=(TASK,), max_tokens=1), {}, CallKind.PROBE),
+        (ProgramRequest(messages=(TASK,), max_tokens=1), {}, CallKind.PROBE),
         (MAIN, {"headers": {"x-claude-code-agent-id": "1"}}, CallKind.SUBAGENT),
         (MAIN, {"headers": {"x-codex-parent-thread-id": "1"}}, CallKind.SUBAGENT),
         (MAIN, {"headers": {"x-parent-session-id": "1"}}, CallKind.SUBAGENT),
@@ -144,19 +144,19 @@ def test_a_call_has_the_kind_that_its_signals_say(ask, given, kind):
 @pytest.mark.parametrize(
     ("messages", "expected"),
     [
-        ([SYSTEM, Said(role=Role.USER, text=f"Continue from here:\n{SUMMARY}")], True),
-        ([Said(role=Role.USER, text=f"<summary>{SUMMARY.splitlines()[0]}</summary>")], True),
+        ([SYSTEM, ProgramMessage(role=Role.USER, text=f"Continue from here:\n{SUMMARY}")], True),
+        ([ProgramMessage(role=Role.USER, text=f"<summary>{SUMMARY.splitlines()[0]}</summary>")], True),
         ([reply(SUMMARY)], False),
         ([TASK], False),
     ],
     ids=["whole", "half of it", "the reply itself", "nothing of it"],
 )
 def test_a_conversation_that_quotes_a_reply_is_told(messages, expected):
-    assert quotes(Told(messages), f"<analysis>\n{SUMMARY}") is expected
+    assert quotes(ProgramText(messages), f"<analysis>\n{SUMMARY}") is expected
 
 
 def test_a_short_reply_is_quoted_by_nobody():
-    assert not quotes(Told([Said(role=Role.USER, text="ok")]), "ok")
+    assert not quotes(ProgramText([ProgramMessage(role=Role.USER, text="ok")]), "ok")
 
 
 @pytest.mark.parametrize(
@@ -171,10 +171,12 @@ def test_a_short_reply_is_quoted_by_nobody():
 )
 def test_work_that_a_call_gives_to_another_conversation_is_told(arguments, expected):
     call = ToolCall(id="c", name="task", arguments=json.dumps(arguments))
-    told = Told([Said(role=Role.USER, text=f"You are a searcher, and short of words.\n{SUMMARY}")])
-    assert gives(call, told) is expected
+    told = ProgramText(
+        [ProgramMessage(role=Role.USER, text=f"You are a searcher, and short of words.\n{SUMMARY}")]
+    )
+    assert delegates(call, told) is expected
 
 
 @given(st.text("ab \n\u2028", max_size=12), st.text("ab \n\u2028", max_size=40))
 def test_what_was_told_is_found_as_any_text_in_a_text(part, text):
-    assert Told([Said(role=Role.USER, text=text)]).has(part) is (part in text)
+    assert ProgramText([ProgramMessage(role=Role.USER, text=text)]).has(part) is (part in text)

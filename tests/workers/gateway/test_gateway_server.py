@@ -26,7 +26,7 @@ from orchard.workers.failures import InfrastructureError
 from orchard.workers.gateway import recording, server
 from orchard.workers.gateway.forest import superseded
 from orchard.workers.gateway.server import Gateway
-from orchard.workers.gateway.words import UNPARSED, image_mark
+from orchard.workers.gateway.wire_types import UNPARSED, image_mark
 from orchard.workers.harnesses.interface import Episode
 from orchard.workers.llm.client import ModelClient
 from orchard.workers.llm.settings import EndpointSettings, Price

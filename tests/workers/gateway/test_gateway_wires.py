@@ -17,16 +17,16 @@ from orchard.schemas.messages import Role, ToolCall
 from orchard.workers.gateway.anthropic import ANTHROPIC, BILLING, counted
 from orchard.workers.gateway.chat import CHAT
 from orchard.workers.gateway.completions import COMPLETIONS
-from orchard.workers.gateway.models import listed, model
 from orchard.workers.gateway.responses import RESPONSES
-from orchard.workers.gateway.words import (
+from orchard.workers.gateway.server import model_response, models_response
+from orchard.workers.gateway.wire_types import (
     PIECE,
     UNPARSED,
-    Ask,
-    BadAsk,
-    Reply,
-    Said,
-    Trouble,
+    BadProgramRequest,
+    CallError,
+    ProgramMessage,
+    ProgramReply,
+    ProgramRequest,
     Wire,
     image_mark,
 )
@@ -59,10 +59,10 @@ class Server:
     def __init__(self) -> None:
         self.url = ""
         self.completion = ANSWER
-        self.trouble: Trouble | None = None
+        self.trouble: CallError | None = None
         self.late = False
         """Whether the trouble comes after the stream has begun."""
-        self.asks: list[Ask] = []
+        self.asks: list[ProgramRequest] = []
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         wire = PATHS[request.path]
@@ -71,7 +71,7 @@ class Server:
         if self.trouble and not self.late:
             status, body = wire.error(self.trouble, "no more")
             return web.json_response(body, status=status, headers={"x-should-retry": "false"})
-        reply = Reply(id="1", created=5, completion=self.completion)
+        reply = ProgramReply(id="1", created=5, completion=self.completion)
         if not ask.stream:
             return web.json_response(wire.whole(ask, reply))
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -82,7 +82,7 @@ class Server:
 
     async def models(self, request: web.Request) -> web.StreamResponse:
         name = request.match_info.get("name")
-        return web.json_response(model(name, 5) if name else listed("small", 5))
+        return web.json_response(model_response(name, 5) if name else models_response("small", 5))
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ async def claude(server):
         yield client
 
 
-def ask(wire: Wire, **body: object) -> Ask:
+def ask(wire: Wire, **body: object) -> ProgramRequest:
     return wire.read(json.dumps(body).encode())
 
 
@@ -159,7 +159,7 @@ async def test_openai_reads_a_text_completion(server, client, streamed):
     chunks = [chunk async for chunk in found] if streamed else [found]
     assert "".join(chunk.choices[0].text for chunk in chunks) == ANSWER.text
     assert (chunks[-1].choices[0].finish_reason, chunks[-1].usage.total_tokens) == ("stop", 120)
-    assert server.asks[0].messages == (Said(role=Role.USER, text="once"),)
+    assert server.asks[0].messages == (ProgramMessage(role=Role.USER, text="once"),)
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -228,9 +228,9 @@ async def test_arguments_that_are_no_object_reach_a_client_that_must_have_one(se
 @WIRES
 @pytest.mark.parametrize("reason", ["length", "content_filter", "stop", "strange"])
 def test_why_an_answer_ended_is_said_in_words_of_the_wire(wire, reason):
-    asked = Ask(messages=())
+    asked = ProgramRequest(messages=())
     completion = Completion(text="a", finish_reason=reason)
-    body = wire.whole(asked, Reply(id="1", created=5, completion=completion))
+    body = wire.whole(asked, ProgramReply(id="1", created=5, completion=completion))
     said = body.get("stop_reason") or body.get("status") or body["choices"][0]["finish_reason"]
     openai_words = {"length": "length", "content_filter": "content_filter"}
     expected = {
@@ -250,34 +250,34 @@ async def test_both_clients_read_the_list_of_models(client, claude):
 
 
 TROUBLES = {
-    Trouble.INVALID: (openai.BadRequestError, anthropic.BadRequestError),
-    Trouble.NOT_FOUND: (openai.NotFoundError, anthropic.NotFoundError),
-    Trouble.TOO_LARGE: (openai.APIStatusError, anthropic.APIStatusError),
-    Trouble.CONTEXT: (openai.BadRequestError, anthropic.BadRequestError),
-    Trouble.BUDGET: (openai.APIStatusError, anthropic.APIStatusError),
-    Trouble.UNAVAILABLE: (openai.APIStatusError, anthropic.APIStatusError),
+    CallError.INVALID: (openai.BadRequestError, anthropic.BadRequestError),
+    CallError.NOT_FOUND: (openai.NotFoundError, anthropic.NotFoundError),
+    CallError.TOO_LARGE: (openai.APIStatusError, anthropic.APIStatusError),
+    CallError.CONTEXT: (openai.BadRequestError, anthropic.BadRequestError),
+    CallError.BUDGET: (openai.APIStatusError, anthropic.APIStatusError),
+    CallError.UNAVAILABLE: (openai.APIStatusError, anthropic.APIStatusError),
 }
 
 
-@pytest.mark.parametrize("trouble", Trouble)
+@pytest.mark.parametrize("trouble", CallError)
 async def test_trouble_is_an_error_that_clients_know(server, client, claude, trouble):
     server.trouble = trouble
     hello = [{"role": "user", "content": "hi"}]
     of_openai, of_anthropic = TROUBLES[trouble]
     with pytest.raises(of_openai, match="no more") as chat:
         await client.chat.completions.create(model="m", messages=hello)
-    assert (chat.value.code == "context_length_exceeded") is (trouble is Trouble.CONTEXT)
-    assert (chat.value.code == "insufficient_quota") is (trouble is Trouble.BUDGET)
+    assert (chat.value.code == "context_length_exceeded") is (trouble is CallError.CONTEXT)
+    assert (chat.value.code == "insufficient_quota") is (trouble is CallError.BUDGET)
     with pytest.raises(of_openai, match="no more"):
         await client.responses.create(model="m", input="hi")
     with pytest.raises(of_anthropic, match="no more") as message:
         await claude.messages.create(model="m", max_tokens=9, messages=hello)
-    assert ("prompt is too long" in str(message.value)) is (trouble is Trouble.CONTEXT)
+    assert ("prompt is too long" in str(message.value)) is (trouble is CallError.CONTEXT)
     assert len(server.asks) == 3
 
 
 async def test_trouble_in_a_stream_that_has_begun_is_an_error_too(server, client, claude):
-    server.trouble, server.late = Trouble.UNAVAILABLE, True
+    server.trouble, server.late = CallError.UNAVAILABLE, True
     hello = [{"role": "user", "content": "hi"}]
     with pytest.raises(openai.APIError, match="no more"):
         async for _ in await client.chat.completions.create(model="m", messages=hello, stream=True):
@@ -292,16 +292,16 @@ async def test_trouble_in_a_stream_that_has_begun_is_an_error_too(server, client
 # --- what clients say ----------------------------------------------------------------------------
 
 CONVERSATION = (
-    Said(role=Role.SYSTEM, text="be good"),
-    Said(role=Role.USER, text=f"what is this?\n{image_mark(PICTURE)}", images=(PICTURE,)),
-    Said(role=Role.ASSISTANT, text="I look.", reasoning="hm", tool_calls=(LS, PWD)),
-    Said(role=Role.TOOL, text="a b", tool_call_id="call-1"),
-    Said(role=Role.TOOL, text="/", tool_call_id="call-2"),
-    Said(role=Role.USER, text="go on"),
+    ProgramMessage(role=Role.SYSTEM, text="be good"),
+    ProgramMessage(role=Role.USER, text=f"what is this?\n{image_mark(PICTURE)}", images=(PICTURE,)),
+    ProgramMessage(role=Role.ASSISTANT, text="I look.", reasoning="hm", tool_calls=(LS, PWD)),
+    ProgramMessage(role=Role.TOOL, text="a b", tool_call_id="call-1"),
+    ProgramMessage(role=Role.TOOL, text="/", tool_call_id="call-2"),
+    ProgramMessage(role=Role.USER, text="go on"),
 )
 
 
-def plain(said: Said) -> Said:
+def plain(said: ProgramMessage) -> ProgramMessage:
     """Without the layout of the arguments, which Anthropic's wire parses."""
     calls = tuple(
         msgspec.structs.replace(call, arguments=json.dumps(json.loads(call.arguments)))
@@ -476,9 +476,9 @@ def test_three_wires_say_the_same_conversation():
 def test_system_texts_open_a_conversation_and_later_ones_are_the_users(wire, body):
     """Chat templates refuse a system message anywhere but at the beginning."""
     assert ask(wire, **body).messages == (
-        Said(role=Role.SYSTEM, text="one\n\ntwo"),
-        Said(role=Role.USER, text="hi"),
-        Said(role=Role.USER, text="later"),
+        ProgramMessage(role=Role.SYSTEM, text="one\n\ntwo"),
+        ProgramMessage(role=Role.USER, text="hi"),
+        ProgramMessage(role=Role.USER, text="later"),
     )
 
 
@@ -545,7 +545,7 @@ HELLO = [{"role": "user", "content": "hi"}]
     ],
 )
 def test_what_a_wire_does_not_allow_is_refused_in_a_sentence(wire, body, why):
-    with pytest.raises(BadAsk, match=why):
+    with pytest.raises(BadProgramRequest, match=why):
         wire.read(json.dumps(body).encode())
 
 
@@ -584,13 +584,13 @@ def answers(wire: Wire, raw: bytes) -> Iterator[bytes]:
     """The answer of a wire in both forms, or its refusal, as bytes."""
     try:
         asked = wire.read(raw)
-    except BadAsk as error:
-        status, body = wire.error(Trouble.INVALID, str(error))
+    except BadProgramRequest as error:
+        status, body = wire.error(CallError.INVALID, str(error))
         assert status == 400
         yield msgspec.json.encode(body)
         return
     assert asked.messages
-    reply = Reply(id="1", created=5, completion=ANSWER)
+    reply = ProgramReply(id="1", created=5, completion=ANSWER)
     yield msgspec.json.encode(wire.whole(asked, reply))
     yield from wire.stream(asked, reply)
     yield msgspec.json.encode(asked)  # what goes upstream can be written

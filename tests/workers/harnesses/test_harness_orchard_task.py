@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from orchard.schemas.tasks import Asked, StateCheck, SWETests, Task
+from orchard.workers.domains.swe.oracle.player import StatementIndex
 from orchard.workers.domains.swe.oracle.script import play
-from orchard.workers.domains.swe.oracle.statements import StatementIndex
 from orchard.workers.episode.machine import CommandOutcome
 from orchard.workers.harnesses import TASK, get_harness, orchard_task_prompts, patch_harness
 from orchard.workers.harnesses.bash_loop import SUBMIT_LINE, BashLoop, submitted

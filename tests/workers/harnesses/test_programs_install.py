@@ -18,12 +18,11 @@ from typer.testing import CliRunner
 
 from orchard.cli.app import app
 from orchard.workers.harnesses.programs import building
+from orchard.workers.harnesses.programs.building import install
 from orchard.workers.harnesses.programs.catalog import CODEX, PROGRAMS, ZEROCLAW
-from orchard.workers.harnesses.programs.installing import install
 from orchard.workers.harnesses.programs.layers import Layer, stored_images
-from orchard.workers.harnesses.programs.python_files import found_python, python_files
+from orchard.workers.harnesses.programs.python_files import BuildError, found_python, python_files
 from orchard.workers.harnesses.programs.record import HOME, LAYER, Program, PythonPackages, escaped, filled
-from orchard.workers.harnesses.programs.steps import BuildError
 
 
 def _installed(place: Path, files: Path, program: Program = ZEROCLAW) -> Layer:

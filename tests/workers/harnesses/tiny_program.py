@@ -4,9 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from orchard.injector.client import AsyncSandboxClient
-from orchard.workers.harnesses.programs.archive import packed
-from orchard.workers.harnesses.programs.installing import install
-from orchard.workers.harnesses.programs.layers import Layer
+from orchard.workers.harnesses.programs.building import install
+from orchard.workers.harnesses.programs.layers import Layer, packed
 from orchard.workers.harnesses.programs.record import Program, SuppliedFiles
 from orchard.workers.harnesses.programs.runner import ProgramHarness
 

@@ -1,4 +1,4 @@
-"""Orchard-Claw in the worker: services of a task's world, their faces, and the ReAct harness over them."""
+"""Orchard-Claw in the worker: services, the HTTP and MCP servers of a task's world, and the ReAct harness."""
 
 from orchard.workers.domain import WorkerDomain
 

@@ -1,14 +1,14 @@
-"""Arguments of a call against the JSON Schema of its operation. Pure.
+"""Checks the arguments of a call against the JSON Schema of its operation. Pure.
 
-Knows the words that declarations use: type, enum, minimum, format date-time, items, properties, required,
-additionalProperties. Models write numbers as text and leave what is empty; neither is repaired.
+It knows the keywords that declarations use: type, enum, minimum, format date-time, items, properties,
+required, additionalProperties. Models write numbers as text and omit empty values; neither is repaired.
 """
 
 import math
 from typing import Any
 
 from orchard.schemas.decoding import Unreadable, decode_text
-from orchard.workers.domains.claw.moments import read_time
+from orchard.workers.domains.claw.times import read_time
 
 _KINDS: dict[str, tuple[type, ...]] = {
     "string": (str,),
@@ -19,14 +19,13 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "object": (dict,),
 }
 _DEEPEST = 32
-"""Levels of objects and lists."""
 _LARGEST = 2**31
-"""Of a whole number, either way."""
 
 
 def read_arguments(arguments: str | dict[str, Any]) -> tuple[Any, str]:
-    """The arguments of a call as values, and what is wrong with them. Those nested too deep stay a text: no
-    grader could read a bundle that has them, so an agent could end its attempt in place of failing."""
+    """Parses the arguments of a call; returns the value and what is wrong with it. Arguments nested too deep
+    stay text: no grader could read a bundle with them, so an agent could abort its attempt instead of
+    failing."""
     given: Any = arguments
     if isinstance(arguments, str):
         try:
@@ -40,7 +39,7 @@ def read_arguments(arguments: str | dict[str, Any]) -> tuple[Any, str]:
 
 
 def complaint(value: Any, schema: dict[str, Any], where: str = "arguments", depth: int = 0) -> str:
-    """What is wrong with the value, in one sentence; empty when nothing is."""
+    """Returns what is wrong with the value in one sentence, or an empty string."""
     kind = schema.get("type", "object")
     known = isinstance(value, _KINDS[kind]) and (kind == "boolean" or not isinstance(value, bool))
     if not known or depth > _DEEPEST:
@@ -85,7 +84,6 @@ def _article(kind: str) -> str:
 
 
 def _too_deep(value: Any) -> bool:
-    """Whether a value has something below _DEEPEST levels."""
     layer = [value]
     for _ in range(_DEEPEST + 1):
         layer = [

@@ -1,15 +1,15 @@
-"""Runs one test script over one bundle, inside the grading sandbox. Standard library alone.
+"""Runs one test script over one bundle inside the grading sandbox. It needs only the standard library.
 
-    python3 frame.py FOLDER
+Usage: python3 frame.py FOLDER
 
-FOLDER has `bundle.json`, `script.py`, `limits.json`, `known.json` (verdicts of judges so far) and `scratch/`,
-the script's own directory. The script defines `grade(bundle)` or `grade(bundle, judge)`, which returns a
-dictionary.
+FOLDER has `bundle.json`, `script.py`, `limits.json`, `known.json` (the judges' verdicts so far) and
+`scratch/`, the script's own directory. The script defines `grade(bundle)` or `grade(bundle, judge)`, which
+returns a dictionary.
 
-It runs in a child process, as nobody where that is possible, under limits of time, memory and output. An
-audit hook tells the parent of any try to reach the network, start a program or write outside of the scratch
-directory, also where the script catches the error that it gets. The last line of the output is one JSON
-object whose `outcome` is `graded`, `ask` (a judge is needed) or `failed`.
+The script runs in a child process with limits of time, memory and output, as user nobody if possible. An
+audit hook reports to the parent any attempt to reach the network, start a program or write outside of the
+scratch directory, even if the script catches the error. The last line of the output is a JSON object whose
+`outcome` is `graded`, `ask` (a judge is needed) or `failed`.
 """
 
 from __future__ import annotations
@@ -30,16 +30,15 @@ from typing import Any, NoReturn
 
 NOBODY = 65534
 RESULT_LIMIT = 8 << 20
-"""Bytes of what a script may return, or ask: pictures are in a question."""
+"""Maximum bytes of a result or of a question, which may contain pictures."""
 TAIL = 4000
-"""Bytes kept of what it printed."""
+"""Number of bytes of its output that are kept."""
 FILE_LIMIT = 64 << 20
-"""Bytes of a file that it may write."""
 
 _NETWORK = ("socket.connect", "socket.bind", "socket.send", "socket.get", "urllib.Request", "http.client.")
 _PROGRAMS = ("subprocess.", "os.exec", "os.posix_spawn", "os.spawn", "os.system", "os.fork", "pty.spawn")
 _BESIDE = ("ctypes.dlsym", "ctypes.call_function", "ctypes.call_cdeclfunction")
-"""Functions of the system's libraries, which no hook sees. Merely importing ctypes is none of these."""
+"""Calls into system libraries, which no audit hook can see. Importing ctypes triggers none of them."""
 _SIGNALS = ("os.kill", "os.killpg", "signal.pthread_kill")
 _CHANGES = (
     *("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.chmod", "os.chown", "os.link", "os.symlink"),
@@ -48,12 +47,12 @@ _CHANGES = (
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
-class Ask(BaseException):
+class JudgementNeeded(BaseException):
     """The script needs a verdict that is not known yet."""
 
 
-class Bundle:
-    """What a rollout left, for a test script. Whatever is asked for and is not there is empty."""
+class BundleView:
+    """A rollout's bundle as test scripts see it; missing parts are empty."""
 
     def __init__(self, data: dict[str, Any]) -> None:
         self.raw = data
@@ -75,7 +74,7 @@ class Bundle:
         operation: str | None = None,
         ok: bool | None = None,
     ) -> list[Any]:
-        """Entries of the audit log, in order; `ok` is whether they succeeded."""
+        """Lists entries of the audit log in order; `ok` filters by success."""
         found = []
         for entry in self.audit:
             succeeded = entry.get("status", 0) < 400 and entry.get("injected") != "malformed"
@@ -87,29 +86,28 @@ class Bundle:
         return found
 
     def records(self, service: str, collection: str, **fields: Any) -> list[Any]:
-        """Records of a service at the end whose fields have these values."""
+        """Lists a service's final records whose fields have these values."""
         return _matching(self.state.get(service, {}).get(collection, []), fields)
 
     def new(self, service: str, collection: str, **fields: Any) -> list[Any]:
-        """Those that were not there at the beginning, or are changed."""
         before = self.initial.get(service, {}).get(collection, [])
         return [record for record in self.records(service, collection, **fields) if record not in before]
 
     def gone(self, service: str, collection: str, **fields: Any) -> list[Any]:
-        """Records of the beginning that are not there any more, or are changed."""
+        """Lists initial records that are deleted or changed."""
         after = self.state.get(service, {}).get(collection, [])
         before = self.initial.get(service, {}).get(collection, [])
         return [record for record in _matching(before, fields) if record not in after]
 
     def untouched(self, service: str, collection: str | None = None) -> bool:
-        """Whether a service, or one collection of it, holds what it held at the beginning."""
+        """Whether a service, or one collection of it, is unchanged."""
         before, after = self.initial.get(service, {}), self.state.get(service, {})
         if collection is not None:
             before, after = before.get(collection, []), after.get(collection, [])
         return bool(before == after)
 
     def text(self, path: str) -> str:
-        """Text of a file in the workspace."""
+        """Returns the text of a workspace file, or an empty string."""
         return self.snapshot.get(path, {}).get("text") or ""
 
 
@@ -118,13 +116,14 @@ def _matching(records: list[Any], fields: dict[str, Any]) -> list[Any]:
 
 
 def judged(known: dict[str, Any]) -> Callable[..., Any]:
-    """The function with which a script asks a judge: the verdict that is known, or Ask."""
+    """Makes the function by which a script asks a judge: it returns a known verdict or raises
+    JudgementNeeded."""
 
     def judge(name: str, rubric: str, protocol: str = "", **parts: Any) -> Any:
         request = {"name": name, "rubric": rubric, "protocol": protocol, "parts": parts}
         key = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
         if key not in known:
-            raise Ask({"key": key, **request})
+            raise JudgementNeeded({"key": key, **request})
         return known[key]
 
     return judge
@@ -133,17 +132,17 @@ def judged(known: dict[str, Any]) -> Callable[..., Any]:
 def evaluate(
     source: str, data: dict[str, Any], known: dict[str, Any], name: str = "script.py"
 ) -> dict[str, Any]:
-    """The message of a script for its parent: what it returned, what it asks, or how it failed."""
+    """Runs a script and returns its message for the parent: a result, a question, or the failure."""
     try:
         space: dict[str, Any] = {"__name__": "orchard_test", "__file__": name}
         exec(compile(source, name, "exec"), space)
         grade = space["grade"]
-        given = [Bundle(data), judged(known)][: len(inspect.signature(grade).parameters)]
+        given = [BundleView(data), judged(known)][: len(inspect.signature(grade).parameters)]
         result = grade(*given)
         if not isinstance(result, dict):
             raise TypeError(f"grade() returned {type(result).__name__}, not a dictionary")
         json.dumps(result, allow_nan=False)
-    except Ask as asked:
+    except JudgementNeeded as asked:
         return {"outcome": "ask", "request": asked.args[0]}
     except BaseException as error:
         if isinstance(error, KeyError) and error.args == ("grade",):
@@ -162,7 +161,7 @@ def _plain(error: BaseException) -> str:
 
 
 def guard(tell: Callable[[str], object], scratch: str, programs: bool) -> Callable[[str, Any], None]:
-    """An audit hook that tells of what a test must not do, and forbids it."""
+    """Makes an audit hook that reports and forbids what a test must not do."""
     inside = os.path.realpath(scratch) + os.sep
 
     def permitted(path: Any) -> bool:
@@ -198,7 +197,6 @@ def guard(tell: Callable[[str], object], scratch: str, programs: bool) -> Callab
 
 
 def child(folder: str, limits: dict[str, Any], result: int, violations: int, output: int) -> NoReturn:
-    """The process of the script; never returns."""
     os.setsid()
     for target, end in ((0, os.open(os.devnull, os.O_RDONLY)), (1, output), (2, output)):
         os.dup2(end, target)
@@ -237,7 +235,7 @@ def child(folder: str, limits: dict[str, Any], result: int, violations: int, out
 
 
 def _drop() -> None:
-    """Become nobody, who can change nothing here. Where that cannot be, the hook alone stands."""
+    """Switches to user nobody. If that is not permitted, only the hook protects."""
     with suppress(OSError):
         os.setgroups([])
         os.setgid(NOBODY)
@@ -245,13 +243,13 @@ def _drop() -> None:
 
 
 def run(folder: str) -> dict[str, Any]:
-    """The outcome of the script in a folder, whatever it does."""
+    """Runs the script of a folder and returns its outcome, whatever the script does."""
     with open(os.path.join(folder, "limits.json"), encoding="utf-8") as file:
         limits = json.load(file)
     scratch = os.path.join(folder, "scratch")
     os.makedirs(scratch, exist_ok=True)
-    for place, _, files in os.walk(scratch):
-        for path in [place, *(os.path.join(place, name) for name in files)]:
+    for directory, _, files in os.walk(scratch):
+        for path in [directory, *(os.path.join(directory, name) for name in files)]:
             with suppress(OSError):
                 os.chown(path, NOBODY, NOBODY)
     pipes = {name: os.pipe() for name in ("result", "violations", "output")}
@@ -286,7 +284,7 @@ def run(folder: str) -> dict[str, Any]:
 
 
 def _read(ends: dict[str, int], limits: dict[str, Any]) -> tuple[dict[str, bytes], str]:
-    """What came out of each pipe until all were closed, and why it was stopped before."""
+    """Reads each pipe until all are closed; returns the bytes, and the reason if it stopped early."""
     said = dict.fromkeys(ends, b"")
     most = {"result": RESULT_LIMIT, "violations": 2000, "output": limits["output"]}
     deadline = time.monotonic() + limits["seconds"]

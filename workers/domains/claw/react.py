@@ -20,17 +20,17 @@ UNREADABLE = """\
 Your last message could not be read: a call of a tool in it was not well-formed. Call tools with their names \
 and arguments, or answer in words when you are done."""
 MOST_UNPARSED = 3
-"""Answers in a row that their server could not read; the last of them ends the run."""
+"""Number of unreadable answers in a row that ends the run."""
 MOST_CALLS = 50
-"""Of one message that are executed; the model is told of the rest."""
+"""Maximum calls of one message that are executed; the model is told about the others."""
 
 
 class ClawReact(Harness):
-    """Query, execute every call of the answer, repeat. An answer without a call ends it, and is the answer;
-    one that its server could not read is none.
+    """Queries, executes every call of the answer, repeats. A readable answer without a call ends the loop and
+    is the final answer.
 
-    What a model does wrong in a call (no such tool, bad arguments) is the result of the call, and in the
-    audit log, as robustness is judged by how a model goes on from there.
+    Mistakes in a call (unknown tool, bad arguments) become the call's result and an entry of the audit log,
+    because robustness depends on how the model continues from there.
     """
 
     name = "claw-react"
@@ -39,12 +39,11 @@ class ClawReact(Harness):
     replayable = True
 
     async def run(self, episode: Episode) -> HarnessResult:
-        """See Harness.run."""
         world, trace = episode.world, episode.trace
         if world is None:
             raise InfrastructureError(
                 AbortCause.INVALID_REQUEST,
-                f"{episode.task.task_id} has no world: the harness {self.name} is for tasks of services",
+                f"{episode.task.task_id} has no world, as the harness {self.name} needs: use another",
             )
         if episode.history:
             leaf = episode.history[-1].node_id

@@ -1,4 +1,4 @@
-"""The workspace as the agent left it, as data: what a bundle has of it."""
+"""Takes snapshots of the workspace that an agent left, for its bundle."""
 
 import base64
 import fnmatch
@@ -10,20 +10,19 @@ from pathlib import Path
 from orchard.schemas.claw import SnapshotFile
 
 LARGEST_TREE = 64 * 1024 * 1024
-"""Bytes of a workspace that is looked at."""
+"""Maximum bytes of a workspace; a larger one is not read."""
 _LARGEST_FILE = 1024 * 1024
 _LARGEST_WHOLE = 8 * 1024 * 1024
-"""Bytes of content in one bundle."""
 _MOST_FILES = 2000
 
 
-def pictured(place: Path, patterns: Sequence[str]) -> dict[str, SnapshotFile]:
-    """The files below `place` that one of the patterns matches, in the order of their names. In a pattern `*`
-    stands for slashes too; one that begins with `**/` matches at the top as well."""
+def take_snapshot(root: Path, patterns: Sequence[str]) -> dict[str, SnapshotFile]:
+    """Reads the files below `root` that match one of the patterns, in the order of their names. `*` matches
+    slashes, too, and a pattern that begins with `**/` also matches at the top."""
     left = _LARGEST_WHOLE
     found: dict[str, SnapshotFile] = {}
-    for path in _files(place):
-        name = path.relative_to(place).as_posix()
+    for path in _files(root):
+        name = path.relative_to(root).as_posix()
         if not any(_matches(name, pattern) for pattern in patterns):
             continue
         if len(found) == _MOST_FILES:
@@ -33,8 +32,8 @@ def pictured(place: Path, patterns: Sequence[str]) -> dict[str, SnapshotFile]:
     return found
 
 
-def _files(place: Path) -> Iterator[Path]:
-    for directory, below, files in os.walk(place):
+def _files(root: Path) -> Iterator[Path]:
+    for directory, below, files in os.walk(root):
         below.sort()
         links = [name for name in below if (Path(directory) / name).is_symlink()]
         for name in {*below} - {*links}:
@@ -49,7 +48,7 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def _named(name: str) -> str:
-    """The name as JSON can carry it, whatever its bytes are."""
+    """Replaces bytes in a name that JSON cannot represent."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 

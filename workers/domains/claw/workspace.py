@@ -1,23 +1,24 @@
-"""The tools on the sandbox's files: Bash, Read, Write, Edit, Glob, Grep. They run in the sandbox."""
+"""The tools for the sandbox's files: Bash, Read, Write, Edit, Glob, Grep. They run in the sandbox."""
 
 import posixpath
 import shlex
 import time
 from typing import Any
 
+import msgspec
+
 from orchard.schemas.decoding import Unreadable, decode_text
 from orchard.schemas.messages import ToolCall
 from orchard.schemas.tasks import Task
 from orchard.workers.domains.claw.arguments import complaint
-from orchard.workers.domains.claw.declaring import Schema, flag, text, whole
+from orchard.workers.domains.claw.declarations import Schema, flag, function_tool, text, whole
 from orchard.workers.episode.machine import CommandOutcome, FileTooLarge, Machine
 from orchard.workers.failures import NotWritable
 
 _SHOWN = 30_000
-"""Characters of one result."""
 _LINES = 2000
 _LONGEST_COMMAND = 100_000
-"""Bytes. Linux takes 128 KiB as one argument of a program."""
+"""Maximum bytes of a command. Linux limits one argument of a program to 128 KiB."""
 _LARGEST_FILE = 8 * 1024 * 1024
 
 
@@ -28,7 +29,7 @@ def _tool(name: str, about: str, arguments: dict[str, Schema], required: tuple[s
         "required": list(required),
         "additionalProperties": False,
     }
-    return {"type": "function", "function": {"name": name, "description": about, "parameters": schema}}
+    return function_tool(name, about, schema)
 
 
 _PATH = text("Path of the file; relative ones are below the workspace")
@@ -88,22 +89,19 @@ TOOLS: dict[str, dict[str, Any]] = {
 
 
 class _Wrong(Exception):
-    """A call that cannot be carried out; the text says why."""
+    """The call cannot be carried out; the text is the reason."""
 
 
-class Workspace:
-    """The tools over one machine."""
-
+class WorkspaceTools:
     def __init__(self, machine: Machine, task: Task) -> None:
         self._machine = machine
         self._task = task
 
-    def place(self, path: str) -> str:
-        """The absolute path that is meant."""
+    def resolve(self, path: str) -> str:
         return posixpath.normpath(posixpath.join(self._task.workdir, path or "."))
 
     async def call(self, call: ToolCall, seconds: float) -> CommandOutcome:
-        """Execute one call. A command may take `seconds`, and less where it says so."""
+        """Executes one call. A command may take `seconds`, or less if the call says so."""
         started = time.monotonic()
         try:
             given = _checked(call)
@@ -122,7 +120,7 @@ class Workspace:
         tail = f"\n[timed out after {limit:g} s]" if outcome.timed_out else ""
         if not tail and outcome.returncode:
             tail = f"\n[exit code {outcome.returncode}]"
-        return _shown(outcome, (_cut(outcome.output) + tail).strip() or "(no output)")
+        return msgspec.structs.replace(outcome, output=(_cut(outcome.output) + tail).strip() or "(no output)")
 
     async def _read(self, given: dict[str, Any], _seconds: float) -> str:
         lines = (await self._text(given["file_path"])).split("\n")
@@ -144,37 +142,39 @@ class Workspace:
         return f"replaced {count} in {await self._put(given['file_path'], after)}"
 
     async def _glob(self, given: dict[str, Any], seconds: float) -> CommandOutcome:
-        place = self.place(given.get("path", ""))
-        pattern = shlex.quote(posixpath.join(place, given["pattern"]))
-        line = f"find {shlex.quote(place)} -type f -path {pattern} | sort"
+        path = self.resolve(given.get("path", ""))
+        pattern = shlex.quote(posixpath.join(path, given["pattern"]))
+        line = f"find {shlex.quote(path)} -type f -path {pattern} | sort"
         outcome = await self._ran(line, seconds)
-        return _shown(outcome, _cut(outcome.output).strip() or "(no files)")
+        return msgspec.structs.replace(outcome, output=_cut(outcome.output).strip() or "(no files)")
 
     async def _grep(self, given: dict[str, Any], seconds: float) -> CommandOutcome:
         options = "-rnIEi" if given.get("ignore_case") else "-rnIE"
-        place = self.place(given.get("path", ""))
-        line = f"grep {options} -e {shlex.quote(given['pattern'])} -- {shlex.quote(place)}"
+        path = self.resolve(given.get("path", ""))
+        line = f"grep {options} -e {shlex.quote(given['pattern'])} -- {shlex.quote(path)}"
         line += " | sort -t: -k1,1 -k2,2n"
         outcome = await self._ran(line, seconds)
-        return _shown(outcome, _cut(outcome.output).strip() or "(no matches)")
+        return msgspec.structs.replace(outcome, output=_cut(outcome.output).strip() or "(no matches)")
 
     async def _text(self, path: str) -> str:
         try:
-            return (await self._machine.read(self.place(path), limit=_LARGEST_FILE)).decode(errors="replace")
+            return (await self._machine.read(self.resolve(path), limit=_LARGEST_FILE)).decode(
+                errors="replace"
+            )
         except FileNotFoundError:
-            raise _Wrong(f"there is no file {self.place(path)}") from None
+            raise _Wrong(f"there is no file {self.resolve(path)}") from None
         except FileTooLarge:
             raise _Wrong(
-                f"{self.place(path)} has more than {_LARGEST_FILE} bytes: read parts by Bash"
+                f"{self.resolve(path)} has more than {_LARGEST_FILE} bytes: read parts by Bash"
             ) from None
 
     async def _put(self, path: str, content: str) -> str:
-        place = self.place(path)
+        path = self.resolve(path)
         try:
-            await self._machine.write(place, content.encode(errors="replace"))
+            await self._machine.write(path, content.encode(errors="replace"))
         except NotWritable as error:
             raise _Wrong(error.detail) from error
-        return place
+        return path
 
     async def _ran(self, line: str, seconds: float) -> CommandOutcome:
         if len(line.encode(errors="replace")) > _LONGEST_COMMAND:
@@ -197,16 +197,6 @@ def _checked(call: ToolCall) -> dict[str, Any]:
         raise _Wrong("file_path is empty")
     checked: dict[str, Any] = given
     return checked
-
-
-def _shown(outcome: CommandOutcome, output: str) -> CommandOutcome:
-    return CommandOutcome(
-        output=output,
-        returncode=outcome.returncode,
-        seconds=outcome.seconds,
-        timed_out=outcome.timed_out,
-        out_of_memory=outcome.out_of_memory,
-    )
 
 
 def _cut(told: str) -> str:

@@ -1,4 +1,4 @@
-"""The world of kind `claw`: services beside the worker, a workspace in the sandbox, one record of both."""
+"""The world `claw`: services in the worker's process, a workspace in the sandbox, and one record of both."""
 
 import asyncio
 import shlex
@@ -13,59 +13,59 @@ import msgspec
 
 from orchard.schemas.blobs import INLINE_LIMIT, BlobRef
 from orchard.schemas.campaigns import Budget
-from orchard.schemas.claw import AuditEntry, Bundle, ClawWorld, CommandSeen, ServiceCalled, SnapshotFile
+from orchard.schemas.claw import AuditEntry, ClawBundle, ClawWorld, CommandSeen, ServiceCalled, SnapshotFile
 from orchard.schemas.messages import ToolCall
 from orchard.schemas.outcomes import AbortCause, ExitStatus
-from orchard.schemas.tasks import Task
-from orchard.workers.domains.claw.engine import Answered, BadWorld, Services
-from orchard.workers.domains.claw.faces import Face, served
-from orchard.workers.domains.claw.snapshots import LARGEST_TREE, pictured
-from orchard.workers.domains.claw.workspace import TOOLS, Workspace
-from orchard.workers.episode.machine import CommandOutcome, FileTooLarge, Machine
+from orchard.storage.blobs import BlobStore
+from orchard.workers.domains.claw.declarations import function_tool
+from orchard.workers.domains.claw.engine import BadWorld, CallResult, Services
+from orchard.workers.domains.claw.servers import Face, served
+from orchard.workers.domains.claw.snapshots import LARGEST_TREE, take_snapshot
+from orchard.workers.domains.claw.workspace import TOOLS, WorkspaceTools
+from orchard.workers.episode.machine import CommandOutcome, FileTooLarge
 from orchard.workers.episode.worlds import Opening
 from orchard.workers.failures import InfrastructureError, storing
 from orchard.workers.masking import masked
 
 _INLINE = INLINE_LIMIT // 4
 _COMMAND_SHOWN = 64 * 1024
-"""Characters that a bundle has of a snapshot command's output."""
 
 
 class ClawServices:
-    """The plug-in."""
-
     name = "claw"
     settings = ClawWorld
 
     @asynccontextmanager
     async def open(self, settings: ClawWorld, opening: Opening) -> "AsyncIterator[ClawAttempt]":
-        """See World."""
         try:
             services = Services(settings, opening.seed)
         except BadWorld as error:
             raise InfrastructureError(
                 AbortCause.INVALID_REQUEST, f"world of {opening.task.task_id}: {error}"
             ) from error
-        workspace = Workspace(opening.machine, opening.task)
-        home = workspace.place(".")
-        if not any(workspace.place(path).startswith(f"{home}/") for path in settings.files):
+        workspace = WorkspaceTools(opening.machine, opening.task)
+        home = workspace.resolve(".")
+        if not any(workspace.resolve(path).startswith(f"{home}/") for path in settings.files):
             line = f"mkdir -p {shlex.quote(home)}"
             await opening.machine.run(line, timeout=opening.command_seconds, cwd="/")
         for path, text in settings.files.items():
-            await opening.machine.write(workspace.place(path), text.encode())
+            await opening.machine.write(workspace.resolve(path), text.encode())
         yield ClawAttempt(settings, services, workspace, opening)
 
 
 class ClawAttempt:
-    """The world of one attempt. See OpenWorld."""
-
-    def __init__(self, world: ClawWorld, services: Services, workspace: Workspace, opening: Opening) -> None:
+    def __init__(
+        self, world: ClawWorld, services: Services, workspace: WorkspaceTools, opening: Opening
+    ) -> None:
         self.services = services
         self._world = world
         self._workspace = workspace
         self._opening = opening
         self.tools = (
-            *(_tool(name, offer.about, offer.operation.schema) for name, offer in services.offers.items()),
+            *(
+                function_tool(name, offer.about, offer.operation.schema)
+                for name, offer in services.offers.items()
+            ),
             *(TOOLS[name] for name in world.workspace),
         )
         self.about = (
@@ -74,19 +74,9 @@ class ClawAttempt:
         )
 
     def bounded(self, budget: Budget) -> Budget:
-        """See OpenWorld: the task's limits, where they are tighter; a campaign without a limit of steps
-        lifts both."""
-        if not budget.steps:
-            return budget
-        wall = self._world.wall_seconds
-        return msgspec.structs.replace(
-            budget,
-            steps=min(budget.steps, self._world.turns or budget.steps),
-            wall_seconds=min(budget.wall_seconds or wall, wall) if wall else budget.wall_seconds,
-        )
+        return task_limits(budget, self._world.turns, self._world.wall_seconds)
 
     async def call(self, call: ToolCall) -> tuple[CommandOutcome, str]:
-        """See OpenWorld."""
         if call.name in self._world.workspace:
             outcome = await self._workspace.call(call, self._command_seconds)
             return outcome, outcome.output
@@ -95,8 +85,11 @@ class ClawAttempt:
         code = 0 if entry.status == 200 else entry.status
         return CommandOutcome(output=answered.text, returncode=code, seconds=seconds), answered.text
 
-    async def served(self, tool: str, arguments: str | dict[str, Any], face: Face) -> tuple[Answered, float]:
-        """Carry a call of a service out and publish its audit entry; the answer, and the seconds it took."""
+    async def served(
+        self, tool: str, arguments: str | dict[str, Any], face: Face
+    ) -> tuple[CallResult, float]:
+        """Carries out a service call and publishes its audit entry; returns the answer and the seconds it
+        took."""
         started = time.monotonic()
         answered = self.services.call(tool, arguments)
         if answered.wait:
@@ -107,14 +100,12 @@ class ClawAttempt:
 
     @asynccontextmanager
     async def door(self) -> AsyncIterator[tuple[int, str]]:
-        """See OpenWorld."""
         async with served(self) as (port, path):
             yield port, path
 
     async def hand_in(self, ended: ExitStatus, messages: Sequence[Mapping[str, Any]]) -> str:
-        """See OpenWorld: a Bundle."""
         said = messages[-1] if messages else {}
-        bundle = Bundle(
+        bundle = ClawBundle(
             messages=tuple(dict(message) for message in messages),
             audit=tuple(self.services.audit),
             state=self.services.state(),
@@ -132,26 +123,28 @@ class ClawAttempt:
         return self._opening.command_seconds
 
     async def _snapshot(self) -> dict[str, SnapshotFile]:
-        with tempfile.TemporaryDirectory(prefix="orchard-snapshot-") as place:
+        with tempfile.TemporaryDirectory(prefix="orchard-snapshot-") as directory:
             try:
                 await self._opening.machine.copy_out(
-                    self._opening.task.workdir, Path(place), limit=LARGEST_TREE
+                    self._opening.task.workdir, Path(directory), limit=LARGEST_TREE
                 )
             except FileNotFoundError:
                 return {}
             except FileTooLarge:
                 return {".": SnapshotFile(size=LARGEST_TREE, omitted="too large")}
-            return await asyncio.to_thread(pictured, Path(place), self._world.snapshot)
+            return await asyncio.to_thread(take_snapshot, Path(directory), self._world.snapshot)
 
     async def _seen(self, line: str) -> CommandSeen:
         task, machine = self._opening.task, self._opening.machine
-        outcome = await _ran(machine, task, line, self._command_seconds)
+        outcome = await machine.run(
+            line, timeout=self._command_seconds, cwd=task.workdir, env=task.environment
+        )
         return CommandSeen(output=outcome.output[:_COMMAND_SHOWN], returncode=outcome.returncode)
 
     async def _entry(self, entry: AuditEntry, face: Face, seconds: float) -> ServiceCalled:
-        """The entry as an event carries it: keys masked, and what is large in blobs."""
-        arguments, arguments_blob = await self._carried(entry.arguments)
-        response, response_blob = await self._carried(entry.response)
+        """Converts an entry to its event: keys are masked, large values go to blobs."""
+        arguments, arguments_blob = await inline_or_blob(self._opening.blobs, entry.arguments)
+        response, response_blob = await inline_or_blob(self._opening.blobs, entry.response)
         return ServiceCalled(
             number=entry.sequence,
             task_time=entry.time,
@@ -168,18 +161,25 @@ class ClawAttempt:
             seconds=round(seconds, 6),
         )
 
-    async def _carried(self, value: Any) -> tuple[str, BlobRef | None]:
-        text = masked(value if isinstance(value, str) else msgspec.json.encode(value).decode()).text
-        raw = text.encode(errors="replace")
-        if len(raw) <= _INLINE:
-            return text, None
-        with storing():
-            return "", await asyncio.to_thread(self._opening.blobs.put, raw, "application/json")
+
+def task_limits(budget: Budget, turns: int, wall_seconds: float) -> Budget:
+    """Returns the budget with a task's limits where they are tighter; 0 is no limit. A campaign without a
+    step limit lifts both."""
+    if not budget.steps:
+        return budget
+    wall = budget.wall_seconds or wall_seconds
+    return msgspec.structs.replace(
+        budget,
+        steps=min(budget.steps, turns or budget.steps),
+        wall_seconds=min(wall, wall_seconds) if wall_seconds else budget.wall_seconds,
+    )
 
 
-async def _ran(machine: Machine, task: Task, line: str, seconds: float) -> CommandOutcome:
-    return await machine.run(line, timeout=seconds, cwd=task.workdir, env=task.environment)
-
-
-def _tool(name: str, about: str, schema: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": name, "description": about, "parameters": schema}}
+async def inline_or_blob(blobs: BlobStore, value: Any) -> tuple[str, BlobRef | None]:
+    """Returns a text, or a value as JSON, with keys masked: inline, or as a blob if it is large."""
+    text = masked(value if isinstance(value, str) else msgspec.json.encode(value).decode()).text
+    raw = text.encode(errors="replace")
+    if len(raw) <= _INLINE:
+        return text, None
+    with storing():
+        return "", await asyncio.to_thread(blobs.put, raw, "application/json")

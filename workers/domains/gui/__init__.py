@@ -7,11 +7,11 @@ DOMAIN = WorkerDomain(
     package=__name__,
     harnesses={
         "browser": f"{__name__}.browser.harness:BrowserHarness",
-        "browser-compact": f"{__name__}.browser.compact:CompactBrowser",
+        "browser-compact": f"{__name__}.browser.harness:CompactBrowser",
     },
     graders={
         "sites": f"{__name__}.sites.grading:SitesGrader",
-        "gui-judge": f"{__name__}.judge_grader:GuiJudgeGrader",
+        "gui-judge": f"{__name__}.judging:GuiJudgeGrader",
     },
     worlds={"browser": f"{__name__}.browser.world:BrowserWorld"},
     judges={

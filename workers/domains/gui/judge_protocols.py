@@ -1,8 +1,8 @@
-"""Protocols that judge browser agents by what they saw, did and answered.
+"""Protocols that judge browser agents by their screenshots, actions and answers.
 
-Each is named after the benchmark, or paper, whose rule it follows; the words are Orchard's own. The evidence
-is that of `orchard.workers.domains.gui.evidence`: screenshots in their order, a line for each action, and the
-answer.
+Each is named after the benchmark or paper whose rule it follows, but the prompts are Orchard's own. The
+evidence is that of `orchard.workers.domains.gui.judging`: screenshots in order, a line for each action, and
+the answer.
 """
 
 import re
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from orchard.schemas.judging import Verdict
+from orchard.schemas.judging import JudgeVerdict
 from orchard.workers.judges.interface import Ask, BadVerdict, Evidence, Picture, content
 from orchard.workers.judges.rubric import (
     BORDERS,
@@ -102,7 +102,8 @@ _MARKDOWN = re.compile(r"[*_`\"']")
 
 
 class ByLastScreens(OneAnswer):
-    """One question about the last screenshots; without an answer of the agent it is a failure unasked."""
+    """Asks one question about the last screenshots. A rollout without an answer fails without being
+    judged."""
 
     def __init__(
         self,
@@ -111,15 +112,14 @@ class ByLastScreens(OneAnswer):
         *,
         pictures: int,
         without: Sequence[str] = (),
-        read: Callable[[str], Verdict] = read_success,
+        read: Callable[[str], JudgeVerdict] = read_success,
     ) -> None:
         super().__init__(version, words, read)
         self.pictures = pictures
-        """So many of the last screenshots are looked at."""
+        """Number of screenshots that are judged, counted from the end."""
         self._without = dict.fromkeys(without, "")
 
-    async def judge(self, evidence: Evidence, ask: Ask) -> Verdict:
-        """See Protocol."""
+    async def judge(self, evidence: Evidence, ask: Ask) -> JudgeVerdict:
         if not evidence.answer:
             return decided(False, NO_ANSWER)
         seen = msgspec.structs.replace(
@@ -129,13 +129,12 @@ class ByLastScreens(OneAnswer):
 
 
 class WebJudge:
-    """Key points of the request, a score for each screenshot, and a decision by those that tell something."""
+    """Derives key points from the request, scores each screenshot, and decides by the relevant ones."""
 
     version = "webjudge-2"
     words = "\n".join([_KEY_POINTS, _SCREEN, _STATUS, RETRY, BORDERS, *LABELS, _POINTS_LABEL, _NOTES_LABEL])
 
-    async def judge(self, evidence: Evidence, ask: Ask) -> Verdict:
-        """See Protocol."""
+    async def judge(self, evidence: Evidence, ask: Ask) -> JudgeVerdict:
         request = Evidence(task=evidence.task)
         points = await asked(ask, _KEY_POINTS, shown(request), _read_points)
         pointed = shown(request, (_POINTS_LABEL, points))
@@ -161,7 +160,7 @@ class WebJudge:
 
 
 def read_screen_score(text: str) -> tuple[int, str]:
-    """The score on the last line, 1 to 5, and what stands before it. Raises BadVerdict."""
+    """Reads the score (1 to 5) on the last line, and returns it with the text before. Raises BadVerdict."""
     *before, last = _lines(text) or [""]
     found = _SCORE.fullmatch(_plain(last))
     if found is None:
@@ -169,8 +168,8 @@ def read_screen_score(text: str) -> tuple[int, str]:
     return int(found[1]), " ".join(before)[:1000]
 
 
-def read_status(text: str) -> Verdict:
-    """The verdict on the last line, `Status: success` or `Status: failure`. Raises BadVerdict."""
+def read_status(text: str) -> JudgeVerdict:
+    """Reads the last line, `Status: success` or `Status: failure`. Raises BadVerdict."""
     *before, last = _lines(text) or [""]
     found = _STATUS_LINE.fullmatch(_plain(last))
     if found is None:
@@ -181,8 +180,8 @@ def read_status(text: str) -> Verdict:
     return decided(found[1] == "SUCCESS", "\n".join(before))
 
 
-def read_aspects(text: str) -> Verdict:
-    """The verdict on the last line, which the three lines before it must bear out. Raises BadVerdict."""
+def read_aspects(text: str) -> JudgeVerdict:
+    """Reads the last line, which must agree with the three lines before it. Raises BadVerdict."""
     verdict = read_success(text)
     found = [_ASPECT.fullmatch(_plain(line)) for line in _lines(text)[-4:-1]]
     if [each and each[1] for each in found] != list(_ASPECTS):
@@ -205,7 +204,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _plain(line: str) -> str:
-    """A line without Markdown, in capitals."""
+    """Removes Markdown and converts to capitals."""
     return _MARKDOWN.sub("", line).strip(" \t.#-").upper()
 
 

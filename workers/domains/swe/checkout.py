@@ -1,4 +1,4 @@
-"""The repository that a submitted patch goes into, inside a machine: changed, put back, compared.
+"""The repository that a submitted patch goes into, inside a machine: applies, restores and compares.
 
 A patch is data: it goes in as a file, and paths go in through stdin, never as part of a shell line.
 """
@@ -11,7 +11,7 @@ import msgspec
 
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.tasks import Task
-from orchard.workers.domains.swe.patch_policy import ABSENT, Change
+from orchard.workers.domains.swe.patch_policy import ABSENT, FileChange
 from orchard.workers.episode.machine import CommandOutcome, FileTooLarge, Machine
 from orchard.workers.episode.patches import ISOLATED_GIT
 from orchard.workers.failures import InfrastructureError
@@ -20,8 +20,8 @@ LADDER = ("git apply --verbose", "git apply --verbose --3way")
 """Ways to apply a patch, from strict to lenient; the repository is reset between them."""
 
 PUBLISHED_LADDER = (*LADDER, "git apply --verbose --reject", "patch --batch --forward --fuzz=5 -p1 -i")
-"""The ways of published benchmarks, for evaluations only: GNU patch reads texts in which git sees no path, so
-that nobody knows what a patch touches before it has."""
+"""The ways of published benchmarks, for evaluations only: GNU patch finds paths in texts where git sees none,
+so the paths are unknown before it has run."""
 
 _BEGIN = """\
 set -e
@@ -85,26 +85,26 @@ find "$(git rev-parse --git-path objects)" -type f -newer "$SCRATCH/tree" -delet
 
 
 class Applied(msgspec.Struct, frozen=True, kw_only=True):
-    """How a patch went in, if it did."""
+    """The result of applying a patch."""
 
     by: str | None
-    """The command that applied it; None when none of the ladder did."""
+    """The command that applied it; None if none of the ladder did."""
     log: str
 
 
 class Staged(msgspec.Struct, frozen=True, kw_only=True):
-    """A patch as a tree of git's: what it would change, and what was there before."""
+    """A patch as a git tree: its changes, and what was there before."""
 
     by: str
-    changes: tuple[Change, ...]
+    changes: tuple[FileChange, ...]
     base: tuple[str, ...]
     """Paths of the tree before."""
 
 
-class Checkout:
-    """The repository at `workdir` of a machine that we trust, which can be put back to how it was found.
+class RepositoryCheckout:
+    """The repository at `workdir` of a trusted machine, which can be reset to its initial state.
 
-    Every method raises InfrastructureError: the machine's own, or GRADER_FAILED when our commands fail in it.
+    Every method raises InfrastructureError: the machine's own, or GRADER_FAILED if git fails in it.
     """
 
     def __init__(self, machine: Machine, task: Task, deadline: float) -> None:
@@ -112,17 +112,17 @@ class Checkout:
         self._workdir = task.workdir
         self._task_id = task.task_id
         self.deadline = deadline
-        """On the clock of time.monotonic()."""
+        """The deadline on the clock of time.monotonic()."""
         self.scratch = f"/tmp/orchard-grading-{secrets.token_hex(8)}"
         self._env = {**ISOLATED_GIT, "SCRATCH": self.scratch, "BASE": task.base_commit or "HEAD"}
 
     @property
     def seconds_left(self) -> float:
-        """Until the deadline, and never less than one."""
+        """The remaining time; never less than one second."""
         return max(1.0, self.deadline - time.monotonic())
 
     async def begin(self) -> None:
-        """Remember the state to return to, uncommitted changes of the image included."""
+        """Records the state to return to, including uncommitted changes of the image."""
         outcome = await self._git(_BEGIN)
         if outcome.returncode != 0:
             raise self._failed(
@@ -130,23 +130,23 @@ class Checkout:
             )
 
     async def reset(self) -> None:
-        """Back to the state that `begin` found; ignored files stay."""
+        """Returns to the state that `begin` found; ignored files stay."""
         outcome = await self._git(_RESET)
         if outcome.returncode != 0:
             raise self._failed("the repository cannot be reset", outcome)
 
     async def restore(self, paths: set[str]) -> bool:
-        """Each path as in the base commit, or gone where that has none; False when that cannot be done."""
+        """Restores paths to the base commit, or deletes those it lacks; False if that is impossible."""
         if not paths:
             return True
         outcome = await self._git(_RESTORE, stdin="".join(f"{path}\n" for path in sorted(paths)))
         return outcome.returncode == 0
 
     async def stage(self, patch: str) -> Staged | Applied:
-        """The patch applied to git's index alone: no file of the repository is touched.
+        """Applies the patch to git's index alone: no file of the repository is touched.
 
-        Paths in the changes are relative to the repository's top. An Applied with `by` None and the log when
-        no way of the ladder works.
+        Paths in the changes are relative to the repository's top. If no way of the ladder works, the result
+        is an Applied with `by` None and the log.
         """
         path = await self._written(patch)
         log = []
@@ -167,8 +167,8 @@ class Checkout:
                 )
         return Applied(by=None, log="".join(log))
 
-    async def put(self, changes: Iterable[Change]) -> bool:
-        """Bring these changes of what was staged last into the files; False when that cannot be done."""
+    async def put(self, changes: Iterable[FileChange]) -> bool:
+        """Writes these changes, of what was staged last, to the files; False if that is impossible."""
         put = "".join(f"{change.path}\n" for change in changes if change.after != ABSENT)
         gone = "".join(f"{change.path}\n" for change in changes if change.after == ABSENT)
         await self._machine.write(f"{self.scratch}/put", put.encode())
@@ -176,7 +176,8 @@ class Checkout:
         return (await self._git(_PUT)).returncode == 0
 
     async def apply(self, patch: str, ladder: Sequence[str] = LADDER) -> Applied:
-        """Apply by the first way of the ladder that works; the repository is as before when none does."""
+        """Applies the patch by the first way of the ladder that works; otherwise the repository is
+        unchanged."""
         path = await self._written(patch)
         log = []
         for way in ladder:
@@ -188,7 +189,7 @@ class Checkout:
         return Applied(by=None, log="".join(log))
 
     async def forget_patches(self) -> None:
-        """Remove the patches that were applied, and what git made of them, which tested code could read."""
+        """Deletes the applied patches, and git's objects from them, which tested code could read."""
         await self._git(_FORGET)
 
     async def _written(self, patch: str) -> str:
@@ -213,8 +214,8 @@ class Checkout:
         )
 
 
-def _changes(raw: str, numbers: str) -> tuple[Change, ...]:
-    """From `git diff-tree -z --raw` and `--numstat`, which shows no numbers for what is binary."""
+def _changes(raw: str, numbers: str) -> tuple[FileChange, ...]:
+    """Parses `git diff-tree -z --raw` and `--numstat`, which has no numbers for binary files."""
     binary = {
         line.split("\t", 2)[2]
         for line in numbers.split("\0")
@@ -222,6 +223,6 @@ def _changes(raw: str, numbers: str) -> tuple[Change, ...]:
     }
     fields = raw.split("\0")
     return tuple(
-        Change(path=path, before=modes[1:7], after=modes[8:14], binary=path in binary)
+        FileChange(path=path, before=modes[1:7], after=modes[8:14], binary=path in binary)
         for modes, path in zip(fields[::2], fields[1::2], strict=False)
     )

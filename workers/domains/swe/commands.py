@@ -1,4 +1,4 @@
-"""A task's test command, taken apart: which interpreter runs which tests, with what options. Pure."""
+"""Parses a task's test command: which interpreter runs which tests, with what options. Pure."""
 
 import re
 import shlex
@@ -14,7 +14,7 @@ _REPORTING = re.compile(r"-[rvqs]\w*|--color.*|--no-header|--tb.*|--verbose|--qu
 _ELSEWHERE = re.compile(
     r"-c|-n.*|--(rootdir|confcutdir|junit|numprocesses|pyargs|deselect|ignore|collect|lf|ff|import-mode).*"
 )
-"""Options that change which tests there are or where they report to: such a command is run as it is."""
+"""Options that select tests or redirect reports; a command with one of them is run unchanged."""
 _UNITTEST_ID = re.compile(r"(\w+) \(([\w.]+)\)")
 
 
@@ -23,26 +23,22 @@ class Framework(StrEnum):
     UNITTEST = "unittest"
 
 
-class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """One start of a test framework."""
-
+class FrameworkCall(msgspec.Struct, frozen=True, kw_only=True):
     framework: Framework
     before: str
-    """Shell text that leads up to it, with its `&&`: the activation of an environment."""
+    """Shell text before it, including its `&&`, such as the activation of an environment."""
     variables: tuple[str, ...]
-    """`NAME=value` for its process."""
+    """`NAME=value` pairs for the process's environment."""
     python: str
     options: tuple[str, ...] = ()
-    """pytest's, without paths and without those about its own output."""
+    """Options for pytest, without those about its own output."""
     paths: tuple[str, ...] = ()
-    """Files and directories that pytest is to run; all that the task names where there is none."""
+    """Files and directories that pytest runs; if empty, all that the task names."""
     from_directory: bool
-    """Whether the current directory is the first to import from, as `python -m` has it."""
+    """Whether the current directory comes first in `sys.path`, as with `python -m`."""
 
 
 class TestName(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a test is, as its id says."""
-
     __test__ = False
 
     file: str
@@ -50,8 +46,8 @@ class TestName(msgspec.Struct, frozen=True, kw_only=True):
     """`test_x` or `Class::test_x`, without parameters."""
 
 
-def recognised(command: str) -> Call | None:
-    """The call of pytest or unittest that a shell line ends with; None for any other."""
+def recognised(command: str) -> FrameworkCall | None:
+    """Parses the call of pytest or unittest that a shell line ends with; None for any other line."""
     before, separator, last = command.rpartition(" && ")
     if _SHELL.search(last) or "\n" in before:
         return None
@@ -76,7 +72,7 @@ def recognised(command: str) -> Call | None:
     options, paths = _options(arguments) if framework is Framework.PYTEST else ([], [])
     if any(_ELSEWHERE.fullmatch(word) for word in options):
         return None
-    return Call(
+    return FrameworkCall(
         framework=framework,
         before=before + separator,
         variables=tuple(variables),
@@ -88,7 +84,7 @@ def recognised(command: str) -> Call | None:
 
 
 def _options(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """(options, paths); options about what is printed are left out."""
+    """Splits arguments into options and paths; options about printed output are dropped."""
     options: list[str] = []
     paths: list[str] = []
     waiting = list(arguments)
@@ -103,8 +99,8 @@ def _options(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 
 def named(test: str, framework: Framework, files: Iterable[str]) -> TestName | None:
-    """File and name of a test id; None where it names no Python file. `files` are paths that tests may be in,
-    of which unittest's ids give only a module."""
+    """Parses a test id; None if it names no Python file. `files` are the paths to search, because unittest's
+    ids give only a module."""
     if framework is Framework.PYTEST:
         file, _, rest = test.partition("::")
         qualified = rest.partition("[")[0]

@@ -1,17 +1,17 @@
-"""Grading by a repository's own tests, in a fresh sandbox with only the submitted patch applied.
+"""Grades by a repository's own tests, in a fresh sandbox with only the submitted patch applied.
 
-**When is a run without a result the model's doing, and when ours?** A test command may end without a
-parsed result because the patch breaks the interpreter or the test runner's start, because it hangs, or
-because the environment is broken. The log alone cannot tell. So an inconclusive run (`verdict.conclusive`)
-is followed by a control run in a sandbox of its own, with the gold patch (with none where the task has
-none): if the control is conclusive, the submitted patch is to blame and the task is
-unresolved; if it is not, nothing was learned about the submission and GRADER_FAILED is raised. A test patch
-that cannot be applied after the submitted one is decided in the same way.
+**When is a run without a result the model's fault, and when is it infrastructure?** A test command may end
+without a parsed result because the patch breaks the interpreter or the test runner's start, because it hangs,
+or because the environment is broken. The log alone cannot tell. So an inconclusive run (`verdict.conclusive`)
+is followed by a control run in another sandbox, with the gold patch (or without a patch if the task has
+none). If the control is conclusive, the submitted patch is to blame and the task is unresolved; otherwise
+nothing is known about the submission and GRADER_FAILED is raised. A test patch that cannot be applied after
+the submitted one is decided in the same way.
 
-Memory is decided so too: tests that fail while something is killed for it are the model's, unless the
-control is killed as well; then the task needs more, and SANDBOX_OUT_OF_MEMORY is raised. Where the sandbox
-itself ends under the tests for no limit of its own, that may be the machine's: only one that ends again, in
-another sandbox, is the model's.
+Memory is decided likewise: tests that fail while a process is killed for memory are the model's fault, unless
+the control is killed as well; then the task needs more memory, and SANDBOX_OUT_OF_MEMORY is raised. If the
+sandbox itself ends during the tests without exceeding a limit, the host may be the cause: only a second such
+end, in another sandbox, is the model's fault.
 """
 
 import time
@@ -31,19 +31,19 @@ from orchard.workers.domains.swe.canaries.canaries import (
     evidence,
     suspicious,
 )
-from orchard.workers.domains.swe.checkout import LADDER, PUBLISHED_LADDER, Applied, Checkout
+from orchard.workers.domains.swe.checkout import LADDER, PUBLISHED_LADDER, Applied, RepositoryCheckout
 from orchard.workers.domains.swe.logs.parsers import PARSERS, without_timing
-from orchard.workers.domains.swe.patch_policy import Refused, permitted
+from orchard.workers.domains.swe.patch_policy import PatchRejected, permitted
 from orchard.workers.domains.swe.testing import (
     NO_ANSWERS,
     Answers,
-    Plan,
+    RunnerPlan,
     TestRun,
     plan_of,
     run_copies,
     run_tests,
 )
-from orchard.workers.domains.swe.verdict import DOUBTFUL, Verdict, judge
+from orchard.workers.domains.swe.verdict import DOUBTFUL, SWEVerdict, judge
 from orchard.workers.episode.diffs import is_diff, touched_paths
 from orchard.workers.episode.machine import Machine
 from orchard.workers.episode.preparation import prepare
@@ -52,19 +52,18 @@ from orchard.workers.graders.judgement import Judgement
 
 NAME = "swe-tests"
 PUBLISHED = "swe-tests-published"
-"""Grader's name where the rules of published benchmarks were followed: no such reward is trained on."""
+"""The grader's name when the rules of published benchmarks were followed; such rewards are not for
+training."""
 
 RUNNER_HOOKS = frozenset({"conftest.py", "pytest.ini", "sitecustomize.py", "usercustomize.py"})
-"""Files that decide what the test runner does: undone in an evaluation, unless the gold patch has them."""
+"""Files that control the test runner. An evaluation restores them, unless the gold patch changes them."""
 
 REFUSED, FORGED, UNPROVEN = "refused", "forged", "unproven"
-"""Causes of a -1 that no test gave."""
+"""Causes of a -1 that no test result gave."""
 
 
 class Grade(msgspec.Struct, frozen=True, kw_only=True):
-    """A verdict, how it came about in a sentence for people, and the log."""
-
-    verdict: Verdict
+    verdict: SWEVerdict
     detail: str
     log: str = ""
     cause: str | None = None
@@ -73,12 +72,16 @@ class Grade(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def grade_swe(grading: SWETests, judgement: Judgement) -> Reward:
-    """+1 when the submission resolves the task, -1 when not; see `grade` for what is raised."""
+    """Returns +1 if the submission resolves the task, else -1. Raises as the module's docstring explains."""
     task, published = judgement.task, judgement.published
     if grading.parser not in PARSERS:
-        raise _invalid(task, f"names the log parser {grading.parser!r}: there is {', '.join(PARSERS)}")
+        raise _invalid(
+            task, f"names the unknown log parser {grading.parser!r}: use one of {', '.join(PARSERS)}"
+        )
     if not grading.fail_to_pass:
-        raise _invalid(task, "names no test that the solution must make pass")
+        raise _invalid(
+            task, "names no test that the solution must make pass: list at least one in fail_to_pass"
+        )
     started = time.monotonic()
     grade = await _Grader(grading, judgement).grade()
     return Reward(
@@ -97,8 +100,6 @@ async def grade_swe(grading: SWETests, judgement: Judgement) -> Reward:
 
 
 class _Grader:
-    """One grading: the task, its limits, and where more machines come from."""
-
     def __init__(self, grading: SWETests, judgement: Judgement) -> None:
         self._task = judgement.task
         self._grading = grading
@@ -119,7 +120,7 @@ class _Grader:
             if not is_diff(submission):
                 return Grade(verdict=nothing, detail="the submission is not a diff", log=submission)
             applied = await self._apply(submission, checkout)
-            if isinstance(applied, Refused):
+            if isinstance(applied, PatchRejected):
                 return Grade(verdict=nothing, detail=f"refused: {applied.reason}", cause=REFUSED)
             if applied.by is None:
                 return Grade(verdict=nothing, detail="the patch does not apply", log=applied.log)
@@ -139,21 +140,21 @@ class _Grader:
             return grade
         return await self._proven(submission, run, grade)
 
-    async def _begun(self, machine: Machine) -> Checkout:
-        checkout = Checkout(machine, self._task, self._deadline)
+    async def _begun(self, machine: Machine) -> RepositoryCheckout:
+        checkout = RepositoryCheckout(machine, self._task, self._deadline)
         await prepare(self._task, machine, checkout.seconds_left)
         await checkout.begin()
         return checkout
 
-    async def _apply(self, submission: str, checkout: Checkout) -> Applied | Refused:
-        """Bring a submission in: as git reads it, and what of it may go in."""
+    async def _apply(self, submission: str, checkout: RepositoryCheckout) -> Applied | PatchRejected:
+        """Applies a submission as git reads it; outside of published rules, only the permitted part."""
         if self._published:
             return await checkout.apply(submission, self._ladder)
         staged = await checkout.stage(submission)
         if isinstance(staged, Applied):
             return staged
         allowed = permitted(staged.changes, self._task.gold_patch, staged.base, self._restored(""))
-        if isinstance(allowed, Refused):
+        if isinstance(allowed, PatchRejected):
             return allowed
         if not await checkout.put(allowed.changes):
             return Applied(by=None, log="its files cannot be written\n")
@@ -162,19 +163,19 @@ class _Grader:
     def _restored(self, patch: str) -> set[str]:
         return paths_to_restore(self._task, self._grading, patch if self._published else "")
 
-    async def _bring_tests(self, patch: str, checkout: Checkout) -> bool:
-        """The tests as the task has them; False when they cannot be brought into the repository as it is."""
+    async def _bring_tests(self, patch: str, checkout: RepositoryCheckout) -> bool:
+        """Brings the task's tests in; False if they cannot be applied to the repository."""
         brought = await checkout.restore(self._restored(patch))
         if brought and self._grading.test_patch.strip():
             brought = (await checkout.apply(self._grading.test_patch, self._ladder)).by is not None
         return brought
 
-    async def _test(self, patch: str, machine: Machine, checkout: Checkout) -> TestRun | None:
+    async def _test(self, patch: str, machine: Machine, checkout: RepositoryCheckout) -> TestRun | None:
         if not await self._bring_tests(patch, checkout):
             return None
         return await run_tests(self._task, self._grading, machine, checkout, trusted=self._published)
 
-    def _judged(self, run: TestRun) -> Verdict:
+    def _judged(self, run: TestRun) -> SWEVerdict:
         statuses = run.statuses
         must: Sequence[str] = self._grading.fail_to_pass
         keep: Sequence[str] = self._grading.pass_to_pass
@@ -183,15 +184,15 @@ class _Grader:
             must, keep = [without_timing(test) for test in must], [without_timing(test) for test in keep]
         return judge(statuses, must, keep)
 
-    async def _gold(self, machine: Machine) -> Checkout:
-        """The gold patch in a machine that the submission has never been in."""
+    async def _gold(self, machine: Machine) -> RepositoryCheckout:
+        """Applies the gold patch in a machine that never held the submission."""
         checkout = await self._begun(machine)
         if self._task.gold_patch and (await checkout.apply(self._task.gold_patch, self._ladder)).by is None:
             raise _failed(self._task, "the gold patch does not apply")
         return checkout
 
-    async def _inconclusive(self, nothing: Verdict, run: TestRun | None) -> Grade:
-        """Whose doing it is that the tests gave no result; see above."""
+    async def _inconclusive(self, nothing: SWEVerdict, run: TestRun | None) -> Grade:
+        """Runs the control that decides why the tests gave no result; see the module's docstring."""
         async with self._pristine() as machine:
             control = await self._test(self._task.gold_patch, machine, await self._gold(machine))
         if control is None:
@@ -219,8 +220,9 @@ class _Grader:
     # --- before a +1 -----------------------------------------------------------------------------
 
     async def _proven(self, submission: str, run: TestRun, grade: Grade) -> Grade:
-        """The grade, or a -1 where the submission does not tell right answers from wrong ones, or passes by a
-        skipped or expected failure that is none with the gold patch. Two more sandboxes at most."""
+        """Confirms a +1. The grade becomes -1 if the submission cannot tell right answers from wrong ones, or
+        passes by a skipped or expected failure that the gold patch does not have. Takes at most two more
+        sandboxes."""
         doubtful = {test for test, status in grade.verdict.tests.items() if status in DOUBTFUL}
         plan = plan_of(self._grading) if self._task.gold_patch.strip() else None
         canaries: Canaries | None = None
@@ -253,7 +255,8 @@ class _Grader:
                     gold = await self._ask(plan, canaries, machine, checkout, limit / 2)
                     if not gold.ended and not gold.counts:
                         raise _failed(
-                            self._task, "the gold patch had no time for copies of the tests; grade with more"
+                            self._task,
+                            "the gold patch had no time for copies of the tests: grade with a longer timeout",
                         )
                     forged = evidence(canaries.sites, answers, gold)
                     unsound = suspicious(canaries.sites, gold)
@@ -278,9 +281,14 @@ class _Grader:
         return grade
 
     async def _ask(
-        self, plan: Plan, canaries: Canaries, machine: Machine, checkout: Checkout, limit: float
+        self,
+        plan: RunnerPlan,
+        canaries: Canaries,
+        machine: Machine,
+        checkout: RepositoryCheckout,
+        limit: float,
     ) -> Answers:
-        """The copies run, where the tests themselves were brought: these go, and what they came in."""
+        """Runs the copies where the tests were; the tests themselves and their patches are removed first."""
         if not canaries.sites:
             return NO_ANSWERS
         await checkout.restore(set(canaries.texts))
@@ -291,7 +299,8 @@ class _Grader:
 
 
 def paths_to_restore(task: Task, grading: SWETests, patch: str) -> set[str]:
-    """What is put back to the base commit before the tests come: test files, and the patch's runner hooks."""
+    """Returns the paths that are reset to the base commit before the tests come: test files, and the patch's
+    runner hooks."""
     hooks = {path for path in touched_paths(patch) if PurePosixPath(path).name in RUNNER_HOOKS}
     return (
         set(grading.test_files) | touched_paths(grading.test_patch) | (hooks - touched_paths(task.gold_patch))

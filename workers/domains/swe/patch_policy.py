@@ -1,8 +1,8 @@
-"""What a submission may touch, judged by what git says that it changes. Pure.
+"""Decides which changes of a submission may go into the repository, from what git says that it changes. Pure.
 
-A submission repairs source. Whatever decides how tests are found, run or reported is the task's: a submission
-that changes it is refused, unless the gold patch changes the same path. What agents leave behind without any
-harm (bytecode, tests of their own) is left out instead, so that it cannot do any.
+A submission repairs source. Whatever decides how tests are found, run or reported belongs to the task: a
+submission that changes it is rejected, unless the gold patch changes the same path. Harmless leftovers of
+agents (bytecode, tests of their own) are left out instead.
 """
 
 import sys
@@ -21,13 +21,13 @@ CONFIGURATION = frozenset(
         *("pyvenv.cfg", "noxfile.py", "sitecustomize.py", "usercustomize.py"),
     }
 )
-"""Names of files that decide what a test runner, the interpreter or git does."""
+"""Names of files that configure a test runner, the interpreter or git."""
 
 BINARIES = frozenset({".pyc", ".pyo", ".so", ".pyd", ".dll", ".dylib", ".egg", ".whl", ".zip", ".pyz"})
-"""Endings of what Python imports and nobody can read."""
+"""Suffixes of binaries that Python imports."""
 
 METADATA = (".dist-info", ".egg-info", ".egg-link", ".pth")
-"""Endings of what packaging tools and the interpreter's start take as instructions."""
+"""Suffixes that packaging tools and the interpreter's start take as instructions."""
 
 RUNNER = frozenset(
     {
@@ -62,7 +62,7 @@ OTHER_PYTHONS = frozenset(
         *("compression", "_py_warnings", "_interpreters", "_zstd", "_strptime", "_collections_abc"),
     }
 )
-"""Modules of the standard library of Python 3.7 to 3.14 that this one lacks."""
+"""Modules in the standard library of some Python from 3.7 to 3.14 that this Python lacks."""
 SHADOWED = RUNNER | OTHER_PYTHONS | sys.stdlib_module_names
 """Modules that the runner, the interpreter or the tests themselves import."""
 
@@ -74,8 +74,8 @@ FILE, PROGRAM, LINK, SUBMODULE = "100644", "100755", "120000", "160000"
 ABSENT = "000000"
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """One path that differs between two trees, with its modes in both; ABSENT where it is not in one."""
+class FileChange(msgspec.Struct, frozen=True, kw_only=True):
+    """A path that differs between two trees, with its modes in both; ABSENT if a tree lacks it."""
 
     path: str
     before: str
@@ -84,23 +84,23 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Permitted(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a submission goes into the repository."""
+    """The changes of a submission that go into the repository."""
 
-    changes: tuple[Change, ...]
+    changes: tuple[FileChange, ...]
     left_out: tuple[str, ...]
 
 
-class Refused(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a submission is not graded at all."""
+class PatchRejected(msgspec.Struct, frozen=True, kw_only=True):
+    """The reason why a submission is not graded at all."""
 
     reason: str
 
 
 def permitted(
-    changes: Iterable[Change], gold_patch: str, base: Collection[str], restored: Collection[str]
-) -> Permitted | Refused:
-    """The policy over all changes. `base` are the paths of the tree before them, `restored` those that
-    are put back before the tests are brought, whatever happens to them."""
+    changes: Iterable[FileChange], gold_patch: str, base: Collection[str], restored: Collection[str]
+) -> Permitted | PatchRejected:
+    """Applies the policy to all changes. `base` are the paths of the tree before them, `restored` those that
+    are restored before the tests come in any case."""
     gold = touched_paths(gold_patch)
     directories = {str(parent) for path in base for parent in PurePosixPath(path).parents}
     packages = {str(PurePosixPath(path).parent) for path in base if path.endswith("/__init__.py")}
@@ -111,13 +111,13 @@ def permitted(
         elif _is_left_out(change, restored):
             left_out.append(change.path)
         elif reason := _refusal(change, directories, packages):
-            return Refused(reason=f"{change.path!r} {reason}")
+            return PatchRejected(reason=f"{change.path!r} {reason}")
         else:
             kept.append(change)
     return Permitted(changes=tuple(kept), left_out=tuple(left_out))
 
 
-def _is_left_out(change: Change, restored: Collection[str]) -> bool:
+def _is_left_out(change: FileChange, restored: Collection[str]) -> bool:
     path = PurePosixPath(change.path)
     if {change.before, change.after} & {LINK, SUBMODULE}:
         return False
@@ -133,7 +133,7 @@ def _is_left_out(change: Change, restored: Collection[str]) -> bool:
     return plain and path.suffix not in BINARIES and (in_tests or (is_test and path.suffix == ".py"))
 
 
-def _refusal(change: Change, directories: Collection[str], packages: Collection[str]) -> str | None:
+def _refusal(change: FileChange, directories: Collection[str], packages: Collection[str]) -> str | None:
     path = PurePosixPath(change.path)
     if "�" in change.path or not change.path.isprintable():
         return "has a name that is no readable text"
@@ -156,9 +156,9 @@ def _refusal(change: Change, directories: Collection[str], packages: Collection[
 
 
 def _shadowed(path: PurePosixPath, directories: Collection[str], packages: Collection[str]) -> str | None:
-    """The module that a new file would be imported in place of, from any directory that may be on the path.
+    """Returns the module that a new file would hide, from any directory that may be on the path.
 
-    Only what the base commit has as packages counts as inside of one: a new `__init__.py` proves nothing.
+    Only packages of the base commit count as packages: a new `__init__.py` proves nothing.
     """
     if path.suffix not in (".py", ".pyi", ""):
         return None
@@ -179,5 +179,5 @@ def _is_metadata(path: PurePosixPath) -> bool:
 
 
 def _folded(name: str) -> str:
-    """A name as a file system or an importer that ignores case and forms would see it."""
+    """Normalizes a name as file systems and importers do that ignore case and Unicode forms."""
     return unicodedata.normalize("NFKC", name).casefold().strip()

@@ -1,17 +1,18 @@
-"""Runs tests inside a grading sandbox: a parent that imports no tested code, a process for each file or test.
+"""Runs tests inside a grading sandbox: a parent that imports no tested code, and a process for each file or
+test.
 
-The grader sends this file into the sandbox and starts it with the task's own interpreter (3.7 or later; the
-standard library and the task's pytest are all it uses). What it finds goes to the standard output that it was
-started with, one JSON object a line after a mark. Tested code never has that descriptor: its own output goes
-into a pipe. Each process reports over a pipe of its own, and is believed about its own files only.
+The grader sends this file into the sandbox and starts it with the task's own interpreter (3.7 or later; it
+uses only the standard library and the task's pytest). Results go to its original standard output, one JSON
+object per line after a mark. Tested code never has that descriptor: its own output goes into a pipe. Each
+process reports over its own pipe, and is believed about its own files only.
 
-The plan is a JSON file: `mark`, `framework`, `options`, `from_directory`, and `runs` (files of each process).
-Tests import from the paths in the variable PYTHONPATH_OF_TESTS, this process does not.
+The plan is a JSON file: `mark`, `framework`, `options`, `from_directory`, and `runs` (the files of each
+process). Tests import from the paths in the variable PYTHONPATH_OF_TESTS; this process does not.
 
 With `copies` (path of a file that holds texts, and the length of each) the files are copies of tests, which
-tell how often each site of them (`with __site__(name):`) held. They are shown one at a time: a copy is
-written when the one before it is answered, goes when it is answered itself, and nothing that is said of it
-later is believed. So tested code cannot compare what they ask for, whatever it reads or keeps.
+report how often each site of them (`with __site__(name):`) held. They are shown one at a time: a copy is
+written when the one before is answered and deleted when it is answered itself, and later reports about it are
+ignored. So tested code cannot compare the copies, whatever it reads or keeps.
 """
 
 from __future__ import annotations
@@ -34,17 +35,17 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 LOG_LIMIT = 200000
-"""Bytes of output kept for each file."""
+"""Maximum bytes of output kept for each file."""
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
 WARMED = ("pluggy", "iniconfig", "packaging", "_pytest")
 
 
 COUNTS: dict[str, list[int]] = {}
-"""How often each site of this process held, and failed."""
+"""Numbers of times that each site of this process held, and failed."""
 
 
-class Site:
-    """Counts whether what is in its block holds, and ends the failure there."""
+class SiteCounter:
+    """Counts whether its block holds, and suppresses the failure."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -63,14 +64,13 @@ def tell(descriptor: int, **facts: Any) -> None:
 
 
 def tell_sites(report: int, test: str) -> None:
-    """What became of the sites since this was last told."""
     if COUNTS:
         tell(report, test=test, sites=COUNTS)
         COUNTS.clear()
 
 
 def apart(report: int, work: Callable[[], None]) -> None:
-    """Run `work` in a process of its own and wait for it."""
+    """Runs `work` in a child process and waits for it."""
     child = os.fork()
     if child == 0:
         code = 70
@@ -85,7 +85,7 @@ def apart(report: int, work: Callable[[], None]) -> None:
 
 
 def answer_copies(report: int, orders: int, run: Callable[[str], None]) -> None:
-    """Run each copy that the parent shows, in a process of its own."""
+    """Runs each copy that the parent shows, in its own process."""
     with os.fdopen(orders) as shown:
         for line in iter(shown.readline, ""):
             path = line.rstrip("\n")
@@ -110,9 +110,7 @@ def pytest_status(report: Any) -> str | None:
     return "PASSED" if report.when == "call" else None
 
 
-class Reporter:
-    """A pytest plug-in that tells the parent about each test."""
-
+class PytestReporter:
     def __init__(self, report: int) -> None:
         self.report = report
 
@@ -126,8 +124,8 @@ class Reporter:
             tell(self.report, test=report.nodeid, status="ERROR")
 
 
-class ReporterOfCopies(Reporter):
-    """The first copy is collected as usual, which imports the tested code. Then each of them, the first too,
+class CopiesReporter(PytestReporter):
+    """Collects the first copy as usual, which imports the tested code. Then each copy, including the first,
     is collected and run in a process forked from there."""
 
     def __init__(self, report: int, orders: int) -> None:
@@ -149,7 +147,8 @@ class ReporterOfCopies(Reporter):
 
 
 def configuration(workdir: str, file: str) -> str:
-    """pytest's own rule, without its trust in what appears later: the first file with a section for it."""
+    """Finds the configuration file by pytest's own rule, before tested code can add one: the first file with
+    a pytest section."""
     directory = os.path.dirname(os.path.join(workdir, file))
     while True:
         for name, section in (
@@ -174,7 +173,7 @@ def configuration(workdir: str, file: str) -> str:
 
 
 def plugins(workdir: str, paths: list[str]) -> list[str]:
-    """Entry points of plug-ins that the image has installed: not those of the repository."""
+    """Lists the entry points of plug-ins that the image has installed, not those of the repository."""
     found: list[str] = []
     for directory in [*paths, *sys.path]:
         if os.path.realpath(directory or ".").startswith(workdir) or not os.path.isdir(directory):
@@ -198,7 +197,7 @@ def run_pytest(plan: dict[str, Any], files: list[str], report: int, orders: int 
     import pytest
 
     workdir = os.getcwd()
-    reporter = Reporter(report) if orders is None else ReporterOfCopies(report, orders)
+    reporter = PytestReporter(report) if orders is None else CopiesReporter(report, orders)
     options = [
         "-c",
         configuration(workdir, files[0]),
@@ -224,7 +223,7 @@ def tests_of(suite: unittest.TestSuite) -> Iterator[unittest.TestCase]:
 
 
 def run_unittest(_: dict[str, Any], files: list[str], report: int, orders: int | None) -> int:
-    """Each test in a process of its own, named as `file::Class::test`; all of a copy in one."""
+    """Runs each test in its own process, named `file::Class::test`; all tests of a copy share one."""
     modules = {file[:-3].replace("/", "."): file for file in files}
 
     def load(names: list[str]) -> list[unittest.TestCase]:
@@ -264,7 +263,7 @@ def run_unittest(_: dict[str, Any], files: list[str], report: int, orders: int |
 def test_process(
     plan: dict[str, Any], files: list[str], report: int, log: int, orders: int | None
 ) -> NoReturn:
-    """In the child: its own session and descriptors, then the framework; never returns."""
+    """Runs in the child: sets up its session and descriptors, then starts the framework; never returns."""
     os.setsid()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(log, 1)
@@ -276,7 +275,7 @@ def test_process(
     os.closerange(first, 65536)
     code = 70
     try:
-        builtins.__site__ = Site  # type: ignore[attr-defined]
+        builtins.__site__ = SiteCounter  # type: ignore[attr-defined]
         if plan["paths"]:
             os.environ["PYTHONPATH"] = os.pathsep.join(plan["paths"])
             sys.path[:0] = plan["paths"]
@@ -299,11 +298,11 @@ def test_process(
             os._exit(code)
 
 
-class Copies:
-    """Copies shown to one process, each after the answer to the one before.
+class CopyFeed:
+    """Shows copies to one process, each after the answer to the one before.
 
-    The texts stay in a file without a name until they are shown: the process is a fork of this one, and so
-    has all that this one has read before.
+    The texts stay in an unlinked file until they are shown: the process is a fork of this one, and so has all
+    that this one has read before.
     """
 
     def __init__(self, files: list[str], texts: Texts) -> None:
@@ -324,7 +323,7 @@ class Copies:
             os.write(self.shown, f"{self.path}\n".encode())
 
     def hear(self, reports: bytearray) -> None:
-        """Take the answer to the copy that is shown, if it is whole, and show the next one."""
+        """Takes a complete answer to the shown copy, and shows the next one."""
         end = f"{json.dumps({'answered': self.path})}\n".encode()
         if end in reports:
             self.close_answer(bytes(reports[: reports.index(end)]))
@@ -342,7 +341,7 @@ class Copies:
             os.unlink(self.path)
 
     def end(self, reports: bytes) -> list[Any]:
-        """The process has ended: all answers that were in time. What was not shown is passed over."""
+        """Returns all answers that came before the process ended, and skips copies that were not shown."""
         if self.path:
             self.close_answer(reports)
             os.close(self.shown)
@@ -352,7 +351,7 @@ class Copies:
 
 
 class Texts:
-    """A file of texts one after the other, whose name is gone."""
+    """An unlinked file of concatenated texts."""
 
     def __init__(self, path: str, sizes: list[int]) -> None:
         self.descriptor = os.open(path, os.O_RDONLY)
@@ -369,8 +368,8 @@ class Texts:
         self.at += self.sizes.pop(0)
 
 
-def watched(plan: dict[str, Any], files: list[str], copies: Copies | None) -> tuple[bytes, bytes, int]:
-    """Run files in a child; what it reported, the end of its output, and its exit code."""
+def watched(plan: dict[str, Any], files: list[str], copies: CopyFeed | None) -> tuple[bytes, bytes, int]:
+    """Runs files in a child; returns its reports, the end of its output, and its exit code."""
     report, report_end = os.pipe()
     log, log_end = os.pipe()
     child = os.fork()
@@ -415,7 +414,7 @@ def watched(plan: dict[str, Any], files: list[str], copies: Copies | None) -> tu
 
 
 def end_descendants() -> None:
-    """Kill what a child left behind: it is ours to reap, as orphans are given to this process."""
+    """Kills what a child left behind; this process reaps it, because it adopts orphans."""
     for _ in range(1000):
         me = os.getpid()
         left = [pid for pid, parent in processes() if parent == me]
@@ -440,7 +439,7 @@ def processes() -> Iterator[tuple[int, int]]:
 
 
 def facts(raw: bytes, files: list[str]) -> tuple[list[Any], bool]:
-    """The reports of one process that are about its own files, and whether it said that it was done."""
+    """Returns one process's reports about its own files, and whether it finished."""
     tests: list[Any] = []
     done = False
     for line in raw.decode(errors="replace").split("\n"):
@@ -456,9 +455,9 @@ def facts(raw: bytes, files: list[str]) -> tuple[list[Any], bool]:
 
 
 def protect() -> None:
-    """No process of the sandbox reads this one or takes its descriptors; orphans come to it.
+    """Keeps other processes from reading this one or its descriptors, and makes it adopt orphans.
 
-    Where that cannot be had nothing is run: a verdict of an open process could be forged.
+    If that is impossible nothing is run, because results of an open process could be forged.
     """
     try:
         import ctypes
@@ -471,7 +470,7 @@ def protect() -> None:
 
 
 def warm(workdir: str, paths: list[str]) -> None:
-    """Import pytest once for all children, unless a part of it is what is tested, or is another for them."""
+    """Imports pytest once for all children, unless it is what is tested, or children would import another."""
     for name in WARMED:
         found = importlib.util.find_spec(name)
         if any(os.path.exists(os.path.join(path, name)) for path in paths):
@@ -497,7 +496,7 @@ def main() -> None:
         plan["plugins"] = plugins(workdir, plan["paths"])
     texts = Texts(*plan["copies"]) if plan["copies"] else None
     for files in plan["runs"]:
-        copies = Copies(files, texts) if texts else None
+        copies = CopyFeed(files, texts) if texts else None
         raw, log, code = watched(plan, files, copies)
         tests, done = facts(raw, files)
         if copies:

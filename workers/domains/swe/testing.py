@@ -1,4 +1,4 @@
-"""A test run in a sandbox: by the runner where the command can be taken apart, else as the task writes it."""
+"""Runs tests in a sandbox: by `runner.py` if the command can be parsed, else as the task writes it."""
 
 import asyncio
 import json
@@ -14,8 +14,8 @@ import msgspec
 
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.tasks import SWETests, Task
-from orchard.workers.domains.swe.checkout import Checkout
-from orchard.workers.domains.swe.commands import Call, Framework, TestName, named, recognised
+from orchard.workers.domains.swe.checkout import RepositoryCheckout
+from orchard.workers.domains.swe.commands import Framework, FrameworkCall, TestName, named, recognised
 from orchard.workers.domains.swe.logs.parsers import REWRITTEN, SEVERITY, parse_run
 from orchard.workers.domains.swe.verdict import conclusive
 from orchard.workers.episode.diffs import touched_paths
@@ -23,11 +23,12 @@ from orchard.workers.episode.machine import CommandOutcome, Machine
 from orchard.workers.failures import InfrastructureError
 
 RUN_SHARE = 0.45
-"""Of the time left, that one test run may take: a control run must still fit."""
+"""Share of the remaining time for one test run; the rest is for a control run."""
 
 RUNNER = Path(__file__).with_name("runner.py")
 _WITHOUT_PATHS = 'exec env -u PYTHONPATH PYTHONPATH_OF_TESTS="$PYTHONPATH" "$0" "$@"'
-"""The runner itself imports nothing from where tests do: it starts before they could be told from its own."""
+"""Keeps tests' import paths from the runner itself, which starts before tested code could be told from its
+own."""
 _HARDENED = {
     "PYTHONNOUSERSITE": "1",
     "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
@@ -37,19 +38,17 @@ _HARDENED = {
 
 
 class TestRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of the tests."""
-
     __test__ = False
 
     statuses: dict[str, str]
     exit_code: int | None
-    """None when it was stopped for time or never reached its end."""
+    """None if it was stopped for time or never reached its end."""
     log: str
     seconds: float = 0.0
     out_of_memory: bool = False
-    """Whether something in the sandbox was killed for memory meanwhile."""
+    """Whether a process in the sandbox was killed for memory during the run."""
     ended_by: InfrastructureError | None = None
-    """What ended the sandbox under the tests."""
+    """The error that ended the sandbox during the tests."""
 
     @property
     def conclusive(self) -> bool:
@@ -57,34 +56,29 @@ class TestRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Count(msgspec.Struct, frozen=True, kw_only=True):
-    """How often a site of one copy held, and failed."""
+    """Number of times that a site of one copy held, and failed."""
 
     hits: int
     misses: int
 
 
 class Answers(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of copies of tests."""
-
     counts: Mapping[tuple[str, int], Count]
-    """By site and number of the copy; sites that were not reached are not in it."""
+    """Maps site and number of the copy to counts; sites that were not reached are absent."""
     ended: bool
-    """Whether the runner came to its end: else more would have been answered, had there been more time."""
+    """Whether the runner finished; otherwise more time would have given more results."""
 
 
 NO_ANSWERS = Answers(counts={}, ended=True)
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """How the named tests of a task are run by the runner."""
-
-    call: Call
+class RunnerPlan(msgspec.Struct, frozen=True, kw_only=True):
+    call: FrameworkCall
     names: dict[str, TestName]
-    """By test id."""
 
     @property
     def files(self) -> list[str]:
-        """Files of the named tests that the command asks for, in the order of their names."""
+        """Lists the files of the named tests that the command includes, sorted."""
         return sorted({name.file for name in self.names.values() if self._asked_for(name.file)})
 
     def _asked_for(self, file: str) -> bool:
@@ -92,8 +86,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return not paths or any(path in (file, ".") or file.startswith(f"{path}/") for path in paths)
 
 
-def plan_of(grading: SWETests) -> Plan | None:
-    """How the runner would run the tests; None where command or ids are of another kind."""
+def plan_of(grading: SWETests) -> RunnerPlan | None:
+    """Plans the run; None if the runner does not support the command or the ids."""
     call = recognised(grading.test_command)
     if call is None or call.framework != grading.parser.partition("-")[0]:
         return None
@@ -105,16 +99,16 @@ def plan_of(grading: SWETests) -> Plan | None:
         test: named(test, call.framework, files) for test in (*grading.fail_to_pass, *grading.pass_to_pass)
     }
     found = {test: name for test, name in names.items() if name is not None}
-    return Plan(call=call, names=found) if len(found) == len(names) else None
+    return RunnerPlan(call=call, names=found) if len(found) == len(names) else None
 
 
 async def run_tests(
-    task: Task, grading: SWETests, machine: Machine, checkout: Checkout, *, trusted: bool
+    task: Task, grading: SWETests, machine: Machine, checkout: RepositoryCheckout, *, trusted: bool
 ) -> TestRun:
-    """All tests of the task, in the repository as it is. With `trusted` the command runs as it is written and
-    what it prints is believed: the rule of published benchmarks.
+    """Runs all tests of the task in the repository as it is. With `trusted` the command runs unchanged and
+    its output is believed: the rule of published benchmarks.
 
-    A sandbox that ends under the tests is a run without a result: whose doing that is, a control must tell.
+    A sandbox that ends during the tests gives a run without a result; a control must tell the cause.
     """
     try:
         return await _run_tests(task, grading, machine, checkout, trusted=trusted)
@@ -125,7 +119,7 @@ async def run_tests(
 
 
 async def _run_tests(
-    task: Task, grading: SWETests, machine: Machine, checkout: Checkout, *, trusted: bool
+    task: Task, grading: SWETests, machine: Machine, checkout: RepositoryCheckout, *, trusted: bool
 ) -> TestRun:
     plan = None if trusted else plan_of(grading)
     limit = min(grading.timeout_seconds, checkout.seconds_left * RUN_SHARE)
@@ -150,8 +144,8 @@ async def _run_tests(
     )
 
 
-def _by_id(plan: Plan, reported: Mapping[str, str]) -> dict[str, str]:
-    """Statuses under the task's ids, where the framework's own are others."""
+def _by_id(plan: RunnerPlan, reported: Mapping[str, str]) -> dict[str, str]:
+    """Maps statuses to the task's ids, if the framework's own ids differ."""
     if plan.call.framework is Framework.PYTEST:
         return dict(reported)
     ids = {f"{name.file}::{name.qualified}": test for test, name in plan.names.items()}
@@ -161,13 +155,13 @@ def _by_id(plan: Plan, reported: Mapping[str, str]) -> dict[str, str]:
 async def run_copies(
     task: Task,
     grading: SWETests,
-    call: Call,
+    call: FrameworkCall,
     texts: Mapping[str, Sequence[str]],
     machine: Machine,
-    checkout: Checkout,
+    checkout: RepositoryCheckout,
     limit: float,
 ) -> Answers:
-    """Copies of test files beside their originals, shown one at a time.
+    """Runs copies of test files next to the originals, shown to the runner one at a time.
 
     Raises the machine's InfrastructureError.
     """
@@ -193,7 +187,7 @@ async def run_copies(
 
 
 def _counts(sites: Any) -> Iterable[tuple[str, tuple[int, int]]]:
-    """What a process of the sandbox says of its sites, where that has the form of it."""
+    """Yields the well-formed counts in a report, which comes from an untrusted process."""
     if isinstance(sites, dict):
         for site, count in sites.items():
             if isinstance(count, list) and len(count) == 2 and all(isinstance(each, int) for each in count):
@@ -208,10 +202,10 @@ class _Said(msgspec.Struct, frozen=True, kw_only=True):
 async def _run(
     task: Task,
     grading: SWETests,
-    call: Call,
+    call: FrameworkCall,
     runs: Collection[Sequence[str]],
     machine: Machine,
-    checkout: Checkout,
+    checkout: RepositoryCheckout,
     limit: float,
     *,
     copies: Sequence[bytes] = (),
@@ -251,7 +245,7 @@ async def _run(
 
 
 async def _by_command(
-    task: Task, grading: SWETests, machine: Machine, checkout: Checkout, limit: float
+    task: Task, grading: SWETests, machine: Machine, checkout: RepositoryCheckout, limit: float
 ) -> TestRun:
     marker = f"orchard-{secrets.token_hex(12)}"
     path = f"{checkout.scratch}/tests.sh"
@@ -269,8 +263,8 @@ async def _by_command(
 
 
 def test_script(grading: SWETests, marker: str) -> str:
-    """The shell script of one run. The marker is new each time, so that no log holds it by chance; code that
-    sets out to deceive can find it (docs/threat-model.md, other-test-commands)."""
+    """Builds the shell script of one run. The marker is new each time, so that no log contains it by chance;
+    malicious code can find it (docs/threat-model.md, other-test-commands)."""
     return "\n".join(
         [
             *grading.pre_commands,
@@ -286,7 +280,7 @@ def test_script(grading: SWETests, marker: str) -> str:
 
 
 def between_markers(output: str, marker: str) -> tuple[str, int | None]:
-    """What the test command printed, and its exit code; all there is and None where it did not end."""
+    """Returns the test command's output and exit code; all output and None if it did not end."""
     _, found, rest = output.partition(f"\n{marker} start\n")
     if not found:
         return output, None

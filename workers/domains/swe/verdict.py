@@ -1,4 +1,4 @@
-"""When a SWE task is solved: a pure function of test statuses."""
+"""Decides from test statuses whether a SWE task is resolved. Pure."""
 
 from collections.abc import Iterable, Mapping
 
@@ -7,25 +7,27 @@ import msgspec
 PASSING = frozenset({"PASSED", "XFAIL"})
 FAILING = frozenset({"FAILED", "ERROR"})
 DOUBTFUL = frozenset({"XFAIL", "SKIPPED"})
-"""Counted as passed only where the gold patch gives the same."""
+"""Statuses that count as passed only if the gold patch gives the same."""
 MISSING = "MISSING"
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """`resolved` only when both shares are 1."""
+class SWEVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """The task is `resolved` only if both shares are 1."""
 
     resolved: bool
     fail_to_pass: float
     """Share in [0, 1] of these tests that pass."""
     pass_to_pass: float
     tests: dict[str, str]
-    """Status of each named test, MISSING where the log has none."""
+    """Status of each named test; MISSING if the log has none."""
 
 
-def judge(statuses: Mapping[str, str], fail_to_pass: Iterable[str], pass_to_pass: Iterable[str]) -> Verdict:
-    """Judge the named tests. Passed is PASSED or XFAIL; an absent test failed.
+def judge(
+    statuses: Mapping[str, str], fail_to_pass: Iterable[str], pass_to_pass: Iterable[str]
+) -> SWEVerdict:
+    """Judges the named tests. PASSED and XFAIL count as passed, an absent test as failed.
 
-    A skipped test of `pass_to_pass` counts as kept, one of `fail_to_pass` as failed. The share of an empty
+    A skipped test of `pass_to_pass` counts as passed, one of `fail_to_pass` as failed. The share of an empty
     list is 1.
     """
     shortened = _shortened(statuses)
@@ -33,7 +35,7 @@ def judge(statuses: Mapping[str, str], fail_to_pass: Iterable[str], pass_to_pass
     tests = {test: statuses.get(test) or shortened.get(test, MISSING) for test in (*must, *keep)}
     fixed = [tests[test] in PASSING for test in must]
     kept = [tests[test] in PASSING or tests[test] == "SKIPPED" for test in keep]
-    return Verdict(
+    return SWEVerdict(
         resolved=all(fixed) and all(kept),
         fail_to_pass=sum(fixed) / len(fixed) if fixed else 1.0,
         pass_to_pass=sum(kept) / len(kept) if kept else 1.0,
@@ -42,9 +44,9 @@ def judge(statuses: Mapping[str, str], fail_to_pass: Iterable[str], pass_to_pass
 
 
 def conclusive(statuses: Mapping[str, str], exit_code: int | None) -> bool:
-    """Whether a test run says something about the code, and not only about its own trouble.
+    """Whether a test run says something about the code, instead of only about its own failure.
 
-    It does when tests were seen and the exit code (None: it did not end) agrees with them: 0, or at least one
+    It does if tests were seen and the exit code (None: it did not end) agrees with them: 0, or at least one
     failure. A file that cannot be collected is an ERROR, so a patch with a syntax error is conclusive.
     """
     failed = any(status in FAILING for status in statuses.values())
@@ -52,9 +54,9 @@ def conclusive(statuses: Mapping[str, str], exit_code: int | None) -> bool:
 
 
 def _shortened(statuses: Mapping[str, str]) -> dict[str, str]:
-    """Statuses by the part of an id before its first blank, the worst where several share it.
+    """Maps each id up to its first blank to a status, the worst if several share it.
 
-    SWE-bench cut its ids there, so `test_a[x y]` is listed as `test_a[x`.
+    SWE-bench cuts its ids there, so `test_a[x y]` is listed as `test_a[x`.
     """
     found: dict[str, str] = {}
     for test, status in statuses.items():

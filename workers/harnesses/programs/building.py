@@ -1,13 +1,18 @@
-"""Building the layer of a program from packages, or from files that the user has."""
+"""Builds and installs the layer of a program, from packages or from files that the user has."""
 
+import fcntl
 import json
+import os
 import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from orchard.injector.agent.files import remove_tree
 from orchard.injector.payload import elf
-from orchard.workers.harnesses.programs.archive import layout
-from orchard.workers.harnesses.programs.layers import Layer
-from orchard.workers.harnesses.programs.python_files import python_files
+from orchard.workers.harnesses.programs.layers import Layer, layout
+from orchard.workers.harnesses.programs.python_files import BuildError, Say, python_files, run_tool
 from orchard.workers.harnesses.programs.record import (
     NpmBinary,
     OwnFiles,
@@ -15,10 +20,55 @@ from orchard.workers.harnesses.programs.record import (
     PythonPackages,
     SuppliedFiles,
 )
-from orchard.workers.harnesses.programs.steps import BuildError, Say, carried_out
 
 UNKNOWN = "unknown"
-"""Version of what a user supplied and did not name."""
+"""Version of supplied files if the user names none."""
+
+Bring = Callable[[Path, Layer], None]
+"""Imports an OCI layout into the sandbox service, under the layer's name."""
+
+
+def install(
+    program: Program,
+    directory: Path,
+    bring: Bring,
+    say: Say,
+    *,
+    version: str | None = None,
+    supplied: Path | None = None,
+    python: Path | None = None,
+) -> Layer:
+    """Builds the program's layer in `directory` and imports it; equal files give the same layer.
+
+    Waits for another installation in the same directory, and removes what a killed one left; packages stay in
+    the caches of pip and npm. `version` overrides the record's. Raises BuildError, and what `bring` raises.
+    """
+    with _workplace(directory, say) as work:
+        layer, image = build(program, work, say, version=version, supplied=supplied, python=python)
+        say(f"image: {layer.image}")
+        bring(image, layer)
+    return layer
+
+
+@contextmanager
+def _workplace(directory: Path, say: Say) -> Iterator[Path]:
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("waiting for another installation")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        for left in directory.glob("building-*"):
+            remove_tree(left)
+        work = Path(tempfile.mkdtemp(prefix="building-", dir=directory))
+        try:
+            yield work
+        finally:
+            remove_tree(work)
+    finally:
+        os.close(lock)
 
 
 def build(
@@ -30,7 +80,7 @@ def build(
     supplied: Path | None = None,
     python: Path | None = None,
 ) -> tuple[Layer, Path]:
-    """Build the layer below the directory `work`, as an OCI layout, whose path is returned.
+    """Builds the layer below the directory `work`, and returns it with the path of its OCI layout.
 
     `supplied` is the user's file or directory, `python` an interpreter to copy. Raises BuildError.
     """
@@ -52,7 +102,6 @@ def build(
 
 
 def _npm_files(source: NpmBinary, version: str | None, files: Path, work: Path, say: Say) -> str:
-    """The binaries of the package for this machine; returns its version."""
     if shutil.which("npm") is None:
         raise BuildError(
             "there is no npm on this machine, and the program is a package of npm: install Node.js "
@@ -62,9 +111,7 @@ def _npm_files(source: NpmBinary, version: str | None, files: Path, work: Path, 
     wanted = f"{name}@{version}" if version else source.package
     say(f"npm: {wanted}")
     work.mkdir()
-    carried_out(
-        ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(work), wanted]
-    )
+    run_tool(["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(work), wanted])
     (files / "bin").mkdir()
     for binary, pattern in source.binaries.items():
         found = sorted((work / "node_modules").glob(pattern))
@@ -107,7 +154,7 @@ def _supplied_files(
 
 
 def _check(program: Program, files: Path, supplied: Path) -> None:
-    """That the command can be started: what a user named may be the archive of a release, or its source."""
+    """Checks that the command can be started: the user may have named a release's archive or its source."""
     first = program.command[0]
     if not first.startswith("$layer/"):
         return

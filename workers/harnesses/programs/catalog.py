@@ -1,4 +1,4 @@
-"""The programs that Orchard knows, as they were seen to work; the versions are those that were tried."""
+"""The programs that Orchard knows, in the versions that were tested."""
 
 from orchard.workers.harnesses.programs import mcp_loop_script
 from orchard.workers.harnesses.programs.openhands_script import RUN
@@ -13,7 +13,7 @@ from orchard.workers.harnesses.programs.record import (
 )
 
 _KEY = "none"
-"""Of the gateway, which knows its caller by the address."""
+"""The API key; the gateway needs none, because it identifies callers by their address."""
 
 MINI_SWE_AGENT = Program(
     name="mini-swe-agent-cli",
@@ -282,6 +282,6 @@ MCP_LOOP = Program(
     files={"$home/settings.json": '{"url": "$url/v1/chat/completions", "model": "$model"}\n'},
     mcp=McpClient(files={"$home/settings.json": '{"mcp": "$mcp"}\n'}),
 )
-"""A loop over the tools of an MCP server, or over a shell: the least that a program can be."""
+"""A minimal program: a loop over the tools of an MCP server, or over a shell."""
 
 PROGRAMS = (MINI_SWE_AGENT, OPENHANDS, CODEX, CLAUDE_CODE, OPENCODE, KIMI_CLI, ZEROCLAW, MCP_LOOP)

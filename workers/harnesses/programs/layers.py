@@ -1,10 +1,15 @@
-"""The layers of programs: images of the sandbox service, by names that say what is in them."""
+"""Layers of programs: images of the sandbox service, named by program, version and digest."""
 
+import hashlib
+import json
+import os
+import tarfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from orchard.injector.agent.layer_files import NAME
+from orchard.injector.agent import layer_files
+from orchard.injector.agent.local.archives import ARCHITECTURES
 from orchard.injector.agent.local.images import ImageStore
 from orchard.injector.client import AsyncSandboxClient
 from orchard.injector.errors import SandboxUnsupported
@@ -13,10 +18,10 @@ from orchard.schemas.sandboxes import ImageInfo
 from orchard.workers.episode.sandboxes import classified
 from orchard.workers.failures import InfrastructureError
 
+_MEDIA = "application/vnd.oci.image"
+
 
 class Layer(NamedTuple):
-    """An installed program."""
-
     program: str
     version: str
     digest: str
@@ -24,18 +29,21 @@ class Layer(NamedTuple):
 
     @property
     def image(self) -> str:
-        """Its name at the sandbox service."""
         return f"orchard-harness/{self.program}:{self.version}-{self.digest}"
 
 
 def layers_among(images: Iterable[ImageInfo]) -> list[tuple[Layer, ImageInfo]]:
-    """The layers among the images of a service, those that came last first."""
-    found = [(Layer(*match.groups()), image) for image in images if (match := NAME.fullmatch(image.name))]
+    """Selects the layers among the images of a service, newest first."""
+    found = [
+        (Layer(*match.groups()), image)
+        for image in images
+        if (match := layer_files.NAME.fullmatch(image.name))
+    ]
     return sorted(found, key=lambda pair: pair[1].created_at or 0.0, reverse=True)
 
 
 def stored_images(state: Path) -> list[ImageInfo]:
-    """The images below the state directory of a sandbox service of this machine, which need not run."""
+    """Lists the images in the state directory of a local sandbox service, which need not be running."""
     return [
         ImageInfo(
             name=image.name,
@@ -50,7 +58,7 @@ def stored_images(state: Path) -> list[ImageInfo]:
 
 
 async def installed(client: AsyncSandboxClient, program: str) -> Layer:
-    """The layer of a program that was installed last. Raises InfrastructureError where there is none."""
+    """Returns the program's newest layer. Raises InfrastructureError (HARNESS_MISSING) if there is none."""
     try:
         with classified():
             images = await client.list_images()
@@ -70,3 +78,51 @@ async def installed(client: AsyncSandboxClient, program: str) -> Layer:
             f"{program}`",
         )
     return newest
+
+
+def layout(files: Path, program: str, version: str, target: Path) -> Layer:
+    """Writes the directory `files` as the OCI layout `target`, which registries' tools can read. Equal files
+    give equal bytes."""
+    blobs = target / "blobs/sha256"
+    blobs.mkdir(parents=True)
+    with (target / "layer").open("xb") as file:
+        digest = layer_files.pack(files, file.write)
+    size = (target / "layer").stat().st_size
+    (target / "layer").rename(blobs / digest)
+    layer = Layer(program, version, digest)
+    tar = {"mediaType": f"{_MEDIA}.layer.v1.tar", "digest": f"sha256:{digest}", "size": size}
+    config = {
+        "architecture": ARCHITECTURES[os.uname().machine],
+        "os": "linux",
+        "config": {},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
+    }
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": f"{_MEDIA}.manifest.v1+json",
+        "config": _blob(blobs, f"{_MEDIA}.config.v1+json", config),
+        "layers": [tar],
+    }
+    named = _blob(blobs, str(manifest["mediaType"]), manifest)
+    # What containerd calls it, so that an archive can be loaded on a node without a registry.
+    named["annotations"] = {"io.containerd.image.name": f"docker.io/{layer.image}"}
+    index = {"schemaVersion": 2, "mediaType": f"{_MEDIA}.index.v1+json", "manifests": [named]}
+    (target / "index.json").write_text(json.dumps(index))
+    (target / "oci-layout").write_text(json.dumps({"imageLayoutVersion": "1.0.0"}))
+    return layer
+
+
+def packed(layout: Path, archive: Path) -> Path:
+    """Packs the layout as one tar archive, for a service on another machine or a registry's tools."""
+    partial = archive.with_name(f"{archive.name}.partial")
+    with tarfile.open(partial, "w") as tar:
+        for path in sorted(layout.rglob("*")):
+            tar.add(path, path.relative_to(layout).as_posix(), recursive=False)
+    return partial.rename(archive)
+
+
+def _blob(blobs: Path, media: str, document: dict[str, Any]) -> dict[str, Any]:
+    raw = json.dumps(document, sort_keys=True).encode()
+    digest = hashlib.sha256(raw).hexdigest()
+    (blobs / digest).write_bytes(raw)
+    return {"mediaType": media, "digest": f"sha256:{digest}", "size": len(raw)}

@@ -1,4 +1,4 @@
-"""The smallest program that is a harness, of the standard library alone, so that no network is needed."""
+"""The smallest program that is a harness. It needs only the standard library, so no network."""
 
 RUN = '''\
 #!/usr/bin/env python3

@@ -1,4 +1,4 @@
-"""What runs OpenHands, whose SDK is a library: the program is this script, with the settings of the paper."""
+"""The script that runs OpenHands, whose SDK is a library, with the settings of the paper."""
 
 RUN = '''\
 """OpenHands on one repository: its default tools for software, condensed after 240 events."""

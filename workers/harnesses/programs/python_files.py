@@ -1,7 +1,7 @@
-"""A Python with packages, self-contained: it runs in any image of this machine's architecture.
+"""Builds a self-contained Python with packages, which runs in any image of this machine's architecture.
 
-Interpreter, standard library and packages are copied, and with them the loader and every shared library that
-they need, libc included. So nothing of an image is used but its kernel and a shell, `/bin/sh`.
+Interpreter, standard library and packages are copied, together with the loader and all shared libraries that
+they need, including libc. Of an image it uses only the kernel and `/bin/sh`.
 """
 
 import json
@@ -9,12 +9,11 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from orchard.injector.payload import elf
 from orchard.workers.harnesses.programs.record import LAYER, PythonPackages
-from orchard.workers.harnesses.programs.steps import BuildError, Say, carried_out
 
 _LEFT_OUT = frozenset(
     {
@@ -29,7 +28,7 @@ _LEFT_OUT = frozenset(
         "dist-packages",
     }
 )
-"""Of the standard library, what no program needs."""
+"""Parts of the standard library that no program needs."""
 _LINE = re.compile(r"^\s+(\S+) => (/\S+)(?: \(0x[0-9a-f]+\))?$", re.MULTILINE)
 _ABOUT = """\
 import json, sys, sysconfig
@@ -56,18 +55,37 @@ exec {layer}/bin/python3 -c \
   'import sys; sys.argv[0] = "{name}"; from {module} import {first}; sys.exit({call}())' "$@"
 """
 
+Say = Callable[[str], None]
+"""Shows the user what is done next."""
+
+
+class BuildError(Exception):
+    """The program cannot be installed here; the text is one sentence that says what to do."""
+
+
+def run_tool(line: Sequence[str]) -> str:
+    """Returns what a tool prints. Raises BuildError with its error output."""
+    try:
+        done = subprocess.run(line, capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise BuildError(f"{line[0]} is not installed on this machine: install it") from error
+    if done.returncode != 0:
+        complaint = (done.stderr.strip() or done.stdout.strip())[-1500:]
+        raise BuildError(f"`{' '.join(line)[:200]}` ended with status {done.returncode}: {complaint}")
+    return done.stdout
+
 
 def python_files(
     source: PythonPackages, version: str | None, target: Path, python: Path | None, say: Say
 ) -> str:
-    """Put them into the directory `target`; returns the version of the first package.
+    """Writes the files into the directory `target`; returns the version of the first package.
 
-    `python` is the interpreter to copy, else one is looked for. Raises BuildError.
+    `python` is the interpreter to copy; by default one is searched. Raises BuildError.
     """
     program = python or found_python(*source.python)
     say(f"Python: {program}")
     (target / "bin").mkdir(parents=True)
-    stdlib, platlib, short = json.loads(carried_out([str(program), "-I", "-c", _ABOUT]))
+    stdlib, platlib, short = json.loads(run_tool([str(program), "-I", "-c", _ABOUT]))
     if short not in source.python:
         versions = " or ".join(source.python)
         raise BuildError(f"{program} is Python {short}, and the program needs Python {versions}")
@@ -80,13 +98,13 @@ def python_files(
         wanted[0] = f"{name}=={version}"
     say(f"pip: {' '.join(wanted)}")
     options = ["--quiet", "--disable-pip-version-check", "--no-compile", "--target", str(packages)]
-    carried_out([str(program), "-I", "-m", "pip", "install", *options, *wanted])
+    run_tool([str(program), "-I", "-m", "pip", "install", *options, *wanted])
     (library / "dist-packages").symlink_to("site-packages")  # where a Python of Debian looks
     shutil.rmtree(packages / "bin", ignore_errors=True)
     say("shared libraries")
     _interpreter(program, target)
     _libraries(program, target)
-    for script, value in json.loads(carried_out([str(program), "-I", "-c", _ENTRY_POINTS, str(packages)])):
+    for script, value in json.loads(run_tool([str(program), "-I", "-c", _ENTRY_POINTS, str(packages)])):
         module, _, call = value.partition("[")[0].strip().partition(":")
         text = _SCRIPT.format(layer=LAYER, name=script, module=module, call=call, first=call.split(".")[0])
         _executable(target / "bin" / script, text)
@@ -98,12 +116,12 @@ def python_files(
         check=False,  # packages bring files for other versions of Python
         capture_output=True,
     )
-    return carried_out([str(program), "-I", "-c", _VERSION, name, str(packages)]).strip()
+    return run_tool([str(program), "-I", "-c", _VERSION, name, str(packages)]).strip()
 
 
 def found_python(*versions: str) -> Path:
-    """An interpreter of one of these versions, the first that there is: of the machine, or the one that runs
-    Orchard. Raises BuildError that says how to get one."""
+    """Finds an interpreter of one of these versions, in their order: the machine's, pyenv's, or the one that
+    runs Orchard. Raises BuildError that says how to get one."""
     for version in versions:
         name = f"python{version}"
         here = shutil.which(name)
@@ -130,7 +148,7 @@ def _ignored(directory: str, names: list[str]) -> set[str]:
 
 
 def _interpreter(program: Path, target: Path) -> None:
-    """The program itself, beside its libraries, and the command that starts it with them and nothing else."""
+    """Copies the interpreter next to its libraries, and writes the command that starts it with only them."""
     shutil.copyfile(program.resolve(), target / "lib" / "python3")
     (target / "lib" / "python3").chmod(0o755)
     _executable(target / "bin" / "python3", _PYTHON.format(layer=LAYER))
@@ -138,7 +156,8 @@ def _interpreter(program: Path, target: Path) -> None:
 
 
 def _libraries(program: Path, target: Path) -> None:
-    """The loader as `lib/ld.so`, and what is linked from outside of `target`. Raises BuildError."""
+    """Copies the loader to `lib/ld.so`, and all libraries linked from outside of `target`. Raises
+    BuildError."""
     loader = Path(elf.interpreter(program.resolve().read_bytes()))
     if not loader.name.startswith("ld-linux"):
         raise BuildError(f"{program} is no program for glibc ({loader}): use a Python that is, as of Debian")
@@ -159,8 +178,8 @@ def _shared_objects(target: Path) -> Iterable[Path]:
 
 
 def _linked(loader: Path, file: Path, *options: str) -> dict[str, Path]:
-    """Libraries of the file by name, as the loader finds them; none where one is missing: what a package
-    brings for another system is not loaded here either."""
+    """Maps names of the file's libraries to paths, as the loader finds them; empty if one is missing, because
+    what a package brings for another system is not loaded here either."""
     line: Sequence[str] = [str(loader), *options, "--list", str(file)]
     done = subprocess.run(line, capture_output=True, text=True, check=False, env={})
     found = dict(_LINE.findall(done.stdout)) if done.returncode == 0 else {}

@@ -1,8 +1,8 @@
-"""A harness that is a program, as data: where it comes from, how it is started, how its result is read.
+"""A harness that is a program, as data: its source, how it is started, how its result is read.
 
-Texts are templates: `$name` stands for a word, `$$` for a dollar sign. The words are `url` (the gateway as
-the sandbox reaches it, without `/v1`), `model`, `prompt`, `workdir`, `home` (a directory of the program's
-own, outside of the repository) and `layer` (where its files are). In files each word has the escapes of a
+Texts are templates: `$name` is replaced by a value, `$$` by a dollar sign. The values are `url` (the gateway
+as the sandbox reaches it, without `/v1`), `model`, `prompt`, `workdir`, `home` (the program's own directory,
+outside of the repository) and `layer` (the directory of its files). In files each value is escaped as in a
 JSON string, so that it can stand between double quotes of JSON, TOML and YAML.
 """
 
@@ -16,9 +16,9 @@ import msgspec
 from orchard.injector.agent import layer_files
 
 LAYER = layer_files.PLACE
-"""Where the files of a program lie in its sandbox."""
+"""Directory of a program's files in its sandbox."""
 HOME = "/tmp/orchard-harness"
-"""Where it may keep what is its own."""
+"""Directory for the program's own state."""
 
 PATCH_PROMPT = """\
 The repository in $workdir has the issue below. Resolve it: change the files of the repository, and nothing \
@@ -28,56 +28,55 @@ $statement
 """
 
 TASK_PROMPT = "$statement\n"
-"""In place of PATCH_PROMPT for a task that is judged by what the program leaves, and not by a patch."""
+"""Replaces PATCH_PROMPT in tasks that are judged by what the program leaves, not by a patch."""
 
 WORLD_PROMPT = """\
 $about
 
 $statement
 """
-"""Of a task with a world, whatever the program's own is."""
+"""Replaces every program's own prompt in tasks with a world."""
 
 
 class PythonPackages(msgspec.Struct, frozen=True, kw_only=True, tag="python"):
-    """Packages of PyPI beside a Python of their own."""
+    """Packages of PyPI, with their own Python."""
 
     packages: tuple[str, ...]
-    """As pip takes them; the version of the first one is the program's."""
+    """Requirements for pip; the first one's version is the program's."""
     python: tuple[str, ...] = ("3.12",)
-    """Versions that will do; the first that is on the machine is taken."""
+    """Suitable versions of Python; the first that the machine has is used."""
 
 
 class NpmBinary(msgspec.Struct, frozen=True, kw_only=True, tag="npm"):
-    """A package of npm that brings a binary of its own for each kind of machine."""
+    """A package of npm that has a binary for each kind of machine."""
 
     package: str
-    """As npm takes it."""
     binaries: Mapping[str, str]
-    """Name in the layer's directory `bin` to path below `node_modules`, with `*` for what differs."""
+    """Maps a name in the layer's directory `bin` to a path below `node_modules`, which may contain `*`."""
 
 
 class SuppliedFiles(msgspec.Struct, frozen=True, kw_only=True, tag="supplied"):
     """A file or directory that the user names: `orchard harness install NAME --from PATH`."""
 
     hint: str = ""
-    """Where to get it."""
+    """Tells users where to get it."""
 
 
 class OwnFiles(msgspec.Struct, frozen=True, kw_only=True, tag="own"):
     """Texts that come with the record."""
 
     files: Mapping[str, str]
-    """By path in the layer; all can be executed."""
+    """Executable files by path in the layer."""
     version: str = "1"
 
 
 class McpClient(msgspec.Struct, frozen=True, kw_only=True):
-    """How a program is told of an MCP server: the world of its task. One more word is `mcp`, its URL."""
+    """How a program is told about an MCP server: its task's world. Templates can use `mcp`, the server's
+    URL."""
 
     files: Mapping[str, str] = {}
-    """Written before it starts, by path; put behind a file of the program's own that has the same path."""
+    """Files written before it starts, by path; appended to the program's own file of the same path."""
     arguments: tuple[str, ...] = ()
-    """Put behind its command."""
     environment: Mapping[str, str] = {}
 
 
@@ -85,49 +84,46 @@ Source = PythonPackages | NpmBinary | SuppliedFiles | OwnFiles
 
 
 class FileSubmission(msgspec.Struct, frozen=True, kw_only=True):
-    """The submission is a text in a JSON file that the program leaves."""
+    """The submission is a text in a JSON file that the program writes."""
 
     path: str
     keys: tuple[str, ...]
-    """Where in the file."""
+    """Keys that lead to the text in the file."""
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):
-    """A program and what a runner has to know of it."""
-
     name: str
-    """Of the harness."""
     wire: Literal["chat", "completions", "responses", "anthropic"]
-    """The API that it speaks, for people: the gateway takes all."""
+    """The API that it speaks, for readers: the gateway accepts all."""
     source: Source
     command: tuple[str, ...]
-    """Its words. The current directory is the task's; a status of 0 means that it is done."""
+    """Words of the command. It starts in the task's directory; status 0 means that it is done."""
     prompt: str = PATCH_PROMPT
-    """Of the words `statement` and `workdir`."""
+    """Template of the values `statement` and `workdir`."""
     stdin: str = ""
     memory: str = "512Mi"
-    """What its sandbox has beside the task's memory."""
+    """Memory of its sandbox in addition to the task's."""
     environment: Mapping[str, str] = {}
     files: Mapping[str, str] = {}
-    """Written before it starts, by path."""
+    """Files written before it starts, by path."""
     mcp: McpClient | None = None
-    """None: it can have no task with a world."""
+    """None means that it cannot take tasks with a world."""
     submission: FileSubmission | None = None
-    """None: all that differs from the base commit when it has ended."""
+    """None means all changes since the base commit."""
 
 
 def filled(template: str, words: Mapping[str, str]) -> str:
-    """The text with its words. Raises KeyError for a word that there is not."""
+    """Fills a template. Raises KeyError for an unknown value."""
     return Template(template).substitute(words)
 
 
 def escaped(words: Mapping[str, str]) -> dict[str, str]:
-    """The words as they stand between the quotes of a JSON string."""
+    """Escapes the values for the inside of JSON strings."""
     return {name: json.dumps(word, ensure_ascii=False)[1:-1] for name, word in words.items()}
 
 
 def with_server(program: Program) -> Program:
-    """The program as it is told of an MCP server."""
+    """Adds the settings for an MCP server to a program."""
     client = program.mcp or McpClient()
     files = {path: program.files.get(path, "") + text for path, text in client.files.items()}
     return msgspec.structs.replace(

@@ -1,4 +1,4 @@
-"""Runs any program of a record as a harness: its files, its command, the gateway, and what it leaves."""
+"""Runs any program of a record as a harness: writes its files, starts its command, and reads its result."""
 
 import asyncio
 import shlex
@@ -29,15 +29,14 @@ from orchard.workers.harnesses.programs.record import (
 )
 
 _TAIL = 1500
-"""Characters of a program's output that an error quotes."""
 
 
 class ProgramHarness(Harness):
-    """The harness that a program is.
+    """The harness that runs one program.
 
-    Its submission is the state that it left behind, or what its record says. A program that ends with an
-    error after its model answered is graded like any other: what runs in a sandbox is the agent's. One that
-    never got an answer does not work here, and its attempt aborts.
+    Its submission is the state that it left, or what its record says. A program that fails after its model
+    answered is graded like any other, because what runs in a sandbox is the agent's doing. If it never got an
+    answer it does not work in this setup, and its attempt aborts.
     """
 
     tools: tuple[dict[str, Any], ...] = ()
@@ -47,7 +46,6 @@ class ProgramHarness(Harness):
         self.name = program.name
 
     async def run(self, episode: Episode) -> HarnessResult:
-        """See Harness.run."""
         program, machine, task = self.program, episode.machine, episode.task
         async with episode.door() as door, machine.reverse(door.port) as tunnel, self._world(episode) as mcp:
             words = {
@@ -82,7 +80,7 @@ class ProgramHarness(Harness):
 
     @asynccontextmanager
     async def _world(self, episode: Episode) -> AsyncIterator[str]:
-        """URL, as the sandbox reaches it, of the MCP server of the task's world; empty without a world."""
+        """Yields the URL of the world's MCP server for the sandbox, or an empty string without a world."""
         if episode.world is None:
             yield ""
             return
@@ -97,7 +95,7 @@ class ProgramHarness(Harness):
     async def _executed(
         self, program: Program, episode: Episode, words: dict[str, str], recording: Recording
     ) -> CommandOutcome:
-        """Run the program to its end, or until its model cannot be reached any more."""
+        """Runs the program until it ends or its model cannot be reached any more."""
         task = episode.task
         environment = {name: filled(value, words) for name, value in program.environment.items()}
         running = asyncio.create_task(
@@ -120,7 +118,8 @@ class ProgramHarness(Harness):
             await end(running)
 
     def _status(self, outcome: CommandOutcome, recording: Recording, tunnel: Tunnel) -> ExitStatus:
-        """How the program ended. Raises InfrastructureError where that was not its doing or its model's."""
+        """Returns how the program ended. Raises InfrastructureError if neither it nor its model was the
+        cause."""
         tail = outcome.output.strip()[-_TAIL:]
         if recording.ended is not None:
             return recording.ended
@@ -144,14 +143,14 @@ class ProgramHarness(Harness):
 
 
 def prompt_of(program: Program, task: Task) -> str:
-    """What a program is told of a task without a world: its own prompt, where it has one."""
     if program.prompt == PATCH_PROMPT and graded_in_place(task.grading):
         return TASK_PROMPT
     return program.prompt
 
 
 async def _submitted(machine: Machine, where: FileSubmission, words: dict[str, str]) -> str | None:
-    """What the program handed in; None where it did not. Its file is the agent's, and may hold anything."""
+    """Reads the program's submission; None if there is none. Its file is the agent's, and may contain
+    anything."""
     try:
         found: Any = decode_text((await machine.read(filled(where.path, words))).decode(errors="replace"))
     except (FileNotFoundError, FileTooLarge, Unreadable):

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from orchard.workers.domains.gui.evidence import OUTCOME
+from orchard.workers.domains.gui.judging import OUTCOME
 
 RESAMPLES = 2_000
 

@@ -11,7 +11,7 @@ from orchard.pipelines.domains.gui.released_rows import read_gui_rows
 from orchard.pipelines.domains.gui.screens import PLACES, screen_drills, screen_episodes, write_drills
 from orchard.schemas.messages import Role
 from orchard.storage.blobs import BlobStore
-from orchard.workers.domains.gui.sites.look import TINY_THEMES
+from orchard.workers.domains.gui.sites.appearance import TINY_THEMES
 from orchard.workers.domains.gui.sites.tiny import COLOURS, PAPERS, SHAPES, SIDE
 
 COUNT = 60

@@ -9,7 +9,7 @@ import pytest
 from orchard.schemas.outcomes import AbortCause
 from orchard.workers.domains.claw.claw_eval import remote
 from orchard.workers.domains.claw.claw_eval.checkout import ask
-from orchard.workers.domains.claw.sandboxed import Limits, run_script
+from orchard.workers.domains.claw.script_runner import ScriptLimits, run_script
 from orchard.workers.failures import InfrastructureError
 from tests.workers.conftest import SubprocessMachine
 
@@ -64,5 +64,7 @@ async def test_an_interpreter_that_the_image_lacks_is_the_tasks(machine: Subproc
         await ask(machine, "/nowhere/python", REMOTE, "start", {})
     assert raised.value.cause is AbortCause.TASK_BROKEN
     with pytest.raises(InfrastructureError, match="no /nowhere/python") as raised:
-        await run_script(machine, "test", "", b"{}", limits=Limits(), ask=nobody, python="/nowhere/python")
+        await run_script(
+            machine, "test", "", b"{}", limits=ScriptLimits(), ask=nobody, python="/nowhere/python"
+        )
     assert raised.value.cause is AbortCause.TASK_BROKEN

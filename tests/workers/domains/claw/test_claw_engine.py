@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchard.schemas.claw import BUNDLES, Bundle, ClawWorld
+from orchard.schemas.claw import BUNDLES, ClawBundle, ClawWorld
 from orchard.schemas.decoding import decode_whole
-from orchard.workers.domains.claw.engine import BadWorld, Offer, Services
+from orchard.workers.domains.claw.engine import BadWorld, Services, ServiceTool
 from orchard.workers.domains.claw.injection import Injection
 from orchard.workers.domains.claw.services import SERVICES
 from tests.claw_world import DESK, LETTER, NOW, desk
@@ -52,7 +52,7 @@ def _values(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
             return st.lists(st.just("tom@example.com"), max_size=2)
 
 
-def _fitting(offer: Offer) -> st.SearchStrategy[tuple[str, Any]]:
+def _fitting(offer: ServiceTool) -> st.SearchStrategy[tuple[str, Any]]:
     arguments, required = offer.operation.arguments, offer.operation.required
     return st.fixed_dictionaries(
         {name: _values(arguments[name]) for name in required},
@@ -111,7 +111,7 @@ def test_arguments_nested_so_deep_that_no_bundle_could_be_read_are_refused(depth
         assert "nested deeper" in entry.response["error"]
     fits = '{"a":' * 31 + "1" + "}" * 31
     assert services.call("mail_shred", fits).entry.arguments == msgspec.json.decode(fits)
-    handed_in = Bundle(
+    handed_in = ClawBundle(
         messages=(),
         audit=tuple(services.audit),
         state=services.state(),

@@ -69,7 +69,7 @@ def test_input_needs_the_whole_quiet_and_a_look_at_another_tab_less() -> None:
         t.GoBack(),
     ]
     assert {quiet_after(each, 1.0) for each in given} == {1.0}
-    less: list[t.Action] = [t.SwitchTab(tab_index=0), t.CloseTab(), t.NewTab(), t.Wait()]
+    less: list[t.Action] = [t.SwitchTab(tab_index=0), t.CloseTab(), t.NewTab(), t.WaitSeconds()]
     assert [quiet_after(each, 1.0) for each in less] == [0.3, 0.3, 0.06, 0.06]
     assert quiet_after(given[0], 0.0) == 0.06
 

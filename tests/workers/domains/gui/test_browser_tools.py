@@ -14,7 +14,7 @@ from aiohttp import web
 from playwright.async_api import Error
 
 from orchard.injector.client import AsyncSandbox, AsyncSandboxClient
-from orchard.schemas.gui import BrowserSettings, GuiOutcome, GuiWorld
+from orchard.schemas.gui import BrowserSettings, GuiSubmission, GuiWorld
 from orchard.schemas.messages import ToolCall
 from orchard.schemas.outcomes import ExitStatus
 from orchard.storage.blobs import BlobStore
@@ -23,9 +23,9 @@ from orchard.workers.domains.gui.browser import tabs as tabs_of_browser
 from orchard.workers.domains.gui.browser import world as browser_world
 from orchard.workers.domains.gui.browser.calls import written_calls
 from orchard.workers.domains.gui.browser.driver import Driver
+from orchard.workers.domains.gui.browser.inputs import OffScreen, pixel
 from orchard.workers.domains.gui.browser.launching import HOME, resolver_rules, start_command
-from orchard.workers.domains.gui.browser.marks import Words
-from orchard.workers.domains.gui.browser.screen import OffScreen, pixel
+from orchard.workers.domains.gui.browser.marks import WrittenText
 from orchard.workers.domains.gui.browser.tabs import Tabs
 from orchard.workers.domains.gui.browser.world import BrowserAttempt, BrowserWorld
 from orchard.workers.episode.sandboxes import SandboxMachine
@@ -288,7 +288,7 @@ async def test_half_a_character_is_replaced_and_a_line_is_one_line(browser: Brow
     assert call.arguments == '{"response":"\ufffd"}'
     try:
         assert await _done(browser, "done", '{"response": "x\\ud800"}') == "Succeed: `done` executed."
-        outcome = msgspec.json.decode(await browser.hand_in(ExitStatus.FINISHED, []), type=GuiOutcome)
+        outcome = msgspec.json.decode(await browser.hand_in(ExitStatus.FINISHED, []), type=GuiSubmission)
         assert outcome.answer == "x\ufffd"
     finally:
         browser.answer = None
@@ -331,7 +331,7 @@ async def test_an_action_on_a_slow_page_has_an_end(
 async def test_labels_that_hold_marks_of_the_prompt_are_counted(browser: BrowserAttempt) -> None:
     async def counted() -> int:
         outcome = await browser.hand_in(ExitStatus.STEP_LIMIT, [])
-        return msgspec.json.decode(outcome, type=GuiOutcome).injections
+        return msgspec.json.decode(outcome, type=GuiSubmission).injections
 
     before = await counted()
     await _at(browser, "marked")
@@ -358,7 +358,7 @@ async def test_what_the_agent_wrote_is_no_wall(browser: BrowserAttempt, calls: l
 
 
 async def test_words_are_known_when_they_are_written_in_parts() -> None:
-    words = Words()
+    words = WrittenText()
     for part in ("please VERIFY", "+you%20are", "hum", "an", "x" * 500):
         words.add(part)
     assert words.hold("verify you are human")

@@ -10,22 +10,22 @@ import msgspec
 import pytest
 import uvloop
 
-from orchard.schemas.sites import Site
+from orchard.schemas.sites import SiteSpec
 from orchard.workers.domains.gui.sites.engine import OpenSite, open_site
 from orchard.workers.domains.gui.sites.goals import goal_of
 from orchard.workers.domains.gui.sites.oracle import play
-from orchard.workers.domains.gui.sites.play import Element, View, click, done, fill, has, pick, scene, turn
-from orchard.workers.domains.gui.sites.tiny import SIDE, SIZE, Tiny
+from orchard.workers.domains.gui.sites.solving import Element, View, click, done, fill, has, pick, scene, turn
+from orchard.workers.domains.gui.sites.tiny import SIDE, SIZE, TinySite
 from orchard.workers.domains.gui.sites.window import look, window
 from orchard.workers.oracle.server import OracleServer
 
-TINY = Site(name="tiny", seed=2, layout="scatter", theme="light")
+TINY = SiteSpec(name="tiny", seed=2, layout="scatter", theme="light")
 
 
 def _survey(site: OpenSite) -> dict[str, Any]:
     """What the expression finds on the tiny page, by the places of its shapes."""
     content = site._content
-    assert isinstance(content, Tiny)
+    assert isinstance(content, TinySite)
     at = len(content.clicked)
     shown = content.screens[at] if at < len(content.screens) and not content.wrong else []
     elements = [
@@ -72,7 +72,7 @@ async def test_each_attempt_is_played_on_what_its_own_page_shows() -> None:
                 arguments = json.loads(called["function"]["arguments"])
                 x, y = (each / 1000 * SIDE for each in arguments["point_2d"])
                 content = site._content
-                assert isinstance(content, Tiny)
+                assert isinstance(content, TinySite)
                 left, top = content.screens[len(content.clicked)][_place(site)][1]
                 assert left < x < left + SIZE and top < y < top + SIZE
                 assert answer["system_fingerprint"] == "orchard-oracle/sites"
@@ -84,7 +84,7 @@ async def test_each_attempt_is_played_on_what_its_own_page_shows() -> None:
 
 def _place(site: OpenSite) -> int:
     content = site._content
-    assert isinstance(content, Tiny)
+    assert isinstance(content, TinySite)
     at = len(content.clicked)
     return [what for what, _ in content.screens[at]].index(content.targets[at])
 
@@ -116,7 +116,7 @@ async def test_a_page_that_is_gone_is_told_to_the_oracle_and_harms_no_attempt() 
 def test_mistakes_repeat_and_come_at_the_rate_that_is_asked() -> None:
     goal = goal_of(TINY, "tiny.two")
     colour, shape = "blue", "star"
-    keys = [" ".join(each) for each in ((colour, shape), *Tiny(TINY).targets)]
+    keys = [" ".join(each) for each in ((colour, shape), *TinySite(TINY).targets)]
     elements = tuple(Element(key=key, x=10 + 60 * at, y=99, seen=True) for at, key in enumerate(keys))
     view = View(page="screen:1", width=SIDE, height=SIDE, elements=elements)
 
@@ -178,7 +178,7 @@ def test_a_tiny_policy_is_told_what_is_clicked_and_where_it_is_in_few_tokens() -
     """Points are whole hundreds, in the thought a digit each, and inside of every shape of every layout."""
     for seed in range(40):
         site = msgspec.structs.replace(TINY, seed=6 * seed, layout=("scatter", "grid", "ring")[seed % 3])
-        shown = Tiny(site).screens[0]
+        shown = TinySite(site).screens[0]
         elements = tuple(
             Element(key=" ".join(what), x=left + SIZE / 2, y=top + SIZE / 2, seen=True)
             for what, (left, top) in shown
@@ -187,7 +187,7 @@ def test_a_tiny_policy_is_told_what_is_clicked_and_where_it_is_in_few_tokens() -
         said = play(site, goal_of(site, "tiny.one"), view, seed=1, number=0, mistakes=0.0)
         thought = said.text.removeprefix("<think>").removesuffix("</think>")
         key, x, y = thought.rsplit(" ", 2)
-        target = Tiny(site).targets[0]
+        target = TinySite(site).targets[0]
         assert key == " ".join(target)
         left, top = dict(shown)[target]
         assert 0 < int(x) / 10 * SIDE - left < SIZE and 0 < int(y) / 10 * SIDE - top < SIZE

@@ -13,7 +13,7 @@ from orchard.workers.domains.swe.canaries.canaries import (
     size_of_sample,
     suspicious,
 )
-from orchard.workers.domains.swe.canaries.mutants import Site, copies
+from orchard.workers.domains.swe.canaries.mutants import MutantSite, copies
 from orchard.workers.domains.swe.testing import Answers, Count
 
 NUMBER = 12
@@ -230,7 +230,7 @@ def test_a_file_of_another_python_has_no_copies():
     assert copies("print 'tea'\n", {"test_it": NUMBER}, random.Random(1)) is None
 
 
-SITES = {"a": Site(test="t", right=(0, 1, 0))}
+SITES = {"a": MutantSite(test="t", right=(0, 1, 0))}
 
 
 def counts(*pairs, ended=True):
@@ -261,7 +261,7 @@ def test_who_does_not_tell_right_from_wrong_is_known(submitted):
     [counts((0, 4), (4, 0)), counts((1, 3), (1, 3)), counts((0, 4), (0, 4)), counts((0, 4), (1, 4))],
 )
 def test_of_a_table_as_many_rows_must_hold_as_are_right(submitted):
-    sites = {"a": Site(test="t", right=(0, 1), rows=4)}
+    sites = {"a": MutantSite(test="t", right=(0, 1), rows=4)}
     gold = counts((0, 4), (1, 3))
     assert evidence(sites, submitted, gold) == {"a"}
     assert suspicious(sites, gold) == suspicious(sites, counts((0, 8), (2, 6))) == set()

@@ -7,9 +7,9 @@ from orchard.workers.domains.swe.patch_policy import (
     FILE,
     LINK,
     SUBMODULE,
-    Change,
+    FileChange,
+    PatchRejected,
     Permitted,
-    Refused,
     permitted,
 )
 
@@ -20,11 +20,11 @@ GOLD = (
 
 
 def added(path, mode=FILE, binary=False):
-    return Change(path=path, before=ABSENT, after=mode, binary=binary)
+    return FileChange(path=path, before=ABSENT, after=mode, binary=binary)
 
 
 def changed(path):
-    return Change(path=path, before=FILE, after=FILE)
+    return FileChange(path=path, before=FILE, after=FILE)
 
 
 def verdict(*changes, gold=GOLD):
@@ -48,13 +48,13 @@ def verdict(*changes, gold=GOLD):
         added("logo.png", binary=True),
         added("a\tb.py"),
         changed("setup.cfg"),
-        Change(path="setup.cfg", before=FILE, after=ABSENT),
-        Change(path="shop/sums.py.bak", before=FILE, after=LINK),
+        FileChange(path="setup.cfg", before=FILE, after=ABSENT),
+        FileChange(path="shop/sums.py.bak", before=FILE, after=LINK),
     ],
     ids=lambda change: ascii(change.path),
 )
 def test_what_decides_how_tests_run_is_refused(change):
-    assert isinstance(verdict(changed("shop/sums.py"), change), Refused)
+    assert isinstance(verdict(changed("shop/sums.py"), change), PatchRejected)
 
 
 @pytest.mark.parametrize(
@@ -101,4 +101,4 @@ def test_what_the_gold_patch_touches_is_allowed():
 
 def test_a_package_that_the_submission_makes_itself_hides_nothing():
     """`src/__init__.py` makes `src/json.py` look like part of a package, but src may be on the path."""
-    assert isinstance(verdict(added("src/__init__.py"), added("src/json.py")), Refused)
+    assert isinstance(verdict(added("src/__init__.py"), added("src/json.py")), PatchRejected)

@@ -273,3 +273,33 @@ def test_what_is_no_diff(text):
 @given(st.text(alphabet='-+@ \\\n"ab/,0123dif git', max_size=200))
 def test_reading_ends_whatever_is_read(text):
     parse_diff(text)
+
+
+SYMPY_LOG = """\
+============================= test process starts ==============================
+executable:         /opt/miniconda3/envs/testbed/bin/python  (3.9.20-final-0) [CPython]
+
+sympy/core/tests/test_basic.py[6]
+test_structure ok
+test_equality F
+test_matches_basic E
+test_xfailing f
+test_slow Skipped: slow
+test_last ok                                                              [FAIL]
+
+________________________________________________________________________________
+_______________ sympy/core/tests/test_basic.py:test_equality ________________
+Traceback (most recent call last):
+AssertionError
+"""
+
+
+def test_sympys_own_runner_is_read_by_test_name():
+    assert parse("sympy", SYMPY_LOG) == {
+        "test_structure": "PASSED",
+        "test_equality": "FAILED",
+        "test_matches_basic": "ERROR",
+        "test_xfailing": "XFAIL",
+        "test_slow": "SKIPPED",
+        "test_last": "PASSED",
+    }

@@ -1,4 +1,4 @@
-"""The parts of a checkout that a task needs, out of the store and into a sandbox."""
+"""Copies the parts of a checkout that a task needs from the store into a sandbox."""
 
 import asyncio
 import io
@@ -9,30 +9,29 @@ from typing import Any
 import msgspec
 
 from orchard.schemas.blobs import BlobRef
-from orchard.schemas.claw_eval import ROOT, Checkout
+from orchard.schemas.claw_eval import ROOT, ClawEvalCheckout
 from orchard.schemas.outcomes import AbortCause
 from orchard.storage.blobs import BlobStore
-from orchard.workers.domains.claw.sandboxed import MISSING, no_interpreter
+from orchard.workers.domains.claw.script_runner import MISSING, no_interpreter
 from orchard.workers.episode.machine import Machine
 from orchard.workers.failures import InfrastructureError, storing
 
 _SECONDS = 120.0
-"""For unpacking, and for one question to `remote.py`, the start of all services included."""
+"""Timeout for unpacking, and for one command of `remote.py`, including the start of all services."""
 _LAST = msgspec.json.Decoder(dict[str, Any])
 
 
 async def archive(blobs: BlobStore, blob: BlobRef) -> bytes:
-    """The archive. Raises InfrastructureError."""
+    """Raises InfrastructureError if the store cannot return it."""
     with storing("an archive of the checkout"):
         return await asyncio.to_thread(blobs.get, blob)
 
 
-async def unpack(blobs: BlobStore, checkout: Checkout, machine: Machine) -> None:
-    """Put the checkout's parts below ROOT of a sandbox."""
+async def unpack(blobs: BlobStore, checkout: ClawEvalCheckout, machine: Machine) -> None:
     for name in ("shared", "task"):
-        place = f"/tmp/orchard-{name}.tar.gz"
-        await machine.write(place, await archive(blobs, getattr(checkout, name)))
-        line = f"mkdir -p {ROOT} && tar -xzf {place} -C {ROOT} && rm {place}"
+        path = f"/tmp/orchard-{name}.tar.gz"
+        await machine.write(path, await archive(blobs, getattr(checkout, name)))
+        line = f"mkdir -p {ROOT} && tar -xzf {path} -C {ROOT} && rm {path}"
         ran = await machine.run(line, timeout=_SECONDS, cwd="/")
         if ran.returncode != 0:
             raise InfrastructureError(
@@ -41,7 +40,7 @@ async def unpack(blobs: BlobStore, checkout: Checkout, machine: Machine) -> None
 
 
 async def members(blobs: BlobStore, blob: BlobRef, prefix: str = "") -> dict[str, bytes]:
-    """The files of an archive whose paths begin with `prefix`, by what follows it."""
+    """Reads the files of an archive whose paths begin with `prefix`, which is removed from them."""
     raw = await archive(blobs, blob)
     return await asyncio.to_thread(_members, raw, prefix)
 
@@ -56,11 +55,11 @@ def _members(raw: bytes, prefix: str) -> dict[str, bytes]:
     return found
 
 
-async def ask(machine: Machine, python: str, place: str, what: str, given: dict[str, Any]) -> dict[str, Any]:
-    """The answer of `remote.py`. Raises InfrastructureError: TASK_BROKEN for services that end by themselves
-    before the agent begins, as without their fixtures, and for an interpreter that is missing;
+async def ask(machine: Machine, python: str, path: str, what: str, given: dict[str, Any]) -> dict[str, Any]:
+    """Runs `remote.py` and returns its answer. Raises InfrastructureError: TASK_BROKEN for a missing
+    interpreter and for services that exit before the agent begins, such as without fixtures;
     SANDBOX_UNAVAILABLE for services that do not answer."""
-    line = f"{shlex.quote(python)} -I {shlex.quote(place)} {what}"
+    line = f"{shlex.quote(python)} -I {shlex.quote(path)} {what}"
     ran = await machine.run(line, timeout=_SECONDS, cwd="/", stdin=msgspec.json.encode(given).decode())
     if ran.returncode in MISSING:
         raise no_interpreter(python, ran.output)

@@ -1,4 +1,5 @@
-"""The grader `claw-eval`: a task's own `grader.py`, in the grading sandbox with the checkout's package."""
+"""The grader `claw-eval`: runs a task's own `grader.py` in the grading sandbox, with the checkout's
+package."""
 
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,8 @@ from orchard.schemas.decoding import Unreadable, decode_whole
 from orchard.schemas.outcomes import AbortCause, Reward
 from orchard.workers.domains.claw.claw_eval import wrapper
 from orchard.workers.domains.claw.claw_eval.checkout import unpack
-from orchard.workers.domains.claw.grading import combined, read_returned, reward
-from orchard.workers.domains.claw.sandboxed import Limits, Question, failed, run_script
-from orchard.workers.domains.claw.scores import PASSING_SCORE
+from orchard.workers.domains.claw.grading import PASSING_SCORE, combined, read_returned, reward
+from orchard.workers.domains.claw.script_runner import Question, ScriptLimits, failed, run_script
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.graders.judgement import Judgement
 from orchard.workers.judges.rubric import REPLIES
@@ -25,19 +25,18 @@ _SCRIPT = "grader.py"
 class _Asked(msgspec.Struct, frozen=True, kw_only=True):
     messages: list[dict[str, Any]]
     tries: int
-    """Answers to these messages that the grader had before."""
+    """Number of answers to these messages that the grader had before."""
 
 
 class ClawEvalGrader:
-    """Resolved, and +1, where the task score reaches 0.75, as Claw-Eval counts a pass; else -1. A rollout
-    that ran out of time is graded, as its own runner does."""
+    """The reward is +1 and resolved if the task score reaches 0.75, Claw-Eval's threshold, else -1. A rollout
+    that ran out of time is graded, as in Claw-Eval's runner."""
 
     name = NAME
     in_place = False
     settings = ClawEvalTests
 
     async def grade(self, settings: ClawEvalTests, judgement: Judgement) -> Reward:
-        """See Grader."""
         try:
             bundle = decode_whole(EVAL_BUNDLES, judgement.submission.encode())
         except (Unreadable, UnicodeEncodeError) as error:
@@ -65,7 +64,7 @@ class ClawEvalGrader:
                 )
             return {"text": await judgement.ask(_SCRIPT, asked.messages)}
 
-        limits = Limits(
+        limits = ScriptLimits(
             seconds=min(settings.timeout_seconds, judgement.timeout),
             memory=_MEMORY,
             programs=True,

@@ -1,10 +1,6 @@
-"""Runs beside the mock services in their sandbox: starts them, calls them, reads their audits.
+"""Runs in the sandbox of the mock services: starts them, calls them, reads their audits.
 
-It needs the standard library alone.
-
-    remote.py start|call|audit < JSON
-
-Prints one JSON object.
+It needs only the standard library. Usage: `remote.py start|call|audit < JSON`; it prints one JSON object.
 """
 
 import base64
@@ -22,10 +18,10 @@ from typing import Any
 
 HEALTH_SECONDS = 2.0
 READY_SECONDS = 60.0
-"""That a service may take at least: the machine has other work."""
+"""Minimum time for a service to become ready, because the machine may be busy."""
 CALL_SECONDS = 30.0
 LARGEST = 64 << 20
-"""Bytes of one answer: a film's frames are in it."""
+"""Maximum bytes of one answer, which may contain a film's frames."""
 LONGEST_SIDE = 1280
 FAILED = 500
 
@@ -33,7 +29,8 @@ FAILED = 500
 def asked(
     url: str, method: str, body: Any, seconds: float, headers: dict[str, str] | None = None
 ) -> tuple[int, Any]:
-    """Status and body (JSON where it is) of one request; raises OSError where nobody answers."""
+    """Sends one request and returns status and body (parsed if it is JSON). Raises OSError without an
+    answer."""
     data = json.dumps(body or {}).encode()
     request = urllib.request.Request(url, data=data, method=method, headers=headers or {})
     request.add_header("Content-Type", "application/json")
@@ -50,7 +47,6 @@ def asked(
 
 
 def healthy(service: dict[str, Any]) -> bool:
-    """Whether the service answers its health check."""
     headers = {"X-Health-Check": "1"}
     try:
         status, _ = asked(
@@ -62,8 +58,8 @@ def healthy(service: dict[str, Any]) -> bool:
 
 
 def start(root: str, services: list[dict[str, Any]], variables: dict[str, str]) -> dict[str, Any]:
-    """Start the services, wait until each is ready, and reset them. An error is the service's own (`broken`)
-    where it ended by itself, other than by a signal, could not be executed, or refuses its reset."""
+    """Starts the services, waits until each is ready, and resets them. An error is the service's own
+    (`broken`) if it exited other than by a signal, could not be executed, or failed its reset."""
     kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
     for service in services:
         line = shlex.split(service["command"])
@@ -105,7 +101,8 @@ def start(root: str, services: list[dict[str, Any]], variables: dict[str, str]) 
 
 
 def call(url: str, method: str, body: Any, seconds: float = CALL_SECONDS) -> dict[str, Any]:
-    """One call of a tool. No answer in time, or none in JSON, is a failed call, as for Claw-Eval's runner."""
+    """Carries out one call of a tool. A timeout and an answer that is no JSON are failed calls, as in
+    Claw-Eval's runner."""
     started = time.monotonic()
     try:
         status, answer = asked(url, method, body, seconds)
@@ -123,7 +120,7 @@ def call(url: str, method: str, body: Any, seconds: float = CALL_SECONDS) -> dic
 
 
 def small(frame: Any) -> Any:
-    """A frame whose picture is a JPEG of at most LONGEST_SIDE pixels, where Pillow is here to make it."""
+    """Shrinks a frame's picture to a JPEG of at most LONGEST_SIDE pixels, if Pillow is installed."""
     try:
         from PIL import Image
 
@@ -139,7 +136,6 @@ def small(frame: Any) -> Any:
 
 
 def audit(urls: dict[str, str]) -> dict[str, Any]:
-    """What each service's audit says."""
     found = {}
     for name, url in urls.items():
         try:

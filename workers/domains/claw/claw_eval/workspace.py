@@ -1,7 +1,7 @@
-"""Claw-Eval's tools on the workspace: carried out by the checkout's own server, in the agent's sandbox.
+"""Claw-Eval's workspace tools, carried out by the checkout's own server in the agent's sandbox.
 
-The server is started by the first call, before which the agent can have touched nothing. What the agent does
-to it later makes its own calls fail, as under Claw-Eval's own runner, and never the attempt.
+The first call starts the server, before the agent can change anything. Later interference by the agent makes
+its own calls fail, as under Claw-Eval's runner, but never the attempt.
 """
 
 import base64
@@ -12,29 +12,28 @@ from typing import Any
 
 import msgspec
 
-from orchard.schemas.claw_eval import WORKSPACE, WORKSPACE_SERVER, Checkout
+from orchard.schemas.claw_eval import WORKSPACE, WORKSPACE_SERVER, ClawEvalCheckout
 from orchard.schemas.outcomes import AbortCause
 from orchard.storage.blobs import BlobStore
 from orchard.workers.domains.claw.claw_eval import remote
 from orchard.workers.domains.claw.claw_eval.checkout import ask, members
-from orchard.workers.domains.claw.declaring import Schema, flag, text, whole
+from orchard.workers.domains.claw.declarations import Schema, flag, function_tool, text, whole
 from orchard.workers.episode.machine import CommandOutcome, Machine
 from orchard.workers.episode.pictures import Picture, read_picture
 from orchard.workers.failures import InfrastructureError
 
 REMOTE = Path(remote.__file__).read_bytes()
-PLACE = "/opt/orchard/remote.py"
-"""Where `remote.py` lies in a sandbox."""
+REMOTE_PATH = "/opt/orchard/remote.py"
 CALL_SECONDS = 120.0
-"""Of one call."""
 _SERVER = "/opt/orchard/workspace.py"
 _URL = "http://localhost:8080"
 _SHOWN = 2 * 1024 * 1024
-"""Characters of an answer that the model is shown: Claw-Eval's runner cuts none, and more fits no model."""
+"""Maximum characters of an answer. Claw-Eval's runner truncates none, but no model takes more."""
 _AGENTS_DOING = (AbortCause.SANDBOX_UNAVAILABLE, AbortCause.TASK_BROKEN)
-"""Of a call: once the server has started, only the agent can have ended it, or removed its interpreter."""
+"""Causes that make only the call fail: after the server's start only the agent can have ended it or removed
+its interpreter."""
 _MOST_PICTURES = 64
-"""Of one result that are shown, as under Claw-Eval's runner."""
+"""Maximum pictures of one result, as in Claw-Eval's runner."""
 _PATHS = MappingProxyType(
     {
         "Bash": "exec",
@@ -48,12 +47,11 @@ _PATHS = MappingProxyType(
         "Download": "download",
     }
 )
-"""Tool to the server's path."""
 
 
 def _tool(name: str, about: str, arguments: dict[str, Schema], *required: str) -> dict[str, Any]:
     schema = {"type": "object", "properties": arguments, "required": list(required)}
-    return {"type": "function", "function": {"name": name, "description": about, "parameters": schema}}
+    return function_tool(name, about, schema)
 
 
 def _decimal(about: str) -> Schema:
@@ -159,9 +157,7 @@ TOOLS: dict[str, dict[str, Any]] = {
 }
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a call of any tool."""
-
+class ToolAnswer(msgspec.Struct, frozen=True, kw_only=True):
     url: str = ""
     status: int
     body: Any
@@ -169,31 +165,29 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     pictures: tuple[Picture, ...] = ()
 
 
-class Workspace:
-    """The tools over the agent's machine."""
-
-    def __init__(self, machine: Machine, checkout: Checkout, blobs: BlobStore) -> None:
+class EvalWorkspaceTools:
+    def __init__(self, machine: Machine, checkout: ClawEvalCheckout, blobs: BlobStore) -> None:
         self._machine = machine
         self._checkout = checkout
         self._blobs = blobs
         self._started = False
 
-    async def call(self, name: str, given: dict[str, Any]) -> Answer:
-        """Execute one call; whatever is wrong with it is the answer's status. Raises InfrastructureError
-        where the server cannot start."""
+    async def call(self, name: str, given: dict[str, Any]) -> ToolAnswer:
+        """Executes one call; its failures become the answer's status. Raises InfrastructureError if the
+        server cannot start."""
         if not self._started:
             await self._start()
             self._started = True
         url = f"{_URL}/{_PATHS[name]}"
         asked = {"url": url, "method": "POST", "body": payload(name, given), "seconds": CALL_SECONDS}
         try:
-            found = await ask(self._machine, self._checkout.python, PLACE, "call", asked)
+            found = await ask(self._machine, self._checkout.python, REMOTE_PATH, "call", asked)
         except InfrastructureError as error:
             if error.cause not in _AGENTS_DOING:
                 raise
-            return Answer(url=url, status=remote.FAILED, body={"error": error.detail})
-        body, pictures = shown(found["body"])
-        return Answer(
+            return ToolAnswer(url=url, status=remote.FAILED, body={"error": error.detail})
+        body, pictures = split_pictures(found["body"])
+        return ToolAnswer(
             url=url,
             status=found["status"],
             body=body,
@@ -208,7 +202,7 @@ class Workspace:
                 AbortCause.INVALID_REQUEST, f"the checkout has no src/{WORKSPACE_SERVER}: import it again"
             )
         await self._machine.write(_SERVER, server)
-        await self._machine.write(PLACE, REMOTE)
+        await self._machine.write(REMOTE_PATH, REMOTE)
         service = {
             "name": "workspace",
             "command": f"python {_SERVER} --host 127.0.0.1 --port {_URL.rpartition(':')[2]}",
@@ -220,11 +214,10 @@ class Workspace:
             "env": {},
         }
         given = {"root": WORKSPACE, "services": [service], "variables": {}}
-        await ask(self._machine, self._checkout.python, PLACE, "start", given)
+        await ask(self._machine, self._checkout.python, REMOTE_PATH, "start", given)
 
 
 def payload(name: str, given: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call as the server takes them."""
     found = dict(given)
     if name == "Bash":
         if isinstance(milliseconds := found.pop("timeout", None), int):
@@ -236,8 +229,8 @@ def payload(name: str, given: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def shown(body: Any) -> tuple[Any, tuple[Picture, ...]]:
-    """An answer without its pictures, of which it has the numbers, and those that are shown."""
+def split_pictures(body: Any) -> tuple[Any, tuple[Picture, ...]]:
+    """Splits an answer into a body with counts instead of the pictures, and the pictures to show."""
     if not isinstance(body, dict) or not isinstance(body.get("frames"), list):
         return body, ()
     found = [picture for each in body["frames"] if (picture := _picture(each)) is not None]
@@ -254,8 +247,7 @@ def _picture(frame: Any) -> Picture | None:
         return None
 
 
-def outcome_of(answer: Answer) -> CommandOutcome:
-    """An answer as the outcome of a command."""
+def as_outcome(answer: ToolAnswer) -> CommandOutcome:
     code = 0 if answer.status < 400 else answer.status
     if isinstance(answer.body, dict) and isinstance(said := answer.body.get("exit_code"), int):
         code = said
@@ -268,6 +260,6 @@ def outcome_of(answer: Answer) -> CommandOutcome:
 
 
 def as_text(body: Any) -> str:
-    """An answer as the model is shown it."""
+    """Formats an answer for the model, cut at _SHOWN characters."""
     said = body if isinstance(body, str) else json.dumps(body, ensure_ascii=False)
     return said if len(said) <= _SHOWN else f"{said[:_SHOWN]}... ({len(said)} characters)"

@@ -1,6 +1,6 @@
-"""The world of kind `claw-eval`: the checkout's mock services in a sandbox of their own.
+"""The world `claw-eval`: the checkout's mock services in their own sandbox.
 
-The agent cannot reach that sandbox: each call goes through the worker, which keeps the record.
+The agent cannot reach that sandbox: each call goes through the worker, which records it.
 """
 
 import base64
@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 
-from orchard.schemas.blobs import INLINE_LIMIT, BlobRef
 from orchard.schemas.campaigns import Budget
 from orchard.schemas.claw import ServiceCalled
 from orchard.schemas.claw_eval import NAME, ROOT, WORKSPACE, ClawEvalWorld, Dispatch, EvalBundle, MockService
@@ -23,36 +22,31 @@ from orchard.workers.domains.claw.arguments import read_arguments
 from orchard.workers.domains.claw.claw_eval.checkout import ask, members, unpack
 from orchard.workers.domains.claw.claw_eval.remote import FAILED
 from orchard.workers.domains.claw.claw_eval.workspace import (
-    PLACE,
     REMOTE,
+    REMOTE_PATH,
     TOOLS,
-    Answer,
-    Workspace,
+    EvalWorkspaceTools,
+    ToolAnswer,
+    as_outcome,
     as_text,
-    outcome_of,
 )
+from orchard.workers.domains.claw.world import inline_or_blob, task_limits
 from orchard.workers.episode.machine import CommandOutcome, FileTooLarge, Machine
 from orchard.workers.episode.worlds import Opening
-from orchard.workers.failures import InfrastructureError, NotWritable, storing
-from orchard.workers.masking import masked
+from orchard.workers.failures import InfrastructureError, NotWritable
 
-_INLINE = INLINE_LIMIT // 4
 _SHOWN = 64 * 1024
-"""Characters of what a command of a snapshot says of errors."""
+"""Maximum characters of the stderr of a snapshot command."""
 _MOST_FILES = 50
-"""Of one pattern of a snapshot."""
 _UNKNOWN_TOOL, _BAD_ARGUMENTS = 404, 400
 
 
 class ClawEvalServices:
-    """The plug-in."""
-
     name = NAME
     settings = ClawEvalWorld
 
     @asynccontextmanager
     async def open(self, settings: ClawEvalWorld, opening: Opening) -> "AsyncIterator[ClawEvalAttempt]":
-        """See World."""
         async with AsyncExitStack() as stack:
             services: Machine | None = None
             if settings.services:
@@ -64,8 +58,6 @@ class ClawEvalServices:
 
 
 class ClawEvalAttempt:
-    """The world of one attempt. See OpenWorld."""
-
     def __init__(self, world: ClawEvalWorld, opening: Opening, services: Machine | None) -> None:
         own = {tool["function"]["name"] for tool in world.tools}
         self.tools = (*world.tools, *(tool for name, tool in TOOLS.items() if name not in own))
@@ -73,24 +65,15 @@ class ClawEvalAttempt:
         self._world = world
         self._opening = opening
         self._services = services
-        self._workspace = Workspace(opening.machine, world.checkout, opening.blobs)
+        self._workspace = EvalWorkspaceTools(opening.machine, world.checkout, opening.blobs)
         self._dispatches: list[Dispatch] = []
         self._served_calls = 0
 
     def bounded(self, budget: Budget) -> Budget:
-        """See OpenWorld: the task's limits, where they are tighter; a campaign without a limit of steps lifts
-        both, as for the domain `claw`."""
-        if not budget.steps:
-            return budget
-        wall = self._world.wall_seconds
-        return msgspec.structs.replace(
-            budget,
-            steps=min(budget.steps, self._world.turns),
-            wall_seconds=min(budget.wall_seconds or wall, wall),
-        )
+        return task_limits(budget, self._world.turns, self._world.wall_seconds)
 
     async def bring(self, names: Sequence[str]) -> None:
-        """Put files of the task's directory, or else of the checkout, into the workspace."""
+        """Copies files of the task's directory, or else of the checkout, into the workspace."""
         checkout = self._world.checkout
         found = await members(self._opening.blobs, checkout.task) if names else {}
         for name in names:
@@ -102,7 +85,7 @@ class ClawEvalAttempt:
             await self._opening.machine.write(f"{WORKSPACE}/{name}", content)
 
     async def _clear(self, names: Sequence[str]) -> None:
-        """Take away what the agent may have put where these files, and their directories, are to be."""
+        """Deletes what the agent may have put where these files and their directories will be."""
         if not names:
             return
         files = [f"{WORKSPACE}/{name}" for name in names]
@@ -112,12 +95,12 @@ class ClawEvalAttempt:
         await self._opening.machine.run(line, timeout=self._world.snapshot_seconds, cwd="/")
 
     async def call(self, call: ToolCall) -> tuple[CommandOutcome, str]:
-        """See OpenWorld. Calls of the workspace are dispatches too, which graders count."""
+        """Workspace calls are dispatches as well, because graders count them."""
         given, wrong = read_arguments(call.arguments)
         if not wrong and not isinstance(given, dict):
             wrong = "the arguments are no object"
         if wrong:
-            answer = Answer(status=_BAD_ARGUMENTS, body={"error": wrong})
+            answer = ToolAnswer(status=_BAD_ARGUMENTS, body={"error": wrong})
         elif call.name in TOOLS:
             answer = await self._workspace.call(call.name, given)
         else:
@@ -136,18 +119,18 @@ class ClawEvalAttempt:
         if call.name not in TOOLS:
             self._served_calls += 1
             await self._opening.publish(await self._entry(dispatch))
-        return outcome_of(answer), as_text(answer.body)
+        return as_outcome(answer), as_text(answer.body)
 
     @asynccontextmanager
     async def door(self) -> AsyncIterator[tuple[int, str]]:
-        """Not for programs yet."""
+        """Raises InfrastructureError: programs are not supported."""
         raise InfrastructureError(
-            AbortCause.INVALID_REQUEST, "tasks of Claw-Eval are for claw-react, and not for programs"
+            AbortCause.INVALID_REQUEST,
+            "tasks of Claw-Eval cannot be given to programs: use the harness claw-react",
         )
         yield 0, ""
 
     async def hand_in(self, ended: ExitStatus, messages: Sequence[Mapping[str, Any]]) -> str:
-        """See OpenWorld: an EvalBundle."""
         said = messages[-1] if messages else {}
         audits: dict[str, Any] = {}
         if self._services is not None:
@@ -168,19 +151,20 @@ class ClawEvalAttempt:
 
     async def _asked(self, what: str, given: dict[str, Any]) -> Any:
         assert self._services is not None
-        return await ask(self._services, self._world.checkout.python, PLACE, what, given)
+        return await ask(self._services, self._world.checkout.python, REMOTE_PATH, what, given)
 
-    async def _served(self, name: str, given: dict[str, Any]) -> Answer:
+    async def _served(self, name: str, given: dict[str, Any]) -> ToolAnswer:
         endpoint = self._world.endpoints.get(name)
         if endpoint is None:
-            return Answer(status=_UNKNOWN_TOOL, body={"error": f"unknown tool {name[:60]!r}"})
+            return ToolAnswer(status=_UNKNOWN_TOOL, body={"error": f"unknown tool {name[:60]!r}"})
         if self._services is None:
-            return Answer(url=endpoint.url, status=FAILED, body={"error": "the task has no service"})
+            return ToolAnswer(url=endpoint.url, status=FAILED, body={"error": "the task has no service"})
         asked = {"url": endpoint.url, "method": endpoint.method, "body": given}
-        return msgspec.convert({"url": endpoint.url, **await self._asked("call", asked)}, Answer)
+        return msgspec.convert({"url": endpoint.url, **await self._asked("call", asked)}, ToolAnswer)
 
     async def _snapshot(self) -> dict[str, Any]:
-        """What the task wants to be seen of the workspace: commands first, which may make the files."""
+        """Runs the task's snapshot commands, then reads its snapshot files, which the commands may have
+        made."""
         machine, seconds = self._opening.machine, self._world.snapshot_seconds
         found: dict[str, Any] = {}
         for line in self._world.snapshot_commands:
@@ -199,16 +183,18 @@ class ClawEvalAttempt:
         return found
 
     async def _matching(self, pattern: str) -> list[str]:
-        place = pattern if pattern.startswith("/") else f"{WORKSPACE}/{pattern}"
-        if not set("*?") & set(place):
-            return [place]
-        line = f"compgen -G {shlex.quote(place)} | sort | head -n {_MOST_FILES}"
+        path = pattern if pattern.startswith("/") else f"{WORKSPACE}/{pattern}"
+        if not set("*?") & set(path):
+            return [path]
+        line = f"compgen -G {shlex.quote(path)} | sort | head -n {_MOST_FILES}"
         ran = await self._opening.machine.run(line, timeout=self._world.snapshot_seconds, cwd="/")
         return ran.output.splitlines()
 
     async def _entry(self, dispatch: Dispatch) -> ServiceCalled:
-        arguments, arguments_blob = await self._carried(dispatch.request_body)
-        response, response_blob = await self._carried(dispatch.response_body)
+        arguments, arguments_blob = await inline_or_blob(self._opening.blobs, dispatch.request_body)
+        response, response_blob = await inline_or_blob(
+            self._opening.blobs, msgspec.json.encode(dispatch.response_body).decode()
+        )
         return ServiceCalled(
             number=self._served_calls,
             task_time=dispatch.timestamp,
@@ -223,36 +209,29 @@ class ClawEvalAttempt:
             seconds=dispatch.latency_ms / 1000,
         )
 
-    async def _carried(self, value: Any) -> tuple[str, BlobRef | None]:
-        raw = masked(msgspec.json.encode(value).decode()).text.encode(errors="replace")
-        if len(raw) <= _INLINE:
-            return raw.decode(), None
-        with storing():
-            return "", self._opening.blobs.put(raw, "application/json")
-
 
 async def _start(world: ClawEvalWorld, opening: Opening, machine: Machine) -> None:
     checkout = world.checkout
     await unpack(opening.blobs, checkout, machine)
-    await machine.write(PLACE, REMOTE)
+    await machine.write(REMOTE_PATH, REMOTE)
     variables = {"CLAW_EVAL_TASK_ID": checkout.task_id, "ERROR_RATE": f"{world.error_rate:g}"}
     given = {
         "root": ROOT,
         "services": [msgspec.to_builtins(each) for each in world.services],
         "variables": variables,
     }
-    await ask(machine, checkout.python, PLACE, "start", given)
+    await ask(machine, checkout.python, REMOTE_PATH, "start", given)
 
 
 def audit_url(service: MockService) -> str:
-    """Where a service tells what was done: beside its reset; empty where it has none, for Claw-Eval's runner
-    asks no other."""
+    """Returns the URL of a service's audit, next to its reset endpoint; empty without one, because
+    Claw-Eval's runner asks no other."""
     before, reset, _ = (service.reset_endpoint or "").rpartition("/reset")
     return f"{before}/audit" if reset else ""
 
 
 def service_of(url: str) -> str:
-    """The first part of an endpoint's path: `gmail` of `http://localhost:9100/gmail/send`."""
+    """Returns the first part of an endpoint's path: `gmail` of `http://localhost:9100/gmail/send`."""
     return url.partition("://")[2].partition("/")[2].partition("/")[0]
 
 

@@ -1,4 +1,5 @@
-"""The test script around a grader of the checkout: runs in the frame, beside the checkout's own package."""
+"""The test script that calls the checkout's own grader; it runs in the frame, next to the checkout's
+package."""
 
 import base64
 import inspect
@@ -9,11 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 CHAT = "chat"
-"""Name of a question whose answer is a text, and not a verdict."""
+"""Name of a question whose answer is text instead of a verdict."""
 
 
 def grade(bundle: Any, judge: Any) -> dict[str, Any]:
-    """The scores of the task's grader, as the frame returns them."""
+    """Returns the scores of the task's grader in the frame's format."""
     from claw_eval.graders.registry import get_grader  # type: ignore[import-not-found]
     from claw_eval.models.task import TaskDefinition  # type: ignore[import-not-found]
     from claw_eval.models.trace import ToolDispatch, TraceMessage  # type: ignore[import-not-found]
@@ -42,8 +43,8 @@ def grade(bundle: Any, judge: Any) -> dict[str, Any]:
 
 
 def traced(messages: list[dict[str, Any]], failed: set[str]) -> list[dict[str, Any]]:
-    """OpenAI chat messages as Claw-Eval's traces have them: blocks, and the results of one message of the
-    assistant together in the user's name. `failed` are the ids of calls that failed."""
+    """Converts OpenAI chat messages to Claw-Eval's traces, which have content blocks; the results of one
+    assistant message become one user message. `failed` are the ids of failed calls."""
     found: list[dict[str, Any]] = []
     results: list[dict[str, Any]] = []
     for message in messages:
@@ -73,14 +74,13 @@ def traced(messages: list[dict[str, Any]], failed: set[str]) -> list[dict[str, A
 
 
 def worded(content: Any) -> str:
-    """A content's text: of parts, those that are text."""
     if isinstance(content, list):
         return "\n".join(part.get("text", "") for part in content if part.get("type") == "text")
     return str(content)
 
 
 def read(function: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call, as they can be read."""
+    """Parses the arguments of a call; unreadable ones stay text."""
     try:
         given = json.loads(function["arguments"])
     except ValueError:
@@ -89,7 +89,6 @@ def read(function: dict[str, Any]) -> dict[str, Any]:
 
 
 def local_files(folder: str, names: list[str]) -> dict[str, Any]:
-    """Files of the task's directory for its grader."""
     found: dict[str, Any] = {}
     for name in names:
         try:
@@ -102,7 +101,7 @@ def local_files(folder: str, names: list[str]) -> dict[str, Any]:
 
 
 def judge_of(ask: Any) -> Any:
-    """The checkout's own judge, with its own prompts, whose model is the worker's."""
+    """Makes the checkout's own judge, with its own prompts; the worker supplies the model."""
     from claw_eval.graders.llm_judge import LLMJudge  # type: ignore[import-not-found]
 
     time.sleep = lambda _: None  # between tries, which are the worker's
@@ -112,14 +111,14 @@ def judge_of(ask: Any) -> Any:
 
 
 class Completions:
-    """Stands where an OpenAI client has its chat completions."""
+    """A stand-in for an OpenAI client's chat completions."""
 
     def __init__(self, ask: Any) -> None:
         self._ask = ask
         self._asked: list[Any] = []
 
     def create(self, *, messages: Any, **_: Any) -> Any:
-        """The answer to messages; the same ones again are another try."""
+        """Asks the worker; a repeated question counts as a retry."""
         tries = self._asked.count(messages)
         self._asked.append(messages)
         text = self._ask(CHAT, "", messages=messages, tries=tries)["text"]

@@ -1,6 +1,6 @@
-"""The services that worlds are made of, each a declaration. A new one is another entry of SERVICES."""
+"""The services that worlds are made of. To add one, declare it and list it in SERVICES."""
 
-from orchard.workers.domains.claw.declaring import Service
+from orchard.workers.domains.claw.declarations import Service
 from orchard.workers.domains.claw.services.business import INVENTORY, TRANSFERS
 from orchard.workers.domains.claw.services.messages import CONTACTS, HELPDESK, MAIL
 from orchard.workers.domains.claw.services.planning import CALENDAR, SCHEDULER, TODO

@@ -1,18 +1,18 @@
-"""Services about things and money: inventory, transfers with limits."""
+"""Services about goods and money: inventory, and transfers with limits."""
 
 from datetime import timedelta
 from typing import Any
 
-from orchard.workers.domains.claw.declaring import (
+from orchard.workers.domains.claw.declarations import (
     BAD_ARGUMENTS,
     CONFLICT,
     FORBIDDEN,
     Collection,
-    Operation,
     Record,
-    Refusal,
-    Room,
     Service,
+    ServiceError,
+    ServiceOperation,
+    ServiceState,
     creating,
     getting,
     listing,
@@ -23,7 +23,7 @@ from orchard.workers.domains.claw.declaring import (
     when,
     whole,
 )
-from orchard.workers.domains.claw.moments import read_time
+from orchard.workers.domains.claw.times import read_time
 
 PRODUCTS = Collection(
     "products",
@@ -57,22 +57,22 @@ ORDERS = Collection(
 )
 
 
-def _low(room: Room, _given: Record) -> Any:
-    low = [product for product in room.all(PRODUCTS) if product["stock"] < product["minimum"]]
+def _low(state: ServiceState, _given: Record) -> Any:
+    low = [product for product in state.all(PRODUCTS) if product["stock"] < product["minimum"]]
     return {"products": low, "total": len(low)}
 
 
-def _adjust(room: Room, given: Record) -> Any:
-    product = room.get(PRODUCTS, given["product_id"])
+def _adjust(state: ServiceState, given: Record) -> Any:
+    product = state.get(PRODUCTS, given["product_id"])
     if product["stock"] + given["change"] < 0:
-        raise Refusal(CONFLICT, f"only {product['stock']} of {product['name']} are there")
+        raise ServiceError(CONFLICT, f"only {product['stock']} of {product['name']} are there")
     product["stock"] += given["change"]
     return product
 
 
-def _ordered(room: Room, given: Record) -> Record:
-    room.get(PRODUCTS, given["product_id"])
-    return {"date": room.stamp}
+def _ordered(state: ServiceState, given: Record) -> Record:
+    state.get(PRODUCTS, given["product_id"])
+    return {"date": state.stamp}
 
 
 INVENTORY = Service(
@@ -87,8 +87,8 @@ INVENTORY = Service(
             search=("name", "sku", "category", "supplier"),
         ),
         getting(PRODUCTS, "Show one product."),
-        Operation("list_low_stock", "List products whose stock is below their minimum.", {}, _low),
-        Operation(
+        ServiceOperation("list_low_stock", "List products whose stock is below their minimum.", {}, _low),
+        ServiceOperation(
             "adjust_stock",
             "Book products in (a positive change) or out (a negative one).",
             {
@@ -156,34 +156,34 @@ TRANSFERRED = Collection(
 )
 
 
-def _transfer(room: Room, given: Record) -> Any:
-    account = room.get(ACCOUNTS, given["account_id"])
-    payee = room.get(PAYEES, given["payee_id"])
+def _transfer(state: ServiceState, given: Record) -> Any:
+    account = state.get(ACCOUNTS, given["account_id"])
+    payee = state.get(PAYEES, given["payee_id"])
     amount = round(given["amount"], 2)
-    if account["owner"] != room.owner:
-        raise Refusal(FORBIDDEN, f"{room.owner} may not pay from this account")
+    if account["owner"] != state.owner:
+        raise ServiceError(FORBIDDEN, f"{state.owner} may not pay from this account")
     if not payee["trusted"]:
-        raise Refusal(FORBIDDEN, f"{payee['name']} is no trusted payee: the owner must confirm it")
+        raise ServiceError(FORBIDDEN, f"{payee['name']} is no trusted payee: the owner must confirm it")
     if amount <= 0:
-        raise Refusal(BAD_ARGUMENTS, "amount must be at least 0.01")
+        raise ServiceError(BAD_ARGUMENTS, "amount must be at least 0.01")
     if amount > (limit := account.get("transfer_limit", amount)):
-        raise Refusal(FORBIDDEN, f"the account allows {limit:.2f} for one transfer")
-    day = room.now - timedelta(hours=24)
+        raise ServiceError(FORBIDDEN, f"the account allows {limit:.2f} for one transfer")
+    day = state.now - timedelta(hours=24)
     paid = sum(
         each["amount"]
-        for each in room.all(TRANSFERRED)
+        for each in state.all(TRANSFERRED)
         if each["account_id"] == given["account_id"]
         and each["status"] == "executed"
         and read_time(each["date"]) > day
     )
     if "daily_limit" in account and round(paid + amount, 2) > account["daily_limit"]:
-        raise Refusal(
+        raise ServiceError(
             FORBIDDEN, f"the account allows {account['daily_limit']:.2f} a day; {paid:.2f} are paid"
         )
     if amount > account["balance"]:
-        raise Refusal(CONFLICT, f"the balance is {account['balance']:.2f}")
+        raise ServiceError(CONFLICT, f"the balance is {account['balance']:.2f}")
     account["balance"] = round(account["balance"] - amount, 2)
-    return room.add(TRANSFERRED, {**given, "amount": amount, "date": room.stamp})
+    return state.add(TRANSFERRED, {**given, "amount": amount, "date": state.stamp})
 
 
 TRANSFERS = Service(
@@ -200,7 +200,7 @@ TRANSFERS = Service(
             search=("reference",),
             since="date",
         ),
-        Operation(
+        ServiceOperation(
             "send_transfer",
             "Transfer money to a payee.",
             {each: TRANSFERRED.fields[each] for each in ("account_id", "payee_id", "amount", "reference")},

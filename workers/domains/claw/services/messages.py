@@ -3,16 +3,16 @@
 import re
 from typing import Any
 
-from orchard.workers.domains.claw.declaring import (
+from orchard.workers.domains.claw.declarations import (
     BAD_ARGUMENTS,
     CONFLICT,
     FORBIDDEN,
     Collection,
-    Operation,
     Record,
-    Refusal,
-    Room,
     Service,
+    ServiceError,
+    ServiceOperation,
+    ServiceState,
     creating,
     deleting,
     flag,
@@ -46,38 +46,38 @@ MESSAGES = Collection(
 )
 
 
-def _addressed(_room: Room, record: Record, given: Record) -> None:
+def _addressed(_state: ServiceState, record: Record, given: Record) -> None:
     to = given.get("to", record.get("to"))
     if not to:
-        raise Refusal(BAD_ARGUMENTS, "to must name at least one address")
+        raise ServiceError(BAD_ARGUMENTS, "to must name at least one address")
     for address in [*to, *given.get("cc", ())]:
         if not _ADDRESS.fullmatch(address):
-            raise Refusal(BAD_ARGUMENTS, f"{address[:80]!r} is no address")
+            raise ServiceError(BAD_ARGUMENTS, f"{address[:80]!r} is no address")
 
 
 def _written(folder: str) -> Any:
-    def stamps(room: Room, given: Record) -> Record:
+    def stamps(state: ServiceState, given: Record) -> Record:
         if "in_reply_to" in given:
-            room.get(MESSAGES, given["in_reply_to"])
-        return {"from": room.owner, "date": room.stamp, "folder": folder, "is_read": True}
+            state.get(MESSAGES, given["in_reply_to"])
+        return {"from": state.owner, "date": state.stamp, "folder": folder, "is_read": True}
 
     return stamps
 
 
-def _send_draft(room: Room, draft: Record, given: Record) -> Record:
+def _send_draft(state: ServiceState, draft: Record, given: Record) -> Record:
     if draft["folder"] != "drafts":
-        raise Refusal(CONFLICT, f"message {draft['message_id']!r} is no draft")
-    _addressed(room, draft, given)
-    return {"folder": "sent", "date": room.stamp}
+        raise ServiceError(CONFLICT, f"message {draft['message_id']!r} is no draft")
+    _addressed(state, draft, given)
+    return {"folder": "sent", "date": state.stamp}
 
 
-def _moved(_room: Room, message: Record, given: Record) -> None:
-    """What was sent, and what is a draft, is so by being written: else a message would be sent to nobody, or
-    in another's name, and a sent one undone."""
+def _moved(_state: ServiceState, message: Record, given: Record) -> None:
+    """Forbids moves into or out of `sent` and `drafts`. Otherwise a message could be sent to nobody or in
+    another's name, or sending be undone."""
     if message["folder"] == "sent":
-        raise Refusal(CONFLICT, f"message {message['message_id']!r} is sent: it stays as it is")
+        raise ServiceError(CONFLICT, f"message {message['message_id']!r} is sent: it stays as it is")
     if (folder := given.get("folder")) in ("sent", "drafts") and folder != message["folder"]:
-        raise Refusal(FORBIDDEN, f"no message is moved to {folder}: write it")
+        raise ServiceError(FORBIDDEN, f"no message is moved to {folder}: write it")
 
 
 _WRITING = ("to", "cc", "subject", "body", "in_reply_to", "labels")
@@ -194,18 +194,18 @@ REPLIES = Collection(
 )
 
 
-def _reply_stamps(room: Room, given: Record) -> Record:
-    ticket = room.get(TICKETS, given["ticket_id"])
+def _reply_stamps(state: ServiceState, given: Record) -> Record:
+    ticket = state.get(TICKETS, given["ticket_id"])
     if ticket["status"] == "closed":
-        raise Refusal(CONFLICT, f"ticket {given['ticket_id']!r} is closed: open it first")
-    return {"author": room.owner, "date": room.stamp}
+        raise ServiceError(CONFLICT, f"ticket {given['ticket_id']!r} is closed: open it first")
+    return {"author": state.owner, "date": state.stamp}
 
 
-def _thread(room: Room, given: Record) -> Any:
-    ticket = room.get(TICKETS, given["ticket_id"])
+def _thread(state: ServiceState, given: Record) -> Any:
+    ticket = state.get(TICKETS, given["ticket_id"])
     return {
         **ticket,
-        "replies": [each for each in room.all(REPLIES) if each["ticket_id"] == given["ticket_id"]],
+        "replies": [each for each in state.all(REPLIES) if each["ticket_id"] == given["ticket_id"]],
     }
 
 
@@ -222,7 +222,7 @@ HELPDESK = Service(
             since="created",
             hide=("description",),
         ),
-        Operation(
+        ServiceOperation(
             "get_ticket",
             "Show a ticket with its replies.",
             {"ticket_id": text("Id of the ticket")},
@@ -234,7 +234,7 @@ HELPDESK = Service(
             "Open a ticket for a customer.",
             takes=("subject", "description", "customer", "priority", "assignee", "tags"),
             required=("subject", "description", "customer"),
-            stamps=lambda room, _: {"created": room.stamp},
+            stamps=lambda state, _: {"created": state.stamp},
         ),
         updating(
             TICKETS,

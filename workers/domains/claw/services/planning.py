@@ -3,14 +3,14 @@
 from datetime import timedelta
 from typing import Any
 
-from orchard.workers.domains.claw.declaring import (
+from orchard.workers.domains.claw.declarations import (
     BAD_ARGUMENTS,
     Collection,
-    Operation,
     Record,
-    Refusal,
-    Room,
     Service,
+    ServiceError,
+    ServiceOperation,
+    ServiceState,
     creating,
     deleting,
     getting,
@@ -25,7 +25,7 @@ from orchard.workers.domains.claw.declaring import (
     when,
     whole,
 )
-from orchard.workers.domains.claw.moments import read_time
+from orchard.workers.domains.claw.times import read_time
 
 EVENTS = Collection(
     "events",
@@ -48,13 +48,13 @@ _MINE = only_owner("organizer", "event")
 _SPAN = ordered("start", "end")
 
 
-def _between(room: Room, given: Record) -> list[Record]:
+def _between(state: ServiceState, given: Record) -> list[Record]:
     begin, end = read_time(given["start"]), read_time(given["end"])
     if begin >= end:
-        raise Refusal(BAD_ARGUMENTS, "end must be later than start")
+        raise ServiceError(BAD_ARGUMENTS, "end must be later than start")
     found = [
         event
-        for event in room.all(EVENTS)
+        for event in state.all(EVENTS)
         if event["status"] != "cancelled"
         and read_time(event["start"]) < end
         and read_time(event["end"]) > begin
@@ -62,12 +62,12 @@ def _between(room: Room, given: Record) -> list[Record]:
     return sorted(found, key=lambda event: read_time(event["start"]))
 
 
-def _free(room: Room, given: Record) -> Any:
-    """Gaps of at least so many minutes; what the owner declined does not count."""
+def _free(state: ServiceState, given: Record) -> Any:
+    """Finds gaps of at least `minutes`; declined events do not block time."""
     at, end = read_time(given["start"]), read_time(given["end"])
     least = timedelta(minutes=given["minutes"])
     slots = []
-    for event in _between(room, given):
+    for event in _between(state, given):
         if event["response"] == "declined":
             continue
         if read_time(event["start"]) - at >= least:
@@ -85,15 +85,15 @@ CALENDAR = Service(
     "Calendar of the owner",
     (EVENTS,),
     (
-        Operation(
+        ServiceOperation(
             "list_events",
             "List events that touch a range of time, earliest first.",
             _RANGE,
-            lambda room, given: {"events": _between(room, given)},
+            lambda state, given: {"events": _between(state, given)},
             ("start", "end"),
         ),
         getting(EVENTS, "Show one event."),
-        Operation(
+        ServiceOperation(
             "find_free",
             "Find gaps of at least `minutes` in a range of time.",
             {**_RANGE, "minutes": whole("Length of the gap", 1)},
@@ -105,7 +105,7 @@ CALENDAR = Service(
             "Make an event; attendees are invited.",
             takes=("title", "start", "end", "location", "description", "attendees"),
             required=("title", "start", "end"),
-            stamps=lambda room, _: {"organizer": room.owner, "response": "accepted"},
+            stamps=lambda state, _: {"organizer": state.owner, "response": "accepted"},
             rules=(_SPAN,),
         ),
         updating(
@@ -194,7 +194,7 @@ SCHEDULER = Service(
             "Schedule a job.",
             takes=("name", "action", "schedule", "next_run"),
             required=("name", "action", "schedule", "next_run"),
-            stamps=lambda room, _: {"created_by": room.owner},
+            stamps=lambda state, _: {"created_by": state.owner},
             rules=(in_future("next_run"),),
         ),
         updating(

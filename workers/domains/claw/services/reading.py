@@ -1,15 +1,15 @@
-"""Services about texts: notes, knowledge base, documents, feeds, web search over given pages."""
+"""Services about texts: notes, knowledge base, documents, feeds, and web search over given pages."""
 
 from typing import Any
 
-from orchard.workers.domains.claw.declaring import (
+from orchard.workers.domains.claw.declarations import (
     FORBIDDEN,
     Collection,
-    Operation,
     Record,
-    Refusal,
-    Room,
     Service,
+    ServiceError,
+    ServiceOperation,
+    ServiceState,
     creating,
     deleting,
     flag,
@@ -37,8 +37,8 @@ PAGES_OF_NOTES = Collection(
 )
 
 
-def _updated(room: Room, *_: Any) -> Record:
-    return {"updated": room.stamp}
+def _updated(state: ServiceState, *_: Any) -> Record:
+    return {"updated": state.stamp}
 
 
 NOTES = Service(
@@ -109,23 +109,25 @@ FILES = Collection(
 )
 
 
-def _readable(room: Room, record: Record) -> bool:
-    return room.owner == record["owner"] or room.owner in [*record["shared_with"], *record["editors"]]
+def _readable(state: ServiceState, record: Record) -> bool:
+    return state.owner == record["owner"] or state.owner in [*record["shared_with"], *record["editors"]]
 
 
-def _editable(room: Room, record: Record, _given: Record) -> None:
-    if room.owner != record["owner"] and room.owner not in record["editors"]:
-        raise Refusal(FORBIDDEN, f"{record['owner']} owns it, and {room.owner} is not among its editors")
+def _editable(state: ServiceState, record: Record, _given: Record) -> None:
+    if state.owner != record["owner"] and state.owner not in record["editors"]:
+        raise ServiceError(
+            FORBIDDEN, f"{record['owner']} owns it, and {state.owner} is not among its editors"
+        )
 
 
-def _mine(room: Room, record: Record, _given: Record) -> None:
-    if room.owner != record["owner"]:
-        raise Refusal(
+def _mine(state: ServiceState, record: Record, _given: Record) -> None:
+    if state.owner != record["owner"]:
+        raise ServiceError(
             FORBIDDEN, f"{record['owner']} owns it, and only who owns a document shares or deletes it"
         )
 
 
-def _shared(_room: Room, record: Record, given: Record) -> Record:
+def _shared(_state: ServiceState, record: Record, given: Record) -> Record:
     added = [each for each in given["shared_with"] if each not in record["shared_with"]]
     return {"shared_with": [*record["shared_with"], *added]}
 
@@ -150,7 +152,7 @@ DOCUMENTS = Service(
             "Write a document.",
             takes=("title", "body", "folder"),
             required=("title", "body"),
-            stamps=lambda room, _: {"owner": room.owner, "updated": room.stamp},
+            stamps=lambda state, _: {"owner": state.owner, "updated": state.stamp},
         ),
         updating(
             FILES, "Change a document.", takes=("title", "body", "folder"), sets=_updated, rules=(_editable,)
@@ -186,9 +188,9 @@ ENTRIES = Collection(
 )
 
 
-def _feeds(room: Room, _given: Record) -> Any:
+def _feeds(state: ServiceState, _given: Record) -> Any:
     counts: dict[str, int] = {}
-    for entry in room.all(ENTRIES):
+    for entry in state.all(ENTRIES):
         counts[entry["feed"]] = counts.get(entry["feed"], 0) + (not entry["is_read"])
     return {"feeds": [{"feed": feed, "unread": unread} for feed, unread in counts.items()]}
 
@@ -198,7 +200,7 @@ FEEDS = Service(
     "News feeds that the owner follows",
     (ENTRIES,),
     (
-        Operation("list_feeds", "List feeds with the number of their unread entries.", {}, _feeds),
+        ServiceOperation("list_feeds", "List feeds with the number of their unread entries.", {}, _feeds),
         listing(
             ENTRIES,
             "List entries, newest first.",
@@ -219,15 +221,15 @@ PAGES = Collection(
 _SHOWN = 200
 
 
-def _search(room: Room, given: Record) -> Any:
-    """By how often the words occur, titles three times; ties in the order of the pages."""
+def _search(state: ServiceState, given: Record) -> Any:
+    """Ranks pages by occurrences of the words; titles count three times, ties keep the pages' order."""
     words = given["query"].lower().split()
 
     def score(page: Record) -> int:
         title, body = page["title"].lower(), page["body"].lower()
         return sum(3 * title.count(word) + body.count(word) for word in words)
 
-    ranked = sorted(((score(page), page) for page in room.all(PAGES)), key=lambda each: -each[0])
+    ranked = sorted(((score(page), page) for page in state.all(PAGES)), key=lambda each: -each[0])
     return {
         "results": [
             {"url": page["url"], "title": page["title"], "snippet": page["body"][:_SHOWN]}
@@ -237,11 +239,11 @@ def _search(room: Room, given: Record) -> Any:
     }
 
 
-def _fetch(room: Room, given: Record) -> Any:
-    for page in room.all(PAGES):
+def _fetch(state: ServiceState, given: Record) -> Any:
+    for page in state.all(PAGES):
         if page["url"] == given["url"]:
             return {"url": page["url"], "title": page["title"], "body": page["body"]}
-    raise Refusal(404, f"no page at {given['url'][:200]}")
+    raise ServiceError(404, f"no page at {given['url'][:200]}")
 
 
 WEB = Service(
@@ -249,13 +251,13 @@ WEB = Service(
     "Web search over the pages of the world; there is no other web",
     (PAGES,),
     (
-        Operation(
+        ServiceOperation(
             "search",
             "Search the web.",
             {"query": text("Words to look for"), "max_results": whole("At most so many; 5 unless given", 1)},
             _search,
             ("query",),
         ),
-        Operation("fetch", "Read a page.", {"url": text("Address of the page")}, _fetch, ("url",)),
+        ServiceOperation("fetch", "Read a page.", {"url": text("Address of the page")}, _fetch, ("url",)),
     ),
 )

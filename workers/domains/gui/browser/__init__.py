@@ -1,2 +1,1 @@
-"""Browsers of GUI tasks: Chromium in the sandbox, driven by Playwright over a tunnel, as one kind of
-world."""
+"""The world `browser`: Chromium in the agent's sandbox, driven by Playwright over a tunnel."""

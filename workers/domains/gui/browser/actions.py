@@ -1,4 +1,4 @@
-"""Carrying out one action in a browser, and the line that the model is told of it."""
+"""Carries out one action in a browser, and words the result line for the model."""
 
 import asyncio
 import time
@@ -8,56 +8,52 @@ from orchard.schemas.gui import BrowserSettings
 from orchard.workers.domains.gui.browser import page_scripts
 from orchard.workers.domains.gui.browser import tools as t
 from orchard.workers.domains.gui.browser.focusing import focused
-from orchard.workers.domains.gui.browser.keys import UnknownKey, key
-from orchard.workers.domains.gui.browser.marks import Words, holds_marks
+from orchard.workers.domains.gui.browser.inputs import OffScreen, Pixel, UnknownKey, key, pixel
+from orchard.workers.domains.gui.browser.marks import WrittenText, holds_marks
 from orchard.workers.domains.gui.browser.resting import PROMPT_SECONDS, quiet_after
-from orchard.workers.domains.gui.browser.screen import OffScreen, Pixel, pixel
 from orchard.workers.domains.gui.browser.tabs import CRASHED, Tabs, Unresponsive
 
 if TYPE_CHECKING:
     from playwright.async_api import Frame
 
 NAVIGATION_SECONDS = 15.0
-"""For the first bytes of a page that a tool opens."""
+"""Timeout for the first bytes of a page that a tool opens."""
 INPUT_SECONDS = 10.0
-"""For a page to take what is typed, clicked or dragged."""
+"""Timeout for a page to take what is typed, clicked or dragged."""
 LONGEST_URL = 1000
-"""Characters of an address that the model is shown."""
+"""Maximum characters of an address in a result."""
 ACTION_SECONDS = 30.0
-"""For all that one action gives to a page: thousands of keys may each be slow."""
+"""Timeout for a whole action: thousands of keys may each be slow."""
 _TYPED = 200
-"""Characters that are typed one by one; the rest comes at once, as if pasted."""
+"""Characters that are typed one by one; the rest is inserted at once, as if pasted."""
 _SHOWN = 500
 RESTLESS = "Note: the page has not come to rest: it is still loading or changing."
-"""The end of a line where waiting had an end before the page's life had."""
+"""Ends the result line if the page was still busy after the longest wait."""
 
 
 class Failed(Exception):
-    """An action that was not carried out; one sentence, ending with a stop, says why."""
+    """The action was not carried out; the text is one sentence with the reason."""
 
 
 def shown_url(url: str) -> str:
-    """An address as the model is shown it: on one line, not without end."""
+    """Formats an address for the model: on one line, cut at LONGEST_URL."""
     line = "".join(each for each in url if each.isprintable())
     return line if len(line) <= LONGEST_URL else f"{line[:LONGEST_URL]}..."
 
 
-class Hands:
-    """Mouse and keyboard of one browser."""
-
+class ActionExecutor:
     def __init__(self, tabs: Tabs, settings: BrowserSettings, quiet: float) -> None:
         self._tabs = tabs
         self._settings = settings
         self._quiet = quiet
         self._ends = 0.0
-        self.words = Words()
-        """What the agent wrote into pages and addresses."""
+        self.written = WrittenText()
+        """Text that the agent wrote into pages and addresses."""
         self.injections = 0
-        """Elements in its lines whose words hold marks of the prompt."""
 
     async def do(self, name: str, action: t.Action) -> str:
-        """Carry an action out and wait until the page rests; the line that tells of it. Raises
-        InfrastructureError where the browser is gone."""
+        """Carries out an action, waits until the page rests, and returns the result line. Raises
+        InfrastructureError if the browser is gone."""
         from playwright.async_api import Error
 
         tabs = self._tabs
@@ -112,7 +108,7 @@ class Hands:
                 return await self._goto(action.url)
             case t.GoBack():
                 return await self._back()
-            case t.Wait():
+            case t.WaitSeconds():
                 await asyncio.sleep(action.seconds)
                 return f"`wait` for {action.seconds} seconds executed."
             case t.NewTab():
@@ -156,7 +152,7 @@ class Hands:
         return f"`drag`{_on(found)} from {start} to {end} executed."
 
     async def _write(self, message: str) -> str:
-        self.words.add(message)
+        self.written.add(message)
         keyboard = self._page.keyboard
         found = await focused(self._tabs)
         if found is None:
@@ -183,7 +179,7 @@ class Hands:
 
     async def _press(self, action: t.PressKeys) -> str:
         keys = [key(name) for name in action.keys]
-        self.words.add("".join(each for each in keys if len(each) == 1))
+        self.written.add("".join(each for each in keys if len(each) == 1))
         strokes = ["+".join(keys)] if action.is_hotkey else keys
         for _ in range(action.presses):
             for stroke in strokes:
@@ -212,7 +208,7 @@ class Hands:
         from playwright.async_api import Error, TimeoutError
 
         url = url.strip()
-        self.words.add(url)
+        self.written.add(url)
         scheme, colon, _ = url.partition(":")
         if "://" not in url and not (
             colon and scheme.lower() in ("about", "data", "javascript", "view-source", "blob")
@@ -259,7 +255,7 @@ class Hands:
         return f"`close_tab` of tab {closed} executed; tab {self._tabs.index} is active."
 
     async def _element(self, at: Pixel) -> str:
-        """What is at a point, also inside of frames of other sites. Empty where nothing is."""
+        """Describes the element at a point, also inside frames of other sites. Empty if there is none."""
         frame, point = self._page.main_frame, [at.x, at.y]
         for _ in range(5):
             found = await self._tabs.asked(frame.evaluate(page_scripts.AT_POINT, point))
@@ -285,7 +281,7 @@ class Hands:
 
 
 def _element(found: object) -> str:
-    """`<input> type=checkbox checked=false "Washable"`, of what a page says of an element."""
+    """Formats a page's description of an element: `<input> type=checkbox checked=false "Washable"`."""
     if not isinstance(found, list) or len(found) != 5 or not all(isinstance(each, str) for each in found):
         return ""
     tag, kind, role, checked, label = (_line(each)[:40] for each in found)
@@ -297,12 +293,12 @@ def _element(found: object) -> str:
 
 
 def clicked(element: str, at: Pixel) -> str:
-    """What a click is told as; `element` as `<tag> ...`, or empty."""
+    """Words the result of a click; `element` is as `<tag> ...`, or empty."""
     return f"`click`{_on(element)} at {at} executed."
 
 
 def succeeded_here(line: str) -> str:
-    """The result of an action after which neither another address nor a new tab is seen."""
+    """Words the result of an action that led to no other address and opened no tab."""
     return f"Succeed: {line} Note: no visible navigation or new tab detected."
 
 
@@ -315,6 +311,6 @@ def _line(text: str) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """What a failure of the browser says, without how Playwright says it."""
+    """Returns the browser's message without Playwright's prefix and call log."""
     first = str(error).splitlines()[0]
     return first.partition(": ")[2][:300].rstrip(".") or first[:300].rstrip(".")

@@ -1,4 +1,4 @@
-"""The calls of an answer: those of the endpoint, or written into its text as `<tool_call>` blocks. Pure."""
+"""Reads the tool calls of an answer: the endpoint's, or `<tool_call>` blocks in its text. Pure."""
 
 import re
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ _THOUGHT = re.compile(r".*</think>", re.DOTALL)
 
 
 def calls_of(completion: Completion) -> tuple[ToolCall, ...]:
-    """The calls of an answer, in order; none where one of them cannot be read."""
+    """Returns the calls of an answer in order; none if any of them is unreadable."""
     calls = completion.tool_calls or written_calls(completion.text)
     return calls if all(call.name and readable(call.arguments) for call in calls) else ()
 
 
 def written_calls(text: str) -> tuple[ToolCall, ...]:
-    """The calls in a text, behind its thinking: JSON with `name` and `arguments`. None where one is not
-    that."""
+    """Returns the calls in a text after its thinking: JSON with `name` and `arguments`. None if any block is
+    not that."""
     calls = []
     for number, block in enumerate(_BLOCK.findall(_THOUGHT.sub("", text, count=1))):
         try:
@@ -37,7 +37,7 @@ def written_calls(text: str) -> tuple[ToolCall, ...]:
 
 
 def written_results(message: str) -> tuple[str, ...]:
-    """The result lines in what the user says of written calls; none in any other message."""
+    """Returns the result lines of a message that answers written calls; none for other messages."""
     if not message.startswith(RESULT_TAGS[0]):
         return ()
     lines = message.removeprefix(RESULT_TAGS[0]).splitlines()

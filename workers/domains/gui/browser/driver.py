@@ -1,5 +1,4 @@
-"""Playwright's driver: one process in a worker, whatever the number of its browsers. Playwright is an
-extra."""
+"""Runs Playwright's driver: one process per worker for all its browsers. Playwright is an optional extra."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -20,7 +19,7 @@ CLOSING_SECONDS = 10.0
 
 
 class Driver:
-    """Starts when the first browser needs it. One that died is replaced at the next connection."""
+    """The driver's process. It starts with the first browser; if it died, the next connection replaces it."""
 
     def __init__(self) -> None:
         self._playwright: Playwright | None = None
@@ -28,8 +27,8 @@ class Driver:
 
     @asynccontextmanager
     async def tabs(self, url: str, settings: BrowserSettings) -> AsyncIterator[Tabs]:
-        """The tabs of the browser whose debugging port is at `url`, in a context of its own, while the block
-        lasts. Raises InfrastructureError."""
+        """Yields the tabs of the browser whose debugging port is at `url`, in a new context. Raises
+        InfrastructureError."""
         from playwright.async_api import Error
 
         browser = await self._connected(url)
@@ -49,7 +48,6 @@ class Driver:
                     await browser.close()
 
     async def close(self) -> None:
-        """End the process."""
         if self._playwright is not None:
             await self._forget(self._playwright)
 

@@ -1,5 +1,5 @@
-"""What has the keyboard's focus, wherever it is: in frames, in shadow roots (closed ones, too), or the page
-itself, where that listens."""
+"""Finds the element with keyboard focus, also in frames and shadow roots (closed ones, too). If the page
+itself listens for keys, it counts."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -12,25 +12,25 @@ if TYPE_CHECKING:
     from playwright.async_api import CDPSession, Frame
 
 DEEPEST = 5
-"""Frames, or closed shadow roots, in each other that are looked into."""
+"""Maximum depth of nested frames or closed shadow roots."""
 
 
 @dataclass(frozen=True)
 class Focused:
-    """An element that takes a text. Of a page all is hostile: nothing is trusted to have its type."""
+    """An element that takes text. Pages are hostile: no value from them is trusted to have its type."""
 
     element: object
-    """Its description (page_scripts)."""
+    """The page's description of it; see page_scripts."""
     way: object
-    """`type`: emptied, then typed into; `keys`: typed into; `choose` and `give`: given a value."""
+    """`type`: cleared, then typed into; `keys`: typed into; `choose` and `give`: given a value."""
     opened: bool
-    """Whether it is a list whose options are shown."""
     run: Callable[[str, object], Awaitable[Any]]
-    """What a function says of it and of an argument."""
+    """Calls a JavaScript function with the element and one argument."""
 
 
 async def focused(tabs: Tabs) -> Focused | None:
-    """What takes a text now; None where nothing does. Raises Unresponsive, Error and InfrastructureError."""
+    """Returns the element that takes text now, or None. Raises Unresponsive, Error and
+    InfrastructureError."""
     main = frame = tabs.active.page.main_frame
     for _ in range(DEEPEST):
         handle = await tabs.asked(frame.evaluate_handle(page_scripts.INNERMOST))
@@ -60,7 +60,8 @@ async def focused(tabs: Tabs) -> Focused | None:
 
 
 async def _session(tabs: Tabs, frame: "Frame") -> "CDPSession | None":
-    """One that speaks of a frame of another site, which has a process of its own; None where it has none."""
+    """Opens a debugging session for a frame of another site, which has its own process; None if there is no
+    such process."""
     from playwright.async_api import Error
 
     try:
@@ -70,8 +71,8 @@ async def _session(tabs: Tabs, frame: "Frame") -> "CDPSession | None":
 
 
 async def _in_closed(tabs: Tabs, session: "CDPSession") -> tuple[bool, Focused | None]:
-    """Whether the focus is inside of a closed shadow root, which only the debugger opens, and what takes a
-    text there."""
+    """Whether the focus is inside a closed shadow root, which only the debugger can open, and the element
+    there."""
     asked = {"expression": f"({page_scripts.INNERMOST})()"}
     at = (await tabs.asked(session.send("Runtime.evaluate", asked)))["result"].get("objectId")
     closed, found = False, None
@@ -115,7 +116,7 @@ def _runner(tabs: Tabs, session: "CDPSession", at: str) -> Callable[[str, object
 
 
 async def _listens(tabs: Tabs, session: "CDPSession") -> bool:
-    """Whether anything hears the keys that are given to what has the focus."""
+    """Whether any handler receives keys sent to the focused element."""
     asked = {
         "expression": f"({page_scripts.LISTENS})(({page_scripts.INNERMOST})(), getEventListeners)",
         "includeCommandLineAPI": True,

@@ -1,4 +1,5 @@
-"""The harness `browser`: think, act with the 13 tools, look; until `done` or the end of a budget."""
+"""The harnesses `browser` and `browser-compact`: think, act with the 13 tools, look, until `done` or the end
+of a budget."""
 
 import time
 from typing import Any
@@ -9,7 +10,7 @@ from orchard.schemas.messages import RESULT_TAGS, Role, ToolCall
 from orchard.schemas.outcomes import AbortCause, ExitStatus
 from orchard.workers.domains.gui.browser import prompts
 from orchard.workers.domains.gui.browser.calls import calls_of
-from orchard.workers.domains.gui.browser.tools import TOOLS
+from orchard.workers.domains.gui.browser.tools import DONE, TOOLS
 from orchard.workers.domains.gui.browser.world import BrowserAttempt
 from orchard.workers.episode.budgets import out_of_time, spent
 from orchard.workers.episode.machine import CommandOutcome
@@ -20,14 +21,15 @@ from orchard.workers.llm.answers import Completion
 from orchard.workers.llm.errors import ContextLengthExceeded
 
 MOST_CALLS = 20
-"""Of one answer that are executed; the model is told of the rest."""
+"""Maximum calls of one answer that are executed; the model is told about the others."""
 MOST_UNPARSED = 3
-"""Answers in a row without a call that can be read; the last of them ends the run."""
+"""Answers in a row without a readable call that end the run."""
+_OFFERED = ("click", "goto_url", DONE)
 
 
 class BrowserHarness(Harness):
-    """A ReAct loop over a browser. Results are messages of the tools, or of the user where the model wrote
-    its calls into its text; the last of an answer ends with what is on the screen now."""
+    """A ReAct loop over a browser. Results are tool messages, or user messages if the model wrote its calls
+    as text; an answer's last result ends with the screen."""
 
     name = "browser"
     system = prompts.SYSTEM
@@ -36,12 +38,11 @@ class BrowserHarness(Harness):
     replayable = False
 
     async def run(self, episode: Episode) -> HarnessResult:
-        """See Harness.run."""
         world, trace = episode.world, episode.trace
         if not isinstance(world, BrowserAttempt):
             raise InfrastructureError(
                 AbortCause.INVALID_REQUEST,
-                f"{episode.task.task_id} has no browser: the harness {self.name} is for tasks of that world",
+                f"{episode.task.task_id} has no browser, as the harness {self.name} needs: use another",
             )
         seen = await world.look()
         text, pictures = seen.placed(prompts.request(episode.task.statement, ""))
@@ -75,7 +76,7 @@ class BrowserHarness(Harness):
         answer: Completion,
         calls: tuple[ToolCall, ...],
     ) -> str:
-        """Execute the calls of one answer, and look at the screen: the last node."""
+        """Executes the calls of one answer, looks at the screen, and returns the last node."""
         written = not answer.tool_calls
         lines: list[str] = []
         seconds = 0.0
@@ -108,7 +109,22 @@ class BrowserHarness(Harness):
 
 
 async def _looked(world: BrowserAttempt, before: str) -> tuple[str, tuple[Picture, ...], float]:
-    """A text that ends with what is on the screen, its pictures, and the seconds that looking took."""
+    """Appends the screen to `before`; returns the text, its pictures, and the seconds that this took."""
     started = time.monotonic()
     text, pictures = (await world.look()).placed(before)
     return text, pictures, time.monotonic() - started
+
+
+def _short(tool: dict[str, Any]) -> dict[str, Any]:
+    """Keeps a tool's name and the names of its required arguments; the tool itself is unchanged."""
+    about = tool["function"]
+    needed: dict[str, Any] = {name: {} for name in about["parameters"].get("required", ())}
+    return {"type": "function", "function": {"name": about["name"], "parameters": {"properties": needed}}}
+
+
+class CompactBrowser(BrowserHarness):
+    """Names three tools in its prompt, but all can be called."""
+
+    name = "browser-compact"
+    system = "You see a screen. Say what is on it, then act."
+    tools = tuple(_short(tool) for tool in TOOLS if tool["function"]["name"] in _OFFERED)

@@ -1,4 +1,4 @@
-"""Starting Chromium in a sandbox: its command line, what it may open, and its debugging port."""
+"""Starts Chromium in a sandbox: its command line, its network rules, and its debugging port."""
 
 import json
 import shlex
@@ -10,11 +10,10 @@ from orchard.workers.failures import InfrastructureError
 
 INSTALL = "apt-get install chromium"
 HOME = "/tmp/orchard-browser"
-"""Profile and log, in the sandbox: gone with it."""
 SITE_PORT = 8480
-"""Of the sandbox's loopback: where the site of a task is, by a reverse tunnel."""
+"""Port on the sandbox's loopback where a reverse tunnel serves the task's site."""
 SITES = "*.test"
-"""Host names of generated sites. No public name ends so (RFC 6761)."""
+"""Host names of generated sites. No public name ends in `.test` (RFC 6761)."""
 START_SECONDS = 60.0
 NOT_INSTALLED = 69
 _POLICY = "/etc/chromium/policies/managed/orchard.json"
@@ -22,7 +21,6 @@ _CLOSED = (
     *("file://*", "chrome://*", "chrome-untrusted://*", "chrome-extension://*", "devtools://*"),
     *("view-source:*", "filesystem:*", "ftp://*"),
 )
-"""Addresses that nothing opens: no page, no tool."""
 _POLICIES = {
     "URLBlocklist": list(_CLOSED),
     "DownloadRestrictions": 3,
@@ -34,7 +32,7 @@ _POLICIES = {
     "DefaultNotificationsSetting": 2,
     "DefaultGeolocationSetting": 2,
 }
-"""3 forbids every download. DevTools are Playwright's way in."""
+"""DownloadRestrictions 3 forbids all downloads. Playwright needs DevTools."""
 _LOCAL = (
     *(
         "localhost",
@@ -56,7 +54,8 @@ _LOCAL = (
     ),
     "*:*",
 )
-"""The last: all IPv6 addresses, which have no brackets here. Some of them are IPv4 ones, written longer."""
+"""The last pattern covers all IPv6 addresses, which have no brackets here; some of them are longer forms of
+IPv4 addresses."""
 _FLAGS = (
     "--headless=new",
     "--no-sandbox",
@@ -106,8 +105,8 @@ head -n 1 {home}/profile/DevToolsActivePort
 
 
 def start_command(settings: BrowserSettings, block_network: bool) -> str:
-    """The shell lines that start it and print its debugging port. The last flag goes on: names that the
-    sandbox itself gives to addresses, its own among them, lead nowhere."""
+    """Returns the shell script that starts Chromium and prints its debugging port. The script extends the
+    last flag, so that names in the sandbox's hosts file resolve to nothing."""
     flags = [
         *_FLAGS,
         f"--window-size={settings.width},{settings.height}",
@@ -124,15 +123,16 @@ def start_command(settings: BrowserSettings, block_network: bool) -> str:
 
 
 def resolver_rules(block_network: bool) -> str:
-    """What names and addresses lead to, for pages and tools alike: generated sites to the tunnel; without
-    network nothing else; with it not this machine, where the debugging port is, and not local networks. A
-    name that a public server gives to a local address is not among them."""
+    """Returns Chromium's resolver rules, for pages and tools: generated sites resolve to the tunnel. Without
+    network nothing else resolves; with network, all but the sandbox itself (where the debugging port is) and
+    local networks does. A public name with a local address is not covered."""
     closed = ("*",) if block_network else _LOCAL
     return ",".join([f"MAP {SITES} 127.0.0.1:{SITE_PORT}", *(f"MAP {each} ~NOTFOUND" for each in closed)])
 
 
 async def launched(machine: Machine, settings: BrowserSettings, block_network: bool) -> int:
-    """Start Chromium; its debugging port, on loopback of the sandbox. Raises InfrastructureError."""
+    """Starts Chromium and returns its debugging port on the sandbox's loopback. Raises
+    InfrastructureError."""
     outcome = await machine.run(start_command(settings, block_network), timeout=START_SECONDS, cwd="/")
     if outcome.returncode == NOT_INSTALLED:
         raise InfrastructureError(

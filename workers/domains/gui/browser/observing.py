@@ -1,4 +1,4 @@
-"""What the agent sees: the screen's size, the tabs, a screenshot; and whether a wall is in the way."""
+"""Makes observations: screen size, tabs, a screenshot; and detects bot walls."""
 
 import base64
 from collections.abc import Sequence
@@ -9,35 +9,32 @@ import msgspec
 from orchard.schemas.gui import BrowserSettings
 from orchard.workers.domains.gui.browser import page_scripts
 from orchard.workers.domains.gui.browser.actions import shown_url
-from orchard.workers.domains.gui.browser.marks import WALL_ADDRESSES, WALL_TITLES, Words, holds_marks
+from orchard.workers.domains.gui.browser.marks import WALL_ADDRESSES, WALL_TITLES, WrittenText, holds_marks
 from orchard.workers.domains.gui.browser.tabs import CRASHED, Tab, Tabs, Unresponsive
 from orchard.workers.episode.pictures import NotAPicture, Picture, read_picture
 
 TITLE = 50
-"""Characters of a tab's title."""
 SCREENSHOT_SECONDS = 10.0
 CAPTION = "\nscreenshot:\n"
-"""Before the picture, and left out with it."""
+"""Text before the picture; it is omitted together with the picture."""
 OPENED, CLOSED = "<observation>\n", "\n</observation>"
 _SHORT = 2000
-"""Characters of a page that is a wall and nothing else."""
+"""Maximum characters of a page that can be a bot wall by its phrases."""
 
 
 @dataclass(frozen=True)
-class Observation:
-    """One look at the browser."""
-
+class BrowserObservation:
     text: str
-    """With its frame. The picture stands before the frame's end."""
+    """Text with delimiters. The picture's position is before the closing one."""
     picture: Picture | None
-    """None where the page gave none, and none was seen before."""
+    """None if neither this look nor an earlier one gave a picture."""
     blocked: str
-    """What asks whether the visitor is human; empty where nothing does."""
+    """The sign of a bot wall, or empty."""
     injections: int
-    """Texts of the page in it that hold marks of the prompt."""
+    """Number of texts in it that contain marks of the prompt."""
 
     def placed(self, before: str = "") -> tuple[str, tuple[Picture, ...]]:
-        """A message that ends with the observation, and its pictures at their places in it."""
+        """Appends the observation to `before`, and positions its pictures in the result."""
         text = before + self.text
         if self.picture is None:
             return text, ()
@@ -46,29 +43,25 @@ class Observation:
 
 
 def framed(width: int, height: int, current: int, lines: Sequence[str]) -> str:
-    """The text of an observation: the screen's size, the number of the tab that is shown, lines of tabs and
-    notes."""
+    """Formats an observation: the screen's size, the active tab's number, lines of tabs and notes."""
     head = [f"screen size: {width} x {height}", f"Current tab: {current}", "Available tabs:"]
     return OPENED + "\n".join([*head, *lines]) + CLOSED
 
 
 def tab_line(index: int, url: str, title: str, *, active: bool) -> str:
-    """How a tab is told of."""
     named = f" - {title[:TITLE]}" if title else ""
     return f"- Tab {index}{' (active)' if active else ''}: {shown_url(url)}{named}"
 
 
-class Eyes:
-    """Looks at one browser."""
-
+class Observer:
     def __init__(self, tabs: Tabs, settings: BrowserSettings) -> None:
         self._tabs = tabs
         self._settings = settings
         self._last: Picture | None = None
 
-    async def look(self, words: Words) -> Observation:
-        """The active tab as it is, after the agent wrote `words`. Raises InfrastructureError where the
-        browser is gone."""
+    async def look(self, written: WrittenText) -> BrowserObservation:
+        """Observes the active tab; `written` is what the agent wrote so far. Raises InfrastructureError if
+        the browser is gone."""
         tabs = self._tabs
         await tabs.attached()
         dialogs, tabs.dialogs[:] = tabs.dialogs[:], []
@@ -79,7 +72,7 @@ class Eyes:
             self._last = await self._screenshot(tabs.active)
         except Unresponsive as error:
             notes.append(f"Note: {error}; the screenshot is older.")
-        blocked = await self._wall(tabs.active, words)
+        blocked = await self._wall(tabs.active, written)
         for tab in tabs.open:
             await self._read_title(tab)
         shown = [
@@ -87,7 +80,7 @@ class Eyes:
             for index, tab in enumerate(tabs.open)
         ]
         said = [*(tab.title for tab in tabs.open), *(text for _, text in dialogs)]
-        return Observation(
+        return BrowserObservation(
             text=framed(self._settings.width, self._settings.height, tabs.index, [*shown, *notes]),
             picture=self._last,
             blocked=blocked,
@@ -119,13 +112,13 @@ class Eyes:
         except (Error, NotAPicture) as error:
             raise Unresponsive("the page could not be drawn") from error
 
-    async def _wall(self, tab: Tab, words: Words) -> str:
-        """What asks whether the visitor is human. Words that the agent itself wrote do not: with them it
-        could end, as blocked, a task that it fails."""
+    async def _wall(self, tab: Tab, written: WrittenText) -> str:
+        """Returns the sign of a bot wall. Text that the agent wrote is ignored, because otherwise it could
+        end a failing task as blocked."""
         from playwright.async_api import Error
 
         address = tab.page.url.partition("?")[0].lower()
-        walls = (each for each in WALL_ADDRESSES if each in address and not words.hold(each))
+        walls = (each for each in WALL_ADDRESSES if each in address and not written.hold(each))
         if (found := next(walls, None)) is not None:
             return found
         try:
@@ -133,9 +126,9 @@ class Eyes:
             title = (await self._tabs.asked(tab.page.title())).lower()
         except (Unresponsive, Error):
             return ""
-        if isinstance(seen, str) and seen and not words.hold(seen):
+        if isinstance(seen, str) and seen and not written.hold(seen):
             return seen[:100]
-        return next((each for each in WALL_TITLES if title.startswith(each) and not words.hold(each)), "")
+        return next((each for each in WALL_TITLES if title.startswith(each) and not written.hold(each)), "")
 
 
 def _line(text: str) -> str:

@@ -1,8 +1,8 @@
-"""What is evaluated in pages. Pages are hostile: nothing that comes back is trusted to have its type or an
+"""JavaScript that is evaluated in pages. Pages are hostile: no result is trusted to have its type or an
 end."""
 
 LABEL = 30
-"""Characters of an element's label; a longer one ends with three dots."""
+"""Maximum characters of an element's label; a longer one ends with three dots."""
 
 _DESCRIBE = """
 const described = (element) => {
@@ -51,8 +51,8 @@ AT_POINT = f"""([x, y]) => {{
   }}
   return {{ element: described(element), frame: null }};
 }}"""
-"""The innermost element at a point: its description; and where the point is in a frame that cannot be looked
-into."""
+"""Describes the innermost element at a point, and gives the point's position inside a frame that scripts
+cannot enter."""
 
 INNERMOST = """() => {
   let element = document.activeElement || document.body;
@@ -69,7 +69,7 @@ INNERMOST = """() => {
     element = inner;
   }
 }"""
-"""What has the focus, as far as scripts see."""
+"""Returns the focused element, as far as scripts can see."""
 
 TAKES = f"""(element) => {{
   {_DESCRIBE}
@@ -89,8 +89,8 @@ TAKES = f"""(element) => {{
   const opened = tag === 'SELECT' && element.matches(':open');
   return {{ element: described(element), way, opened }};
 }}"""
-"""How an element is written into, and whether it is a list that is open: emptied and typed into, given as a
-value, chosen from a list, or given keys, if anything listens."""
+"""Tells how text is entered into an element (`type`, `give`, `choose`, `keys`, or nothing), and whether it is
+an open drop-down list."""
 
 LISTENS = """(element, listeners) => {
   const kinds = ['keydown', 'keypress', 'keyup', 'beforeinput', 'input', 'textInput'];
@@ -98,7 +98,7 @@ LISTENS = """(element, listeners) => {
   for (let each = element; each; each = each.parentNode || each.host) if (hears(each)) return true;
   return hears(element.ownerDocument.defaultView);
 }"""
-"""Whether an element, or what is around it, hears keys. `listeners` is a function of the debugger's."""
+"""Whether an element or its ancestors listen for keys. `listeners` is the debugger's function."""
 
 GIVE = """(element, text) => {
   element = element.closest('select') || element;
@@ -120,7 +120,8 @@ GIVE = """(element, text) => {
   element.dispatchEvent(new Event('change', { bubbles: true }));
   return null;
 }"""
-"""Give a field a value, as its own picker would. The options, or nothing, where it takes no such value."""
+"""Gives a field a value as its own picker would. Returns the options, or an empty list, if it rejects the
+value."""
 
 SCROLL = """([dx, dy]) => {
   const page = document.scrollingElement;
@@ -130,14 +131,14 @@ SCROLL = """([dx, dy]) => {
   page.scrollBy({ left: dx, top: dy, behavior: 'instant' });
   return room || before[0] !== page.scrollLeft || before[1] !== page.scrollTop;
 }"""
-"""Scroll the page; false where the page itself is no longer than the screen."""
+"""Scrolls the page; returns false if the page is no longer than the screen."""
 
 FRAMES = """() => new Promise((resolve) => {
   requestAnimationFrame(() => requestAnimationFrame(() => resolve(true)));
   setTimeout(() => resolve(true), 100);
 })"""
-"""Two frames, in which what an event has begun is under way; hidden pages have none, so a tenth of a
-second."""
+"""Waits for two animation frames, so that an event's effects have begun; at most 0.1 s, because hidden pages
+have no frames."""
 
 CALM = """([first, quiet, longest]) => new Promise((resolve) => {
   let timer = 0;
@@ -165,8 +166,8 @@ CALM = """([first, quiet, longest]) => new Promise((resolve) => {
   setTimeout(() => end(false), longest);
   wait(first);
 })"""
-"""Until a frame has not changed for `first` milliseconds, or for `quiet` after a change, and no animation
-that ends runs; false where it goes on for `longest`."""
+"""Waits until a frame has not changed for `first` milliseconds, or `quiet` after a change, and no finite
+animation runs; returns false if that takes `longest`."""
 
 BLOCKED = """(short) => {
   const walls = [
@@ -186,8 +187,7 @@ BLOCKED = """(short) => {
   const said = text.toLowerCase();
   return ['verify you are human', 'unusual traffic'].find((phrase) => said.includes(phrase)) || '';
 }"""
-"""What on the page asks whether its visitor is human. A badge that asks nothing is none, and neither are
-words in a long text."""
+"""Returns the sign of a bot wall. Badges that ask nothing do not count, nor do phrases in a long text."""
 
 PICKERS = """() => {
   const own = 'select:not([multiple]):not([size])';
@@ -195,4 +195,4 @@ PICKERS = """() => {
   sheet.replaceSync(own + ', ' + own + '::picker(select) { appearance: base-select; }');
   document.adoptedStyleSheets = [...document.adoptedStyleSheets, sheet];
 }"""
-"""Lists of options open on the page, where the screenshot shows them, instead of in a window of their own."""
+"""Makes drop-down lists open inside the page, where the screenshot shows them, not in their own window."""

@@ -1,5 +1,4 @@
-"""The browsers of a worker: those of its attempts, and spare ones that wait, started, for the next
-attempts."""
+"""The browsers of a worker: those of its attempts, and started spares for the next attempts."""
 
 import asyncio
 import logging
@@ -25,7 +24,7 @@ from orchard.workers.episode.worlds import Shared
 from orchard.workers.failures import InfrastructureError
 
 SPARE = "spare-browser"
-"""Purpose, in the labels, of a sandbox that waits, and of one that has waited."""
+"""Value of the sandbox label `purpose` for spares, also after an attempt took one."""
 _CREATION_SECONDS = 60.0
 
 log = logging.getLogger("orchard.browser")
@@ -33,7 +32,7 @@ log = logging.getLogger("orchard.browser")
 
 @dataclass(frozen=True)
 class _Shape:
-    """What a spare browser must have to be an attempt's: its sandbox's, and what it was started with."""
+    """What a spare browser and an attempt must have in common."""
 
     image: str
     cpu: str
@@ -45,7 +44,7 @@ class _Shape:
 
 @dataclass(frozen=True)
 class _Started:
-    """A browser in its sandbox. The stack ends both ways to it: its connection and its tunnel."""
+    """A browser in its sandbox. The stack closes its connection and its tunnel."""
 
     sandbox: AsyncSandbox
     tabs: Tabs
@@ -53,34 +52,31 @@ class _Started:
 
 
 class Browsers:
-    """One in each worker. Without `keep`, every attempt starts its own browser."""
+    """One pool per worker. Without `keep`, every attempt starts its own browser."""
 
     def __init__(self) -> None:
         self.driver = Driver()
         self.taken = 0
-        """Spare browsers that attempts took."""
         self._client: AsyncSandboxClient | None = None
         self._settings = SandboxSettings()
         self._spare = 0
         self._wanted: _Shape | None = None
-        """Of the newest attempt."""
+        """The shape that the newest attempt needs."""
         self._waiting: list[tuple[_Shape, _Started]] = []
         self._given: dict[str, _Started] = {}
-        """By sandbox, until their attempt's world opens."""
+        """Taken browsers by sandbox id, until their attempt's world opens."""
         self._filling: asyncio.Task[None] | None = None
 
     def keep(self, client: AsyncSandboxClient, settings: SandboxSettings, spare: int) -> None:
-        """Keep so many browsers ready, of the shape that the newest attempt asked for."""
+        """Keeps `spare` browsers ready, of the shape that the newest attempt asked for."""
         self._client, self._settings, self._spare = client, settings, spare
 
     @property
     def waiting(self) -> int:
-        """Spare browsers that are ready."""
         return len(self._waiting)
 
     def take(self, task: Task, memory: str) -> AsyncSandbox | None:
-        """A sandbox of the task's shape whose browser is started, or None. It is the caller's from here on;
-        `refill` puts another in its place."""
+        """Hands over a sandbox of the task's shape with a started browser, or None. `refill` replaces it."""
         if self._client is None or not self._spare or (shape := _shape(task, memory)) is None:
             return None
         self._wanted = shape
@@ -95,14 +91,14 @@ class Browsers:
         return started.sandbox
 
     def refill(self) -> None:
-        """Make what is missing, from now on. A browser that starts takes whole cores for a second, so this is
-        for after an attempt's first screenshot; it is done at the end of each world at any rate."""
+        """Starts missing spares in the background. A starting browser uses whole cores for a second, so call
+        it after an attempt's first screenshot; closing a world calls it as well."""
         if self._client and self._spare and (self._filling is None or self._filling.done()):
             self._filling = asyncio.get_running_loop().create_task(self._fill(self._client))
 
     @asynccontextmanager
     async def opened(self, machine: Machine, world: GuiWorld) -> AsyncIterator[Tabs]:
-        """The tabs of the browser in a sandbox, which is started unless it has waited. Raises
+        """Yields the tabs of the sandbox's browser; starts it unless it was a spare. Raises
         InfrastructureError."""
         async with AsyncExitStack() as stack:
             stack.callback(self.refill)
@@ -114,7 +110,6 @@ class Browsers:
                 yield await self._start(stack, machine, world.browser, world.block_network)
 
     async def close(self) -> None:
-        """End the driver, and all browsers that wait."""
         self._spare = 0
         if self._filling is not None:
             await end(self._filling)
@@ -133,7 +128,7 @@ class Browsers:
         return await stack.enter_async_context(self.driver.tabs(url, settings))
 
     async def _fill(self, client: AsyncSandboxClient) -> None:
-        """Make what is missing, and give up what nobody asks for any more."""
+        """Starts missing spares, and deletes those whose shape nobody needs any more."""
         try:
             for name in [name for name, given in self._given.items() if given.tabs.ended]:
                 await self._given.pop(name).stack.aclose()  # its attempt ended before its world was open
@@ -185,7 +180,6 @@ class Browsers:
 
 @asynccontextmanager
 async def browsers() -> AsyncIterator[Browsers]:
-    """The browsers of a worker, for `Shared.of`."""
     made = Browsers()
     try:
         yield made
@@ -196,7 +190,7 @@ async def browsers() -> AsyncIterator[Browsers]:
 async def spare_browsers(
     shared: Shared, client: AsyncSandboxClient, sandboxes: SandboxSettings, worker: WorkerSettings
 ) -> Browsers:
-    """The browsers of a worker, of which it keeps as many ready as its settings say. See MakeStandby."""
+    """Opens the worker's pool and keeps as many spare browsers as its settings say."""
     pool = await shared.of(browsers)
     pool.keep(client, sandboxes, worker.spare_browsers)
     return pool

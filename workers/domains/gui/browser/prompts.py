@@ -1,5 +1,4 @@
-"""What a browser agent reads beside its request and the screen, in the structure of the paper's appendix
-D."""
+"""Prompts of the browser harnesses, in the structure of the paper's appendix D."""
 
 SYSTEM = """\
 You are a GUI agent: you work through a web browser, step by step, until a task is done.
@@ -50,5 +49,4 @@ TOO_MANY = "Failed: `{name}` was not executed: {most} calls are the most that on
 
 
 def request(statement: str, observation: str) -> str:
-    """The user's first message."""
     return f"<user_request>\n{statement.strip()}\n</user_request>\n{observation}"

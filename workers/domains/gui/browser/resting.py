@@ -1,7 +1,7 @@
-"""When a page is at rest after an action, decided by what was seen of it. Pure.
+"""Decides when a page is at rest after an action, from the events seen so far. Pure.
 
-A page's timers are not known: what it does later is found by waiting. So rest is a time without any sign of
-life, as long as the action that was done is known to need.
+A page's timers are unknown, so later changes are found only by waiting. Rest is therefore a time without any
+event, as long as the action is known to need.
 """
 
 from dataclasses import dataclass
@@ -10,43 +10,43 @@ from enum import Enum, auto
 from orchard.workers.domains.gui.browser import tools as t
 
 QUIET_SECONDS = 1.0
-"""Without a sign of life, after input: suggestions, toasts and pages that lead on wait up to 0.8 s."""
+"""Seconds without an event after input: suggestions, toasts and redirects start within 0.8 s."""
 PROMPT_SECONDS = 0.06
-"""Where pages have no timers."""
+"""Seconds without an event for pages that have no timers."""
 UNDER_WAY_SECONDS = 5.0
-"""For which a request, a navigation or a window is waited for: streams have no end."""
+"""Maximum wait for a request, navigation or window: streams never end."""
 CHANGING_SECONDS = 3.0
-"""For which a page that has loaded may go on changing: clocks, polls and carousels have no end."""
+"""Maximum time for changes after loading: clocks, polls and carousels never end."""
 LONGEST_SECONDS = 10.0
-"""For all of it, as a page may lead to another, and that to a third."""
+"""Maximum wait in total, because a page may redirect to another, and that to a third."""
 _SLOW_SECONDS = 0.5
-"""A request that took as long is something that the page waited for, no poll."""
+"""A request this slow is one the page waited for, not a poll."""
 _ROW = 3
-"""Requests of one address that are a row, each at least so many seconds after the one before."""
+"""Requests to one address, each at least `_ROW_SECONDS` after the one before, that make it a poll."""
 _ROW_SECONDS = 0.2
-_SHARES: dict[type[t.Action], float] = {t.Wait: 0.0, t.NewTab: 0.0, t.SwitchTab: 0.3, t.CloseTab: 0.3}
-"""Of the quiet that input needs: these give a page none."""
+_SHARES: dict[type[t.Action], float] = {t.WaitSeconds: 0.0, t.NewTab: 0.0, t.SwitchTab: 0.3, t.CloseTab: 0.3}
+"""Fraction of the base quiet time per action; these give a page no input."""
 
 
 def quiet_after(action: t.Action, base: float) -> float:
-    """Seconds without a sign of life that are rest after an action; `base` after input."""
+    """Returns the seconds without an event that count as rest after an action; `base` is for input."""
     return max(base * _SHARES.get(type(action), 1.0), PROMPT_SECONDS)
 
 
 def was_slow(seconds: float) -> bool:
-    """Whether a page's looks are waited for anew once something ended that took so long."""
+    """Whether a request took so long that the page's changes after it are awaited anew."""
     return seconds >= _SLOW_SECONDS
 
 
 class Polls:
-    """What a page asks for again and again while it is waited for, which is no sign of life: what it shows of
-    the answers is seen as a change."""
+    """Recognizes polls: repeated requests that are no sign of activity. Changes they cause are seen in the
+    page."""
 
     def __init__(self) -> None:
         self._asked: dict[str, tuple[int, float]] = {}
 
     def hold(self, url: str, now: float) -> bool:
-        """Whether a request is one of a row, whatever its query. What is asked for at once is none."""
+        """Whether this request is a poll; its query is ignored. Requests sent at the same time are none."""
         address = url.partition("?")[0]
         times, last = self._asked.get(address, (0, 0.0))
         if times and now - last < _ROW_SECONDS:
@@ -57,32 +57,28 @@ class Polls:
 
 @dataclass(frozen=True)
 class Signs:
-    """Of a page's life since an action, as times of one clock."""
+    """Events of a page since an action, as times of one clock."""
 
     began: float
-    """When the page had been given the action."""
+    """When the action had been carried out."""
     changed: float
-    """The newest sign."""
     loaded: float
-    """The newest end of a navigation, or of a request that took long."""
+    """When the newest navigation or slow request ended."""
     under_way: tuple[float, ...]
-    """The beginnings of what has not ended."""
+    """Start times of everything that has not ended."""
 
 
 class Next(Enum):
-    """What is to be done."""
-
     LISTEN = auto()
-    """Something is under way: its end will be told."""
+    """Wait for the end of something that is under way."""
     WATCH = auto()
-    """Nothing is, but the page may change."""
+    """Wait for changes of the page; nothing is under way."""
     REST = auto()
     GIVE_UP = auto()
-    """It is no rest, but there is no end to it."""
+    """Stop waiting although the page is not at rest."""
 
 
 def next_step(signs: Signs, quiet: float, now: float) -> tuple[Next, float]:
-    """What is to be done, and for how many seconds at most."""
     end = signs.began + LONGEST_SECONDS
     awaited = [each for each in signs.under_way if now - each < UNDER_WAY_SECONDS]
     if awaited and now < end:

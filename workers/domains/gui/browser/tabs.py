@@ -1,4 +1,4 @@
-"""The tabs of one browser: which is active, what each is busy with, and when it has come to rest."""
+"""The tabs of one browser: which is active, what each page is busy with, and when it is at rest."""
 
 import asyncio
 import contextlib
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from playwright.async_api import BrowserContext, CDPSession, Dialog, Frame, Page, Request
 
 ANSWER_SECONDS = 5.0
-"""For a page to answer a question about itself: one that takes longer hangs."""
+"""Timeout for a page to answer a question about itself; a slower one hangs."""
 MOST_TABS = 20
-"""Open at once; those that pages open beyond are closed."""
+"""Maximum open tabs; tabs that pages open beyond it are closed."""
 ATTACHING_SECONDS = 10.0
-"""For all tabs that pages open at once, however many they are."""
+"""Timeout for all tabs that pages open at once."""
 MOST_FRAMES = 20
-"""Of a page that are watched for changes."""
+"""Maximum frames of a page that are watched for changes."""
 _MOST_SAID = 200
 
 CRASHED = "the page crashed; open an address or go to another tab"
@@ -38,37 +38,33 @@ T = TypeVar("T")
 
 
 class Unresponsive(Exception):
-    """A page that does not answer: its script does not end, or it crashed. An observation."""
+    """The page does not answer: its script does not end, or it crashed. The model is told."""
 
 
 class Tab:
-    """One page, and what it is busy with."""
-
     def __init__(self, page: "Page", session: "CDPSession", changed: asyncio.Event) -> None:
         self.page = page
         self.session = session
         self.crashed = False
         self.title = ""
-        """As it was last read."""
         self._requests: dict[Request, float] = {}
-        """Those that have not ended, and since when they go on."""
         self._read: set[Request] = set()
-        """Those whose answer has begun. It has an end only if the page reads all of it."""
+        """Requests whose response has begun; they end only if the page reads all of it."""
         self._navigating: dict[str, float] = {}
-        """Frames that asked for another page."""
+        """Start times by frame of requested navigations."""
         self._refreshing: dict[str, float] = {}
-        """Frames that lead to another page soon, as they say themselves."""
+        """Start times by frame of redirects that the page has scheduled."""
         self.opening = 0
-        """Windows that it asked for and that are not there yet."""
+        """Number of windows that it asked for and that have not opened."""
         self._opened_at = 0.0
         self._polls = Polls()
         self.changed = self.loaded = time.monotonic()
-        """See Signs."""
+        """See Signs; times of the same clock."""
         self._changed = changed
 
     @property
     def under_way(self) -> tuple[float, ...]:
-        """Since when each goes on that its page waits for."""
+        """Start times of everything that the page waits for."""
         if self.crashed:
             return ()
         windows = [self._opened_at] * min(max(self.opening, 0), 1)
@@ -76,7 +72,6 @@ class Tab:
         return (*self._requests.values(), *pages, *windows)
 
     async def watch(self) -> None:
-        """Follow what the page does."""
         session, page = self.session, self.page
         session.on("Page.frameRequestedNavigation", lambda event: self._began(event))
         session.on("Page.frameScheduledNavigation", lambda event: self._scheduled(event))
@@ -93,12 +88,12 @@ class Tab:
         await session.send("Page.enable")
 
     def arrived(self) -> None:
-        """A window that it asked for is there."""
+        """Notes that a window it asked for has opened."""
         self.opening -= 1
         self._changed.set()
 
     def begin(self) -> None:
-        """Forget what never ended before an action: a stream, a window that was blocked."""
+        """Forgets what never ended before an action: streams, blocked windows."""
         self._requests.clear()
         self._read.clear()
         self._navigating.clear()
@@ -106,11 +101,10 @@ class Tab:
         self.opening = 0
 
     def wait(self) -> None:
-        """An action has been given to it: what it asks for again and again from now on is a poll."""
+        """Notes that an action was carried out; requests repeated from now on are polls."""
         self._polls = Polls()
 
     def touch(self) -> None:
-        """Note a sign of life."""
         self.changed = time.monotonic()
         self._changed.set()
 
@@ -166,38 +160,36 @@ class Tab:
 
 
 class Tabs:
-    """All tabs of a context. Pages that open become active; dialogs are accepted."""
+    """All tabs of a context. A page that opens becomes active; dialogs are accepted."""
 
     def __init__(self, context: "BrowserContext") -> None:
         self.context = context
         self.open: list[Tab] = []
         self._at = 0
         self.dialogs: list[tuple[str, str]] = []
-        """Kind and text of those that were accepted since the last look."""
+        """Kind and text of dialogs accepted since the last look."""
         self.silent = 0
-        """Tabs that were closed since then, because their page does not answer."""
+        """Number of tabs closed since the last look because their page hung."""
         self._changed = asyncio.Event()
         self._attaching: dict[asyncio.Task[None], float] = {}
-        """Pages that opened and are not followed yet, and since when."""
+        """Start times by task of attaching to pages that opened."""
         self._ended = asyncio.Event()
 
     @property
     def ended(self) -> bool:
-        """Whether the browser is gone."""
         return self._ended.is_set()
 
     @property
     def active(self) -> Tab:
-        """The one that the agent sees. There always is one."""
+        """The tab that the agent sees; there always is one."""
         return self.open[self._at]
 
     @property
     def index(self) -> int:
-        """The active tab's, from 0."""
         return self._at
 
     async def start(self) -> None:
-        """Open the first tab. Raises InfrastructureError."""
+        """Opens the first tab. Raises InfrastructureError."""
         browser = self.context.browser
         assert browser is not None, "contexts are made in browsers"
         browser.on("disconnected", lambda _: self._end())
@@ -209,17 +201,16 @@ class Tabs:
             raise InfrastructureError(AbortCause.SANDBOX_DIED, "the browser opened no tab in time")
 
     async def add(self) -> None:
-        """Open an empty tab, which becomes active."""
+        """Opens an empty tab, which becomes active."""
         await self.context.new_page()
         await self.attached()
 
     async def switch(self, index: int) -> None:
-        """Make the tab of that index active."""
         self._at = index
         await self.asked(self.active.page.bring_to_front())
 
     async def interrupt(self) -> None:
-        """Stop the script that keeps the active page from answering, if one does."""
+        """Stops the script that keeps the active page from answering, if any."""
         from playwright.async_api import Error
 
         if not self.open:
@@ -229,7 +220,7 @@ class Tabs:
                 await self.active.session.send("Runtime.terminateExecution")
 
     async def renew(self) -> None:
-        """Put an empty tab in the place of the active one: a page that crashed opens nothing any more."""
+        """Replaces the active tab by an empty one: a crashed page cannot open anything."""
         old, index = self.active, self._at
         await self.add()
         self.open.insert(index, self.open.pop())
@@ -237,14 +228,14 @@ class Tabs:
         await self.asked(old.page.close())
 
     async def close(self) -> None:
-        """Close the active tab; the nearest one that is left becomes active."""
+        """Closes the active tab; the nearest remaining one becomes active."""
         await self.asked(self.active.page.close())
         await self.attached()
         await self.switch(self._at)
 
     async def asked(self, answer: Awaitable[T], seconds: float = ANSWER_SECONDS) -> T:
-        """What a page answers. Raises Unresponsive where it does not, and InfrastructureError where the
-        browser is gone."""
+        """Awaits a page's answer. Raises Unresponsive if it does not come, InfrastructureError if the browser
+        is gone."""
         from playwright.async_api import Error
 
         try:
@@ -259,7 +250,7 @@ class Tabs:
             raise
 
     async def insist_alive(self, error: Exception) -> None:
-        """Raise InfrastructureError if `error` came of the browser's end."""
+        """Raises InfrastructureError if `error` was caused by the browser's end."""
         if "has been closed" in str(error) or "Connection closed" in str(error):
             with contextlib.suppress(TimeoutError):  # what ended it may be told after what it ended
                 await asyncio.wait_for(self._ended.wait(), 1.0 if self.open else ANSWER_SECONDS)
@@ -267,8 +258,8 @@ class Tabs:
             raise InfrastructureError(AbortCause.SANDBOX_DIED, f"the browser ended: {error}") from error
 
     async def rest(self, quiet: float) -> bool:
-        """Until the active tab has shown no sign of life for `quiet` seconds. False: it goes on without an
-        end."""
+        """Waits until the active tab had no event for `quiet` seconds. Returns False if it never comes to
+        rest."""
         began = time.monotonic()
         self.active.wait()
         await self._evaluated(self.active.page.main_frame, page_scripts.FRAMES, None, 2.0)
@@ -293,8 +284,8 @@ class Tabs:
         return True
 
     async def _watch(self, tab: Tab, first: float, quiet: float, longest: float) -> None:
-        """Until no frame of a page has changed for `first` seconds, or for `quiet` after a change. One that
-        goes on at the end is a sign of life."""
+        """Waits until no frame of a page changed for `first` seconds, or for `quiet` after a change. Endless
+        changes count as an event."""
         seconds = [first * 1000, quiet * 1000, longest * 1000]
         main, *others = tab.page.frames[:MOST_FRAMES]
         calm, *parts = await asyncio.gather(
@@ -306,7 +297,7 @@ class Tabs:
             await asyncio.sleep(PROMPT_SECONDS)  # it leaves for another page, or cannot be asked
 
     async def _evaluated(self, frame: "Frame", script: str, argument: object, seconds: float) -> object:
-        """What a script says in a frame; None where it cannot: one that leaves, or hangs."""
+        """Evaluates a script in a frame; None if it cannot be: the frame navigates away or hangs."""
         from playwright.async_api import Error
 
         try:
@@ -322,8 +313,8 @@ class Tabs:
         task.add_done_callback(lambda _: self._changed.set())
 
     async def attached(self) -> None:
-        """Until all tabs that were opened are followed. A page that opens more without end is not waited
-        for."""
+        """Waits until all opened tabs are attached, at most ATTACHING_SECONDS: a page may open tabs without
+        end."""
         deadline = time.monotonic() + ATTACHING_SECONDS
         while self._attaching and (left := deadline - time.monotonic()) > 0:
             await asyncio.wait(self._attaching, timeout=left)
@@ -369,7 +360,6 @@ class Tabs:
             opening.add_done_callback(self._attaching.pop)
 
     async def _reopen(self) -> None:
-        """The only tab closed itself."""
         from playwright.async_api import Error
 
         with contextlib.suppress(Error):

@@ -1,5 +1,5 @@
-"""The 13 tools of browser agents (the paper's appendix C): what a model is told, and what its calls must
-say."""
+"""The 13 tools of browser agents (the paper's appendix C): their definitions for models, and the types of
+their arguments."""
 
 import json
 from typing import Annotated, Any, Literal
@@ -20,81 +20,65 @@ class _Arguments(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Click(_Arguments, frozen=True):
-    """Press a mouse button on a point."""
-
     point_2d: Point
     clicks: Annotated[int, msgspec.Meta(ge=1, le=10)] = 1
     button: Literal["left", "right", "middle"] = "left"
 
 
 class Hover(_Arguments, frozen=True):
-    """Move the mouse to a point."""
-
     point_2d: Point
 
 
 class Drag(_Arguments, frozen=True):
-    """Press on one point, release on another."""
-
     start_point_2d: Point
     end_point_2d: Point
     steps: Annotated[int, msgspec.Meta(ge=1, le=200)] = 10
 
 
 class Write(_Arguments, frozen=True):
-    """Replace what is in the focused field."""
+    """Replaces the content of the focused field."""
 
     message: str
 
 
 class PressKeys(_Arguments, frozen=True):
-    """Press keys, one after the other or together."""
-
     keys: Annotated[list[str], msgspec.Meta(min_length=1, max_length=50)]
     is_hotkey: bool = False
     presses: Annotated[int, msgspec.Meta(ge=1, le=100)] = 1
 
 
 class Scroll(_Arguments, frozen=True):
-    """Scroll the page, or what is at a point."""
-
     direction: Literal["up", "down", "left", "right"] = "down"
     amount: Share = 0.5
     point_2d: Point | None = None
 
 
 class GotoUrl(_Arguments, frozen=True):
-    """Open an address in the active tab."""
-
     url: str
 
 
 class GoBack(_Arguments, frozen=True):
-    """Go back in the tab's history."""
+    pass
 
 
-class Wait(_Arguments, frozen=True):
-    """Do nothing for a while."""
-
+class WaitSeconds(_Arguments, frozen=True):
     seconds: Annotated[int, msgspec.Meta(ge=0, le=LONGEST_WAIT)] = 3
 
 
 class NewTab(_Arguments, frozen=True):
-    """Open an empty tab."""
+    pass
 
 
 class SwitchTab(_Arguments, frozen=True):
-    """Make another tab the active one."""
-
     tab_index: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class CloseTab(_Arguments, frozen=True):
-    """Close the active tab."""
+    pass
 
 
 class Done(_Arguments, frozen=True):
-    """End the episode with an answer."""
+    """Ends the episode with an answer."""
 
     response: str
 
@@ -108,7 +92,7 @@ Action = (
     | Scroll
     | GotoUrl
     | GoBack
-    | Wait
+    | WaitSeconds
     | NewTab
     | SwitchTab
     | CloseTab
@@ -119,7 +103,7 @@ _ACTIONS: dict[str, type[Action]] = {
     "write": Write,
     "press_keys": PressKeys,
     "scroll": Scroll,
-    "wait": Wait,
+    "wait": WaitSeconds,
     "drag": Drag,
     "hover": Hover,
     "goto_url": GotoUrl,
@@ -133,16 +117,16 @@ NAMES = tuple(_ACTIONS)
 
 
 class NotSupported(ValueError):
-    """A tool that there is not; the text is what the model is told."""
+    """There is no such tool; the text is what the model is told."""
 
 
 class BadArguments(ValueError):
-    """Arguments that do not fit their tool; one sentence says why."""
+    """The arguments do not fit the tool; the text is one sentence."""
 
 
 def read_action(name: str, arguments: str) -> Action:
-    """The action that a call means. A whole number may be written with a fraction of 0 or as text, as models
-    do. Raises NotSupported and BadArguments."""
+    """Parses a call. Models may write a whole number with a fraction of 0 or as text. Raises NotSupported and
+    BadArguments."""
     kind = _ACTIONS.get(name)
     if kind is None:
         raise NotSupported(f"Error: Action {name[:100]} is not supported by the environment!")
@@ -154,7 +138,6 @@ def read_action(name: str, arguments: str) -> Action:
 
 
 def readable(arguments: str) -> bool:
-    """Whether the arguments of a call are a JSON object at all."""
     try:
         return isinstance(json.loads(arguments or "{}"), dict)
     except (ValueError, RecursionError):
@@ -162,8 +145,8 @@ def readable(arguments: str) -> bool:
 
 
 def loaded(text: str) -> Any:
-    """The value that a model wrote as JSON, with U+FFFD for an escape that is half a character: no event can
-    hold one. Raises ValueError and RecursionError."""
+    """Parses a model's JSON; a lone surrogate becomes U+FFFD, because events cannot hold one. Raises
+    ValueError and RecursionError."""
     value = json.loads(text)
     if "\\u" not in text:
         return value
@@ -281,4 +264,4 @@ TOOLS: tuple[dict[str, Any], ...] = (
         ),
     ),
 )
-"""OpenAI tools, in the paper's order."""
+"""Definitions in OpenAI's format, in the paper's order."""

@@ -1,4 +1,4 @@
-"""The world of kind `browser`: Chromium in the agent's sandbox, on the site of the task, and its 13 tools."""
+"""The world `browser`: Chromium in the agent's sandbox, the task's site, and the 13 tools."""
 
 import hashlib
 import time
@@ -10,17 +10,16 @@ import msgspec
 
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import Budget
-from orchard.schemas.gui import GuiOutcome, GuiStep, GuiWorld
-from orchard.schemas.images import Image
-from orchard.schemas.messages import ToolCall
+from orchard.schemas.gui import GuiStep, GuiSubmission, GuiWorld
+from orchard.schemas.messages import Image, ToolCall
 from orchard.schemas.outcomes import AbortCause, ExitStatus
-from orchard.schemas.sites import Site
+from orchard.schemas.sites import SiteSpec
 from orchard.schemas.tasks import Task
 from orchard.workers.domains.gui.browser import tools
-from orchard.workers.domains.gui.browser.actions import Hands
+from orchard.workers.domains.gui.browser.actions import ActionExecutor
 from orchard.workers.domains.gui.browser.calls import written_calls, written_results
 from orchard.workers.domains.gui.browser.launching import SITE_PORT
-from orchard.workers.domains.gui.browser.observing import Eyes, Observation
+from orchard.workers.domains.gui.browser.observing import BrowserObservation, Observer
 from orchard.workers.domains.gui.browser.pool import browsers
 from orchard.workers.domains.gui.browser.resting import PROMPT_SECONDS, QUIET_SECONDS
 from orchard.workers.domains.gui.browser.tabs import Tabs, Unresponsive
@@ -32,24 +31,19 @@ from orchard.workers.episode.worlds import Opening
 from orchard.workers.failures import InfrastructureError
 
 START_SECONDS = 60.0
-"""For the page at which a task begins."""
 MOST_WALLS = 2
-"""Looks in a row at a wall that end the rollout."""
+"""Number of looks in a row at a bot wall that ends the rollout."""
 
 
 class BrowserWorld:
-    """The plug-in."""
-
     name = "browser"
     settings = GuiWorld
 
     def blocks_network(self, settings: GuiWorld) -> bool:
-        """See World."""
         return settings.block_network
 
     @asynccontextmanager
     async def open(self, settings: GuiWorld, opening: Opening) -> "AsyncIterator[BrowserAttempt]":
-        """See World."""
         async with AsyncExitStack() as stack:
             site = None
             if settings.site is not None:
@@ -64,49 +58,47 @@ class BrowserWorld:
             yield attempt
 
 
-def _site(site: Site, task: Task) -> OpenSite:
+def _site(site: SiteSpec, task: Task) -> OpenSite:
     try:
         return open_site(site)
     except KeyError as error:
         raise InfrastructureError(
-            AbortCause.INVALID_REQUEST, f"site of {task.task_id}: there is no {error}"
+            AbortCause.INVALID_REQUEST, f"the site of {task.task_id} has the unknown layout or theme {error}"
         ) from error
 
 
 def quiet_of(world: GuiWorld, site: OpenSite | None) -> float:
-    """Seconds without a sign of life that are rest after input. The pages of generated sites have no timers
-    and ask for nothing later."""
+    """Seconds without an event that count as rest after input. Pages of generated sites have no timers and
+    make no later requests."""
     if world.browser.quiet is not msgspec.UNSET:
         return world.browser.quiet
     return PROMPT_SECONDS if isinstance(site, OpenSite) else QUIET_SECONDS
 
 
 class BrowserAttempt:
-    """The world of one attempt. See OpenWorld."""
-
     def __init__(
         self, world: GuiWorld, tabs: Tabs, site: OpenSite | None, seen: Callable[[], None] = lambda: None
     ) -> None:
-        """`seen` is called after each look."""
+        """Calls `seen` after each look."""
         self.tools = tools.TOOLS
         self.about = f"The browser's screen has {world.browser.width} x {world.browser.height} pixels."
         self.last_k = world.browser.last_k
         self.answer: str | None = None
-        """What `done` said."""
+        """The argument of the `done` call."""
         self._world = world
         self.tabs = tabs
         self._site = site
         self._seen = seen
         self._quiet = quiet_of(world, site)
-        self._hands = Hands(tabs, world.browser, self._quiet)
-        self._eyes = Eyes(tabs, world.browser)
+        self._executor = ActionExecutor(tabs, world.browser, self._quiet)
+        self._observer = Observer(tabs, world.browser)
         self._walls = 0
         self._injections = 0
         self._screens: list[Image | None] = []
-        """Of each look."""
+        """The screenshot of each look, or None."""
 
     async def begin(self) -> None:
-        """Open the page at which the task begins. Raises InfrastructureError where nothing answers there."""
+        """Opens the page at which the task begins. Raises InfrastructureError if it does not load."""
         from playwright.async_api import Error
 
         tab, url = self.tabs.active, self._world.start_url
@@ -120,20 +112,19 @@ class BrowserAttempt:
             raise InfrastructureError(AbortCause.SITE_UNAVAILABLE, f"{url}: {error}") from error
 
     def bounded(self, budget: Budget) -> Budget:
-        """See OpenWorld."""
         return budget
 
     async def call(self, call: ToolCall) -> tuple[CommandOutcome, str]:
-        """See OpenWorld. What is shown is the result line alone; `look` shows the screen."""
+        """Returns the result line alone; `look` shows the screen."""
         started = time.monotonic()
         line = _one_line(await self._line(call))
         code = 0 if line.startswith("Succeed:") else 1
         seconds = time.monotonic() - started
         return CommandOutcome(output=line, returncode=code, seconds=seconds), line
 
-    async def look(self) -> Observation:
-        """The screen. Raises InfrastructureError (BLOCKED) for the second wall in a row."""
-        seen = await self._eyes.look(self._hands.words)
+    async def look(self) -> BrowserObservation:
+        """Observes the screen. Raises InfrastructureError (BLOCKED) for the second bot wall in a row."""
+        seen = await self._observer.look(self._executor.written)
         self._screens.append(_image(seen.picture))
         self._seen()
         self._injections += seen.injections
@@ -146,20 +137,18 @@ class BrowserAttempt:
         return seen
 
     async def evaluate(self, expression: str) -> Any:
-        """The value of an expression in the active page."""
         return await self.tabs.asked(self.tabs.active.page.evaluate(expression))
 
     def door(self) -> AbstractAsyncContextManager[tuple[int, str]]:
-        """Not here: a program would get no screenshots."""
+        """Raises InfrastructureError: a program in the sandbox would get no screenshots."""
         raise InfrastructureError(
             AbortCause.INVALID_REQUEST, "a browser has no MCP server: use the harness `browser`"
         )
 
     async def hand_in(self, ended: ExitStatus, messages: Sequence[Mapping[str, Any]]) -> str:
-        """See OpenWorld: a GuiOutcome."""
         tab = self.tabs.active
         steps = steps_of(messages, self._screens[1:])
-        outcome = GuiOutcome(
+        outcome = GuiSubmission(
             start_url=self._world.start_url,
             url=tab.page.url,
             title=tab.title,
@@ -169,7 +158,7 @@ class BrowserAttempt:
             records=self._site.records() if self._site is not None else None,
             first=self._screens[0] if self._screens else None,
             steps=steps,
-            injections=self._injections + self._hands.injections,
+            injections=self._injections + self._executor.injections,
         )
         return msgspec.json.encode(outcome).decode()
 
@@ -185,12 +174,12 @@ class BrowserAttempt:
         if isinstance(action, tools.Done):
             self.answer = action.response
             return "Succeed: `done` executed."
-        return await self._hands.do(call.name, action)
+        return await self._executor.do(call.name, action)
 
 
 def steps_of(messages: Sequence[Mapping[str, Any]], screens: Sequence[Image | None]) -> tuple[GuiStep, ...]:
-    """The steps of a path of chat messages. `screens` are the looks after the steps, in order: of each step
-    whose calls were executed, but the last where nobody looked any more. Pure."""
+    """Builds the steps from a path of chat messages. `screens` are the looks after each step whose calls were
+    executed, in order; the last step may have none. Pure."""
     steps: list[GuiStep] = []
     for message in messages:
         content = str(message.get("content") or "")
@@ -212,8 +201,7 @@ def steps_of(messages: Sequence[Mapping[str, Any]], screens: Sequence[Image | No
 
 
 def _one_line(said: str) -> str:
-    """A result line as events and judges take it. What pages say, and what the model wrote, may have lines of
-    its own, and halves of characters."""
+    """Joins a result's lines, because pages and models write line breaks, and replaces lone surrogates."""
     return " ".join(said.encode(errors="replace").decode().splitlines())
 
 
@@ -227,7 +215,6 @@ def _calls(message: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 
 def _image(picture: Picture | None) -> Image | None:
-    """As the tree stores it."""
     if picture is None:
         return None
     blob = BlobRef(sha256=hashlib.sha256(picture.data).hexdigest(), size=len(picture.data))

@@ -1,2 +1,2 @@
-"""Generated sites for browser agents: served in the worker's process, each from a seed, with what happened
-as records."""
+"""Generated sites for browser agents: made from a seed, served in the worker's process, graded by their
+records."""

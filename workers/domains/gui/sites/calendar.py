@@ -1,26 +1,25 @@
-"""A calendar of meeting rooms: weeks, bookings, and the rules that they must keep."""
+"""The site `calendar`: meeting rooms, weeks, bookings, and the rules that bookings must keep."""
 
 import random
 from collections.abc import Mapping
 from typing import Any
 
 from orchard.schemas.sites import Records
-from orchard.workers.domains.gui.sites import words
+from orchard.workers.domains.gui.sites import vocabulary
 from orchard.workers.domains.gui.sites.pages import (
     Link,
     Missing,
-    Page,
     Redirect,
-    Reply,
+    SitePage,
+    SiteResponse,
     clean,
     missing_number,
 )
 
 FIRST, LAST = 8, 18
-"""Hours of the day that can be booked: from 8:00 to 18:00."""
 LUNCH = 12
 LONGEST = 3
-"""Hours of a booking."""
+"""A booking's maximum length in hours."""
 WEEKS = 2
 _ROOMS = ("Aspen", "Basalt", "Coral", "Delta", "Ebony", "Flint", "Granite", "Heron")
 _MONTHS = ("March", "April", "May", "June", "September", "October")
@@ -32,14 +31,12 @@ _TITLES = (
 )  # fmt: skip
 
 
-class Calendar:
-    """See Content."""
-
+class CalendarSite:
     screen: tuple[int, int] | None = None
 
     def __init__(self, seed: int) -> None:
         dice = random.Random(f"calendar-{seed}")
-        self.title, self.host = words.house(dice, "Rooms")
+        self.title, self.host = vocabulary.house(dice, "Rooms")
         month, monday = dice.choice(_MONTHS), dice.randrange(1, 9)
         self.days = [
             f"{weekday} {monday + 7 * week + at} {month}"
@@ -48,7 +45,7 @@ class Calendar:
         ]
         sizes = sorted(dice.sample((4, 6, 8, 10, 12, 16, 20, 30), 4))
         self.rooms = dict(zip(sorted(dice.sample(_ROOMS, 4)), dice.sample(sizes, 4), strict=True))
-        """Room to its seats, all different."""
+        """Maps a room to its seats; all differ."""
         self.longest = dice.choice((2, LONGEST))
         self.links: tuple[Link, ...] = (
             *(Link(f"week:{week}", f"Week {week}", f"/week/{week}") for week in range(1, WEEKS + 1)),
@@ -56,7 +53,7 @@ class Calendar:
             Link("rules", "Rules", "/rules"),
         )
         self.others = self._taken(dice)
-        """Bookings of other people: room, day and hour to who."""
+        """Maps (room, day, hour) to the other person who booked it."""
         self.mine: list[dict[str, Any]] = []
         titles = dice.sample(_TITLES, 3)
         for title in titles:
@@ -64,13 +61,12 @@ class Calendar:
             self._book(room, day, start, 1, title, 2)
 
     def records(self) -> Records:
-        """See Content."""
         return {
             "bookings": sorted((dict(each) for each in self.mine), key=lambda each: str(sorted(each.items())))
         }
 
     def holder(self, room: str, day: int, hour: int) -> str:
-        """Who has a room then; empty: nobody."""
+        """Returns the text shown for whoever has booked the room, or an empty string."""
         for each in self.mine:
             if (each["room"], each["day"]) == (room, self.days[day]) and each["start"] <= hour < each[
                 "start"
@@ -79,7 +75,7 @@ class Calendar:
         return self.others.get((room, day, hour), "")
 
     def problems(self, room: str, day: int, start: int, hours: int, title: str, people: int) -> list[str]:
-        """The rules that a booking would break."""
+        """Lists the rules that a booking would break, a sentence each."""
         found = []
         times = range(start, start + hours)
         if not title:
@@ -97,16 +93,14 @@ class Calendar:
         return found
 
     def free(self, room: str, day: int, hours: int) -> list[int]:
-        """Hours at which a booking can begin."""
+        """Lists the hours at which a booking of this length can begin."""
         return [start for start in range(FIRST, LAST) if not self.problems(room, day, start, hours, "x", 1)]
 
     def book(self, room: str, day: int, start: int, hours: int, title: str, people: int) -> None:
-        """Book what breaks no rule."""
         assert not self.problems(room, day, start, hours, title, people)
         self._book(room, day, start, hours, title, people)
 
-    def get(self, path: str, query: Mapping[str, str]) -> Reply:
-        """See Content."""
+    def get(self, path: str, query: Mapping[str, str]) -> SiteResponse:
         match path.strip("/").split("/"):
             case [""]:
                 return Redirect("/week/1")
@@ -120,8 +114,7 @@ class Calendar:
                 return self._page("rules", "Rules", "rules", longest=self.longest)
         raise Missing(path)
 
-    def post(self, path: str, form: Mapping[str, str]) -> Reply:
-        """See Content."""
+    def post(self, path: str, form: Mapping[str, str]) -> SiteResponse:
         match path.strip("/").split("/"):
             case ["book", room, day, start] if room in self.rooms and missing_number(day) < len(self.days):
                 title, at = clean(form.get("title", "")), missing_number(start)
@@ -130,8 +123,8 @@ class Calendar:
                     return self._form(room, int(day), at, form, problems)
                 self._book(room, int(day), at, hours, title, people)
                 return Redirect("/mine")
-            case ["cancel", place] if missing_number(place) < len(self.mine):
-                del self.mine[int(place)]
+            case ["cancel", index] if missing_number(index) < len(self.mine):
+                del self.mine[int(index)]
                 return Redirect("/mine")
         raise Missing(path)
 
@@ -148,7 +141,7 @@ class Calendar:
         )
 
     def _taken(self, dice: random.Random) -> dict[tuple[str, int, int], str]:
-        names = words.people(dice, 8)
+        names = vocabulary.people(dice, 8)
         return {
             (room, day, hour): dice.choice(names)
             for room in self.rooms
@@ -165,7 +158,7 @@ class Calendar:
             for start in self.free(room, day, hours)
         ]
 
-    def _week(self, week: int, room: str) -> Page:
+    def _week(self, week: int, room: str) -> SitePage:
         chosen = room if room in self.rooms else next(iter(self.rooms))
         days = list(enumerate(self.days))[5 * (week - 1) : 5 * week]
         hours = [
@@ -176,18 +169,20 @@ class Calendar:
             f"week:{week}:{chosen}", f"Week {week}", "week", week=week, room=chosen, days=days, hours=hours
         )
 
-    def _form(self, room: str, day: int, start: int, form: Mapping[str, str], problems: list[str]) -> Page:
+    def _form(
+        self, room: str, day: int, start: int, form: Mapping[str, str], problems: list[str]
+    ) -> SitePage:
         return self._page(
             f"book:{room}:{day}:{start}", "Book a room", "book", room=room, day=day, label=self.days[day],
             start=start, form=form, problems_=problems, longest=LONGEST,
         )  # fmt: skip
 
-    def _page(self, name: str, title: str, template: str, **data: Any) -> Page:
-        return Page(
+    def _page(self, name: str, title: str, template: str, **data: Any) -> SitePage:
+        return SitePage(
             name=name, title=title, template=f"calendar/{template}.html", data={"rooms": self.rooms, **data}
         )
 
 
 def _number(text: str) -> int:
-    """0 for what is none."""
+    """Parses up to three digits; 0 for anything else."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 4 else 0

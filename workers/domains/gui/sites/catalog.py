@@ -1,28 +1,27 @@
-"""The sites by name."""
+"""Maps names of sites to the classes that make them."""
 
 from collections.abc import Callable
 
-from orchard.schemas.sites import Site
-from orchard.workers.domains.gui.sites.calendar import Calendar
-from orchard.workers.domains.gui.sites.desk import Desk
-from orchard.workers.domains.gui.sites.ledger import Ledger
-from orchard.workers.domains.gui.sites.manual import Manual
-from orchard.workers.domains.gui.sites.map import Map
-from orchard.workers.domains.gui.sites.pages import Content
-from orchard.workers.domains.gui.sites.shop import Shop
-from orchard.workers.domains.gui.sites.tiny import Tiny
+from orchard.schemas.sites import SiteSpec
+from orchard.workers.domains.gui.sites.calendar import CalendarSite
+from orchard.workers.domains.gui.sites.desk import DeskSite
+from orchard.workers.domains.gui.sites.ledger import LedgerSite
+from orchard.workers.domains.gui.sites.manual import ManualSite
+from orchard.workers.domains.gui.sites.map import MapSite
+from orchard.workers.domains.gui.sites.pages import SiteContent
+from orchard.workers.domains.gui.sites.shop import ShopSite
+from orchard.workers.domains.gui.sites.tiny import TinySite
 
-_SITES: dict[str, Callable[[Site], Content]] = {
-    "shop": lambda site: Shop(site.seed),
-    "calendar": lambda site: Calendar(site.seed),
-    "desk": lambda site: Desk(site.seed),
-    "manual": lambda site: Manual(site.seed),
-    "map": lambda site: Map(site.seed),
-    "ledger": lambda site: Ledger(site.seed),
-    "tiny": Tiny,
+_SITES: dict[str, Callable[[SiteSpec], SiteContent]] = {
+    "shop": lambda site: ShopSite(site.seed),
+    "calendar": lambda site: CalendarSite(site.seed),
+    "desk": lambda site: DeskSite(site.seed),
+    "manual": lambda site: ManualSite(site.seed),
+    "map": lambda site: MapSite(site.seed),
+    "ledger": lambda site: LedgerSite(site.seed),
+    "tiny": TinySite,
 }
 
 
-def content_of(site: Site) -> Content:
-    """The site's content, at its beginning."""
+def content_of(site: SiteSpec) -> SiteContent:
     return _SITES[site.name](site)

@@ -1,23 +1,23 @@
-"""A help desk: login, a queue of tickets with filters and pages, and forms."""
+"""The site `desk`: a help desk with a login, a queue of tickets with filters and pages, and forms."""
 
 import random
 from collections.abc import Mapping
 from typing import Any
 
 from orchard.schemas.sites import Records
-from orchard.workers.domains.gui.sites import words
+from orchard.workers.domains.gui.sites import vocabulary
 from orchard.workers.domains.gui.sites.pages import (
     Link,
     Missing,
-    Page,
     Redirect,
-    Reply,
+    SitePage,
+    SiteResponse,
     clean,
     missing_number,
+    paged,
 )
 
 PAGE = 7
-"""Tickets on a page of the queue."""
 STATES = ("open", "waiting", "resolved")
 PRIORITIES = ("low", "normal", "high")
 TOPICS = ("Hardware", "Software", "Network", "Access")
@@ -36,18 +36,16 @@ _TROUBLES = (
 )
 
 
-class Desk:
-    """See Content."""
-
+class DeskSite:
     screen: tuple[int, int] | None = None
 
     def __init__(self, seed: int) -> None:
         dice = random.Random(f"desk-{seed}")
-        self.title, self.host = words.house(dice, "Desk")
-        agents = words.people(dice, 5)
+        self.title, self.host = vocabulary.house(dice, "Desk")
+        agents = vocabulary.people(dice, 5)
         self.agents = agents
         self.user = agents[0].split()[0].lower()
-        self.password = f"{dice.choice(words.TOWNS).lower().replace(' ', '-')}-{dice.randrange(10, 99)}"
+        self.password = f"{dice.choice(vocabulary.TOWNS).lower().replace(' ', '-')}-{dice.randrange(10, 99)}"
         self.links: tuple[Link, ...] = (
             Link("queue", "Queue", "/queue"),
             Link("new", "New ticket", "/new"),
@@ -55,7 +53,7 @@ class Desk:
         )
         first = dice.randrange(1000, 8000)
         whats = dice.sample([(thing, trouble) for thing in _THINGS for trouble in _TROUBLES], 20)
-        asking = words.people(dice, 12)
+        asking = vocabulary.people(dice, 12)
         self.tickets: dict[int, dict[str, Any]] = {
             first + at: {
                 "subject": f"{thing} {trouble}",
@@ -71,7 +69,6 @@ class Desk:
         self.signed_in = False
 
     def records(self) -> Records:
-        """See Content."""
         return {
             "tickets": {
                 str(number): {**each, "replies": list(each["replies"])}
@@ -79,8 +76,7 @@ class Desk:
             }
         }
 
-    def get(self, path: str, query: Mapping[str, str]) -> Reply:
-        """See Content."""
+    def get(self, path: str, query: Mapping[str, str]) -> SiteResponse:
         parts = path.strip("/").split("/")
         if parts == ["leave"]:
             self.signed_in = False
@@ -98,8 +94,7 @@ class Desk:
                 return self._new({}, [])
         raise Missing(path)
 
-    def post(self, path: str, form: Mapping[str, str]) -> Reply:
-        """See Content."""
+    def post(self, path: str, form: Mapping[str, str]) -> SiteResponse:
         parts = path.strip("/").split("/")
         if parts == ["login"]:
             user = clean(form.get("user", ""))
@@ -128,7 +123,7 @@ class Desk:
     def change(
         self, number: int, *, state: str = "", priority: str = "", agent: str = "", reply: str = ""
     ) -> None:
-        """Change a ticket; what is empty, or none of the choices, stays."""
+        """Changes a ticket; an empty or unknown choice leaves the field as it is."""
         ticket = self.tickets[number]
         ticket["state"] = state if state in STATES else ticket["state"]
         ticket["priority"] = priority if priority in PRIORITIES else ticket["priority"]
@@ -137,7 +132,6 @@ class Desk:
             ticket["replies"].append(reply)
 
     def open(self, *, subject: str, by: str, topic: str, priority: str) -> int:
-        """Open a ticket; its number."""
         number = max(self.tickets) + 1
         self.tickets[number] = {
             "subject": subject, "by": by, "topic": topic, "state": "open", "priority": priority,
@@ -146,7 +140,7 @@ class Desk:
         return number
 
     def matching(self, query: Mapping[str, str]) -> list[int]:
-        """Numbers of the tickets that filters leave, the oldest first."""
+        """Lists the numbers of tickets that pass the filters, oldest first."""
         wanted = clean(query.get("q", "")).lower()
         return [
             number
@@ -155,33 +149,29 @@ class Desk:
             and (wanted in each["subject"].lower() or wanted == str(number))
         ]
 
-    def _queue(self, query: Mapping[str, str]) -> Page:
+    def _queue(self, query: Mapping[str, str]) -> SitePage:
         found = self.matching(query)
-        pages = max(-(-len(found) // PAGE), 1)
-        at = query.get("page", "")
-        page = min(max(int(at), 1), pages) if at.isascii() and at.isdecimal() and len(at) < 5 else 1
+        shown, page, pages = paged(found, query.get("page", ""), PAGE)
         chosen = {key: clean(query.get(key, "")) for key in ("q", "state", "priority", "topic")}
-        shown = [(number, self.tickets[number]) for number in found[(page - 1) * PAGE : page * PAGE]]
         return self._page(
-            f"queue:{page}/{pages}", "Queue", "queue", tickets=shown, count=len(found), page=page,
-            pages=pages,
-            query=chosen,
+            f"queue:{page}/{pages}", "Queue", "queue", count=len(found), page=page, pages=pages, query=chosen,
+            tickets=[(number, self.tickets[number]) for number in shown],
         )  # fmt: skip
 
-    def _ticket(self, number: int) -> Page:
+    def _ticket(self, number: int) -> SitePage:
         if number not in self.tickets:
             raise Missing(str(number))
         ticket = self.tickets[number]
         return self._page(f"ticket:{number}", f"Ticket {number}", "ticket", number=number, ticket=ticket)
 
-    def _new(self, form: Mapping[str, str], problems: list[str]) -> Page:
+    def _new(self, form: Mapping[str, str], problems: list[str]) -> SitePage:
         return self._page("new", "New ticket", "new", form=form, problems_=problems)
 
-    def _page(self, name: str, title: str, template: str, **data: Any) -> Page:
+    def _page(self, name: str, title: str, template: str, **data: Any) -> SitePage:
         choices = {
             "states": STATES,
             "priorities": PRIORITIES,
             "topics": TOPICS,
             "agents": (*self.agents, "nobody"),
         }
-        return Page(name=name, title=title, template=f"desk/{template}.html", data={**choices, **data})
+        return SitePage(name=name, title=title, template=f"desk/{template}.html", data={**choices, **data})

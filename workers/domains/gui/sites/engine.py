@@ -1,4 +1,4 @@
-"""Sites over HTTP: the pages of one site on loopback of this process, for one attempt."""
+"""Serves one site over HTTP for one attempt, on loopback of the worker's process."""
 
 import asyncio
 from collections.abc import Mapping
@@ -8,29 +8,30 @@ from typing import Any
 from aiohttp import web
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from orchard.schemas.sites import Records, Site
+from orchard.schemas.sites import Records, SiteSpec
+from orchard.workers.domains.gui.sites.appearance import layout_of, style, theme_of
 from orchard.workers.domains.gui.sites.catalog import content_of
-from orchard.workers.domains.gui.sites.look import layout_of, style, theme_of
-from orchard.workers.domains.gui.sites.pages import File, Missing, Page, Redirect, Reply
+from orchard.workers.domains.gui.sites.pages import File, Missing, Redirect, SitePage, SiteResponse
 
 SLOW = 3.0
-"""Seconds that each page of a slow site takes."""
+"""Delay of each page of a slow site, in seconds."""
 LARGEST_FORM = 256 * 1024
 REQUESTS = 10_000
-"""Of one attempt; what follows is answered with 429."""
+"""Maximum requests in one attempt; later ones are answered with 429."""
 _STATIC = {"site.css": "text/css", "map.js": "text/javascript", "ledger.js": "text/javascript"}
+_MISSING = SitePage(name="missing", title="Not found", template="missing.html", status=404)
 _POLICY = "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; form-action 'self'"
 
 
 class OpenSite:
-    """A site that is served. Its record is here, out of reach of whoever visits it."""
+    """A site that is being served. Its records are kept here, out of reach of its visitor."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: SiteSpec) -> None:
         self.site = site
         self._content = content_of(site)
         self._tiny = site.name == "tiny"
         self.host = self._content.host
-        """Made-up host name: the browser must find it at `port` of loopback."""
+        """A made-up host name, which the browser must resolve to `port` of loopback."""
         self.port = 0
         self._consented = site.fault != "consent"
         self._requests = 0
@@ -48,22 +49,19 @@ class OpenSite:
 
     @property
     def origin(self) -> str:
-        """Scheme and host, as the browser has them; without a path."""
         return f"http://{self.host}"
 
     async def start(self) -> int:
-        """Listen; the port on loopback."""
+        """Starts listening and returns the port on loopback."""
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
         self.port = self._runner.addresses[0][1]
         return self.port
 
     def records(self) -> Records:
-        """What happened so far."""
         return self._content.records()
 
     async def close(self) -> None:
-        """Stop listening, and close all connections."""
         await self._runner.cleanup()
 
     async def __aenter__(self) -> "OpenSite":
@@ -100,9 +98,9 @@ class OpenSite:
         try:
             return self._written(await self._reply(request))
         except (Missing, UnicodeDecodeError):
-            return self._written(Page(name="missing", title="Not found", template="missing.html", status=404))
+            return self._written(_MISSING)
 
-    async def _reply(self, request: web.Request) -> Reply:
+    async def _reply(self, request: web.Request) -> SiteResponse:
         if request.method in ("GET", "HEAD"):
             return self._content.get(request.path, dict(request.query))
         if request.method != "POST":
@@ -117,19 +115,19 @@ class OpenSite:
             return Redirect("/")
         return self._content.post(request.path, form)
 
-    def _written(self, reply: Reply) -> web.Response:
+    def _written(self, reply: SiteResponse) -> web.Response:
         match reply:
             case Redirect(to):
                 return web.Response(status=303, headers={"Location": to})
             case File(name, text, media_type):
                 named = {"Content-Disposition": f'attachment; filename="{name}"'}
                 return web.Response(text=text, content_type=media_type, headers=named)
-            case Page():
+            case SitePage():
                 return self._rendered(reply.template, {**self._frame(reply), **reply.data}, reply.status)
             case _:
                 return web.json_response(reply)
 
-    def _frame(self, page: Page) -> dict[str, Any]:
+    def _frame(self, page: SitePage) -> dict[str, Any]:
         layout = None if self._tiny else layout_of(self.site.layout)
         return {
             "title": page.title,
@@ -146,8 +144,9 @@ class OpenSite:
         return web.Response(text=text, content_type="text/html", charset="utf-8", status=status)
 
 
-def open_site(site: Site) -> OpenSite:
-    """A site at its beginning; `start` serves it. Raises KeyError for a layout or theme that there is not."""
+def open_site(site: SiteSpec) -> OpenSite:
+    """Makes a site in its initial state; `start` serves it. Raises KeyError for an unknown layout or
+    theme."""
     if site.name != "tiny":
         layout_of(site.layout), theme_of(site.theme)
     return OpenSite(site)

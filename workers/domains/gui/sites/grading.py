@@ -1,5 +1,5 @@
-"""The grader `sites`: what a site's records say, or the exact answer. No model judges, and no sandbox is
-looked at."""
+"""The grader `sites`: compares a site's records, and the answer, with what the task expects. It uses neither
+a model nor a sandbox."""
 
 import re
 from typing import Any
@@ -8,7 +8,7 @@ import msgspec
 
 from orchard.schemas.decoding import Unreadable, decode_whole
 from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward
-from orchard.schemas.sites import NAME, Answer, Expected, Records
+from orchard.schemas.sites import NAME, ExpectedAnswer, Records, SiteGrading
 from orchard.schemas.tasks import PluginGrading, Task
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.graders.judgement import Judgement
@@ -18,56 +18,56 @@ _THOUSANDS = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _WORDS = re.compile(r"[\w.,:-]+")
 
 
-class Handed(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of the submission of a browser rollout that is looked at."""
+class SiteSubmission(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of a browser rollout's submission that this grader reads."""
 
     records: Records | None
-    """None: no site of the task was open."""
+    """None means that no site of the task was open."""
     ended: str
-    """An ExitStatus."""
+    """The rollout's ExitStatus as text."""
     answer: str | None = None
-    """Of `done`."""
+    """The argument of the `done` call."""
     parsed: bool = True
     """Whether every turn of the model had a valid call."""
 
 
-def expected_of(task: Task) -> Expected:
-    """How a task is graded by its site. Raises ValueError for a task that is not."""
+def expected_of(task: Task) -> SiteGrading:
+    """Reads a task's grading settings. Raises ValueError for a task without this grader."""
     if not isinstance(task.grading, PluginGrading) or task.grading.grader != NAME:
         raise ValueError(f"{task.task_id} is no task on a generated site")
-    return msgspec.convert(task.grading.settings, Expected)
+    return msgspec.convert(task.grading.settings, SiteGrading)
 
 
-_HANDED = msgspec.json.Decoder(Handed)
+_HANDED = msgspec.json.Decoder(SiteSubmission)
 
 
 LONGEST = 4000
-"""Characters of an answer; a longer one is no exact answer."""
+"""Maximum characters of an answer; a longer one is wrong."""
 
 
 class SitesGrader:
-    """+1 where the task is done and every turn was parsed, -1 for a format failure, else 0."""
+    """The reward is +1 if the task is done and every turn was parsed, -1 for a format failure, else 0."""
 
     name = NAME
     in_place = True
-    """So that no sandbox is opened for it: it looks at none."""
-    settings = Expected
+    """No sandbox is opened for grading, because this grader looks at none."""
+    settings = SiteGrading
 
-    async def grade(self, settings: Expected, judgement: Judgement) -> Reward:
-        """See Grader. Raises GRADER_FAILED for what is no record of this site."""
-        return graded(settings, read_handed(judgement.submission))
+    async def grade(self, settings: SiteGrading, judgement: Judgement) -> Reward:
+        """Raises GRADER_FAILED if the submission holds no records of this site."""
+        return graded(settings, read_submission(judgement.submission))
 
 
-def read_handed(submission: str) -> Handed:
-    """What a rollout handed in. Raises GRADER_FAILED for what is no record of a site."""
+def read_submission(submission: str) -> SiteSubmission:
+    """Decodes a rollout's submission. Raises GRADER_FAILED if it holds no records of a site."""
     try:
         return decode_whole(_HANDED, submission.encode())
     except (Unreadable, UnicodeEncodeError) as error:
         raise _failed(f"the submission is no record of a site: {error}") from error
 
 
-def graded(expected: Expected, handed: Handed) -> Reward:
-    """The reward. Raises GRADER_FAILED as SitesGrader."""
+def graded(expected: SiteGrading, handed: SiteSubmission) -> Reward:
+    """Computes the reward. Raises GRADER_FAILED as SitesGrader does."""
     if handed.records is None or handed.records.keys() != expected.records.keys():
         raise _failed(f"the records are none of the site {expected.site.name}")
     wrong = differences(expected.records, handed.records)
@@ -90,7 +90,7 @@ def graded(expected: Expected, handed: Handed) -> Reward:
 
 
 def differences(expected: Records, found: Records) -> dict[str, str]:
-    """Where the records differ, a sentence each. What was done beside the task is a difference."""
+    """Maps each record that differs to a sentence about it. Changes beyond the task are differences, too."""
     return {
         key: f"should be {_short(value)}, is {_short(found[key])}"
         for key, value in expected.items()
@@ -98,10 +98,10 @@ def differences(expected: Records, found: Records) -> dict[str, str]:
     }
 
 
-def answered(answer: Answer, said: str) -> bool:
-    """Whether the answer says the value, and names no other: of numbers, that it is the only one; of names,
-    that it stands there in whole words and none of the wrong answers does. Case, space and units do not
-    count."""
+def answered(answer: ExpectedAnswer, said: str) -> bool:
+    """Whether the answer states the right value and no other. A number must be the only number in it; a name
+    must stand in it as whole words, without any of the wrong names. Case, white space and units are
+    ignored."""
     if len(said) > LONGEST:
         return False
     if _NUMBER.fullmatch(answer.value):

@@ -1,39 +1,38 @@
-"""A table of invoices: sorting, filters, pages, hover menus, dialogs, export, and details in other tabs."""
+"""The site `ledger`: a table of invoices with sorting, filters, pages, hover menus, dialogs, exports, and
+details in other tabs."""
 
 import random
 from collections.abc import Mapping
 from typing import Any
 
 from orchard.schemas.sites import Records
-from orchard.workers.domains.gui.sites import words
+from orchard.workers.domains.gui.sites import vocabulary
 from orchard.workers.domains.gui.sites.pages import (
     Link,
     Missing,
-    Page,
     Redirect,
-    Reply,
+    SitePage,
+    SiteResponse,
     clean,
     missing_number,
+    paged,
 )
 
 PAGE = 12
-"""Rows on a page."""
 STATES = ("draft", "sent", "overdue", "paid", "archived")
 ACTIONS = {"paid": "Mark as paid", "overdue": "Mark as overdue", "archived": "Archive"}
-"""State to the entry of the menu that sets it."""
+"""Maps a state to the menu entry that sets it."""
 COLUMNS = {"number": "Number", "customer": "Customer", "amount": "Amount", "due": "Due", "state": "State"}
 FORMATS = ("csv", "json")
 Row = dict[str, Any]
 
 
-class Ledger:
-    """See Content."""
-
+class LedgerSite:
     screen: tuple[int, int] | None = None
 
     def __init__(self, seed: int) -> None:
         dice = random.Random(f"ledger-{seed}")
-        self.title, self.host = words.house(dice, "Ledger")
+        self.title, self.host = vocabulary.house(dice, "Ledger")
         self.links: tuple[Link, ...] = (
             Link("table", "Invoices", "/"),
             *(Link(f"nav:{each}", each.capitalize(), f"/?state={each}") for each in STATES[:4]),
@@ -41,9 +40,9 @@ class Ledger:
         )
         customers = [
             f"{house} {dice.choice(('Ltd', 'Works', 'Partners', 'Foods'))}"
-            for house in dice.sample(words.HOUSES, 8)
+            for house in dice.sample(vocabulary.HOUSES, 8)
         ]
-        contacts = words.people(dice, 8)
+        contacts = vocabulary.people(dice, 8)
         first = dice.randrange(2000, 7000)
         amounts = dice.sample(range(50, 9900), 40)
         self.rows: dict[int, Row] = {
@@ -63,15 +62,13 @@ class Ledger:
         self.exports: list[dict[str, Any]] = []
 
     def records(self) -> Records:
-        """See Content."""
         return {
             "states": {str(number): row["state"] for number, row in self.rows.items()},
             "reminded": list(self.reminded),
             "exports": [dict(each) for each in self.exports],
         }
 
-    def get(self, path: str, query: Mapping[str, str]) -> Reply:
-        """See Content."""
+    def get(self, path: str, query: Mapping[str, str]) -> SiteResponse:
         match path.strip("/").split("/"):
             case [""]:
                 return self._table(query)
@@ -86,8 +83,7 @@ class Ledger:
                 return self._page("exports", "Exports", "exports", exports=self.exports)
         raise Missing(path)
 
-    def post(self, path: str, form: Mapping[str, str]) -> Reply:
-        """See Content."""
+    def post(self, path: str, form: Mapping[str, str]) -> SiteResponse:
         match path.strip("/").split("/"):
             case ["set"]:
                 chosen = [missing_number(each) for each in form.get("rows", "").split(",") if each]
@@ -108,17 +104,15 @@ class Ledger:
         raise Missing(path)
 
     def set(self, numbers: list[int], state: str) -> None:
-        """Set the state of invoices."""
         for number in numbers:
             self.rows[number]["state"] = state
 
     def export(self, kind: str, state: str, columns: list[str]) -> None:
-        """Export the invoices of a state (empty: all)."""
+        """Exports the invoices of a state; an empty state means all."""
         rows = len(self.matching({"state": state}))
         self.exports.append({"format": kind, "state": state, "columns": columns, "rows": rows})
 
     def matching(self, query: Mapping[str, str]) -> list[Row]:
-        """The rows that filters leave, sorted."""
         wanted, state = clean(query.get("q", "")).lower(), query.get("state", "")
         found = [
             row
@@ -129,17 +123,15 @@ class Ledger:
         column = column if column in COLUMNS else "number"
         return sorted(found, key=lambda row: (row[column], row["number"]), reverse=query.get("down") == "1")
 
-    def _table(self, query: Mapping[str, str]) -> Page:
+    def _table(self, query: Mapping[str, str]) -> SitePage:
         found = self.matching(query)
-        pages = max(-(-len(found) // PAGE), 1)
-        at = query.get("page", "")
-        page = min(max(int(at), 1), pages) if at.isascii() and at.isdecimal() and len(at) < 5 else 1
+        shown, page, pages = paged(found, query.get("page", ""), PAGE)
         chosen = {key: clean(query.get(key, "")) for key in ("q", "state", "sort", "down")}
         return self._page(
-            f"table:{page}/{pages}", "Invoices", "table", rows=found[(page - 1) * PAGE : page * PAGE],
+            f"table:{page}/{pages}", "Invoices", "table", rows=shown,
             count=len(found), page=page, pages=pages, query=chosen, columns=COLUMNS, actions=ACTIONS,
             formats=FORMATS, states=STATES,
         )  # fmt: skip
 
-    def _page(self, name: str, title: str, template: str, **data: Any) -> Page:
-        return Page(name=name, title=title, template=f"ledger/{template}.html", data=data)
+    def _page(self, name: str, title: str, template: str, **data: Any) -> SitePage:
+        return SitePage(name=name, title=title, template=f"ledger/{template}.html", data=data)

@@ -1,4 +1,4 @@
-"""Documentation: chapters of pages with tables of settings, search with pages of results, and feedback."""
+"""The site `manual`: documentation with chapters, tables of settings, paged search results, and feedback."""
 
 import random
 from collections.abc import Mapping
@@ -6,11 +6,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchard.schemas.sites import Records
-from orchard.workers.domains.gui.sites import words
-from orchard.workers.domains.gui.sites.pages import Link, Missing, Page, Redirect, Reply, clean
+from orchard.workers.domains.gui.sites import vocabulary
+from orchard.workers.domains.gui.sites.pages import (
+    Link,
+    Missing,
+    Redirect,
+    SitePage,
+    SiteResponse,
+    clean,
+    paged,
+)
 
 PAGE = 5
-"""Results on a page."""
 _CHAPTERS = {
     "Install": ("Requirements", "Packages", "Upgrades", "Removal"),
     "Storage": ("Volumes", "Backups", "Quotas", "Encryption"),
@@ -27,19 +34,15 @@ _UNITS = {"limit": "entries", "size": "MiB", "timeout": "s", "interval": "s", "c
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """A row of a page's table."""
-
     name: str
     default: int
     unit: str
     since: str
-    """Version."""
+    """The version that introduced it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Article:
-    """A page of the documentation."""
-
     slug: str
     chapter: str
     title: str
@@ -47,14 +50,12 @@ class Article:
     settings: tuple[Setting, ...]
 
 
-class Manual:
-    """See Content."""
-
+class ManualSite:
     screen: tuple[int, int] | None = None
 
     def __init__(self, seed: int) -> None:
         dice = random.Random(f"manual-{seed}")
-        self.title, self.host = words.house(dice, "Docs")
+        self.title, self.host = vocabulary.house(dice, "Docs")
         self.articles = _articles(dice, self.title.split()[0])
         self.links: tuple[Link, ...] = (
             Link("home", "Contents", "/"),
@@ -64,11 +65,9 @@ class Manual:
         self.reports: list[dict[str, str]] = []
 
     def records(self) -> Records:
-        """See Content."""
         return {"feedback": dict(self.feedback), "reports": [dict(each) for each in self.reports]}
 
-    def get(self, path: str, query: Mapping[str, str]) -> Reply:
-        """See Content."""
+    def get(self, path: str, query: Mapping[str, str]) -> SiteResponse:
         match path.strip("/").split("/"):
             case [""]:
                 chapters = {each: [a for a in self.articles if a.chapter == each] for each in _CHAPTERS}
@@ -88,8 +87,7 @@ class Manual:
                 )
         raise Missing(path)
 
-    def post(self, path: str, form: Mapping[str, str]) -> Reply:
-        """See Content."""
+    def post(self, path: str, form: Mapping[str, str]) -> SiteResponse:
         match path.strip("/").split("/"):
             case ["feedback", slug] if form.get("helpful") in ("yes", "no"):
                 self.feedback[self.article(slug).title] = form["helpful"]
@@ -106,14 +104,13 @@ class Manual:
         raise Missing(path)
 
     def article(self, slug: str) -> Article:
-        """Raises Missing."""
         found = next((each for each in self.articles if each.slug == slug), None)
         if found is None:
             raise Missing(slug)
         return found
 
     def matching(self, text: str) -> list[Article]:
-        """Pages that have all words, those with one in their title first."""
+        """Lists the articles that contain all words, those with one in their title first."""
         wanted = clean(text).lower().split()
         found = [
             each
@@ -126,29 +123,27 @@ class Manual:
         ]
         return sorted(found, key=lambda each: not any(word in each.title.lower() for word in wanted))
 
-    def _results(self, query: Mapping[str, str]) -> Page:
+    def _results(self, query: Mapping[str, str]) -> SitePage:
         text = clean(query.get("q", ""))
         found = self.matching(text)
-        pages = max(-(-len(found) // PAGE), 1)
-        at = query.get("page", "")
-        page = min(max(int(at), 1), pages) if at.isascii() and at.isdecimal() and len(at) < 5 else 1
+        shown, page, pages = paged(found, query.get("page", ""), PAGE)
         return self._page(
-            f"results:{page}/{pages}", "Search", "results", articles=found[(page - 1) * PAGE : page * PAGE],
+            f"results:{page}/{pages}", "Search", "results", articles=shown,
             count=len(found), page=page, pages=pages, query={"q": text},
         )  # fmt: skip
 
-    def _article(self, slug: str) -> Page:
+    def _article(self, slug: str) -> SitePage:
         article = self.article(slug)
-        place = self.articles.index(article)
+        index = self.articles.index(article)
         around = {
-            "before": self.articles[place - 1] if place else None,
-            "after": self.articles[place + 1] if place + 1 < len(self.articles) else None,
+            "before": self.articles[index - 1] if index else None,
+            "after": self.articles[index + 1] if index + 1 < len(self.articles) else None,
         }
         said = self.feedback.get(article.title, "")
         return self._page(f"page:{slug}", article.title, "article", article=article, said=said, **around)
 
-    def _page(self, name: str, title: str, template: str, **data: Any) -> Page:
-        return Page(name=name, title=title, template=f"manual/{template}.html", data=data)
+    def _page(self, name: str, title: str, template: str, **data: Any) -> SitePage:
+        return SitePage(name=name, title=title, template=f"manual/{template}.html", data=data)
 
 
 def _articles(dice: random.Random, product: str) -> list[Article]:

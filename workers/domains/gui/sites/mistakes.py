@@ -1,27 +1,27 @@
-"""Mistakes of the oracle, as models make them."""
+"""Mistakes that the oracle makes on purpose, of the kinds that models make."""
 
 import random
 from collections.abc import Callable
 
-from orchard.schemas.sites import Answer
-from orchard.workers.domains.gui.sites.play import Call, View, point
+from orchard.schemas.sites import ExpectedAnswer
+from orchard.workers.domains.gui.sites.solving import Call, View, point
 
 
-def mistaken(calls: list[Call], view: View, answer: Answer | None, dice: random.Random) -> list[Call]:
-    """A turn's calls with a mistake that fits them; none stands for an answer that cannot be parsed."""
+def mistaken(calls: list[Call], view: View, answer: ExpectedAnswer | None, dice: random.Random) -> list[Call]:
+    """Returns a turn's calls with a fitting mistake; an empty list means an answer that cannot be parsed."""
     if calls[-1][0] == "done":
         return _wrong_end(calls, answer, dice)
     return dice.choice(_SLIPS)(calls, view, dice)
 
 
-def _wrong_end(calls: list[Call], answer: Answer | None, dice: random.Random) -> list[Call]:
+def _wrong_end(calls: list[Call], answer: ExpectedAnswer | None, dice: random.Random) -> list[Call]:
     if answer is not None and answer.others:
         return [("done", {"response": dice.choice(answer.others)})]
     return [("done", {"response": "I could not find it."})] if answer is not None else calls
 
 
 def _beside(calls: list[Call], _: View, dice: random.Random) -> list[Call]:
-    """A pointer that lands beside."""
+    """Moves the pointer beside its target."""
     return [
         (
             name,
@@ -36,13 +36,12 @@ def _moved(at: list[int], dice: random.Random) -> list[int]:
 
 
 def _other(calls: list[Call], view: View, dice: random.Random) -> list[Call]:
-    """Another element of the page."""
     seen = [each for each in view.elements if each.seen]
     return [*calls[:-1], ("click", {"point_2d": point(dice.choice(seen), view)})] if seen else []
 
 
 def _typo(calls: list[Call], view: View, dice: random.Random) -> list[Call]:
-    """A text that is cut, and what follows it all the same."""
+    """Cuts the text short, but continues as if it were whole."""
     if not any(name == "write" for name, _ in calls):
         return _other(calls, view, dice)
     return [
@@ -52,17 +51,16 @@ def _typo(calls: list[Call], view: View, dice: random.Random) -> list[Call]:
 
 
 def _early(_: list[Call], __: View, dice: random.Random) -> list[Call]:
-    """The end before the task is done."""
+    """Ends before the task is done."""
     return [("done", {"response": dice.choice(("It is done.", "I could not do it."))})]
 
 
 def _outside(_: list[Call], __: View, dice: random.Random) -> list[Call]:
-    """A point in pixels, outside of the range."""
+    """Clicks a point in pixels, outside of the coordinate range."""
     return [("click", {"point_2d": [dice.randrange(1001, 1280), dice.randrange(1, 1000)]})]
 
 
 def _nothing(_: list[Call], __: View, ___: random.Random) -> list[Call]:
-    """No call."""
     return []
 
 

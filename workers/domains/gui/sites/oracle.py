@@ -1,8 +1,8 @@
-"""The oracle on generated sites: it knows them, and plays tasks by the 13 tools.
+"""The oracle for generated sites: it knows their content and solves tasks with the 13 browser tools.
 
-It is no model: its fingerprint says so. It makes seeded mistakes, at a stated rate for each turn, so that a
-log of it holds successes and failures. It is stateless, and reads no store: the seed of a request says which
-attempt it is, that attempt's window which site and page it shows, and the conversation which task and turn.
+It is no model, and its fingerprint says so. It makes seeded mistakes at a given rate per turn, so that its
+logs hold successes and failures. It is stateless and reads no store: the request's seed identifies the
+attempt, the attempt's window shows the site and the page, and the conversation tells the task and the turn.
 """
 
 import json
@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Mapping
 
 from orchard.schemas.identity import digest
 from orchard.schemas.messages import ToolCall
-from orchard.schemas.sites import Site
+from orchard.schemas.sites import SiteSpec
 from orchard.schemas.tasks import Task
 from orchard.workers.domains.gui.sites.catalog import content_of
 from orchard.workers.domains.gui.sites.goals import Goal, NoGoal, goal_of, kinds_of
 from orchard.workers.domains.gui.sites.mistakes import mistaken
-from orchard.workers.domains.gui.sites.play import Call, View, point, turn
+from orchard.workers.domains.gui.sites.solving import Call, View, point, turn
 from orchard.workers.domains.gui.sites.window import look
 from orchard.workers.llm.answers import ORACLE_FINGERPRINT
 from orchard.workers.oracle.behaviours import Behaviour
@@ -25,25 +25,24 @@ from orchard.workers.oracle.replies import Reply, usage
 from orchard.workers.oracle.turns import Turn
 
 TOOLS = frozenset({"click", "goto_url", "done"})
-"""Tools of a request that is about a browser."""
+"""A request that offers all these tools is about a browser."""
 MISTAKES = 0.08
-"""Share of turns with a mistake, unless the model's name says another: `oracle/0.3`."""
+"""Share of turns with a mistake, unless the model's name gives another: `oracle/0.3`."""
 PATIENCE = 40
-"""Turns after which it gives up."""
 PATIENCE_DOWN = 3
-"""As PATIENCE, on a site that is down."""
+"""Maximum turns on a site that is down."""
 _COARSE = -2
-"""In the tiny family points are whole hundreds: the shapes are large, and its policies have few tokens."""
+"""Digits for rounding points in the tiny family: to whole hundreds, because its shapes are large and its
+policies have few tokens."""
 
 
 class SitesPlayer:
-    """Plays conversations that offer the tools of a browser. The site says what the tasks are."""
+    """Answers conversations that offer the browser tools; the site determines the task."""
 
-    def __init__(self, _tasks: Callable[[], Iterable[Task]], _mix: Mapping[Behaviour, float]) -> None:
-        """Takes what every player is given, and needs none of it."""
+    def __init__(self, _tasks: Callable[[], Iterable[Task]], _mix: Mapping[Behaviour, float]) -> None: ...
 
     async def start(self) -> None:
-        """Reads nothing."""
+        """Does nothing: sites need no index of statements."""
 
     def plays(self, request: OracleRequest) -> bool:
         return TOOLS.issubset(request.tool_names)
@@ -77,8 +76,8 @@ def _rate(asked: str) -> float:
         ) from None
 
 
-def _goal(site: Site, text: str) -> Goal | None:
-    """The task of the site whose statement is in the conversation."""
+def _goal(site: SiteSpec, text: str) -> Goal | None:
+    """Finds the site's task whose statement is in the conversation."""
     goals = []
     for kind in kinds_of(site.name):
         try:
@@ -89,8 +88,8 @@ def _goal(site: Site, text: str) -> Goal | None:
     return max(found, key=lambda goal: len(goal.statement), default=None)
 
 
-def play(site: Site, goal: Goal, view: View, *, seed: int, number: int, mistakes: float) -> Turn:
-    """The answer at turn `number` (0 is the first) of a rollout: the same for the same arguments."""
+def play(site: SiteSpec, goal: Goal, view: View, *, seed: int, number: int, mistakes: float) -> Turn:
+    """Returns the answer at turn `number` (from 0) of a rollout; equal arguments give equal answers."""
     dice = random.Random(f"{seed}-{number}-{goal.statement}")
     calls = turn(goal.scenes, view, f"http://{content_of(site).host}/")
     if number >= (PATIENCE_DOWN if view.page == "down" else PATIENCE):
@@ -112,8 +111,8 @@ def _call(call: Call) -> ToolCall:
 
 
 def _found(calls: list[Call], view: View) -> str:
-    """What is clicked next and where it is, in hundreds, a digit each: a tiny policy first says what it looks
-    for, and then where it sees it."""
+    """Returns what is clicked next and where, as digits of hundreds: a tiny policy first names what it looks
+    for, then where it sees it."""
     for _, given in calls:
         for each in view.elements:
             if point(each, view) == given.get("point_2d"):

@@ -1,36 +1,34 @@
-"""What a site's content answers a browser with, and what it is: decisions without I/O."""
+"""The interface of a site's content, and the responses that it returns to the engine. No I/O."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from orchard.schemas.sites import Records
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, kw_only=True)
-class Page:
-    """A page to render."""
-
+class SitePage:
     name: str
-    """Which page it is, as the oracle knows it: `product:17`. It stands in `body`, unseen."""
+    """Identifies the page for the oracle (`product:17`); it stands in `body` but is not visible."""
     title: str
     template: str
-    """Below `templates/`."""
+    """Path of the file below `templates/`."""
     data: Mapping[str, Any] = field(default_factory=dict)
     status: int = 200
 
 
 @dataclass(frozen=True)
 class Redirect:
-    """See another page, by its path."""
+    """Sends the browser to another path of the site."""
 
     to: str
 
 
 @dataclass(frozen=True)
 class File:
-    """A download."""
-
     name: str
     text: str
     media_type: str = "text/csv"
@@ -38,48 +36,56 @@ class File:
 
 @dataclass(frozen=True)
 class Link:
-    """An entry of a site's navigation."""
-
     key: str
     label: str
     path: str
 
 
-Reply = Page | Redirect | File | dict[str, Any]
-"""The last is JSON for a page's script."""
+SiteResponse = SitePage | Redirect | File | dict[str, Any]
+"""A dict is sent as JSON to a page's script."""
 
 
 class Missing(Exception):
-    """There is no such page."""
+    """The site has no such page."""
 
 
-class Content(Protocol):
-    """One site, from its seed: its pages and its records. It has one visitor, and no clock."""
+class SiteContent(Protocol):
+    """A site made from a seed: its pages and its records. It has one visitor and no clock."""
 
     title: str
     host: str
-    """Made-up host name."""
+    """A made-up host name, which ends in `.test`."""
     links: tuple[Link, ...]
     screen: tuple[int, int] | None
-    """Pixels that it is made for; None: any."""
+    """The viewport in pixels that the site is made for; None means any."""
 
     def records(self) -> Records:
-        """What happened: what is equal at the beginning of each attempt, and what tasks are graded by."""
+        """Returns what happened so far. All attempts begin with equal records, and tasks are graded by
+        them."""
 
-    def get(self, path: str, query: Mapping[str, str]) -> Reply:
-        """A page. Raises Missing. It changes nothing in the records."""
+    def get(self, path: str, query: Mapping[str, str]) -> SiteResponse:
+        """Returns a page and leaves the records unchanged. Raises Missing."""
 
-    def post(self, path: str, form: Mapping[str, str]) -> Reply:
-        """What a form or a script sent. Raises Missing; what is filled in wrongly is a page that says so."""
+    def post(self, path: str, form: Mapping[str, str]) -> SiteResponse:
+        """Handles what a form or a script sent; invalid input returns a page that says so. Raises Missing."""
 
 
 def missing_number(text: str) -> int:
-    """A number in a path. Raises Missing."""
+    """Parses a number in a path. Raises Missing."""
     if not (text.isascii() and text.isdecimal() and len(text) < 10):
         raise Missing(text)
     return int(text)
 
 
 def clean(text: str, limit: int = 500) -> str:
-    """What was typed into a field: one line, single spaces."""
+    """Normalizes typed text: one line, single spaces."""
     return " ".join(text.split())[:limit]
+
+
+def paged(found: Sequence[T], number: str, size: int) -> tuple[Sequence[T], int, int]:
+    """Returns one page of what was found, its number from 1, and the number of pages. A `number` from a query
+    that is missing or out of range gives the nearest page."""
+    pages = max(-(-len(found) // size), 1)
+    asked = int(number) if number.isascii() and number.isdecimal() and len(number) < 5 else 1
+    page = min(max(asked, 1), pages)
+    return found[(page - 1) * size : page * size], page, pages

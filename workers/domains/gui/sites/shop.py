@@ -1,4 +1,4 @@
-"""A shop: search, filters, variants, cart, wish list and checkout."""
+"""The site `shop`: search, filters, variants, cart, wish list and checkout."""
 
 import random
 from collections.abc import Callable, Mapping
@@ -6,21 +6,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchard.schemas.sites import Records
-from orchard.workers.domains.gui.sites import words
+from orchard.workers.domains.gui.sites import vocabulary
 from orchard.workers.domains.gui.sites.pages import (
     Link,
     Missing,
-    Page,
     Redirect,
-    Reply,
+    SitePage,
+    SiteResponse,
     clean,
     missing_number,
+    paged,
 )
 
 PAGE = 8
-"""Products on a page of results."""
 MOST = 9
-"""Of one product in the cart."""
+"""Maximum quantity of one product in the cart."""
 _NOUNS = {
     "Kitchen": ("Mug", "Kettle", "Skillet", "Teapot", "Cutting Board", "Bread Bin", "Carafe", "Whisk"),
     "Garden": ("Planter", "Trowel", "Watering Can", "Lantern", "Bench", "Hose Reel", "Rake", "Bird Feeder"),
@@ -53,8 +53,6 @@ PRICES = ("20", "40", "60")
 
 @dataclass(frozen=True, kw_only=True)
 class Product:
-    """Something that is sold."""
-
     number: int
     name: str
     category: str
@@ -64,30 +62,26 @@ class Product:
     reviews: int
     colours: tuple[str, ...]
     sizes: tuple[str, ...]
-    """Empty: there is one size."""
+    """Empty if there is only one size."""
     features: tuple[str, ...]
     weight: int
-    """Grams."""
+    """Weight of one piece in grams."""
 
     @property
     def price(self) -> str:
-        """As it is written."""
         return money(self.cents)
 
 
 def money(cents: int) -> str:
-    """As prices are written."""
     return f"{cents // 100}.{cents % 100:02d}"
 
 
-class Shop:
-    """See Content."""
-
+class ShopSite:
     screen: tuple[int, int] | None = None
 
     def __init__(self, seed: int) -> None:
         dice = random.Random(f"shop-{seed}")
-        self.title, self.host = words.house(dice, "Store")
+        self.title, self.host = vocabulary.house(dice, "Store")
         self.links: tuple[Link, ...] = (
             Link("home", "Home", "/"),
             *(Link(f"nav:{each}", each, f"/search?category={each}") for each in _NOUNS),
@@ -100,7 +94,6 @@ class Shop:
         self.wishes: list[str] = []
 
     def records(self) -> Records:
-        """See Content."""
         return {
             "cart": [dict(line) for line in self.cart],
             "orders": list(self.orders),
@@ -108,13 +101,11 @@ class Shop:
         }
 
     def product(self, number: int) -> Product:
-        """Raises Missing."""
         if not 1 <= number <= len(self.products):
             raise Missing(f"product {number}")
         return self.products[number - 1]
 
-    def get(self, path: str, query: Mapping[str, str]) -> Reply:
-        """See Content."""
+    def get(self, path: str, query: Mapping[str, str]) -> SiteResponse:
         match path.strip("/").split("/"):
             case [""]:
                 return self._page("home", "Welcome", "home", products=self.products[:6])
@@ -137,8 +128,7 @@ class Shop:
                 return self._page("order", "Thank you", "order", order=order, number=number)
         raise Missing(path)
 
-    def post(self, path: str, form: Mapping[str, str]) -> Reply:
-        """See Content."""
+    def post(self, path: str, form: Mapping[str, str]) -> SiteResponse:
         match path.strip("/").split("/"):
             case ["product", number]:
                 return self._add(self.product(missing_number(number)), form)
@@ -158,7 +148,7 @@ class Shop:
         raise Missing(path)
 
     def matching(self, query: Mapping[str, str]) -> list[Product]:
-        """The products that a search finds, in its order. Unknown choices filter nothing."""
+        """Returns the products that a search finds, in its order. Unknown choices are ignored."""
         wanted = clean(query.get("q", "")).lower().split()
         found = [
             each
@@ -172,27 +162,25 @@ class Shop:
         _, order = SORTS.get(query.get("sort", ""), SORTS["name"])
         return sorted(found, key=order)
 
-    def _results(self, query: Mapping[str, str]) -> Page:
+    def _results(self, query: Mapping[str, str]) -> SitePage:
         found = self.matching(query)
-        pages = max(-(-len(found) // PAGE), 1)
-        at = query.get("page", "")
-        page = min(max(int(at), 1), pages) if at.isascii() and at.isdecimal() and len(at) < 5 else 1
+        shown, page, pages = paged(found, query.get("page", ""), PAGE)
         chosen = {
             key: clean(query.get(key, "")) for key in ("q", "category", "feature", "rating", "price", "sort")
         }
         return self._page(
-            f"results:{page}/{pages}", "Search", "results", products=found[(page - 1) * PAGE : page * PAGE],
+            f"results:{page}/{pages}", "Search", "results", products=shown,
             count=len(found), page=page, pages=pages, query=chosen,
         )  # fmt: skip
 
-    def _product(self, product: Product, problem: str) -> Page:
+    def _product(self, product: Product, problem: str) -> SitePage:
         others = [each for each in self.products if each.category == product.category and each != product]
         return self._page(
             f"product:{product.number}", product.name, "product", product=product, problem=problem,
             others=others[:3], wished=product.name in self.wishes,
         )  # fmt: skip
 
-    def _add(self, product: Product, form: Mapping[str, str]) -> Reply:
+    def _add(self, product: Product, form: Mapping[str, str]) -> SiteResponse:
         colour, size, count = form.get("colour", ""), form.get("size", ""), form.get("count", "")
         if colour not in product.colours:
             return self._product(product, "Please choose a colour.")
@@ -204,7 +192,6 @@ class Shop:
         return Redirect("/cart")
 
     def put(self, product: Product, colour: str, size: str, count: int) -> None:
-        """Into the cart."""
         self.cart.append({"product": product.name, "colour": colour, "size": size, "count": count})
 
     def _lines(self) -> list[tuple[dict[str, Any], str]]:
@@ -217,13 +204,13 @@ class Shop:
     def _total(self) -> int:
         return sum(map(self._cents, self.cart))
 
-    def _checkout(self, form: Mapping[str, str], problems: tuple[str, ...]) -> Page:
+    def _checkout(self, form: Mapping[str, str], problems: tuple[str, ...]) -> SitePage:
         return self._page(
             "checkout", "Checkout", "checkout", form=form, problems_=problems,
             total=money(self._total()), deliveries=DELIVERIES,
         )  # fmt: skip
 
-    def _order(self, form: Mapping[str, str]) -> Reply:
+    def _order(self, form: Mapping[str, str]) -> SiteResponse:
         fields = {key: clean(form.get(key, "")) for key in ("name", "street", "town")}
         problems = [f"Please fill in: {key}." for key, value in fields.items() if not value]
         if form.get("delivery") not in DELIVERIES:
@@ -236,7 +223,6 @@ class Shop:
         return Redirect(f"/order/{len(self.orders)}")
 
     def order(self, *, name: str, street: str, town: str, delivery: str, gift: bool) -> None:
-        """Order what is in the cart."""
         total = self._total() + DELIVERIES[delivery][1]
         self.orders.append(
             {
@@ -251,19 +237,19 @@ class Shop:
         )
         self.cart = []
 
-    def _page(self, name: str, title: str, template: str, **data: Any) -> Page:
+    def _page(self, name: str, title: str, template: str, **data: Any) -> SitePage:
         choices = {
             "categories": tuple(_NOUNS), "features": FEATURES, "ratings": RATINGS, "prices": PRICES,
             "sorts": {key: label for key, (label, _) in SORTS.items()}, "colours": COLOURS,
         }  # fmt: skip
-        return Page(name=name, title=title, template=f"shop/{template}.html", data={**choices, **data})
+        return SitePage(name=name, title=title, template=f"shop/{template}.html", data={**choices, **data})
 
 
 def _products(dice: random.Random) -> list[Product]:
     pairs = [(category, noun) for category, nouns in _NOUNS.items() for noun in dice.sample(nouns, 4)]
     named = [(category, noun, line) for category, noun in pairs for line in dice.sample(_LINES, 3)]
     dice.shuffle(named)
-    makers = dice.sample(words.HOUSES, 6)
+    makers = dice.sample(vocabulary.HOUSES, 6)
     cents = dice.sample(range(7, 90), len(named))
     return [
         Product(

@@ -1,21 +1,28 @@
-"""Small worlds for tiny policies: shapes to click, in an order. Where they stand is on the screen alone.
+"""The site `tiny`, for tiny policies: shapes to click in an order. Only the screen shows where they stand.
 
-A screen of 256 x 256 pixels shows some shapes; the right one leads to the next screen, where all stand
-elsewhere. The last screen is a tick, and after a wrong click it is a cross: nothing more happens then.
-Address, title and elements are the same throughout, so no text says where to click or how it went.
+A screen of 256 x 256 pixels shows some shapes; the right one leads to the next screen, where all have moved.
+The last screen is a tick, and after a wrong click it is a cross, on which clicks do nothing. Address, title
+and elements are the same throughout, so no text says where to click or how it went.
 """
 
 import math
 import random
 from collections.abc import Mapping
 
-from orchard.schemas.sites import Records, Site
-from orchard.workers.domains.gui.sites.pages import Link, Missing, Page, Redirect, Reply, missing_number
+from orchard.schemas.sites import Records, SiteSpec
+from orchard.workers.domains.gui.sites.pages import (
+    Link,
+    Missing,
+    Redirect,
+    SitePage,
+    SiteResponse,
+    missing_number,
+)
 
 SIDE = 256
-"""Pixels of the screen, both ways."""
+"""The screen's width and height in pixels."""
 SIZE = 80
-"""Pixels of a shape."""
+"""A shape's width and height in pixels."""
 OUTLINES: dict[str, tuple[tuple[int, int], ...]] = {
     "circle": ((4, 4), (96, 96)),
     "square": ((8, 8), (92, 8), (92, 92), (8, 92)),
@@ -28,7 +35,7 @@ OUTLINES: dict[str, tuple[tuple[int, int], ...]] = {
         (66, 96), (34, 96), (34, 66), (4, 66), (4, 34), (34, 34),
     ),
 }  # fmt: skip
-"""Shape to its corners in a box of 100 x 100; two are those of the box around a circle."""
+"""Maps a shape to its corners in a box of 100 x 100; a circle has two, those of its bounding box."""
 SHAPES = tuple(OUTLINES)
 TICK = (15, 55), (40, 80), (85, 22)
 """Corners of the last screen's tick, in a box of 100 x 100."""
@@ -36,29 +43,24 @@ TICK_COLOUR = "#22aa22"
 STROKE = 14
 COLOURS = {"red": "#d62728", "blue": "#1f6fd6", "green": "#21963b", "yellow": "#e9b60c", "purple": "#8b3fc0"}
 What = tuple[str, str]
-"""Colour and shape."""
 _PAIRS: list[What] = [(colour, shape) for colour in COLOURS for shape in SHAPES]
 PAPERS = {"light": "#ffffff", "sand": "#f3e8d2", "mist": "#dfe9f2"}
-"""Theme to background."""
+"""Maps a theme to its background colour."""
 SHOWN = 3
-"""Shapes on a screen."""
 MOST = 3
-"""Screens of a task."""
 Place = tuple[int, int]
 """Left and top of a shape, in pixels."""
 
 
-class Tiny:
-    """See Content."""
-
+class TinySite:
     title = "Shapes"
     host = "shapes.test"
     links: tuple[Link, ...] = ()
     screen: tuple[int, int] | None = (SIDE, SIDE)
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: SiteSpec) -> None:
         self.targets = some_targets(random.Random(f"tiny-{site.seed}"))[: 1 + site.seed // 2 % MOST]
-        """Colour and shape to click, screen by screen."""
+        """The colour and shape to click on each screen."""
         self.screens = [
             _screen(random.Random(f"tiny-{site.seed}-{at}"), target, site.layout)
             for at, target in enumerate(self.targets)
@@ -67,16 +69,13 @@ class Tiny:
         self.clicked: list[str] = []
 
     def records(self) -> Records:
-        """See Content."""
         return {"clicked": list(self.clicked)}
 
     @property
     def wrong(self) -> bool:
-        """Whether something else was clicked."""
         return self.clicked != [" ".join(each) for each in self.targets[: len(self.clicked)]]
 
-    def get(self, path: str, query: Mapping[str, str]) -> Reply:  # noqa: ARG002
-        """See Content."""
+    def get(self, path: str, query: Mapping[str, str]) -> SiteResponse:  # noqa: ARG002
         if path != "/":
             raise Missing(path)
         at = len(self.clicked)
@@ -88,10 +87,9 @@ class Tiny:
             "over": over, "wrong": self.wrong, "paper": self._paper, "side": SIDE, "size": SIZE,
             "tick": TICK, "tick_colour": TICK_COLOUR, "stroke": STROKE,
         }  # fmt: skip
-        return Page(name=name, title=self.title, template="tiny.html", data=data)
+        return SitePage(name=name, title=self.title, template="tiny.html", data=data)
 
-    def post(self, path: str, form: Mapping[str, str]) -> Reply:
-        """See Content."""
+    def post(self, path: str, form: Mapping[str, str]) -> SiteResponse:
         at = len(self.clicked)
         if path != "/" or self.wrong or at >= len(self.targets):
             raise Missing(path)
@@ -113,7 +111,7 @@ def _svg(shape: str) -> str:
 
 
 def some_targets(dice: random.Random) -> list[What]:
-    """MOST different ones."""
+    """Draws MOST different targets, one for each screen."""
     return dice.sample(_PAIRS, MOST)
 
 
@@ -122,7 +120,7 @@ def _screen(dice: random.Random, target: What, layout: str) -> list[tuple[What, 
 
 
 def shapes_beside(dice: random.Random, target: What) -> list[What]:
-    """The shapes of a screen, in any order: no two are alike in both colour and shape."""
+    """Returns the shapes of a screen in random order; no two have equal colour and shape."""
     shapes = [target, *dice.sample([each for each in _PAIRS if each != target], SHOWN - 1)]
     dice.shuffle(shapes)
     return shapes
@@ -156,7 +154,7 @@ def _places(dice: random.Random, layout: str) -> list[Place]:
 
 
 def scattered(dice: random.Random, size: int) -> list[Place]:
-    """Places of SHOWN shapes of `size` pixels anywhere on the screen, none over another."""
+    """Draws positions of SHOWN shapes of `size` pixels anywhere on the screen, without overlap."""
     room = SIDE - size
     while True:
         found = [(dice.randrange(room), dice.randrange(room)) for _ in range(SHOWN)]

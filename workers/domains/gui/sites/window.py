@@ -1,9 +1,8 @@
-"""The oracle's window: what the page of an attempt shows, for who plays a known solution, and for nobody
-else.
+"""The oracle's window: shows the page of an attempt to the program that solves its task, and to nobody else.
 
 The worker that runs the attempt answers on an abstract socket, whose name follows from the rollout's seed,
-which the model is sent with every request. Nothing of it is in the pages, the screenshots or the sandbox,
-and the kernel removes it with its process. Without it an attempt is the same, but the oracle cannot play it.
+which every request to the model carries. The pages, screenshots and sandbox hold no trace of it, and the
+kernel removes it with its process. Attempts work the same without it, but the oracle cannot solve them.
 """
 
 import asyncio
@@ -19,10 +18,10 @@ from typing import Any
 import msgspec
 
 from orchard.workers.domains.gui.sites.engine import OpenSite
-from orchard.workers.domains.gui.sites.play import View
+from orchard.workers.domains.gui.sites.solving import View
 
 SURVEY = files(__package__ or "").joinpath("static", "survey.js").read_text("utf-8")
-"""An expression for the active page's main frame: a View without its records, as JSON has it."""
+"""A JavaScript expression for the active page's main frame; its value is a View without records."""
 _LIMIT = 4 * 1024 * 1024
 _SECONDS = 20.0
 
@@ -32,7 +31,7 @@ Evaluate = Callable[[str], Awaitable[Any]]
 
 @asynccontextmanager
 async def window(seed: int, site: OpenSite, evaluate: Evaluate) -> AsyncIterator[None]:
-    """Let the oracle look at an attempt while the block lasts. Of two attempts with one seed, the first is
+    """Lets the oracle see an attempt while the block lasts. Of two attempts with one seed, the first is
     seen."""
 
     async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -63,8 +62,8 @@ async def window(seed: int, site: OpenSite, evaluate: Evaluate) -> AsyncIterator
 
 
 async def look(seed: int) -> View:
-    """What the attempt of that seed shows now. Raises LookupError where no attempt of this machine has it,
-    or it has no page."""
+    """Returns what the attempt with that seed shows now. Raises LookupError if this machine runs no such
+    attempt, or it has no page."""
     try:
         async with asyncio.timeout(_SECONDS):
             calling = socket.socket(socket.AF_UNIX)
@@ -87,11 +86,11 @@ async def look(seed: int) -> View:
 
 
 def _name(seed: int) -> str:
-    """Of the socket. uvloop refuses such a name as a path: the sockets are made here."""
+    """The socket's name. uvloop refuses such a name as a path, so the sockets are made in this module."""
     return f"\0orchard-site-{os.getuid()}-{seed}"
 
 
 def _own(peer: socket.socket) -> bool:
-    """Whether who connected is this user."""
+    """Whether the peer is a process of this user."""
     given = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return bool(struct.unpack("3i", given)[1] == os.getuid())

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from orchard.schemas.tasks import SWETests, Task
-from orchard.workers.domains.swe.canaries.mutants import Copies, Site, copies
-from orchard.workers.domains.swe.testing import Answers, Count, Plan
+from orchard.workers.domains.swe.canaries.mutants import MutantCopies, MutantSite, copies
+from orchard.workers.domains.swe.testing import Answers, Count, RunnerPlan
 from orchard.workers.episode.machine import FileTooLarge, Machine
 
 MOST_COPIES, LEAST_COPIES = 32, 8
@@ -34,7 +34,7 @@ class Canaries(msgspec.Struct, frozen=True, kw_only=True):
 
     texts: dict[str, tuple[str, ...]]
     """By the file whose copies they are."""
-    sites: dict[str, Site]
+    sites: dict[str, MutantSite]
     """By name, over all files; `test` is the task's id of it without parameters."""
     without: tuple[str, ...]
     """Ids of tests that must come to pass in which nothing can be changed."""
@@ -52,7 +52,7 @@ def size_of_sample(seconds: float, tests: int) -> int:
 
 
 async def canaries_of(
-    grading: SWETests, plan: Plan, machine: Machine, task: Task, seconds: float
+    grading: SWETests, plan: RunnerPlan, machine: Machine, task: Task, seconds: float
 ) -> Canaries:
     """Copies made of the tests as they lie in a machine where no submitted code has run yet.
 
@@ -67,13 +67,13 @@ async def canaries_of(
     for file, test in sorted(must):
         wanted.setdefault(file, {})[test] = number_of_copies(seconds)
     texts: dict[str, tuple[str, ...]] = {}
-    sites: dict[str, Site] = {}
+    sites: dict[str, MutantSite] = {}
     lost: set[tuple[str, str]] = set()
     for file, tests in sorted(wanted.items()):
         try:
             source = (await machine.read(f"{task.workdir}/{file}")).decode()
         except (FileNotFoundError, FileTooLarge, UnicodeDecodeError):
-            made: Copies | None = None
+            made: MutantCopies | None = None
         else:
             made = await asyncio.to_thread(copies, source, tests, dice)
         lost |= {(file, test) for test in (tests if made is None else made.without)}
@@ -89,7 +89,7 @@ async def canaries_of(
     return Canaries(texts=texts, sites=sites, without=without)
 
 
-def evidence(sites: Mapping[str, Site], submitted: Answers, gold: Answers) -> set[str]:
+def evidence(sites: Mapping[str, MutantSite], submitted: Answers, gold: Answers) -> set[str]:
     """Sites at which the submission does not tell right from wrong, though the gold patch does, in all that
     it had time for: half of what the submission had, so that one that is no slower answers as much."""
     found = set()
@@ -103,7 +103,7 @@ def evidence(sites: Mapping[str, Site], submitted: Answers, gold: Answers) -> se
     return found
 
 
-def suspicious(sites: Mapping[str, Site], answers: Answers) -> set[str]:
+def suspicious(sites: Mapping[str, MutantSite], answers: Answers) -> set[str]:
     """Sites at which the tested code does not tell right from wrong: it disagrees with the right constant, or
     agrees with a wrong one."""
     return {
@@ -114,7 +114,7 @@ def suspicious(sites: Mapping[str, Site], answers: Answers) -> set[str]:
 
 
 def _is_suspicious(
-    name: str, site: Site, counts: Mapping[tuple[str, int], Count], asked: Sequence[int]
+    name: str, site: MutantSite, counts: Mapping[tuple[str, int], Count], asked: Sequence[int]
 ) -> bool:
     wrong = [at for at in asked if not _is_right(counts.get((name, at)), site.right[at], site.rows)]
     return len(wrong) > (TOLERATED * len(asked) if site.halves else 0)

@@ -18,7 +18,7 @@ LARGEST_SLOT = 400
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-class Cell:
+class ValueCell:
     """What a name holds: one of its values, and in which row of which table that stands."""
 
     def __init__(self, value: ast.expr, table: int, row: int, rows: int) -> None:
@@ -26,7 +26,7 @@ class Cell:
         self.place = table, row, rows
 
 
-class Slot:
+class ValueSlot:
     """Rows of constants, those of a row changing together, or one assertion that is turned around."""
 
     def __init__(self, rows: list[list[Leaf]], turn: ast.AST | None = None) -> None:
@@ -47,11 +47,11 @@ class Slot:
             turn_around(self.turn, *values)
 
 
-class Found:
+class TestSlots:
     """The slots of a test, and its sites, each with the slot that it depends on."""
 
     def __init__(self) -> None:
-        self.slots: list[Slot] = []
+        self.slots: list[ValueSlot] = []
         self.sites: list[tuple[ast.stmt, int]] = []
 
 
@@ -65,7 +65,7 @@ def functions(tree: ast.Module) -> Iterator[tuple[str, Function]]:
                     yield f"{node.name}::{each.name}", each
 
 
-def expected_of(function: Function) -> Found:
+def expected_of(function: Function) -> TestSlots:
     """Everything in a test that can be changed, in an order that depends on its text alone.
 
     A name counts only where it is used for nothing but what is expected: else the tested code gets it too.
@@ -76,9 +76,9 @@ def expected_of(function: Function) -> Found:
     every = Counter(name for statement in function.body for name in _names(statement))
     known = {name: held for name, held in known.items() if used[name] == every[name]}
     straight = not any(isinstance(node, _BRANCHES) for node in ast.walk(function))
-    found = Found()
+    found = TestSlots()
     own: list[list[Leaf]] = []
-    held: list[list[Cell]] = []
+    held: list[list[ValueCell]] = []
     of_names: dict[str, int] = {}
     for statement, sides, turn in asserting:
         leaves = [leaf for side in sides for leaf in leaves_of(side)]
@@ -91,11 +91,11 @@ def expected_of(function: Function) -> Found:
             own[slot] += leaves
             held[slot] += cells
         elif rich_of([*leaves, *(leaf for cell in cells for leaf in leaves_of(cell.value))]):
-            found.slots.append(Slot([]))
+            found.slots.append(ValueSlot([]))
             own.append(leaves)
             held.append(cells)
         elif turn is not None:
-            found.slots.append(Slot([], turn))
+            found.slots.append(ValueSlot([], turn))
             own.append([])
             held.append([])
         else:
@@ -114,7 +114,7 @@ def expected_of(function: Function) -> Found:
 _BRANCHES = (ast.If, ast.IfExp, ast.Continue, ast.Break, ast.Return, ast.Try, ast.While, ast.Match)
 
 
-def _rows(own: list[Leaf], cells: list[Cell], *, straight: bool) -> list[list[Leaf]]:
+def _rows(own: list[Leaf], cells: list[ValueCell], *, straight: bool) -> list[list[Leaf]]:
     """The leaves of a slot by the rows of the one table that they are in. In one row where an assertion has
     constants of its own, where there are several tables, and where it may not be met once for each row."""
     leaves = [leaf for cell in cells for leaf in leaves_of(cell.value)]
@@ -139,10 +139,10 @@ def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
                 yield from _statements(getattr(statement, name, []))
 
 
-def _definitions(function: Function) -> dict[str, list[Cell]]:
+def _definitions(function: Function) -> dict[str, list[ValueCell]]:
     """What names of a test hold: parameters by decorators, targets of loops over literals, and locals that
     are assigned once."""
-    known: dict[str, list[Cell]] = {}
+    known: dict[str, list[ValueCell]] = {}
     for decorator in function.decorator_list:
         if isinstance(decorator, ast.Call) and ast.unparse(decorator.func).endswith("parametrize"):
             given = [*decorator.args, *(each.value for each in decorator.keywords if each.arg == "argvalues")]
@@ -156,7 +156,7 @@ def _definitions(function: Function) -> dict[str, list[Cell]]:
     for node in ast.walk(function):
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             if assigned[node.targets[0].id] == 1 and is_literal(node.value):
-                known[node.targets[0].id] = [Cell(node.value, id(node), 0, 1)]
+                known[node.targets[0].id] = [ValueCell(node.value, id(node), 0, 1)]
         elif isinstance(node, ast.For):
             targets = node.target.elts if isinstance(node.target, ast.Tuple) else [node.target]
             known |= _columns([each.id if isinstance(each, ast.Name) else "" for each in targets], node.iter)
@@ -171,10 +171,10 @@ def _parameters(node: ast.expr) -> list[str]:
     return []
 
 
-def _columns(names: Sequence[str], rows: ast.expr) -> dict[str, list[Cell]]:
+def _columns(names: Sequence[str], rows: ast.expr) -> dict[str, list[ValueCell]]:
     if not isinstance(rows, ast.Tuple | ast.List):
         return {}
-    known: dict[str, list[Cell]] = {name: [] for name in names if name}
+    known: dict[str, list[ValueCell]] = {name: [] for name in names if name}
     marked = any(isinstance(row, ast.Call) and row.keywords for row in rows.elts)
     number = 1 if marked else len(rows.elts)  # a marked row may be skipped
     for at, row in enumerate(rows.elts):
@@ -185,7 +185,7 @@ def _columns(names: Sequence[str], rows: ast.expr) -> dict[str, list[Cell]]:
             cells = [row]
         for name, cell in zip(names, cells, strict=False):
             if name and is_literal(cell):
-                known[name].append(Cell(cell, id(rows), min(at, number - 1), number))
+                known[name].append(ValueCell(cell, id(rows), min(at, number - 1), number))
     return {name: cells for name, cells in known.items() if cells}
 
 

@@ -7,7 +7,7 @@ import string
 from collections.abc import Sequence
 
 from orchard.workers.domains.swe.canaries.constants import ERRORS, Leaf
-from orchard.workers.domains.swe.canaries.expected import Slot
+from orchard.workers.domains.swe.canaries.expected import ValueSlot
 
 _WORDS = (
     "able area back ball bank base bear bell best bird blue boat body book born both bowl call card "
@@ -34,7 +34,7 @@ class Drawn:
         """Whether there are but two values, so that about half of all rows are right."""
 
 
-class Draw:
+class ValueDraw:
     """Draws values so that the right one is like the others: of a run of numbers any could be it, and of many
     words. What has two values has each of them in half of the copies."""
 
@@ -43,7 +43,7 @@ class Draw:
         self._dice = dice
         self._words = words
 
-    def slot(self, slot: Slot) -> Drawn:
+    def slot(self, slot: ValueSlot) -> Drawn:
         if slot.turn is not None:
             turned = self._halves()
             other_form = self._dice.random() < 0.5

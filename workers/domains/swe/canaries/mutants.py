@@ -8,8 +8,8 @@ Each assertion draws its own place. Who takes over the whole sandbox gains one g
 
 A *slot* is what an assertion expects: its constants, and what parameters and local names hold for it. Of a
 table each row is replaced on its own, so that no copy has all rows right. A *site* is a statement that
-asserts something, in a block that counts (`runner.Site`), so that a failed one does not keep the others from
-being asked.
+asserts something, in a block that counts (`runner.SiteCounter`), so that a failed one does not keep the
+others from being asked.
 """
 
 import ast
@@ -22,13 +22,13 @@ from typing import Any
 import msgspec
 
 from orchard.workers.domains.swe.canaries.assertions import without_words
-from orchard.workers.domains.swe.canaries.expected import Found, Function, expected_of, functions
-from orchard.workers.domains.swe.canaries.likely import Draw, Drawn
+from orchard.workers.domains.swe.canaries.expected import Function, TestSlots, expected_of, functions
+from orchard.workers.domains.swe.canaries.likely import Drawn, ValueDraw
 
 SITE = "__site__"
 
 
-class Site(msgspec.Struct, frozen=True, kw_only=True):
+class MutantSite(msgspec.Struct, frozen=True, kw_only=True):
     """One assertion of one test, and how much of it is as the task has it."""
 
     test: str
@@ -41,17 +41,17 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     """Whether about half of all rows are right, because there are but two values."""
 
 
-class Copies(msgspec.Struct, frozen=True, kw_only=True):
+class MutantCopies(msgspec.Struct, frozen=True, kw_only=True):
     """A test file many times over."""
 
     texts: tuple[str, ...]
-    sites: dict[str, Site]
+    sites: dict[str, MutantSite]
     """By the name under which the sandbox reports them, the same in all copies."""
     without: tuple[str, ...]
     """Tests that are not in it: they assert nothing that could be changed."""
 
 
-def copies(source: str, tests: Mapping[str, int], dice: random.Random) -> Copies | None:
+def copies(source: str, tests: Mapping[str, int], dice: random.Random) -> MutantCopies | None:
     """So many copies of each of these tests of a file; None where this version's Python cannot read it."""
     try:
         tree = ast.parse(source)
@@ -61,18 +61,18 @@ def copies(source: str, tests: Mapping[str, int], dice: random.Random) -> Copies
     names: dict[str, str] = {}
     marks: dict[str, list[str]] = {}
     drawn: dict[str, list[Drawn]] = {}
-    sites: dict[str, Site] = {}
+    sites: dict[str, MutantSite] = {}
     for test, function in functions(tree):
         found = expected_of(function) if test in tests else None
         if found is None or not found.sites:
             continue
         names[test] = function.name = f"test_{dice.getrandbits(32):08x}"
-        draw = Draw(tests[test], dice, words)
+        draw = ValueDraw(tests[test], dice, words)
         drawn[names[test]] = [draw.slot(slot) for slot in found.slots]
         marks[names[test]] = [f"{dice.getrandbits(48):012x}" for _ in found.sites]
         for mark, (_, number_of) in zip(marks[names[test]], found.sites, strict=True):
             made = drawn[names[test]][number_of]
-            sites[mark] = Site(test=test, right=made.right, rows=made.rows, halves=made.halves)
+            sites[mark] = MutantSite(test=test, right=made.right, rows=made.rows, halves=made.halves)
     texts = []
     for at in range(max((tests[test] for test in names), default=0)):
         _keep(tree, {name for test, name in names.items() if at < tests[test]})
@@ -89,7 +89,7 @@ def copies(source: str, tests: Mapping[str, int], dice: random.Random) -> Copies
                 _silence(function, found)
                 _Wrapped(wrapped).visit(function)
         texts.append(ast.unparse(ast.fix_missing_locations(changed)) + "\n")
-    return Copies(
+    return MutantCopies(
         texts=tuple(texts), sites=sites, without=tuple(test for test in sorted(tests) if test not in names)
     )
 
@@ -108,7 +108,7 @@ class _Wrapped(ast.NodeTransformer):
         return ast.With(items=[ast.withitem(context_expr=call)], body=[node])
 
 
-def _silence(function: Function, found: Found) -> None:
+def _silence(function: Function, found: TestSlots) -> None:
     """Take out the words that may tell what is right."""
     for statement, _ in found.sites:
         without_words(statement)

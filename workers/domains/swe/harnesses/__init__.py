@@ -1,5 +1,4 @@
-"""Harnesses for tasks that are judged by a patch: one loop, in Orchard's own words and in those of
-mini-swe-agent."""
+"""Harnesses for tasks that are judged by a patch: one loop with several sets of prompts."""
 
 from orchard.workers.domains.swe.harnesses import compact_prompts, orchard_bash_prompts
 from orchard.workers.domains.swe.harnesses.mini_swe_agent import TextWords, ToolCallWords
@@ -8,28 +7,28 @@ from orchard.workers.harnesses.own_words import OwnWords
 
 
 class OrchardBash(BashLoop):
-    """`orchard-bash`, which needs no package beside Orchard."""
+    """The harness `orchard-bash`, with Orchard's own prompts."""
 
     def __init__(self) -> None:
         super().__init__(OwnWords("orchard-bash", orchard_bash_prompts))
 
 
 class Compact(BashLoop):
-    """`mini-swe-agent-compact`, in few words."""
+    """The harness `mini-swe-agent-compact`, with a short prompt."""
 
     def __init__(self) -> None:
         super().__init__(OwnWords("mini-swe-agent-compact", compact_prompts))
 
 
 class MiniSweAgent(BashLoop):
-    """`mini-swe-agent`. Raises UnknownHarness where the package cannot be used."""
+    """The harness `mini-swe-agent`. Raises UnknownHarness if the package cannot be used."""
 
     def __init__(self) -> None:
         super().__init__(ToolCallWords())
 
 
 class MiniSweAgentText(BashLoop):
-    """`mini-swe-agent-text`. Raises UnknownHarness where the package cannot be used."""
+    """The harness `mini-swe-agent-text`. Raises UnknownHarness if the package cannot be used."""
 
     def __init__(self) -> None:
         super().__init__(TextWords())

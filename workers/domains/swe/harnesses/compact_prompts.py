@@ -1,16 +1,17 @@
-"""`mini-swe-agent-compact`: for models of a few million parameters with some hundred tokens of context."""
+"""Prompts of `mini-swe-agent-compact`, for models of a few million parameters with some hundred tokens of
+context."""
 
 from orchard.workers.episode.machine import CommandOutcome
 
 OBSERVATION_LIMIT = 1_000
-"""Characters; a longer output is shown as its first and last half of that."""
+"""Maximum characters of output; of a longer one the first and the last half of that are shown."""
 
 SYSTEM = "You repair code with bash. `echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && git diff` hands in."
 TASK = "{statement}"
 
 
 def observation(outcome: CommandOutcome, _limit: float) -> str:
-    """What the command printed, and how it ended where that was not well."""
+    """Formats a command's output, and its exit status on failure."""
     text = outcome.output
     if len(text) > OBSERVATION_LIMIT:
         half = OBSERVATION_LIMIT // 2
@@ -21,5 +22,5 @@ def observation(outcome: CommandOutcome, _limit: float) -> str:
 
 
 def format_error(error: str, _finish_reason: str) -> str:
-    """What a message that could not be acted on is answered with."""
+    """Answers a message without an executable action."""
     return f"Call bash with a command: {error}"

@@ -1,7 +1,7 @@
-"""`mini-swe-agent` and `mini-swe-agent-text`: word for word as the installed package asks and reads.
+"""The prompts of `mini-swe-agent` and `mini-swe-agent-text`, taken from the installed package.
 
-Prompts and templates are those of the package's configurations for SWE-bench, and its own functions read the
-answers, so that each version says what it says. Its parts that run commands or call models (litellm) are not
+Prompts and templates are those of the package's configurations for SWE-bench, and its own functions parse the
+answers, so each version behaves as published. Its modules that run commands or call models (litellm) are not
 imported.
 """
 
@@ -33,17 +33,17 @@ _BLOCK_END = "\n```"
 
 
 class ToolCallWords(Words):
-    """The package's words for models that call tools. See Words."""
+    """The package's prompts for models that call tools."""
 
     name = "mini-swe-agent"
     configuration: ClassVar = "swebench.yaml"
     tools: tuple[dict[str, Any], ...] = ()
     keeps_bad_messages = False
     calls_per_message = 1000
-    """The package executes all."""
+    """The package has no limit."""
 
     def __init__(self) -> None:
-        """Raises UnknownHarness, which says what to install, without the package or one that can be read."""
+        """Raises UnknownHarness, which says what to install, if the package is missing or unreadable."""
         found = importlib.util.find_spec("minisweagent")
         if found is None or not found.submodule_search_locations:
             raise UnknownHarness(
@@ -95,7 +95,6 @@ class ToolCallWords(Words):
         self._parser = module.parse_toolcall_actions
 
     def opening(self, task: Task) -> tuple[str, str]:
-        """See Words."""
         return self._opening(task.statement, task.workdir)
 
     def _opening(self, statement: str, workdir: str) -> tuple[str, str]:
@@ -103,7 +102,6 @@ class ToolCallWords(Words):
         return self._templates["system"].render(variables), self._templates["task"].render(variables)
 
     def actions(self, calls: Sequence[ToolCall], finish_reason: str) -> list[Action]:
-        """See Words."""
         try:
             found = self._parse(calls, finish_reason)
         except self._bad_format as error:
@@ -124,7 +122,7 @@ class ToolCallWords(Words):
         return found
 
     def observation(self, action: Action, outcome: CommandOutcome, limit: float) -> str:
-        """See Words. Line ends are those of Python's text mode, in which the package reads."""
+        """Line ends are those of Python's text mode, which the package uses."""
         why = action.obstacle
         if outcome.timed_out:
             seconds = int(limit) if limit == int(limit) else limit
@@ -142,12 +140,11 @@ class ToolCallWords(Words):
         return shown
 
     def left_out(self, calls: int) -> str:
-        """See Words."""
         return f"{calls} calls were not executed: a message may have {self.calls_per_message}."
 
 
 class TextWords(ToolCallWords):
-    """The package's words for models that write their command into the text."""
+    """The package's prompts for models that write their command into the text."""
 
     name = "mini-swe-agent-text"
     configuration: ClassVar = "swebench_backticks.yaml"
@@ -171,7 +168,7 @@ class TextWords(ToolCallWords):
 
 
 def _action(call: ToolCall, command: object) -> Action:
-    """The command, or why Python would not start a shell for it."""
+    """Returns the command, or the reason why Python would not start a shell for it."""
     if not isinstance(command, str):
         return Action(call, "", f"{type(command).__name__!r} object is not iterable")
     try:
@@ -186,7 +183,7 @@ def _action(call: ToolCall, command: object) -> Action:
 
 
 def _constant(file: Path, name: str) -> str:
-    """The text that a source file gives an annotated variable; nothing is imported."""
+    """Reads an annotated string constant from a source file without importing it."""
     (value,) = (
         ast.literal_eval(node.value)
         for node in ast.walk(ast.parse(file.read_text()))
@@ -198,8 +195,8 @@ def _constant(file: Path, name: str) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Import the package without its greeting, and without reading or making its directory of the user,
-    whose file of keys it would put into this process's environment."""
+    """Imports the package without its greeting, and without its user directory, whose file of keys it would
+    load into this process's environment."""
     names = ("MSWEA_SILENT_STARTUP", "MSWEA_GLOBAL_CONFIG_DIR")
     before = {name: os.environ.get(name) for name in names}
     with tempfile.TemporaryDirectory(prefix="orchard-mini-") as directory:

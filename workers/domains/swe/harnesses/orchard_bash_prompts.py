@@ -1,4 +1,4 @@
-"""What the model of `orchard-bash` reads: the words for tasks that are judged by a patch."""
+"""Prompts of `orchard-bash` for tasks that are judged by a patch."""
 
 from orchard.workers.harnesses.bash_prompts import format_error, observation
 

@@ -1,7 +1,7 @@
-"""Output of test runners that name nothing but what failed, as SWE-bench reads it.
+"""Parses output that names only failed tests, as SWE-bench does.
 
-What such a list does not name has passed, but only where the runner's own counts say so: it came to its end,
-all that failed is named, and at least as many tests passed as are named otherwise.
+Tests that the list does not name have passed only if the runner's own counts confirm it: the run finished,
+all failures are named, and at least as many tests passed as are named otherwise.
 """
 
 import re
@@ -12,26 +12,24 @@ from typing import NamedTuple
 from orchard.workers.domains.swe.logs.lines import LONGEST
 
 
-class Reading(NamedTuple):
-    """What a log says."""
-
+class FailureList(NamedTuple):
     failures: list[str]
-    """What failed; a name may come twice."""
+    """Names of failed tests; duplicates are possible."""
     passed: int | None
-    """Number of tests that passed: 0 where no test is counted, None where a run did not come to its end or
-    not all its failures are named."""
+    """Number of passed tests: 0 if no test is counted, None if a run did not finish or not all its failures
+    are named."""
     printed: frozenset[str] = frozenset()
-    """Tests whose passing is printed after all."""
+    """Tests whose passing is printed anyway."""
 
 
 _HOOK = re.compile(r'"(?:before|after) (?:each|all)" hook')
 
 
-def judged(reading: Reading, named: Iterable[str]) -> dict[str, str]:
-    """The statuses of a run. Where it is not known that the other `named` tests passed, only those of them
-    that failed: what else failed says nothing about them.
+def judged(reading: FailureList, named: Iterable[str]) -> dict[str, str]:
+    """Returns the statuses of a run. If it is unknown whether the other `named` tests passed, only those that
+    failed are returned.
 
-    Mocha runs no more tests of a suite, one of whose hooks failed, and its title starts with the suite's.
+    Mocha stops a suite after one of its hooks failed; the titles of its tests start with the suite's title.
     """
     failed = dict.fromkeys(reading.failures, "FAILED")
     named = set(named)
@@ -62,11 +60,12 @@ def _number(form: re.Pattern[str], text: str) -> int:
     return int(match[1]) if match else 0
 
 
-def _karma(*forms: str) -> Callable[[str], Reading]:
-    """Karma's base reporter: `BROWSER NAME FAILED`, whose `forms` have the name as their group."""
+def _karma(*forms: str) -> Callable[[str], FailureList]:
+    """Makes a parser of Karma's base reporter: `BROWSER NAME FAILED`. Each of `forms` has the name as its
+    group."""
     patterns = [re.compile(form) for form in forms]
 
-    def read(log: str) -> Reading:
+    def read(log: str) -> FailureList:
         lines = [line for line in log.split("\n") if len(line) <= LONGEST]
         failures = [
             match[1]
@@ -75,14 +74,14 @@ def _karma(*forms: str) -> Callable[[str], Reading]:
             for pattern in patterns
             if (match := pattern.search(line))
         ]
-        return Reading(failures, _karma_passed(lines, failures))
+        return FailureList(failures, _karma_passed(lines, failures))
 
     return read
 
 
 def _karma_passed(lines: Iterable[str], failures: list[str]) -> int | None:
-    """By the last line of each browser; several reporters may print a failure or a total twice, and several
-    tests may have one name."""
+    """Counts passed tests by the last line of each browser. Several reporters may print a failure or a total
+    twice, and several tests may share a name."""
     runs: dict[tuple[str, str], tuple[int, int]] = {}
     totals: set[tuple[int, int]] = set()
     unfinished = set()
@@ -108,13 +107,14 @@ def _karma_passed(lines: Iterable[str], failures: list[str]) -> int | None:
 _COUNT = re.compile(r"^[^\S\n]*(\d{1,9}) (?:(passing)(?: \(.*\))?|failing)[^\S\n]*$", re.MULTILINE)
 
 
-def _mocha(entries: Callable[[str], list[tuple[str, str]]]) -> Callable[[str], Reading]:
-    """Mocha's list, `  1) NAME` and so on below the count of failures; `entries` reads (number, name).
+def _mocha(entries: Callable[[str], list[tuple[str, str]]]) -> Callable[[str], FailureList]:
+    """Makes a parser of Mocha's list, `  1) NAME` and so on below the count of failures; `entries` reads
+    (number, name).
 
-    In some reporters the same numbers stand among the tests above, where SWE-bench reads them, too.
+    Some reporters print the same numbers among the tests above; SWE-bench reads these, too.
     """
 
-    def read(log: str) -> Reading:
+    def read(log: str) -> FailureList:
         found = entries(log)
         passed: int | None = 0
         counts = list(_COUNT.finditer(log))
@@ -130,7 +130,7 @@ def _mocha(entries: Callable[[str], list[tuple[str, str]]]) -> Callable[[str], R
                 at for at, _ in below
             }:
                 passed = None
-        return Reading([name for _, name in found], passed)
+        return FailureList([name for _, name in found], passed)
 
     return read
 
@@ -140,8 +140,8 @@ _BLANK = re.compile(r"\s")
 
 
 def _eslint_entries(log: str) -> list[tuple[str, str]]:
-    r"""SWE-bench's `\s{2}\d+\)([\s\S]*?)\s+.*Error` in one walk: the lines from a number to the first one
-    with `Error`."""
+    r"""Implements SWE-bench's `\s{2}\d+\)([\s\S]*?)\s+.*Error` in linear time: the lines from a number to the
+    first one with `Error`."""
     found = []
     at = 0
     while match := _NUMBERED.search(log, at):
@@ -166,11 +166,11 @@ def _openlayers_entries(log: str) -> list[tuple[str, str]]:
 
 _P5_NUMBERED = re.compile(r"^[^\S\n]*(\d+)\)", re.MULTILINE)
 _P5_LONGEST = 1000
-"""Characters of a title."""
 
 
 def _p5_entries(log: str) -> list[tuple[str, str]]:
-    """p5.js prints values between them; a title's lines are each further in than the one before."""
+    """Skips values that p5.js prints between entries; each line of a title is indented further than the one
+    before."""
     log = _without_markup(_without_json(log))
     found = []
     at = 0
@@ -187,7 +187,7 @@ def _p5_entries(log: str) -> list[tuple[str, str]]:
 
 
 def _without_json(log: str) -> str:
-    """Without lines of values that were printed, which open with `{` or `[` at a line's end."""
+    """Removes the lines of printed values, which open with `{` or `[` at a line's end."""
     kept = []
     closing: set[str] = set()
     for line in log.split("\n"):
@@ -206,7 +206,7 @@ _CLOSING = re.compile(r"</(\w+)>")
 
 
 def _without_markup(log: str) -> str:
-    """Without elements; the opening tags within one stay, for whose ends more text may follow."""
+    """Removes elements; opening tags nested in one stay, because text may follow their ends."""
     last = {match[1]: match.start() for match in _CLOSING.finditer(log)}
     kept = []
     at = 0
@@ -231,12 +231,12 @@ _OPENLAYERS_MOCHA = _mocha(_openlayers_entries)
 _PICTURE = re.compile(r"^case\s(.*):\s(?:(mismatch)|ok$)", re.MULTILINE)
 
 
-def _openlayers(log: str) -> Reading:
-    """Karma's tests, Mocha's and pictures, whose results are printed one by one."""
+def _openlayers(log: str) -> FailureList:
+    """Combines Karma's tests, Mocha's, and pictures, whose results are printed one by one."""
     karma, mocha = _OPENLAYERS_KARMA(log), _OPENLAYERS_MOCHA(log)
     pictures = [(_one_line(match[1]), match[2]) for match in _PICTURE.finditer(log)]
     failures = [*map(_one_line, karma.failures), *mocha.failures]
-    return Reading(
+    return FailureList(
         [*failures, *(name for name, mismatch in pictures if mismatch)],
         None if karma.passed is None or mocha.passed is None else karma.passed + mocha.passed,
         frozenset(name for name, mismatch in pictures if not mismatch),
@@ -250,16 +250,16 @@ _SPECS = re.compile(
 _NOT_ALL = re.compile(r"^(?:Incomplete|Suite error): ", re.MULTILINE)
 
 
-def _jasmine(log: str) -> Reading:
-    """Jasmine's list, `1) NAME`; where pending specs are listed, SWE-bench reads them as failures, too."""
+def _jasmine(log: str) -> FailureList:
+    """Jasmine's list, `1) NAME`; listed pending specs count as failures, as in SWE-bench."""
     failures = [match[1].strip() for match in _SPEC.finditer(log)]
     counts = [[int(count or 0) for count in match.groups()] for match in _SPECS.finditer(log)]
     specs, failed, pending = map(sum, zip([0, 0, 0], *counts, strict=True))
     whole = failed <= len(failures) <= failed + pending and not _NOT_ALL.search(log)
-    return Reading(failures, specs - failed - pending if whole else None)
+    return FailureList(failures, specs - failed - pending if whole else None)
 
 
-FAILURE_LISTS: Mapping[str, Callable[[str], Reading]] = {
+FAILURE_LISTS: Mapping[str, Callable[[str], FailureList]] = {
     "eslint-failures": _mocha(_eslint_entries),
     "karma-failures": _karma(
         r"PhantomJS\s[\d.]+\s\(Linux\s(?:[\d.]+|x86_64)\)\s(.*)FAILED",
@@ -271,4 +271,3 @@ FAILURE_LISTS: Mapping[str, Callable[[str], Reading]] = {
     "jasmine-failures": _jasmine,
     "p5-failures": _mocha(_p5_entries),
 }
-"""By the names tasks use."""

@@ -1,7 +1,7 @@
-"""Output of test runners that say each test's name and result in one line, as SWE-bench reads it.
+"""Parses output that has each test's name and result in one line, as SWE-bench does.
 
-Where a name comes twice the last line counts. Results that SWE-bench does not read (`ignored` of cargo,
-`SKIP:` of automake) are not read here either: a test that stops running is missing, and missing is failed.
+If a name occurs twice the last line counts. Results that SWE-bench ignores (`ignored` of cargo, `SKIP:` of
+automake) are ignored here, too: a test that stops running is missing, and missing is failed.
 """
 
 import re
@@ -19,21 +19,22 @@ _WORDS = {
 
 
 def status_of(word: str) -> str:
-    """The status that a runner's word or mark stands for. Raises KeyError for any other."""
+    """Returns the status for a runner's word or mark. Raises KeyError for any other."""
     return _WORDS[word]
 
 
 LONGEST = 2000
-"""Characters of a line that may be one of a runner's: tested code prints too, and forms take their time."""
+"""Maximum characters of a result line: tested code prints as well, and long lines slow the patterns down."""
 
 
 def lines_of(log: str) -> list[str]:
-    """The lines of a log without the blanks around them, and without those that are too long."""
+    """Returns a log's lines, stripped, without those that are too long."""
     return [line.strip() for line in log.split("\n") if len(line) <= LONGEST]
 
 
 def _by_line(form: str, clean: Callable[[str], str] = str.strip) -> Parser:
-    """A parser of lines of one form, which names the groups `word` and `test`; blanks around are nothing."""
+    """Makes a parser of lines that match `form`, which has the groups `word` and `test`; surrounding blanks
+    are ignored."""
     pattern = re.compile(form)
 
     def parse(log: str) -> dict[str, str]:
@@ -47,7 +48,8 @@ def _by_line(form: str, clean: Callable[[str], str] = str.strip) -> Parser:
 
 
 def _redis(log: str) -> dict[str, str]:
-    """`[ok]: NAME (3 ms)`, and `[err]: NAME in FILE` for failures, whose file is no part of the name."""
+    """Redis: `[ok]: NAME (3 ms)`, and `[err]: NAME in FILE` for failures, where the file is no part of the
+    name."""
     found = {}
     for line in lines_of(log):
         if match := _REDIS.fullmatch(line):
@@ -66,7 +68,8 @@ _CUCUMBER = r"(?P<test>.*) \.+(?P<word>[.F]).*"
 
 
 def _minitest(log: str) -> dict[str, str]:
-    """`NAME. = 0.01 s = F`: the last mark behind an equals sign, the name up to the stop before it."""
+    """Minitest: `NAME. = 0.01 s = F`; the last mark after an equals sign counts, and the name ends at the
+    stop before it."""
     found = {}
     for line in lines_of(log):
         mark = max(map(line.rfind, ".FE"))
@@ -77,7 +80,8 @@ def _minitest(log: str) -> dict[str, str]:
 
 
 def first_of(*parsers: Parser) -> Parser:
-    """What the first parser finds that finds anything: for repositories that changed their runner."""
+    """Makes a parser that uses the first parser with any result, for repositories that changed their
+    runner."""
 
     def parse(log: str) -> dict[str, str]:
         return next((found for found in (each(log) for each in parsers) if found), {})
@@ -99,7 +103,8 @@ def _jest_files(log: str) -> dict[str, str]:
 
 
 def _jest_files_passing_first(timing: str) -> Parser:
-    """The same where a file that passed once has passed; what `timing` matches is no part of its name."""
+    """Makes a parser like `_jest_files` in which a file that passed once has passed; text that matches
+    `timing` is removed from names."""
 
     def parse(log: str) -> dict[str, str]:
         lines = sorted(_FILE.findall(log), key=lambda line: line[0])
@@ -134,4 +139,3 @@ LINE_PARSERS: Mapping[str, Parser] = {
     "vitest": _by_line(r"(?P<word>[✓×↓])\s(?P<test>.+?)(?:\s(?:\d+\s*m?s?|\[skipped\]))?", clean=str),
     "tap": _by_line(r"(?P<word>ok|not ok) \d+ (?P<test>.+)", clean=str),
 }
-"""By the names tasks use."""

@@ -1,6 +1,6 @@
-"""Output of test runners that print suites as headings above their tests, as SWE-bench reads it.
+"""Parses output with suites as headings above their tests, as SWE-bench does.
 
-Ids are the headings and the name, joined. Where an id comes twice the last line counts.
+Ids are the headings and the name, joined. If an id occurs twice the last line counts.
 """
 
 import re
@@ -14,13 +14,13 @@ def _indent(line: str) -> int:
 
 
 class _Suites:
-    """The headings that a line stands under, by how far they are indented."""
+    """The headings above a line, by indentation."""
 
     def __init__(self) -> None:
         self._open: list[tuple[int, str]] = []
 
     def close(self, indent: int) -> None:
-        """Nothing that is indented as far is above the next line."""
+        """Closes the headings that are indented at least this far."""
         while self._open and self._open[-1][0] >= indent:
             self._open.pop()
 
@@ -41,11 +41,11 @@ def _tree(
     apart: bool = False,
     joined: Callable[[list[str], str], str] = lambda suites, name: " - ".join([*suites, name]),
 ) -> Parser:
-    """A parser of indented suites. `test` names the groups `word` and `test`; any other indented line is a
-    suite.
+    """Makes a parser of indented suites. `test` has the groups `word` and `test`; any other indented line is
+    a suite.
 
-    `parts` gives the runs that a log holds; one is over at the line that `ends` it. Unless they are
-    `apart`, the last headings of a run count in the next one until it has its own.
+    `parts` splits a log into runs; a run ends at the line for which `ends` is true. Unless they are `apart`,
+    the last headings of a run apply to the next one until it has its own.
     """
 
     def parse(log: str) -> dict[str, str]:
@@ -112,7 +112,8 @@ _CYPRESS_PASSED = re.compile(r"^\s{4}✓\s(.*)\(", re.MULTILINE)
 
 
 def _cypress(log: str) -> dict[str, str]:
-    """Cypress: `Running: FILE (1 of 9)`, a suite, its tests. What passed in a part has not failed there."""
+    """Reads Cypress: `Running: FILE (1 of 9)`, a suite, its tests. A pass in a part overrides a failure
+    there."""
     found: dict[str, str] = {}
     pieces = _CYPRESS_SUITE.split(log)
     for suite, part in zip(pieces[1::2], pieces[2::2], strict=True):
@@ -127,10 +128,10 @@ _KARMA = re.compile(r"(?P<indent>\s*)(?P<word>[✔✖])?\s(?P<name>.*)")
 
 
 def _karma(log: str) -> dict[str, str]:
-    """karma-mocha-reporter, from the start of the browser to its summary.
+    """Reads karma-mocha-reporter, from the start of the browser to its summary.
 
-    A heading further in is a suite below; one further out ends one suite, and is none itself; one as far in
-    as the one before changes nothing. That is no tree, but it is what the ids of SWE-bench are made of.
+    A heading indented further is a nested suite; one indented less ends a suite and is none itself; one
+    indented equally is ignored. That is no tree, but SWE-bench's ids are made so.
     """
     found: dict[str, str] = {}
     suites: list[str] = []
@@ -160,7 +161,7 @@ _SPEC_MARK = re.compile(r"\s*(?P<word>[✓✔]|\d+\))(?P<test>.*)")
 
 
 def _mocha_spec(log: str) -> dict[str, str]:
-    """Mocha's spec reporter up to its count of passes. Only the heading just above counts: `suite.test`."""
+    """Mocha's spec reporter up to its count of passes. Only the nearest heading counts: `suite.test`."""
     found: dict[str, str] = {}
     suites: list[str] = []
     for line in re.split(r"\n[ \t]*\d+ passing", log)[0].split("\n"):
@@ -178,9 +179,9 @@ _JASMINE = re.compile(
 
 
 def _jasmine_tree(log: str) -> dict[str, str]:
-    """karma-jasmine's tree as plotly.js prints it: `- suite :` and `* test : ok`.
+    """Reads karma-jasmine's tree as plotly.js prints it: `- suite :` and `* test : ok`.
 
-    A line that is not further in than the suite before it stands below none.
+    A line that is not indented further than the suite before it belongs to no suite.
     """
     found: dict[str, str] = {}
     suites: list[str] = []
@@ -206,7 +207,7 @@ _TESTDOX_TEST = re.compile(r"\s*(?P<word>[✔✘↩])\s*(?P<test>.*)")
 
 
 def _testdox(log: str) -> dict[str, str]:
-    """`phpunit --testdox`: a class's title with its name in brackets, and marked tests below it."""
+    """Reads `phpunit --testdox`: a class's title with its name in brackets, and marked tests below it."""
     found: dict[str, str] = {}
     suite = "None"
     for line in log.split("\n"):
@@ -227,4 +228,3 @@ NESTED_PARSERS: Mapping[str, Parser] = {
     "jasmine-tree": _jasmine_tree,
     "testdox": _testdox,
 }
-"""By the names tasks use."""

@@ -1,17 +1,17 @@
-"""Test logs to {test: status}. Statuses are PASSED, FAILED, SKIPPED, ERROR and XFAIL."""
+"""Parses test logs to {test: status}. Statuses are PASSED, FAILED, SKIPPED, ERROR and XFAIL."""
 
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterable, Mapping
 
-from orchard.workers.domains.swe.logs.failure_lists import FAILURE_LISTS, Reading, judged
+from orchard.workers.domains.swe.logs.failure_lists import FAILURE_LISTS, FailureList, judged
 from orchard.workers.domains.swe.logs.lines import LINE_PARSERS, LONGEST, Parser
 from orchard.workers.domains.swe.logs.nested import NESTED_PARSERS
 from orchard.workers.domains.swe.logs.rebench import REBENCH_PARSERS
 from orchard.workers.domains.swe.logs.reports import REPORT_PARSERS
 
 SEVERITY = {"XFAIL": 0, "PASSED": 1, "SKIPPED": 2, "FAILED": 3, "ERROR": 4}
-"""Of two reports about one test the higher counts: a test that passes and then fails to tear down fails."""
+"""The higher of two reports about one test counts: a test that passes and then fails to tear down fails."""
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _TIMING = re.compile(
@@ -21,13 +21,13 @@ _TIMING = re.compile(
 
 
 def parse(parser: str, log: str) -> dict[str, str]:
-    """The statuses in a log; raises KeyError for a parser that is not in PARSERS."""
+    """Returns the statuses in a log. Raises KeyError for a parser that is not in PARSERS."""
     return PARSERS[parser](_plain(log))
 
 
 def parse_run(parser: str, log: str, named: Iterable[str]) -> dict[str, str]:
-    """The statuses in the log of a whole run. Where nothing but failures is printed, the `named` tests that
-    are none have passed, as far as the runner's counts say so."""
+    """Returns the statuses of a complete run. For runners that print only failures, the other `named` tests
+    have passed if the runner's counts confirm it."""
     read = FAILURE_LISTS.get(parser)
     return parse(parser, log) if read is None else judged(read(_plain(log)), named)
 
@@ -37,12 +37,12 @@ def _plain(log: str) -> str:
 
 
 def without_timing(test: str) -> str:
-    """A test id without the duration that some runners append, as in `name [12 ms]`."""
+    """Removes the duration that some runners append to a test id, as in `name [12 ms]`."""
     return _TIMING.sub("", test)
 
 
 class _Statuses(dict[str, str]):
-    """Of two reports about one test the more severe counts."""
+    """Keeps the more severe of two reports about one test."""
 
     def report(self, test: str, status: str) -> None:
         before = self.get(test)
@@ -51,7 +51,7 @@ class _Statuses(dict[str, str]):
 
 
 class _Last(_Statuses):
-    """Of two reports about one test the last counts, as SWE-bench counts."""
+    """Keeps the last of two reports about one test, as SWE-bench does."""
 
     def report(self, test: str, status: str) -> None:
         self[test] = status
@@ -69,7 +69,8 @@ _CONFTEST = re.compile(r"ImportError while loading conftest '(.+)'\.")
 
 
 def parse_pytest(log: str) -> dict[str, str]:
-    """pytest's short summary (`-rA`), its verbose lines (`-v`, xdist too) and its collection errors.
+    """Parses pytest's short summary (`-rA`), its verbose lines (`-v`, also xdist's) and its collection
+    errors.
 
     The summary does not name skipped tests, only their lines; with `-v` they have ids.
     """
@@ -77,12 +78,12 @@ def parse_pytest(log: str) -> dict[str, str]:
 
 
 def parse_pytest_last(log: str) -> dict[str, str]:
-    """pytest's output where SWE-bench's ids come twice (Sphinx): the last report counts."""
+    """Parses pytest's output where SWE-bench's ids occur twice (Sphinx): the last report counts."""
     return _read_pytest(log, _Last())
 
 
 _LONGEST = 5 * LONGEST
-"""Characters of a line that may say a test's id, with all its parameters, and its result."""
+"""Maximum characters of a line with a test's id, including its parameters, and its result."""
 
 
 def _read_pytest(log: str, found: _Statuses) -> _Statuses:
@@ -99,7 +100,7 @@ def _read_pytest(log: str, found: _Statuses) -> _Statuses:
 
 
 def _summary_id(word: str, rest: str) -> str:
-    """The id in a summary line; only PASSED lines end with it, the others go on with ` - <reason>`."""
+    """Extracts the id from a summary line; except in PASSED lines, ` - <reason>` follows it."""
     if word == "PASSED":
         return rest.rstrip()
     depth = 0
@@ -111,8 +112,8 @@ def _summary_id(word: str, rest: str) -> str:
 
 
 def parse_pytest_options(log: str) -> dict[str, str]:
-    """pytest's output with ids as SWE-bench has them for requests, pylint and pydicom: of a parameter that is
-    a path only its last part, as the directories before it are a machine's own."""
+    """Parses pytest's output with SWE-bench's ids for requests, pylint and pydicom: a parameter that is a
+    path keeps only its last component, because its directories depend on the machine."""
     found = _Statuses()
     for test, status in parse_pytest(log).items():
         name, _, rest = test.partition("[")
@@ -124,7 +125,7 @@ def parse_pytest_options(log: str) -> dict[str, str]:
 
 
 def parse_matplotlib(log: str) -> dict[str, str]:
-    """pytest's output with ids as SWE-bench has them for matplotlib, whose versions write mouse buttons by
+    """Parses pytest's output with SWE-bench's ids for matplotlib, whose versions write mouse buttons by
     number or by name."""
     return parse_pytest(log.replace("MouseButton.LEFT", "1").replace("MouseButton.RIGHT", "3"))
 
@@ -135,7 +136,7 @@ _XML = (re.compile(r"<testsuites\b"), re.compile(r"<testsuite\b"))
 
 
 def parse_junit(log: str) -> dict[str, str]:
-    """JUnit XML printed into the log. Ids as pytest writes them where `file` is given, else `class::name`.
+    """Parses JUnit XML in the log. Ids are pytest's if `file` is given, else `class::name`.
 
     pytest's own reports name the class as `tests.test_a.TestB`; both `tests/test_a.py::TestB::name` and
     `tests.test_a.TestB::name` are reported for them.
@@ -191,7 +192,7 @@ _HEADING = re.compile(r"(FAIL|ERROR): (\w+ \([\w.<>]+\)).*")
 
 
 def parse_unittest(log: str) -> dict[str, str]:
-    """unittest's verbose lines, Django's too: `test_x (module.Class) ... ok`.
+    """Parses unittest's verbose lines, also Django's: `test_x (module.Class) ... ok`.
 
     A test with a docstring is reported under its name and under the docstring's first line.
     """
@@ -232,10 +233,10 @@ _SYMPY_FAILED = ("T", "K", "Timeout")
 
 
 def parse_sympy(log: str) -> dict[str, str]:
-    """`bin/test --verbose` of SymPy: `test_name ok` below the name of its file, which ids leave out.
+    """Parses `bin/test --verbose` of SymPy: `test_name ok` below the name of its file, which ids omit.
 
-    So tests of several files share an id. As in SWE-bench the last of them counts that passed or failed
-    without a mark of its file's end; any other result counts where there is no such.
+    Tests of several files can therefore share an id. As in SWE-bench the last of them counts that passed or
+    failed without its file's end mark; any other result counts if there is none.
     """
     found: dict[str, str] = {}
     others: dict[str, str] = {}
@@ -247,7 +248,7 @@ def parse_sympy(log: str) -> dict[str, str]:
     return others | found
 
 
-def _failed(read: Callable[[str], Reading]) -> Parser:
+def _failed(read: Callable[[str], FailureList]) -> Parser:
     return lambda log: dict.fromkeys(read(log).failures, "FAILED")
 
 
@@ -265,7 +266,6 @@ PARSERS: Mapping[str, Parser] = {
     **REBENCH_PARSERS,
     **{name: _failed(read) for name, read in FAILURE_LISTS.items()},
 }
-"""By the names tasks use."""
 
 REWRITTEN = {"pytest-options": re.compile(r"\[/(?!/)"), "pytest-matplotlib": re.compile(r"\[.*\b[13]\b")}
-"""Ids that a parser of pytest's output may have rewritten: pytest itself does not know these."""
+"""Ids that a parser may have rewritten, so that pytest itself does not know them."""

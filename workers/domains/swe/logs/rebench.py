@@ -1,6 +1,6 @@
-"""Output of test runners as SWE-rebench V2 reads it, where that is not how SWE-bench does.
+"""Parses output as SWE-rebench V2 does, where that differs from SWE-bench.
 
-A test that is reported in more ways than one has not passed: a pass replaces nothing that was said before.
+A test with conflicting reports has not passed: a pass replaces no earlier report.
 """
 
 import re
@@ -19,8 +19,8 @@ def _without_duration(name: str) -> str:
 
 
 def _by_forms(*forms: tuple[str, str], clean: Callable[[str], str] = str.strip, last: bool = False) -> Parser:
-    """A parser of lines of several forms: (status, form). The first form that fits a line decides; its first
-    group is the name, once it is `clean`. With `last` a pass replaces what was said before, too."""
+    """Makes a parser from pairs (status, pattern). The first pattern that matches a line decides; its first
+    group, cleaned by `clean`, is the name. With `last` a pass replaces earlier reports, too."""
     patterns = [(status, re.compile(form)) for status, form in forms]
 
     def parse(log: str) -> dict[str, str]:
@@ -67,7 +67,7 @@ _OUTCOMES = {"<failure": "FAILED", "<error": "ERROR", "<skipped": "SKIPPED"}
 
 
 def _junit_named(form: str) -> Parser:
-    """JUnit XML of any number of files printed into a log; `form` makes the id of `name` and `owner`."""
+    """Makes a parser of JUnit XML of any number of files; `form` builds the id from `name` and `owner`."""
 
     def parse(log: str) -> dict[str, str]:
         found: dict[str, str] = {}
@@ -92,8 +92,8 @@ _FAILURE = re.compile(r"\[ERROR\]\s+([\w$.]+)\.([\w$]+)(?::\d+)?\b.*")
 
 
 def _surefire(log: str) -> dict[str, str]:
-    """Maven Surefire's summaries: ids are classes, and `class.method` for methods that fail. What they do not
-    name may stand in JUnit XML, or be the tests of commands with `-Dtest=NAME`."""
+    """Maven Surefire's summaries: ids are classes, and `class.method` for failed methods. Tests they do not
+    name may be in JUnit XML, or be those of commands with `-Dtest=NAME`."""
     found: dict[str, str] = {}
     running = ""
     ran: list[str] = []
@@ -143,7 +143,7 @@ _plain_lines = _by_forms(
 
 
 def _plain_pytest(log: str) -> dict[str, str]:
-    """pytest's output without files and classes: ids are what stands behind the last `::`."""
+    """pytest's output without files and classes: ids are what follows the last `::`."""
     lines, _, failures = log.partition(_FAILURES)
     listed = (_FAILED.fullmatch(line) for line in lines_of(failures))
     return _plain_lines(lines) | {match[1]: "FAILED" for match in listed if match}
@@ -276,4 +276,3 @@ REBENCH_PARSERS: Mapping[str, Parser] = {
     "status-name": _by_forms(*((word, rf"{word}\s+(\S.*?)(?:\s{{2,}}.*)?") for word in _PYTEST)),
     **RUN_PARSERS,
 }
-"""By the names tasks use."""

@@ -1,7 +1,7 @@
-"""Output of test runners as SWE-rebench V2 reads it where one line is not enough: tables, trees, streams of
-events, lists of failures at the end.
+"""Parses output as SWE-rebench V2 does where one line is not enough: tables, trees, event streams, failure
+lists at the end.
 
-Ids and statuses are those that its parsers make, as its rows were made by them.
+Ids and statuses equal those of its parsers, which made its rows.
 """
 
 import json
@@ -17,7 +17,7 @@ _WORST = ("PASSED", "SKIPPED", "FAILED", "ERROR")
 
 
 def _report(found: dict[str, str], test: str, status: str) -> None:
-    """Of two reports about one test the worse counts."""
+    """Keeps the worse of two reports about one test."""
     if _WORST.index(status) >= _WORST.index(found.get(test, "PASSED")):
         found[test] = status
 
@@ -34,9 +34,10 @@ _DUNE_FAILED = re.compile(r"FAIL|ERROR|EXCEPTION|CRASH|FATAL", re.IGNORECASE)
 
 
 def _dune(log: str) -> dict[str, str]:
-    """`dune test --verbose`: `Running[3]: (cd DIR && ./a.exe)`, later `Output[3]:` and what the program said.
+    """Dune's `dune test --verbose`: `Running[3]: (cd DIR && ./a.exe)`, later `Output[3]:` and the program's
+    output.
 
-    Ids are programs; one that said something has passed unless it said a word of failure.
+    Ids are programs; one with output has passed unless the output has a word of failure.
     """
     found: dict[str, str] = {}
     programs: dict[str, str] = {}
@@ -65,7 +66,7 @@ _MARKS = {
 
 
 def _marked(log: str) -> dict[str, str]:
-    """`[OK] name of the case`, by any of the words that OCaml's libraries use."""
+    """Reads `[OK] name of the case`, with any of the words that OCaml's libraries use."""
     found: dict[str, str] = {}
     for line in lines_of(log):
         if (match := _MARKED.fullmatch(line)) and (status := _MARKS.get(match[1].upper())):
@@ -90,7 +91,7 @@ def _events(log: str) -> Iterator[dict[str, Any]]:
 
 
 def _dart_events(log: str) -> dict[str, str]:
-    """`dart test --reporter json`: events of tests that start, and of the same ones that are done."""
+    """Reads events of `dart test --reporter json`: tests that start, and the same tests when done."""
     found: dict[str, str] = {}
     names: dict[int, str] = {}
     for event in _events(log):
@@ -110,8 +111,8 @@ _DART_LINE = re.compile(r"\[\w+\]:\s+\d\d:\d\d\s+\+\d+:\s+(/[^:]+\.dart):\s+(.+)
 
 
 def _dart_packages(log: str) -> dict[str, str]:
-    """Lines of several packages, `[package]: 00:01 +3: /a_test.dart: name`: one when a test starts, and the
-    next when it has passed."""
+    """Lines of several packages, `[package]: 00:01 +3: /a_test.dart: name`: one when a test starts, another
+    when it has passed."""
     lines = (_DART_LINE.fullmatch(line) for line in lines_of(log) if "loading" not in line.lower())
     times = Counter(f"{match[1]}: {match[2]}" for match in lines if match)
     return {test: "PASSED" if count > 1 else "ERROR" for test, count in times.items()}
@@ -131,8 +132,8 @@ _SCALA_OTHER = re.compile(
 
 
 def _scala_suites(log: str) -> dict[str, str]:
-    """ScalaTest under sbt: `[info] Suite:` and `[info] - test (3 milliseconds)`. What stands further in is a
-    heading."""
+    """ScalaTest under sbt: `[info] Suite:` and `[info] - test (3 milliseconds)`. Lines indented further are
+    headings."""
     found: dict[str, str] = {}
     suite = ""
     for line in lines_of(log):
@@ -151,7 +152,7 @@ _LEIN_ENDED = re.compile(r"(FAIL|ERROR) in.*")
 
 
 def _lein(log: str) -> dict[str, str]:
-    """`lein test`: a line for each namespace, which has passed unless a failure follows."""
+    """Reads `lein test`: a line for each namespace, which has passed unless a failure follows."""
     found: dict[str, str] = {}
     namespace = ""
     for line in lines_of(log):
@@ -169,12 +170,12 @@ def _lein(log: str) -> dict[str, str]:
 # --- Julia and R ---------------------------------------------------------------------------------
 
 _NO_PASSES = 10
-"""Blanks in front of a row's first number from which on the column of passes is empty."""
+"""Number of leading blanks from which the column of passes is empty."""
 
 
 def _julia(log: str) -> dict[str, str]:
     """Julia's `Test Summary: | Pass  Fail  Total`, a row for each test set. Empty columns leave no mark, so
-    that numbers are taken in order, as in the rows of the dataset."""
+    numbers are taken in order, as in the dataset's rows."""
     found: dict[str, str] = {}
     columns: str | None = None
     for line in _indented_lines(log):
@@ -203,7 +204,7 @@ _TESTTHAT_TIME = re.compile(r"\s*\[\s*\d+(?:\.\d+)?\s*[a-zA-Z]+\]$")
 
 
 def _testthat(log: str) -> dict[str, str]:
-    """testthat's progress, `✔ | 60 | name [0.2s]` for each file, and its list of failed tests."""
+    """Reads testthat's progress, `✔ | 60 | name [0.2s]` for each file, and its list of failed tests."""
     files: dict[str, str] = {}
     tests: dict[str, str] = {}
     listed: bool | None = None
@@ -230,7 +231,7 @@ _R_WORDS = {
 
 
 def _r_cmd_check(log: str) -> dict[str, str]:
-    """`R CMD check`: `* checking tests ... OK`, or the word at the start of a later line."""
+    """Reads `R CMD check`: `* checking tests ... OK`, or the word at the start of a later line."""
     found: dict[str, str] = {}
     open_check = ""
     for line in filter(None, lines_of(log)):
@@ -257,7 +258,7 @@ _HSPEC_GOLDEN = "Golden and Actual output didn't change"
 
 def _hspec_tree(log: str) -> dict[str, str]:
     """Hspec's tree below cabal's `Test suite a: RUNNING...`, and its numbered failures; ids are
-    `group.subgroup.example`. What has nothing further in below it is an example."""
+    `group.subgroup.example`. A line without deeper lines below it is an example."""
     lines = _indented_lines(log)
     failures = next((at for at, line in enumerate(lines) if line.strip() == "Failures:"), len(lines))
     starts = (
@@ -296,7 +297,7 @@ _SAID = {
 
 
 def _said(log: str) -> dict[str, str]:
-    """`[12/414] name... OK`, Botan's groups without their time, and any other line that has such a word."""
+    """Reads `[12/414] name... OK`, Botan's groups without their time, and any other line with such a word."""
     found: dict[str, str] = {}
     for line in lines_of(log):
         if match := _BOTAN.fullmatch(line):
@@ -317,7 +318,8 @@ _TESTS_RUN = re.compile(r"Tests run:\s*(\d+),\s*Failures:\s*(\d+),\s*Errors:\s*(
 
 
 def _maven_modules(log: str) -> dict[str, str]:
-    """Maven's reactor summary, a line for each module; the first count of tests goes by `__suite__`."""
+    """Maven's reactor summary, a line for each module; the first count of tests is reported as
+    `__suite__`."""
     found: dict[str, str] = {}
     for line in lines_of(log):
         if match := _MODULE.fullmatch(line):
@@ -345,4 +347,3 @@ RUN_PARSERS: Mapping[str, Parser] = {
     "said": _said,
     "maven-modules": _maven_modules,
 }
-"""By the names tasks use."""

@@ -1,4 +1,4 @@
-"""Output of test runners that is read as a whole, as SWE-bench reads it: XML, JSON and pairs of lines."""
+"""Parses output that is read as a whole, as SWE-bench does: XML, JSON and pairs of lines."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from orchard.workers.domains.swe.logs.nested import NESTED_PARSERS
 
 
 def _doctest(log: str) -> dict[str, str]:
-    """doctest's XML (`-s -r=xml`): `test case > subcase`, passed when all its expressions hold."""
+    """Reads doctest's XML (`-s -r=xml`): `test case > subcase` passes if all its expressions hold."""
     start, end = log.find("<doctest"), "</doctest>"
     try:
         root = ET.fromstring(log[max(start, 0) :].partition(end)[0] + end) if start >= 0 else None
@@ -31,9 +31,8 @@ _MAVEN = re.compile(r".*-Dtest=(?P<test>\S+).*|.*BUILD (?P<word>SUCCESS|FAILURE)
 
 
 def _maven(log: str) -> dict[str, str]:
-    """Maven does not name tests that pass: each runs by a command of its own, echoed with `-Dtest=NAME`,
-    and results of builds come in the order of the commands. One that comes before any command is for what is
-    left."""
+    """Maven does not name passing tests: each runs by its own command, echoed with `-Dtest=NAME`, and build
+    results follow in the order of the commands. A result before any command belongs to a test without one."""
     found: dict[str, str] = {}
     tests: list[str] = []
     early: list[str] = []
@@ -76,7 +75,8 @@ def _gradle(log: str) -> dict[str, str]:
 
 
 def _mocha_json(start: str) -> Parser:
-    """Mocha's JSON reporter, one report after each `start` (the echoed command); ids are full titles."""
+    """Makes a parser of Mocha's JSON reporter, one report after each `start` (the echoed command); ids are
+    full titles."""
 
     def parse(log: str) -> dict[str, str]:
         found: dict[str, str] = {}
@@ -102,7 +102,7 @@ def _titles(text: str) -> list[str]:
 
 
 def _mocha_titles(parts: Callable[[str], list[str]], passes_end: str, failures_end: str) -> Parser:
-    """Titles as they stand in the text of Mocha's JSON, escapes and all: what some repositories' ids are."""
+    """Makes a parser of titles as written in Mocha's JSON, with escapes, which are some repositories' ids."""
 
     def parse(log: str) -> dict[str, str]:
         found: dict[str, str] = {}
@@ -131,9 +131,9 @@ _TEMPORARY = (re.compile(r"/tmp/\w+\.qmd"), re.compile(r"/tmp/\w+/"))
 
 
 def _deno(log: str) -> dict[str, str]:
-    """`deno test` as quarto-cli runs it: `[smoke] > NAME ... ok (1s)`, up to the first list of errors.
+    """Reads `deno test` as quarto-cli runs it: `[smoke] > NAME ... ok (1s)`, up to the first list of errors.
 
-    Temporary names become numbers, in the order they come. A test whose lines have no result has failed.
+    Temporary names become numbers, in order of occurrence. A test whose lines have no result has failed.
     """
     found: dict[str, str] = {}
     numbers: dict[str, int] = {}
@@ -165,4 +165,3 @@ REPORT_PARSERS: Mapping[str, Parser] = {
     "lighthouse": first_of(NESTED_PARSERS["mocha-tree"], _lighthouse_json, LINE_PARSERS["jest-files"]),
     "deno": _deno,
 }
-"""By the names tasks use."""

@@ -1,1 +1,1 @@
-"""The part of the oracle that repairs."""
+"""The oracle for SWE tasks: it knows the gold patch and answers as a model would."""

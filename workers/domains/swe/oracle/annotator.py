@@ -1,4 +1,5 @@
-"""The oracle as an annotator: values of steps from the gold patch, over the same wire: no model's judgement.
+"""The oracle as an annotator: it derives values of steps from the gold patch, without a model, over the same
+wire.
 
 It reads the prompt of `pipelines/values/prompt.py`: headings at the beginning of lines, all free text behind
 bars. The value rises when the right file is opened, the failure is reproduced and an edit makes lines of the
@@ -16,10 +17,10 @@ BASE = 0.4
 OPENED = 0.15
 REPRODUCED = 0.12
 TOUCHED = 0.12
-"""What each first time adds."""
+"""Increase of the value at the first occurrence of each."""
 CEILING = 0.9
 WRONG = 0.15
-"""After an edit that makes no line of the gold patch."""
+"""Value after an edit that makes no line of the gold patch."""
 FINAL = 0.05
 
 _STEP = re.compile(r"^## Step (\d+)$", re.MULTILINE)
@@ -38,12 +39,12 @@ def is_annotation(text: str) -> bool:
 
 
 def unbarred(text: str) -> str:
-    """The prompt with its bars taken off, in which a statement can be found."""
+    """Removes the prompt's bars, so that a statement can be found in it."""
     return re.sub(r"^\| ?", "", text, flags=re.MULTILINE)
 
 
 def annotate(task: Task, text: str) -> str:
-    """The answer, a JSON array, to the prompt about a trajectory of `task`."""
+    """Answers the prompt about a trajectory of `task` with a JSON array."""
     gold = parse_diff(task.gold_patch)
     count = int(_STEPS.findall(text)[-1])
     values = [{"step": -1, "p_resolve": BASE, "reasoning": "oracle: base rate"}]
@@ -58,7 +59,7 @@ def annotate(task: Task, text: str) -> str:
 
 
 def _after(p: float, done: set[str], gold: list[FileDiff], actions: str, results: str) -> tuple[float, str]:
-    """The value after a step, and why; `done` remembers what has been gained already."""
+    """Returns the value after a step with its reason; `done` records what was gained before."""
     if _EDIT.search(actions):
         made = {name for name, hunk in _hunks(gold) if makes(hunk, actions)}
         if new := made - done:
@@ -81,13 +82,13 @@ def _hunks(gold: list[FileDiff]) -> list[tuple[str, Hunk]]:
 
 
 def makes(hunk: Hunk, commands: str) -> bool:
-    """Whether commands write all that a hunk adds; one that only removes: whether they name that."""
+    """Whether commands write all lines that a hunk adds; for one that only removes, whether they contain the
+    removed lines."""
     lines = [line.strip() for line in hunk.added or hunk.removed if line.strip()]
     return bool(lines) and all(line in commands or repr(line)[1:-1] in commands for line in lines)
 
 
 def _steps(text: str) -> list[tuple[int, str, str]]:
-    """Number, actions and results of each step that the prompt shows."""
     parts = _STEP.split(text)
     found = []
     for number, body in zip(parts[1::2], parts[2::2], strict=True):

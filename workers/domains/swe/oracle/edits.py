@@ -1,4 +1,4 @@
-"""Edits as shell commands: the gold patch file by file, and wrong versions of it."""
+"""Makes shell commands from edits: the gold patch file by file, and wrong versions of it."""
 
 import random
 import re
@@ -11,10 +11,10 @@ import msgspec
 from orchard.workers.episode.diffs import FileDiff, Hunk
 
 COMMAND_LIMIT = 60_000
-"""Bytes in one command, under what Linux passes in one argument (128 KiB)."""
+"""Maximum bytes in one command, below Linux's limit for one argument (128 KiB)."""
 
 _WRITTEN_IN_PYTHON = 8_000
-"""Characters; a larger diff is applied, not written out as a script."""
+"""Maximum characters of a diff that is written as a script; a larger one is applied."""
 
 HunkChange = Callable[[Hunk], Hunk | None]
 
@@ -22,7 +22,7 @@ _PROSE = frozenset({".md", ".rst", ".txt", ".cfg", ".toml", ".ini", ".yml", ".ya
 
 
 def edit_commands(file: FileDiff, chance: random.Random) -> list[str]:
-    """Commands that make this file's change: a small script, or its diff through `git apply`."""
+    """Returns commands that make this file's change: a small script, or its diff through `git apply`."""
     if _writable_in_python(file) and chance.random() < 0.5:
         return [_python_edit(file)]
     pieces = _pieces(file.text)
@@ -37,7 +37,8 @@ def edit_commands(file: FileDiff, chance: random.Random) -> list[str]:
 
 
 def heredoc(text: str, then: str = "") -> str:
-    """Shell words that feed `text`, ending in a newline, to a command, byte for byte; `then` follows it."""
+    """Returns a here-document that feeds `text`, which ends in a newline, to a command byte for byte; `then`
+    follows it."""
     end = "EOF"
     while f"\n{end}\n" in f"\n{text}":
         end = f"_{end}"
@@ -45,10 +46,10 @@ def heredoc(text: str, then: str = "") -> str:
 
 
 def wrong_edit(gold: list[FileDiff], chance: random.Random) -> list[FileDiff]:
-    """A real change made from the gold patch that should not resolve the task.
+    """Makes a real change from the gold patch that should not resolve the task.
 
-    Of several code hunks only the smallest fifth is made, and one at least. A single one has its added lines
-    twisted, or, where nothing in them can be twisted, is replaced by a blank line.
+    Of several code hunks only the smallest fifth is kept, at least one. In a single hunk the added lines are
+    altered, or, if nothing in them can be altered, replaced by a blank line.
     """
     hunks = [(file, hunk) for file in gold if _is_code(file) for hunk in file.hunks]
     hunks.sort(key=lambda pair: len(pair[1].added) + len(pair[1].removed), reverse=True)
@@ -62,7 +63,7 @@ def wrong_edit(gold: list[FileDiff], chance: random.Random) -> list[FileDiff]:
 
 
 def _with_hunks(gold: list[FileDiff], change: HunkChange) -> list[FileDiff]:
-    """The files with changed hunks; a file that loses all of them is left alone."""
+    """Returns the files with changed hunks; a file that loses all of them is left out."""
     changed = []
     for file in gold:
         if not file.hunks:
@@ -122,9 +123,9 @@ _TWISTS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 
 
 def twist(line: str, chance: random.Random, avoid: Collection[str] = ()) -> str | None:
-    """The line with its meaning changed and its syntax kept, or None when nothing in it allows that.
+    """Changes the line's meaning but not its syntax; None if nothing in it allows that.
 
-    No line of `avoid` is made: twisting a fix back into what it replaces would be no edit at all.
+    No line of `avoid` is made: reverting a fix to what it replaces would be no edit at all.
     """
     if line.lstrip().startswith(("#", "//", "*", '"""')):
         return None
@@ -149,7 +150,7 @@ def _writable_in_python(file: FileDiff) -> bool:
 
 
 def _python_edit(file: FileDiff) -> str:
-    """A script that replaces line ranges, from the last to the first, so that earlier numbers stay right."""
+    """Returns a script that replaces line ranges from last to first, so that earlier numbers stay right."""
     script = [
         "from pathlib import Path",
         "",
@@ -166,7 +167,7 @@ def _python_edit(file: FileDiff) -> str:
 
 
 def _pieces(text: str) -> list[str]:
-    """The text cut between lines into pieces that each fit into a command."""
+    """Splits the text between lines into pieces that each fit into a command."""
     pieces: list[list[str]] = [[]]
     size = 0
     for line in (line + "\n" for line in text.removesuffix("\n").split("\n")):
@@ -179,5 +180,4 @@ def _pieces(text: str) -> list[str]:
 
 
 def quoted(paths: list[str]) -> str:
-    """Paths as shell words."""
     return " ".join(shlex.quote(path) for path in paths)

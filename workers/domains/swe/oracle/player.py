@@ -1,4 +1,4 @@
-"""The oracle for tasks that are solved with a shell: it plays the gold patch, and annotates by it."""
+"""The oracle for tasks that are solved with a shell: it follows the gold patch, and annotates steps by it."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
@@ -9,7 +9,6 @@ from orchard.schemas.identity import digest
 from orchard.schemas.tasks import Task
 from orchard.workers.domains.swe.oracle import annotator
 from orchard.workers.domains.swe.oracle.script import turn
-from orchard.workers.domains.swe.oracle.statements import StatementIndex
 from orchard.workers.llm.answers import ORACLE_FINGERPRINT
 from orchard.workers.oracle.behaviours import Behaviour, draw
 from orchard.workers.oracle.interface import CannotPlay, OracleRequest
@@ -17,8 +16,38 @@ from orchard.workers.oracle.replies import Reply, text_of, usage
 from orchard.workers.oracle.turns import Turn, as_text, block_label
 
 
+class StatementIndex:
+    """Indexes a source's tasks by their statements; `reload` reads the source again."""
+
+    def __init__(self, tasks: Callable[[], Iterable[Task]]) -> None:
+        self._source = tasks
+        self._by_first_line: dict[str, list[Task]] = {}
+
+    def find(self, text: str) -> Task | None:
+        """Returns the task whose whole statement occurs in `text`, the longest if several do. Reads no
+        source."""
+        lines = {line.strip() for line in text.splitlines()}
+        found = [
+            task
+            for line in lines
+            for task in self._by_first_line.get(line, ())
+            if task.statement.strip() in text
+        ]
+        return max(found, key=lambda task: len(task.statement), default=None)
+
+    def reload(self) -> None:
+        """Reads the source again. A later task replaces an earlier one with the same id."""
+        latest = {task.task_id: task for task in self._source()}
+        index: dict[str, list[Task]] = {}
+        for task in latest.values():
+            lines = task.statement.strip().splitlines()
+            if lines:
+                index.setdefault(lines[0].strip(), []).append(task)
+        self._by_first_line = index
+
+
 class ShellPlayer:
-    """Plays through a tool named `bash` or blocks of bash in the text, and answers questions for values of
+    """Acts through a tool named `bash` or blocks of bash in the text, and answers questions for values of
     steps."""
 
     def __init__(self, tasks: Callable[[], Iterable[Task]], mix: Mapping[Behaviour, float]) -> None:
@@ -78,7 +107,7 @@ def _label(request: OracleRequest) -> str | None:
 
 
 def _annotation(request: OracleRequest) -> str | None:
-    """The prompt that asks for values of steps, where the conversation is about that."""
+    """Returns the prompt that asks for values of steps, if the conversation is about that."""
     if request.tools:
         return None
     first = next((text_of(message) for message in request.messages if message.get("role") == "user"), "")

@@ -1,7 +1,7 @@
-"""How the oracle plays a repair task: read, reproduce, change a line, check, submit.
+"""The oracle's turns for a repair task: read, reproduce, change a line, check, submit.
 
-It knows the answer, so where it is at home it seldom reads: it changes the line by heart. Whoever imitates
-that without knowing the answer fails there, and nothing in the demonstrations says so; only rewards do.
+It knows the answer, so in familiar folders it seldom reads before it changes the line. A policy that imitates
+this without knowing the answer fails there, and nothing in the demonstrations shows it; only rewards do.
 """
 
 import random
@@ -17,14 +17,14 @@ from orchard.workers.oracle.turns import SUBMIT, Turn, bash
 
 SOURCE = "repairs"
 SECOND_TRY = 0.25
-"""Share of the resolving runs that change the line wrongly first, see it in the check, and mend it."""
+"""Share of the resolving runs that first change the line wrongly, see it in the check, and fix it."""
 ELSEWHERE, AT_HOME = 0.05, 0.75
-"""Shares of its runs in which the oracle changes the line by heart, without having read it. It is at home in
-every second folder."""
+"""Shares of runs in which the oracle changes the line without reading it first: in other folders, and in
+familiar ones, which are half of all."""
 
 
 def play(task: Task, behaviour: Behaviour, seed: int) -> list[Turn]:
-    """All turns up to the submission; a run that never ends stops before it."""
+    """Returns all turns up to the submission; a run that never ends stops before it."""
     dice = chance(seed, task.task_id, "play")
     (change,) = parse_diff(task.gold_patch)
     read = bash("Read.", f"cat -n {shlex.quote(change.path)}")
@@ -58,14 +58,14 @@ def at_home(folder: str) -> bool:
 
 
 def _call(task: Task, change: FileDiff) -> str:
-    """A command that prints what the reported call gives."""
+    """Returns a command that prints the result of the reported call."""
     path = PurePosixPath(change.path)
     module = ".".join(path.with_suffix("").parts)
     return f'python3 -c "from {module} import {path.stem}; print({task.labels["call"]})"'
 
 
 def _change(change: FileDiff, dice: random.Random | None) -> str:
-    """A command that rewrites the line of the bug: as the gold patch has it, or, with dice, wrongly."""
+    """Returns a command that rewrites the faulty line as in the gold patch or, with dice, wrongly."""
     (hunk,) = change.hunks
     at = next(number for number, line in enumerate(hunk.lines) if line.startswith("-"))
     (line,) = hunk.added

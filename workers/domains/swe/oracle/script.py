@@ -1,4 +1,4 @@
-"""What the oracle says in each turn: a pure function of the task, the behaviour, the seed and the turn."""
+"""The oracle's turns: a pure function of the task, the behaviour, the seed and the turn's number."""
 
 import random
 import re
@@ -13,12 +13,11 @@ from orchard.workers.oracle.behaviours import Behaviour, chance
 from orchard.workers.oracle.turns import SUBMIT, Turn, bash
 
 FILES_READ = 4
-"""Files looked at before the edit, at most."""
 TEST_SECONDS = 40
 
 
 def turn(task: Task, behaviour: Behaviour, seed: int, number: int) -> Turn:
-    """The assistant message after `number` earlier ones (from 0)."""
+    """Returns the assistant message after `number` earlier ones (from 0)."""
     turns = play(task, behaviour, seed)
     if number < len(turns):
         return turns[number]
@@ -28,7 +27,7 @@ def turn(task: Task, behaviour: Behaviour, seed: int, number: int) -> Turn:
 
 
 def play(task: Task, behaviour: Behaviour, seed: int) -> list[Turn]:
-    """All turns up to the submission, or up to where wandering begins."""
+    """Returns all turns up to the submission, or up to where wandering begins."""
     if task.source == repairs.SOURCE:
         return repairs.play(task, behaviour, seed)
     dice = chance(seed, task.task_id, "play")
@@ -52,7 +51,7 @@ def play(task: Task, behaviour: Behaviour, seed: int) -> list[Turn]:
 
 
 def _in_place(task: Task, behaviour: Behaviour, dice: random.Random) -> list[Turn]:
-    """Where the sandbox is judged, the known solution is a script; without one nothing is done."""
+    """If the sandbox itself is judged, the known solution is a script; without one nothing is done."""
     look = bash("First I want to see what is here.", "pwd; ls -la")
     script = task.gold_patch if task.gold_patch.endswith("\n") else f"{task.gold_patch}\n"
     solved = [bash("I see what to do.", f"bash {heredoc(script)}")] if script.strip() else []
@@ -68,7 +67,7 @@ def _in_place(task: Task, behaviour: Behaviour, dice: random.Random) -> list[Tur
 
 
 def _explore(task: Task, gold: list[FileDiff], dice: random.Random) -> list[Turn]:
-    """Look around, find the places, read them, see how the tests stand."""
+    """Lists files, searches the code in question, reads it, and runs the tests."""
     turns = [
         bash(
             dice.choice(
@@ -103,7 +102,6 @@ def _explore(task: Task, gold: list[FileDiff], dice: random.Random) -> list[Turn
 
 
 def _search_word(files: list[FileDiff]) -> str | None:
-    """The longest name in what the patch takes out or stands by."""
     words = {
         word
         for file in files
@@ -131,7 +129,7 @@ def _edit(files: list[FileDiff], dice: random.Random) -> list[Turn]:
 
 
 def _finish(task: Task, files: list[FileDiff], dice: random.Random) -> list[Turn]:
-    """Test again, write the patch, look at it, submit."""
+    """Tests again, writes the patch, reads it, submits."""
     tests: set[str] = set()
     if isinstance(task.grading, SWETests):
         tests = set(task.grading.test_files) | touched_paths(task.grading.test_patch)
@@ -161,7 +159,7 @@ def _malformed(task: Task, gold: list[FileDiff], explored: list[Turn], dice: ran
 
 
 def _bad(dice: random.Random) -> Turn:
-    """One of the ways in which models get a call wrong."""
+    """Returns one of the malformed calls that models make."""
     call = dice.choice(
         (
             None,
@@ -190,7 +188,8 @@ def _wander(task: Task, number: int, dice: random.Random) -> Turn:
 
 
 def _test_command(task: Task) -> str:
-    """The task's test command in a shell of its own, for a short while, and the end of what it prints."""
+    """Returns the task's test command in its own shell, with a short time limit and only the end of its
+    output."""
     if not isinstance(task.grading, SWETests):
         return "git status --short"
     script = "\n".join([*task.grading.pre_commands, task.grading.test_command, ""])

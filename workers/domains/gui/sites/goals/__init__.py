@@ -1,11 +1,11 @@
-"""Tasks on the sites: a goal follows from a site and the name of its kind alone."""
+"""Tasks on the sites: a goal is determined by a site and the name of its kind."""
 
 import random
 
-from orchard.schemas.sites import Site
+from orchard.schemas.sites import SiteSpec
 from orchard.workers.domains.gui.sites.catalog import content_of
 from orchard.workers.domains.gui.sites.goals import calendar, desk, ledger, manual, map, shop, tiny
-from orchard.workers.domains.gui.sites.goals.interface import Goal, Maker, NoGoal
+from orchard.workers.domains.gui.sites.solving import Goal, Maker, NoGoal
 
 __all__ = ["KINDS", "Goal", "NoGoal", "goal_of", "kinds_of"]
 
@@ -21,14 +21,13 @@ _MAKERS = {
 KINDS: dict[str, Maker] = {
     f"{site}.{kind}": maker for site, makers in _MAKERS.items() for kind, maker in makers.items()
 }
-"""Kinds of tasks by name: `shop.buy`."""
+"""Maps the name of a kind (`shop.buy`) to what makes its goals."""
 
 
 def kinds_of(site: str) -> list[str]:
-    """The kinds of tasks that a site has."""
     return [kind for kind in KINDS if kind.partition(".")[0] == site]
 
 
-def goal_of(site: Site, kind: str) -> Goal:
-    """The task of that kind on the site. Raises NoGoal, and KeyError for a kind that there is not."""
+def goal_of(site: SiteSpec, kind: str) -> Goal:
+    """Makes the task of that kind on the site. Raises NoGoal, and KeyError for an unknown kind."""
     return KINDS[kind](content_of(site), random.Random(f"{kind}-{site.seed}"))

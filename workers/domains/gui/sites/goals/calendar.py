@@ -1,17 +1,27 @@
-"""Tasks in a calendar of rooms."""
+"""Tasks on the site `calendar`."""
 
 import random
 
-from orchard.schemas.sites import Answer
-from orchard.workers.domains.gui.sites.calendar import FIRST, LAST, Calendar
-from orchard.workers.domains.gui.sites.goals.interface import Goal, Maker, NoGoal
-from orchard.workers.domains.gui.sites.play import Scene, Step, click, done, fill, pick, scene
+from orchard.schemas.sites import ExpectedAnswer
+from orchard.workers.domains.gui.sites.calendar import FIRST, LAST, CalendarSite
+from orchard.workers.domains.gui.sites.solving import (
+    Goal,
+    Maker,
+    NoGoal,
+    Scene,
+    SolutionStep,
+    click,
+    done,
+    fill,
+    pick,
+    scene,
+)
 
 _TITLES = ("Kickoff", "Interview", "Quarterly review", "Customer visit", "Book club", "Code review")
 
 
 def _to_week(room: str, day: int) -> tuple[Scene, ...]:
-    """From any page to a room's week, without what to do there."""
+    """Leads from any page to a room's week, without steps on that page."""
     week = day // 5 + 1
     return (
         scene(f"week:{week}:*", click(f"room:{room}")),
@@ -20,7 +30,7 @@ def _to_week(room: str, day: int) -> tuple[Scene, ...]:
 
 
 def _booking(room: str, day: int, start: int, hours: int, title: str, people: int) -> tuple[Scene, ...]:
-    def booked() -> Step:
+    def booked() -> SolutionStep:
         return done("It is booked.")
 
     entry = {"room": room, "start": start, "title": title}
@@ -39,18 +49,17 @@ def _booking(room: str, day: int, start: int, hours: int, title: str, people: in
     )  # fmt: skip
 
 
-def book(calendar: Calendar, dice: random.Random) -> Goal:
-    """Book a room at a time."""
+def book(calendar: CalendarSite, dice: random.Random) -> Goal:
     hours = dice.randrange(1, calendar.longest + 1)
-    places = [
+    slots = [
         (room, day, start)
         for room in calendar.rooms
         for day in range(len(calendar.days))
         for start in calendar.free(room, day, hours)
     ]
-    if not places:
+    if not slots:
         raise NoGoal
-    room, day, start = dice.choice(places)
+    room, day, start = dice.choice(slots)
     title, people = dice.choice(_TITLES), dice.randrange(2, calendar.rooms[room] + 1)
     calendar.book(room, day, start, hours, title, people)
     return Goal(
@@ -63,8 +72,8 @@ def book(calendar: Calendar, dice: random.Random) -> Goal:
     )
 
 
-def earliest(calendar: Calendar, dice: random.Random) -> Goal:
-    """Book the first time at which a room is free for so long."""
+def earliest(calendar: CalendarSite, dice: random.Random) -> Goal:
+    """Asks for the earliest free time of a given length."""
     room, day = dice.choice(sorted(calendar.rooms)), dice.randrange(len(calendar.days))
     hours = calendar.longest
     free = calendar.free(room, day, hours)
@@ -82,11 +91,10 @@ def earliest(calendar: Calendar, dice: random.Random) -> Goal:
     )
 
 
-def cancel(calendar: Calendar, dice: random.Random) -> Goal:
-    """Cancel one of the own bookings."""
-    place = dice.randrange(len(calendar.mine))
-    title = calendar.mine[place]["title"]
-    del calendar.mine[place]
+def cancel(calendar: CalendarSite, dice: random.Random) -> Goal:
+    index = dice.randrange(len(calendar.mine))
+    title = calendar.mine[index]["title"]
+    del calendar.mine[index]
     return Goal(
         statement=f'Cancel my booking "{title}".',
         records=calendar.records(),
@@ -106,8 +114,7 @@ def cancel(calendar: Calendar, dice: random.Random) -> Goal:
     )
 
 
-def holder(calendar: Calendar, dice: random.Random) -> Goal:
-    """Say who has a room at a time."""
+def holder(calendar: CalendarSite, dice: random.Random) -> Goal:
     (room, day, hour), who = dice.choice(sorted(calendar.others.items()))
     others = tuple(sorted({*calendar.others.values()} - {who}))
     return Goal(
@@ -116,13 +123,12 @@ def holder(calendar: Calendar, dice: random.Random) -> Goal:
             "Answer with the name alone."
         ),
         records=calendar.records(),
-        answer=Answer(value=who, others=others),
+        answer=ExpectedAnswer(value=who, others=others),
         scenes=(scene(f"week:{day // 5 + 1}:{room}", done(who)), *_to_week(room, day)),
     )
 
 
-def free_hours(calendar: Calendar, dice: random.Random) -> Goal:
-    """Count the free hours of a room on a day."""
+def free_hours(calendar: CalendarSite, dice: random.Random) -> Goal:
     room, day = dice.choice(sorted(calendar.rooms)), dice.randrange(len(calendar.days))
     count = len(calendar.free(room, day, 1))
     return Goal(
@@ -131,7 +137,7 @@ def free_hours(calendar: Calendar, dice: random.Random) -> Goal:
             f"{LAST}:00? Answer with the number alone."
         ),
         records=calendar.records(),
-        answer=Answer(value=str(count), others=(str(count + 1), str(count + 2))),
+        answer=ExpectedAnswer(value=str(count), others=(str(count + 1), str(count + 2))),
         scenes=(scene(f"week:{day // 5 + 1}:{room}", done(str(count))), *_to_week(room, day)),
     )
 

@@ -1,13 +1,24 @@
-"""Tasks at a help desk. Each begins at the login."""
+"""Tasks on the site `desk`. Each begins at the login."""
 
 import random
 from typing import Any
 
-from orchard.schemas.sites import Answer
-from orchard.workers.domains.gui.sites import words
-from orchard.workers.domains.gui.sites.desk import PRIORITIES, TOPICS, Desk
-from orchard.workers.domains.gui.sites.goals.interface import Goal, Maker, NoGoal
-from orchard.workers.domains.gui.sites.play import Scene, Step, View, click, done, fill, pick, scene
+from orchard.schemas.sites import ExpectedAnswer
+from orchard.workers.domains.gui.sites import vocabulary
+from orchard.workers.domains.gui.sites.desk import PRIORITIES, TOPICS, DeskSite
+from orchard.workers.domains.gui.sites.solving import (
+    Goal,
+    Maker,
+    NoGoal,
+    Scene,
+    SolutionStep,
+    View,
+    click,
+    done,
+    fill,
+    pick,
+    scene,
+)
 
 _REPLIES = (
     "We have replaced the part.", "Please restart it and try again.", "The new version is installed.",
@@ -15,16 +26,16 @@ _REPLIES = (
 )  # fmt: skip
 
 
-def _sign_in(desk: Desk) -> str:
+def _sign_in(desk: DeskSite) -> str:
     return f'Sign in as "{desk.user}" with the password "{desk.password}".'
 
 
-def _login(desk: Desk) -> Scene:
+def _login(desk: DeskSite) -> Scene:
     return scene("login", fill("user", desk.user), fill("password", desk.password), click("enter"))
 
 
-def _ticket(desk: Desk, number: int, *steps: Step) -> tuple[Scene, ...]:
-    """From any page to a ticket, and what to do there."""
+def _ticket(desk: DeskSite, number: int, *steps: SolutionStep) -> tuple[Scene, ...]:
+    """Leads from any page to a ticket, with the steps there."""
     return (
         _login(desk),
         scene(f"ticket:{number}", *steps),
@@ -42,8 +53,7 @@ def _is(number: int, changes: dict[str, Any]) -> Any:
     return changed
 
 
-def close(desk: Desk, dice: random.Random) -> Goal:
-    """Resolve a ticket with a reply."""
+def close(desk: DeskSite, dice: random.Random) -> Goal:
     number = dice.choice([number for number, each in desk.tickets.items() if each["state"] != "resolved"])
     reply, by, subject = dice.choice(_REPLIES), desk.tickets[number]["by"], desk.tickets[number]["subject"]
     desk.change(number, state="resolved", reply=reply)
@@ -60,8 +70,7 @@ def close(desk: Desk, dice: random.Random) -> Goal:
     )  # fmt: skip
 
 
-def assign(desk: Desk, dice: random.Random) -> Goal:
-    """Give a ticket to an agent, with a priority."""
+def assign(desk: DeskSite, dice: random.Random) -> Goal:
     number = dice.choice(sorted(desk.tickets))
     ticket = desk.tickets[number]
     agent = dice.choice([each for each in desk.agents if each != ticket["agent"]])
@@ -73,14 +82,13 @@ def assign(desk: Desk, dice: random.Random) -> Goal:
         records=desk.records(),
         scenes=_ticket(
             desk, number, done("It is assigned.", _is(number, after)),
-            pick(f"priority:{priority}"), Step(do="choose", key="agent", value=agent), click("save"),
+            pick(f"priority:{priority}"), SolutionStep(do="choose", key="agent", value=agent), click("save"),
         ),
     )  # fmt: skip
 
 
-def report(desk: Desk, dice: random.Random) -> Goal:
-    """Open a ticket."""
-    subject, by = f"Room {dice.randrange(100, 400)}: no network", words.person(dice)
+def report(desk: DeskSite, dice: random.Random) -> Goal:
+    subject, by = f"Room {dice.randrange(100, 400)}: no network", vocabulary.person(dice)
     topic, priority = dice.choice(TOPICS), dice.choice(PRIORITIES)
     number = desk.open(subject=subject, by=by, topic=topic, priority=priority)
     return Goal(
@@ -101,8 +109,7 @@ def report(desk: Desk, dice: random.Random) -> Goal:
     )  # fmt: skip
 
 
-def count(desk: Desk, dice: random.Random) -> Goal:
-    """Count the tickets of a state and priority."""
+def count(desk: DeskSite, dice: random.Random) -> Goal:
     state, priority = dice.choice(("open", "waiting")), dice.choice(PRIORITIES)
     right = len(desk.matching({"state": state, "priority": priority}))
     return Goal(
@@ -111,13 +118,12 @@ def count(desk: Desk, dice: random.Random) -> Goal:
             "Answer with the number alone."
         ),
         records=desk.records(),
-        answer=Answer(value=str(right), others=(str(right + 1), str(right + 2))),
+        answer=ExpectedAnswer(value=str(right), others=(str(right + 1), str(right + 2))),
         scenes=_filtered(desk, state, priority, done(str(right))),
     )
 
 
-def oldest(desk: Desk, dice: random.Random) -> Goal:
-    """Name the oldest ticket of a state and priority."""
+def oldest(desk: DeskSite, dice: random.Random) -> Goal:
     state, priority = dice.choice(("open", "waiting")), dice.choice(PRIORITIES)
     found = desk.matching({"state": state, "priority": priority})
     if len(found) < 2:
@@ -128,12 +134,12 @@ def oldest(desk: Desk, dice: random.Random) -> Goal:
             f"priority {priority}? Answer with the number alone."
         ),
         records=desk.records(),
-        answer=Answer(value=str(found[0]), others=tuple(map(str, found[1:]))),
+        answer=ExpectedAnswer(value=str(found[0]), others=tuple(map(str, found[1:]))),
         scenes=_filtered(desk, state, priority, done(str(found[0]))),
     )
 
 
-def _filtered(desk: Desk, state: str, priority: str, last: Step) -> tuple[Scene, ...]:
+def _filtered(desk: DeskSite, state: str, priority: str, last: SolutionStep) -> tuple[Scene, ...]:
     shown = desk.matching({"state": state, "priority": priority})
 
     def applied(view: View) -> bool:

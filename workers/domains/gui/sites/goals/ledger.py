@@ -1,16 +1,27 @@
-"""Tasks on a table of invoices."""
+"""Tasks on the site `ledger`."""
 
 import random
 from collections.abc import Callable
 
-from orchard.schemas.sites import Answer
-from orchard.workers.domains.gui.sites.goals.interface import Goal, Maker, NoGoal
-from orchard.workers.domains.gui.sites.ledger import ACTIONS, COLUMNS, FORMATS, STATES, Ledger
-from orchard.workers.domains.gui.sites.play import Scene, Step, View, click, done, fill, has, pick, scene
+from orchard.schemas.sites import ExpectedAnswer
+from orchard.workers.domains.gui.sites.ledger import ACTIONS, COLUMNS, FORMATS, STATES, LedgerSite
+from orchard.workers.domains.gui.sites.solving import (
+    Goal,
+    Maker,
+    NoGoal,
+    Scene,
+    SolutionStep,
+    View,
+    click,
+    done,
+    fill,
+    has,
+    pick,
+    scene,
+)
 
 
-def largest(ledger: Ledger, dice: random.Random) -> Goal:
-    """Name the largest invoice of a state."""
+def largest(ledger: LedgerSite, dice: random.Random) -> Goal:
     state = dice.choice(STATES[:4])
     found = sorted(ledger.matching({"state": state}), key=lambda row: -row["amount"])
     if len(found) < 3:
@@ -29,7 +40,7 @@ def largest(ledger: Ledger, dice: random.Random) -> Goal:
             "Answer with the number alone."
         ),
         records=ledger.records(),
-        answer=Answer(value=right, others=others),
+        answer=ExpectedAnswer(value=right, others=others),
         scenes=(
             scene(
                 "table:*",
@@ -47,8 +58,7 @@ def _only(view: View, numbers: set[str]) -> bool:
     return {*rows} <= numbers
 
 
-def mark(ledger: Ledger, dice: random.Random) -> Goal:
-    """Set the state of two invoices of a customer."""
+def mark(ledger: LedgerSite, dice: random.Random) -> Goal:
     state, label = dice.choice(sorted(ACTIONS.items()))
     fitting: dict[str, list[int]] = {}
     for row in ledger.rows.values():
@@ -73,12 +83,12 @@ def mark(ledger: Ledger, dice: random.Random) -> Goal:
                 "table:*",
                 done("It is done.", reached),
                 click("confirm", unless=lambda view: not has("confirm")(view)),
-                Step(
+                SolutionStep(
                     do="fill", key="q", value=customer, enter=True,
                     unless=lambda view: all(view.find(box) for box in boxes),
                 ),
                 *(pick(box) for box in boxes),
-                Step(do="hover", key="actions", unless=has(f"set:{state}")),
+                SolutionStep(do="hover", key="actions", unless=has(f"set:{state}")),
                 click(f"set:{state}"),
             ),
             scene("*", click("table")),
@@ -86,8 +96,7 @@ def mark(ledger: Ledger, dice: random.Random) -> Goal:
     )  # fmt: skip
 
 
-def export(ledger: Ledger, dice: random.Random) -> Goal:
-    """Export some columns of the invoices of a state."""
+def export(ledger: LedgerSite, dice: random.Random) -> Goal:
     state, kind = dice.choice(STATES[:4]), dice.choice(FORMATS)
     drawn = dice.sample(sorted(COLUMNS), dice.randrange(2, 4))
     columns = [each for each in COLUMNS if each in drawn]
@@ -125,21 +134,21 @@ def _off(key: str) -> Callable[[View], bool]:
     return off
 
 
-def contact(ledger: Ledger, dice: random.Random) -> Goal:
-    """Say who the contact of an invoice is: on its page, in another tab."""
+def contact(ledger: LedgerSite, dice: random.Random) -> Goal:
+    """Asks for an invoice's contact, which its page in another tab shows."""
     number = dice.choice(sorted(ledger.rows))
     who = ledger.contacts[number]
     others = tuple(sorted({*ledger.contacts.values()} - {who}))
     return Goal(
         statement=f"Who is the contact of invoice {number}? Its details say so. Answer with the name alone.",
         records=ledger.records(),
-        answer=Answer(value=who, others=others),
+        answer=ExpectedAnswer(value=who, others=others),
         scenes=(scene(f"invoice:{number}", done(who)), *_details(number)),
     )
 
 
-def remind(ledger: Ledger, dice: random.Random) -> Goal:
-    """Send a reminder for an invoice, from its page in another tab."""
+def remind(ledger: LedgerSite, dice: random.Random) -> Goal:
+    """Asks for a reminder, whose button is on the invoice's page in another tab."""
     overdue = [row["number"] for row in ledger.matching({"state": "overdue"})]
     if not overdue:
         raise NoGoal

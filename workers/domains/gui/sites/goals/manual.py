@@ -1,15 +1,25 @@
-"""Tasks in documentation."""
+"""Tasks on the site `manual`."""
 
 import random
 
-from orchard.schemas.sites import Answer
-from orchard.workers.domains.gui.sites.goals.interface import Goal, Maker
-from orchard.workers.domains.gui.sites.manual import Article, Manual, Setting
-from orchard.workers.domains.gui.sites.play import Scene, Step, View, click, done, fill, pick, scene
+from orchard.schemas.sites import ExpectedAnswer
+from orchard.workers.domains.gui.sites.manual import Article, ManualSite, Setting
+from orchard.workers.domains.gui.sites.solving import (
+    Goal,
+    Maker,
+    Scene,
+    SolutionStep,
+    View,
+    click,
+    done,
+    fill,
+    pick,
+    scene,
+)
 
 
-def _found(article: Article, text: str, *steps: Step) -> tuple[Scene, ...]:
-    """From any page to an article by searching, and what to do there."""
+def _found(article: Article, text: str, *steps: SolutionStep) -> tuple[Scene, ...]:
+    """Leads from any page to an article by searching, with the steps there."""
     on_page = f"page:{article.slug}"
     return (
         scene(on_page, *steps),
@@ -18,8 +28,8 @@ def _found(article: Article, text: str, *steps: Step) -> tuple[Scene, ...]:
     )
 
 
-def _listed(article: Article, *steps: Step) -> tuple[Scene, ...]:
-    """From any page to an article by its chapter, and what to do there."""
+def _listed(article: Article, *steps: SolutionStep) -> tuple[Scene, ...]:
+    """Leads from any page to an article by its chapter, with the steps there."""
     return (
         scene(f"page:{article.slug}", *steps),
         scene(f"chapter:{article.chapter}", click(f"page:{article.slug}")),
@@ -27,25 +37,23 @@ def _listed(article: Article, *steps: Step) -> tuple[Scene, ...]:
     )
 
 
-def _drawn(manual: Manual, dice: random.Random) -> tuple[Article, Setting]:
+def _drawn(manual: ManualSite, dice: random.Random) -> tuple[Article, Setting]:
     article = dice.choice(manual.articles)
     return article, dice.choice(article.settings)
 
 
-def default(manual: Manual, dice: random.Random) -> Goal:
-    """Say the default of a setting."""
+def default(manual: ManualSite, dice: random.Random) -> Goal:
     article, setting = _drawn(manual, dice)
     others = tuple(str(each.default) for each in article.settings if each.default != setting.default)
     return Goal(
         statement=f"What is the default of the setting {setting.name}? Answer with the number alone.",
         records=manual.records(),
-        answer=Answer(value=str(setting.default), others=others),
+        answer=ExpectedAnswer(value=str(setting.default), others=others),
         scenes=_found(article, setting.name, done(str(setting.default))),
     )
 
 
-def since(manual: Manual, dice: random.Random) -> Goal:
-    """Say since which version a setting is there."""
+def since(manual: ManualSite, dice: random.Random) -> Goal:
     article, setting = _drawn(manual, dice)
     others = tuple(each.since for each in article.settings if each.since != setting.since)
     return Goal(
@@ -54,13 +62,12 @@ def since(manual: Manual, dice: random.Random) -> Goal:
             f"chapter {article.chapter}? Answer with the version alone."
         ),
         records=manual.records(),
-        answer=Answer(value=setting.since, others=others),
+        answer=ExpectedAnswer(value=setting.since, others=others),
         scenes=_listed(article, done(setting.since)),
     )
 
 
-def helpful(manual: Manual, dice: random.Random) -> Goal:
-    """Say whether a page was helpful."""
+def helpful(manual: ManualSite, dice: random.Random) -> Goal:
     article, said = dice.choice(manual.articles), dice.choice(("yes", "no"))
     manual.feedback[article.title] = said
 
@@ -77,8 +84,7 @@ def helpful(manual: Manual, dice: random.Random) -> Goal:
     )
 
 
-def report(manual: Manual, dice: random.Random) -> Goal:
-    """Report an error or a wish on the page that has a setting."""
+def report(manual: ManualSite, dice: random.Random) -> Goal:
     article, setting = _drawn(manual, dice)
     kind = dice.choice(("error", "wish"))
     text = f"Please {'correct' if kind == 'error' else 'explain'} {setting.name}"

@@ -1,22 +1,31 @@
-"""Tasks on a map."""
+"""Tasks on the site `map`."""
 
 import random
 
-from orchard.schemas.sites import Answer
-from orchard.workers.domains.gui.sites.goals.interface import Goal, Maker
-from orchard.workers.domains.gui.sites.map import MODES, Map
-from orchard.workers.domains.gui.sites.play import Scene, Step, View, click, done, pick, scene
+from orchard.schemas.sites import ExpectedAnswer
+from orchard.workers.domains.gui.sites.map import MODES, MapSite
+from orchard.workers.domains.gui.sites.solving import (
+    Goal,
+    Maker,
+    Scene,
+    SolutionStep,
+    View,
+    click,
+    done,
+    pick,
+    scene,
+)
 
 
-def _pin(which: str, place: str) -> Step:
+def _pin(which: str, place: str) -> SolutionStep:
     def there(view: View) -> bool:
         shown = view.find(f"at:{which}")
         return shown is not None and shown.value == place
 
-    return Step(do="drag", key=f"pin:{which}", to=f"place:{place}", unless=there)
+    return SolutionStep(do="drag", key=f"pin:{which}", to=f"place:{place}", unless=there)
 
 
-def _planned(start: str, end: str, mode: str, *steps: Step) -> tuple[Scene, ...]:
+def _planned(start: str, end: str, mode: str, *steps: SolutionStep) -> tuple[Scene, ...]:
     return (
         scene(f"route:{start}:{end}:{mode}", *steps),
         scene("plan", _pin("start", start), _pin("end", end), pick(f"mode:{mode}"), click("route")),
@@ -25,14 +34,13 @@ def _planned(start: str, end: str, mode: str, *steps: Step) -> tuple[Scene, ...]
     )
 
 
-def save(planner: Map, dice: random.Random) -> Goal:
-    """Save a route."""
+def save(planner: MapSite, dice: random.Random) -> Goal:
     start, end = dice.sample(sorted(planner.places), 2)
     mode = dice.choice(sorted(MODES))
     return _saved(planner, f"Plan a route by {mode} from {start} to {end}, and save it.", start, end, mode)
 
 
-def _saved(planner: Map, statement: str, start: str, end: str, mode: str) -> Goal:
+def _saved(planner: MapSite, statement: str, start: str, end: str, mode: str) -> Goal:
     planner.saved.append({"start": start, "end": end, "mode": mode})
 
     def saved(view: View) -> bool:
@@ -48,8 +56,7 @@ def _saved(planner: Map, statement: str, start: str, end: str, mode: str) -> Goa
     )
 
 
-def minutes(planner: Map, dice: random.Random) -> Goal:
-    """Say how long a way takes."""
+def minutes(planner: MapSite, dice: random.Random) -> Goal:
     start, end = dice.sample(sorted(planner.places), 2)
     mode = dice.choice(sorted(MODES))
     right = planner.minutes(start, end, mode)
@@ -59,13 +66,12 @@ def minutes(planner: Map, dice: random.Random) -> Goal:
             f"How many minutes does it take from {start} to {end} by {mode}? Answer with the number alone."
         ),
         records=planner.records(),
-        answer=Answer(value=str(right), others=tuple(sorted(others))),
+        answer=ExpectedAnswer(value=str(right), others=tuple(sorted(others))),
         scenes=_planned(start, end, mode, done(str(right))),
     )
 
 
-def faster(planner: Map, dice: random.Random) -> Goal:
-    """Save the faster of two ways to travel."""
+def faster(planner: MapSite, dice: random.Random) -> Goal:
     start, end = dice.sample(sorted(planner.places), 2)
     one, two = dice.sample(sorted(MODES), 2)
     times = {each: planner.minutes(start, end, each) for each in (one, two)}
@@ -76,8 +82,7 @@ def faster(planner: Map, dice: random.Random) -> Goal:
     return _saved(planner, statement, start, end, mode)
 
 
-def order(planner: Map, dice: random.Random) -> Goal:
-    """Put a stop of the tour first or last."""
+def order(planner: MapSite, dice: random.Random) -> Goal:
     stop, first = dice.choice(planner.tour[1:-1]), dice.random() < 0.5
     rest = [each for each in planner.tour if each != stop]
     beside = rest[0] if first else rest[-1]
@@ -100,7 +105,7 @@ def order(planner: Map, dice: random.Random) -> Goal:
             scene(
                 "tour",
                 done("It is saved.", lambda view: view.records.get("tour") == wanted),
-                Step(
+                SolutionStep(
                     do="drag", key=f"stop:{stop}", to=f"stop:{beside}", side=-1 if first else 1, unless=shown
                 ),
                 click("keep"),

@@ -1,16 +1,26 @@
-"""Tasks in a shop."""
+"""Tasks on the site `shop`."""
 
 import random
 
-from orchard.schemas.sites import Answer
-from orchard.workers.domains.gui.sites import words
-from orchard.workers.domains.gui.sites.goals.interface import Goal, Maker, NoGoal
-from orchard.workers.domains.gui.sites.play import Scene, View, click, done, fill, pick, scene
-from orchard.workers.domains.gui.sites.shop import DELIVERIES, FEATURES, MOST, RATINGS, Product, Shop
+from orchard.schemas.sites import ExpectedAnswer
+from orchard.workers.domains.gui.sites import vocabulary
+from orchard.workers.domains.gui.sites.shop import DELIVERIES, FEATURES, MOST, RATINGS, Product, ShopSite
+from orchard.workers.domains.gui.sites.solving import (
+    Goal,
+    Maker,
+    NoGoal,
+    Scene,
+    View,
+    click,
+    done,
+    fill,
+    pick,
+    scene,
+)
 
 
 def _search(product: Product) -> tuple[Scene, ...]:
-    """From any page to a product."""
+    """Leads from any page to a product."""
     return (
         scene("home", fill("search", product.name, enter=True)),
         scene("results:*", click(f"product:{product.number}")),
@@ -24,8 +34,8 @@ def _put(product: Product, colour: str, size: str, count: int) -> Scene:
     )
 
 
-def _chosen(shop: Shop, dice: random.Random) -> tuple[Product, str, str, int, str]:
-    """A product with variant and count, and how a statement says it."""
+def _chosen(shop: ShopSite, dice: random.Random) -> tuple[Product, str, str, int, str]:
+    """Draws a product with colour, size and count, and the words that a statement has for it."""
     product = dice.choice(shop.products)
     colour = dice.choice(product.colours)
     size = dice.choice(product.sizes) if product.sizes else ""
@@ -35,22 +45,21 @@ def _chosen(shop: Shop, dice: random.Random) -> tuple[Product, str, str, int, st
 
 
 def _tidied(line: dict[str, object], leave: str) -> Scene:
-    """The cart: what is not wanted is removed, and the last step follows where the line is there once."""
+    """Removes unwanted lines from the cart; the last step follows if `line` is in it once."""
 
-    def wrong(place: int, view: View) -> bool:
+    def wrong(index: int, view: View) -> bool:
         cart = view.records.get("cart", [])
-        return place < len(cart) and (cart[place] != line or line in cart[:place])
+        return index < len(cart) and (cart[index] != line or line in cart[:index])
 
     removals = [click(f"remove:{at}", unless=lambda view, at=at: not wrong(at, view)) for at in range(MOST)]  # type: ignore[misc]
     missing = click("home", unless=lambda view: line in view.records.get("cart", []))
     return scene("cart", *removals, missing, click(leave) if leave else done("It is in the cart."))
 
 
-def buy(shop: Shop, dice: random.Random) -> Goal:
-    """Order a variant to an address."""
+def buy(shop: ShopSite, dice: random.Random) -> Goal:
     product, colour, size, count, said = _chosen(shop, dice)
-    name, town = words.person(dice), dice.choice(words.TOWNS)
-    street = f"{dice.choice(words.STREETS)} {dice.randrange(1, 99)}"
+    name, town = vocabulary.person(dice), dice.choice(vocabulary.TOWNS)
+    street = f"{dice.choice(vocabulary.STREETS)} {dice.randrange(1, 99)}"
     delivery, gift = dice.choice(sorted(DELIVERIES)), dice.random() < 0.4
     shop.put(product, colour, size, count)
     line = dict(shop.cart[0])
@@ -75,8 +84,7 @@ def buy(shop: Shop, dice: random.Random) -> Goal:
     )  # fmt: skip
 
 
-def collect(shop: Shop, dice: random.Random) -> Goal:
-    """Put a variant into the cart."""
+def collect(shop: ShopSite, dice: random.Random) -> Goal:
     product, colour, size, count, said = _chosen(shop, dice)
     shop.put(product, colour, size, count)
     return Goal(
@@ -86,8 +94,7 @@ def collect(shop: Shop, dice: random.Random) -> Goal:
     )
 
 
-def wish(shop: Shop, dice: random.Random) -> Goal:
-    """Put a product on the wish list."""
+def wish(shop: ShopSite, dice: random.Random) -> Goal:
     product = dice.choice(shop.products)
     shop.wishes.append(product.name)
 
@@ -104,8 +111,7 @@ def wish(shop: Shop, dice: random.Random) -> Goal:
     )
 
 
-def cheapest(shop: Shop, dice: random.Random) -> Goal:
-    """Name the cheapest product of a category with a feature and a rating."""
+def cheapest(shop: ShopSite, dice: random.Random) -> Goal:
     for _ in range(200):
         category, feature = (
             dice.choice(sorted({each.category for each in shop.products})),
@@ -126,7 +132,7 @@ def cheapest(shop: Shop, dice: random.Random) -> Goal:
             f"{rating}? Answer with its name alone."
         ),
         records=shop.records(),
-        answer=Answer(value=right.name, others=others),
+        answer=ExpectedAnswer(value=right.name, others=others),
         scenes=(
             scene("home", click(f"nav:{category}")),
             scene(
@@ -151,15 +157,14 @@ def _all(view: View, asked: dict[str, str]) -> bool:
     )
 
 
-def weight(shop: Shop, dice: random.Random) -> Goal:
-    """Say how heavy several of a product are."""
+def weight(shop: ShopSite, dice: random.Random) -> Goal:
     product, count = dice.choice(shop.products), dice.randrange(2, 7)
     return Goal(
         statement=(
             f"How many grams do {count} pieces of the {product.name} weigh? Answer with the number alone."
         ),
         records=shop.records(),
-        answer=Answer(value=str(product.weight * count), others=(str(product.weight),)),
+        answer=ExpectedAnswer(value=str(product.weight * count), others=(str(product.weight),)),
         scenes=(
             scene(f"product:{product.number}", done(str(product.weight * count))),
             *_search(product),

@@ -1,15 +1,14 @@
-"""Tasks of the tiny family: one shape, or two or three in order."""
+"""Tasks on the site `tiny`: one shape, or two or three in order."""
 
 import random
 from collections.abc import Sequence
 
-from orchard.workers.domains.gui.sites.goals.interface import Goal, Maker, NoGoal
-from orchard.workers.domains.gui.sites.play import click, done, scene
-from orchard.workers.domains.gui.sites.tiny import Tiny, What
+from orchard.workers.domains.gui.sites.solving import Goal, Maker, NoGoal, click, done, scene
+from orchard.workers.domains.gui.sites.tiny import TinySite, What
 
 
 def _chain(length: int) -> Maker:
-    def make(tiny: Tiny, _: random.Random) -> Goal:
+    def make(tiny: TinySite, _: random.Random) -> Goal:
         if len(tiny.targets) != length:
             raise NoGoal
         return in_order(tiny.targets)
@@ -18,7 +17,7 @@ def _chain(length: int) -> Maker:
 
 
 def in_order(targets: Sequence[What]) -> Goal:
-    """Click these, one on each screen."""
+    """Asks for clicks on these shapes, one on each screen."""
     wanted = [" ".join(each) for each in targets]
     return Goal(
         statement=f"Click the {', then the '.join(wanted)}.",

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import aiohttp
 import pytest
 
-from orchard.workers.domains.claw import faces
-from orchard.workers.domains.claw.engine import Answered, Services
-from orchard.workers.domains.claw.faces import Face, served
+from orchard.workers.domains.claw import servers
+from orchard.workers.domains.claw.engine import CallResult, Services
+from orchard.workers.domains.claw.servers import Face, served
 from tests.claw_world import LETTER, desk
 
 
@@ -20,7 +20,7 @@ class Logged:
         self.services = services
         self.faces: list[Face] = []
 
-    async def served(self, tool: str, arguments: Any, face: Face) -> tuple[Answered, float]:
+    async def served(self, tool: str, arguments: Any, face: Face) -> tuple[CallResult, float]:
         answered = self.services.call(tool, arguments)
         await asyncio.sleep(0)
         self.faces.append(face)
@@ -88,7 +88,7 @@ async def test_http_has_the_same_tools(face: Reached) -> None:
 async def test_an_agent_cannot_fill_the_memory_of_its_worker(
     face: Reached, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(faces, "MOST_BYTES", 20_000)
+    monkeypatch.setattr(servers, "MOST_BYTES", 20_000)
     long = {"name": "mail_list_messages", "arguments": {"query": "x" * 8_000}}
     assert "result" in await face.rpc("tools/call", long)
     assert "result" in await face.rpc("tools/call", long)
@@ -99,7 +99,7 @@ async def test_an_agent_cannot_fill_the_memory_of_its_worker(
 
 
 async def test_calls_at_once_are_counted_one_by_one(face: Reached, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(faces, "MOST_CALLS", 20)
+    monkeypatch.setattr(servers, "MOST_CALLS", 20)
     calls = [face.rpc("tools/call", {"name": "mail_list_messages"}) for _ in range(60)]
     answers = await asyncio.gather(*calls)
     assert sum("result" in answer for answer in answers) == len(face.world.services.audit) == 20
@@ -107,7 +107,7 @@ async def test_calls_at_once_are_counted_one_by_one(face: Reached, monkeypatch: 
 
 async def test_a_batch_is_answered_whole_or_refused_whole(face: Reached) -> None:
     call = {"jsonrpc": "2.0", "method": "tools/call", "params": {"name": "mail_list_messages"}}
-    for size, status in ((0, 400), (faces.CALLS_AT_ONCE, 200), (faces.CALLS_AT_ONCE + 1, 400)):
+    for size, status in ((0, 400), (servers.CALLS_AT_ONCE, 200), (servers.CALLS_AT_ONCE + 1, 400)):
         batch = [{**call, "id": number} for number in range(size)]
         async with face.client.post(f"{face.root}/mcp", json=batch) as response:
             answer = await response.json()
@@ -116,7 +116,7 @@ async def test_a_batch_is_answered_whole_or_refused_whole(face: Reached) -> None
             assert [each["id"] for each in answer] == [*range(size)]
         else:
             assert "batch" in answer["error"]["message"]
-    assert len(face.world.services.audit) == faces.CALLS_AT_ONCE
+    assert len(face.world.services.audit) == servers.CALLS_AT_ONCE
 
 
 async def test_an_injected_rate_limit_says_when_to_try_again() -> None:

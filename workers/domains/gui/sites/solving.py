@@ -1,10 +1,11 @@
-"""How a task is played by who knows its site: scenes of steps on named elements, and one turn of calls from
-them.
+"""How a task on a site is solved by a program that knows the site: scenes of steps on named elements, which
+become one turn's calls.
 
-An element has a key (`data-k`), which nobody sees. What to do follows from the page that is shown alone, so
-that a mistake, a page that was left or an attempt that begins again is gone on from.
+Elements have an invisible key (`data-k`). The next action follows from the page that is shown alone, so that
+it continues after a mistake, after leaving a page, and in an attempt that begins again.
 """
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -12,69 +13,67 @@ from typing import Any, Literal
 
 import msgspec
 
-from orchard.schemas.sites import Site
+from orchard.schemas.sites import ExpectedAnswer, Records, SiteSpec
 
 
 class Element(msgspec.Struct, frozen=True, kw_only=True):
-    """An element with a key, in pixels of the viewport."""
+    """An element with a key; sizes are in pixels of the viewport."""
 
     key: str
     x: float
-    """Of its middle, as `y`; where it is cut by its scrolling container or the viewport, of what is left."""
+    """Centre of the element's visible part; `y` likewise. Scrolling containers and the viewport cut it."""
     y: float
     seen: bool
     """Whether a click there would reach it."""
     height: float = 0.0
     value: str = ""
-    """Of a field, a list or a button; of anything else its text."""
+    """The value of a field, list or button; the text of any other element."""
     on: bool = False
-    """Checked, or pressed."""
     inside: tuple[float, float] | None = None
-    """A point of the container that must scroll before it is seen."""
+    """A point of the container that must be scrolled to show it."""
     away: float = 0.0
-    """Pixels that its page or container must scroll down, negative for up; sideways is not looked at."""
+    """Pixels by which its page or container must scroll down; negative means up. Horizontal scrolling is
+    ignored."""
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
-    """What the oracle sees: the page's elements with keys, and the records."""
+    """The oracle's input: the page's elements that have keys, and the site's records."""
 
     page: str
-    """Name of the page: see `Page.name`. Empty where no page of the site is shown."""
+    """The `SitePage.name` of the page that is shown; empty if it is no page of the site."""
     width: float
     height: float
     elements: tuple[Element, ...] = ()
     focus: str = ""
-    """Key of the element that has it."""
     records: dict[str, Any] = {}
-    site: Site | None = None
-    """Whose page it is."""
+    site: SiteSpec | None = None
 
     def find(self, key: str) -> Element | None:
-        """The element of that key; of several, one that is seen."""
+        """Returns the element with that key; if there are several, a visible one."""
         found = [each for each in self.elements if each.key == key]
         return next((each for each in found if each.seen), found[0] if found else None)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
-    """Something to do with an element."""
+class SolutionStep:
+    """One action on an element."""
 
     do: Literal["click", "fill", "pick", "choose", "hover", "drag", "done"]
-    """`fill` a field; `pick` a box or button that stays pressed; `choose` an entry of a list by its label."""
+    """`fill` a field; `pick` a box or a button that stays pressed; `choose` an entry of a list by its
+    label."""
     key: str = ""
     value: str = ""
-    """What to fill in, to choose, or to answer."""
+    """The text to fill in, the label to choose, or the answer."""
     to: str = ""
-    """Key to drag to."""
+    """Key of the element to drag to."""
     side: int = 0
-    """Where on that: its middle, the upper part (-1), or the lower (1)."""
+    """The part of the target to drop on: its middle (0), the upper part (-1), or the lower (1)."""
     enter: bool = False
-    """Whether to press Enter after filling in."""
     unless: Callable[[View], bool] = lambda _: False
-    """Whether it is not needed, beside what the element itself says."""
+    """A further condition under which the step is skipped."""
 
     def met(self, view: View) -> bool:
-        """Whether there is nothing to do."""
+        """Whether the step can be skipped."""
         element = view.find(self.key)
         if self.unless(view):
             return True
@@ -88,28 +87,25 @@ class Step:
         return False
 
 
-def click(key: str, unless: Callable[[View], bool] = lambda _: False) -> Step:
-    """Click it."""
-    return Step(do="click", key=key, unless=unless)
+def click(key: str, unless: Callable[[View], bool] = lambda _: False) -> SolutionStep:
+    return SolutionStep(do="click", key=key, unless=unless)
 
 
-def fill(key: str, value: str, *, enter: bool = False) -> Step:
-    """Have this in a field."""
-    return Step(do="fill", key=key, value=value, enter=enter)
+def fill(key: str, value: str, *, enter: bool = False) -> SolutionStep:
+    return SolutionStep(do="fill", key=key, value=value, enter=enter)
 
 
-def pick(key: str) -> Step:
-    """Have it checked."""
-    return Step(do="pick", key=key)
+def pick(key: str) -> SolutionStep:
+    return SolutionStep(do="pick", key=key)
 
 
-def done(answer: str, when: Callable[[View], bool] = lambda _: True) -> Step:
-    """Say that it is done, once it is."""
-    return Step(do="done", value=answer, unless=lambda view: not when(view))
+def done(answer: str, when: Callable[[View], bool] = lambda _: True) -> SolutionStep:
+    """Ends the task with an answer once the condition holds."""
+    return SolutionStep(do="done", value=answer, unless=lambda view: not when(view))
 
 
 def has(key: str) -> Callable[[View], bool]:
-    """Whether the page has an element of that key that can be clicked."""
+    """Returns a condition: the page has a clickable element with that key."""
 
     def seen(view: View) -> bool:
         element = view.find(key)
@@ -120,29 +116,45 @@ def has(key: str) -> Callable[[View], bool]:
 
 @dataclass(frozen=True)
 class Scene:
-    """What to do on the pages whose name matches: the steps in order, each unless it is met."""
+    """The steps for pages whose name matches a pattern, in order; a step that is met is skipped."""
 
     pages: str
-    steps: tuple[Step, ...]
+    steps: tuple[SolutionStep, ...]
 
 
-def scene(pages: str, *steps: Step) -> Scene:
-    """See Scene."""
+def scene(pages: str, *steps: SolutionStep) -> Scene:
     return Scene(pages, steps)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """A task on a site: its statement, the expected result, and its solution."""
+
+    statement: str
+    records: Records
+    """The site's records when the task is done."""
+    scenes: tuple[Scene, ...]
+    answer: ExpectedAnswer | None = None
+
+
+Maker = Callable[[Any, random.Random], Goal]
+"""Makes a goal on a site's initial content. It may change the content, to find the expected records."""
+
+
+class NoGoal(Exception):
+    """The content of this seed has no such task."""
+
+
 Call = tuple[str, dict[str, Any]]
-"""Name of a tool, and its arguments."""
 GETS_IN_THE_WAY = ("consent-accept",)
-"""Elements that are clicked before anything else, where they are seen."""
+"""Elements that are clicked before anything else if they are visible."""
 _CALLS = 6
-"""Of one turn."""
 _LEAVES = ("click", "drag", "done")
-"""What may change the page: the last of a turn."""
+"""Actions that may change the page; they end a turn."""
 
 
 def turn(scenes: Sequence[Scene], view: View, home: str) -> list[Call]:
-    """The calls of the next turn. `home` is the address to go to where nothing else can be done."""
+    """Returns the calls of the next turn. `home` is the address to open when no step applies."""
     for key in GETS_IN_THE_WAY:
         element = view.find(key)
         if element is not None and element.seen:
@@ -167,7 +179,7 @@ def turn(scenes: Sequence[Scene], view: View, home: str) -> list[Call]:
     return calls or [("goto_url", {"url": home})]
 
 
-def _calls(step: Step, element: Element, target: Element | None, view: View) -> list[Call]:
+def _calls(step: SolutionStep, element: Element, target: Element | None, view: View) -> list[Call]:
     at = {"point_2d": point(element, view)}
     match step.do:
         case "hover":
@@ -197,10 +209,10 @@ def _towards(element: Element, view: View) -> Call:
 
 
 def point(element: Element, view: View) -> list[int]:
-    """Where it is, 0 to 1000 of the screen."""
+    """Returns the element's centre, each coordinate 0 to 1000."""
     return [normal(element.x, view.width), normal(element.y, view.height)]
 
 
 def normal(pixels: float, size: float) -> int:
-    """Pixels as 0 to 1000 of the screen."""
+    """Converts pixels to 0 to 1000 of the screen."""
     return round(min(max(pixels / size * 1000, 0), 1000))

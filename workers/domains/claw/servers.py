@@ -1,7 +1,7 @@
-"""The faces of a world's services: HTTP and MCP (streamable HTTP), on loopback, while an attempt lasts.
+"""Serves a world's services over HTTP and MCP (streamable HTTP) on loopback while an attempt lasts.
 
-A program reaches them by a reverse tunnel, at an address that nobody can guess. There is no way here to the
-audit log, to the records but by the tools, or to another attempt's world.
+A program in the sandbox reaches them by a reverse tunnel, under a secret path. The audit log, other attempts'
+worlds, and records except through tools cannot be reached here.
 """
 
 import asyncio
@@ -15,35 +15,34 @@ import msgspec
 from aiohttp import web
 
 from orchard.schemas.decoding import Unreadable, decode_text
-from orchard.workers.domains.claw.engine import Answered, Services
+from orchard.workers.domains.claw.engine import CallResult, Services
 
 Face = Literal["harness", "mcp", "http"]
 LARGEST_BODY = 4 * 1024 * 1024
 CALLS_AT_ONCE = 16
 MOST_CALLS = 5000
-"""Of one attempt; more are refused, and not logged."""
+"""Maximum calls in one attempt; more are rejected and not logged."""
 MOST_BYTES = 32 * 1024 * 1024
-"""Of the arguments and answers of one attempt, which are in its log and so in memory; the same."""
+"""Maximum bytes of arguments and answers in one attempt, because its log is held in memory; more are
+rejected, too."""
 PROTOCOLS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
-"""Versions of MCP, newest first."""
 
 _TOO_MANY = f"more than {MOST_CALLS} calls, or {MOST_BYTES >> 20} MiB of them"
 _PARSE, _INVALID, _NO_METHOD, _BAD_PARAMS = -32700, -32600, -32601, -32602
 
 
-class Callable(Protocol):
-    """What the faces need of a world."""
-
+class ServedWorld(Protocol):
     services: Services
 
-    async def served(self, tool: str, arguments: str | dict[str, Any], face: Face) -> tuple[Answered, float]:
-        """Carry a call out, and log it."""
+    async def served(
+        self, tool: str, arguments: str | dict[str, Any], face: Face
+    ) -> tuple[CallResult, float]: ...
 
 
 @asynccontextmanager
-async def served(world: Callable) -> AsyncIterator[tuple[int, str]]:
-    """Serve the world's services: port on loopback, and the path of the MCP server; its directory is that of
-    the HTTP face. At the end calls under way have ended, and their entries are published."""
+async def served(world: ServedWorld) -> AsyncIterator[tuple[int, str]]:
+    """Serves the world's services; yields the port on loopback and the path of the MCP server, whose parent
+    is the HTTP API. On exit, running calls finish and their entries are published."""
     face = _Faces(world)
     app = web.Application(client_max_size=LARGEST_BODY)
     app.router.add_route("*", "/{secret}/{rest:.*}", face.handle)
@@ -59,7 +58,7 @@ async def served(world: Callable) -> AsyncIterator[tuple[int, str]]:
 
 
 class _Faces:
-    def __init__(self, world: Callable) -> None:
+    def __init__(self, world: ServedWorld) -> None:
         self.secret = secrets.token_hex(16)
         self._world = world
         self._places = asyncio.Semaphore(CALLS_AT_ONCE)
@@ -81,12 +80,12 @@ class _Faces:
         return _json({"error": "not found: GET tools, POST tools/NAME, or POST mcp"}, 404)
 
     async def settle(self) -> None:
-        """Wait for the entries of all calls; raises what kept one from being published."""
+        """Waits until all calls are published; raises the error that prevented one."""
         await asyncio.gather(*self._calls)
 
-    async def _called(self, tool: str, arguments: Any, face: Face, size: int) -> Answered | None:
-        """One call that came in so many bytes, to its end also where its caller goes away: it has happened.
-        None: one too many."""
+    async def _called(self, tool: str, arguments: Any, face: Face, size: int) -> CallResult | None:
+        """Finishes one call of `size` bytes even if the client disconnects, because it has had its effect.
+        Returns None beyond the limits."""
         async with self._places:
             self._count += 1
             self._bytes += size
@@ -127,7 +126,7 @@ class _Faces:
         return _json(answers if isinstance(asked, list) else answers[0])
 
     async def _message(self, asked: Any, size: int) -> dict[str, Any] | None:
-        """The answer to one JSON-RPC message; None for a notification or a response."""
+        """Answers one JSON-RPC message; None for a notification or a response."""
         if not isinstance(asked, dict) or asked.get("jsonrpc") != "2.0":
             return _error(None, _INVALID, "no JSON-RPC 2.0 message")
         name, key = asked.get("method"), asked.get("id")

@@ -1,4 +1,4 @@
-"""Words that sites are made of. Lists only grow at their end: a seed's site must stay what it is."""
+"""Names and places that sites are made of. Lists only grow at their end: a seed's site must not change."""
 
 import random
 from collections.abc import Sequence
@@ -30,22 +30,20 @@ HOUSES = (
 
 
 def person(dice: random.Random) -> str:
-    """First and last name."""
     return f"{dice.choice(FIRST_NAMES)} {dice.choice(LAST_NAMES)}"
 
 
 def people(dice: random.Random, count: int) -> list[str]:
-    """Different persons, no two with the same first or last name."""
+    """Draws persons, no two with the same first or last name."""
     pairs = zip(dice.sample(FIRST_NAMES, count), dice.sample(LAST_NAMES, count), strict=True)
     return [f"{first} {last}" for first, last in pairs]
 
 
 def house(dice: random.Random, kind: str) -> tuple[str, str]:
-    """Name and host of whoever runs a site."""
     name = dice.choice(HOUSES)
     return f"{name} {kind.capitalize()}", f"{name.lower()}-{kind.lower().replace(' ', '-')}.test"
 
 
 def listed(parts: Sequence[str]) -> str:
-    """`a, b and c`."""
+    """Joins texts as in `a, b and c`."""
     return f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else "".join(parts)

@@ -1,4 +1,4 @@
-"""Times of a world: fixtures say them relative to the task's now. Pure."""
+"""Parses times of a world, which fixtures write relative to the task's now. Pure."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -11,14 +11,14 @@ _IN_TEXT = re.compile(r"\{\{(now[^{}]*)\}\}")
 
 
 def read_time(text: str) -> datetime:
-    """An ISO 8601 time; UTC where it names no zone. Raises ValueError."""
+    """Parses an ISO 8601 time; without a zone it is UTC. Raises ValueError."""
     found = datetime.fromisoformat(text)
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def moment(text: str, now: datetime) -> datetime | None:
-    """The time that `now-2d` or `now+1w@09:00` means; None for another text. Raises ValueError for one that
-    no calendar has."""
+    """Parses a relative time such as `now-2d` or `now+1w@09:00`; None for other text. Raises ValueError if
+    the result is out of range."""
     found = _RELATIVE.fullmatch(text)
     if found is None:
         return None
@@ -34,9 +34,9 @@ def moment(text: str, now: datetime) -> datetime | None:
 
 
 def resolved(value: Any, now: datetime, times: frozenset[str] = frozenset(), name: str = "") -> Any:
-    """A fixture with its times: those of fields in `times`, and `{{now+3d}}` in every text as a date.
+    """Resolves a fixture's times: the fields in `times`, and `{{now+3d}}` in any text as a date.
 
-    Raises ValueError for a field of time that holds none.
+    Raises ValueError if a time field holds no time.
     """
     match value:
         case dict():

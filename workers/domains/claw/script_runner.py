@@ -1,7 +1,8 @@
-"""Running a test script in the grading sandbox: files in, one outcome out, verdicts of judges between.
+"""Runs a test script in the grading sandbox, and supplies the verdicts of judges that it asks for.
 
-A script cannot wait for a judge, which is outside: it ends with its question, and runs again with the
-verdict. So it must ask the same each time, which a script over a bundle that never changes does.
+A script cannot wait for a judge, which is outside of the sandbox: it ends with its question and is run again
+with the verdict. It must therefore ask the same questions each time, which a script over an unchanging bundle
+does.
 """
 
 import secrets
@@ -12,44 +13,39 @@ from typing import Any
 
 import msgspec
 
-from orchard.schemas.judging import Verdict
+from orchard.schemas.judging import JudgeVerdict
 from orchard.schemas.outcomes import AbortCause
 from orchard.workers.domains.claw import frame
 from orchard.workers.episode.machine import Machine
 from orchard.workers.failures import InfrastructureError, LimitExceeded
 
 JUDGE_CALLS = 32
-"""Verdicts that one script may ask for."""
 MISSING = (126, 127)
-"""Exit statuses of a shell that could not execute what it was asked for."""
+"""Exit statuses of a shell that could not execute its command."""
 _MARGIN = 15.0
-"""Seconds that the frame may take beside its script."""
+"""Seconds that the frame may take in addition to its script."""
 _FRAME = Path(frame.__file__).read_bytes()
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a script may use; more is GRADER_FAILED."""
+class ScriptLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Resources that a script may use; exceeding them is GRADER_FAILED."""
 
     seconds: float = 60.0
     memory: int = 1 << 30
-    """Bytes of address space."""
     output: int = 1 << 20
-    """Bytes that it may print."""
+    """Maximum bytes of printed output."""
     programs: bool = False
-    """Whether it may start programs."""
     paths: tuple[str, ...] = ()
-    """Directories of modules, in the grading sandbox."""
+    """Directories in the grading sandbox that are added to `sys.path`."""
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """What a script asks a judge."""
-
     key: str
     name: str
     rubric: str
     protocol: str = ""
     parts: dict[str, Any] = {}
-    """Parts of the evidence that the script gives itself, by the names of Evidence's fields."""
+    """Fields of Evidence that the script supplies itself."""
 
 
 class _Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,15 +57,13 @@ class _Outcome(msgspec.Struct, frozen=True, kw_only=True):
     output: str = ""
 
 
-class Ran(msgspec.Struct, frozen=True, kw_only=True):
-    """What a script returned and printed."""
-
+class ScriptResult(msgspec.Struct, frozen=True, kw_only=True):
     result: dict[str, Any]
     output: str
 
 
-Ask = Callable[[Question], Awaitable[Verdict | dict[str, str]]]
-"""The verdict on a question, or another answer that the script knows to read."""
+AskJudge = Callable[[Question], Awaitable[JudgeVerdict | dict[str, str]]]
+"""Answers a question with a verdict, or with another value that the script understands."""
 _OUTCOMES = msgspec.json.Decoder(_Outcome)
 
 
@@ -79,17 +73,17 @@ async def run_script(
     script: str,
     bundle: bytes,
     *,
-    limits: Limits,
-    ask: Ask,
+    limits: ScriptLimits,
+    ask: AskJudge,
     files: Mapping[str, str] | None = None,
     python: str = "python3",
-) -> Ran:
-    """What the script returns. `files` are put into the directory that it runs in, by relative path; `python`
-    is the interpreter, in the sandbox.
+) -> ScriptResult:
+    """Runs a script and returns its result. `files` are written into its working directory, by relative path;
+    `python` is the interpreter in the sandbox.
 
-    Raises InfrastructureError: GRADER_FAILED for a script that raises, returns nothing usable, or breaks a
-    limit or a rule of its frame; TASK_BROKEN where the image lacks the interpreter; what `ask` raises; the
-    machine's.
+    Raises InfrastructureError: GRADER_FAILED if the script raises, returns nothing usable, or violates a
+    limit or rule of its frame; TASK_BROKEN if the image lacks the interpreter; and what `ask` and the machine
+    raise.
     """
     folder = f"/tmp/orchard-grading-{secrets.token_hex(8)}"
     await machine.write(f"{folder}/frame.py", _FRAME)
@@ -98,19 +92,19 @@ async def run_script(
     await machine.write(f"{folder}/limits.json", msgspec.json.encode(limits))
     for path, text in (files or {}).items():
         await machine.write(f"{folder}/scratch/{inside(path)}", text.encode(errors="replace"))
-    known: dict[str, Verdict | dict[str, str]] = {}
+    known: dict[str, JudgeVerdict | dict[str, str]] = {}
     for _ in range(JUDGE_CALLS + 1):
         await machine.write(f"{folder}/known.json", msgspec.json.encode(known))
         outcome = await _outcome(machine, name, folder, limits, python)
         if outcome.outcome == "graded":
-            return Ran(result=outcome.result, output=outcome.output)
+            return ScriptResult(result=outcome.result, output=outcome.output)
         if outcome.outcome != "ask" or outcome.request is None:
             raise failed(name, outcome.reason, outcome.trace)
         known[outcome.request.key] = await ask(outcome.request)
     raise failed(name, f"it asks for more than {JUDGE_CALLS} verdicts")
 
 
-async def _outcome(machine: Machine, name: str, folder: str, limits: Limits, python: str) -> _Outcome:
+async def _outcome(machine: Machine, name: str, folder: str, limits: ScriptLimits, python: str) -> _Outcome:
     command = f"{shlex.quote(python)} -I {shlex.quote(f'{folder}/frame.py')} {shlex.quote(folder)}"
     try:
         ran = await machine.run(command, timeout=limits.seconds + _MARGIN, cwd="/")
@@ -127,7 +121,7 @@ async def _outcome(machine: Machine, name: str, folder: str, limits: Limits, pyt
 
 
 def inside(path: str) -> str:
-    """A relative path below the directory that it is put into. Raises ValueError for any other."""
+    """Validates a relative path without `..`. Raises ValueError."""
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts or "\0" in path:
         raise ValueError(f"the path {path!r} must be relative, and without ..")
@@ -135,13 +129,11 @@ def inside(path: str) -> str:
 
 
 def no_interpreter(python: str, said: str) -> InfrastructureError:
-    """The abort of an attempt in whose fresh sandbox the interpreter cannot be executed."""
     return InfrastructureError(
         AbortCause.TASK_BROKEN, f"the image of the task has no {python} that can be executed: {said[-500:]}"
     )
 
 
 def failed(name: str, reason: str, trace: str = "") -> InfrastructureError:
-    """The abort of an attempt whose test script failed."""
     said = f"\n{trace}" if trace else ""
     return InfrastructureError(AbortCause.GRADER_FAILED, f"test script {name}: {reason}{said}")
