@@ -62,11 +62,11 @@ class AgentConnection:
         address: str = "http://agent",
         seal: Seal | None = None,
         owns_connector: bool = True,
-        exchange: ConnectionPool | None = None,
+        pool: ConnectionPool | None = None,
     ) -> None:
-        """`exchange`: connections to the same agent for requests that are whole in both directions; closed
+        """`pool`: connections to the same agent for requests that are whole in both directions; closed
         with this."""
-        self._exchange = exchange
+        self._pool = pool
         self._address = URL(address)
         self._seal = seal
         self._session = aiohttp.ClientSession(
@@ -79,8 +79,8 @@ class AgentConnection:
         )
 
     async def close(self) -> None:
-        if self._exchange is not None:
-            self._exchange.close()
+        if self._pool is not None:
+            self._pool.close()
         await self._session.close()
 
     async def introduce(self) -> None:
@@ -120,8 +120,8 @@ class AgentConnection:
             body = sealed.frames(body)
         with _explained():
             answer = None
-            if self._exchange is not None and isinstance(body, bytes | Sized | None):
-                answer = await _asked(self._exchange, method, url, headers, body or b"")
+            if self._pool is not None and isinstance(body, bytes | Sized | None):
+                answer = await _asked(self._pool, method, url, headers, body or b"")
             reply: Reply
             if answer is not None and not (isinstance(body, Sized) and _unknown_there(answer)):
                 reply, data = answer, answer.body
@@ -269,10 +269,10 @@ def _explained() -> Iterator[None]:
 
 
 async def _asked(
-    exchange: ConnectionPool, method: str, url: URL, headers: Mapping[str, str], body: bytes | Sized
+    pool: ConnectionPool, method: str, url: URL, headers: Mapping[str, str], body: bytes | Sized
 ) -> HttpResponse:
     try:
-        connection = await exchange.connection()
+        connection = await pool.connection()
     except OSError as error:
         raise AgentUnreachable(f"the sandbox agent cannot be reached: {error.strerror}") from error
     if isinstance(body, Sized):  # an agent that does not know this takes it in pieces

@@ -86,7 +86,9 @@ class AsyncSandboxClient:
             tls=tls,
         )
         self._auto_cleanup = auto_cleanup
-        self._ledger = CreatedSandboxes(self.base_url, self._transport.headers, at_exit=auto_cleanup, tls=tls)
+        self._created = CreatedSandboxes(
+            self.base_url, self._transport.headers, at_exit=auto_cleanup, tls=tls
+        )
         self._made: dict[str, AsyncSandbox] = {}
         self._undoing: set[asyncio.Future[None]] = set()
 
@@ -152,7 +154,7 @@ class AsyncSandboxClient:
             self._transport.call(SandboxCreatedReply, operations.CREATE, body=request, key=idempotency_key),
             lambda reply: [reply.sandbox_id],
         )
-        self._ledger.add(made.sandbox_id)
+        self._created.add(made.sandbox_id)
         try:
             if wait_ready:
                 info = await self._ready(made.sandbox_id, request.timeout)
@@ -179,7 +181,7 @@ class AsyncSandboxClient:
 
     async def cleanup_all(self) -> None:
         """Delete the sandboxes that this client made in this process, not those made before a fork."""
-        await asyncio.gather(*(self._delete_own(sandbox_id) for sandbox_id in self._ledger.ids()))
+        await asyncio.gather(*(self._delete_own(sandbox_id) for sandbox_id in self._created.ids()))
 
     async def health(self) -> HealthResult:
         """Raise SandboxUnavailable while the service cannot make sandboxes."""
@@ -236,7 +238,7 @@ class AsyncSandboxClient:
                 await asyncio.wait(undoing)
             if self._auto_cleanup:
                 await self.cleanup_all()
-                self._ledger.close()
+                self._created.close()
         finally:
             await self._transport.close()
 
@@ -273,7 +275,7 @@ class AsyncSandboxClient:
         forks = await self._unless_given_up(forking, lambda made: [info.sandbox_id for info in made])
         ids = [info.sandbox_id for info in forks]
         for sandbox_id in ids:
-            self._ledger.add(sandbox_id)
+            self._created.add(sandbox_id)
         try:
             ready = await asyncio.gather(*(self._ready(sandbox_id, DEFAULT_TIMEOUT) for sandbox_id in ids))
         except BaseException:
@@ -287,7 +289,7 @@ class AsyncSandboxClient:
 
     def _forget(self, sandbox_id: str) -> None:
         self._made.pop(sandbox_id, None)
-        self._ledger.remove(sandbox_id)
+        self._created.remove(sandbox_id)
 
     async def _info(self, sandbox_id: str) -> SandboxInfo:
         return await self._transport.call(SandboxInfo, operations.GET, sandbox_id)

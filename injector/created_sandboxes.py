@@ -34,7 +34,7 @@ class CreatedSandboxes:
         self._headers = dict(headers)
         self._made: dict[str, None] = {}
         if at_exit:
-            _ledgers.append(self)
+            _instances.append(self)
             _listen_for_signals()
 
     def add(self, sandbox_id: str) -> None:
@@ -48,8 +48,8 @@ class CreatedSandboxes:
 
     def close(self) -> None:
         """Stop deleting at exit."""
-        if self in _ledgers:
-            _ledgers.remove(self)
+        if self in _instances:
+            _instances.remove(self)
 
     def forget(self) -> None:
         """Drop all entries, in a forked child."""
@@ -72,7 +72,7 @@ class CreatedSandboxes:
                 return  # the service is away; the process must not wait for it once for each
 
 
-_ledgers: list[CreatedSandboxes] = []
+_instances: list[CreatedSandboxes] = []
 
 
 def _listen_for_signals() -> None:
@@ -99,8 +99,8 @@ def _end_by_signal(number: int, _frame: FrameType | None) -> None:
 
 @atexit.register
 def _delete_everything() -> None:
-    for ledger in list(_ledgers):
-        ledger.delete_all()
+    for created in list(_instances):
+        created.delete_all()
 
 
 def _complain(sentence: str) -> None:
@@ -110,8 +110,8 @@ def _complain(sentence: str) -> None:
 
 
 def _forget_the_parents() -> None:
-    for ledger in _ledgers:
-        ledger.forget()
+    for created in _instances:
+        created.forget()
 
 
 os.register_at_fork(after_in_child=_forget_the_parents)

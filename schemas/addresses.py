@@ -9,11 +9,12 @@ from urllib.parse import SplitResult, urlsplit
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NAME_LENGTH = 20
-"""From here on a name without underscores, or with digits or capitals among small letters, is a key."""
+"""A name that is this long and has no underscores, or mixes small letters with digits or capitals, is a
+key."""
 _PATHS = re.compile(r"/(chat/completions|completions|responses|messages|embeddings|models)/?$")
 """What clients add to the base URL of an OpenAI-compatible endpoint."""
 _LOCAL = re.compile(r"([^./:]+|(127|10)(\.[0-9]+){3}|192\.168(\.[0-9]+){2}|\[::1\])(:|/|$)")
-"""A host to which people speak without TLS."""
+"""Matches a host that is reached without TLS."""
 
 
 def check_base_url(url: str, what: str) -> None:

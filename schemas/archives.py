@@ -1,27 +1,26 @@
-"""The archive of the event log: what a manifest says, and the event that records one."""
+"""The archive of the event log: its manifest, and the event that records a part."""
 
 import msgspec
 
 MANIFEST_VERSION = 1
 
 
-class Segment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ArchiveSegment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One Parquet file of sealed messages, in the order of the stream."""
 
     path: str
-    """File name, beside the manifest."""
+    """Name of the file, beside the manifest."""
     size: int
-    """Bytes of the file."""
     sha256: str
-    """Of the file."""
+    """SHA-256 of the file's bytes."""
     content_sha256: str
-    """Of the messages, however they are encoded: see `orchard.storage.archive.segments.Content`."""
+    """SHA-256 of the messages, however they are encoded: `orchard.storage.archive.segments.ContentDigest`."""
     first_sequence: int
     last_sequence: int
     events: int
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ArchiveManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that one part of a campaign's archive holds.
 
     It has every event that the stream held on the campaign's own subjects at sequences over `after` and up to
@@ -35,12 +34,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     last_sequence: int
     events: int
     removed: int
-    """Those on the campaign's own subjects, which leave the stream."""
+    """Events on the campaign's own subjects, which leave the stream."""
     bytes: int
-    """Of payloads."""
+    """Bytes of all payloads together."""
     subjects: dict[str, int]
     """Events by subject; a shard or an id in it is `*`."""
-    segments: tuple[Segment, ...]
+    segments: tuple[ArchiveSegment, ...]
     version: int = MANIFEST_VERSION
 
 

@@ -3,15 +3,15 @@
 import msgspec
 
 INLINE_LIMIT = 256 * 1024
-"""Bytes. Larger payloads are blobs, and the event carries a BlobRef."""
+"""Payloads of more bytes than this are blobs, and the event carries a BlobRef."""
 
 
 class BlobRef(msgspec.Struct, frozen=True, kw_only=True):
-    """A blob by the SHA-256 (64 hexadecimal digits) of its bytes."""
+    """Names a blob by the SHA-256 (64 hexadecimal digits) of its bytes."""
 
     sha256: str
-    """Its name in the store."""
+    """Name of the blob in the store."""
     size: int
-    """Bytes."""
+    """Size of the blob in bytes."""
     media_type: str = "application/octet-stream"
-    """MIME type."""
+    """MIME type of the content."""

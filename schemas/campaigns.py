@@ -21,12 +21,13 @@ _Dollars = Annotated[float, Unit("USD")]
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the *task* allows the agent; 0 means no limit. Running out truncates the rollout, still graded."""
+    """Limits of the agent's work on the task; 0 means no limit. A rollout that runs out of one is truncated
+    and graded."""
 
     steps: int = 250
-    """Answers of the model."""
+    """Answers of the model, at most."""
     cost_usd: _Dollars = 3.0
-    """Price of the model calls, in USD."""
+    """Price of all model calls, in USD."""
     tokens: int = 0
     """Prompt and completion tokens, summed over the calls."""
     wall_seconds: _Time = 3600.0
@@ -36,53 +37,53 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Limits of the infrastructure, from inside to outside. Running out is never the model's fault, except
-    for `command`: the model sees it as the result of its command."""
+    """Limits of the infrastructure, from inside to outside. Only running out of `command` is the model's
+    doing: it sees that as the result of its command."""
 
     command: _Time = 60.0
-    """One command of the agent."""
+    """Limit of one command of the agent."""
     model_call: _Time = 600.0
-    """One model call, with its retries."""
+    """Limit of one model call, with its retries."""
     creation: _Time = 300.0
-    """The creation of a sandbox."""
+    """Limit of the creation of a sandbox."""
     shutdown: _Time = 60.0
-    """What follows a time limit before the next one holds."""
+    """Time to clean up after a limit ran out, before the next one holds."""
     grading: _Time = 1800.0
-    """Grading, its sandbox included."""
+    """Limit of grading, with the creation of its sandbox."""
     rollout: _Time = 7200.0
-    """The whole attempt."""
+    """Limit of the whole attempt."""
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A model at an endpoint that the workers' configuration names; URLs and keys stay out of events."""
 
     name: str
-    """As the endpoint knows it."""
+    """Name by which the endpoint knows the model."""
     endpoint: str = "default"
     """Name of the endpoint in the workers' configuration."""
     kind: ModelKind = ModelKind.MODEL
     temperature: float | None = None
-    """Null: the default of the endpoint, as below."""
+    """Sampling temperature; null, as in the fields below: the endpoint's default."""
     top_p: float | None = None
-    """Probability mass that is sampled from."""
+    """Probability mass that is sampled from (nucleus sampling)."""
     max_tokens: int | None = None
     """Tokens of one answer, at most."""
     logprobs: bool = False
-    """Ask for log-probabilities of the sampled tokens."""
+    """Whether to ask for log-probabilities of the sampled tokens."""
 
 
 class TaskRef(msgspec.Struct, frozen=True, kw_only=True):
-    """A task by id and by the blob that holds it, with what tables group by."""
+    """Names a task by its id and by the blob that holds it, with what tables group by."""
 
     task_id: str
     source: str
-    """Where the task comes from."""
+    """Name of the task's source."""
     repo: str
     blob: BlobRef
 
 
 class CampaignSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole plan. Equal specs have equal hashes, so that submitting twice is recognized."""
+    """The plan of a campaign. Equal plans have equal hashes, so that submitting twice is recognized."""
 
     name: str
     tasks: tuple[TaskRef, ...]
@@ -94,17 +95,18 @@ class CampaignSpec(msgspec.Struct, frozen=True, kw_only=True):
     budget: Budget = Budget()
     timeouts: Timeouts = Timeouts()
     max_tries: int = 3
-    """Attempts that infrastructure may cost a rollout before it aborts."""
+    """Maximum attempts after infrastructure failures, the first included."""
     replay_attempts: bool = True
-    """Let an attempt replay what a dead one of the same rollout did, instead of asking the model again."""
+    """Whether an attempt replays what a dead one of the same rollout did, instead of asking the model
+    again."""
     published_rules: bool = False
-    """Grade as published benchmarks do: lenient about patches, trusting what tests print. For figures that
-    are compared with those of others; such rewards can be forged, and are not for training."""
+    """Grades as published benchmarks do: lenient about patches, trusting what tests print. Such rewards can
+    be forged: they are for comparing figures, not for training."""
     harness_versions: dict[str, str] = {}
-    """Of harnesses that have a version, the one that the plan was made with."""
+    """Version of each harness that has one, as of the plan."""
     max_cost_usd: _Dollars | None = None
-    """What all model calls may cost before the campaign is paused, to begin with; None: no cap. The record
-    has the cap that holds."""
+    """Cap on the cost of all model calls, in USD, at the beginning: a campaign that reaches it is paused. The
+    record has the cap that holds now. None: no cap."""
 
     def __post_init__(self) -> None:
         check_cap(self.max_cost_usd)
@@ -118,63 +120,76 @@ class CampaignSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def size(self) -> int:
-        """Number of rollouts."""
         return len(self.tasks) * len(self.harnesses) * len(self.models) * self.samples
 
 
+class EvaluationPlanned(msgspec.Struct, frozen=True, kw_only=True):
+    """A campaign was submitted as an evaluation. Its outcomes are the rollouts' own events."""
+
+    suite: BlobRef
+    """The evaluation's settings, as JSON."""
+    task_sets: dict[str, str]
+    """Source of tasks to the name of the set that they are in; a set is of one source."""
+    k: tuple[int, ...]
+    """Values of k for which pass@k and pass^k are reported."""
+    arms: dict[str, str] | None = None
+    """Model to the arm that it is a replicate of; None in events from before there were arms."""
+
+
 def check_cap(usd: float | None) -> None:
-    """Raise ValueError for a cap that is none."""
+    """Raises ValueError for a cap that is not a positive, finite number."""
     if usd is not None and not 0.0 < usd < math.inf:
         raise ValueError(f"max_cost_usd is {usd}: it must be more than 0 USD, or be left out for no cap")
 
 
 class RolloutRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One slot of a campaign, as it travels on the work queue and, the same, in the log."""
+    """One slot of a campaign: the same record on the work queue and in the log."""
 
     rollout_id: str
     campaign: str
     task: TaskRef
-    """The task."""
+    """Reference to the task, which is a blob."""
     harness: str
     model: ModelSpec
-    """Which model, and how it is asked."""
+    """The model, and how it is sampled."""
     sample: int
     domain: str = DEFAULT_DOMAIN
-    """Kind of work, a part of the name of the queue."""
+    """Kind of work; a part of the queue's name."""
     priority: str = "normal"
     budget: Budget = Budget()
-    """What the agent may use."""
+    """Limits of the agent's work."""
     timeouts: Timeouts = Timeouts()
     """Limits of each layer of the infrastructure."""
     max_tries: int = 3
-    """Attempts after infrastructure failures, the first included."""
+    """Maximum attempts after infrastructure failures, the first included."""
     attempt_base: int = 0
-    """Attempts that earlier queue entries of this rollout may have used: attempt = base + deliveries."""
+    """Attempts that earlier queue entries of this rollout may have used: the attempt's number is this plus
+    the deliveries."""
     failures: int = 0
     """Infrastructure failures so far, compared with `max_tries`."""
     fence: int = 0
     """Expected last sequence of the rollout's `done` subject: 0, or that of the event that reopened it."""
     memory: str | None = None
-    """Overrides the task's memory after a sandbox was killed for it."""
+    """Memory in place of the task's, after a sandbox was killed for lack of it."""
     replay_attempts: bool = True
     """Whether an attempt replays what an earlier one recorded."""
     published_rules: bool = False
-    """See CampaignSpec, as for `replay_attempts`."""
+    """Whether grading follows published benchmarks: see CampaignSpec."""
     harness_version: str | None = None
-    """That the plan was made with; None: the harness has none, or the plan is older than such versions."""
+    """Version of the harness in the plan; None: it has none, or the plan is older than such versions."""
 
 
 class CampaignState(StrEnum):
-    """What was asked for last."""
+    """State that was asked for last."""
 
     RUNNING = "running"
-    """Its requests are on the queue, or done."""
+    """Its requests are on the queue, or have an outcome."""
     PAUSED = "paused"
     """No new attempt starts; running ones end."""
     CANCELLED = "cancelled"
-    """What was open aborted."""
+    """Rollouts that were open are aborted."""
     ARCHIVED = "archived"
-    """Closed, and its events are in the archive: see `orchard.pipelines.campaigns.archiving`."""
+    """It is closed and its events are in the archive: see `orchard.pipelines.campaigns.archiving`."""
 
 
 CAMPAIGN_MOVES: dict[CampaignState, frozenset[CampaignState]] = {
@@ -183,7 +198,7 @@ CAMPAIGN_MOVES: dict[CampaignState, frozenset[CampaignState]] = {
     CampaignState.CANCELLED: frozenset({CampaignState.RUNNING, CampaignState.ARCHIVED}),
     CampaignState.ARCHIVED: frozenset({CampaignState.PAUSED}),
 }
-"""Permitted moves; any other is refused with both states named."""
+"""Permitted changes of state; any other is refused with both states named."""
 
 
 class CampaignRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,25 +209,26 @@ class CampaignRecord(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     state: CampaignState = CampaignState.RUNNING
     offered: int = 0
-    """Requests the queue has confirmed, in the order of `rollout_requests`: a killed submit goes on here."""
+    """Requests that the queue has confirmed, in the order of `rollout_requests`: a killed submit resumes
+    here."""
     queue: str = ""
     """Consumer that its requests are claimed from; empty in records of older versions."""
     rounds: int = 0
-    """Times the campaign was resumed; part of the message ids of what resuming offers again."""
+    """Times that the campaign was resumed; part of the message ids of the requests that resuming offers."""
     resumed: int | None = None
-    """Rollouts that the resume under way has looked at, in the same order: a killed one goes on here. None:
-    no resume is under way."""
+    """Rollouts that the running resume has looked at, in the same order: a killed one resumes here. None: no
+    resume is running."""
     max_cost_usd: _Dollars | None = None
-    """The cap on the cost of its model calls, as the plan or the last resume has it; None: no cap."""
+    """Cap on the cost of its model calls, from the plan or the last resume; None: no cap."""
     reason: str | None = None
-    """Why it was paused, where nobody asked for that."""
+    """Why the campaign was paused, if nobody asked for that."""
     unpriced: int | None = None
-    """Model calls without a known cost that whoever resumed it last has let pass; None: none. With more of
-    them a cap cannot be kept."""
+    """Model calls of unknown cost that the last resume accepted; None: none. With more of them a cap cannot
+    be kept."""
 
     @property
     def reached(self) -> int:
-        """How many rollouts, in the order of the plan, must have a request: not those that a submit or a
+        """Rollouts, counted in the order of the plan, that must have a request: not those that a submit or a
         resume has yet to offer."""
         return self.offered if self.resumed is None else min(self.offered, self.resumed)
 
@@ -250,7 +266,6 @@ def rollout_requests(spec: CampaignSpec, start: int = 0) -> Iterator[RolloutRequ
 
 
 def rollout_request(spec: CampaignSpec, slot: Slot) -> RolloutRequest:
-    """The request of one slot."""
     sample, task, harness, model = slot
     return RolloutRequest(
         rollout_id=rollout_id(spec.name, task.task_id, harness, model.name, sample),

@@ -1,7 +1,7 @@
-"""Orchard-Claw: worlds of services for assistants, what is logged of them, and what a grader is given.
+"""Orchard-Claw: worlds of services for assistants, the log of their calls, and the input of graders.
 
 A task of the domain has `Task.world` of kind `claw`, with a ClawWorld as settings, and is graded by the
-plug-in `claw`, with ClawTests as settings. What a rollout hands in is a Bundle, as JSON text.
+plug-in `claw`, with ClawTests as settings. Its submission is a ClawBundle, as JSON text.
 """
 
 from datetime import datetime
@@ -18,81 +18,81 @@ WORKSPACE_TOOLS = ("Bash", "Read", "Write", "Edit", "Glob", "Grep")
 """Tools on the sandbox's files, beside those of the services."""
 
 Injected = Literal["rate_limited", "server_error", "slow", "malformed"]
-"""429 with a time to wait, 500, an answer after 2 to 4 s, and an answer that is cut off."""
+"""Injected errors: 429 with a time to wait, 500, an answer after 2 to 4 s, and an answer that is cut off."""
 Records = dict[str, list[dict[str, Any]]]
-"""What a service holds: collection to records, in the order of their creation."""
+"""Content of a service: collection to records, in the order of their creation."""
 Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 
 
 class ClawWorld(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The services of one task with what they hold, and the agent's workspace.
+    """The services of one task with their content, and the agent's workspace.
 
     In fixtures a field of time may be relative to `now`: `now-2d`, `now+1w@09:00`; in every text `{{now+3d}}`
     stands for that date (docs/claw.md).
     """
 
     now: datetime
-    """When the task happens; with a time zone. The clock goes on by a second with each call."""
+    """Time of the task, with a time zone. Each call moves the clock by a second."""
     services: dict[str, Records]
-    """Service to its fixtures. A service with none is there, and empty."""
+    """Fixtures by service. A service without fixtures exists and is empty."""
     owner: str = "me@example.com"
-    """Address of the person whom the assistant works for."""
+    """Address of the user whom the assistant works for."""
     tools: tuple[str, ...] = ()
-    """Tools of the services that are offered, in this order; empty: all of them."""
+    """Service tools that are offered, in this order; empty: all of them."""
     workspace: tuple[str, ...] = WORKSPACE_TOOLS
-    """Tools on the workspace that are offered."""
+    """Workspace tools that are offered."""
     files: dict[str, str] = {}
-    """Path, relative to the task's `workdir`, to text: there when the agent begins."""
+    """Files that exist when the agent begins: path, relative to the task's `workdir`, to text."""
     error_rate: Share = 0.0
     """Share of calls that fail by injection."""
     error_seed: int | None = None
-    """Of the injection. None: the rollout's own, so that each sample meets other errors."""
+    """Seed of the injection. None: the rollout's own, so that each sample meets other errors."""
     snapshot: tuple[str, ...] = ("**",)
-    """Patterns of the files that the bundle has, relative to `workdir`."""
+    """Patterns of the files, relative to `workdir`, that the bundle includes."""
     snapshot_commands: tuple[str, ...] = ()
-    """Shell lines whose output the bundle has, run in `workdir` when the agent is done."""
+    """Shell lines that run in `workdir` when the agent is done; the bundle includes their output."""
     turns: int = 20
-    """Answers of the model, where a campaign does not say otherwise."""
+    """Limit of the model's answers, unless a campaign sets one."""
     wall_seconds: float = 300.0
-    """As `turns`."""
+    """Limit of the time in seconds, unless a campaign sets one."""
 
 
 class ClawTests(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a task of the domain is judged: settings of the grader `claw`."""
+    """Settings of the grader `claw`: how a task is judged."""
 
     script: str
-    """Python: the test script (docs/claw-grading.md)."""
+    """Test script in Python (docs/claw-grading.md)."""
     scripts: dict[str, str] = {}
     """Further test scripts by name; all must pass."""
     rubric: str = ""
-    """What a judging model is asked; empty: none is."""
+    """Question for a judging model; empty: none is asked."""
     files: dict[str, str] = {}
-    """Path to text: what the script needs, never seen by the agent."""
+    """Files of the script, path to text, which the agent never sees."""
     timeout_seconds: float = 60.0
 
 
 class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One call of a service, as its log has it. The log is kept outside of the sandbox."""
+    """One call of a service in its log, which is kept outside of the sandbox."""
 
     sequence: int
-    """1 is the attempt's first."""
+    """Number of the call in the attempt, from 1."""
     time: str
-    """Task time, ISO 8601."""
+    """Time of the call in the task, ISO 8601."""
     service: str
-    """Empty for a tool that there is not."""
+    """Name of the service; empty for an unknown tool."""
     operation: str
-    """Its name in the service; empty as above."""
+    """Name of the operation in the service; empty for an unknown tool."""
     tool: str
-    """Name as it was called."""
+    """Name of the tool as it was called."""
     arguments: Any
-    """JSON; the text as it was given, where that is none."""
+    """Arguments as JSON, or the text that was given in its place."""
     status: int
-    """As HTTP has it: 200; 400 bad arguments, 403 not permitted, 404 no such record or tool, 409 conflict,
-    429, 500."""
+    """HTTP status: 200; 400 bad arguments, 403 not permitted, 404 no such record or tool, 409 conflict, 429,
+    500."""
     response: Any
-    """JSON as it was answered; text where a malformed answer was injected."""
+    """Answer as JSON; text where a malformed answer was injected."""
     injected: Injected | None = None
-    """What was injected into the call. All but `slow` leave the service as it was."""
+    """Error that was injected into the call. All but `slow` leave the service as it was."""
 
     @property
     def failed(self) -> bool:
@@ -101,28 +101,28 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SnapshotFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A file of the workspace as the agent left it. It is the agent's word, as all of the workspace."""
+    """A file of the workspace as the agent left it. Only the agent vouches for it, as for all of the
+    workspace."""
 
     size: int
-    """Bytes."""
     text: str | None = None
-    """The content, where it is UTF-8."""
+    """Content, if it is UTF-8."""
     base64: str | None = None
-    """The content, where it is not."""
+    """Content in Base64, if it is not UTF-8."""
     omitted: str = ""
-    """Why the content is not here: `too large`, `link` or `special`."""
+    """Why the content is left out: `too large`, `link` or `special`."""
     executable: bool = False
 
 
 class CommandSeen(msgspec.Struct, frozen=True, kw_only=True):
-    """What a command of `snapshot_commands` printed."""
+    """Result of a command of `snapshot_commands`."""
 
     output: str
     returncode: int
 
 
-class Bundle(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a rollout is graded by, and nothing else: the submission of the domain.
+class ClawBundle(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a rollout is graded by: the submission of the domain.
 
     `audit`, `state` and `messages` are the worker's record; `snapshot` and `commands` are taken from the
     agent's sandbox before any file of a grader is near it.
@@ -131,59 +131,57 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     messages: tuple[dict[str, Any], ...]
     """The path to the last message, as OpenAI chat messages."""
     audit: tuple[AuditEntry, ...]
-    """In their order."""
     state: dict[str, Records]
-    """What each service holds at the end."""
+    """Content of each service at the end."""
     initial: dict[str, Records]
-    """What each held at the beginning, dates resolved."""
+    """Content of each service at the beginning, dates resolved."""
     snapshot: dict[str, SnapshotFile]
-    """Path, relative to `workdir`, to file."""
+    """Files of the workspace by path relative to `workdir`."""
     answer: str
-    """The text of the model's last message; empty where it ended otherwise."""
+    """Text of the model's last message; empty if it ended otherwise."""
     now: str
-    """The task's, ISO 8601."""
+    """Time of the task, ISO 8601."""
     commands: dict[str, CommandSeen] = {}
-    """By the shell line."""
+    """Results of `snapshot_commands`, by shell line."""
     exit_status: str = ""
-    """An ExitStatus."""
 
 
 class ServiceCalled(msgspec.Struct, frozen=True, kw_only=True):
-    """An audit entry in the log: a call of a service of the task's world."""
+    """A service of the task's world was called: an audit entry in the log."""
 
     number: int
-    """1 is the attempt's first."""
+    """Number of the call in the attempt, from 1."""
     task_time: str
-    """When it happened in the world."""
+    """Time of the call in the task's world."""
     service: str
-    """Name of the service; empty for a tool that there is not."""
+    """Name of the service; empty for an unknown tool."""
     operation: str
-    """Its name in the service; empty as `service`."""
+    """Name of the operation in the service; empty for an unknown tool."""
     tool: str
-    """Name as it was called."""
+    """Name of the tool as it was called."""
     arguments: str
-    """JSON, or the text that was given in its place."""
+    """Arguments as JSON, or the text that was given in its place."""
     status: int
-    """As HTTP has it."""
+    """HTTP status of the answer."""
     response: str = ""
-    """JSON, or the text of a malformed answer."""
+    """Answer as JSON, or the text of a malformed answer."""
     response_blob: BlobRef | None = None
-    """The response, where it is too large for an event."""
+    """Blob of the response, if it is too large for an event."""
     arguments_blob: BlobRef | None = None
-    """As `response_blob`."""
+    """Blob of the arguments, if they are too large for an event."""
     injected: str | None = None
-    """`rate_limited`, `server_error`, `slow` or `malformed`."""
+    """Error that was injected: `rate_limited`, `server_error`, `slow` or `malformed`."""
     face: str = "harness"
-    """Who called: the `harness`, or a program by `mcp` or `http`."""
+    """Caller: the `harness`, or a program by `mcp` or `http`."""
     seconds: float = 0.0
-    """It took."""
+    """Seconds that the call took."""
 
 
-BUNDLES = msgspec.json.Decoder(Bundle)
+BUNDLES = msgspec.json.Decoder(ClawBundle)
 
 
 def is_bundle(submission: str) -> bool:
-    """Whether what was submitted is the record of a world of services, which is no text to read."""
+    """Whether a submission is a ClawBundle, which is no text to read."""
     try:
         BUNDLES.decode(submission)
     except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):

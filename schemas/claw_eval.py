@@ -12,30 +12,29 @@ from orchard.schemas.blobs import BlobRef
 
 NAME = "claw-eval"
 ROOT = "/opt/claw-eval"
-"""Where the checkout stands in a sandbox of services and in one that grades."""
+"""Directory of the checkout in sandboxes of services and of grading."""
 WORKSPACE = "/workspace"
-"""Where an agent works."""
 WORKSPACE_SERVER = "claw_eval/sandbox/server.py"
-"""In `src` of the checkout: executes the tools on the workspace, inside the agent's sandbox."""
+"""Path in `src` of the checkout of the server that executes the workspace tools inside the agent's
+sandbox."""
 
 
-class Checkout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What of the checkout a task needs, as archives (tar, gzip) whose paths are those in the checkout."""
+class ClawEvalCheckout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The parts of the checkout that a task needs, as archives (tar, gzip) whose paths are those in the
+    checkout."""
 
     shared: BlobRef
-    """Package, mock services, and the graders of all tasks, which may build on each other."""
+    """Archive of package, mock services, and the graders of all tasks, which may build on each other."""
     task: BlobRef
-    """The task's directory, and fixtures of others that its services read."""
+    """Archive of the task's directory, and fixtures of others that its services read."""
     task_id: str
     directory: str
-    """Of the task, relative to the checkout."""
+    """Directory of the task, relative to the checkout."""
     python: str = "python3"
-    """Interpreter in the image, with what the services and graders import."""
+    """Interpreter in the image, with all imports of services and graders."""
 
 
 class MockService(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A mock service, as the task declares it."""
-
     name: str
     command: str
     port: int
@@ -47,48 +46,46 @@ class MockService(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a tool leads."""
-
     url: str
     method: str = "POST"
 
 
 class ClawEvalWorld(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The services and files of one task: settings of the world `claw-eval`."""
+    """Settings of the world `claw-eval`: the services and files of one task."""
 
-    checkout: Checkout
+    checkout: ClawEvalCheckout
     services: tuple[MockService, ...] = ()
     tools: tuple[dict[str, Any], ...] = ()
-    """OpenAI tools of the services."""
+    """Tools of the services in OpenAI's form."""
     endpoints: dict[str, Endpoint] = {}
-    """Tool to where it leads."""
     sandbox_files: tuple[str, ...] = ()
-    """Put into the workspace before the agent begins; paths relative to the task's directory, as below."""
+    """Files that are put into the workspace before the agent begins; paths relative to the task's directory,
+    as below."""
     sandbox_grader_files: tuple[str, ...] = ()
-    """Put into the workspace when the agent is done, before the snapshot is taken."""
+    """Files that are put into the workspace when the agent is done, before the snapshot is taken."""
     snapshot_commands: tuple[str, ...] = ()
-    """Run in the workspace then."""
+    """Shell lines that run in the workspace for the snapshot."""
     snapshot_files: tuple[str, ...] = ()
-    """Read after them; patterns of the shell."""
+    """Shell patterns of the files that are read after the commands."""
     snapshot_seconds: float = 10.0
-    """Of each command."""
+    """Time limit of each command."""
     error_rate: float = 0.0
-    """`ERROR_RATE` of the services."""
+    """Value of the services' variable `ERROR_RATE`."""
     turns: int = 20
     wall_seconds: float = 300.0
 
 
 class ClawEvalTests(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How such a task is judged: settings of the grader `claw-eval`."""
+    """Settings of the grader `claw-eval`: how a task is judged."""
 
-    checkout: Checkout
+    checkout: ClawEvalCheckout
     local_grader_files: tuple[str, ...] = ()
-    """Files of the task's directory that the grader is given beside the snapshot."""
+    """Files of the task's directory that the grader gets beside the snapshot."""
     timeout_seconds: float = 120.0
 
 
 class Dispatch(msgspec.Struct, frozen=True, kw_only=True):
-    """One call of a tool of the services, as Claw-Eval's traces have it."""
+    """One call of a service tool, in the form of Claw-Eval's traces."""
 
     tool_use_id: str
     tool_name: str
@@ -101,18 +98,16 @@ class Dispatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EvalBundle(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a rollout is graded by: the submission of such a task."""
+    """All that a rollout is graded by: the submission of such a task."""
 
     messages: tuple[dict[str, Any], ...]
-    """OpenAI chat messages."""
     dispatches: tuple[Dispatch, ...]
     audit_data: dict[str, Any]
-    """Service to what its `/audit` said at the end."""
+    """Answer of each service's `/audit` at the end."""
     env_snapshot: dict[str, Any]
-    """`file:PATH` and `cmd:LINE` to what was found."""
+    """Content of files and output of commands, by `file:PATH` and `cmd:LINE`."""
     answer: str
     exit_status: str = ""
-    """An ExitStatus."""
 
 
 EVAL_BUNDLES = msgspec.json.Decoder(EvalBundle)

@@ -1,4 +1,4 @@
-"""Datasets in the log: what was built from which range, and what was brought in from outside."""
+"""Datasets in the log: builds, and imported trajectories."""
 
 import msgspec
 
@@ -6,15 +6,16 @@ from orchard.schemas.blobs import BlobRef
 
 
 class DatasetBuilt(msgspec.Struct, frozen=True, kw_only=True):
-    """A build finished. Equal `range`, `code_version` and `config_hash` give an equal `sha256`."""
+    """A build of a dataset finished. Equal `range`, `code_version` and `config_hash` give an equal
+    `sha256`."""
 
     name: str
-    """Name in the configuration."""
+    """Name of the dataset in its configuration."""
     sha256: str
-    """Of the canonical rows, in their order."""
+    """SHA-256 of the canonical rows, in their order."""
     first_sequence: int
     last_sequence: int
-    """The range of the event log that was read, both inclusive."""
+    """Last sequence of the range of the event log that was read; both ends are inclusive."""
     code_version: str
     config_hash: str
     rows: int
@@ -25,9 +26,9 @@ class DatasetBuilt(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: str
     """Directory or name of the tokenizer."""
     tokenizer_sha256: str
-    """Over what the tokenizer is."""
+    """SHA-256 that identifies the tokenizer."""
     counts: dict[str, int] = {}
-    """Trajectories and examples by what the filters and the selection decided."""
+    """Number of trajectories and examples, by decision of the filters and the selection."""
     manifest: BlobRef | None = None
     seconds: float = 0.0
 
@@ -40,7 +41,7 @@ class TrajectoryImported(msgspec.Struct, frozen=True, kw_only=True):
     row: int
     """Number of the row, from 0."""
     layout: str
-    """`orchard-swe`: the layout of the released trajectories."""
+    """Layout of the row; `orchard-swe` is that of the released trajectories."""
     tools: str
     """JSON text of the row's tools, as it was."""
     metadata: str

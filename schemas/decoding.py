@@ -42,13 +42,13 @@ def decode(decoder: "msgspec.json.Decoder[T]", raw: bytes | msgspec.Raw) -> T:
 
 
 def decode_text(text: str) -> Any:
-    """The value that a text is the JSON of, as a call's arguments; raises Unreadable, and nothing else."""
+    """Decodes the JSON in a text, such as a call's arguments; raises Unreadable, and nothing else."""
     return decode(_ANY, text.encode("utf-8", "replace"))
 
 
 def decode_whole(decoder: "msgspec.json.Decoder[T]", raw: bytes) -> T:
-    """As `decode`, and what the decoder does not look at is refused too where it is not UTF-8 or the document
-    is nested deeper than NESTING_LIMIT."""
+    """Decodes as `decode` does, and refuses a document that is not UTF-8 or is nested deeper than
+    NESTING_LIMIT even where the decoder does not look."""
     value = decode(decoder, raw)
     try:
         if not raw.isascii():
@@ -61,8 +61,8 @@ def decode_whole(decoder: "msgspec.json.Decoder[T]", raw: bytes) -> T:
 
 
 def _is_nested_too_deep(raw: bytes) -> bool:
-    """Whether valid JSON is. Few brackets cannot nest deep, which decides nearly always; else those outside
-    of strings are counted, about 3 ms for a megabyte."""
+    """Whether valid JSON is nested deeper than NESTING_LIMIT. Few brackets cannot nest deep, which decides
+    nearly always; else those outside of strings are counted, about 3 ms for a megabyte."""
     if raw.count(b"[") + raw.count(b"{") <= NESTING_LIMIT:
         return False
     plain = raw.replace(rb"\\", b"").replace(rb"\"", b"").translate(None, _NEITHER)

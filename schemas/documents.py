@@ -25,7 +25,7 @@ _ANSWERS = ("task.validated", "task.rejected", "judge.ruled")
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON Schema 2020-12 of every record that is stored or sent."""
+    """Makes the JSON Schema (2020-12) of every record that is stored or sent."""
     _, components = msgspec.json.schema_components(_STRUCTS, ref_template="#/$defs/{name}")
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -35,7 +35,8 @@ def json_schema() -> dict[str, Any]:
 
 
 def asyncapi() -> dict[str, Any]:
-    """AsyncAPI 3.0: one channel for each event type, the work queue, and the dead letters."""
+    """Makes the AsyncAPI 3.0 document: one channel for each event type, the work queue, and the dead
+    letters."""
     _, components = msgspec.json.schema_components(_STRUCTS, ref_template="#/components/schemas/{name}")
     messages: dict[str, Any] = {}
     channels: dict[str, Any] = {}
@@ -99,13 +100,13 @@ def asyncapi() -> dict[str, Any]:
 
 
 def render() -> dict[str, str]:
-    """File name to text, exactly as checked in under `docs/schemas/`."""
+    """Renders the documents: file name to text, exactly as checked in under `docs/schemas/`."""
     built = {"asyncapi.json": asyncapi(), "schema.json": json_schema()}
     return {name: json.dumps(built[name], indent=1, sort_keys=True) + "\n" for name in DOCUMENTS}
 
 
 def main() -> None:
-    """Write the documents into the directory given as the only argument."""
+    """Writes the documents into the directory given as the only argument."""
     target = Path(sys.argv[1])
     target.mkdir(parents=True, exist_ok=True)
     for name, text in render().items():

@@ -3,10 +3,10 @@
 Decoding reads the envelope first and leaves `data` raw; `payload` then looks the type up. A type this
 version does not know keeps its bytes and is stored like any other, and so does a payload that does not fit
 its type: one strange event never stops a replay.
-Types evolve by adding fields with defaults. A breaking change is a new type (`...v2`) with an upcaster.
+Types evolve by adding fields with defaults. A type that gets another name is read under the new one a release
+before it is written so (`NEXT_NAMES`).
 """
 
-from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -14,11 +14,10 @@ import msgspec
 
 from orchard.schemas.archives import CampaignArchived
 from orchard.schemas.blobs import BlobRef
-from orchard.schemas.campaigns import CampaignState, RolloutRequest
+from orchard.schemas.campaigns import CampaignState, EvaluationPlanned, RolloutRequest
 from orchard.schemas.claw import ServiceCalled
 from orchard.schemas.datasets import DatasetBuilt, TrajectoryImported
 from orchard.schemas.decoding import Unreadable, decode, decode_whole
-from orchard.schemas.evaluations import EvaluationPlanned
 from orchard.schemas.groups import (
     BudgetRaised,
     GroupAssembled,
@@ -44,35 +43,35 @@ class MalformedEvent(ValueError):
 
 
 Name = Annotated[str, msgspec.Meta(max_length=1024)]
-"""Text of the envelope: what is longer names nothing."""
+"""A string of the envelope; one over 1,024 characters is rejected."""
 Number = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """The envelope: CloudEvents attribute names plus where in the pipeline it happened."""
+    """The envelope: the attributes of CloudEvents, and where in the pipeline the event happened."""
 
     id: Name
-    """Made by the producer, deterministic, so that publishing again is recognized."""
+    """Made by the producer and deterministic, so that publishing again is recognized."""
     source: Name
-    """`orchard/<process>/<name>`."""
+    """The process that published it: `orchard/<process>/<name>`."""
     type: Name
     subject: Name
-    """What it is about: `rollouts/<id>`, `tasks/<id>`, `campaigns/<name>`."""
+    """What the event is about: `rollouts/<id>`, `tasks/<id>`, `campaigns/<name>`."""
     time: datetime
-    """UTC, when it happened at the producer."""
+    """Time at the producer when it happened, in UTC."""
     dataschema: Name
-    """`orchard:<type>`."""
+    """Name of the payload's schema: `orchard:<type>`."""
     campaign: Name
     data: msgspec.Raw
-    """The payload, by `type`."""
+    """The payload, whose struct follows from `type`."""
     rollout_id: Name | None = None
     attempt: Number | None = None
     causation_id: Name | None = None
     """Id of the event that led to this one."""
     traceparent: Name | None = None
-    """W3C trace context."""
+    """Always null. Tables give events back byte for byte, so it stays as events were stored."""
     specversion: Name = "1.0"
-    """Of CloudEvents."""
+    """Version of the CloudEvents specification."""
 
 
 class UnknownPayload(msgspec.Struct, frozen=True):
@@ -82,8 +81,8 @@ class UnknownPayload(msgspec.Struct, frozen=True):
 
 
 class UnreadablePayload(msgspec.Struct, frozen=True):
-    """A payload that does not fit its registered type. As a rollout's outcome it is none, and no reward, but
-    nothing may be accepted in its place until the rollout is reopened."""
+    """A payload that does not fit its registered type. In place of a rollout's outcome it gives no reward,
+    and no other outcome is accepted until the rollout is reopened."""
 
     raw: bytes
     reason: str
@@ -93,17 +92,17 @@ class UnreadablePayload(msgspec.Struct, frozen=True):
 
 
 class CampaignSubmitted(msgspec.Struct, frozen=True, kw_only=True):
-    """A campaign was submitted."""
+    """A campaign was submitted to the queue."""
 
     spec: BlobRef
-    """The plan, a CampaignSpec."""
+    """Blob of the plan, a CampaignSpec."""
     spec_hash: str
     size: int
     tasks: int
     harnesses: tuple[str, ...]
-    """Names of the harnesses."""
+    """Names of the plan's harnesses."""
     models: tuple[str, ...]
-    """Names of the models."""
+    """Names of the plan's models."""
     samples: int
 
 
@@ -112,13 +111,13 @@ class CampaignStateChanged(msgspec.Struct, frozen=True, kw_only=True):
 
     state: CampaignState
     previous: CampaignState
-    """State before."""
+    """State of the campaign before."""
     reason: str = ""
-    """Why it was paused, where nobody asked for that."""
+    """Why the campaign was paused, if nobody asked for that."""
     revision: int = 0
-    """Of the campaign's record."""
+    """Revision of the campaign's record."""
     max_cost_usd: Annotated[float, Unit("USD")] | None = None
-    """The cap on the cost of its model calls from now on; None: no cap."""
+    """Cap on the cost of its model calls from now on; None: no cap."""
 
 
 class TaskImported(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,7 +126,7 @@ class TaskImported(msgspec.Struct, frozen=True, kw_only=True):
     task_id: str
     task_hash: str
     source: str
-    """Where the task comes from."""
+    """Name of the task's source."""
     repo: str
     image: str
     blob: BlobRef
@@ -138,13 +137,13 @@ class TaskImported(msgspec.Struct, frozen=True, kw_only=True):
     gold_files: int = 0
     """Files that the known solution changes."""
     gold_lines: int = 0
-    """Lines that it adds or removes."""
+    """Lines that the known solution adds or removes."""
     labels: dict[str, str] = {}
-    """The task's labels."""
+    """Labels by which tasks are chosen."""
 
 
 class TaskValidated(msgspec.Struct, frozen=True, kw_only=True):
-    """The known solution resolved and nothing at all did not, `runs` times each."""
+    """The known solution resolved the task and the empty one did not, `runs` times each."""
 
     task_id: str
     task_hash: str
@@ -152,10 +151,10 @@ class TaskValidated(msgspec.Struct, frozen=True, kw_only=True):
     """Times that each patch was graded."""
     seconds: float
     without_canary: tuple[str, ...] | None = None
-    """Tests of `fail_to_pass` that could not be asked for wrong answers: they assert no constant, or the gold
-    patch does not tell theirs apart. None in events that are older."""
+    """Tests of `fail_to_pass` for which no wrong answer could be made: they assert no constant, or the gold
+    patch does not tell theirs apart. None in older events."""
     detail: str | None = None
-    """What the runs could not show: that it can be solved, where no solution is known."""
+    """What the runs could not show: that the task can be solved, if no solution is known."""
 
 
 class TaskRejected(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,12 +180,13 @@ class RolloutStarted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SandboxCreated(msgspec.Struct, frozen=True, kw_only=True):
-    """A sandbox is ready."""
+    """A sandbox was created and is ready."""
 
     sandbox_id: str
     image: str
     purpose: str
-    """`rollout`, `grading`, `control-1` and `control-2` (further ones of a grading), or `validation`."""
+    """What the sandbox is for: `rollout`, `grading`, `control-1` and `control-2` (further ones of a grading),
+    or `validation`."""
     seconds: float
     tries: int = 1
     memory: str = ""
@@ -198,7 +198,7 @@ class SandboxFailure(msgspec.Struct, frozen=True, kw_only=True):
     cause: AbortCause
     detail: str
     will_retry: bool
-    """Whether its creation is tried again in this attempt."""
+    """Whether the attempt tries again to create it."""
     sandbox_id: str | None = None
     purpose: str = "rollout"
     memory: str = ""
@@ -212,7 +212,7 @@ class SandboxDeleted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RolloutFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What both terminal events say, so that one event makes one row of `rollouts`."""
+    """The fields of both terminal events, so that one event makes one row of `rollouts`."""
 
     task_id: str
     task_source: str
@@ -224,7 +224,7 @@ class RolloutFacts(msgspec.Struct, frozen=True, kw_only=True):
     worker: str
     started_at: datetime
     seconds: float | None
-    """None where nobody measured it, as in imports; so are the other figures."""
+    """Duration in seconds. It and the other figures are None where nobody measured them, as in imports."""
     turns: int = 0
     llm_calls: int | None = 0
     prompt_tokens: int | None = 0
@@ -236,30 +236,30 @@ class RolloutFacts(msgspec.Struct, frozen=True, kw_only=True):
     seconds_grading: float | None = 0.0
     deliveries: int = 1
     inherited_turns: int | None = None
-    """Turns that were replayed from an earlier attempt of the rollout. The figures above have them: what a
-    trajectory took, each call once, whichever attempt made it. None in events that are older than replays,
-    so that a table is rebuilt as it was written."""
+    """Turns that were replayed from an earlier attempt of the rollout. The figures above include them: they
+    count each call of the trajectory once, whichever attempt made it. None in events that are older than
+    replays."""
     inherited_tokens: int | None = None
-    """Prompt and completion tokens of these turns; None as above."""
+    """Prompt and completion tokens of the replayed turns; None in older events."""
     inherited_cost_usd: float | None = None
-    """What these turns had cost; None without any, and where a price is not known."""
+    """Cost of the replayed turns in USD; None without any, or where a price is not known."""
     keys_masked: int | None = None
-    """Keys of known vendors in messages and submission, of which the log has a mask (`workers/masking.py`);
-    None in events that are older."""
+    """Number of keys of known vendors that the log has a mask for, in messages and submission
+    (`workers/masking.py`). None in older events."""
     harness_version: str | None = None
-    """Of the package that the harness is or is made of; None where it is Orchard's own, where no worker took
-    part, and in events that are older."""
+    """Version of the package that the harness is or uses; None for Orchard's own harnesses, where no worker
+    took part, and in older events."""
     harness_digest: str | None = None
-    """SHA-256 of what decides what its model reads: all files of a program's package as it ran, or the
-    configuration of the package that a harness in the worker is made of. Only rollouts with the same one
-    compare."""
+    """SHA-256 of what decides the model's input: all files of a program's package as it ran, or the
+    configuration of the package that the harness uses. Only rollouts with the same digest compare."""
     seconds_waiting: float | None = None
-    """That model calls waited: for places at the endpoint, by tries that failed, and for an answer that had
-    not come when the time was up. Of this the wall clock counts the last alone. None in older events."""
+    """Seconds that model calls waited: for places at the endpoint, by failed tries, and for an answer that
+    had not come when the time was up. Only the last counts against the wall clock. None in older events."""
 
 
 class RolloutFinished(RolloutFacts, frozen=True, kw_only=True):
-    """Terminal: the agent had its chance. `reward` is None only where the recipe does not grade."""
+    """Terminal: the agent's work ended and was graded. `reward` is None only where the recipe does not
+    grade."""
 
     status: RolloutStatus
     exit_status: ExitStatus
@@ -267,13 +267,13 @@ class RolloutFinished(RolloutFacts, frozen=True, kw_only=True):
     resolved: bool | None
     submission: str = ""
     submission_blob: BlobRef | None = None
-    """The submission, where it is too large for an event."""
+    """Blob of the submission, if it is too large for an event."""
     leaf: str | None = None
     """Node id of the last message."""
 
 
 class RolloutAborted(RolloutFacts, frozen=True, kw_only=True):
-    """Terminal: infrastructure failed. There is no reward field, by design."""
+    """Terminal: the rollout ended without a grade. There is no reward field, by design."""
 
     cause: AbortCause
     detail: str = ""
@@ -282,7 +282,8 @@ class RolloutAborted(RolloutFacts, frozen=True, kw_only=True):
 
 
 class RolloutReopened(msgspec.Struct, frozen=True, kw_only=True):
-    """An aborted rollout gets another chance; its own sequence is the fence of the next terminal event."""
+    """An aborted rollout gets another chance. The sequence of this event is the fence of the next terminal
+    event."""
 
     superseded_sequence: int
     """Sequence of the outcome that no longer counts."""
@@ -291,43 +292,43 @@ class RolloutReopened(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttemptInherited(msgspec.Struct, frozen=True, kw_only=True):
-    """An attempt replayed what an earlier one of the rollout had done, and goes on from there.
+    """An attempt replayed what an earlier one of the rollout had done, and continues from there.
 
     The messages are in this attempt's tree too, each with `inherited_from`; their calls are the earlier
     attempt's. So the sums over these events are what was not asked and paid a second time.
     """
 
     from_attempt: int
-    """The attempt whose record was replayed; it may have inherited some of it."""
+    """Attempt whose record was replayed; it may have inherited a part of it."""
     leaf: str
     """Node id of the last message that was adopted."""
     messages: int
-    """Messages that were adopted."""
+    """Number of messages that were adopted."""
     turns: int
     prompt_tokens: int | None
     completion_tokens: int | None
     cost_usd: float | None
-    """None where a price is not known."""
+    """Cost of the replayed calls in USD; None where a price is not known."""
     seconds: float
-    """The replay took, commands included."""
+    """Seconds that the replay took, commands included."""
     replay_key: str
     """Digest of task, model, harness and limits, equal in both attempts."""
     divergence: str = ""
-    """What the world did differently, which ended the adoption; empty where the record did."""
+    """What the sandbox did differently, which ended the replay; empty if the record ended it."""
 
 
 class AttemptReleased(msgspec.Struct, frozen=True, kw_only=True):
-    """An attempt ended without an outcome and the request went back to the queue."""
+    """An attempt ended without an outcome, and its request went back to the queue."""
 
     reason: str
-    """`infrastructure`, `draining`, `paused`, `escalated`, `resting` (its endpoint is not asked for a while),
-    or `newer`: a later version can carry it out."""
+    """Why it ended: `infrastructure`, `draining` (its worker ends), `resting` (its endpoint is not asked for
+    a while), or `newer` (only a later version can carry it out)."""
     cause: AbortCause | None = None
     detail: str = ""
     retry_in_seconds: float = 0.0
     """Pause before the next attempt."""
     next_attempt_base: int | None = None
-    """Attempts that are used up."""
+    """Number of attempts that are used up."""
 
 
 class AttemptSuperseded(msgspec.Struct, frozen=True, kw_only=True):
@@ -343,11 +344,11 @@ class RequestDeadLettered(msgspec.Struct, frozen=True, kw_only=True):
     """A request left the queue with its evidence; the message itself is in the dead-letter stream."""
 
     stream: str
-    """Stream that it was in."""
+    """Stream that the request was in."""
     sequence: int
     consumer: str
     reason: str
-    """`max_deliver`, `terminated: <why>` or `swept`."""
+    """Why the queue gave it up: `max_deliver`, `terminated: <why>` or `swept`."""
     deliveries: int
     dead_sequence: int = 0
 
@@ -360,30 +361,31 @@ class RequestRequeued(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RolloutReconciled(msgspec.Struct, frozen=True, kw_only=True):
-    """An open rollout was on no queue, and was offered again: a fault that nobody reported."""
+    """An open rollout was on no queue, a fault that nobody reported, and was offered again."""
 
     reason: str
     fence: int = 0
-    """Expected last sequence of the subject of the outcome."""
+    """Expected last sequence of the rollout's `done` subject."""
 
 
 class EventLost(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the place of an event that neither the stream nor the tables had when the stream was restored."""
+    """Takes the sequence of an event that neither the stream nor the tables had when the stream was
+    restored."""
 
     reason: str
 
 
 class EventDisplaced(msgspec.Struct, frozen=True, kw_only=True):
-    """An event of a stream that had lost others, set aside when these were restored: it contradicts them."""
+    """An event of a damaged stream, set aside when lost events were restored because it contradicts them."""
 
     subject: str
-    """Subject that it was published on."""
+    """Subject that the event was published on."""
     sequence: int
-    """In the damaged stream."""
+    """Sequence in the damaged stream."""
     reason: str
-    """`outcome`, `attempt`, `decision` or `sequence`: what the restored events have otherwise."""
+    """What the restored events contradict: `outcome`, `attempt`, `decision` or `sequence`."""
     raw: str
-    """The event as it was published; Base64 where it is no text."""
+    """The event's bytes as they were published; Base64 if they are not text."""
 
 
 EVENT_TYPES: dict[str, type[msgspec.Struct]] = {
@@ -435,20 +437,31 @@ EVENT_TYPES: dict[str, type[msgspec.Struct]] = {
     "event.lost": EventLost,
     "event.displaced": EventDisplaced,
 }
-"""Every type this version emits. Dots in a type are subject tokens, so consumers can filter by them."""
+"""Every type that this version writes. Dots in a type separate subject tokens, so consumers can filter by
+them."""
 
-UPCASTERS: dict[str, Callable[[bytes], tuple[str, bytes]]] = {}
-"""Retired type to (its successor, the payload in the successor's form), applied when read."""
+NEXT_NAMES = {
+    "rollout.graded": "reward.assigned",
+    "rl.started": "run.started",
+    "rl.step": "policy.step",
+    "sft.started": "training.started",
+    "sft.step": "training.step",
+    "sft.finished": "training.finished",
+}
+"""Names under which the next version writes a type, to the name that this version writes. Both are read, so
+that the two versions can share a log (decision 0073)."""
 
 TERMINAL_TYPES = frozenset({"rollout.finished", "rollout.aborted"})
 DONE_TYPES = TERMINAL_TYPES | {"rollout.reopened"}
-"""Types that live on a rollout's own `done` subject, under compare-and-set."""
+"""Types that are stored on a rollout's own `done` subject, under compare-and-set."""
 
 STARTED_TYPE = "rollout.started"
-"""Lives on a subject of the rollout's own too: attempt numbers are taken there by compare-and-set."""
+"""This type is stored on a subject of the rollout's own too: attempt numbers are taken there by
+compare-and-set."""
 
 DECISION_TYPES = frozenset({"group.assembled", "prompt.failed", "prompt.skipped"})
-"""The one decision about a prompt of a run: on a subject of the prompt's own, under compare-and-set."""
+"""Types of the one decision about a prompt of a run: on a subject of the prompt's own, under
+compare-and-set."""
 
 _TYPE_OF = {struct: name for name, struct in EVENT_TYPES.items()}
 _DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
@@ -468,10 +481,9 @@ def make_event(
     rollout_id: str | None = None,
     attempt: int | None = None,
     causation_id: str | None = None,
-    traceparent: str | None = None,
     time: datetime | None = None,
 ) -> Event:
-    """An event around a registered payload; raises KeyError for a struct that is not in EVENT_TYPES."""
+    """Makes the event of a registered payload; raises KeyError for a struct that is not in EVENT_TYPES."""
     kind = _TYPE_OF[type(data)]
     return Event(
         id=id,
@@ -485,12 +497,10 @@ def make_event(
         rollout_id=rollout_id,
         attempt=attempt,
         causation_id=causation_id,
-        traceparent=traceparent,
     )
 
 
 def encode_event(event: Event) -> bytes:
-    """UTF-8 JSON."""
     return _ENCODER.encode(event)
 
 
@@ -507,24 +517,22 @@ def decode_event(raw: bytes) -> Event:
 
 def payload(event: Event) -> Any:
     """The typed payload, UnknownPayload for an unknown type, UnreadablePayload for one that does not fit."""
-    kind: str = event.type
-    data: bytes | msgspec.Raw = event.data
+    decoder = _DECODERS.get(NEXT_NAMES.get(event.type, event.type))
+    if decoder is None:
+        return UnknownPayload(bytes(event.data))
     try:
-        while upcast := UPCASTERS.get(kind):
-            kind, data = upcast(bytes(data))
-        decoder = _DECODERS.get(kind)
-        return UnknownPayload(bytes(data)) if decoder is None else decode(decoder, data)
-    except Exception as error:  # an upcaster, too, meets whatever was published
-        return UnreadablePayload(bytes(data), f"event {event.id} of type {event.type}: {error}")
+        return decode(decoder, event.data)
+    except Unreadable as error:
+        return UnreadablePayload(bytes(event.data), f"event {event.id} of type {event.type}: {error}")
 
 
-Outcome = RolloutFinished | RolloutAborted | RolloutReopened | UnreadablePayload
+DonePayload = RolloutFinished | RolloutAborted | RolloutReopened | UnreadablePayload
 
 
-def outcome_in(event: Event | None) -> Outcome:
-    """What stands on a rollout's `done` subject: UnreadablePayload for whatever is none of the three others,
-    as for a message that is no event (None)."""
+def done_payload(event: Event | None) -> DonePayload:
+    """The outcome or reopening on a rollout's `done` subject; UnreadablePayload for anything else, such as a
+    message that is no event (None)."""
     data = UnreadablePayload(b"", "it is no event") if event is None else payload(event)
-    if isinstance(data, Outcome):
+    if isinstance(data, DonePayload):
         return data
     return UnreadablePayload(b"", f"it is of type {event.type if event else ''}")

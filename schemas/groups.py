@@ -1,4 +1,4 @@
-"""Reinforcement learning in the log: groups of rollouts that are trained on together, and new policies."""
+"""Events of reinforcement learning: groups of rollouts that are trained on together, and new policies."""
 
 from enum import StrEnum
 
@@ -14,17 +14,17 @@ class GroupOutcome(StrEnum):
     BALANCED = "balanced"
     """Its positive share lies in the interval."""
     RELAXED = "relaxed"
-    """The budget was spent; both classes are there."""
+    """The budget was spent, and both classes are there."""
     UNBALANCED = "unbalanced"
     """The budget was spent and one class is missing."""
     FIXED = "fixed"
     """All of a prompt's N rollouts, whatever their rewards."""
     MIXED = "mixed"
-    """Frugal sampling: both classes are there, and every rollout is a member."""
+    """Both classes are there, and every rollout is a member (frugal sampling)."""
     ONE_CLASS = "one_class"
-    """Frugal sampling gave the prompt up: its rewards are all equal, and it has no members."""
+    """The prompt was given up: its rewards are all equal, and it has no members (frugal sampling)."""
     IMPOSSIBLE = "impossible"
-    """Nobody can solve the task: its rollouts measure cheating, and none of them is in a group."""
+    """The task cannot be solved: its rollouts measure cheating, and none of them is in a group."""
 
 
 class StopReason(StrEnum):
@@ -35,24 +35,25 @@ class StopReason(StrEnum):
     GAIN_BELOW_RATE = "gain_below_rate"
     """Another stride is expected to bring less for each rollout than a new prompt does."""
     ONE_CLASS_LIMIT = "one_class_limit"
-    """So many rewards are equal that the prompt is given up whatever it promises."""
+    """So many rewards are equal that the prompt is given up."""
     ABORTS = "aborts"
-    """Infrastructure took as many rollouts as it may."""
+    """Infrastructure aborted as many rollouts as it may."""
 
 
 class GroupMember(msgspec.Struct, frozen=True, kw_only=True):
-    """One rollout of a group: the accepted attempt and what it was chosen by."""
+    """One rollout of a group: the accepted attempt, and what it was chosen by."""
 
     rollout_id: str
     attempt: int
     reward: float
     status: RolloutStatus
     tokens: int | None
-    """Of the response; None where an endpoint did not say."""
+    """Tokens of the response; None where an endpoint did not say."""
 
 
 class GroupAssembled(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt is decided: these rollouts are its group. One for each prompt of a run, by compare-and-set."""
+    """A prompt is decided: these rollouts are its group. A run has one decision for each prompt, by
+    compare-and-set."""
 
     run: str
     group_id: str
@@ -61,28 +62,28 @@ class GroupAssembled(msgspec.Struct, frozen=True, kw_only=True):
     task_id: str
     outcome: GroupOutcome
     members: tuple[GroupMember, ...]
-    """Rollouts of the group."""
+    """The rollouts of the group."""
     positive: int
     degenerate: bool
     generated: int
-    """Rollouts with a reward that the prompt cost, those that are no members included."""
+    """Rollouts with a reward that the prompt cost, also those that are not members."""
     aborted: int = 0
     generated_tokens: int = 0
     """Response tokens of all of `generated`, as far as they are known."""
     untrained: tuple[str, ...] = ()
-    """Rollouts of members of whose ending nobody learns: they are left out of the batch."""
+    """Members that nobody learns from because of how they ended: they are left out of the batch."""
     reason: StopReason | None = None
-    """Why frugal sampling asked for no more; None for other methods."""
+    """Why frugal sampling asked for no more rollouts; None for other methods."""
     gain: float | None = None
-    """Information that each rollout of another stride was expected to add, when it was decided."""
+    """Information that each rollout of another stride was expected to add at the decision."""
     rate: float | None = None
-    """Information that each rollout of the run had brought by then: what a new prompt promises."""
+    """Information that each rollout of the run had brought by then, which is what a new prompt promises."""
     carried: int | None = None
     """Members that earlier prompts of the same task left over; `generated` does not count them."""
 
 
 class PromptFailed(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt is decided: infrastructure took so many of its rollouts that there is no group."""
+    """A prompt is decided: infrastructure aborted so many of its rollouts that there is no group."""
 
     run: str
     prompt: int
@@ -100,22 +101,22 @@ class SkipReason(StrEnum):
 
 
 class PromptSkipped(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt is decided: no rollout of it is asked for, as its task has little to teach now."""
+    """A prompt is decided: no rollout of it is asked for, because its task has little to teach now."""
 
     run: str
     prompt: int
     task_id: str
     reason: SkipReason
     chance: float
-    """Mean of the posterior of the pass rate, by the policy version that is newest."""
+    """Posterior mean of the pass rate under the newest policy version."""
     learnability: float
     """Posterior mean of p (1 - p)."""
     evidence: float
-    """Graded rollouts that the posterior rests on, older ones for less than one each."""
+    """Graded rollouts that the posterior rests on; older ones count for less than one each."""
     probability: float
-    """With which the prompt was to be skipped."""
+    """Probability with which the prompt was to be skipped."""
     version: int
-    """Newest policy version when it was decided."""
+    """Newest policy version at the decision."""
 
 
 class DropReason(StrEnum):
@@ -126,13 +127,13 @@ class DropReason(StrEnum):
     INCOMPLETE = "incomplete"
     """Fewer than N members, or a member without sampled tokens."""
     STALE = "stale"
-    """Sampled by a policy that is too many versions old."""
+    """The policy that sampled it is too many versions old."""
     NOT_FINITE = "not_finite"
-    """Training on it made a loss, gradient or weight that is not finite; the step was refused."""
+    """Training on it made a loss, gradient or weight that is not finite, and the step was refused."""
 
 
 class GroupDropped(msgspec.Struct, frozen=True, kw_only=True):
-    """A group is not trained on."""
+    """A group is left out of training."""
 
     run: str
     group_id: str
@@ -147,10 +148,10 @@ class RunStarted(msgspec.Struct, frozen=True, kw_only=True):
     plan: BlobRef
     """Tasks, harness, model and settings, as JSON."""
     plan_hash: str
-    """Hash of the plan."""
+    """Hash of the run's plan."""
     tasks: int
     method: str
-    """`bar`, `fixed`, `dynamic` or `frugal`."""
+    """Method of sampling: `bar`, `fixed`, `dynamic` or `frugal`."""
 
 
 class BudgetRaised(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,15 +159,15 @@ class BudgetRaised(msgspec.Struct, frozen=True, kw_only=True):
 
     run: str
     steps: int
-    """That a rollout may take."""
+    """Steps that a rollout may take."""
     prompt: int
     """The first prompt with the new budget."""
     version: int
-    """Newest policy version when it was decided."""
+    """Newest policy version at the decision."""
     score: float
-    """Pass rate of the newest policies' rollouts ..."""
+    """Pass rate of the newest policies' rollouts."""
     before: float
-    """... and of those before them."""
+    """Pass rate of the rollouts of the policies before these."""
 
 
 class PolicyUpdated(msgspec.Struct, frozen=True, kw_only=True):
@@ -176,10 +177,10 @@ class PolicyUpdated(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     step: int
     groups: tuple[str, ...]
-    """Trained on, in order. Every group is in one update of a run at most."""
+    """Groups that were trained on, in order. Every group is in at most one update of a run."""
     position: int
-    """Sequence of the last group that was looked at: a resumed trainer goes on behind it."""
+    """Sequence of the last group that was looked at: a resumed trainer continues behind it."""
     checkpoint: str = ""
     """Name of the checkpoint, relative to the run's own directory."""
     left_out: tuple[str, ...] = ()
-    """Rollouts of these groups that were too long for the trainer's context: the others trained."""
+    """Rollouts of these groups that were too long for the trainer's context and did not train."""

@@ -1,20 +1,18 @@
-"""Orchard-GUI: browser agents. What a task says of its browser, and what a rollout hands in.
+"""Orchard-GUI: the browser of a task, and the submission of a browser agent.
 
-A task of the domain has `Task.world` of kind `browser`, with a GuiWorld as settings. What a rollout hands in
-is a GuiOutcome, as JSON text: graders and judges read that, and `reward` says what their verdict is worth.
+A task of the domain has `Task.world` of kind `browser`, with a GuiWorld as settings. Its submission is a
+GuiSubmission, as JSON text: graders and judges read that, and `reward` maps their verdict to a reward.
 """
 
 from typing import Annotated, Any
 
 import msgspec
 
-from orchard.schemas.images import Image
-from orchard.schemas.sites import Site
+from orchard.schemas.messages import Image
+from orchard.schemas.sites import SiteSpec
 
 DOMAIN = "gui"
-"""Name of the domain."""
 WORLD = HARNESS = "browser"
-"""Name of the domain's kind of world and of its harness."""
 
 Window = Annotated[int, msgspec.Meta(ge=1, le=3)]
 Quality = Annotated[int, msgspec.Meta(ge=1, le=100)]
@@ -23,75 +21,76 @@ Pixels = Annotated[int, msgspec.Meta(ge=64, le=8192)]
 
 
 class BrowserSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The browser of a task, as the model sees it."""
+    """Settings of a task's browser."""
 
     width: Pixels = 1280
-    """Pixels of the screen. Points that the model names are 0 to 1000 of it, whatever it is."""
+    """Width of the screen in pixels. Points that the model names are 0 to 1000 of it, whatever it is."""
     height: Pixels = 1000
     last_k: Window = 1
-    """Screenshots that stay in the prompt, the newest."""
+    """Number of screenshots that stay in the prompt, the newest."""
     quality: Quality = 70
-    """Of the screenshots, which are JPEG."""
+    """JPEG quality of the screenshots."""
     quiet: Quiet | msgspec.UnsetType = msgspec.UNSET
-    """Seconds without a sign of life (a request, a navigation, a change) that are rest after input. Unset:
-    1, and 0.06 on generated sites, whose pages have no timers. A task without it is hashed as before."""
+    """Seconds without a request, navigation or change after which a page counts as still. Unset: 1, or 0.06
+    on generated sites, whose pages have no timers. A task without it is hashed as before."""
 
 
 class GuiWorld(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a task begins, and what the browser reaches. The request is the task's statement."""
+    """The start of a task and what the browser reaches. The request is the task's statement."""
 
     start_url: str
-    """Where the browser is when the agent begins: http or https."""
-    site: Site | None = None
-    """A generated site, which the worker serves; None: the live web."""
+    """URL of the first page: http or https."""
+    site: SiteSpec | None = None
+    """Generated site, which the worker serves; None: the live web."""
     block_network: bool = True
-    """Whether the sandbox has no network. The site of a task is reached all the same."""
+    """Whether the sandbox has no network. The task's own site is reached anyway."""
     browser: BrowserSettings = BrowserSettings()
 
 
 class GuiStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One answer of the model, and what came of it."""
+    """One answer of the model, and its results."""
 
     thought: str = ""
-    """Its reasoning and text."""
+    """Reasoning and text of the answer."""
     calls: tuple[tuple[str, str], ...] = ()
-    """Tool and arguments, as the model wrote them."""
+    """Tool and arguments of each call, as the model wrote them."""
     results: tuple[str, ...] = ()
-    """The result line of each call. Empty: the answer had no call that could be read."""
+    """Result line of each call. Empty: the answer had no call that could be read."""
     screenshot: Image | None = None
-    """The screen after it; None where nothing was looked at, as after `done`."""
+    """Screenshot after the calls; None if none was taken, as after `done`."""
 
 
-class GuiOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is graded: the submission of a rollout of this domain."""
+class GuiSubmission(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The submission of a rollout of this domain: what graders read."""
 
     start_url: str
     url: str
-    """Of the active tab at the end."""
+    """URL of the active tab at the end."""
     title: str
     ended: str
-    """ExitStatus: `finished` for `done`, `format_failure`, or the budget that ran out."""
+    """Exit status: `finished` for `done`, `format_failure`, or the budget that ran out."""
     answer: str | None = None
-    """What `done` said; None without it."""
+    """Answer in the call of `done`; None without one."""
     parsed: bool = True
     """Whether every answer of the model had a call that could be read."""
     records: dict[str, Any] | None = None
-    """What the site knows happened; None without a site."""
+    """The site's own record of events; None without a site."""
     first: Image | None = None
-    """The screen at the beginning."""
+    """Screenshot before the first answer."""
     steps: tuple[GuiStep, ...] = ()
     injections: int = 0
-    """Texts of pages (titles, labels, dialogs) that the model was shown and that hold marks of its prompt."""
+    """Number of page texts (titles, labels, dialogs) that the model was shown and that imitate marks of its
+    prompt."""
 
     @property
     def screenshots(self) -> list[Image]:
-        """All screens that the model saw, oldest first."""
+        """All screenshots that the model saw, oldest first."""
         shown = [self.first, *(step.screenshot for step in self.steps)]
         return [image for image in shown if image is not None]
 
 
-def reward(outcome: GuiOutcome, success: bool) -> float:
-    """What a verdict is worth (docs/gui.md): +1 for a success in which every turn was parsed, -1 for a
+def reward(outcome: GuiSubmission, success: bool) -> float:
+    """Maps a verdict to a reward (docs/gui.md): +1 for a success in which every turn was parsed, -1 for a
     format failure, else 0."""
     if outcome.ended == "format_failure":
         return -1.0

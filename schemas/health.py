@@ -1,4 +1,4 @@
-"""What each process of the pipeline says of itself, every few seconds, for `orchard status` and alarms."""
+"""Reports of each process about itself, every few seconds, for `orchard status` and alarms."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -9,44 +9,44 @@ import msgspec
 class Condition(StrEnum):
     OK = "ok"
     HOLDING = "holding"
-    """Alive, and doing no work until something is mended; `says` names it."""
+    """Alive, but doing no work until a problem is solved; `says` names it."""
     STOPPED = "stopped"
-    """Ended in order."""
+    """The process ended in order."""
 
 
 class ProcessReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One process at one moment; the newest report of a name stands for it."""
+    """State of one process at one moment; the newest report of a name counts."""
 
     name: str
     kind: str
-    """`worker`, `writer` or `steward`."""
+    """Kind of process: `worker`, `writer` or `steward`."""
     host: str
     pid: int
     started: datetime
     condition: Condition = Condition.OK
     says: str = ""
-    """Why it holds, in one sentence."""
+    """Why the process holds, in one sentence."""
     serves: str = ""
-    """Name of the queue's consumer, for a worker."""
+    """Consumer of the queue that a worker serves."""
     numbers: dict[str, float] = {}
     """Counts by name, such as `running`, `slots` or `position`."""
     plugins: dict[str, list[str]] = {}
-    """Names of the plug-ins that it can use, by kind."""
+    """Names of the plug-ins that the process can use, by kind."""
     endpoints: list[str] | None = None
-    """Names of the model endpoints that it is configured for; None: older workers do not say."""
+    """Names of the configured model endpoints; None in reports of older workers."""
     priced: dict[str, list[str]] | None = None
-    """Names of the models that have a price, by endpoint; None: older workers do not say."""
+    """Names of the models that have a price, by endpoint; None in reports of older workers."""
 
 
 class HeardReport(msgspec.Struct, frozen=True):
-    """A report, and how long ago the server got it."""
+    """A report, and the seconds since the server got it."""
 
     report: ProcessReport
     seconds: float
 
 
 def alive(heard: list[HeardReport]) -> list[ProcessReport]:
-    """Processes that work, or would if there were any."""
+    """Reports of processes that run: neither silent nor stopped."""
     return [
         one.report
         for one in heard
@@ -55,9 +55,9 @@ def alive(heard: list[HeardReport]) -> list[ProcessReport]:
 
 
 REPORT_SECONDS = 10.0
-"""Between two reports of a process."""
+"""Interval between two reports of a process."""
 SILENT_SECONDS = 45.0
-"""Without a report for so long a process counts as dead, or as stopped by SIGSTOP."""
+"""Silence after which a process counts as dead, or as stopped by SIGSTOP."""
 
 
 def sick(heard: list[HeardReport]) -> list[str]:

@@ -29,27 +29,27 @@ class InvalidName(ValueError):
 
 
 def canonical(value: Any) -> bytes:
-    """UTF-8 JSON with sorted keys and no blanks: the form that is hashed."""
+    """Encodes a value as it is hashed: UTF-8 JSON with sorted keys and no blanks."""
     return msgspec.json.encode(value, order="deterministic")
 
 
 def digest(value: Any, length: int = 24) -> str:
-    """First `length` hexadecimal digits of the SHA-256 of the canonical JSON of `value`."""
+    """Hashes a value: the first `length` hexadecimal digits of the SHA-256 of its canonical JSON."""
     return hashlib.sha256(canonical(value)).hexdigest()[:length]
 
 
 def rollout_id(campaign: str, task_id: str, harness: str, model: str, sample: int) -> str:
-    """24 hexadecimal digits that name one slot of a campaign."""
+    """Id of one slot of a campaign, in 24 hexadecimal digits."""
     return digest([campaign, task_id, harness, model, sample])
 
 
 def shard(rollout: str) -> str:
-    """The subject token a rollout's events share: the first two digits of its id."""
+    """Subject token that a rollout's events share: the first two digits of its id."""
     return rollout[:2]
 
 
 def check_name(name: str, what: str = "campaign") -> str:
-    """`name` itself, or InvalidName with the rule: it becomes part of NATS subjects and paths."""
+    """Returns `name`, or raises InvalidName with the rule: it becomes a part of NATS subjects and paths."""
     if not NAME.fullmatch(name):
         raise InvalidName(
             f"{what} name {name!r} is not valid: use 1 to 63 lower-case letters, digits, '-' and '_', "

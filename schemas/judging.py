@@ -1,6 +1,6 @@
-"""Judgements: what a model says of a rollout that no program can decide alone, and what it took.
+"""Judgements: a model's verdict on what no program can decide alone, and its cost.
 
-A judgement ends in a Verdict or it fails; there is nothing between, and a failed one is never a 0.
+A judgement ends in a JudgeVerdict or it fails; there is nothing between, and a failed one is never a 0.
 """
 
 import msgspec
@@ -8,76 +8,77 @@ import msgspec
 from orchard.schemas.llm_calls import ModelKind, Usage
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What a judge decided."""
+class JudgeVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """The decision of a judge."""
 
     score: float
-    """In [0, 1]."""
+    """Score of the work in [0, 1]."""
     passed: bool
-    """Whether the judge calls it a success, by the rule of its protocol."""
+    """Whether the work is a success by the rule of the judge's protocol."""
     reason: str = ""
-    """Why, in the judge's words."""
+    """The judge's reasons for the decision."""
 
 
 class GuiJudging(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a browser task is judged: settings of the grader `gui-judge`."""
+    """Settings of the grader `gui-judge`: how a browser task is judged."""
 
     protocol: str = "orchard-1"
-    """Name and version of the protocol."""
+    """Name and version of the judge's protocol."""
 
 
 class JudgeCalled(msgspec.Struct, frozen=True, kw_only=True):
     """A judging model answered once. A protocol may ask several times for one verdict."""
 
     name: str
-    """What is judged: the part of the task's grade that asked."""
+    """Part of the task's grade that asked the judge."""
     protocol: str
-    """Name and version of the protocol."""
+    """Name and version of the judge's protocol."""
     prompt_hash: str
-    """16 hexadecimal digits over the protocol's own words."""
+    """Hash of the protocol's own text (16 hexadecimal digits)."""
     input_hash: str
-    """16 hexadecimal digits over the messages as they were sent, pictures included."""
+    """Hash of the messages as they were sent, pictures included (16 hexadecimal digits)."""
     number: int
-    """1 is the judgement's first call."""
+    """Number of the call in its judgement, from 1."""
     model: str
-    """As asked for."""
+    """Name of the model that was asked for."""
     served_model: str
     endpoint: str
     """Name of the endpoint in the workers' configuration."""
     model_kind: ModelKind
-    """Who answered."""
+    """Whether a model or an oracle answered."""
     usage: Usage
-    """Tokens of the call."""
+    """Tokens that the call took."""
     cost_usd: float | None
-    """None when no price is known for the model."""
+    """Price of the call in USD; None when no price is known for the model."""
     seconds: float
     tries: int = 1
-    """Of the model client."""
+    """Times that the model client sent the request."""
     answer: str = ""
-    """What it said, up to 4,000 characters."""
+    """Text of the answer, up to 4,000 characters."""
 
 
 class JudgeRuled(msgspec.Struct, frozen=True, kw_only=True):
     """A judgement ended: with a verdict, or with the fault that aborts the attempt."""
 
     name: str
-    """What was judged."""
+    """Part of the task's grade that was judged."""
     protocol: str
-    """Name and version of the protocol."""
+    """Name and version of the judge's protocol."""
     prompt_hash: str
-    """As JudgeCalled."""
+    """Hash of the protocol's own text (16 hexadecimal digits)."""
     model: str
     endpoint: str
     """Name of the endpoint in the workers' configuration."""
     calls: int
-    """Answers that were asked for."""
+    """Number of answers that were asked for."""
     cost_usd: float | None
-    """Of all of them; None when one has no known price."""
+    """Price of all calls in USD; None when one has no known price."""
     score: float | None = None
-    """None: the judgement failed, or the grader asked in its own words (`verbatim-1`) for no score."""
+    """Score in [0, 1]; None: the judgement failed, or the grader's own prompt (`verbatim-1`) asked for no
+    score."""
     passed: bool | None = None
-    """As `score`."""
+    """Whether the work is a success; None as for `score`."""
     reason: str = ""
-    """Of the verdict."""
+    """The judge's reasons for the verdict."""
     fault: str = ""
     """Why there is no verdict."""

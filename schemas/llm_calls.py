@@ -1,4 +1,4 @@
-"""One record for each model call: what was asked, what it cost, which nodes it joins."""
+"""The record of a model call: what was asked, what it cost, and which nodes it joins."""
 
 from enum import StrEnum
 
@@ -9,33 +9,34 @@ from orchard.schemas.messages import MessageNode
 
 
 class ModelKind(StrEnum):
-    """`oracle` marks everything played from a gold patch: never to be mistaken for a model's work."""
+    """Kind of the author of an answer. `oracle` marks everything played from a gold patch, which must never
+    pass for a model's work."""
 
     MODEL = "model"
-    """A model answered."""
+    """A model gave the answer."""
     ORACLE = "oracle"
     """A known solution was played."""
 
 
 class CallKind(StrEnum):
-    """What a program called its model for."""
+    """Why a program called its model."""
 
     MAIN = "main"
-    """The work on the task."""
+    """Work on the task itself."""
     SUBAGENT = "subagent"
-    """A part of it that was given to another conversation."""
+    """Work on a part of the task, in a conversation of its own."""
     COMPACTION = "compaction"
     """The first call after a conversation was begun anew from what the model had said in the old one, or the
-    call for that, where a header names it."""
+    call that asks for a summary, if a header says so."""
     TITLE = "title"
-    """A few words for a list of conversations."""
+    """A title for a list of conversations."""
     PROBE = "probe"
-    """Whether the model answers at all."""
+    """A test whether the model answers at all."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Tokens, as the endpoint counted them; None where it did not say, or said what cannot be true. Events
-    leave out what is not known, which versions before this one take for 0."""
+    """Tokens as the endpoint counted them; None where it did not say, or said what cannot be true. Events
+    leave out what is not known, which earlier versions take for 0."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -58,39 +59,40 @@ class LLMCall(msgspec.Struct, frozen=True, kw_only=True):
     served_model: str
     model_kind: ModelKind
     finish_reason: str
-    """Why the answer ended, as the endpoint says; `unparsed` where its server could not read what the model
+    """Why the answer ended, according to the endpoint; `unparsed` if its server could not read what the model
     wrote."""
     usage: Usage
-    """Tokens of the call."""
+    """Tokens that the call took."""
     cost_usd: float | None
-    """None when no price is known for the model; 0.0 is a price."""
+    """Price of the call in USD; None when no price is known for the model, 0.0 is a price."""
     seconds: float | None
-    """None for a call of another system that did not say."""
+    """Duration in seconds; None for a call of another system that did not say."""
     tries: int = 1
     system_fingerprint: str = ""
-    """The endpoint's own word for its configuration."""
+    """The endpoint's name for its configuration."""
     call_kind: CallKind | None = None
-    """What a program called for; None for a harness that is no program."""
+    """Why a program made the call; None for a harness that is not a program."""
     derived_from: str | None = None
-    """Node of another conversation that this one was begun from: a summary, or a call of a tool that gave it
-    its work. Where that can be told."""
+    """Node of another conversation that this one began from: a summary, or a tool call that gave it its work.
+    None where that cannot be told."""
     tools: BlobRef | None = None
-    """The tools that a program offered its model, as JSON; None for a harness whose tools its name says."""
+    """Blob of the tools that a program offered its model, as JSON; None for a harness whose name decides its
+    tools."""
     reasoning_field: str | None = None
-    """Field in which the answer had its reasoning, and under which it is sent back; None without any, and in
-    events that are older."""
+    """Field of the answer that held its reasoning, and under which it is sent back; None without reasoning,
+    and in older events."""
     images_shown: tuple[str, ...] | None = None
-    """SHA-256 of the pictures in the prompt, in their order: the last so many of the path to `parent`. None
-    where it had none."""
+    """SHA-256 of the pictures in the prompt, in their order: the newest ones of the path to `parent`. None
+    without pictures."""
     seed: int | None = None
-    """Of the request that was answered. It is the rollout's, but for a request at which the server failed
-    before: that is tried again with another one. None in events that are older."""
+    """Seed of the request that was answered. It is the rollout's, unless the server failed at it before: then
+    the next try has another. None in older events."""
     tools_left_out: bool | None = None
     """Whether the endpoint's template leaves the request's tools out of the prompt; None where that is not
-    known: without tools, at an endpoint that does not count tokens, and in events that are older."""
+    known: without tools, at an endpoint that does not count tokens, and in older events."""
     seconds_waiting: float | None = None
-    """Before the try that was answered: for a place at the endpoint, and by tries that failed. None in events
-    that are older."""
+    """Seconds before the try that was answered: for a place at the endpoint, and for tries that failed. None
+    in older events."""
     answer: MessageNode | None = None
-    """The message `node`, so that an answer and its cost are one event. An event of its own follows, for all
-    who read messages. None where the path had it already, and in events that are older."""
+    """The message `node`, so that an answer and its cost are one event. An event of its own follows, for
+    readers of messages. None if the path had it already, and in older events."""

@@ -1,56 +1,93 @@
-"""Messages as a tree: a node is one message with its parent."""
+"""Messages as a tree: a node is one message with its parent. Its pictures are blobs, named by place."""
 
+from collections.abc import Sequence
 from enum import StrEnum
 
 import msgspec
 
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.identity import digest
-from orchard.schemas.images import Image
+
+MEDIA_TYPES = frozenset({"image/png", "image/jpeg", "image/webp", "image/gif"})
+"""Media types of pictures that models read; others are not kept as pictures."""
+
+
+class Image(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A picture in a message, at the size that the model sees."""
+
+    blob: BlobRef
+    """Bytes of the picture, as a browser or a program made them."""
+    media_type: str
+    """Media type of the picture, one of MEDIA_TYPES."""
+    width: int
+    """Width of the picture in pixels."""
+    height: int
+    """Height of the picture in pixels."""
+    at: int | None = None
+    """Offset of the picture in the message's content, in characters; None: after the text."""
+    caption: str = ""
+    """Text right before the picture. It is shown and left out with it, and is not in the content."""
+
+
+def placed(content: str, images: Sequence[Image]) -> list[str | Image]:
+    """Returns texts and pictures of a message in their order, without empty texts. `images` are those that
+    are shown, by offset; an offset outside of the text counts as the nearest inside."""
+    parts: list[str | Image] = []
+    text, end = "", 0
+    for image in images:
+        at = len(content) if image.at is None else max(end, min(image.at, len(content)))
+        text += content[end:at] + image.caption
+        end = at
+        if text:
+            parts.append(text)
+        parts.append(image)
+        text = ""
+    rest = content[end:]
+    return [*parts, rest] if rest else parts
 
 
 class Role(StrEnum):
-    """Who a message is from, as in the chat API."""
+    """The author of a message, as in the chat API."""
 
     SYSTEM = "system"
-    """The harness, before all else."""
+    """The harness, before all other messages."""
     USER = "user"
     """The task, or the output of a command."""
     ASSISTANT = "assistant"
-    """The model."""
+    """The model that is asked."""
     TOOL = "tool"
-    """The result of a tool call."""
+    """A tool, whose result the message is."""
 
 
 RESULT_TAGS = ("<tool_response>\n", "\n</tool_response>")
-"""What stands before and after the results of calls that a model wrote into its text, which the user says."""
+"""Text before and after the results of calls that a model wrote into its text; the user says these."""
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call as the model wrote it; `arguments` stays the text it was, parsable or not."""
+    """A tool call as the model wrote it; `arguments` stays the text it was, parsable or not."""
 
     id: str
-    """Made by the endpoint."""
+    """Id of the call, made by the endpoint."""
     name: str
-    """Name of the tool."""
+    """Name of the called tool."""
     arguments: str
-    """JSON text, or what the model wrote in its place."""
+    """Arguments as JSON, or what the model wrote in its place."""
 
 
 class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What the machine knows about a tool message, beside the text the model saw."""
+    """Facts about a tool message, beside the text that the model saw."""
 
     returncode: int
     """Exit status of the command."""
     seconds: float
     timed_out: bool = False
-    """Whether it ran out of time."""
+    """Whether the command ran out of time."""
     output_sha256: str = ""
-    """Of the whole output before any cut: what a replay compares (docs/datasets.md)."""
+    """SHA-256 of the whole output before any cut: a replay compares it (docs/datasets.md)."""
 
 
 class VersionRun(msgspec.Struct, frozen=True, kw_only=True):
-    """From token index `start` on, tokens were sampled by policy `version`."""
+    """A run of sampled tokens: from index `start` on, policy `version` sampled them."""
 
     start: int
     """Index of the first token, from 0."""
@@ -65,17 +102,18 @@ class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     ids: tuple[int, ...]
-    """Sampled tokens."""
+    """Ids of the sampled tokens."""
     logprobs: tuple[float, ...] = ()
-    """Log-probability of each, in nats."""
+    """Log-probability of each sampled token, in nats."""
     prompt_ids: tuple[int, ...] = ()
     """All tokens before the first sampled one."""
     versions: tuple[VersionRun, ...] = ()
-    """Which policy version sampled which of them."""
+    """Runs of tokens by the policy version that sampled them."""
 
 
 class NodeRest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a node says beside its text, when that alone is over the inline limit: the JSON of `rest_blob`."""
+    """The parts of a node beside its text, if these alone are over the inline limit: the JSON of
+    `rest_blob`."""
 
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
@@ -89,26 +127,27 @@ class MessageNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     node_id: str
     parent: str | None
     role: Role
-    """Who speaks."""
+    """Author of the message, as in the chat API."""
     turn: int
-    """0 before the first assistant message; an assistant message and its results share a turn."""
+    """Number of the turn, 0 before the first assistant message. An assistant message and its results share a
+    turn."""
     content: str = ""
     content_blob: BlobRef | None = None
-    """Set, with `content` empty, when the text is over the inline limit."""
+    """Blob of the text, if it is over the inline limit; then `content` is empty."""
     reasoning: str = ""
-    """What the model thought before the text, where the endpoint tells."""
+    """Reasoning of the model before the text, where the endpoint gives it."""
     tool_calls: tuple[ToolCall, ...] = ()
-    """Calls that the model made."""
+    """Tool calls that the model made."""
     tool_call_id: str = ""
     result: ToolResult | None = None
-    """Facts about a tool message."""
+    """Facts about the command of a tool message."""
     tokens: TokenRecord | None = None
-    """Tokens that a policy sampled."""
+    """Tokens that a policy server sampled."""
     rest_blob: BlobRef | None = None
-    """A NodeRest. Set, with `reasoning`, `tool_calls` and `tokens` empty, when these are over the limit; then
-    with `images` empty, too, where there are very many."""
+    """Blob of a NodeRest, if `reasoning`, `tool_calls` and `tokens` are over the limit; then these are empty,
+    and `images` too where there are very many."""
     inherited_from: int | None = None
-    """The earlier attempt of the same rollout that made this message, when this one adopted it."""
+    """Earlier attempt of the same rollout that made this message, if this attempt replayed it."""
     images: tuple[Image, ...] = ()
     """Pictures, in the order in which they stand in the message."""
 

@@ -12,16 +12,16 @@ import msgspec
 
 
 class Unit(NamedTuple):
-    """What a number of a configuration counts; for documents, and without effect."""
+    """The unit of a number in a configuration; documents show it, and it has no other effect."""
 
     name: str
 
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
-"""At least one of something."""
+"""A number of things, at least one."""
 Size = Annotated[int, msgspec.Meta(ge=1, le=2**53), Unit("bytes")]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
-"""0 takes any free one."""
+"""A TCP port; 0 takes any free one."""
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9), Unit("s")]
 """A time that may be zero."""
 Duration = Annotated[float, msgspec.Meta(gt=0, le=1e9), Unit("s")]
@@ -31,14 +31,14 @@ Weight = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60}
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
-"""Powers of ten."""
+"""Powers of ten by suffix."""
 _QUANTITY = re.compile(
     r"\+?(?P<number>[0-9]+\.?[0-9]*|\.[0-9]+)"
     r"(?:(?P<suffix>[numkMGTPE]|[KMGTPE]i)|[eE](?P<exponent>[+-]?[0-9]{1,2}))?"
 )
 _LONGEST_TEXT = 64
 _LARGEST = 2**63 - 1
-"""As in Kubernetes, where quantities are 64-bit numbers."""
+"""Largest value, the same as in Kubernetes, where quantities are 64-bit numbers."""
 
 
 class InvalidQuantity(ValueError):
@@ -63,7 +63,7 @@ def _parse(text: str) -> Fraction:
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes of a memory quantity; InvalidQuantity when it is none or not positive."""
+    """Converts a memory quantity to bytes; raises InvalidQuantity when it is none or not positive."""
     value = int(_parse(text))
     if value <= 0:
         raise InvalidQuantity(f"memory must be positive, not {text!r}")
@@ -71,7 +71,7 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_cores(text: str) -> float:
-    """Cores of a CPU quantity; InvalidQuantity when it is none or not positive."""
+    """Converts a CPU quantity to cores; raises InvalidQuantity when it is none or not positive."""
     value = float(_parse(text))
     if value <= 0:
         raise InvalidQuantity(f"cpu must be positive, not {text!r}")
@@ -79,7 +79,7 @@ def parse_cores(text: str) -> float:
 
 
 def format_bytes(value: int) -> str:
-    """The shortest binary quantity that is exactly `value` bytes."""
+    """Formats bytes as the shortest binary quantity that is exactly equal."""
     for suffix in ("Ti", "Gi", "Mi", "Ki"):
         if value % _BINARY[suffix] == 0:
             return f"{value // _BINARY[suffix]}{suffix}"

@@ -1,7 +1,7 @@
-"""Requests as they come from a queue: bytes become a request that can be carried out, or a reason why not.
+"""Reads requests from a queue: bytes become a request that can be carried out, or a reason why not.
 
 The structs themselves say nothing about ranges, because requests are events too and an event must stay
-readable. So what a worker may rely on is checked here, in one place.
+readable. So the limits that a worker relies on are checked here, in one place.
 """
 
 import math
@@ -15,20 +15,18 @@ from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import ModelSpec, RolloutRequest
 from orchard.schemas.decoding import Unreadable, decode_whole
 from orchard.schemas.identity import check_name, rollout_id
-from orchard.schemas.newer import known_part
 from orchard.schemas.quantities import InvalidQuantity, parse_bytes
+from orchard.schemas.unknown_fields import known_part
 from orchard.schemas.values import AnnotationRequest
 from orchard.schemas.work import JudgeRequest, ProveRequest
 
 LONGEST = 31 * 86400.0
-"""Seconds that any timeout may have: timers of event loops fail somewhere above."""
+"""Maximum of any timeout in seconds: timers of event loops fail somewhere above."""
 _SEQUENCES = 2**63 - 1
 _COUNTS = 2**31 - 1
 _TOKENS = 2**53
 _TEXT = 1024
-"""Characters of a name."""
 _REASON = 500
-"""Characters of a reason: it may quote the request."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 S = TypeVar("S", bound=msgspec.Struct)
@@ -42,17 +40,17 @@ class InvalidRequest(ValueError):
     def __init__(self, reason: str, rollout: RolloutRequest | None = None) -> None:
         super().__init__(reason[:_REASON])
         self.rollout = rollout
-        """The rollout that the request is of, all else at its defaults; None where even that is not sure."""
+        """Identity of the requested rollout, all else at its defaults; None if even that is not sure."""
 
 
 class NewerRequest(InvalidRequest):
-    """A request of a later version, which asks for something that this one does not know: a later worker can
-    carry it out (decision 0073)."""
+    """A request for something that this version does not know: a later worker can carry it out (decision
+    0073)."""
 
 
 def read_rollout_request(body: bytes) -> RolloutRequest:
-    """The request in a body; raises InvalidRequest, and nothing else, for one that cannot be carried out,
-    NewerRequest for one that a later version can."""
+    """Decodes a rollout request. Raises InvalidRequest, and nothing else, for one that cannot be carried out,
+    and NewerRequest for one that a later version can."""
     known, asked = known_part(body, RolloutRequest)
     try:
         request = decode_whole(_ROLLOUTS, known)
@@ -93,7 +91,7 @@ def _newer(asked: list[str]) -> str:
 
 
 def _bare(request: RolloutRequest) -> RolloutRequest:
-    """Which rollout a request is of, all else at its defaults."""
+    """Reduces a request to the identity of its rollout, all else at its defaults."""
     return RolloutRequest(
         rollout_id=request.rollout_id,
         campaign=request.campaign,
@@ -106,8 +104,8 @@ def _bare(request: RolloutRequest) -> RolloutRequest:
 
 
 def rollout_in(body: bytes) -> RolloutRequest | None:
-    """The rollout request in a body, or what is sure of one that cannot be carried out; None where not even
-    the rollout is sure."""
+    """Decodes a rollout request, or the sure part of one that cannot be carried out; None if not even the
+    rollout is sure."""
     try:
         return read_rollout_request(body)
     except InvalidRequest as error:
@@ -158,6 +156,7 @@ def read_judge_request(body: bytes) -> JudgeRequest:
         _campaign(request.campaign)
         _name("rollout_id", request.rollout_id)
         _name("protocol", request.protocol)
+        _name("prompt_hash", request.prompt_hash)
         _check_model(request.model)
         _check_blob("task", request.task)
         if request.submission_blob is not None:
@@ -172,7 +171,7 @@ def read_judge_request(body: bytes) -> JudgeRequest:
 
 
 def check_identity(request: RolloutRequest) -> None:
-    """Raises ValueError unless it is sure which rollout, and which of its fences, the request is of: with
+    """Raises ValueError unless it is sure which rollout, and which of its fences, the request is for: with
     another's id it would take that rollout's place."""
     _campaign(request.campaign)
     task = request.task
@@ -231,7 +230,7 @@ def _check_blob(what: str, blob: BlobRef) -> None:
 
 
 def _campaign(name: str) -> None:
-    """A reserved name, too, is a name: what may be submitted is not the question here."""
+    """Accepts reserved names too: whether a campaign may be submitted is not decided here."""
     check_name(name, "campaign of the request")
 
 

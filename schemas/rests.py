@@ -1,5 +1,4 @@
-"""What the fleet knows of a model endpoint: whether it rests, and whether it refuses a campaign. Stored
-records."""
+"""Stored records of model endpoints: those that rest, and campaigns that they refuse."""
 
 from datetime import datetime
 from typing import Annotated
@@ -12,42 +11,43 @@ _Time = Annotated[float, Unit("s")]
 
 
 class Rest(msgspec.Struct, frozen=True, kw_only=True):
-    """An endpoint that nobody asks for a while. Times count by the server's clock."""
+    """An endpoint that nobody asks for some time. Times count by the server's clock."""
 
     endpoint: str
-    """Its name where it was found; workers may name one server differently."""
+    """Name of the endpoint where the fault was found; workers may name one server differently."""
     model: str
-    """That was asked for."""
+    """Name of the model that was asked for."""
     reason: str
-    """What it said last, without keys and URLs."""
+    """Last answer of the endpoint, without keys and URLs."""
     seconds: _Time
-    """From when this record was stored until the endpoint is asked again."""
+    """Seconds from the storing of this record until the endpoint is asked again."""
     prober: str
-    """The process that asks it again, while it lives."""
+    """Process that asks the endpoint again, while it lives."""
     since: datetime | None = None
-    """When the rest began; None: when this record was stored."""
+    """Time when the rest began; None: when this record was stored."""
     probes: int = 0
-    """Questions that it has not answered since."""
+    """Number of questions that the endpoint has not answered since."""
     relapses: int = 0
-    """Rests one after the other, without an answer to more than the question that ended each."""
+    """Number of consecutive rests in which the endpoint answered no more than the question that ended
+    each."""
     asking: bool = False
-    """The prober asks it just now, and has `seconds` for that."""
+    """Whether the prober asks it now, and has `seconds` for that."""
     over: bool = False
-    """It answers again."""
+    """Whether the endpoint answers again, so that the rest is over."""
 
 
 class CampaignRefused(msgspec.Struct, frozen=True, kw_only=True):
-    """Refusals in a row that a model has ended rollouts of a campaign with."""
+    """Consecutive rollouts of a campaign that ended because a model refused them."""
 
     campaign: str
     model: str
     endpoint: str
     reason: str
-    """Of the newest."""
+    """Reason of the newest refusal."""
     count: int
-    """The newest ones that are equal; 0 where a rollout has come to its end since."""
+    """Number of the newest refusals that are equal; 0 once a rollout has come to its end."""
     unlike: int = 0
-    """Those before them, whatever their reasons."""
+    """Number of the refusals before these, whatever their reasons."""
 
 
 class EndpointRested(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,8 +55,8 @@ class EndpointRested(msgspec.Struct, frozen=True, kw_only=True):
 
     endpoint: str
     resting: bool
-    """Whether it rests from now on."""
+    """Whether the endpoint rests from now on."""
     reason: str = ""
-    """What it said."""
+    """Answer of the endpoint that led to the rest."""
     seconds: _Time = 0.0
-    """That it asked to wait; at the end those that it rested."""
+    """Seconds that the endpoint asked to wait; at the end the seconds that it rested."""

@@ -9,20 +9,21 @@ from typing import Annotated
 import msgspec
 
 SANDBOX_ID = r"^[a-z0-9]([a-z0-9-]{0,53}[a-z0-9])?$(?!\n)"
-"""A DNS label, short enough that `sandbox-<id>` is one too; in Python `$` alone would let a line end pass."""
+"""Pattern of a DNS label, short enough that `sandbox-<id>` is one too; in Python `$` alone would let a line
+end pass."""
 
 MODE = r"^[0-7]{3,4}$(?!\n)"
-"""Of a file, in octal digits."""
+"""Pattern of a file's mode, in octal digits."""
 
 VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$(?!\n)"
-"""Name of a variable of a sandbox's environment."""
+"""Pattern of the name of a variable of a sandbox's environment."""
 NO_ZERO = r"^[^\x00]*$(?!\n)"
-"""Any text that can be a variable's value."""
+"""Pattern of a variable's value: any text without a NUL."""
 VARIABLES, ENVIRONMENT_SIZE = 128, 32 * 1024
-"""Most variables of a sandbox's environment, and bytes of all their names and values."""
+"""Maximum number of variables of a sandbox's environment, and of bytes of all their names and values."""
 
 EGRESS, VOLUMES = 64, 16
-"""Most rules of a sandbox's list of what it may reach, and volumes."""
+"""Maximum number of a sandbox's egress rules, and of its volumes."""
 
 TIMEOUT_EXIT_CODE = 124
 OUTPUT_LIMIT = 10 * 1024 * 1024
@@ -47,25 +48,25 @@ class JobStatus(StrEnum):
 
 
 class JobEnding(StrEnum):
-    """How a job ended, for programs; `error` is for people. A word that this version does not know is read as
-    `unknown`."""
+    """How a job ended, for programs; `error` is for people. A value that this version does not know is read
+    as `unknown`."""
 
     EXITED = "exited"
-    """Its process ended by itself, with whatever status, or by a signal that was not the service's."""
+    """Its process exited with any status, or by a signal that the service did not send."""
     TIMEOUT = "timeout"
     CANCELLED = "cancelled"
     OUT_OF_MEMORY = "out_of_memory"
-    """The kernel killed it for memory."""
+    """The kernel killed its process for memory."""
     NOT_STARTED = "not_started"
-    """Nothing ran: a working directory or user that there is not, a sandbox full of processes, ..."""
+    """Nothing ran: a missing working directory or user, a sandbox full of processes, ..."""
     NOT_FOUND = "not_found"
-    """Nothing ran: the program, or its interpreter, is not there."""
+    """Nothing ran: the program, or its interpreter, does not exist."""
     NOT_PERMITTED = "not_permitted"
     """Nothing ran: the program may not be executed, or its working directory not be entered."""
     SANDBOX_DIED = "sandbox_died"
     SANDBOX_DELETED = "sandbox_deleted"
     SANDBOX_RESTORED = "sandbox_restored"
-    """The sandbox ended under it, or was set back: this says nothing of the command."""
+    """The sandbox ended while the job ran, or was restored: this says nothing about the command."""
     UNKNOWN = "unknown"
 
     @classmethod
@@ -81,18 +82,19 @@ ENDED_WITH_SANDBOX = frozenset(
 class CreateSandbox(msgspec.Struct, frozen=True, kw_only=True):
     image: Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
     block_network: bool = True
-    """False: outbound connections to public addresses, from a network of its own; never anything inbound."""
+    """False: the sandbox has a network of its own with outbound connections to public addresses; inbound is
+    always closed."""
     sandbox_id: Annotated[str, msgspec.Meta(pattern=SANDBOX_ID)] | None = None
     cpu: str = "4"
     memory: str = "16Gi"
     timeout: Seconds = 3600.0
     """Seconds until the sandbox must be ready."""
     labels: dict[str, str] = {}
-    """Ours: campaign, rollout, purpose; `GET /sandboxes?label=k=v` filters by them."""
+    """Ours: labels such as campaign, rollout and purpose; `GET /sandboxes?label=k=v` filters by them."""
     ttl_seconds: Seconds | None = None
     """Ours: the sandbox is removed this long after its last heartbeat or request."""
     pids: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """Ours: processes at once; None is the backend's default."""
+    """Ours: maximum number of processes; None is the backend's default."""
     env: Annotated[
         dict[
             Annotated[str, msgspec.Meta(pattern=VARIABLE)],
@@ -100,17 +102,19 @@ class CreateSandbox(msgspec.Struct, frozen=True, kw_only=True):
         ],
         msgspec.Meta(max_length=VARIABLES),
     ] = {}
-    """Ours: of every command, below its own; 32 KiB at most. They are in no answer and no log."""
+    """Ours: variables of every command, which its own override; 32 KiB at most. No answer and no log has
+    them."""
     layers: Annotated[
         list[Annotated[str, msgspec.Meta(min_length=1, max_length=512)]], msgspec.Meta(max_length=8)
     ] = []
     """Ours: images whose files are laid over those of `image`, later ones on top."""
     egress: Annotated[list[str], msgspec.Meta(max_length=EGRESS)] = []
-    """Ours: with `block_network`, all that can be reached all the same, over TCP: `HOST:PORT` each."""
+    """Ours: the addresses that can be reached in spite of `block_network`, over TCP: `HOST:PORT` each."""
     gpus: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """Ours: on Kubernetes, of the kind and up to the number that its administrator allows."""
+    """Ours: GPUs on Kubernetes, of the kind and up to the number that its administrator allows."""
     volumes: Annotated[dict[str, str], msgspec.Meta(max_length=VOLUMES)] = {}
-    """Ours: on Kubernetes, by the name that the administrator gave it: the directory where it is mounted."""
+    """Ours: volumes on Kubernetes: directory where it is mounted, by the administrator's name of the
+    volume."""
 
 
 class SandboxCreatedReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,34 +137,36 @@ class SandboxInfo(msgspec.Struct, frozen=True, kw_only=True):
     cpu: str
     memory: str
     created_at: float
-    """Epoch seconds."""
+    """Time of creation, in epoch seconds."""
     ready: bool
     status: SandboxStatus
     status_message: str = ""
     reason: str = ""
-    """Ours: machine-readable: `image_missing`, `out_of_memory`, `agent_replaced`, `expired`, ..."""
+    """Ours: reason for programs: `image_missing`, `out_of_memory`, `agent_replaced`, `expired`, ..."""
     labels: dict[str, str] = {}
     paused: bool = False
-    """Ours: its processes are frozen, until it is resumed."""
+    """Ours: whether its processes are frozen, until it is resumed."""
 
 
 class ExecRequest(msgspec.Struct, frozen=True, kw_only=True):
     command: str | list[str]
-    """A string is run by the image's shell; an argument list is executed as it is."""
+    """Command line for the image's shell, or an argument list that is executed as it is."""
     timeout_seconds: Seconds = 300.0
     cwd: str = "/workspace"
     env: dict[str, str] = {}
-    """Names are not empty and have no `=`, and neither names nor values have a NUL: a kernel takes none."""
+    """Variables of the command. Names are not empty and have no `=`, and neither names nor values have a
+    NUL."""
     login_shell: bool = False
     wait: bool = False
     output_limit: Annotated[int, msgspec.Meta(ge=1024)] = OUTPUT_LIMIT
     """Ours: bytes kept of each of stdout and stderr."""
     merge_output: bool = False
-    """Ours: stderr goes into stdout, in the order it was written."""
+    """Ours: whether stderr goes into stdout, in the order it was written."""
     stdin: str | None = None
     """Ours: UTF-8 text fed to the command, so that data is never part of a shell line."""
     user: str | None = None
-    """Ours: whom it runs as, a name or number inside, perhaps with `:group`; None: the image's USER."""
+    """Ours: user that the command runs as, a name or number inside, perhaps with `:group`; None: the image's
+    USER."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,17 +181,18 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float | None = None
     completed_at: float | None = None
     error: str | None = None
-    """`timeout`, `cancelled`, `out of memory` or why it never started; None when it ran and ended."""
+    """Error for people: `timeout`, `cancelled`, `out of memory` or why it never started; None when it ran and
+    ended."""
     timed_out: bool = False
-    """Ours: tells our 124 from the command's own."""
+    """Ours: whether the service ended it, which tells its 124 from the command's own."""
     oom_killed: bool = False
     ending: JobEnding | None = None
-    """Ours: None until it has ended, and of agents from before there was this field."""
+    """Ours: how the job ended; None until then, and from agents that are older than this field."""
     output_open: bool = False
-    """Ours: processes in the background could still write to its output when it ended; that is not kept."""
+    """Ours: whether background processes could still write to its output when it ended; that is not kept."""
     stdout_bytes: int = 0
     stderr_bytes: int = 0
-    """Ours: sizes before any cut."""
+    """Ours: size of stderr before any cut, as `stdout_bytes` is that of stdout."""
 
 
 class JobQueued(msgspec.Struct, frozen=True, kw_only=True):
@@ -197,7 +204,7 @@ class ApplyPatch(msgspec.Struct, frozen=True, kw_only=True):
     patch: str
     timeout_seconds: Seconds = 30.0
     cwd: str = "/workspace"
-    """Ours: the directory the patch's paths are relative to."""
+    """Ours: directory that the patch's paths are relative to."""
 
 
 class PatchResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,20 +218,20 @@ class PatchResult(msgspec.Struct, frozen=True, kw_only=True):
 class UploadFile(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     content: str
-    """Base64."""
+    """Content of the file in Base64."""
     mode: Annotated[str, msgspec.Meta(pattern=MODE)] | None = None
-    """Ours: octal digits; None: 0644, or that of the file that is replaced."""
+    """Ours: mode in octal digits; None: 0644, or that of the file that is replaced."""
 
 
 class MoveFile(msgspec.Struct, frozen=True, kw_only=True):
-    """What is at `path` is to be at `target`, in place of a file or an empty directory there."""
+    """Moves the file or directory at `path` to `target`, in place of a file or an empty directory there."""
 
     path: str
     target: str
 
 
 class PathDone(msgspec.Struct, frozen=True, kw_only=True):
-    """A file or directory was removed, or is here now."""
+    """Reply to a removal, or to the creation of a directory."""
 
     success: bool
     path: str
@@ -239,21 +246,22 @@ class FileWritten(msgspec.Struct, frozen=True, kw_only=True):
 class FileContent(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     content: str
-    """Base64."""
+    """Content of the file in Base64."""
     size: int
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     type: str
-    """`file`, `directory` or `other`, of a link what it leads to; `symlink`: it leads nowhere."""
+    """Type of the entry: `file`, `directory` or `other`, for a link that of its target; `symlink`: it leads
+    nowhere."""
     size: int
     modified: str
-    """ISO 8601 in UTC, whole seconds."""
+    """Time of the last change, ISO 8601 in UTC, whole seconds."""
     modified_at: float
-    """Ours: epoch seconds."""
+    """Ours: time of the last change, in epoch seconds."""
     symlink: bool
-    """Ours."""
+    """Ours: whether the entry is a link."""
 
 
 class FileList(msgspec.Struct, frozen=True, kw_only=True):
@@ -262,7 +270,7 @@ class FileList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SnapshotRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The sandbox's file system as it is now becomes an image that sandboxes can be created from."""
+    """Makes the sandbox's file system, as it is now, an image that sandboxes can be created from."""
 
     image: Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
 
@@ -274,13 +282,13 @@ class SnapshotReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """A file system as the sandbox once had it, kept under a name as long as the sandbox is there."""
+    """A copy of the sandbox's file system, kept under a name until the sandbox is deleted."""
 
     name: str
     size: int
-    """Bytes of the files that differ from the image."""
+    """Size of the files that differ from the image, in bytes."""
     created_at: float
-    """Epoch seconds."""
+    """Time of creation, in epoch seconds."""
 
 
 class SnapshotDeleted(msgspec.Struct, frozen=True, kw_only=True):
@@ -289,40 +297,40 @@ class SnapshotDeleted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RestoreSandbox(msgspec.Struct, frozen=True, kw_only=True):
-    """The file system becomes that of the snapshot of this name; all processes end."""
+    """Restores the snapshot of this name; all processes end."""
 
     name: str
 
 
 class PullImage(msgspec.Struct, frozen=True, kw_only=True):
-    """An image of a registry becomes one that sandboxes can be created from."""
+    """Pulls an image from a registry, so that sandboxes can be created from it."""
 
     reference: Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
-    """As for `docker pull`; `name@sha256:...` pins it."""
+    """Reference as for `docker pull`; `name@sha256:...` pins the image."""
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=512)] | None = None
-    """What it is called here; None: as the reference."""
+    """Name of the image on this machine; None: the reference."""
     username: str | None = None
     password: str | None = None
-    """Of the registry; kept nowhere."""
+    """Password for the registry, which is not stored."""
     plain_http: bool = False
-    """Ask a registry of another machine without TLS."""
+    """Whether to ask a registry on another machine without TLS."""
 
 
 class ImageInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """An image on one machine."""
+    """An image that is on one machine."""
 
     name: str
     layers: int
     sandboxes: int
-    """Made from it, and not deleted."""
+    """Number of sandboxes that were made from it and not deleted."""
     shared: bool
-    """It is for all keys."""
+    """Whether sandboxes of all keys may use it."""
     digest: str | None = None
-    """Of what a registry gave."""
+    """Digest of the image in its registry."""
     size: int | None = None
-    """Bytes of its files."""
+    """Size of its files in bytes."""
     created_at: float | None = None
-    """When it came here, in epoch seconds."""
+    """Time of its import or pull, in epoch seconds."""
     user: str = ""
     working_directory: str = "/"
 
@@ -333,11 +341,12 @@ class ImageDeleted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ForkSandbox(msgspec.Struct, frozen=True, kw_only=True):
-    """Independent sandboxes start from the file system that this one has now. What is None is inherited."""
+    """Starts independent sandboxes from the file system that this one has now. A field that is None is
+    inherited."""
 
     count: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1
     sandbox_ids: list[Annotated[str, msgspec.Meta(pattern=SANDBOX_ID)]] | None = None
-    """As many as `count`; None: the server makes them."""
+    """Ids of the new sandboxes, as many as `count`; None: the server makes them."""
     block_network: bool | None = None
     cpu: str | None = None
     memory: str | None = None
@@ -346,7 +355,7 @@ class ForkSandbox(msgspec.Struct, frozen=True, kw_only=True):
     ttl_seconds: Seconds | None = None
     pids: Annotated[int, msgspec.Meta(ge=1)] | None = None
     snapshot: str | None = None
-    """Start from this snapshot of its, in place of what it has now."""
+    """Name of a snapshot to start from, in place of the present file system."""
 
 
 class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True):
@@ -368,7 +377,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Amounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Cores and bytes."""
+    """Amounts of CPU in cores and of memory in bytes."""
 
     cpu: float
     memory_bytes: int

@@ -1,20 +1,21 @@
-"""NATS subjects of events."""
+"""Names the NATS subjects of events."""
 
-from orchard.schemas.events import DECISION_TYPES, DONE_TYPES, STARTED_TYPE, Event
+from orchard.schemas.events import DECISION_TYPES, DONE_TYPES, NEXT_NAMES, STARTED_TYPE, Event
 from orchard.schemas.identity import shard
 from orchard.schemas.values import VERDICT_TYPES
 
 EVENTS_PREFIX = "orchard.events"
 
 FENCES = frozenset({"annotated", "answered", "decided", "done", "started"})
-"""Third tokens of the subjects that stay in the stream for ever: what comes later is compared with them."""
+"""Third tokens of the subjects that stay in the stream for ever, because later events are compared with
+them."""
 
 
 _ANSWERS = "answers."
 
 
 def event_subject(event: Event) -> str:
-    """The NATS subject an event belongs to; docs/schemas/asyncapi.json has all forms."""
+    """Subject of an event; docs/schemas/asyncapi.json has all forms."""
     if event.type in DONE_TYPES and event.rollout_id:
         return done_subject(event.rollout_id)
     if event.type == STARTED_TYPE and event.rollout_id:
@@ -30,32 +31,39 @@ def event_subject(event: Event) -> str:
 
 
 def campaign_subjects(campaign: str) -> str:
-    """All subjects of a campaign's events but the fences."""
+    """Pattern of all subjects of a campaign's events but the fences."""
     return f"{EVENTS_PREFIX}.{campaign}.>"
 
 
+def type_subjects(campaign: str, kind: str) -> list[str]:
+    """Patterns of a campaign's events of a type that is no fence, one for each name by which it is read."""
+    names = [kind, *(name for name, known in NEXT_NAMES.items() if known == kind)]
+    return [f"{EVENTS_PREFIX}.{campaign}.*.{name}" for name in names]
+
+
 def is_misplaced(event: Event, subject: str) -> bool:
-    """Whether an outcome stands where no compare-and-set has guarded it, so that it is none."""
+    """Whether an outcome is on a subject where no compare-and-set has guarded it, so that it counts as
+    none."""
     return event.type in DONE_TYPES and subject != done_subject(event.rollout_id or "")
 
 
 def started_subject(rollout_id: str) -> str:
-    """The subject of a rollout's `rollout.started` events: the newest one names its latest attempt."""
+    """Subject of a rollout's `rollout.started` events: the newest one names its latest attempt."""
     return f"{EVENTS_PREFIX}.started.{rollout_id}"
 
 
 def annotated_subject(event_id: str) -> str:
-    """The subject of one annotation's or measurement's result: whether it was asked is one look."""
+    """Subject of the result of one annotation or measurement: one look tells whether it was asked."""
     return f"{EVENTS_PREFIX}.annotated.{event_id}"
 
 
 def decided_subject(run: str, prompt: int | str) -> str:
-    """The subject of the one decision about a prompt; `*` for all of a run."""
+    """Subject of the one decision about a prompt; `*` for all of a run."""
     return f"{EVENTS_PREFIX}.decided.{run}.{prompt}"
 
 
 def done_subject(rollout_id: str) -> str:
-    """The subject of a rollout's one terminal event."""
+    """Subject of a rollout's one terminal event."""
     return f"{EVENTS_PREFIX}.done.{rollout_id}"
 
 

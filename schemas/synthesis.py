@@ -1,4 +1,4 @@
-"""Synthesis of tasks in four steps: what travels on its queue, and what is logged of each artefact."""
+"""Synthesis of tasks in four steps: the requests on its queue, and the events of each artefact."""
 
 from enum import StrEnum
 from typing import Any
@@ -9,40 +9,40 @@ from orchard.schemas.blobs import BlobRef
 from orchard.schemas.llm_calls import ModelKind
 
 
-class Step(StrEnum):
-    """What was done."""
+class SynthesisAction(StrEnum):
+    """The step that was done."""
 
     PROPOSE = "propose"
-    """The author gave an idea."""
+    """The author proposed an idea."""
     FILTER = "filter"
-    """The idea was looked at before anything is written."""
+    """The idea was checked before anything is written."""
     WRITE = "write"
     """The author wrote world, statement and test script."""
     REFINE = "refine"
-    """The author wrote them again, told what is wrong."""
+    """The author wrote them again, after the defect was described."""
     PROVE = "prove"
-    """They were proven without a model."""
+    """World, statement and test script were proven without a model."""
     SOLVE = "solve"
-    """A solver had its rollouts."""
+    """A solver ran its rollouts of the task."""
     ACCEPT = "accept"
-    """The task is proven."""
+    """The task is proven and accepted."""
     REJECT = "reject"
-    """It is given up."""
+    """The idea or task is given up."""
 
 
 class Check(StrEnum):
-    """What caught a mistake."""
+    """The check that found a mistake."""
 
     UNREADABLE = "unreadable"
     """The author's answer is not of the form that was asked for."""
     DUPLICATE = "duplicate"
     """An earlier idea says the same."""
     INFEASIBLE = "infeasible"
-    """It needs services that there are not."""
+    """The idea needs services that do not exist."""
     UNSAFE = "unsafe"
-    """It asks for what an assistant must not do."""
+    """The idea asks for what an assistant must not do."""
     WORLD_INVALID = "world_invalid"
-    """The services do not take the fixtures, or do not have the tools."""
+    """The services refuse the fixtures, or lack the tools."""
     REFERENCE_REFUSED = "reference_refused"
     """A call of the reference solution fails."""
     SCRIPT_FAILED = "script_failed"
@@ -50,68 +50,69 @@ class Check(StrEnum):
     REFERENCE_FAILS = "reference_fails"
     """The reference solution does not pass."""
     EMPTY_PASSES = "empty_passes"
-    """Doing nothing passes."""
+    """A run that does nothing passes."""
     REPLAY_DIFFERS = "replay_differs"
-    """The same bundle is graded differently, or the same calls give another bundle."""
+    """Grading the same bundle again differs, or the same calls give another bundle."""
     MUTATION_SURVIVES = "mutation_survives"
     """A solution with a wrong or missing call passes."""
     NO_VALID_RUN = "no_valid_run"
-    """No rollout of the solver got as far as one call that succeeded."""
+    """No rollout of the solver made one call that succeeded."""
     INFRASTRUCTURE = "infrastructure"
-    """Author, solver or sandboxes could not be reached, again and again."""
+    """Author, solver or sandboxes could not be reached in all tries."""
 
 
 class SynthesisRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of one slot, as it travels on the queue. Everything that it needs is in it or in a blob."""
+    """Asks for one step of one slot, or of several for PROPOSE. Everything that it needs is in it or in a
+    blob."""
 
     run: str
     seed: int
-    step: Step
-    """PROPOSE (of `count` slots), WRITE, REFINE or SOLVE."""
+    step: SynthesisAction
+    """The step: PROPOSE (of `count` slots), WRITE, REFINE or SOLVE."""
     slot: int
-    """Of the run, from 0; of PROPOSE the first."""
+    """Number of the slot in the run, from 0; for PROPOSE the first slot."""
     count: int = 1
     turn: int = 0
-    """Times that the author has refined it."""
+    """Number of times that the author has refined the draft."""
     idea: BlobRef | None = None
     draft: BlobRef | None = None
     defect: str = ""
-    """What is wrong with the draft, in words for the author."""
+    """The draft's defect, described for the author."""
     failures: int = 0
-    """Times that infrastructure failed it."""
+    """Number of times that infrastructure failed the step."""
 
 
 class SynthesisStep(msgspec.Struct, frozen=True, kw_only=True):
     """A step of a synthesis run was done. Whole prompts, answers and drafts are in the blob."""
 
     slot: int
-    """Of the run, from 0."""
+    """Number of the slot in the run, from 0."""
     turn: int
-    """Times that the author had refined it."""
-    step: Step
-    """What was done."""
+    """Number of times that the author had refined the draft."""
+    step: SynthesisAction
+    """The step that was done."""
     check: Check | None = None
-    """What caught a mistake in it; None where nothing did."""
+    """Check that found a mistake; None if none did."""
     detail: str = ""
-    """The mistake, in words."""
+    """The mistake, described for people."""
     artefact: BlobRef | None = None
-    """Prompt, answer and what was read from it; of SOLVE the rollouts."""
+    """Blob of prompt, answer and what was read from it; for SOLVE of the rollouts."""
     model: str | None = None
-    """Who was asked; None where nobody was."""
+    """Model that was asked; None where nobody was."""
     model_kind: ModelKind | None = None
-    """`oracle` marks the seeded author, which is no model."""
+    """Kind of the model; `oracle` marks the seeded author, which is not a model."""
     prompt_tokens: int | None = 0
     completion_tokens: int | None = 0
     cost_usd: float | None = None
-    """None where nobody was asked, or no price is known."""
+    """Price in USD; None where nobody was asked, or no price is known."""
     seconds: float = 0.0
     seeded_mistake: str | None = None
-    """The mistake that the seeded author says it made: a label, which no check sees."""
+    """Mistake that the seeded author says it made: a label, which no check sees."""
     task_id: str | None = None
-    """Of ACCEPT."""
+    """Id of the task that was accepted; for ACCEPT alone."""
 
 
-class Move(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ReferenceCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One call of a reference solution."""
 
     tool: str

@@ -1,4 +1,4 @@
-"""Tasks: what to solve, where, and how the result is judged."""
+"""Tasks: the problem, its environment, and how the result is judged."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import msgspec
 from orchard.schemas.identity import digest
 
 IMPOSSIBLE = "impossible"
-"""Source of tasks whose tests contradict their statement: events, tables and campaigns know them by it."""
+"""Source of tasks whose tests contradict their statement; events, tables and campaigns know them by it."""
 
 
 class SWETests(msgspec.Struct, frozen=True, kw_only=True, tag="swe-tests", tag_field="kind"):
@@ -18,18 +18,18 @@ class SWETests(msgspec.Struct, frozen=True, kw_only=True, tag="swe-tests", tag_f
     """
 
     test_patch: str
-    """Unified diff that brings the tests the model never sees."""
+    """Unified diff that adds the tests, which the model never sees."""
     test_command: str
-    """Shell line run in `workdir`; its output is parsed by `parser`."""
+    """Shell line that runs the tests in `workdir`; `parser` reads its output."""
     fail_to_pass: tuple[str, ...]
     pass_to_pass: tuple[str, ...] = ()
     test_files: tuple[str, ...] = ()
-    """Paths restored to `base_commit` before the test patch, relative to `workdir`."""
+    """Paths, relative to `workdir`, that are restored to `base_commit` before the test patch."""
     parser: str = "pytest"
     pre_commands: tuple[str, ...] = ()
-    """Shell lines run right before the tests, in their shell."""
+    """Shell lines that run right before the tests, in their shell."""
     strip_timing: bool = False
-    """Strip timing suffixes from test ids (SWE-rebench V2)."""
+    """Whether timing suffixes are stripped from test ids (SWE-rebench V2)."""
     timeout_seconds: float = 1800.0
 
 
@@ -41,27 +41,27 @@ class StateCheck(msgspec.Struct, frozen=True, kw_only=True, tag="state-check", t
     """
 
     files: dict[str, str]
-    """Absolute path to text: the checks, brought only after the agent is done."""
+    """Files of the checks, absolute path to text; they are brought only after the agent is done."""
     command: str
     timeout_seconds: float = 600.0
     rewards: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
     """Absolute paths at which the command leaves its verdict, as Harbor's tests do, in place of its exit
-    status: the first that is there counts. Unset, a task is hashed as before there were such files."""
+    status: the first that exists counts. Unset, the hash of a task is that of a task without the field."""
 
 
 class PluginGrading(msgspec.Struct, frozen=True, kw_only=True, tag="plugin", tag_field="kind"):
     """Graded by a plug-in (docs/extending.md)."""
 
     grader: str
-    """Its name."""
+    """Name of the grading plug-in."""
     settings: dict[str, Any] = {}
-    """What it needs to know of this task, as plain values of its settings struct."""
+    """Facts about this task, as plain values of the plug-in's settings struct."""
     in_place: bool = False
-    """Whether it looks at the agent's own sandbox, rather than at what was submitted, in a fresh one."""
+    """Whether the plug-in looks at the agent's own sandbox, rather than at the submission in a fresh one."""
 
 
 Grading = SWETests | StateCheck | PluginGrading
-"""The union of ways to judge; a new one is another tagged struct."""
+"""Ways to judge a task; a new one is another tagged struct."""
 
 UNKNOWN_GRADING: Grading = SWETests(test_patch="", test_command="", fail_to_pass=())
 """Grading of tasks whose trajectories were imported: how other systems judged them is not told."""
@@ -79,25 +79,25 @@ def graded_in_place(grading: Grading) -> bool:
 
 
 class WorldUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What a task has beside its sandbox: services, a browser. Opened for each attempt by a plug-in."""
+    """Services or a browser that a task has beside its sandbox. A plug-in opens them for each attempt."""
 
     kind: str
-    """Name of the plug-in."""
+    """Name of the plug-in that opens them."""
     settings: dict[str, Any] = {}
-    """What it needs to know of this task, as plain values of its settings struct."""
+    """Facts about this task, as plain values of the plug-in's settings struct."""
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What a published definition asks for its task, beyond an image: its network and its time-outs."""
+    """Network and time limits that a task's published definition asks for, beyond an image."""
 
     network: bool = False
-    """Any public address, for the agent and for the check."""
+    """Whether agent and check may reach any public address."""
     hosts: tuple[str, ...] = ()
-    """What alone they may reach, `HOST:PORT` over TCP each, where `network` is false."""
+    """The only addresses that they may reach where `network` is false: `HOST:PORT` over TCP each."""
     agent_seconds: float | None = None
-    """Time of the agent; None: the campaign's."""
+    """Time limit of the agent in seconds; None: the campaign's."""
     creation_seconds: float | None = None
-    """Time for making a sandbox; None: the campaign's."""
+    """Time limit for the creation of a sandbox in seconds; None: the campaign's."""
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,21 +105,21 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
     task_id: str
     source: str
-    """Where it came from: `swe-bench`, `swe-rebench-v2`, `pypi-releases`, ..."""
+    """Name of its source: `swe-bench`, `swe-rebench-v2`, `pypi-releases`, ..."""
     repo: str
     image: str
     statement: str
-    """What the model reads."""
+    """Text of the problem that the model reads."""
     grading: Grading
     base_commit: str = ""
     workdir: str = "/testbed"
     setup_commands: tuple[str, ...] = ()
-    """Shell lines run once in `workdir` of every new sandbox, before the agent and before grading."""
+    """Shell lines that run once in `workdir` of every new sandbox, before the agent and before grading."""
     environment: dict[str, str] = {}
     """Variables for every command in the image: `BASH_ENV` where a startup file activates what it needs."""
     gold_patch: str = ""
-    """The known solution, never shown to a model; empty when there is none. A diff, or for a task that is
-    graded in place a shell script, run in `workdir`."""
+    """The known solution, never shown to a model; empty when there is none. It is a diff, or a shell script
+    that runs in `workdir` for a task that is graded in place."""
     hints: str = ""
     version: str = ""
     cpu: str = "1"
@@ -127,12 +127,13 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """Kubernetes quantities, for each sandbox of the task."""
     labels: dict[str, str] = {}
     world: WorldUse | msgspec.UnsetType = msgspec.UNSET
-    """What it has beside the sandbox. Unset, a task is stored, and hashed, as before there were worlds."""
+    """Services or a browser beside the sandbox. Unset, form and hash of a task are those of a task without
+    the field."""
     asks: Asked | msgspec.UnsetType = msgspec.UNSET
-    """What its published definition asks for. Unset, it is stored and hashed as before this was read. Where
-    it is set, workers of earlier versions leave the task to later ones."""
+    """Network and time limits of its published definition. Unset, form and hash of a task are those of a task
+    without the field. A worker that does not know the field leaves the task to a later version."""
 
 
 def task_hash(task: Task) -> str:
-    """64 hexadecimal digits over the whole task."""
+    """SHA-256 of the whole task (64 hexadecimal digits)."""
     return digest(task, 64)

@@ -1,4 +1,4 @@
-"""Training runs in the log: what was trained on what, each optimizer step, and what came of it."""
+"""Events of training runs: what was trained on what, each optimizer step, and the result."""
 
 import msgspec
 
@@ -6,34 +6,34 @@ from orchard.schemas.blobs import BlobRef
 
 
 class TrainingStarted(msgspec.Struct, frozen=True, kw_only=True):
-    """A run began, or went on from a checkpoint (`resumed_step` > 0)."""
+    """A run began, or resumed from a checkpoint (`resumed_step` > 0)."""
 
     run: str
     config_hash: str
     dataset_sha256: str
-    """Of the canonical rows, as in the dataset's manifest."""
+    """SHA-256 of the canonical rows, as in the dataset's manifest."""
     model: str
-    """Name or architecture of what is trained, for example `Qwen/Qwen3-30B-A3B` or `qwen3-tiny`."""
+    """Name or architecture of the model that is trained, for example `Qwen/Qwen3-30B-A3B` or `qwen3-tiny`."""
     parameters: int
-    """Number of parameters."""
+    """Number of the model's parameters."""
     steps: int
     """Optimizer steps planned for the whole run."""
     code_version: str = ""
     device: str = "cpu"
-    """`cpu`, `cuda`, ..."""
+    """Kind of device: `cpu`, `cuda`, ..."""
     dtype: str = "float32"
-    """Of the matrix products."""
+    """Floating-point type of the matrix multiplications."""
     world_size: int = 1
-    """Processes."""
+    """Number of processes that train together."""
     global_batch: int = 1
     """Examples in one optimizer step."""
     context: int = 0
     """Tokens of one packed sequence."""
     seed: int = 0
     resumed_step: int = 0
-    """Step of the checkpoint that it resumed from; 0: from the start."""
+    """Step of the checkpoint that the run resumed from; 0: from the start."""
     frozen_sha256: str | None = None
-    """Of the weights that do not train, as `freeze` chose them; None where it chose none."""
+    """SHA-256 of the frozen weights, which `freeze` chose; None if it chose none."""
 
 
 class TrainingStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,17 +45,17 @@ class TrainingStep(msgspec.Struct, frozen=True, kw_only=True):
     """Mean negative log-likelihood over the step's trained tokens, in nats."""
     lr: float
     grad_norm: float
-    """Before clipping."""
+    """Norm of the gradient before clipping."""
     tokens: int
-    """Of this step, padding excluded."""
+    """Tokens of this step, padding excluded."""
     trained_tokens: int
     seconds: float
     epoch: float = 0.0
-    """Epochs so far."""
+    """Number of epochs so far."""
     examples: int = 0
-    """Examples of this step."""
+    """Number of this step's examples."""
     memory_bytes: int = 0
-    """Peak of the device, where it is known."""
+    """Peak memory of the device in bytes, where it is known."""
 
 
 class TrainingFinished(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,18 +63,18 @@ class TrainingFinished(msgspec.Struct, frozen=True, kw_only=True):
 
     run: str
     checkpoint: str
-    """Directory or name of the last checkpoint, without a machine's own path."""
+    """Directory or name of the last checkpoint, without the path on this machine."""
     checkpoint_sha256: str = ""
     steps: int = 0
     tokens: int = 0
     trained_tokens: int = 0
     seconds: float = 0.0
     final_loss: float = 0.0
-    """Loss of the last step."""
+    """Loss of the last optimizer step."""
     frozen_sha256: str | None = None
-    """Of the weights that did not train, as they are in the result: that of the start, or the run failed."""
+    """SHA-256 of the frozen weights in the result; it equals that of the start, or the run failed."""
     manifest: BlobRef | None = None
-    """What the result is made of."""
+    """Blob of the manifest, which says what the result is made of."""
 
 
 class PolicyStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,47 +82,47 @@ class PolicyStep(msgspec.Struct, frozen=True, kw_only=True):
 
     run: str
     step: int
-    """From 1."""
+    """Number of the step, from 1."""
     version: int
     """Policy version that the step made."""
     groups: int
     rollouts: int
     reward: float
-    """Mean over the rollouts trained on."""
+    """Mean reward of the rollouts trained on."""
     resolved: float
-    """Share of these with a positive reward; BAR keeps it near its interval."""
+    """Share of the rollouts trained on that have a positive reward; BAR keeps it near its interval."""
     pass_rate: float
-    """Share of all graded rollouts that the groups cost: what the policy really does."""
+    """Share of solved rollouts among all graded ones that the groups cost: what the policy really does."""
     generated: int
     """Graded rollouts that the groups cost, trained on or not."""
     aborted: int
     balanced: float
     """Share of the groups that are balanced."""
     dropped: int
-    """Groups dropped since the step before."""
+    """Number of groups dropped since the step before."""
     staleness: float
     """Mean number of policy versions that sampled tokens were behind."""
     loss: float
     lr: float
     grad_norm: float
     entropy: float
-    """Of the sampled distributions, in nats."""
+    """Entropy of the sampled distributions, in nats."""
     clipped: float
     """Share of tokens where a clip decided, so that no gradient flows."""
     ratio: float
-    """Probability ratio of the trained and the old policy."""
+    """Ratio of the trained and the old policy's probabilities."""
     kl: float
-    """k3 estimate of the divergence from the old policy, in nats."""
+    """Divergence from the old policy (k3 estimate), in nats."""
     importance: float
-    """Weight that mends the mismatch of the trainer's and the server's probabilities."""
+    """Importance weight that corrects for the mismatch of the trainer's and the server's probabilities."""
     truncated: float
     """Share of tokens whose importance weight was at its limit, or outside its range."""
     tokens: int
     trained_tokens: int
     seconds: float
-    """Of the optimizer's work."""
+    """Seconds that the optimizer worked."""
     waited: float
-    """Seconds for groups before it."""
+    """Seconds that the trainer waited for groups before the step."""
     masked: float | None = None
     """Share of tokens in failed sequences that were masked as off-policy."""
     reference_kl: float | None = None

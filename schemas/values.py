@@ -1,7 +1,7 @@
-"""Values of unfinished work: what an annotator, or a measurement, says about the steps of a trajectory.
+"""Values of unfinished work: how an annotator, or a measurement, rates the steps of a trajectory.
 
 Steps count from 0: step t is the rollout's assistant message of turn t + 1. p[t] is the chance to resolve
-after the result of action t has been seen; docs/datasets.md explains what for.
+after the result of action t has been seen; docs/datasets.md explains its use.
 """
 
 import msgspec
@@ -11,7 +11,7 @@ from orchard.schemas.llm_calls import ModelKind
 
 
 class AnnotationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One trajectory for one annotator, as it travels on the annotate queue."""
+    """Asks one annotator for the values of one trajectory; travels on the annotate queue."""
 
     rollout_id: str
     attempt: int
@@ -22,29 +22,30 @@ class AnnotationRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt_version: str
     first_sequence: int
     last_sequence: int
-    """Where the attempt lies in the log: its start and its outcome."""
+    """Sequence of the attempt's outcome in the log; `first_sequence` is that of its start."""
     max_tries: int = 3
-    """Replies that may be asked for before the annotation has failed."""
+    """Replies that may be asked for before the annotation fails."""
     context_characters: int = 200_000
-    """Of the prompt; a longer trajectory is cut by the rule that the prompt version states."""
+    """Limit of the prompt in characters; a longer trajectory is cut by the rule that the prompt version
+    states."""
     timeout_seconds: float = 600.0
-    """Of one model call."""
+    """Time limit of one model call."""
     failures: int = 0
-    """Times that the endpoint could not be asked."""
+    """Number of times that the endpoint could not be asked."""
 
 
 class KeyStep(msgspec.Struct, frozen=True, kw_only=True):
-    """What the annotator said of one step."""
+    """The annotator's value of one step."""
 
     step: int
     p_resolve: float
     """Chance to resolve after the step."""
     reasoning: str = ""
-    """Why, in words."""
+    """The annotator's reasons for the value."""
 
 
 class AnnotationFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Who was asked what, and what it cost. The event's id is a digest of the rollout, `annotator`,
+    """The question of an annotation and its cost. The event's id is a digest of the rollout, `annotator`,
     `prompt_version` and `input_hash`, so that asking the same twice is recognized."""
 
     annotator: str
@@ -54,13 +55,13 @@ class AnnotationFacts(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str
     prompt_version: str
     input_hash: str
-    """64 hexadecimal digits over the first prompt, as it was sent."""
+    """SHA-256 of the first prompt, as it was sent (64 hexadecimal digits)."""
     steps: int
-    """Of the trajectory."""
+    """Number of the trajectory's steps."""
     omitted_steps: int = 0
-    """Left out of the prompt so that it fits the annotator's context."""
+    """Steps that were left out of the prompt so that it fits the annotator's context."""
     tries: int = 1
-    """Replies that were asked for."""
+    """Number of replies that were asked for."""
     prompt_tokens: int | None = 0
     completion_tokens: int | None = 0
     cost_usd: float | None = None
@@ -68,20 +69,20 @@ class AnnotationFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ValueAnnotated(AnnotationFacts, frozen=True, kw_only=True):
-    """An accepted value curve."""
+    """A value curve was accepted for a trajectory."""
 
     base: float
     """p[-1]: the chance before any action."""
     key_steps: tuple[KeyStep, ...]
-    """As the annotator gave them, by step, with the final clamp applied."""
+    """The annotator's values by step, with the final clamp applied."""
     curve: tuple[float, ...]
     """p[0] .. p[steps - 1], interpolated between the key steps."""
     flags: tuple[str, ...] = ()
-    """`base_default`, `percent`, `final_clamped`."""
+    """Corrections that were made: `base_default`, `percent`, `final_clamped`."""
 
 
 class AnnotationFailed(AnnotationFacts, frozen=True, kw_only=True):
-    """No reply kept the rules; nothing of this trajectory trains by this annotator."""
+    """No reply kept the rules, so this annotator gives the trajectory no training."""
 
     fault: str
     """The rule that the last reply broke, named in `pipelines/values/replies.py`, or `context_exceeded`."""
@@ -96,36 +97,38 @@ class ValueMeasured(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     step: int
-    """The one after whose result the value holds, as in `curve`; -1 is before any action."""
+    """Step after whose result the value holds, as in `curve`; -1 is before any action."""
     model: str
-    """The policy that went on."""
+    """Model that continued the rollout."""
     model_kind: ModelKind
     samples: int
-    """Continuations that were graded."""
+    """Number of continuations that were graded."""
     resolved: int
     value: float
-    """resolved / samples."""
+    """The share `resolved / samples` of the continuations."""
     low: float
     """Lower end of the 95 % Wilson interval."""
     high: float
-    """95 % Wilson interval."""
+    """Upper end of the 95 % Wilson interval."""
     aborted: int = 0
-    """Continuations that infrastructure ended; in no denominator."""
+    """Continuations that infrastructure ended; no figure counts them."""
     replayed: int = 0
     """Commands executed again before the continuations began."""
     diverged: tuple[int, ...] = ()
-    """Steps that did not print, or return, what is recorded."""
+    """Steps whose output or exit status differs from the record."""
     endpoint: str = ""
     allow_divergence: bool = False
-    """Measured whatever diverged; else `diverged` are steps that differ in durations alone."""
+    """Whether the value was measured whatever diverged; else `diverged` are steps that differ in durations
+    alone."""
     continuations: tuple[str, ...] = ()
     """Rollout ids of the continuations, graded or aborted: they are in the log as rollouts of their own."""
     seconds: float = 0.0
 
 
 MEASURED_CAMPAIGN = "measured"
-"""The campaign that continuations are in. They begin in the middle of another rollout, so they are in no
-dataset and no pass rate but where this campaign is asked for by name."""
+"""The campaign of continuations. They begin in the middle of another rollout, so no dataset and no pass rate
+includes them unless it names this campaign."""
 
 VERDICT_TYPES = frozenset({"value.annotated", "annotation.failed", "value.measured"})
-"""Types that live on a subject of their event's id: whether something was asked already is one look."""
+"""Types that are stored on a subject of their event's id: one look tells whether something was asked
+already."""

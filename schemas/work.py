@@ -31,6 +31,8 @@ class JudgeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Where the submission is, when it is too long for the request."""
     protocol: str
     """Name and version."""
+    prompt_hash: str
+    """Of the protocol's own words: a worker with others leaves the request to those that have them."""
     model: ModelSpec
     """Who judges."""
     timeout_seconds: float

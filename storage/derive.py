@@ -12,8 +12,7 @@ import pyarrow.compute as pc
 
 from orchard.schemas import events as e
 from orchard.schemas.campaigns import RolloutRequest
-from orchard.schemas.images import Image
-from orchard.schemas.messages import MessageNode
+from orchard.schemas.messages import Image, MessageNode
 from orchard.schemas.subjects import is_misplaced
 from orchard.storage.columns import Row, values
 from orchard.storage.log import REFUSALS, Fact

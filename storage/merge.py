@@ -69,39 +69,39 @@ class Merge:
         self._collided: set[tuple[str, int]] = set()
         self._moved: dict[int, int] = {}
         """New sequence by old one."""
-        for story in lost:
-            self._known.add(_fingerprint(story))
-            event = _event(story)
+        for logged in lost:
+            self._known.add(_fingerprint(logged))
+            event = _event(logged)
             if event is not None and event.type == STARTED_TYPE and event.rollout_id and event.attempt:
                 self._attempts.add((event.rollout_id, event.attempt))
-            if story.subject.startswith(_DECIDED):
-                self._decided.add(story.subject)
+            if logged.subject.startswith(_DECIDED):
+                self._decided.add(logged.subject)
 
-    def place(self, story: LoggedMessage) -> Iterator[LoggedMessage]:
+    def place(self, logged: LoggedMessage) -> Iterator[LoggedMessage]:
         """Yield the messages that replace one of the diverged stream; none when the tables have it
         already."""
-        if _fingerprint(story) in self._known:
+        if _fingerprint(logged) in self._known:
             return
-        event = _event(story)
-        reason = "" if event is None else self._contradiction(story, event)
+        event = _event(logged)
+        reason = "" if event is None else self._contradiction(logged, event)
         if event is not None and reason:
-            yield self._displaced(story, event, reason)
+            yield self._displaced(logged, event, reason)
             if event.type in TERMINAL_TYPES and (event.rollout_id or "") in self._outcomes:
-                yield self._superseded(story, event)
+                yield self._superseded(logged, event)
             return
-        self._moved[story.sequence] = self._next
-        if event is None or story.subject != done_subject(event.rollout_id or ""):
-            yield self._numbered(story)
+        self._moved[logged.sequence] = self._next
+        if event is None or logged.subject != done_subject(event.rollout_id or ""):
+            yield self._numbered(logged)
             return
         self._outcomes[event.rollout_id or ""] = DoneEvent(event.type, event.attempt, self._next)
-        renumbered = self._renumbered(story, event)
-        yield self._numbered(renumbered or story)
+        renumbered = self._renumbered(logged, event)
+        yield self._numbered(renumbered or logged)
         if renumbered:
-            yield self._displaced(story, event, "sequence")
+            yield self._displaced(logged, event, "sequence")
 
-    def _contradiction(self, story: LoggedMessage, event: Event) -> str:
+    def _contradiction(self, logged: LoggedMessage, event: Event) -> str:
         rollout, attempt = event.rollout_id or "", event.attempt or 0
-        if story.subject == done_subject(rollout) and event.type in DONE_TYPES:
+        if logged.subject == done_subject(rollout) and event.type in DONE_TYPES:
             if (rollout, attempt) in self._collided:
                 return "attempt"
             known = self._outcomes.get(rollout)
@@ -114,13 +114,13 @@ class Merge:
             self._collided.add((rollout, attempt))
         if (rollout, attempt) in self._collided:
             return "attempt"
-        if story.subject.startswith(_DECIDED):
-            if story.subject in self._decided:
+        if logged.subject.startswith(_DECIDED):
+            if logged.subject in self._decided:
                 return "decision"
-            self._decided.add(story.subject)
+            self._decided.add(logged.subject)
         return ""
 
-    def _renumbered(self, story: LoggedMessage, event: Event) -> LoggedMessage | None:
+    def _renumbered(self, logged: LoggedMessage, event: Event) -> LoggedMessage | None:
         """Return a reopening with the new sequence of the event that it supersedes; None if that did not
         move."""
         if event.type in TERMINAL_TYPES:
@@ -135,27 +135,27 @@ class Merge:
         renumbered = msgspec.structs.replace(
             event, id=f"{event.id}.restored", data=msgspec.Raw(msgspec.json.encode(moved))
         )
-        return story._replace(raw=encode_event(renumbered))
+        return logged._replace(raw=encode_event(renumbered))
 
-    def _displaced(self, story: LoggedMessage, event: Event, reason: str) -> LoggedMessage:
+    def _displaced(self, logged: LoggedMessage, event: Event, reason: str) -> LoggedMessage:
         try:
-            text = story.raw.decode()
+            text = logged.raw.decode()
         except UnicodeDecodeError:
-            text = base64.b64encode(story.raw).decode()
-        data = EventDisplaced(subject=story.subject, sequence=story.sequence, reason=reason, raw=text)
-        name = f"displaced-{story.sequence}-{hashlib.sha256(story.raw).hexdigest()[:16]}"
-        return self._made(data, name, story, event)
+            text = base64.b64encode(logged.raw).decode()
+        data = EventDisplaced(subject=logged.subject, sequence=logged.sequence, reason=reason, raw=text)
+        name = f"displaced-{logged.sequence}-{hashlib.sha256(logged.raw).hexdigest()[:16]}"
+        return self._made(data, name, logged, event)
 
-    def _superseded(self, story: LoggedMessage, event: Event) -> LoggedMessage:
+    def _superseded(self, logged: LoggedMessage, event: Event) -> LoggedMessage:
         """Return what the worker itself publishes when its outcome is refused."""
         known = self._outcomes[event.rollout_id or ""]
         data = AttemptSuperseded(
             accepted_attempt=known.attempt, accepted_sequence=known.sequence, refused_type=event.type
         )
-        return self._made(data, f"{event.id}.superseded", story, event, event.attempt)
+        return self._made(data, f"{event.id}.superseded", logged, event, event.attempt)
 
     def _made(
-        self, data: msgspec.Struct, name: str, story: LoggedMessage, about: Event, attempt: int | None = None
+        self, data: msgspec.Struct, name: str, logged: LoggedMessage, about: Event, attempt: int | None = None
     ) -> LoggedMessage:
         """Make a message about an event of the diverged stream, with its time."""
         event = make_event(
@@ -167,10 +167,10 @@ class Merge:
             attempt=attempt,
             time=about.time,
         )
-        return self._numbered(LoggedMessage(0, event_subject(event), story.time, encode_event(event)))
+        return self._numbered(LoggedMessage(0, event_subject(event), logged.time, encode_event(event)))
 
-    def _numbered(self, story: LoggedMessage) -> LoggedMessage:
-        placed = story._replace(sequence=self._next)
+    def _numbered(self, logged: LoggedMessage) -> LoggedMessage:
+        placed = logged._replace(sequence=self._next)
         self._next += 1
         return placed
 
@@ -182,14 +182,14 @@ def filler(sequence: int, time: int) -> LoggedMessage:
     return LoggedMessage(sequence, event_subject(event), time, encode_event(event))
 
 
-def _fingerprint(story: LoggedMessage) -> bytes:
-    digest = hashlib.sha256(story.subject.encode() + b"\n")
-    digest.update(story.raw)
+def _fingerprint(logged: LoggedMessage) -> bytes:
+    digest = hashlib.sha256(logged.subject.encode() + b"\n")
+    digest.update(logged.raw)
     return digest.digest()
 
 
-def _event(story: LoggedMessage) -> Event | None:
+def _event(logged: LoggedMessage) -> Event | None:
     try:
-        return decode_event(story.raw)
+        return decode_event(logged.raw)
     except MalformedEvent:
         return None

@@ -14,10 +14,9 @@ import pyarrow as pa
 
 from orchard.schemas import events as e
 from orchard.schemas.archives import CampaignArchived
-from orchard.schemas.campaigns import RolloutRequest
+from orchard.schemas.campaigns import EvaluationPlanned, RolloutRequest
 from orchard.schemas.claw import ServiceCalled
 from orchard.schemas.datasets import DatasetBuilt, TrajectoryImported
-from orchard.schemas.evaluations import EvaluationPlanned
 from orchard.schemas.groups import (
     GroupAssembled,
     GroupDropped,

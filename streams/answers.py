@@ -18,9 +18,9 @@ from orchard.streams.batches import last_messages
 from orchard.streams.connection import Connection
 from orchard.streams.consumer import Consumer
 from orchard.streams.deadletter_codec import read_letter
+from orchard.streams.enqueue import EnqueueResult
 from orchard.streams.entries import FIRST, QueueEntry
 from orchard.streams.errors import QueueFull
-from orchard.streams.placing import Verdict
 from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds, next_message, purge, subjects
 from orchard.streams.replay import replay_batches
@@ -65,9 +65,9 @@ class OfferedRequests:
         }
         placed = await Publisher(self._connection).offer_absent(list(entries.values()))
         stored = zip(entries.values(), placed, strict=True)
-        self._offered += [entry for entry, one in stored if one.verdict is Verdict.STORED]
+        self._offered += [entry for entry, one in stored if one.result is EnqueueResult.STORED]
         self._open |= entries
-        if any(one.verdict is Verdict.FULL for one in placed):
+        if any(one.result is EnqueueResult.FULL for one in placed):
             await self.withdraw()
             raise QueueFull(
                 "the work stream is full: wait until requests are done, and run the command again"
@@ -85,14 +85,14 @@ class OfferedRequests:
                 batch = await anext(batches)
                 for stored in batch:
                     entry = self._open.get(stored.subject)
-                    if entry is not None and stored.sequence > entry.place.fence:
+                    if entry is not None and stored.sequence > entry.address.fence:
                         del self._open[stored.subject]
-                        yield RequestAnswer(entry.place.key, stored.event)
+                        yield RequestAnswer(entry.address.key, stored.event)
                 if not batch:
                     before, absent = absent, await self._absent()
                     for subject in before & absent:
                         entry = self._open.pop(subject)
-                        yield RequestAnswer(entry.place.key, None, await self._why(entry))
+                        yield RequestAnswer(entry.address.key, None, await self._why(entry))
 
     async def withdraw(self) -> None:
         """Take what this command has put on the queue off it. What others have begun is still answered."""

@@ -1,6 +1,6 @@
-"""The release of requests that wait for an endpoint: as soon as its rest is over, not at their own times.
+"""Releases requests that wait for an endpoint as soon as its rest is over, not at their own times.
 
-They stand in LATER, each marked with the key of the endpoint. Any number of these may run, and be killed
+They are in LATER, each marked with the key of the endpoint. Any number of these may run, and be killed
 anywhere: a request is put on the work queue under its own id before it leaves LATER.
 """
 
@@ -11,28 +11,28 @@ from orchard.streams import names
 from orchard.streams.batches import messages_of
 from orchard.streams.connection import Connection
 from orchard.streams.endpoints import EndpointBook
+from orchard.streams.enqueue import EnqueueResult, enqueue_all
 from orchard.streams.entries import released_subject
 from orchard.streams.errors import NameReused, TopologyError
-from orchard.streams.placing import Verdict, place_all
-from orchard.streams.publish import Message
+from orchard.streams.publish import OutgoingMessage
 from orchard.streams.reading import delete_message
 from orchard.streams.records import StoredMessage
 
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
-"""Between two looks at the book."""
+"""Interval between two reads of the endpoint book."""
 SILENT_SECONDS = 60.0
-"""After which an endpoint that nobody asks again keeps nobody waiting: the one server of a worker that is
-gone."""
+"""Silence after which an endpoint that nobody asks again keeps nobody waiting: the one server of a worker
+that is gone."""
 _PASSES = (0.0, 2.0, 5.0, 15.0, 60.0)
-"""Seconds after the end of a rest at which those who wait for it are released: some are put off just then by
-a worker that has not heard of it, and some find the work queue full."""
+"""Seconds after the end of a rest at which its waiting requests are released: a worker that has not heard of
+the end puts some off at that moment, and some find the work queue full."""
 _AT_ONCE = 64
 
 
 class Releases:
-    """Follows the book and releases what waits for an endpoint that rests no more."""
+    """Follows the endpoint book and releases what waits for an endpoint that rests no more."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -40,16 +40,16 @@ class Releases:
         self._clock = asyncio.get_running_loop().time
         self._resting: set[str] = set()
         self._due = [self._clock() + seconds for seconds in _PASSES]
-        """When to release; at the start, too, what somebody who died has left."""
+        """Times of releases; the first are at the start, for what a dead process has left."""
 
     async def run(self) -> None:
-        """Look after look until cancelled; raises StreamsError."""
+        """Looks at the book until cancelled; raises StreamsError."""
         while True:
             await self.look()
             await asyncio.sleep(LOOK_SECONDS)
 
     async def look(self) -> int:
-        """One look; how many requests were released."""
+        """Looks at the book once; returns the number of released requests."""
         try:
             rests = await self._book.rests()
         except TopologyError as error:
@@ -70,14 +70,14 @@ class Releases:
         async for batch in messages_of(self._connection, names.LATER, names.LATER_SUBJECTS):
             waiting = [message for message in batch if self._may_go(message)]
             try:
-                placed = await place_all(self._connection, names.WORK, [_due(one) for one in waiting])
+                placed = await enqueue_all(self._connection, names.WORK, [_due(one) for one in waiting])
             except NameReused as error:
                 log.error("requests that wait for an endpoint come back at their own times: %s", error)
                 continue
             gone = [
                 message
                 for message, one in zip(waiting, placed, strict=True)
-                if one.verdict not in (Verdict.FULL, Verdict.OCCUPIED)
+                if one.result not in (EnqueueResult.FULL, EnqueueResult.OCCUPIED)
             ]
             released += len(gone)
             for start in range(0, len(gone), _AT_ONCE):
@@ -93,9 +93,9 @@ class Releases:
         return key is not None and key not in self._resting
 
 
-def _due(message: StoredMessage) -> Message:
-    """The request as it is claimed."""
-    return Message(
+def _due(message: StoredMessage) -> OutgoingMessage:
+    """Makes the work queue's message from a waiting request."""
+    return OutgoingMessage(
         subject=released_subject(message.subject),
         payload=message.data,
         id=message.headers.get(names.ORIGINAL_ID, ""),

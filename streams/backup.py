@@ -1,4 +1,4 @@
-"""A stream as one whole from server to server, by JetStream's own backup: sequences, times and headers
+"""Copies a whole stream from server to server by JetStream's own backup: sequences, times and headers
 stay."""
 
 import asyncio

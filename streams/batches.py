@@ -1,4 +1,4 @@
-"""Many messages of a stream in one request (direct get, nats-server 2.11), over lost connections.
+"""Reads many messages of a stream in one request (direct get, nats-server 2.11), over lost connections.
 
 Any replica answers, so what was stored a moment ago may be missing in a cluster: ask `reading` where that
 would matter.
@@ -13,23 +13,23 @@ from nats.aio.msg import Msg
 
 from orchard.streams.connection import Connection, status_of
 from orchard.streams.errors import TopologyError
-from orchard.streams.publish import NobodyListens, Trial
+from orchard.streams.publish import NobodyListens, PublishRetry
 from orchard.streams.records import StoredMessage, nanoseconds
 from orchard.streams.tasks import waited
 
 _SUBJECTS = 256
-"""Subjects in one request: the server takes 1024, but terminal events may have 64 KiB each."""
+"""Number of subjects in one request: the server takes 1024, but terminal events may have 64 KiB each."""
 _MESSAGES = 500
 _SEQUENCE = "Nats-Sequence"
-"""The server adds it, behind all others, to each message of a stream and to no status."""
+"""Header that the server adds, behind all others, to each message of a stream and to no status."""
 _SILENCE = 5.0
-"""Seconds until an answer that does not go on is asked for again."""
+"""Seconds without a message until the request is repeated."""
 
 
 async def last_messages(
     connection: Connection, stream: str, subjects: Sequence[str]
 ) -> dict[str, StoredMessage]:
-    """The newest message of each subject (no wildcards) that has one."""
+    """Reads the newest message of each subject (no wildcards) that has one."""
     found: dict[str, StoredMessage] = {}
     for start in range(0, len(subjects), _SUBJECTS):
         wanted = {"multi_last": list(subjects[start : start + _SUBJECTS])}
@@ -40,7 +40,8 @@ async def last_messages(
 async def messages_of(
     connection: Connection, stream: str, pattern: str, *, start: int = 1, up_to: int | None = None
 ) -> AsyncIterator[list[StoredMessage]]:
-    """The messages on subjects that match, in order, between two sequences, in lists of some hundred."""
+    """Reads the messages on subjects that match, in order, between two sequences, in lists of some
+    hundred."""
     position = start
     while up_to is None or position <= up_to:
         wanted = {"batch": _MESSAGES, "seq": position, "next_by_subj": pattern}
@@ -52,7 +53,7 @@ async def messages_of(
 
 
 async def _ask(connection: Connection, stream: str, wanted: dict[str, Any]) -> list[StoredMessage]:
-    return await Trial(connection).until(stream, lambda: _ask_once(connection, stream, wanted))
+    return await PublishRetry(connection).until(stream, lambda: _ask_once(connection, stream, wanted))
 
 
 async def _ask_once(connection: Connection, stream: str, wanted: dict[str, Any]) -> list[StoredMessage]:

@@ -13,7 +13,7 @@ from orchard.streams import names
 from orchard.streams.batches import messages_of
 from orchard.streams.connection import Connection
 from orchard.streams.errors import CampaignConflict, CampaignUnreadable, WrongSequence
-from orchard.streams.publish import Message, store
+from orchard.streams.publish import OutgoingMessage, store
 from orchard.streams.reading import last_message, subjects
 
 log = logging.getLogger(__name__)
@@ -22,8 +22,6 @@ _RECORDS = msgspec.json.Decoder(CampaignRecord)
 
 
 class CampaignEntry(msgspec.Struct, frozen=True):
-    """A campaign as the book has it."""
-
     name: str
     record: CampaignRecord
     revision: int
@@ -36,7 +34,7 @@ class CampaignBook:
         self._connection = connection
 
     async def get(self, name: str) -> tuple[CampaignRecord, int] | None:
-        """The record and its revision, None for an unknown campaign."""
+        """Reads the record and its revision, None for an unknown campaign."""
         found = await last_message(self._connection, names.CAMPAIGNS_STREAM, names.CAMPAIGNS_PREFIX + name)
         if found is None or not found.data:
             return None
@@ -49,18 +47,18 @@ class CampaignBook:
         return entry.record, found.sequence
 
     async def create(self, name: str, record: CampaignRecord) -> int:
-        """Write a new campaign; its revision. Raises CampaignConflict when the name is taken."""
+        """Writes a new campaign; returns its revision. Raises CampaignConflict when the name is taken."""
         return await self._put(name, record, 0, f"the campaign {name} exists already")
 
     async def update(self, name: str, record: CampaignRecord, revision: int) -> int:
-        """Replace the record read at `revision`; the new one. Raises CampaignConflict when it was changed
-        since: read it again and decide anew."""
+        """Replaces the record read at `revision`; returns the new revision. Raises CampaignConflict when it
+        was changed since: read it again and decide anew."""
         return await self._put(
             name, record, revision, f"the campaign {name} was changed meanwhile: try again"
         )
 
     async def list(self) -> dict[str, tuple[CampaignRecord, int]]:
-        """Every campaign by name, with its revision."""
+        """Reads every campaign that can be read, by name, with its revision."""
         held = await subjects(self._connection, names.CAMPAIGNS_STREAM, f"{names.CAMPAIGNS_PREFIX}>")
         book = {}
         for name in sorted(subject.removeprefix(names.CAMPAIGNS_PREFIX) for subject in held):
@@ -74,8 +72,8 @@ class CampaignBook:
         return book
 
     async def changed(self, since: int) -> tuple[dict[str, CampaignEntry], int]:
-        """The newest record of each campaign that was changed after revision `since`, and the revision to ask
-        with next. Records that cannot be read are left out."""
+        """Reads the newest record of each campaign that was changed after revision `since`, and the revision
+        to ask with next. Records that cannot be read are left out."""
         entries: dict[str, CampaignEntry] = {}
         pattern = f"{names.CAMPAIGNS_PREFIX}>"
         async for batch in messages_of(self._connection, names.CAMPAIGNS_STREAM, pattern, start=since + 1):
@@ -86,8 +84,9 @@ class CampaignBook:
         return entries, since
 
     async def _put(self, name: str, record: CampaignRecord, revision: int, conflict: str) -> int:
-        """The id is new for every call and the same for its repeats, so that a lost answer is no conflict."""
-        message = Message(
+        """Stores a record under an id that is new for every call and the same for its repeats, so that a lost
+        answer is no conflict."""
+        message = OutgoingMessage(
             subject=names.CAMPAIGNS_PREFIX + check_name(name),
             payload=msgspec.json.encode(record),
             id=uuid4().hex,
@@ -100,7 +99,7 @@ class CampaignBook:
 
 
 def state_changed(entry: CampaignEntry, previous: CampaignState, source: str) -> Event:
-    """What the log is told of a record whose state was changed."""
+    """Makes the event of a record whose state was changed."""
     record = entry.record
     changed = CampaignStateChanged(
         state=record.state,
@@ -113,7 +112,7 @@ def state_changed(entry: CampaignEntry, previous: CampaignState, source: str) ->
 
 
 def _entry(sequence: int, subject: str, data: bytes) -> CampaignEntry | None:
-    """None for a deleted record and for one that cannot be read."""
+    """Decodes a record; None for a deleted one and for one that cannot be read."""
     name = subject.removeprefix(names.CAMPAIGNS_PREFIX)
     try:
         return CampaignEntry(name, decode(_RECORDS, data), sequence) if data else None

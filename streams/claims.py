@@ -11,9 +11,9 @@ from nats.aio.msg import Msg
 from orchard.streams import names
 from orchard.streams.connection import Connection
 from orchard.streams.deadletter_codec import short_reason
+from orchard.streams.enqueue import enqueue_later
 from orchard.streams.entries import QueueEntry
 from orchard.streams.heartbeats import Heartbeats, Lease, check_alive
-from orchard.streams.placing import put_off
 from orchard.streams.pull import ACK, NAK, TERM, Puller, settle
 from orchard.streams.reading import delete_message, message_at
 from orchard.streams.records import Delivery
@@ -115,14 +115,14 @@ class Claim:
         is delayed already, for another delivery of the same request, stays as it is.
         """
         log.info("request %d of %s again in %.0f s: %s", self.sequence, self.queue.consumer, delay, reason)
-        await put_off(self._connection, entry, delay)
+        await enqueue_later(self._connection, entry, delay)
         await self._settle(ACK)
 
     async def await_rest(self, entry: QueueEntry, key: str, seconds: float, reason: str) -> None:
         """As `retry_later`, until the endpoint of this key answers again, which is not asked for
         `seconds`."""
         log.debug("request %d of %s waits: %s", self.sequence, self.queue.consumer, reason)
-        await put_off(self._connection, entry, seconds, awaits=key)
+        await enqueue_later(self._connection, entry, seconds, awaits=key)
         await self._settle(ACK)
 
     async def terminate(self, reason: str) -> None:

@@ -1,9 +1,9 @@
 """nats-py's client, made to survive every message that a server stores and delivers, and to read fast.
 
-A server takes subjects that are not UTF-8 or hold control characters, and header blocks of any bytes. On the
-first of these nats-py's read loop ends, for good, or reconnects for ever. And each message costs it two
-regular expressions, a coroutine, a queue and a task: who reads a whole stream `listen`s, and gets the frames
-as they are cut out of what the socket gave.
+A server takes subjects that are not UTF-8 or hold control characters, and header blocks of any bytes. The
+first of these ends nats-py's read loop for good, or makes it reconnect for ever. And each message costs it
+two regular expressions, a coroutine, a queue and a task: a reader of a whole stream calls `listen`, and gets
+frames as they are cut out of what the socket gave.
 """
 
 import re
@@ -27,12 +27,12 @@ parser.HMSG_RE = re.compile(_LINE % b"HMSG" + rb"(\d+)" + _SPACE + rb"(\d+)\r\n"
 
 _STATUS = re.compile(rb"NATS/1\.0 +(\d{3})(?: +([^\r\n]*))?\r\n")
 _MESSAGE = re.compile(rb"(H)?MSG ([^ \t\r\n]+) ([0-9]+) (?:([^ \t\r\n]+) )?(?(1)([0-9]+) )([0-9]+)\r\n")
-"""The line that announces a message, as the server writes it: subject, subscription, reply, bytes of headers
-where there are some, and bytes in all."""
+"""Matches the line that announces a message, as the server writes it: subject, subscription, reply, bytes of
+headers if there are any, and bytes in all."""
 
 
 class Frame(NamedTuple):
-    """A message as it came, in bytes; `headers` is its header block, empty where it has none."""
+    """A message in bytes, as it came; `headers` is its header block, empty where it has none."""
 
     subject: bytes
     reply: bytes
@@ -41,7 +41,8 @@ class Frame(NamedTuple):
 
 
 class _FrameParser(parser.Parser):
-    """Cuts whole messages out of what has arrived; all else, and what it does not know, is nats-py's."""
+    """Cuts whole messages out of what has arrived; nats-py's parser does all else, and what is unknown
+    here."""
 
     def __init__(self, client: "TolerantClient") -> None:
         super().__init__(client)
@@ -50,7 +51,7 @@ class _FrameParser(parser.Parser):
     def reset(self) -> None:
         super().reset()
         self._wanted = 0
-        """Bytes until a message that has begun is whole."""
+        """Number of bytes until a message that has begun is whole."""
 
     async def parse(self, data: bytes = b"") -> None:
         if self.state == parser.AWAITING_CONTROL_LINE:
@@ -88,7 +89,7 @@ class _FrameParser(parser.Parser):
 
 
 class TolerantClient(Client):
-    """What it cannot decode it replaces by U+FFFD, as the server's own JSON does."""
+    """Replaces what cannot be decoded by U+FFFD, as the server's own JSON does."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,8 +97,8 @@ class TolerantClient(Client):
         self.listeners: dict[int, Callable[[Frame], None]] = {}
 
     async def listen(self, subject: str, on_frame: Callable[[Frame], None]) -> Subscription:
-        """A subscription whose messages go to a plain function as they arrive, and nowhere else, until it is
-        unsubscribed. The function must not raise."""
+        """Subscribes a plain function to messages as they arrive, until the subscription ends. The function
+        must not raise."""
         subscription: Subscription = await self.subscribe(subject)
         self.listeners[subscription._id] = on_frame
         return subscription
@@ -107,7 +108,7 @@ class TolerantClient(Client):
         self.listeners.pop(sid, None)
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
-        """Of a message that nats-py's parser has cut out."""
+        """Handles a message that nats-py's parser has cut out."""
         if on_frame := self.listeners.get(sid):
             on_frame(Frame(subject, reply, headers or b"", data))
             return
@@ -115,14 +116,14 @@ class TolerantClient(Client):
 
     @property
     def certificate_end(self) -> float | None:
-        """When the certificate of the server ends, in Unix time; None without TLS or connection."""
+        """End of the server's certificate, in Unix time; None without TLS or connection."""
         writer = getattr(self._transport, "_io_writer", None)
         tls = writer and writer.get_extra_info("ssl_object")
         shown = tls.getpeercert() if tls else None
         return ssl.cert_time_to_seconds(shown["notAfter"]) if shown else None
 
     def forget_pending(self) -> None:
-        """Drop what was not sent yet. nats-py sends it to the next server at once, before anybody could see
+        """Drops what was not sent yet. nats-py sends it to the next server at once, before anybody could see
         whether that server may have it."""
         self._pending.clear()
         self._pending_data_size = 0
@@ -144,7 +145,7 @@ class TolerantClient(Client):
 
 
 def headers_of(block: bytes) -> dict[str, str]:
-    """The headers of a block, with the status that the server puts into its first line."""
+    """Parses a header block, with the status that the server puts into its first line."""
     found = parse_headers(block)
     if status := _STATUS.match(block):
         found |= {

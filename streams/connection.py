@@ -33,14 +33,14 @@ class ConnectionLost(StreamsError):
 
 
 class Pending(NamedTuple):
-    """An answer that is on its way."""
+    """An answer that has not come yet."""
 
     inbox: str
     future: asyncio.Future[Msg]
 
 
-class Seen(NamedTuple):
-    """An event as a process has seen it in the stream, confirmed or read."""
+class SeenEvent(NamedTuple):
+    """An event that a process has seen in the stream, confirmed or read."""
 
     sequence: int
     payload: bytes
@@ -61,20 +61,20 @@ class Connection:
         self.jetstream = JetStreamContext(self.nats)
         self.last_error: Exception | None = None
         self.held = ""
-        """Why nothing is published until somebody acts, as a sentence (`streams.guard`); empty when all is
-        well."""
+        """Why nothing is published until somebody acts, as a sentence (`streams.stream_check`); empty when
+        all is well."""
         self.waiting = ""
         """Why nothing is published for a moment, as a sentence."""
         self.full = ""
-        """Why nothing is claimed just now, as a sentence; empty when there is room."""
-        self.newest: Seen | None = None
-        """The event of the highest sequence that this process has seen; by it the guard knows the stream."""
+        """Why nothing is claimed now, as a sentence; empty when there is room."""
+        self.newest: SeenEvent | None = None
+        """Event of the highest sequence that this process has seen; the guard recognizes the stream by it."""
         self.guarded = False
         """Whether a guard decides when a new connection is ready."""
         self.waits_when_full = False
         """Whether a publish that a full disk or log refuses is tried again, within `patience`."""
         self.online = asyncio.Event()
-        """There is a server; `ready` also waits for the guard."""
+        """Set while there is a server; `ready` also waits for the guard."""
         self._connected = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
@@ -86,30 +86,30 @@ class Connection:
 
     @property
     def host(self) -> str:
-        """The URL without user, password and token, for messages."""
+        """URL without user, password and token, for messages."""
         parts = [urlsplit(url if "://" in url else f"nats://{url}") for url in self.url.split(",")]
         return ",".join(f"{part.scheme}://{part.netloc.rpartition('@')[2]}" for part in parts)
 
     def on_loss(self, callback: Callable[[], None]) -> None:
-        """Call `callback` whenever the connection is lost or closed."""
+        """Calls `callback` whenever the connection is lost or closed."""
         self._on_loss.append(callback)
 
     def forget_loss(self, callback: Callable[[], None]) -> None:
-        """Undo `on_loss`."""
         self._on_loss.remove(callback)
 
     @property
     def trusted(self) -> bool:
-        """Connected, and the guard lets publishes pass: the server has what it had before."""
+        """Whether there is a connection and the guard lets publishes pass: the server has what it had
+        before."""
         return self._connected.is_set()
 
     def saw(self, sequence: int, payload: bytes) -> None:
-        """Remember an event of the stream if it is the newest so far."""
+        """Remembers an event of the stream if it is the newest so far."""
         if self.newest is None or sequence > self.newest.sequence:
-            self.newest = Seen(sequence, payload)
+            self.newest = SeenEvent(sequence, payload)
 
     async def ready(self, timeout: float, *, to_read: bool = False) -> None:
-        """Wait until connected and, except for reading, until the guard lets publishes pass.
+        """Waits until connected and, except for reading, until the guard lets publishes pass.
 
         Raises NatsUnreachable after `timeout` seconds, NatsRefused when closed.
         """
@@ -131,7 +131,7 @@ class Connection:
             ) from None
 
     async def room(self, timeout: float) -> bool:
-        """Wait until there is room for new work; False after `timeout` seconds."""
+        """Waits until there is room for new work; False after `timeout` seconds."""
         if self._room.is_set():
             return True
         with suppress(TimeoutError):
@@ -139,7 +139,7 @@ class Connection:
         return self._room.is_set()
 
     def judge(self, held: str, full: str, *, waiting: str = "") -> None:
-        """What the guard has found; empty texts let publishes and claims pass."""
+        """Takes the guard's findings; empty texts let publishes and claims pass."""
         self.held, self.waiting, self.full = held, waiting, full
         if full:
             self._room.clear()
@@ -151,7 +151,7 @@ class Connection:
             self._connected.set()
 
     def check_size(self, subject: str, payload: bytes, headers: Headers | None) -> None:
-        """Raise MessageTooLarge when the server would refuse payload and headers together."""
+        """Raises MessageTooLarge when the server would refuse payload and headers together."""
         limit = self.nats.max_payload
         size = len(payload)
         if headers:
@@ -165,7 +165,7 @@ class Connection:
     async def send(
         self, subject: str, payload: bytes, headers: Headers | None = None, *, to_read: bool = False
     ) -> Pending:
-        """Publish with a reply inbox; the future gets the answer, or ConnectionLost when the connection goes.
+        """Publishes with a reply inbox; its future gets the answer, or ConnectionLost when that is lost.
 
         Raises ConnectionLost when there is no connection now or, except for reading, the guard lets nothing
         pass; MessageTooLarge before anything is sent.
@@ -190,14 +190,13 @@ class Connection:
         return pending
 
     def forget(self, pending: Pending) -> None:
-        """Stop waiting for an answer."""
         self._answers.pop(pending.inbox, None)
         pending.future.cancel()
 
     async def ask(
         self, subject: str, payload: bytes = b"", headers: Headers | None = None, *, timeout: float = 5.0
     ) -> Msg:
-        """Send what stores nothing and wait for the answer, which may be a status (see `status_of`).
+        """Sends what stores nothing and waits for the answer, which may be a status (see `status_of`).
 
         Raises ConnectionLost, TimeoutError after `timeout` seconds, and MessageTooLarge.
         """
@@ -254,7 +253,7 @@ class Connection:
         self._lost()
 
     async def open(self) -> None:
-        """Connect for the first time, within `connect_timeout`; see `connect` for what it raises."""
+        """Connects for the first time, within `connect_timeout`; raises as `connect` does."""
         timeout = self.settings.connect_timeout
         attempt = asyncio.ensure_future(
             self.nats.connect(
@@ -301,14 +300,14 @@ class Connection:
         self._connected.set()
 
     async def close(self) -> None:
-        """Close for good; whoever still waits for an answer gets ConnectionLost."""
+        """Closes for good; all who wait for an answer get ConnectionLost."""
         await self.nats.close()
         self._lost()
 
 
 @asynccontextmanager
 async def connect(settings: NatsSettings, *, name: str, url: str | None = None) -> AsyncIterator[Connection]:
-    """A connection to `url`, or to `settings.url`; `name` shows in the server's monitoring.
+    """Connects to `url`, or to `settings.url`; `name` shows in the server's monitoring.
 
     Raises NatsUnreachable when nothing answers within `connect_timeout`, NatsRefused when the server refuses
     the credentials or a side the other's certificate, StreamsError when a secret or file is missing.
@@ -327,8 +326,8 @@ async def connect(settings: NatsSettings, *, name: str, url: str | None = None) 
 
 
 async def within(future: asyncio.Future[Msg], seconds: float) -> Msg:
-    """The answer, or TimeoutError after `seconds`: `wait_for` without its second future and loop turn, for
-    the two waits of every claim."""
+    """Awaits an answer, or raises TimeoutError after `seconds`: `wait_for` without its second future and loop
+    turn, for the two waits of every claim."""
     if future.done():
         return future.result()
     timer = asyncio.get_running_loop().call_later(seconds, _expire, future)
@@ -344,8 +343,8 @@ def _expire(future: asyncio.Future[Msg]) -> None:
 
 
 def status_of(message: Msg) -> str:
-    """`503` (nobody listens), `408`, `409`, ... of a status message; empty for an ordinary one. A delivery
-    from a stream is one, whatever headers its publisher gave it."""
+    """Status of a message: `503` (nobody listens), `408`, `409`, ...; empty for an ordinary one. A delivery
+    from a stream is ordinary, whatever headers its publisher gave it."""
     if message.data or not message.headers or message.reply.startswith("$JS.ACK."):
         return ""
     return message.headers.get("Status", "")

@@ -1,4 +1,4 @@
-"""The form of a dead letter: the request's bytes as they were, the evidence in the headers."""
+"""The form of a dead letter: the request's bytes, with the evidence in headers."""
 
 import hashlib
 from datetime import datetime
@@ -7,7 +7,7 @@ import msgspec
 
 from orchard.schemas.identity import digest
 from orchard.streams import names
-from orchard.streams.publish import Message
+from orchard.streams.publish import OutgoingMessage
 from orchard.streams.records import StoredMessage, whole_number
 
 _STREAM = "Orchard-Stream"
@@ -17,51 +17,52 @@ _CONSUMER = "Orchard-Consumer"
 _REASON = "Orchard-Reason"
 _DELIVERIES = "Orchard-Deliveries"
 _REASON_LIMIT = 2000
-"""Characters of a reason, and of a message id, that are kept."""
+"""Maximum length of a reason, and of a message id, in characters."""
 _EVIDENCE_BYTES = 32 * 1024
-"""Room for the headers: a subject has 4 KiB at most."""
+"""Bytes that are kept free for the headers: a subject has 4 KiB at most."""
 
 
 class Dead(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that leaves the queue without an outcome, and why."""
+    """A request that leaves the queue without an outcome, and the reason."""
 
     stream: str = names.WORK
     request_sequence: int
-    """In `stream`."""
+    """Sequence of the request in `stream`."""
     subject: str
-    """Where the request was published."""
+    """Subject that the request was published on."""
     consumer: str
     reason: str
-    """`max_deliver`, `terminated: <why>` or `swept`."""
+    """Why the queue gave it up: `max_deliver`, `terminated: <why>` or `swept`."""
     deliveries: int
     message_id: str
     body: bytes
 
     @property
     def name(self) -> str:
-        """What tells it from every other. A work stream that lost its tail uses sequences again, so they do
-        not, unless there is no message id, as no version of this house has published."""
+        """Name that no other dead request has. Sequences do not tell requests apart, because a work stream
+        that lost its tail uses them again; they count only without a message id, which no version has
+        published."""
         content = hashlib.sha256(self.body).hexdigest()
         return digest([self.subject, self.message_id or self.request_sequence, content])
 
 
 class DeadLetter(Dead, frozen=True, kw_only=True):
-    """A dead request as it is kept."""
+    """A dead request in the dead-letter stream."""
 
     sequence: int
-    """In the dead-letter stream: what `show` and `requeue` take."""
+    """Sequence in the dead-letter stream, which `show` and `requeue` take."""
     time: datetime
 
 
-def letter(dead: Dead, limit: int) -> Message:
-    """The message that records a dead request: one, however often it is sent.
+def letter(dead: Dead, limit: int) -> OutgoingMessage:
+    """Makes the message that records a dead request: one, however often it is sent.
 
     `limit` is the server's for a message, in bytes. A body that leaves no room for the evidence is cut, and
     the reason says so: a request that cannot be buried would be in the way for ever.
     """
     room, size = limit - _EVIDENCE_BYTES, len(dead.body)
     cut = f" (of its {size} bytes the first {room} are kept)" if size > room else ""
-    return Message(
+    return OutgoingMessage(
         subject=names.dead_subject(dead.stream, dead.name),
         payload=dead.body[:room],
         id=f"dead-{dead.name}",
@@ -78,12 +79,11 @@ def letter(dead: Dead, limit: int) -> Message:
 
 
 def short_reason(reason: str) -> str:
-    """A reason as a header can carry it: one line of ASCII, cut where it is very long."""
+    """Makes a reason fit a header: one line of ASCII, cut where it is very long."""
     return " ".join(reason.encode("ascii", "backslashreplace").decode().split())[:_REASON_LIMIT]
 
 
 def read_letter(message: StoredMessage) -> DeadLetter:
-    """The dead letter in a message of the dead-letter stream."""
     headers = message.headers
     return DeadLetter(
         sequence=message.sequence,

@@ -13,10 +13,10 @@ from nats.aio.msg import Msg
 from orchard.streams import names
 from orchard.streams.connection import Connection
 from orchard.streams.deadletter_codec import Dead, letter
-from orchard.streams.entries import Place, place_in, work_subject
+from orchard.streams.enqueue import EnqueueResult, enqueue
+from orchard.streams.entries import EntryAddress, address_in, work_subject
 from orchard.streams.errors import FAULTS, StreamsError
-from orchard.streams.placing import Verdict, place
-from orchard.streams.publish import Message, store
+from orchard.streams.publish import OutgoingMessage, store
 from orchard.streams.publisher import Publisher
 from orchard.streams.pull import ACK, Puller, nak_for, settle
 from orchard.streams.records import Delivery
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 _FORWARDERS = 8
 _BLOCKED_WAIT = 1.0
-"""Seconds until a request is tried again whose predecessor is still being settled."""
+"""Seconds until a request is tried again while its predecessor is being settled."""
 _FULL_WAIT = 2.0
 _PULL_SECONDS = 30.0
 
@@ -39,7 +39,7 @@ class Delayed:
         self._publisher = Publisher(connection)
 
     async def run(self) -> None:
-        """Forward until cancelled; raises as `Publisher.offer` does, save for a full queue."""
+        """Forwards until cancelled; raises as `Publisher.offer` does, but not for a full queue."""
         puller = Puller(self._connection, names.LATER, names.DUE_CONSUMER)
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -55,7 +55,7 @@ class Delayed:
                 await settle(self._connection, message.reply, await self._verdict(message))
 
     async def _verdict(self, message: Msg) -> bytes:
-        """How a due request is settled. One that can never go on its way holds up no other."""
+        """Decides how a due request is settled. One that can never be queued does not delay others."""
         try:
             return await self._forward(message)
         except FAULTS:
@@ -65,28 +65,30 @@ class Delayed:
             return ACK
 
     async def _forward(self, message: Msg) -> bytes:
-        """Publish, and say how the due request is settled: one that must wait lets the others pass."""
+        """Publishes a due request and returns how it is settled: one that must wait lets the others pass."""
         headers = message.headers or {}
         try:
             Queue.of_subject(message.subject)
         except ValueError as error:
             raise StreamsError(str(error)) from error
-        spot = place_in(message.subject)
-        due = Message(
+        address = address_in(message.subject)
+        due = OutgoingMessage(
             subject=work_subject(message.subject),
             payload=message.data,
             id=headers.get(names.ORIGINAL_ID, ""),
-            expected=None if spot is None else 0,
+            expected=None if address is None else 0,
         )
-        placed = await place(self._connection, names.WORK, due)
-        if placed.verdict is Verdict.FULL:
+        placed = await enqueue(self._connection, names.WORK, due)
+        if placed.result is EnqueueResult.FULL:
             log.warning("the work queue is full: a delayed request for %s waits", due.subject)
             return nak_for(_FULL_WAIT)
-        blocked = spot is not None and placed.verdict is Verdict.OCCUPIED and not await self._over(spot)
+        blocked = (
+            address is not None and placed.result is EnqueueResult.OCCUPIED and not await self._over(address)
+        )
         return nak_for(_BLOCKED_WAIT) if blocked else ACK
 
     async def _bury(self, message: Msg, reason: str) -> None:
-        """What can go to no queue becomes a dead letter."""
+        """Makes a request that fits no queue a dead letter."""
         delivery = Delivery.of(message.reply)
         dead = Dead(
             stream=names.LATER,
@@ -100,7 +102,7 @@ class Delayed:
         )
         await store(self._connection, letter(dead, self._connection.nats.max_payload))
 
-    async def _over(self, spot: Place) -> bool:
+    async def _over(self, address: EntryAddress) -> bool:
         """Whether the rollout got an outcome, or was reopened, since the request was made."""
-        newest = await self._publisher.outcome(spot.key)
-        return newest is not None and newest.sequence != spot.fence
+        newest = await self._publisher.outcome(address.key)
+        return newest is not None and newest.sequence != address.fence

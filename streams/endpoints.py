@@ -1,6 +1,6 @@
 """The endpoint book: which model endpoints rest, and which refuse a campaign, by compare-and-set in a bucket.
 
-A record goes away by itself when nobody renews it, so an endpoint that no process asks any more rests nobody.
+A record expires when nobody renews it, so an endpoint that no process asks any more does not rest for ever.
 """
 
 from collections.abc import AsyncIterator
@@ -17,23 +17,23 @@ from orchard.streams import names
 from orchard.streams.batches import messages_of
 from orchard.streams.connection import Connection
 from orchard.streams.errors import WrongSequence
-from orchard.streams.publish import Message, store
+from orchard.streams.publish import OutgoingMessage, store
 from orchard.streams.reading import last_message, server_time
 from orchard.streams.records import StoredMessage
 
 T = TypeVar("T")
 
 KEPT_SECONDS = 3600
-"""That a record is kept after its time."""
+"""Seconds that a record is kept after its time."""
 OVER_SECONDS = 300
-"""That the record of a rest that is over is kept, by which a relapse is known."""
+"""Seconds that the record of a finished rest is kept, by which a relapse is recognized."""
 
 _RESTS = f"{names.ENDPOINTS_PREFIX}rest."
 _REFUSED = f"{names.ENDPOINTS_PREFIX}refused."
 
 
 class StoredRest(msgspec.Struct, frozen=True, kw_only=True):
-    """A rest as the book has it."""
+    """A rest in the book, at one moment."""
 
     key: str
     rest: Rest
@@ -45,7 +45,7 @@ class StoredRest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredRefusal(msgspec.Struct, frozen=True):
-    """A campaign's refusals as the book has them."""
+    """A campaign's refusals in the book."""
 
     refused: CampaignRefused
     revision: int
@@ -58,7 +58,7 @@ class EndpointBook:
         self._connection = connection
 
     async def rests(self) -> dict[str, StoredRest]:
-        """Every rest by key, and those that are over since a moment; in a cluster the newest may be
+        """Reads every rest by key, also those that ended a moment ago; in a cluster the newest may be
         missing."""
         found = [(message, rest) async for message, rest in self._read(f"{_RESTS}*", Rest)]
         if not found:
@@ -68,7 +68,6 @@ class EndpointBook:
         return {one.key: one for one in stored}
 
     async def rest(self, key: str) -> StoredRest | None:
-        """The newest record of one endpoint."""
         found = await last_message(self._connection, names.ENDPOINTS_STREAM, _RESTS + key)
         rest = _decoded(found, Rest)
         if found is None or rest is None:
@@ -77,30 +76,27 @@ class EndpointBook:
         return stored_rest(found, rest, now.timestamp())
 
     async def put_rest(self, key: str, rest: Rest, revision: int) -> bool:
-        """Write over the record of `revision`, 0 where there was none; False when it was changed
-        meanwhile."""
+        """Replaces the record of `revision`, 0 where there was none; False when it was changed meanwhile."""
         seconds = OVER_SECONDS if rest.over else ceil(rest.seconds) + KEPT_SECONDS
         return await self._put(_RESTS + key, rest, revision, seconds)
 
     async def refusals(self) -> list[StoredRefusal]:
-        """Every campaign that a model refuses."""
         found = self._read(f"{_REFUSED}*", CampaignRefused)
         return [StoredRefusal(refused, message.sequence) async for message, refused in found]
 
     async def refusal(self, campaign: str, model: str, endpoint: str) -> StoredRefusal | None:
-        """How often a model has refused a campaign since it last served it."""
+        """Reads how often a model has refused a campaign since it last served it."""
         subject = _refused_subject(campaign, model, endpoint)
         found = await last_message(self._connection, names.ENDPOINTS_STREAM, subject)
         refused = _decoded(found, CampaignRefused)
         return None if found is None or refused is None else StoredRefusal(refused, found.sequence)
 
     async def put_refusal(self, refused: CampaignRefused, revision: int) -> bool:
-        """As `put_rest`."""
         subject = _refused_subject(refused.campaign, refused.model, refused.endpoint)
         return await self._put(subject, refused, revision, KEPT_SECONDS)
 
     async def _put(self, subject: str, record: msgspec.Struct, revision: int, seconds: int) -> bool:
-        message = Message(
+        message = OutgoingMessage(
             subject=subject,
             payload=msgspec.json.encode(record),
             id=uuid4().hex,
@@ -121,7 +117,8 @@ class EndpointBook:
 
 
 def _decoded(message: StoredMessage | None, form: type[T]) -> T | None:
-    """None for what a later version has written in another form, too: it rests nobody here."""
+    """Decodes a record; None also for a form that only a later version knows: such a record has no effect
+    here."""
     try:
         return decode(msgspec.json.Decoder(form), message.data) if message and message.data else None
     except Unreadable:
@@ -129,7 +126,7 @@ def _decoded(message: StoredMessage | None, form: type[T]) -> T | None:
 
 
 def stored_rest(message: StoredMessage, rest: Rest, now: float) -> StoredRest:
-    """The record at `now`, a time of the server's clock."""
+    """Makes the rest at `now`, a time of the server's clock."""
     stored = message.time.timestamp()
     since = rest.since.timestamp() if rest.since else stored
     return StoredRest(

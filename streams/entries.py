@@ -1,4 +1,4 @@
-"""Queue entries: where a request stands on the server, and what it is called. Pure functions.
+"""Queue entries: the subjects and names of requests on the server. Pure functions.
 
 Each entry has a subject of its own, `orchard.work.<kind>.<domain>.<priority>` followed by
 `<campaign>.<shard>.<key>.<fence>`, and is stored only where that subject is empty. A work queue keeps a
@@ -20,79 +20,78 @@ from orchard.streams.settings import Queue
 _TAIL_TOKENS = 4
 
 
-class Place(NamedTuple):
-    """What the last four tokens of an entry's subject say."""
+class EntryAddress(NamedTuple):
+    """The last four tokens of an entry's subject."""
 
     campaign: str
     key: str
-    """The rollout id, or what tells a request of another kind from the others of its campaign."""
+    """Id of the rollout, or a key that no other request of the campaign has."""
     fence: int = 0
-    """The rollout's opening that the request is for: see `RolloutRequest.fence`."""
+    """Fence of the rollout that the request is for: see `RolloutRequest.fence`."""
 
     @property
     def tail(self) -> str:
-        """The tokens, joined."""
         return f"{self.campaign}.{shard(self.key)}.{self.key}.{self.fence}"
 
 
 class QueueEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One request for one queue. `name` is its message id: no two bodies may share one."""
+    """A request for a queue. `name` is its message id: no two bodies may share one."""
 
     queue: Queue
-    place: Place
+    address: EntryAddress
     name: str
     body: bytes
 
     @property
     def subject(self) -> str:
-        """Where it is claimed from."""
-        return f"{self.queue.subject}.{self.place.tail}"
+        """Subject that the entry is claimed from."""
+        return f"{self.queue.subject}.{self.address.tail}"
 
     @property
     def later_subject(self) -> str:
-        """Where it waits for its time."""
-        return f"{self.queue.later_subject}.{self.place.tail}"
+        """Subject on which the entry waits for its time."""
+        return f"{self.queue.later_subject}.{self.address.tail}"
 
     @property
     def due_subject(self) -> str:
-        """Where the server puts it when its time has come."""
-        return f"{self.queue.due_subject}.{self.place.tail}"
+        """Subject that the server moves it to when its time has come."""
+        return f"{self.queue.due_subject}.{self.address.tail}"
 
 
-def place_in(subject: str) -> Place | None:
-    """The place that a subject of WORK or LATER names, None for one of the versions before these tokens."""
+def address_in(subject: str) -> EntryAddress | None:
+    """Parses the address in a subject of WORK or LATER; None for a subject without these tokens."""
     tokens = subject.split(".")
     fence = whole_number(tokens[-1])
     if len(tokens) != 5 + _TAIL_TOKENS or fence is None:
         return None
-    return Place(tokens[5], tokens[7], fence)
+    return EntryAddress(tokens[5], tokens[7], fence)
 
 
 def work_subject(due_subject: str) -> str:
-    """The subject of WORK that a due request moves to."""
+    """Subject of WORK that a due request moves to."""
     return due_subject.replace("orchard.due.", "orchard.work.", 1)
 
 
 def released_subject(later_subject: str) -> str:
-    """The subject of WORK that a request moves to before its time."""
+    """Subject of WORK that a request moves to before its time."""
     return later_subject.replace("orchard.later.", "orchard.work.", 1)
 
 
-def entry(queue: Queue, place: Place, occasion: str, body: bytes) -> QueueEntry:
-    """An entry named by its place, the occasion it is made for, and its body.
+def entry(queue: Queue, address: EntryAddress, occasion: str, body: bytes) -> QueueEntry:
+    """Makes an entry, named by its address, the occasion it is made for, and its body.
 
     The occasion must be new whenever the request may have been on the queue before, for example the number
     of the attempt that failed. Two entries of one name are then the same entry sent twice.
     """
-    name = f"{place.key}.{place.fence}.{occasion}.{hashlib.sha256(body).hexdigest()[:12]}"
-    return QueueEntry(queue=queue, place=place, name=name, body=body)
+    name = f"{address.key}.{address.fence}.{occasion}.{hashlib.sha256(body).hexdigest()[:12]}"
+    return QueueEntry(queue=queue, address=address, name=name, body=body)
 
 
 def rollout_entry(request: RolloutRequest, occasion: str) -> QueueEntry:
-    """The entry of a rollout request; see `entry` for the occasion."""
+    """Makes the entry of a rollout request; see `entry` for the occasion."""
     queue = Queue(kind="rollout", domain=request.domain, priority=request.priority)
-    place = Place(request.campaign, request.rollout_id, request.fence)
-    return entry(queue, place, occasion, msgspec.json.encode(request))
+    address = EntryAddress(request.campaign, request.rollout_id, request.fence)
+    return entry(queue, address, occasion, msgspec.json.encode(request))
 
 
 FIRST = "first"

@@ -1,4 +1,4 @@
-"""What can go wrong on the wire, each as one sentence that names the fix."""
+"""Errors of the wire, each with one sentence that names the fix."""
 
 from orchard.streams.records import StoredEvent
 
@@ -17,12 +17,12 @@ class NatsUnreachable(StreamsError):
 
 class StreamHeld(NatsUnreachable):
     """The server is there, but its stream of events must not be written to: it has lost events, or its limits
-    let it drop some. See `orchard.streams.guard`."""
+    let it drop some. See `orchard.streams.stream_check`."""
 
 
 class EventsForgotten(StreamsError):
-    """The stream was restored without events that it had confirmed to this process: what the process knows is
-    true no longer, so it must end and begin again."""
+    """The stream was restored without events that it had confirmed to this process: the process knows what no
+    longer happened, so it must end and begin again."""
 
 
 class NatsRefused(StreamsError):
@@ -58,7 +58,8 @@ class WrongSequence(StreamsError):
 
 
 FAULTS = (ServerFailed, NatsUnreachable, NatsRefused, TopologyError, StoreRefused)
-"""What no single request or event is to blame for: nothing else would fare better, so the process ends."""
+"""Errors that no single request or event is to blame for: nothing else would fare better, so the process
+ends."""
 
 
 class NameReused(StreamsError):
@@ -83,7 +84,7 @@ class CampaignConflict(StreamsError):
 
 
 class CampaignUnreadable(StreamsError):
-    """The campaign's record is no record; nothing about the campaign can be decided."""
+    """The campaign's record cannot be read; nothing about the campaign can be decided."""
 
 
 class OutcomeRefused(StreamsError):

@@ -1,4 +1,4 @@
-"""Reports of processes about themselves: one short message for each, kept in the server's memory.
+"""Sends and reads reports of processes about themselves: one short message each, in the server's memory.
 
 No request and no outcome depends on them. A report that cannot be sent is left out; the next one follows.
 """
@@ -28,14 +28,14 @@ log = logging.getLogger(__name__)
 _REPORTS = msgspec.json.Decoder(ProcessReport)
 
 Look = Callable[[ProcessReport], ProcessReport]
-"""Fills in what changes of a report: condition, says, numbers."""
+"""Fills in the changing fields of a report: condition, says, numbers."""
 
 
 @asynccontextmanager
 async def reporting(
     connection: Connection, kind: str, name: str, look: Look = lambda report: report, *, serves: str = ""
 ) -> AsyncIterator[None]:
-    """Send a report every REPORT_SECONDS for as long as the block lasts, then one that it stopped."""
+    """Sends a report every REPORT_SECONDS while the block runs, then one that it stopped."""
     blank = ProcessReport(
         name=name,
         kind=kind,
@@ -66,7 +66,7 @@ async def _send(connection: Connection, report: ProcessReport) -> None:
 
 
 async def reports(connection: Connection) -> list[HeardReport]:
-    """The newest report of each process that was heard of within `names.HEALTH_AGE`."""
+    """Reads the newest report of each process that was heard of within `names.HEALTH_AGE`."""
     now = await server_time(connection, names.HEALTH)
     heard = []
     async for batch in messages_of(connection, names.HEALTH, names.HEALTH_SUBJECTS):
@@ -81,5 +81,5 @@ async def reports(connection: Connection) -> list[HeardReport]:
 
 
 def _subject(name: str) -> str:
-    """A subject of the process's own; names of processes may have any form."""
+    """Subject of a process's reports; names of processes may have any form."""
     return f"{names.HEALTH_SUBJECTS.removesuffix('>')}{digest(name)}"

@@ -1,7 +1,7 @@
 """Heartbeats for open claims from a thread of its own, with a connection and an event loop of its own.
 
-Whatever the process's main loop does, a blocking computation included, leases stay alive as long as the
-process does; and they end when it dies, because the thread dies with it. Only one call into C that keeps the
+Leases stay alive as long as the process does, even when its main loop is blocked by a computation; and they
+end when it dies, because the thread dies with it. Only one call into C that keeps the
 interpreter's lock for longer than a lease could stop them: such work belongs into a subprocess.
 """
 
@@ -24,7 +24,7 @@ _ANSWER = 5.0
 
 
 class Lease:
-    """One open delivery: its acknowledgement subject, and when the server last confirmed a heartbeat."""
+    """An open delivery: its acknowledgement subject, and when the server last confirmed a heartbeat."""
 
     def __init__(self, reply: str, on_lost: Callable[[], None]) -> None:
         self.reply = reply
@@ -48,22 +48,22 @@ class Heartbeats:
         self.failure: BaseException | None = None
 
     async def start(self) -> None:
-        """Start the thread and wait for its connection; raises as `connect` does."""
+        """Starts the thread and waits for its connection; raises as `connect` does."""
         self._thread.start()
         await asyncio.wrap_future(self._started)
 
     async def stop(self) -> None:
-        """Stop the thread. Leases still open end by themselves after ack_wait."""
+        """Stops the thread. Leases that are open end by themselves after ack_wait."""
         if self._loop is not None and self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)
         await asyncio.to_thread(self._thread.join)
 
     def add(self, lease: Lease) -> None:
-        """Keep this lease alive from now on."""
+        """Keeps this lease alive from now on."""
         self._leases[lease.reply] = lease
 
     def remove(self, lease: Lease) -> None:
-        """Leave this lease alone from now on."""
+        """Lets this lease end by itself."""
         self._leases.pop(lease.reply, None)
 
     def _run(self) -> None:
@@ -93,7 +93,7 @@ class Heartbeats:
                     continue
 
     async def _beat(self, connection: Connection, lease: Lease) -> bool:
-        """Send one heartbeat; whether the server confirmed it, or nobody needs it any more."""
+        """Sends one heartbeat; whether the server confirmed it, or nobody needs it any more."""
         sent = time.monotonic()
         try:
             answer = await connection.ask(
@@ -116,6 +116,6 @@ class Heartbeats:
 
 
 def check_alive(heartbeats: Heartbeats) -> None:
-    """Raise StreamsError when the thread has failed: claiming on without heartbeats would waste attempts."""
+    """Raises StreamsError when the thread has failed: claiming on without heartbeats would waste attempts."""
     if heartbeats.failure is not None:
         raise StreamsError(f"the heartbeat thread failed ({heartbeats.failure}): restart this process")

@@ -1,19 +1,19 @@
 """Names of streams, consumers and subjects; docs/schemas/asyncapi.json has what is published where."""
 
+from orchard.schemas.replay_pointers import pointer_subject
 from orchard.schemas.subjects import EVENTS_PREFIX
-from orchard.schemas.trails import trail_subject
 
 WORK = "ORCHARD_WORK"
-"""Requests that can be claimed now."""
+"""Stream of requests that can be claimed now."""
 LATER = "ORCHARD_LATER"
-"""Requests that wait for their time. Apart from WORK because the server's message schedules and
+"""Stream of requests that wait for their time. Apart from WORK because the server's message schedules and
 discard=new exclude each other (error 10052), and a schedule's target must be in its own stream (10190)."""
 EVENTS = "ORCHARD_EVENTS"
 DEAD = "ORCHARD_DEAD"
 ADVISORIES = "ORCHARD_ADVISORIES"
-"""The server's notices about requests past max_deliver or terminated, kept until handled."""
+"""Stream of the server's notices about requests past max_deliver or terminated, kept until handled."""
 TRAILS = "ORCHARD_TRAILS"
-"""The newest trail of each rollout that runs, or ended without an outcome."""
+"""Stream of the newest replay pointer of each rollout that runs, or ended without an outcome."""
 CAMPAIGNS = "ORCHARD_CAMPAIGNS"
 """Key-value bucket: one key a campaign."""
 CAMPAIGNS_STREAM = f"KV_{CAMPAIGNS}"
@@ -25,13 +25,13 @@ ENDPOINTS_STREAM = f"KV_{ENDPOINTS}"
 ENDPOINTS_PREFIX = f"$KV.{ENDPOINTS}."
 
 HEALTH = "ORCHARD_HEALTH"
-"""The newest report of each process about itself, in memory."""
+"""Stream of the newest report of each process about itself, in memory."""
 HEALTH_AGE = 3600.0
 """Seconds that the report of a silent process is kept."""
 GUARD = "ORCHARD_GUARD"
-"""The last damage of EVENTS that any process has found (`streams.marks`)."""
+"""Stream of the last damage of EVENTS that any process has found (`streams.guard_messages`)."""
 CHECKED = "ORCHARD_CHECKED"
-"""Whether EVENTS was checked since the server was started, in memory."""
+"""Stream that says whether EVENTS was checked since the server was started, in memory."""
 
 WORK_SUBJECTS = "orchard.work.>"
 LATER_SUBJECTS = "orchard.later.>"
@@ -41,12 +41,12 @@ HEALTH_SUBJECTS = "orchard.health.>"
 EVENT_SUBJECTS = f"{EVENTS_PREFIX}.>"
 DAMAGED = "orchard.guard.damaged"
 CHECKED_SUBJECT = "orchard.guard.checked"
-TRAIL_SUBJECTS = trail_subject(">")
+TRAIL_SUBJECTS = pointer_subject(">")
 MAX_DELIVERIES = f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{WORK}.*"
 TERMINATED = f"$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.{WORK}.*"
 
 RESTORED = "orchard-restored"
-"""Metadata of EVENTS: a mark of its last restore."""
+"""Key of EVENTS' metadata: the mark of its last restore."""
 
 DUE_CONSUMER = "due"
 ADVISORY_CONSUMER = "dead-letters"
@@ -56,17 +56,19 @@ EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 TTL = "Nats-TTL"
 EXPECTED_LAST = "Nats-Expected-Last-Sequence"
 STORED_AT = "Orchard-Stored-At"
-"""Nanoseconds since the epoch: when the stream first stored a message that was restored later."""
+"""Header with the time when the stream first stored a message that was restored later, in nanoseconds since
+the epoch."""
 SWEPT = "Orchard-Swept"
-"""How often a request was queued again that the queue held and did not deliver."""
+"""Header with the number of times that a request was queued again because the queue held it and did not
+deliver."""
 SCHEDULE = "Nats-Schedule"
 SCHEDULE_TARGET = "Nats-Schedule-Target"
 ORIGINAL_ID = "Orchard-Message-Id"
-"""The request's own id, where the server strips or replaces `Nats-Msg-Id`."""
+"""Header with the request's own id, where the server strips or replaces `Nats-Msg-Id`."""
 AWAITS = "Orchard-Awaits"
-"""Key of the endpoint whose rest a delayed request waits for."""
+"""Header with the key of the endpoint whose rest a delayed request waits for."""
 
 
 def dead_subject(stream: str, name: str) -> str:
-    """Where the dead letter of one request lives: a subject of its own, so that it is found by name."""
+    """Subject of the dead letter of one request: its own, so that it is found by name."""
     return f"orchard.dead.{stream}.{name}"

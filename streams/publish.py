@@ -1,4 +1,4 @@
-"""Publishing until the stream has said yes: the same message with the same id, over any lost connection."""
+"""Publishes until the stream has confirmed: the same message with the same id, over any lost connection."""
 
 import asyncio
 import logging
@@ -30,11 +30,11 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 ACK_TIMEOUT = 5.0
-"""Seconds until a publish without an answer is sent again."""
+"""Seconds until a publish without an answer is repeated."""
 NOBODY_GRACE = 15.0
-"""Seconds in which nobody may listen on a subject, as after a restart; then its stream counts as missing."""
+"""Seconds in which a subject may have no listener, as after a restart; then its stream counts as missing."""
 STALL_GRACE = 60.0
-"""Seconds in which a server that is connected may leave a message unanswered. A full disk makes it do so."""
+"""Seconds in which a connected server may leave a message unanswered, as with a full disk."""
 _WARN_EVERY = 10.0
 _EVENTS_PREFIX = f"{EVENTS_PREFIX}."
 _CHUNK_MESSAGES = 1024
@@ -43,12 +43,12 @@ _WRONG_SEQUENCE = frozenset({10071, 10164})
 _STORE_FAILED = 10077
 _NO_ROOM = frozenset({10023, 10028, 10047})
 UNSETTLED = 10008
-"""JetStream's answer while the servers of a cluster choose who leads: worth another try."""
+"""JetStream's error while the servers of a cluster elect a leader: worth another try."""
 
 
-class Message(NamedTuple):
-    """What is to be stored. `expected` is the last sequence the subject must have (compare-and-set). With an
-    empty `id` repeats are not recognized."""
+class OutgoingMessage(NamedTuple):
+    """A message to be stored. `expected` is the last sequence the subject must have (compare-and-set). With
+    an empty `id` repeats are not recognized."""
 
     subject: str
     payload: bytes
@@ -58,7 +58,6 @@ class Message(NamedTuple):
 
     @property
     def headers(self) -> Headers:
-        """NATS headers."""
         headers = {MESSAGE_ID: self.id} if self.id else {}
         if self.expected is not None:
             headers[EXPECTED] = str(self.expected)
@@ -74,36 +73,36 @@ class _Answer(msgspec.Struct):
     error: ApiError | None = None
 
 
-class Fate(NamedTuple):
-    """What became of one message."""
+class PublishResult(NamedTuple):
+    """The result of publishing one message."""
 
     sequence: int = 0
-    """Where the stream holds it, or for a duplicate the one of this id that came first."""
+    """Sequence in the stream; for a duplicate that of the first message of this id."""
     duplicate: bool = False
-    """A message of this id was stored before."""
+    """Whether a message of this id was stored before."""
     resent: bool = False
-    """It was sent more than once here, so the one that came first may be this one."""
+    """Whether it was sent more than once here, so that the first message of its id may be this one."""
     refusal: StreamsError | None = None
-    """Why the stream has not stored it, for good."""
+    """Error for which the stream will never store it."""
 
 
 class NobodyListens(StreamsError):
-    """No stream took the message, which passes after a restart and stays when the stream is missing."""
+    """No stream takes the subject, which passes after a restart and stays when the stream is missing."""
 
 
 class Unavailable(StreamsError):
-    """The server cannot store just now, and says so: worth another try."""
+    """The server says that it cannot store now: worth another try."""
 
 
 class Full(Unavailable):
-    """A full disk or log, where the caller waits for room."""
+    """The disk or the log is full, and the caller waits for room."""
 
 
 _DECODER = msgspec.json.Decoder(_Answer)
 
 
-def fate_in(answer: Msg) -> Fate:
-    """What the answer to a publish says.
+def result_in(answer: Msg) -> PublishResult:
+    """Decodes the answer to a publish.
 
     Raises WrongSequence, QueueFull and StoreRefused for good, NobodyListens and Unavailable for another try.
     """
@@ -114,12 +113,11 @@ def fate_in(answer: Msg) -> Fate:
     except msgspec.DecodeError as error:
         raise StoreRefused(f"the answer to a publish is not from a stream: {answer.data[:200]!r}") from error
     if decoded.error is None:
-        return Fate(decoded.seq, decoded.duplicate)
+        return PublishResult(decoded.seq, decoded.duplicate)
     raise _refusal(decoded.error, decoded.stream)
 
 
 def _refusal(problem: ApiError, stream: str) -> StreamsError:
-    """What a stream's refusal means."""
     said = problem.description
     if problem.err_code in _WRONG_SEQUENCE:
         return WrongSequence(said)
@@ -139,54 +137,57 @@ def _refusal(problem: ApiError, stream: str) -> StreamsError:
     return StoreRefused(f"the stream refused the message ({said}, error {problem.err_code})")
 
 
-async def store(connection: Connection, message: Message) -> int:
-    """Publish one message until the stream confirms it; returns its sequence.
+async def store(connection: Connection, message: OutgoingMessage) -> int:
+    """Publishes one message until the stream confirms it; returns its sequence.
 
-    Besides the refusals of `fate_in` raises MessageTooLarge before anything is sent, TopologyError when
+    Besides the refusals of `result_in` raises MessageTooLarge before anything is sent, TopologyError when
     nobody takes the subject for NOBODY_GRACE, StoreRefused when the server is there and silent for
     STALL_GRACE, NatsUnreachable when `patience` ends.
     """
     return (await store_all(connection, [message]))[0]
 
 
-async def store_all(connection: Connection, messages: list[Message]) -> list[int]:
-    """Publish messages in order, pipelined, until all are confirmed; their sequences, as `store` raises.
+async def store_all(connection: Connection, messages: list[OutgoingMessage]) -> list[int]:
+    """Publishes messages in order, pipelined, until all are confirmed; returns their sequences.
 
-    After an error some messages may be stored; publishing the same again stores none of them twice within
-    the stream's dedupe window.
+    Raises as `store` does. After an error some messages may be stored; publishing the same again stores none
+    of them twice within the stream's dedupe window.
     """
-    fates = await _publish(connection, messages, stop_at_refusal=True)
-    return [fate.sequence for fate in fates]
+    results = await _publish(connection, messages, stop_at_refusal=True)
+    return [result.sequence for result in results]
 
 
-async def fates_of(connection: Connection, messages: list[Message]) -> list[Fate]:
-    """Publish messages, pipelined, until each is stored or refused; raises as `store` for lost servers."""
+async def results_of(connection: Connection, messages: list[OutgoingMessage]) -> list[PublishResult]:
+    """Publishes messages, pipelined, until each is stored or refused; raises as `store` for lost servers."""
     return await _publish(connection, messages, stop_at_refusal=False)
 
 
-async def _publish(connection: Connection, messages: list[Message], *, stop_at_refusal: bool) -> list[Fate]:
+async def _publish(
+    connection: Connection, messages: list[OutgoingMessage], *, stop_at_refusal: bool
+) -> list[PublishResult]:
     for message in messages:
         connection.check_size(message.subject, message.payload, message.headers)
-    fates = [Fate()] * len(messages)
-    trial = Trial(connection)
+    results = [PublishResult()] * len(messages)
+    retry = PublishRetry(connection)
     todo = list(range(len(messages)))
     while todo:
         chunk = _chunk(messages, todo)
-        unanswered = await _publish_chunk(connection, messages, chunk, fates, trial)
+        unanswered = await _publish_chunk(connection, messages, chunk, results, retry)
         if stop_at_refusal:
             for index in chunk:
-                if (refusal := fates[index].refusal) is not None:
+                if (refusal := results[index].refusal) is not None:
                     raise refusal
         todo = unanswered + todo[len(chunk) :]
         if unanswered:
-            await trial.pause(messages[unanswered[0]].subject)
+            await retry.pause(messages[unanswered[0]].subject)
         else:
-            trial = Trial(connection)
-    return fates
+            retry = PublishRetry(connection)
+    return results
 
 
-class Trial:
-    """How long one message has been tried, what stood in the way last (`problem`), and when to give up."""
+class PublishRetry:
+    """Decides when a message, or a question, is tried again and when to give up; `problem` is the last
+    obstacle."""
 
     def __init__(self, connection: Connection, *, to_read: bool = False) -> None:
         self._connection = connection
@@ -201,11 +202,11 @@ class Trial:
 
     @property
     def left(self) -> float:
-        """Seconds of patience."""
+        """Seconds of patience that are left."""
         return self._connection.settings.patience - (self._clock() - self._started)
 
     async def until(self, subject: str, once: Callable[[], Awaitable[T]]) -> T:
-        """What `once` gives, as often as the server has not answered; raises as `pause` does."""
+        """Repeats `once` until the server answers; raises as `pause` does."""
         while True:
             try:
                 return await once()
@@ -222,7 +223,7 @@ class Trial:
             await self.pause(subject)
 
     async def pause(self, subject: str) -> None:
-        """Wait before the next try, longer each time; raises when trying on is pointless."""
+        """Waits before the next try, longer each time; raises when another try is pointless."""
         now = self._clock()
         kind = None if self.problem is None else type(self.problem)
         if kind is not self._kind:
@@ -255,8 +256,8 @@ class Trial:
         self._wait = min(self._wait * 2, 2.0)
 
 
-def _chunk(messages: list[Message], todo: list[int]) -> list[int]:
-    """The first of `todo` that may be under way at once."""
+def _chunk(messages: list[OutgoingMessage], todo: list[int]) -> list[int]:
+    """Returns the first of `todo` that may be sent at once."""
     size = 0
     for count, index in enumerate(todo[:_CHUNK_MESSAGES]):
         size += len(messages[index].payload)
@@ -266,9 +267,13 @@ def _chunk(messages: list[Message], todo: list[int]) -> list[int]:
 
 
 async def _publish_chunk(
-    connection: Connection, messages: list[Message], chunk: list[int], fates: list[Fate], trial: Trial
+    connection: Connection,
+    messages: list[OutgoingMessage],
+    chunk: list[int],
+    results: list[PublishResult],
+    retry: PublishRetry,
 ) -> list[int]:
-    """Publish once and fill in `fates`; the indexes that got no answer or are worth another try."""
+    """Publishes once and fills in `results`; returns the indexes without an answer or worth another try."""
     pending: list[Pending] = []
     unanswered: list[int] = []
     try:
@@ -276,44 +281,43 @@ async def _publish_chunk(
             message = messages[index]
             pending.append(await connection.send(message.subject, message.payload, message.headers))
     except ConnectionLost as error:
-        trial.problem = error
+        retry.problem = error
         unanswered = chunk[len(pending) :]
     await _answered([one.future for one in pending])
     again: list[int] = []
     for index, one in zip(chunk, pending, strict=False):
-        fate = _fate_of(connection, one, trial)
-        if fate is None:
+        result = _result_of(connection, one, retry)
+        if result is None:
             again.append(index)
-            fates[index] = Fate(resent=True)
+            results[index] = PublishResult(resent=True)
             continue
-        fates[index] = fate._replace(resent=fates[index].resent)
+        results[index] = result._replace(resent=results[index].resent)
         # Of a duplicate, the message that came first may have another body.
-        stored = fate.refusal is None and not fate.duplicate
+        stored = result.refusal is None and not result.duplicate
         if stored and messages[index].subject.startswith(_EVENTS_PREFIX):
-            connection.saw(fate.sequence, messages[index].payload)
+            connection.saw(result.sequence, messages[index].payload)
     return again + unanswered
 
 
-def _fate_of(connection: Connection, sent: Pending, trial: Trial) -> Fate | None:
-    """What became of a message that was sent; None where it is worth another try, with the problem in
-    `trial`."""
+def _result_of(connection: Connection, sent: Pending, retry: PublishRetry) -> PublishResult | None:
+    """Decodes the answer to a sent message; None if it is worth another try, with the problem in `retry`."""
     if not sent.future.done():
         connection.forget(sent)
-        trial.problem = Unavailable(f"no answer in {ACK_TIMEOUT:.0f} s")
+        retry.problem = Unavailable(f"no answer in {ACK_TIMEOUT:.0f} s")
         return None
     try:
-        return fate_in(sent.future.result())
+        return result_in(sent.future.result())
     except (ConnectionLost, NobodyListens, Unavailable) as error:
-        trial.problem = error
+        retry.problem = error
     except StreamsError as refusal:
         if not (connection.waits_when_full and isinstance(refusal, LogFull | NoSpace)):
-            return Fate(refusal=refusal)
-        trial.problem = Full(str(refusal))
+            return PublishResult(refusal=refusal)
+        retry.problem = Full(str(refusal))
     return None
 
 
 async def _answered(futures: list[asyncio.Future[Msg]]) -> None:
-    """Wait until all are answered, or ACK_TIMEOUT. Answers come in order, so the last one is waited for."""
+    """Waits until all are answered, or ACK_TIMEOUT. Answers come in order, so the last one is waited for."""
     clock = asyncio.get_running_loop().time
     deadline = clock() + ACK_TIMEOUT
     for future in reversed(futures):

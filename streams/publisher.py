@@ -14,13 +14,13 @@ from orchard.schemas.subjects import (
 from orchard.streams import names
 from orchard.streams.batches import last_messages
 from orchard.streams.connection import Connection
-from orchard.streams.entries import Place, QueueEntry, place_in
+from orchard.streams.enqueue import Enqueued, EnqueueResult, enqueue, enqueue_all, enqueue_later, work_message
+from orchard.streams.entries import EntryAddress, QueueEntry, address_in
 from orchard.streams.errors import OutcomeRefused, QueueFull, StreamsError, WrongSequence
-from orchard.streams.placing import Placed, Verdict, place, place_all, put_off, work_message
-from orchard.streams.publish import Message, Trial, Unavailable, fates_of, store, store_all
+from orchard.streams.publish import OutgoingMessage, PublishRetry, Unavailable, results_of, store, store_all
 from orchard.streams.reading import delete_message, last_message, next_message
 from orchard.streams.records import StoredEvent
-from orchard.streams.trails import Trails
+from orchard.streams.replay_pointers import ReplayPointers
 
 
 class Publisher:
@@ -32,22 +32,22 @@ class Publisher:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self.trails = Trails(connection)
+        self.replay_pointers = ReplayPointers(connection)
 
     async def event(self, event: Event) -> int:
-        """Store one event; its sequence, the first one's when it was stored already."""
+        """Stores one event; returns its sequence, that of the first one when it was stored already."""
         return await store(self._connection, _message(event))
 
     async def events(self, events: Sequence[Event]) -> list[int]:
-        """Store events in their order, pipelined; their sequences."""
+        """Stores events in their order, pipelined; returns their sequences."""
         return await store_all(self._connection, [_message(event) for event in events])
 
     async def start(
         self, rollout_id: str, at_least: int, make: Callable[[int], Event], newest: StoredEvent | None = None
     ) -> int:
-        """Take the next attempt number of a rollout and store its `rollout.started`; the number.
+        """Takes the next attempt number of a rollout and stores its `rollout.started`; returns the number.
 
-        `make` makes the event for a number; `newest` is what `started` gave, if it was asked: without, or
+        `make` makes the event for a number; `newest` is the answer of `started`, if it was asked: without, or
         when it is old, it is asked here. The server's count of deliveries is only a lower bound
         (`at_least`): a killed server forgets the last deliveries and counts them twice. So the number is
         taken in the log, by compare-and-set on the rollout's `started` subject, and nobody else has it.
@@ -69,84 +69,87 @@ class Publisher:
             return number
 
     async def terminal(self, event: Event, fence: int = 0) -> int:
-        """Store a rollout's terminal event, or the answer to a request, unless another was accepted; its
-        sequence.
+        """Stores a rollout's terminal event, or the answer to a request, unless another was accepted.
 
-        `fence` is the last sequence that its subject must have: 0, or that of the event that reopened the
-        rollout, or of the answer to the request before. An event that is stored already, by its id, counts
-        as stored now. Raises OutcomeRefused with the accepted event.
+        Returns its sequence. `fence` is the last sequence that its subject must have: 0, or that of the event
+        that reopened the rollout, or of the answer to the request before. An event that is stored already, by
+        its id, counts as stored now. Raises OutcomeRefused with the accepted event.
         """
         return await self._guarded(event, fence)
 
     async def decision(self, event: Event) -> StoredEvent | None:
-        """Store the decision about a prompt unless there is one; the other one, None when ours stands."""
+        """Stores the decision about a prompt unless there is one; returns the other one, None when this one
+        stands."""
         try:
             await self._guarded(event, 0)
         except OutcomeRefused as refused:
             return refused.accepted
         return None
 
-    async def offer(self, entry: QueueEntry, delay: float = 0.0) -> Placed:
-        """Put a request on its queue, now or in `delay` seconds by the server's clock.
+    async def offer(self, entry: QueueEntry, delay: float = 0.0) -> Enqueued:
+        """Puts a request on its queue, now or in `delay` seconds by the server's clock.
 
         Raises QueueFull when the work stream is at its limit, nothing was stored then, and NameReused.
         """
         if delay > 0:
-            return await put_off(self._connection, entry, delay)
-        placed = await place(self._connection, names.WORK, work_message(entry))
-        if placed.verdict is Verdict.FULL:
+            return await enqueue_later(self._connection, entry, delay)
+        placed = await enqueue(self._connection, names.WORK, work_message(entry))
+        if placed.result is EnqueueResult.FULL:
             raise QueueFull(
                 "the work stream is full (maximum messages exceeded): wait until requests are done, or raise "
                 "nats.work_max_messages"
             )
         return placed
 
-    async def offer_all(self, entries: Sequence[QueueEntry]) -> list[Placed]:
-        """Put many requests on their queues, pipelined; what became of each. Raises NameReused."""
-        return await place_all(self._connection, names.WORK, [work_message(entry) for entry in entries])
+    async def offer_all(self, entries: Sequence[QueueEntry]) -> list[Enqueued]:
+        """Puts many requests on their queues, pipelined; returns the result of each. Raises NameReused."""
+        return await enqueue_all(self._connection, names.WORK, [work_message(entry) for entry in entries])
 
-    async def offer_absent(self, entries: Sequence[QueueEntry]) -> list[Placed]:
-        """As `offer_all`, save for requests that are delayed: those are OCCUPIED too.
+    async def offer_absent(self, entries: Sequence[QueueEntry]) -> list[Enqueued]:
+        """Puts requests on their queues as `offer_all` does, unless they are delayed: those are OCCUPIED too.
 
         An entry that WORK accepts can only collide with a delayed one: a retry is stored in LATER before its
         old entry is acknowledged. So LATER is looked at again afterwards, and the new entry withdrawn.
         """
         before = await self._delayed(entries)
-        placed = dict.fromkeys(range(len(entries)), Placed(Verdict.OCCUPIED))
-        free = [number for number, one in enumerate(entries) if one.place not in before]
+        placed = dict.fromkeys(range(len(entries)), Enqueued(EnqueueResult.OCCUPIED))
+        free = [number for number, one in enumerate(entries) if one.address not in before]
         placed |= zip(free, await self.offer_all([entries[number] for number in free]), strict=True)
-        new = [number for number in free if placed[number].verdict is Verdict.STORED]
+        new = [number for number in free if placed[number].result is EnqueueResult.STORED]
         after = await self._delayed([entries[number] for number in new])
         for number in new:
-            if entries[number].place in after:
+            if entries[number].address in after:
                 await delete_message(self._connection, names.WORK, placed[number].sequence)
-                placed[number] = Placed(Verdict.OCCUPIED)
+                placed[number] = Enqueued(EnqueueResult.OCCUPIED)
         return list(placed.values())
 
-    async def _delayed(self, entries: Sequence[QueueEntry]) -> set[Place]:
+    async def _delayed(self, entries: Sequence[QueueEntry]) -> set[EntryAddress]:
         subjects = [subject for one in entries for subject in (one.later_subject, one.due_subject)]
         found = await last_messages(self._connection, names.LATER, subjects)
-        return {spot for subject in found if (spot := place_in(subject))}
+        return {address for subject in found if (address := address_in(subject))}
 
     async def outcomes(self, rollout_ids: Sequence[str]) -> list[StoredEvent | None]:
-        """As `outcome`, for many. In a cluster the newest may be missing: the fence guards what follows."""
+        """Reads the outcomes of many rollouts. In a cluster the newest may be missing: the fence guards what
+        follows."""
         return await self._last_of([done_subject(rollout) for rollout in rollout_ids])
 
     async def starts(self, rollout_ids: Sequence[str]) -> list[StoredEvent | None]:
-        """The newest `rollout.started` of each rollout, as `outcomes` reads them."""
+        """Reads the newest `rollout.started` of each rollout, as `outcomes` reads them."""
         return await self._last_of([started_subject(rollout) for rollout in rollout_ids])
 
     async def guarded(self, events: Sequence[tuple[Event, int]]) -> list[int | None]:
-        """Store terminal or reopening events, each over the sequence it expects, pipelined.
+        """Stores terminal or reopening events, each over the sequence it expects, pipelined.
 
-        The sequence of each, None where another event stands there: as `terminal` and `reopen`, but a
-        refusal is an answer.
+        Returns the sequence of each, None where another event stands there: as `terminal`, but a refusal is
+        an answer.
         """
         messages = [_message(event)._replace(expected=expected) for event, expected in events]
         stored: list[int | None] = []
-        for (event, expected), fate in zip(events, await fates_of(self._connection, messages), strict=True):
-            if fate.refusal is None:
-                stored.append(fate.sequence)
+        for (event, expected), result in zip(
+            events, await results_of(self._connection, messages), strict=True
+        ):
+            if result.refusal is None:
+                stored.append(result.sequence)
                 continue
             try:
                 stored.append(await self._guarded(event, expected))
@@ -155,15 +158,16 @@ class Publisher:
         return stored
 
     async def outcome(self, rollout_id: str) -> StoredEvent | None:
-        """The newest event on a rollout's `done` subject: terminal, reopened, or None."""
+        """Reads the newest event on a rollout's `done` subject: terminal, reopened, or None."""
         return await self._last(done_subject(rollout_id))
 
     async def started(self, rollout_id: str) -> StoredEvent | None:
-        """The newest `rollout.started` of a rollout, for `start`."""
+        """Reads the newest `rollout.started` of a rollout, for `start`."""
         return await self._last(started_subject(rollout_id))
 
     async def annotation(self, event_id: str) -> StoredEvent | None:
-        """The annotation, its failure, or the measurement that is stored under this event id, or None."""
+        """Reads the annotation, its failure, or the measurement that is stored under this event id, or
+        None."""
         return await self._last(annotated_subject(event_id))
 
     async def answer(self, kind: str, key: str) -> StoredEvent | None:
@@ -172,7 +176,7 @@ class Publisher:
 
     async def _guarded(self, event: Event, expected: int) -> int:
         message = _message(event)._replace(expected=expected)
-        trial = Trial(self._connection)
+        retry = PublishRetry(self._connection)
         while True:
             try:
                 return await store(self._connection, message)
@@ -189,8 +193,10 @@ class Publisher:
                 if accepted is not None and accepted.sequence != expected:
                     raise OutcomeRefused(accepted) from refusal
             # A cluster's leader refuses by what it has taken in and not stored, which may be lost with it.
-            trial.problem = Unavailable("the subject is as expected, and was refused for its sequence")
-            await trial.pause(message.subject)
+            retry.problem = Unavailable(
+                "JetStream refused the compare-and-set although the last sequence matches"
+            )
+            await retry.pause(message.subject)
 
     async def _last(self, subject: str) -> StoredEvent | None:
         found = await last_message(self._connection, names.EVENTS, subject)
@@ -201,7 +207,8 @@ class Publisher:
         return [found[subject].as_event if subject in found else None for subject in subjects]
 
     async def _latest_attempt(self, subject: str, newest: StoredEvent) -> int:
-        """The highest number taken so far: the newest event's, or one of those before if it names none."""
+        """Reads the highest number taken so far: the newest event's, or one of those before if it names
+        none."""
         if newest.event is not None and newest.event.attempt is not None:
             return newest.event.attempt
         attempt = 0
@@ -212,11 +219,11 @@ class Publisher:
         return attempt
 
     async def _follower(self, subject: str, sequence: int) -> StoredEvent | None:
-        """What was stored on a subject next after `sequence`: ones own event, if it was accepted though the
-        answer was lost, even where others have followed since."""
+        """Reads the message that was stored on a subject next after `sequence`: one's own event, if it was
+        accepted though the answer was lost, even where others have followed since."""
         found = await next_message(self._connection, names.EVENTS, sequence + 1, subject)
         return found.as_event if found else None
 
 
-def _message(event: Event) -> Message:
-    return Message(subject=event_subject(event), payload=encode_event(event), id=event.id)
+def _message(event: Event) -> OutgoingMessage:
+    return OutgoingMessage(subject=event_subject(event), payload=encode_event(event), id=event.id)

@@ -1,4 +1,4 @@
-"""Pulling single messages from a durable consumer, and settling them: no prefetch, nothing swallowed.
+"""Pulls single messages from a durable consumer, and settles them: no prefetch, nothing swallowed.
 
 nats-py's `fetch` hides the server's refusals (409) and, when cancelled or late, leaves a delivered message
 in a buffer where its lease runs out. Here every pull has an inbox that no other pull shares, refusals are
@@ -15,7 +15,7 @@ from nats.errors import Error as NatsError
 
 from orchard.streams.connection import Connection, ConnectionLost, status_of, within
 from orchard.streams.errors import NatsUnreachable, TopologyError
-from orchard.streams.publish import NOBODY_GRACE, NobodyListens, Trial, Unavailable
+from orchard.streams.publish import NOBODY_GRACE, NobodyListens, PublishRetry, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -26,14 +26,15 @@ TERM = b"+TERM"
 
 
 def nak_for(seconds: float) -> bytes:
-    """A refusal after which the message comes again in so many seconds. Not for WORK: see `retry_later`."""
+    """Makes a refusal after which the message comes again in so many seconds. Not for WORK: see
+    `retry_later`."""
     return NAK + b" " + msgspec.json.encode({"delay": int(seconds * 1e9)})
 
 
 _ANSWER_GRACE = 5.0
 """Seconds after a pull's expiry in which the server must have said so."""
 _PULL_SECONDS = 30.0
-"""Longest single pull; longer waits are several."""
+"""Maximum of a single pull in seconds; longer waits are several pulls."""
 _WARN_EVERY = 30.0
 _BACKOFF = 0.25
 _SETTLE_TIMEOUT = 1.0
@@ -56,7 +57,7 @@ class Puller:
         connection.on_loss(self._lost)
 
     async def pull(self, timeout: float) -> Msg | None:
-        """The next message, or None after `timeout` seconds without one or without a connection.
+        """Pulls the next message; None after `timeout` seconds without one or without a connection.
 
         Raises TopologyError when the consumer has been missing for a while.
         """
@@ -80,7 +81,8 @@ class Puller:
         return None
 
     async def close(self) -> None:
-        """Withdraw interest, so that the server delivers nothing more here; hand back what was on its way."""
+        """Withdraws interest, so that the server delivers nothing more here; hands back messages under
+        way."""
         self._connection.forget_loss(self._lost)
         for slot in [*self._idle, *self._busy]:
             self._discard(slot)
@@ -145,7 +147,7 @@ class Puller:
             await asyncio.sleep(min(_BACKOFF, left))
 
     async def _check_cap(self) -> None:
-        """Nothing came: say so if that is because the consumer may not have more messages open."""
+        """Warns if nothing came because the consumer may not have more messages open."""
         if self._clock() - self._warned.get("checked", -_WARN_EVERY) < _WARN_EVERY:
             return
         self._warned["checked"] = self._clock()
@@ -169,7 +171,7 @@ class Puller:
 
 
 class _Slot:
-    """One inbox, used by one pull at a time."""
+    """An inbox that one pull at a time uses."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -187,7 +189,7 @@ class _Slot:
         return slot
 
     async def pull(self, subject: str, seconds: float) -> Msg:
-        """A message or a status; raises TimeoutError when neither came, ConnectionLost."""
+        """Pulls a message or a status; raises TimeoutError when neither came, ConnectionLost."""
         request = msgspec.json.encode({"batch": 1, "expires": max(int(seconds * 1e9), 1_000_000)})
         self._waiter = asyncio.get_running_loop().create_future()
         try:
@@ -201,12 +203,12 @@ class _Slot:
             self._waiter = None
 
     def fail(self) -> None:
-        """The connection is gone, and the pull with it."""
+        """Ends the pull because the connection is lost."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(ConnectionLost("the connection to NATS was lost"))
 
     async def close(self) -> None:
-        """Withdraw interest; messages under way are handed back by `_on_message`."""
+        """Withdraws interest; `_on_message` hands back messages under way."""
         if self._subscription is None:
             return
         subscription, self._subscription = self._subscription, None
@@ -226,26 +228,26 @@ class _Slot:
 
 
 async def settle(connection: Connection, reply: str, verdict: bytes) -> bool:
-    """Acknowledge one delivery with `verdict` until the server confirms it.
+    """Acknowledges one delivery with `verdict` until the server confirms it.
 
     False when a server that is connected does not answer: a server that was killed forgets its last
     deliveries and is silent about them. Such a message counts as never delivered and comes again.
     Raises TopologyError when the consumer is gone, NatsUnreachable when `patience` ends.
     """
-    trial = Trial(connection)
+    retry = PublishRetry(connection)
     silent = 0
     while True:
         try:
             answer = await connection.ask(reply, verdict, timeout=_SETTLE_TIMEOUT)
         except ConnectionLost as error:
-            trial.problem = error
+            retry.problem = error
         except TimeoutError:
-            trial.problem = Unavailable(f"no answer in {_SETTLE_TIMEOUT:g} s")
+            retry.problem = Unavailable(f"no answer in {_SETTLE_TIMEOUT:g} s")
             silent += 1
             if silent == _SILENT_TRIES:
                 return False
         else:
             if status_of(answer) != "503":
                 return True
-            trial.problem = NobodyListens("the consumer does not answer")
-        await trial.pause(reply)
+            retry.problem = NobodyListens("the consumer does not answer")
+        await retry.pause(reply)

@@ -1,4 +1,4 @@
-"""Which rollouts of a campaign are queued, delayed or running at this moment, as the queues know it.
+"""Lists the rollouts of a campaign that are queued, delayed or running at this moment, as the queues know it.
 
 Subjects say it (decision 0012): entries are listed by subject, shard by shard, without reading a request. A
 request that moves between WORK and LATER is in both for a moment, never in none; here it counts once.
@@ -10,36 +10,34 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 import msgspec
 
 from orchard.schemas.identity import shard
-from orchard.schemas.requests import rollout_in
 from orchard.streams import names
 from orchard.streams.batches import messages_of
 from orchard.streams.connection import Connection
-from orchard.streams.entries import place_in
+from orchard.streams.entries import address_in
 from orchard.streams.reading import consumers, purge, subject_count, subjects
 
 SHARDS = tuple(f"{number:02x}" for number in range(256))
 _AT_ONCE = 50_000
-"""Subjects of a stream that are listed in one request instead of shard by shard."""
+"""Number of subjects of a stream up to which they are listed in one request instead of shard by shard."""
 
 
 class Queued(msgspec.Struct, frozen=True):
-    """Rollout ids by where their request stands; no id is in two of the sets."""
+    """Rollout ids by the state of their request; no id is in two of the sets."""
 
     waiting: set[str]
-    """On the work queue, never claimed."""
+    """Requests on the work queue that were never claimed."""
     running: set[str]
-    """Claimed, or claimed once and about to be delivered again or buried."""
+    """Requests that are claimed, or were claimed once and are about to be delivered again or buried."""
     delayed: set[str]
-    """Waiting for their time."""
+    """Requests that wait for their time."""
 
     @property
     def everything(self) -> set[str]:
-        """All of them."""
         return self.waiting | self.running | self.delayed
 
 
 async def listed_by_shard(connection: Connection, campaign: str) -> AsyncIterator[tuple[str, set[str]]]:
-    """The campaign's rollouts that stand in any queue, for each shard, `00` to `ff`.
+    """Lists the campaign's rollouts that are in any queue, for each shard, `00` to `ff`.
 
     Bounded memory: one shard is a 256th of the campaign. The moment is not the same for all shards.
     """
@@ -48,7 +46,7 @@ async def listed_by_shard(connection: Connection, campaign: str) -> AsyncIterato
 
 
 async def queued_by_shard(connection: Connection, campaign: str) -> AsyncIterator[tuple[str, Queued]]:
-    """As `listed_by_shard`, told apart."""
+    """Lists the rollouts as `listed_by_shard` does, by state."""
     running = _by_shard(await running_now(connection, campaign))
     async for shard_, work, delayed in _parts(connection, campaign):
         waiting = work - running[shard_]
@@ -56,7 +54,8 @@ async def queued_by_shard(connection: Connection, campaign: str) -> AsyncIterato
 
 
 async def queued(connection: Connection, campaign: str) -> Queued:
-    """The same for the whole campaign at once: some 100 bytes of memory for each rollout in a queue."""
+    """Lists the rollouts of a whole campaign by state: some 100 bytes of memory for each rollout in a
+    queue."""
     whole = Queued(set(), set(), set())
     async for _, part in queued_by_shard(connection, campaign):
         whole.waiting.update(part.waiting)
@@ -66,8 +65,8 @@ async def queued(connection: Connection, campaign: str) -> Queued:
 
 
 async def running_now(connection: Connection, campaign: str) -> set[str]:
-    """Rollouts of the campaign whose entry was delivered: a consumer delivers in the order of sequences, so
-    these are the ones up to the newest that it delivered. At most as many as the fleet has slots."""
+    """Lists the rollouts whose entry was delivered: a consumer delivers in the order of sequences, so these
+    are the ones up to the newest that it delivered. At most as many as the fleet has slots."""
     found = set()
     for info in await consumers(connection, names.WORK):
         delivered = info.delivered.stream_seq if info.delivered else 0
@@ -75,41 +74,19 @@ async def running_now(connection: Connection, campaign: str) -> set[str]:
             if pattern.endswith(".>"):
                 mine = f"{pattern.removesuffix('>')}{campaign}.>"
                 async for batch in messages_of(connection, names.WORK, mine, up_to=delivered):
-                    found |= {spot.key for message in batch if (spot := place_in(message.subject))}
+                    found |= {address.key for message in batch if (address := address_in(message.subject))}
     return found
 
 
 async def remove(connection: Connection, campaign: str, part: str, rollout_ids: Sequence[str]) -> None:
-    """Take what stands in any queue for these rollouts of one shard off it; their outcomes are stored."""
+    """Removes the requests of these rollouts of one shard from all queues; their outcomes are stored."""
     for stream in (names.WORK, names.LATER):
         patterns = [f"orchard.*.rollout.*.*.{campaign}.{part}.{rollout}.*" for rollout in rollout_ids]
         await purge(connection, stream, patterns)
 
 
-async def unplaced(connection: Connection, campaign: str) -> set[str]:
-    """Rollouts of the campaign in entries of versions that gave them no subject of their own: read from the
-    requests themselves, and soon gone."""
-    found = set()
-    for stream, patterns in _UNPLACED.items():
-        for pattern in patterns:
-            if not await subjects(connection, stream, pattern):
-                continue
-            async for batch in messages_of(connection, stream, pattern):
-                for message in batch:
-                    request = rollout_in(message.data)
-                    if request is not None and request.campaign == campaign:
-                        found.add(request.rollout_id)
-    return found
-
-
-_UNPLACED = {
-    names.WORK: ["orchard.work.rollout.*.*"],
-    names.LATER: ["orchard.later.rollout.*.*.*", "orchard.due.rollout.*.*"],
-}
-
-
 async def stands(connection: Connection, campaign: str, rollout: str) -> bool:
-    """Whether this one rollout stands in any queue, save for those of `unplaced`."""
+    """Whether this one rollout is queued, delayed or running."""
     pattern = f"orchard.*.rollout.*.*.{campaign}.{shard(rollout)}.{rollout}.*"
     for stream in (names.LATER, names.WORK, names.LATER):
         if await subjects(connection, stream, pattern):
@@ -118,8 +95,7 @@ async def stands(connection: Connection, campaign: str, rollout: str) -> bool:
 
 
 async def _parts(connection: Connection, campaign: str) -> AsyncIterator[tuple[str, set[str], set[str]]]:
-    """For each shard, the rollouts on WORK and those in LATER."""
-    early = _by_shard(await unplaced(connection, campaign))
+    """Lists the rollouts on WORK and those in LATER, for each shard."""
     counts = [await subject_count(connection, stream) for stream in (names.WORK, names.LATER)]
     for part in ["*"] if max(counts) <= _AT_ONCE else SHARDS:
         before = await _listed(connection, names.LATER, campaign, part)
@@ -127,12 +103,12 @@ async def _parts(connection: Connection, campaign: str) -> AsyncIterator[tuple[s
         # Asked again: it may have come from WORK since.
         delayed = _by_shard(before | await _listed(connection, names.LATER, campaign, part))
         for each in SHARDS if part == "*" else [part]:
-            yield each, work[each] | early[each], delayed[each]
+            yield each, work[each], delayed[each]
 
 
 async def _listed(connection: Connection, stream: str, campaign: str, part: str) -> set[str]:
     held = await subjects(connection, stream, f"orchard.*.rollout.*.*.{campaign}.{part}.>")
-    return {spot.key for subject in held if (spot := place_in(subject))}
+    return {address.key for subject in held if (address := address_in(subject))}
 
 
 def _by_shard(keys: Iterable[str]) -> defaultdict[str, set[str]]:

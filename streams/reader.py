@@ -1,4 +1,4 @@
-"""Following any stream from a sequence on, over lost connections and restarts of the server.
+"""Follows any stream from a sequence on, over lost connections and restarts of the server.
 
 A reader is an ephemeral pull consumer without acknowledgements: the position belongs to the reader, who
 makes a new consumer from its position whenever the old one or the connection is gone.
@@ -18,7 +18,7 @@ from orchard.streams.client import Frame, headers_of
 from orchard.streams.connection import Connection, ConnectionLost
 from orchard.streams.errors import NatsUnreachable
 from orchard.streams.names import EVENTS, STORED_AT
-from orchard.streams.publish import Trial, Unavailable
+from orchard.streams.publish import PublishRetry, Unavailable
 from orchard.streams.records import Delivery, whole_number
 from orchard.streams.tasks import waited
 
@@ -26,24 +26,25 @@ log = logging.getLogger(__name__)
 
 BATCH = 256
 BATCH_BYTES = 8 * 1024 * 1024
-"""Messages, and bytes, asked for at once; at most twice as many are in memory. The server cuts off a client
-that lets 64 MiB wait."""
+"""Number of messages, and of bytes, in one request; at most twice as many are in memory. The server cuts off
+a client that lets 64 MiB wait."""
 _ROOM = 64 * 1024
-"""Bytes of a message beside its payload."""
 _EXPIRES = 60.0
 _HEARTBEAT = 5.0
 _SILENCE = 3 * _HEARTBEAT
-"""Seconds without even a heartbeat after which the consumer counts as gone."""
+"""Seconds without a heartbeat after which the consumer counts as gone."""
 _DONE = frozenset({"Batch Completed", "Message Size Exceeds MaxBytes"})
-"""With status 409: all messages or bytes that a request asked for were given, and the consumer goes on."""
+"""Descriptions of status 409 that mean that all messages or bytes of a request were given, and the consumer
+continues."""
 _DELIVERED = b"$JS.ACK."
-"""Of the reply subject of a stream's message: whatever headers its publisher gave it, it is no status."""
+"""Prefix of the reply subject of a stream's message: whatever headers its publisher gave it, it is no
+status."""
 _INACTIVE = 60.0
 """Seconds after which the server removes the consumer of a reader that died."""
 
 
 class Arrived(NamedTuple):
-    """A message as it came; `time` in nanoseconds since the epoch, when the stream first stored it."""
+    """A message of a stream; `time` is when the stream first stored it, in nanoseconds since the epoch."""
 
     sequence: int
     subject: str
@@ -53,20 +54,21 @@ class Arrived(NamedTuple):
 
 
 def stored_at(headers: dict[str, str], time: int) -> int:
-    """When the stream first stored a message, which a restored one says; nanoseconds since the epoch."""
+    """Time when the stream first stored a message, from its header if it was restored; nanoseconds since the
+    epoch."""
     said = whole_number(headers.get(STORED_AT, ""))
     return time if said is None else said
 
 
 class Reader:
-    """The consumer of the moment and the position that outlives it."""
+    """Reads a stream from a position, which outlives each consumer."""
 
     def __init__(
         self, connection: Connection, stream: str, position: int = 1, filters: Sequence[str] = ()
     ) -> None:
         self.position = position
         self.caught_up = False
-        """Nothing that matches was stored after the last message."""
+        """Whether no message that matches was stored after the last one."""
         self._connection = connection
         self._stream = stream
         self._filters = list(filters)
@@ -78,12 +80,12 @@ class Reader:
         self._outstanding = 0
         self._delivered = 0
         self._silent = 0.0
-        """Seconds that were waited since the consumer was last heard of: a caller with little patience waits
-        for it as long as others, and time that it spends elsewhere is not the consumer's silence."""
+        """Seconds of waiting since the consumer was last heard of. A caller with little patience waits for it
+        as long as others, and time that the caller spends elsewhere does not count."""
         connection.on_loss(self._break)
 
     async def next(self, idle: float | None) -> list[Arrived]:
-        """What has arrived, at least one message; empty after `idle` seconds, or when there is nothing."""
+        """Waits for messages, at least one; empty after `idle` seconds, or when there is nothing."""
         clock = asyncio.get_running_loop().time
         deadline = None if idle is None else clock() + idle
         while True:
@@ -107,7 +109,7 @@ class Reader:
                 self._broken = True
 
     async def close(self) -> None:
-        """Remove the consumer; a server that cannot be asked removes it by itself."""
+        """Removes the consumer; a server that cannot be asked removes it by itself."""
         self._connection.forget_loss(self._break)
         await self._drop()
 
@@ -134,8 +136,8 @@ class Reader:
 
     @property
     def _unguarded(self) -> bool:
-        """Whether reading need not wait for the guard. Events must: after a loss other events may have their
-        sequences, and what was read before would go on in another story."""
+        """Whether reading may start before the guard's check. Events must wait: after a loss other events may
+        have their sequences, and what follows would not belong to what was read before."""
         return self._stream != EVENTS or not self._connection.guarded
 
     async def _ask_for_more(self) -> None:
@@ -160,14 +162,14 @@ class Reader:
             self._outstanding += BATCH
 
     async def _reopen(self, deadline: float | None) -> bool:
-        """A new consumer from the position on; False where there is no connection, or the guard lets nothing
-        pass, until `deadline` of the loop's clock."""
+        """Makes a new consumer from the position on; False where there is no connection, or the guard lets
+        nothing pass, until `deadline` of the loop's clock."""
         await self._drop()
-        trial = Trial(self._connection, to_read=self._unguarded)
+        retry = PublishRetry(self._connection, to_read=self._unguarded)
         clock = asyncio.get_running_loop().time
         while True:
             try:
-                left = trial.left if deadline is None else max(deadline - clock(), 0.0)
+                left = retry.left if deadline is None else max(deadline - clock(), 0.0)
                 await self._connection.ready(left, to_read=self._unguarded)
             except NatsUnreachable:
                 if deadline is None:
@@ -177,8 +179,8 @@ class Reader:
                 await self._open()
                 return True
             except (NatsError, ConnectionLost, OSError) as error:
-                trial.problem = Unavailable(str(error))
-            await trial.pause(self._stream)
+                retry.problem = Unavailable(str(error))
+            await retry.pause(self._stream)
 
     async def _open(self) -> None:
         nats = self._connection.nats

@@ -1,4 +1,5 @@
-"""Single messages of a stream by sequence or subject, asked of the stream's leader, over lost connections."""
+"""Reads single messages of a stream by sequence or subject from the stream's leader, over lost
+connections."""
 
 import asyncio
 from collections.abc import Sequence
@@ -11,14 +12,14 @@ from nats.js.errors import APIError, NotFoundError
 
 from orchard.streams.connection import Connection, status_of
 from orchard.streams.errors import StreamsError, TopologyError
-from orchard.streams.publish import UNSETTLED, NobodyListens, Trial, Unavailable
+from orchard.streams.publish import UNSETTLED, NobodyListens, PublishRetry, Unavailable
 from orchard.streams.records import ApiError, StoredMessage, nanoseconds, parse_headers
 
 T = TypeVar("T")
 
 _NO_MESSAGE = 10037
 _GONE = (_NO_MESSAGE, 10043, 10057)
-"""How a deletion is answered where there is nothing to delete: 10043 between messages that are there."""
+"""Error codes of a deletion of nothing: 10043 is the one between messages that exist."""
 _AT_ONCE = 500
 _READS_AT_ONCE = 64
 
@@ -35,15 +36,15 @@ class _Problem(msgspec.Struct):
     error: ApiError | None = None
 
 
-class Reply(msgspec.Struct):
-    """An answer of the JetStream API, of which only the message or the error is looked at."""
+class MessageReply(msgspec.Struct):
+    """A message, or the error, in an answer of the JetStream API."""
 
     message: _Stored | None = None
     error: ApiError | None = None
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """What a stream holds: sequences `first` to `last`, `messages` of them. Empty: first = last + 1."""
+    """The bounds of a stream: sequences `first` to `last`, `messages` of them. Empty: first = last + 1."""
 
     first: int
     last: int
@@ -61,23 +62,23 @@ class _State(msgspec.Struct):
 class _Info(msgspec.Struct):
     ts: datetime | None = None
     total: int = 0
-    """Subjects that match the filter; an answer has 100,000 of them at most."""
+    """Number of subjects that match the filter; an answer has 100,000 of them at most."""
     state: _State | None = None
     error: ApiError | None = None
 
 
 async def last_message(connection: Connection, stream: str, subject: str) -> StoredMessage | None:
-    """The newest message on a subject, None when there is none."""
+    """Reads the newest message on a subject, None when there is none."""
     return await _get(connection, stream, {"last_by_subj": subject})
 
 
 async def message_at(connection: Connection, stream: str, sequence: int) -> StoredMessage | None:
-    """The message with this sequence, None when it is gone."""
+    """Reads the message with this sequence, None when it is gone."""
     return await _get(connection, stream, {"seq": sequence})
 
 
 async def messages_at(connection: Connection, stream: str, sequences: Sequence[int]) -> list[StoredMessage]:
-    """The messages with these sequences, in their order, without those that are gone."""
+    """Reads the messages with these sequences, in their order, without those that are gone."""
     found: list[StoredMessage] = []
     for start in range(0, len(sequences), _READS_AT_ONCE):
         part = sequences[start : start + _READS_AT_ONCE]
@@ -87,15 +88,15 @@ async def messages_at(connection: Connection, stream: str, sequences: Sequence[i
 
 
 async def next_message(connection: Connection, stream: str, start: int, subject: str) -> StoredMessage | None:
-    """The first message on a subject (wildcards allowed) at or after `start`."""
+    """Reads the first message on a subject (wildcards allowed) at or after `start`."""
     return await _get(connection, stream, {"seq": start, "next_by_subj": subject})
 
 
 async def delete_message(connection: Connection, stream: str, sequence: int) -> None:
-    """Delete a message; one that is gone already is fine. Its bytes are not overwritten, which would take
+    """Deletes a message; one that is gone already is fine. Its bytes are not overwritten, which would take
     milliseconds for each: acknowledging does not overwrite them either."""
     wanted = {"seq": sequence, "no_erase": True}
-    reply = await request(connection, f"STREAM.MSG.DELETE.{stream}", wanted, Reply)
+    reply = await request(connection, f"STREAM.MSG.DELETE.{stream}", wanted, MessageReply)
     if reply.error is not None and reply.error.err_code not in _GONE and reply.error.code != 404:
         raise StreamsError(f"{stream} did not delete message {sequence} ({reply.error.description})")
 
@@ -103,13 +104,13 @@ async def delete_message(connection: Connection, stream: str, sequence: int) -> 
 async def purge(
     connection: Connection, stream: str, patterns: Sequence[str], *, through: int | None = None
 ) -> None:
-    """Delete the messages on subjects that match, all or up to sequence `through`, some hundred requests
-    under way at once."""
+    """Deletes the messages on subjects that match, all or up to sequence `through`, some hundred requests at
+    once."""
     upto = {} if through is None else {"seq": through + 1}
     for start in range(0, len(patterns), _AT_ONCE):
         wanted = [{"filter": pattern, **upto} for pattern in patterns[start : start + _AT_ONCE]]
         replies = await asyncio.gather(
-            *(request(connection, f"STREAM.PURGE.{stream}", one, Reply) for one in wanted)
+            *(request(connection, f"STREAM.PURGE.{stream}", one, MessageReply) for one in wanted)
         )
         if refused := next((reply.error for reply in replies if reply.error is not None), None):
             raise StreamsError(
@@ -118,26 +119,24 @@ async def purge(
 
 
 async def bounds(connection: Connection, stream: str) -> Bounds:
-    """First and last sequence of a stream."""
     state = (await _info(connection, stream, {})).state
     assert state is not None
     return Bounds(state.first_seq, state.last_seq, state.messages)
 
 
 class Moment(NamedTuple):
-    """The server's clock, UTC, and how many messages a stream has at that time."""
+    """The server's clock (UTC), and the number of messages in a stream at that time."""
 
     time: datetime
     messages: int
 
 
 async def server_time(connection: Connection, stream: str) -> datetime:
-    """The server's clock, UTC: what it compares with, whatever the clock of this machine says."""
+    """Asks for the server's clock (UTC), which it compares with, whatever the clock of this machine says."""
     return (await moment(connection, stream)).time
 
 
 async def moment(connection: Connection, stream: str) -> Moment:
-    """The time, and the size of the stream."""
     info = await _info(connection, stream, {})
     if info.ts is None:
         raise TopologyError(f"NATS at {connection.host} does not tell its time: it must be 2.12 or newer")
@@ -146,7 +145,7 @@ async def moment(connection: Connection, stream: str) -> Moment:
 
 
 async def subjects(connection: Connection, stream: str, pattern: str) -> dict[str, int]:
-    """The subjects that match a pattern, each with the number of its messages.
+    """Lists the subjects that match a pattern, each with the number of its messages.
 
     The server sorts all that match for every 100,000 of them, so ask for a million in parts of their own.
     """
@@ -160,14 +159,14 @@ async def subjects(connection: Connection, stream: str, pattern: str) -> dict[st
 
 
 async def subject_count(connection: Connection, stream: str) -> int:
-    """How many subjects of a stream have messages."""
+    """Counts the subjects of a stream that have messages."""
     state = (await _info(connection, stream, {})).state
     assert state is not None
     return state.num_subjects
 
 
 async def consumers(connection: Connection, stream: str) -> list[ConsumerInfo]:
-    """All consumers of a stream. Asked until the server answers, within `patience`: a busy server needs
+    """Lists the consumers of a stream. Asked until the server answers, within `patience`: a busy server needs
     longer than the client library waits."""
     found: list[ConsumerInfo] = []
 
@@ -185,7 +184,7 @@ async def consumers(connection: Connection, stream: str) -> list[ConsumerInfo]:
                 f"the consumers of {stream} cannot be listed ({error.description}): allow this user to"
             ) from error
 
-    while more := await Trial(connection, to_read=True).until(f"CONSUMER.LIST.{stream}", page):
+    while more := await PublishRetry(connection, to_read=True).until(f"CONSUMER.LIST.{stream}", page):
         found += more
     return found
 
@@ -200,7 +199,7 @@ async def _info(connection: Connection, stream: str, body: dict[str, Any]) -> _I
 
 
 async def _get(connection: Connection, stream: str, body: dict[str, Any]) -> StoredMessage | None:
-    reply = await request(connection, f"STREAM.MSG.GET.{stream}", body, Reply)
+    reply = await request(connection, f"STREAM.MSG.GET.{stream}", body, MessageReply)
     if reply.message is not None:
         found = reply.message
         return StoredMessage(
@@ -219,7 +218,7 @@ async def _get(connection: Connection, stream: str, body: dict[str, Any]) -> Sto
 
 
 async def request(connection: Connection, api: str, body: dict[str, Any], form: type[T]) -> T:
-    """Ask the JetStream API `api` (without `$JS.API.`) until it answers, within `patience`."""
+    """Asks the JetStream API `api` (without `$JS.API.`) until it answers, within `patience`."""
     payload = msgspec.json.encode(body) if body else b""
 
     async def once() -> T:
@@ -231,4 +230,4 @@ async def request(connection: Connection, api: str, body: dict[str, Any], form: 
             raise Unavailable(problem.description)
         return msgspec.json.decode(answer.data, type=form)
 
-    return await Trial(connection, to_read=True).until(api, once)
+    return await PublishRetry(connection, to_read=True).until(api, once)

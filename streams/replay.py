@@ -1,4 +1,4 @@
-"""Reading the event stream from a sequence on: every event once, in order, fast."""
+"""Reads the event stream from a sequence on: every event once, in order, fast."""
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -17,11 +17,11 @@ async def replay(
     subjects: str | Sequence[str] | None = None,
     follow: bool = False,
 ) -> AsyncGenerator[StoredEvent, None]:
-    """Events from sequence `start` on, in order.
+    """Reads events from sequence `start` on, in order.
 
     `subjects` filters by subject, with wildcards. Without `follow` ends after what was stored at the call;
     with it never ends. Raises TopologyError when the stream does not exist, NatsUnreachable when `patience`
-    ends. Reads go on by themselves after lost connections and restarts of the server.
+    ends. Reads resume by themselves after lost connections and restarts of the server.
     """
     batches = replay_batches(connection, start, subjects=subjects, follow=follow)
     async with aclosing(batches):
@@ -38,8 +38,8 @@ async def replay_batches(
     follow: bool = False,
     idle: float | None = None,
 ) -> AsyncGenerator[list[StoredEvent], None]:
-    """As `replay`, in lists of what has arrived together. With `idle`, an empty list is given whenever
-    nothing came for so many seconds, so that a writer can commit in time."""
+    """Reads as `replay` does, in lists of what has arrived together. With `idle`, yields an empty list
+    whenever nothing came for so many seconds, so that a writer can commit in time."""
     until = None if follow else (await bounds(connection, names.EVENTS)).last
     arriving = arrivals(connection, start, until=until, subjects=subjects, idle=idle)
     async with aclosing(arriving):
@@ -51,7 +51,7 @@ async def replay_batches(
 
 
 async def events_at(connection: Connection, sequences: Sequence[int]) -> list[Arrived]:
-    """The messages with these sequences, in their order, without those that are gone."""
+    """Reads the messages with these sequences, in their order, without those that are gone."""
     return [
         Arrived(one.sequence, one.subject, stored_at(one.headers, one.nanoseconds), one.data, one.headers)
         for one in await messages_at(connection, names.EVENTS, sequences)
@@ -66,7 +66,8 @@ async def arrivals(
     subjects: str | Sequence[str] | None = None,
     idle: float | None = None,
 ) -> AsyncGenerator[list[Arrived], None]:
-    """As `replay_batches`, the messages as they came, up to sequence `until`; None: without end."""
+    """Reads as `replay_batches` does, but yields undecoded messages, up to sequence `until`; None: without
+    end."""
     if until is not None and start > until:
         return
     filters = [subjects] if isinstance(subjects, str) else list(subjects or [])

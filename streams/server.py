@@ -18,22 +18,20 @@ from typing import Self
 import msgspec
 
 from orchard.streams.errors import ServerFailed
-from orchard.streams.names import WORK
 from orchard.streams.settings import NatsSettings
 from orchard.streams.tasks import waited
 
 log = logging.getLogger(__name__)
 
 MAX_PAYLOAD = 8 * 1024 * 1024
-"""Bytes. Payloads over 256 KiB are blobs anyway; the rest is head-room for headers and long messages."""
+"""Maximum size of a message in bytes. Payloads over 256 KiB are blobs; the rest is head-room for headers and
+long messages."""
 LOCK_SECONDS = 5.0
 """Seconds to wait for a server that is just leaving the store."""
 _CLEAN = "stopped-cleanly"
-"""A file that says that the server has written everything, until it starts again."""
+"""File that says that the server has written everything, until it starts again."""
 _CLEAN_EXITS = (0, 1)
-"""The server exits with 1 after SIGTERM."""
-_OLD_CONSUMERS = f'["$JS.API.CONSUMER.CREATE.{WORK}.*.>", "$JS.API.CONSUMER.DURABLE.CREATE.{WORK}.*"]'
-"""How versions before decision 0012 declare a queue, which would take a filter from the queue of this one."""
+"""Exit statuses after SIGTERM, 1 being the usual one."""
 _USER, _ADMIN = "orchard", "admin"
 _DAMAGED_CONSUMER = re.compile(
     r"Error adding consumer '[^']* > (\S+) > (\S+)': .*(?:corrupt state file|unsupported version)"
@@ -41,7 +39,8 @@ _DAMAGED_CONSUMER = re.compile(
 _DAMAGED_STREAM = re.compile(r"[Ss]tream metafile \"([^\"]+)\": ")
 _PR_SET_PDEATHSIG = 1
 _prctl = ctypes.CDLL(None).prctl
-"""Looked up here: between fork and exec the loader's lock may be another thread's, which is not there."""
+"""Resolved at import: between fork and exec the loader's lock may be held by a thread that does not exist
+there."""
 
 
 class EmbeddedServer:
@@ -84,7 +83,7 @@ class EmbeddedServer:
 
     @property
     def admin_url(self) -> str:
-        """As `url`, for the account that may ask the server how it is and nothing else."""
+        """URL for the account that may ask the server for its state and nothing else."""
         return self._url(_ADMIN, self._admin_token)
 
     def _url(self, user: str, password: str) -> str:
@@ -94,13 +93,13 @@ class EmbeddedServer:
 
     @property
     def pid(self) -> int:
-        """Process id; raises ServerFailed when it does not run."""
+        """Id of the process; raises ServerFailed when it does not run."""
         if self._process is None:
             raise ServerFailed("the embedded NATS server is not running: start it first")
         return self._process.pid
 
     async def start(self) -> None:
-        """Start and wait until clients can connect.
+        """Starts the server and waits until clients can connect.
 
         Raises ServerFailed when the binary is missing, the port is taken, another server uses the store, or
         the store is unusable.
@@ -137,7 +136,7 @@ class EmbeddedServer:
             await self._start(again=False)
 
     async def stop(self) -> None:
-        """Ask it to flush and leave; kill it after 10 seconds. Does nothing when it does not run."""
+        """Asks the server to flush and exit, kills it after 10 seconds. Does nothing when it does not run."""
         process = self._process
         if process is None:
             return
@@ -152,7 +151,7 @@ class EmbeddedServer:
         self._process = None
 
     async def wait(self) -> int:
-        """Wait until the process is gone; its return code, negative for a signal."""
+        """Waits until the process is gone; returns its return code, negative for a signal."""
         if self._process is None:
             raise ServerFailed("the embedded NATS server is not running: start it first")
         await _exited(self._process)
@@ -174,8 +173,7 @@ class EmbeddedServer:
             f"{monitoring}"
             f"ports_file_dir: {msgspec.json.encode(str(self.store)).decode()}\n"
             f"max_payload: {MAX_PAYLOAD}\n"
-            f'authorization {{ users: [ {{ user: {_USER}, password: "{self._token}", permissions: '
-            f"{{ publish: {{ deny: {_OLD_CONSUMERS} }} }} }} ] }}\n"
+            f'authorization {{ users: [ {{ user: {_USER}, password: "{self._token}" }} ] }}\n'
             f'accounts {{ SYS {{ users: [ {{ user: {_ADMIN}, password: "{self._admin_token}" }} ] }} }}\n'
             "system_account: SYS\n"
             f"jetstream {{ store_dir: {msgspec.json.encode(str(self.store)).decode()}, "
@@ -183,12 +181,13 @@ class EmbeddedServer:
         )
 
     def _limit(self) -> int:
-        """The server's own default is 75 % of what is free when it starts: less than it holds already on a
-        disk that is more than half full, and then it refuses everything. The whole disk is no limit."""
+        """Limit of the store: by default the whole disk, which is no limit. The server's own default is 75 %
+        of what is free when it starts: less than it holds already on a disk that is more than half full, and
+        then it refuses everything."""
         return self._max_file_store or shutil.disk_usage(self.store).total
 
     async def _wait_ready(self) -> None:
-        """Until the server has written the file that names its ports, which it does once it listens."""
+        """Waits for the file that names the server's ports, which it writes once it listens."""
         assert self._process is not None
         ports_file = self.store / f"nats-server_{self._process.pid}.ports"
         while True:
@@ -206,8 +205,8 @@ class EmbeddedServer:
             self.monitoring_port = int(ports["monitoring"][0].rpartition(":")[2])
 
     def _damaged_consumers(self) -> list[Path]:
-        """Directories of consumers whose state the server cannot read, so that it could not make them again.
-        Of a stream whose description is damaged it has not tried yet, so all of them count."""
+        """Finds directories of consumers whose state the server cannot read, so that it could not make them
+        again. Of a stream whose description is damaged it has not tried yet, so all of them count."""
         text = (self.store / "nats-server.log").read_text(errors="replace")
         found = [
             directory
@@ -230,7 +229,7 @@ class EmbeddedServer:
 
 
 def embedded(directory: Path, settings: NatsSettings, *, port: int = 0) -> EmbeddedServer:
-    """The server of a store directory, as configured; on `port` where the settings name none."""
+    """Makes the server of a store directory, as configured; on `port` where the settings name none."""
     return EmbeddedServer(
         directory / "nats",
         settings.port or port,
@@ -240,7 +239,7 @@ def embedded(directory: Path, settings: NatsSettings, *, port: int = 0) -> Embed
 
 
 def _forget_unclean_indexes(store: Path) -> None:
-    """After an end that was not clean, makes the server read and verify every block.
+    """Makes the server verify every block if it did not end cleanly.
 
     It trusts an index that fits the newest block, and then finds damage in older blocks only when they are
     read.
@@ -253,7 +252,7 @@ def _forget_unclean_indexes(store: Path) -> None:
 
 
 def find_binary() -> Path:
-    """`nats-server` of this environment, or of the PATH; raises ServerFailed when there is none."""
+    """Finds `nats-server` in this environment or on the PATH; raises ServerFailed when there is none."""
     own = Path(sysconfig.get_path("scripts")) / "nats-server"
     if own.exists():
         return own
@@ -263,7 +262,7 @@ def find_binary() -> Path:
 
 
 async def _lock_store(store: Path) -> int:
-    """A file descriptor that holds the store's lock; waits for a server that is just leaving."""
+    """Locks the store and returns the descriptor of the lock; waits for a server that is just leaving."""
     descriptor = os.open(store / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = asyncio.get_running_loop().time() + LOCK_SECONDS
     while True:
@@ -302,7 +301,7 @@ def _spawn(binary: Path, config: Path, log_file: Path, lock: int) -> subprocess.
 
 
 async def _exited(process: subprocess.Popen[bytes]) -> None:
-    """Wait, without a thread, until the process is gone."""
+    """Waits, without a thread, until the process is gone."""
     if process.poll() is not None:
         return
     loop = asyncio.get_running_loop()

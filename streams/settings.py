@@ -1,4 +1,4 @@
-"""Configuration of the wire, and the name of a queue."""
+"""Configuration of the wire, and names of queues."""
 
 import re
 from typing import Annotated
@@ -20,7 +20,7 @@ class NatsSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
     credentials: str | None = None
     """Path of a `.creds` file (JWT and seed)."""
     user: str | None = None
-    """User name, where the server wants one with a password."""
+    """User name, if the server wants one with a password."""
     password_env: str | None = None
     """Environment variable with the password of `user`."""
     token_env: str | None = None
@@ -32,9 +32,9 @@ class NatsSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
     tls_key: str | None = None
     """Path of a PEM file: the key of `tls_cert`."""
     connect_timeout: Duration = 5.0
-    """Seconds until the first connection must stand."""
+    """Seconds until the first connection must be open."""
     patience: Duration = 600.0
-    """Seconds that a publish or acknowledgement is retried over lost connections before it raises. Repeats
+    """Seconds that a publish or acknowledgement is retried over lost connections before it fails. Repeats
     within the streams' dedupe windows store nothing twice."""
 
     ack_wait: Duration = 60.0
@@ -54,28 +54,28 @@ class NatsSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
     others are made when they are first used."""
 
     work_max_messages: Count = 1_000_000
-    """Requests that wait at once, at most; who submits more waits."""
+    """Maximum number of waiting requests; who submits more waits."""
     work_dedupe: Duration = 3600.0
     """Seconds in which a repeated request id is recognized."""
     event_dedupe: Duration = 120.0
     """Seconds in which a repeated event id is recognized."""
     event_max_bytes: Annotated[int, msgspec.Meta(ge=-1, le=2**53), Unit("bytes")] = -1
-    """Bytes at which the event log refuses events; nothing old is ever dropped, because old events are the
-    fences that let each rollout have one outcome. -1: no limit but the disk's."""
+    """Size at which the event log refuses events, in bytes; nothing old is ever dropped, because old events
+    are the fences that let each rollout have one outcome. -1: no limit but the disk's."""
     replicas: Annotated[int, msgspec.Meta(ge=1, le=5)] = 1
-    """Servers of a cluster that each keep all streams."""
+    """Number of servers of a cluster that each keep all streams."""
 
     sync_interval: str = "always"
-    """When the embedded server brings messages to the disk: `always` before it acknowledges them, or at most
+    """When the embedded server syncs messages to the disk: `always` before it acknowledges them, or at most
     so long after, such as `1s` or `2m`, which a power failure may lose."""
     max_file_store: Size | None = None
-    """Bytes that the embedded server may store; None: the whole disk."""
+    """Maximum that the embedded server may store, in bytes; None: the whole disk."""
     reserve_bytes: Annotated[int, msgspec.Meta(ge=0, le=2**53), Unit("bytes")] = 512 * 1024 * 1024
-    """Nothing new is claimed while the disk of the embedded server has less free than this: running attempts
+    """Free space in bytes on the embedded server's disk below which nothing new is claimed: running attempts
     need it. A server that a full disk has stuck is started again when half of it is free."""
     full_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.95
-    """Nothing new is claimed above this share of `event_max_bytes`, `max_file_store` or the account's
-    limit."""
+    """Share of `event_max_bytes`, `max_file_store` or the account's limit above which nothing new is
+    claimed."""
 
     def __post_init__(self) -> None:
         if self.heartbeat * 2 > self.ack_wait:
@@ -101,7 +101,7 @@ class NatsSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
 
 
 class Queue(msgspec.Struct, kw_only=True, frozen=True):
-    """One work queue: a kind of request in a domain at a priority, with a consumer of its own."""
+    """A work queue: a kind of request in a domain at a priority, with a consumer of its own."""
 
     kind: str = "rollout"
     domain: str = "swe"
@@ -129,17 +129,19 @@ class Queue(msgspec.Struct, kw_only=True, frozen=True):
 
     @property
     def filters(self) -> list[str]:
-        """What its consumer claims: the prefix itself is where versions before decision 0012 published."""
+        """Subjects that its consumer claims; the prefix itself is where versions before decision 0012
+        published."""
         return [self.subject, f"{self.subject}.>"]
 
     @property
     def consumer(self) -> str:
-        """The durable pull consumer, as KEDA names it too."""
+        """Name of the durable pull consumer; KEDA uses it too."""
         return f"{self.kind}-{self.domain}-{self.priority}"
 
     @classmethod
     def of_subject(cls, subject: str) -> "Queue":
-        """The queue of a subject of any of the three forms; raises ValueError for another subject."""
+        """Parses the queue from a subject of any of the three forms; raises ValueError for another
+        subject."""
         tokens = subject.split(".")
         if len(tokens) < 5 or tokens[0] != "orchard" or tokens[1] not in ("work", "due", "later"):
             raise ValueError(f"{subject!r} is not the subject of a queue")
@@ -147,7 +149,7 @@ class Queue(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def queues_in(text: str) -> list[Queue]:
-    """The queues that `nats.queues` names. Raises ValueError for a name that is none."""
+    """Parses the queues that `nats.queues` names. Raises ValueError for a name that is none."""
     found = []
     for name in filter(None, (name.strip() for name in text.split(","))):
         if name.count(".") != 2:

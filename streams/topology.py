@@ -1,4 +1,4 @@
-"""Streams, consumers and the campaign bucket, declared as often as one likes."""
+"""Declares streams, consumers and buckets; safe to repeat."""
 
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -12,7 +12,7 @@ from nats.js.errors import APIError, NotFoundError
 from orchard.streams import names
 from orchard.streams.connection import Connection
 from orchard.streams.errors import TopologyError
-from orchard.streams.publish import UNSETTLED, Trial, Unavailable
+from orchard.streams.publish import UNSETTLED, PublishRetry, Unavailable
 from orchard.streams.settings import NatsSettings, Queue
 
 log = logging.getLogger(__name__)
@@ -20,16 +20,16 @@ log = logging.getLogger(__name__)
 ADVISORY_AGE = 30 * 24 * 3600.0
 """Seconds that an unhandled advisory is kept; the sweep finds what is older."""
 TRAIL_AGE = 7 * 24 * 3600.0
-"""Seconds that the trail of a rollout without an outcome is kept."""
+"""Seconds that the replay pointer of a rollout without an outcome is kept."""
 DUE_ACK_WAIT = 30.0
 _NEVER = ("no_ack", "subject_transform")
-"""Settings that no stream of the house has: with them nothing is confirmed, or it is stored elsewhere."""
+"""Settings that no stream of Orchard has: with them nothing is confirmed, or it is stored elsewhere."""
 
 
 def _stream(
     settings: NatsSettings, name: str, description: str, *subjects: str, **more: Any
 ) -> api.StreamConfig:
-    """A stream on disk that keeps what it has. Limits not named here are the server's."""
+    """Configures a stream on disk that drops nothing. Limits not named here are the server's."""
     rules: dict[str, Any] = {
         "retention": api.RetentionPolicy.LIMITS,
         "storage": api.StorageType.FILE,
@@ -40,7 +40,6 @@ def _stream(
 
 
 def stream_configs(settings: NatsSettings) -> list[api.StreamConfig]:
-    """Every stream of the house."""
     direct: dict[str, Any] = {"duplicate_window": settings.work_dedupe, "allow_direct": True}
     work_queue = api.RetentionPolicy.WORK_QUEUE
     return [
@@ -122,7 +121,7 @@ def stream_configs(settings: NatsSettings) -> list[api.StreamConfig]:
 
 
 def memory_configs(settings: NatsSettings) -> list[api.StreamConfig]:
-    """The streams that a start of the server takes away, unless there are replicas."""
+    """Configures the streams that a start of the server takes away, unless there are replicas."""
     newest: dict[str, Any] = {"storage": api.StorageType.MEMORY, "max_msgs_per_subject": 1}
     return [
         _stream(
@@ -145,8 +144,8 @@ def memory_configs(settings: NatsSettings) -> list[api.StreamConfig]:
 
 
 def events_config(settings: NatsSettings) -> api.StreamConfig:
-    """The stream of events. No limit of it drops an event: the newest ones on `done` and `started` subjects
-    are the fences that let a rollout have one outcome and each attempt a number of its own."""
+    """Configures the stream of events. No limit of it drops an event: the newest ones on `done` and `started`
+    subjects are the fences that let a rollout have one outcome and each attempt a number of its own."""
     return _stream(
         settings,
         names.EVENTS,
@@ -164,7 +163,8 @@ def events_config(settings: NatsSettings) -> api.StreamConfig:
 
 
 def consumer_configs(settings: NatsSettings, queues: Sequence[Queue]) -> list[tuple[str, api.ConsumerConfig]]:
-    """(stream, consumer) pairs. No `backoff`: it would override ack_wait and delay what a crash left."""
+    """Configures consumers, as (stream, consumer) pairs. No `backoff`: it would override ack_wait and delay
+    what a crash left."""
 
     def consumer(name: str, **more: Any) -> api.ConsumerConfig:
         return api.ConsumerConfig(name=name, durable_name=name, ack_policy=api.AckPolicy.EXPLICIT, **more)
@@ -197,7 +197,7 @@ def consumer_configs(settings: NatsSettings, queues: Sequence[Queue]) -> list[tu
 
 
 async def declare(connection: Connection, settings: NatsSettings, queues: Sequence[Queue]) -> None:
-    """Create what is missing and update what differs; safe to call from any number of processes.
+    """Creates what is missing and updates what differs; safe to call from any number of processes.
 
     Raises TopologyError for a change that the server cannot make in place, or two queues with one consumer
     name. Queues declared earlier and not named now stay as they are.
@@ -218,21 +218,21 @@ async def declare(connection: Connection, settings: NatsSettings, queues: Sequen
 
 
 async def declare_events(connection: Connection, settings: NatsSettings) -> None:
-    """The stream of events alone; raises as `declare` does."""
+    """Declares the stream of events alone; raises as `declare` does."""
     with _refusals(connection):
         await _declare_stream(connection, events_config(settings))
 
 
 async def declare_memory(connection: Connection, settings: NatsSettings) -> None:
-    """The streams that a start of the server took away; raises as `declare` does."""
+    """Declares the streams that a start of the server took away; raises as `declare` does."""
     with _refusals(connection):
         for stream in memory_configs(settings):
             await _declare_stream(connection, stream)
 
 
 async def widen(connection: Connection, config: api.ConsumerConfig) -> None:
-    """Give a queue's consumer the filters back that a process of an older version took from it, which knew
-    fewer; raises as `declare` does."""
+    """Gives a queue's consumer the filters back that a process of an older version took from it; raises as
+    `declare` does."""
     held = filters_of(config)
     try:
         queue = Queue.of_subject(held[0] if held else "")
@@ -245,7 +245,7 @@ async def widen(connection: Connection, config: api.ConsumerConfig) -> None:
 
 
 def filters_of(config: api.ConsumerConfig) -> list[str]:
-    """The subjects that a consumer delivers; empty for all."""
+    """Subjects that a consumer delivers; empty for all."""
     return list(config.filter_subjects or filter(None, [config.filter_subject]))
 
 
@@ -273,21 +273,21 @@ async def _declare_consumer(connection: Connection, stream: str, wanted: api.Con
 
 
 async def _settled(connection: Connection, name: str, once: Callable[[], Awaitable[None]]) -> None:
-    """As soon as the servers of a cluster have chosen who leads, within `patience`. A request that a user may
-    not send is not answered either: that is not waited for."""
-    trial = Trial(connection, to_read=True)
+    """Repeats `once` until the servers of a cluster have elected a leader, within `patience`. A request that
+    a user may not send is not answered either: that is not waited for."""
+    retry = PublishRetry(connection, to_read=True)
     while True:
         try:
             return await once()
         except APIError as error:
             if error.err_code != UNSETTLED:
                 raise
-            trial.problem = Unavailable(str(error.description))
+            retry.problem = Unavailable(str(error.description))
         except TimeoutError as error:
             if "permissions violation" in str(connection.last_error):
                 raise
-            trial.problem = Unavailable(str(error))
-        await trial.pause(name)
+            retry.problem = Unavailable(str(error))
+        await retry.pause(name)
 
 
 async def _declare_stream_once(connection: Connection, wanted: api.StreamConfig) -> None:

@@ -1,4 +1,4 @@
-"""Requests that the queue has given up: named by the server's advisories, or found by a sweep.
+"""Finds requests that the queue has given up: named by the server's advisories, or found by a sweep.
 
 The advisories are captured by a stream, so none is missed while nobody listens. Every step is idempotent and
 a request itself is deleted last, so any number of processes may run this and be killed anywhere.
@@ -16,9 +16,9 @@ from nats.js.api import ConsumerInfo
 from orchard.schemas.decoding import Unreadable, decode
 from orchard.streams import names
 from orchard.streams.connection import Connection
-from orchard.streams.entries import place_in
+from orchard.streams.entries import address_in
 from orchard.streams.errors import FAULTS, TopologyError, WrongSequence
-from orchard.streams.publish import Message, store
+from orchard.streams.publish import OutgoingMessage, store
 from orchard.streams.pull import ACK, Puller, settle
 from orchard.streams.reading import bounds, consumers, delete_message, message_at, next_message, subjects
 from orchard.streams.records import StoredMessage, whole_number
@@ -35,7 +35,8 @@ Bury = Callable[[StoredMessage, str, str, int], Awaitable[None]]
 
 
 class Advisory(msgspec.Struct, frozen=True):
-    """What we read of the server's notices (io.nats.jetstream.advisory.v1.max_deliver and .terminated)."""
+    """The fields that are read of the server's notices (io.nats.jetstream.advisory.v1.max_deliver and
+    .terminated)."""
 
     type: str
     stream: str
@@ -47,7 +48,6 @@ class Advisory(msgspec.Struct, frozen=True):
 
     @property
     def why(self) -> str:
-        """The reason as dead letters give it."""
         return f"terminated: {self.reason}" if self.type.endswith(".terminated") else "max_deliver"
 
 
@@ -55,14 +55,14 @@ _ADVISORIES = msgspec.json.Decoder(Advisory)
 
 
 class _QueueState(NamedTuple):
-    """What the server says of one queue's consumer."""
+    """The state of one queue's consumer."""
 
     consumer: str
     filters: list[str]
     settled: int
     """Sequence up to which nothing is open."""
     open: int
-    """Messages that wait or are claimed."""
+    """Number of messages that wait or are claimed."""
 
 
 class Undelivered:
@@ -73,18 +73,18 @@ class Undelivered:
         self._bury = bury
 
     async def run(self) -> None:
-        """Handle advisories as they come and sweep every minute, until cancelled."""
+        """Handles advisories as they come and sweeps every minute, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow_advisories())
             tasks.create_task(self._sweep_for_ever())
 
     async def sweep_once(self) -> int:
-        """Handle requests that the queue holds and will never deliver, though no advisory says so; how many.
+        """Handles requests that the queue will never deliver though no advisory says so; counts them.
 
         The server does not say which messages are claimed. A message is neither waiting nor claimed where
         nothing is, below what was delivered while no claim is open, and below the acknowledgement floor. So
-        in a busy queue this may wait until open claims have ended. It may be one whose acknowledgement is
-        being carried out just now, so it is looked at twice.
+        in a busy queue this may wait until open claims have ended. Its acknowledgement may be under way at
+        this moment, so it is looked at twice.
         """
         suspects = [
             (queue.consumer, message)
@@ -110,7 +110,7 @@ class Undelivered:
         return handled
 
     async def _again(self, message: StoredMessage, consumer: str) -> None:
-        """Put a swept request at the end of its queue, and bury it when that was done often enough.
+        """Puts a swept request at the end of its queue, and buries it when that was done often enough.
 
         It may have had all its deliveries, and its advisory was lost. Or it had none: a consumer that was
         without one of its filters for a moment has passed over all that the filter matches.
@@ -121,11 +121,11 @@ class Undelivered:
             await self._bury(message, consumer, "swept", deliveries)
             return
         log.warning("request %d of %s was not delivered: it is queued again", message.sequence, consumer)
-        copy = Message(
+        copy = OutgoingMessage(
             message.subject,
             message.data,
             id=f"swept-{times}-{message.headers.get(names.MESSAGE_ID, message.sequence)}",
-            expected=message.sequence if place_in(message.subject) else None,
+            expected=message.sequence if address_in(message.subject) else None,
             extra={names.SWEPT: str(times + 1)},
         )
         try:
@@ -135,7 +135,7 @@ class Undelivered:
         await delete_message(self._connection, names.WORK, message.sequence)
 
     async def _up_to(self, queue: _QueueState) -> list[StoredMessage]:
-        """The messages of a queue up to the sequence below which nothing is open."""
+        """Reads the messages of a queue up to the sequence below which nothing is open."""
         found = []
         for pattern in queue.filters:
             message = await next_message(self._connection, names.WORK, 1, pattern)
@@ -155,7 +155,7 @@ class Undelivered:
         return [_state(info, last) for info in infos]
 
     async def _held(self, queue: _QueueState) -> int:
-        """Messages of a queue, whatever their state."""
+        """Counts the messages of a queue, whatever their state."""
         counts = [await subjects(self._connection, names.WORK, pattern) for pattern in queue.filters]
         return sum(sum(count.values()) for count in counts)
 
@@ -185,8 +185,8 @@ class Undelivered:
             await asyncio.sleep(SWEEP_SECONDS)
 
     async def _notice(self, advisory: Advisory) -> None:
-        """Bury what the server gave up. A work stream that lost its tail may have given the sequence to
-        another message since, which is younger than the notice."""
+        """Buries a request that the server gave up. A work stream that lost its tail may have given the
+        sequence to another message since, which is younger than the notice."""
         request = await message_at(self._connection, names.WORK, advisory.stream_seq)
         if request is None or request.time > advisory.timestamp:
             log.info("request %d (%s) is off the queue already", advisory.stream_seq, advisory.why)
@@ -195,7 +195,8 @@ class Undelivered:
 
 
 def _state(info: ConsumerInfo, last: int) -> _QueueState:
-    """`last` is the newest sequence of the stream before `info` was asked for."""
+    """Reads a queue's state from its consumer; `last` is the newest sequence of the stream before `info` was
+    asked for."""
     position = info.ack_floor if info.num_ack_pending else info.delivered
     settled = position.stream_seq if position else 0
     open_ = (info.num_pending or 0) + (info.num_ack_pending or 0)

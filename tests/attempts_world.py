@@ -282,7 +282,7 @@ class World:
         events = 2 + 3 * answers - 2  # system, task; of each turn call, message, result, of the last its call
         async with asyncio.timeout(SECONDS):
             while True:
-                trail = await Publisher(self.connection).trails.find(rollout)
+                trail = await Publisher(self.connection).replay_pointers.find(rollout)
                 if trail is not None and len(trail.events) >= events:
                     return
                 await asyncio.sleep(0.01)

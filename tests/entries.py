@@ -1,9 +1,9 @@
 """Queue entries for tests that do not care what is asked for."""
 
-from orchard.streams.entries import Place, QueueEntry
+from orchard.streams.entries import EntryAddress, QueueEntry
 from orchard.streams.settings import Queue
 
 
 def named(queue: Queue, name: str, body: bytes) -> QueueEntry:
     """An entry with a place of its own and this message id."""
-    return QueueEntry(queue=queue, place=Place("demo", name), name=name, body=body)
+    return QueueEntry(queue=queue, address=EntryAddress("demo", name), name=name, body=body)

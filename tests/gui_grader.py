@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from orchard.schemas.gui import GuiOutcome, reward
+from orchard.schemas.gui import GuiSubmission, reward
 from orchard.schemas.outcomes import Reward
 from orchard.workers.graders.judgement import Judgement
 
@@ -22,6 +22,6 @@ class Seen:
 
     async def grade(self, _settings: Any, judgement: Judgement) -> Reward:
         """See Grader."""
-        outcome = msgspec.json.decode(judgement.submission, type=GuiOutcome)
+        outcome = msgspec.json.decode(judgement.submission, type=GuiSubmission)
         solved = "/said?word=tea" in (outcome.records or {}).get("seen", [])
         return Reward(value=reward(outcome, solved), resolved=solved and outcome.parsed, grader=self.name)

@@ -9,9 +9,8 @@ from orchard.schemas import events as e
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import ModelSpec, RolloutRequest, TaskRef
 from orchard.schemas.identity import rollout_id
-from orchard.schemas.images import Image
 from orchard.schemas.llm_calls import CallKind
-from orchard.schemas.messages import MessageNode, Role, ToolCall, ToolResult, node_id
+from orchard.schemas.messages import Image, MessageNode, Role, ToolCall, ToolResult, node_id
 from orchard.schemas.outcomes import ExitStatus, Reward
 from orchard.storage.blobs import BlobStore
 from tests.trajectory_log import TIME, Author, llm_call

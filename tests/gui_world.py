@@ -11,7 +11,7 @@ import psutil
 from aiohttp import web
 
 from orchard.schemas.gui import BrowserSettings, GuiWorld
-from orchard.schemas.sites import Site
+from orchard.schemas.sites import SiteSpec
 from orchard.schemas.tasks import PluginGrading, Task, WorldUse
 from orchard.workers.domains.gui.sites.engine import open_site
 from tests.attempts_world import Script
@@ -27,7 +27,7 @@ FRONT = """<!doctype html><title>Front</title><body style="margin:0">
 WALL = """<!doctype html><title>Just a moment...</title><h1>Verify you are human</h1>
 <div id=cf-challenge style="width:300px;height:80px">I am not a robot</div>"""
 PAGES = {"/wall": WALL, "/": FRONT, "/next": "<!doctype html><title>Next</title><p>Here it is."}
-SITE = Site(name="tiny", seed=1, layout="hand", theme="hand")
+SITE = SiteSpec(name="tiny", seed=1, layout="hand", theme="hand")
 Page = str | Callable[[web.Request], Any]
 Call = tuple[str, dict[str, Any] | str]
 
@@ -69,7 +69,7 @@ class HandMade:
         await self._runner.cleanup()
 
 
-TINY = Site(name="tiny", seed=1, layout="scatter", theme="light")
+TINY = SiteSpec(name="tiny", seed=1, layout="scatter", theme="light")
 
 
 def gui_task(number: int = 1, path: str = "/", *, site: bool = False) -> Task:

@@ -62,12 +62,14 @@ def insist_packable(directory: int, depth: int = 0) -> None:
     if filesystem_type(directory) in KERNEL_INTERFACES:
         return
     if depth > _DEEPEST:
-        raise RequestInvalid(f"the directory is deeper than {_DEEPEST} levels")
+        raise RequestInvalid(f"the directory has more than {_DEEPEST} levels: take one below it")
     below = []
     with os.scandir(directory) as entries:
         for number, entry in enumerate(entries):
             if number == MOST_ENTRIES:
-                raise RequestInvalid(f"a directory in it has more than {MOST_ENTRIES} entries")
+                raise RequestInvalid(
+                    f"a directory in it has more than {MOST_ENTRIES} entries: pack it with exec"
+                )
             if entry.is_dir(follow_symlinks=False):
                 below.append(entry.name)
     for name in below:

@@ -66,7 +66,7 @@ class WriterState(Enum):
 
 
 class DrainState(NamedTuple):
-    standing: WriterState
+    writer: WriterState
     active: bool
     """Whether any of them, or of the processes that feed them, is active."""
     starved: bool = False
@@ -78,7 +78,7 @@ class DrainState(NamedTuple):
 def judged(
     processes: Sequence[Process], outputs: Collection[Pipe], before: frozenset[int] = frozenset()
 ) -> DrainState:
-    """Classify the processes that hold a writing end of `outputs`; `before` is `ending` of the last look."""
+    """Classify the processes that hold a writing end of `outputs`; `before` is the `ending` found before."""
     writers: dict[Pipe, list[Process]] = {}
     for process in processes:
         for pipe in process.writes:
@@ -142,21 +142,21 @@ class DrainTimer:
         self._idle_since: float | None = None
         self._rested = False
 
-    def ends(self, look: DrainState, now: float, printed: int) -> bool:
+    def ends(self, state: DrainState, now: float, printed: int) -> bool:
         """Whether to stop waiting; `printed` is the number of bytes that have come by now."""
         moved = printed != self._printed
         self._printed = printed
-        if look.active or moved:
+        if state.active or moved:
             self._idle_since = None
         elif self._idle_since is None:
             self._idle_since = now
         # Twice: between two processes of one look, what was printed may have gone from one to the other.
-        rested, self._rested = self._rested, look.standing is WriterState.RESTING and not moved
-        if look.standing is WriterState.FINISHING:
+        rested, self._rested = self._rested, state.writer is WriterState.RESTING and not moved
+        if state.writer is WriterState.FINISHING:
             idle = 0.0 if self._idle_since is None else now - self._idle_since
             return now >= FINISHING_SECONDS or idle >= IDLE_SECONDS
-        if look.standing is WriterState.LINGERING:
-            limit = STARVED_SECONDS if look.starved else LINGERING_SECONDS
+        if state.writer is WriterState.LINGERING:
+            limit = STARVED_SECONDS if state.starved else LINGERING_SECONDS
             return now >= limit or printed - self._before > LAST_WORDS
         return (rested and self._rested) or now >= LINGERING_SECONDS
 
@@ -165,7 +165,7 @@ async def drained(readers: Sequence[PipeReader], entrance: Entrance, printed: Ca
     """Return when the output of a command that just ended is complete, or not worth waiting for."""
     loop = asyncio.get_running_loop()
     seen: frozenset[int] = frozenset()
-    begun, patience = loop.time(), DrainTimer(printed())
+    begun, timer = loop.time(), DrainTimer(printed())
     for pause in chain(_PAUSES, repeat(_PAUSE)):
         with suppress(TimeoutError):
             async with asyncio.timeout(pause):
@@ -173,9 +173,9 @@ async def drained(readers: Sequence[PipeReader], entrance: Entrance, printed: Ca
                     await reader.closed.wait()
                 return
         outputs = {pipe for reader in readers if (pipe := reader.pipe()) is not None}
-        look = judged(await asyncio.to_thread(processes, entrance), outputs, seen)
-        seen = look.ending
-        if patience.ends(look, loop.time() - begun, printed()):
+        state = judged(await asyncio.to_thread(processes, entrance), outputs, seen)
+        seen = state.ending
+        if timer.ends(state, loop.time() - begun, printed()):
             return
 
 

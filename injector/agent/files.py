@@ -133,7 +133,7 @@ def _parent(root: int, path: str) -> Iterator[tuple[int, str]]:
     """Descriptor of the directory that `path` is in, and its last component, of which no link is followed."""
     above, name = os.path.split(path.rstrip("/"))
     if name in ("", ".", ".."):
-        raise RequestInvalid(f"{path} has no name of its own")
+        raise RequestInvalid(f"{path} names no file: its last part must be a name, not `.` or `..`")
     parent = open_beneath(root, above, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield parent, name
@@ -151,7 +151,7 @@ def listing(root: int, path: str) -> list[dict[str, Any]]:
     with opened_directory(root, path) as fd:
         entries = list(islice(_entries(root, path, fd), MOST_ENTRIES + 1))
     if len(entries) > MOST_ENTRIES:
-        raise RequestInvalid(f"{path} has more than {MOST_ENTRIES} entries; use exec")
+        raise RequestInvalid(f"{path} has more than {MOST_ENTRIES} entries: list it with exec")
     return sorted(entries, key=lambda entry: str(entry["name"]))
 
 
@@ -213,7 +213,9 @@ def check_regular(fd: int, path: str) -> None:
     if not stat.S_ISREG(mode):
         raise RequestInvalid(f"{path} is not a regular file")
     if filesystem_type(fd) in KERNEL_INTERFACES:
-        raise RequestInvalid(f"{path} is not a file but an interface of the kernel; use exec")
+        raise RequestInvalid(
+            f"{path} is not a file but an interface of the kernel: read or write it with exec"
+        )
 
 
 def make_directories(root: int, path: str, owner: UserAccount | None = None) -> None:

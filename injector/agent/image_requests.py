@@ -47,7 +47,7 @@ class ImageRequests:
     def _images(self) -> Images:
         images: Images | None = getattr(self._host, "images", None)
         if images is None:
-            raise Unsupported("what holds these sandboxes keeps no images: `host` is the only one")
+            raise Unsupported("this backend keeps no images: use the image `host`")
         return images
 
     async def _list(self, request: web.Request) -> web.Response:

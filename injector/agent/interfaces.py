@@ -76,14 +76,17 @@ class SandboxSpec:
         useless egress rules."""
         if self.sandbox_id and not _LABEL.fullmatch(self.sandbox_id):
             raise RequestInvalid(
-                f"`{self.sandbox_id}` is no DNS label of up to 55 letters, digits and dashes"
+                f"the sandbox_id `{self.sandbox_id}` is no DNS label: use up to 55 lower-case letters,"
+                " digits and dashes, with a letter or digit at both ends"
             )
         try:
             sensible = self.cores > 0 and self.memory_bytes > 0
         except ValueError as error:
             raise RequestInvalid(str(error)) from error
         if not sensible:
-            raise RequestInvalid("cpu and memory must be more than zero")
+            raise RequestInvalid(
+                f"`cpu` is {self.cpu} and `memory` is {self.memory}: both must be more than zero"
+            )
         for name, seconds in (("timeout", self.timeout), ("ttl_seconds", self.ttl_seconds)):
             if seconds is not None and not 0 < seconds < math.inf:
                 raise RequestInvalid(f"`{name}` is {seconds:g}: it must be a number of seconds above zero")
@@ -91,7 +94,8 @@ class SandboxSpec:
             Rule.of(text)
         if self.egress and not self.block_network:
             raise RequestInvalid(
-                "`egress` says what a blocked network lets through: leave `block_network` true"
+                "`egress` has exceptions from a blocked network, and `block_network` is false: make it"
+                " true, or leave `egress` out"
             )
 
 

@@ -189,7 +189,10 @@ class SandboxJobs:
         if key is not None:
             first = self._keys.get(key)
             if first is not None and first.request_digest != asked:
-                raise Conflict("this Idempotency-Key was used for another command", reason="key_reused")
+                raise Conflict(
+                    "this Idempotency-Key was used for another command: send a new one",
+                    reason="key_reused",
+                )
             if first is not None:
                 return first
             if _digest(key) in self._spent_keys:

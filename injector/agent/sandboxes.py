@@ -79,7 +79,10 @@ class Sandboxes:
         if key is not None and key in self._by_key:
             first = self._by_key[key]
             if spec != (first.spec if spec.sandbox_id else replace(first.spec, sandbox_id="")):
-                raise Conflict("this Idempotency-Key was used for another sandbox", reason="key_reused")
+                raise Conflict(
+                    "this Idempotency-Key was used for another sandbox: send a new one",
+                    reason="key_reused",
+                )
             return first
         sandbox = self._add(spec, key)
         sandbox.starting = self._keep(self._start(sandbox, self._host.create))
@@ -97,7 +100,10 @@ class Sandboxes:
         if key is not None and key in origin.forks:
             first, forking = origin.forks[key]
             if first != request:
-                raise Conflict("this Idempotency-Key was used for another fork", reason="key_reused")
+                raise Conflict(
+                    "this Idempotency-Key was used for another fork: send a new one",
+                    reason="key_reused",
+                )
         else:
             machine, _ = origin.ready()
             specs = _fork_specs(origin.spec, request)
@@ -137,7 +143,10 @@ class Sandboxes:
         sandbox.ready()
         sandbox.snapshots.find(name)
         if sandbox.starting is not None and not sandbox.starting.done():
-            raise Conflict(f"sandbox {sandbox.spec.sandbox_id} is being restored", reason="pending")
+            raise Conflict(
+                f"sandbox {sandbox.spec.sandbox_id} is being restored: wait until it is ready",
+                reason="pending",
+            )
         sandbox.starting = self._keep(self._restore(sandbox, name))
         await asyncio.shield(sandbox.starting)
 
@@ -163,7 +172,9 @@ class Sandboxes:
 
     def _check_free(self, spec: SandboxSpec) -> None:
         if spec.sandbox_id in self._sandboxes:
-            raise Conflict(f"there is a sandbox {spec.sandbox_id} already", reason="exists")
+            raise Conflict(
+                f"there is a sandbox {spec.sandbox_id} already: choose another sandbox_id", reason="exists"
+            )
 
     async def wait(self, sandbox_id: str, timeout: float) -> HostedSandbox:
         """Return the sandbox once it is ready or failed. Raises TimeIsUp after `timeout` seconds."""
@@ -303,7 +314,9 @@ def _fork_specs(origin: SandboxSpec, request: Mapping[str, Any]) -> list[Sandbox
     count = int(request.get("count") or 1)
     ids = request.get("sandbox_ids") or [""] * count
     if len(ids) != count or len(set(ids) - {""}) not in (0, count):
-        raise RequestInvalid(f"{count} forks need {count} different sandbox_ids, or none")
+        raise RequestInvalid(
+            f"{count} forks need {count} different sandbox_ids, or none; {len(ids)} were given"
+        )
     own = {name for name in SandboxSpec.__dataclass_fields__ if name not in ("sandbox_id", "image")}
     changed = {name: request[name] for name in own if request.get(name) is not None}
     specs = [replace(origin, sandbox_id=sandbox_id, **changed) for sandbox_id in ids]

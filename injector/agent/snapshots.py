@@ -46,13 +46,17 @@ class Snapshots:
         `RunningSandbox.template` raises.
         """
         if not _NAME.fullmatch(name):
-            raise RequestInvalid("a snapshot's name has up to 64 letters, digits, `.`, `_` and `-`")
+            raise RequestInvalid(
+                f"`{name[:100]}` cannot be the name of a snapshot: use up to 64 letters,"
+                " digits, `.`, `_` and `-`"
+            )
         async with self._using:
             if self._closed:
                 raise SandboxGone("the sandbox was deleted", reason="deleted")
             if name not in self._kept and len(self._kept) >= MOST:
                 raise Conflict(
-                    f"a sandbox has at most {MOST} snapshots: delete one", reason="too_many_snapshots"
+                    f"the sandbox has {MOST} snapshots, as many as it may have: delete one",
+                    reason="too_many_snapshots",
                 )
             template = await machine.template()
             try:

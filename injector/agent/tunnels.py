@@ -63,7 +63,8 @@ class Tunnels:
         try:
             if len(own.tasks) >= TUNNELS:
                 raise Conflict(
-                    f"a sandbox has at most {TUNNELS} tunnels: close one", reason="too_many_tunnels"
+                    f"the sandbox has {TUNNELS} tunnels, as many as it may have: close one",
+                    reason="too_many_tunnels",
                 )
             task = own.tasks[name] = asyncio.ensure_future(self._serve(line, sandbox, wanted, own))
             task.add_done_callback(lambda _: own.tasks.pop(name))

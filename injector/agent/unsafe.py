@@ -33,7 +33,8 @@ class UnsafeHost:
         rules."""
         if spec.image != "host":
             raise NotFound(
-                f"without isolation there is no image but `host`, not `{spec.image}`", reason="image_missing"
+                f"without isolation the only image is `host`, and `{spec.image}` was asked for",
+                reason="image_missing",
             )
         if spec.layers:
             raise Unsupported(

@@ -58,7 +58,9 @@ class DirectoryWatch:
             top = open_beneath(root, path, _DIRECTORY)
         try:
             if filesystem_type(top) in KERNEL_INTERFACES:
-                raise RequestInvalid(f"{path} is an interface of the kernel, which tells no changes")
+                raise RequestInvalid(
+                    f"{path} is an interface of the kernel, which reports no changes: watch another directory"
+                )
             self._begin()
             self._root = os.dup(root)
             for _ in self._followed(self._top, top):

@@ -54,7 +54,7 @@ class Activity(BackgroundTask):
     @contextmanager
     def request(self, pod: Pod) -> Iterator[None]:
         """Track a request: its beginning, its end and the time between count as use. A context manager."""
-        if pod_metadata.birth(pod).request.ttl_seconds is None:
+        if pod_metadata.creation_record(pod).request.ttl_seconds is None:
             yield
             return
         _, others = self._under_way.get(pod.uid, (pod, 0))
@@ -82,7 +82,7 @@ class Activity(BackgroundTask):
                 self._touch(pod)
 
     def _touch(self, pod: Pod) -> None:
-        ttl = pod_metadata.birth(pod).request.ttl_seconds
+        ttl = pod_metadata.creation_record(pod).request.ttl_seconds
         last = max(self._written.get(pod.uid, 0.0), pod_metadata.moment(pod, pod_metadata.TOUCHED) or 0.0)
         if ttl is None or pod.uid in self._writing or time.time() - last < ttl * SHARE:
             return

@@ -182,7 +182,7 @@ class KubernetesBackend:
                 f"the Pod of sandbox {sandbox_id} is not gone after {self._settings.delete_timeout:g} s",
                 reason="delete_timeout",
             )
-        if pod_metadata.birth(pod).reserved:
+        if pod_metadata.creation_record(pod).reserved:
             await parts.reservations.give_up(sandbox_id)
 
     def agent(self, sandbox_id: str) -> SandboxAgent:

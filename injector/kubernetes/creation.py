@@ -76,7 +76,7 @@ class Creation:
                     raise
                 except SandboxConflict:
                     continue  # somebody else's, by chance
-            raise SandboxUnavailable("no free sandbox id was found")
+            raise SandboxUnavailable("no free sandbox id was found: try again")
         finally:
             self._under_way -= 1
 
@@ -116,7 +116,7 @@ class Creation:
             request.cpu,
             request.memory,
             self._settings,
-            pod_metadata.claim_marks(sandbox_id, born),
+            pod_metadata.claim_metadata(sandbox_id, born),
             request.env,
         )
         await pod_extras.add(body, request, self._settings)
@@ -147,9 +147,12 @@ class Creation:
 def _same(present: Pod, born: pod_metadata.CreationRecord, sandbox_id: str) -> Pod:
     """Return the existing Pod if it is from this attempt or this key. Raises SandboxConflict."""
     if pod_metadata.claimed(present):
-        there = pod_metadata.birth(present)
+        there = pod_metadata.creation_record(present)
         if there.attempt == born.attempt or (born.key and there.key == born.key):
             if there.request != born.request:
-                raise _KeyReused("this Idempotency-Key was used for another sandbox", reason="key_reused")
+                raise _KeyReused(
+                    "this Idempotency-Key was used for another sandbox: send a new one",
+                    reason="key_reused",
+                )
             return present
     raise SandboxConflict(f"there is a sandbox {sandbox_id} already", reason="exists")

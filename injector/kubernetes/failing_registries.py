@@ -102,4 +102,4 @@ class RegistryLimiter:
 
 def _made(pod: Pod) -> float:
     """Creation time in epoch seconds; a claimed Pod's is finer than Kubernetes's own."""
-    return pod_metadata.birth(pod).at if pod_metadata.claimed(pod) else pod.created_at
+    return pod_metadata.creation_record(pod).at if pod_metadata.claimed(pod) else pod.created_at

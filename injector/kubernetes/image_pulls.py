@@ -195,5 +195,5 @@ def settled(pod: Pod, now: float, after: float) -> bool:
 
 def _known(pod: Pod, image: str) -> pod_metadata.PullAttempt | None:
     """The Pod's last recorded attempt for this image; a Pod may wait for several."""
-    look = pod_metadata.look(pod)
-    return look if look is not None and look.image == image else None
+    attempt = pod_metadata.pull_attempt(pod)
+    return attempt if attempt is not None and attempt.image == image else None

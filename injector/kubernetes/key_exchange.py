@@ -80,7 +80,9 @@ class KeyExchange:
             self._consider(now, 0.0 if self._ours(now) else random.uniform(*DEFERENCE))
 
     def _ours(self, pod: Pod) -> bool:
-        return pod_metadata.claimed(pod) and pod_metadata.birth(pod).attempt.startswith(self._identity)
+        return pod_metadata.claimed(pod) and pod_metadata.creation_record(pod).attempt.startswith(
+            self._identity
+        )
 
     def _consider(self, pod: Pod, delay: float) -> None:
         if pod.uid in self._tasks or not judge(pod, self._settings, time.time()).startable:

@@ -29,7 +29,9 @@ def add(body: Manifest, request: CreateSandbox, settings: KubernetesSettings) ->
     if not request.layers:
         return
     if len(request.layers) > 1:
-        raise SandboxRequestInvalid(f"a Pod takes one layer, and {len(request.layers)} are asked for")
+        raise SandboxRequestInvalid(
+            f"a Pod takes one layer, and {len(request.layers)} are asked for: name one"
+        )
     (name,) = request.layers
     image, match = settings.layers.get(name), NAME.fullmatch(name)
     if image is None or match is None:

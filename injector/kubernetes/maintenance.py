@@ -92,11 +92,11 @@ class Maintenance(BackgroundTask):
             case reconcile.Fail(pod, failure):
                 log.info("Pod %s has failed: %s: %s", pod.name, failure.reason, failure.message)
                 await self._cache.mark_failed(pod, failure)
-            case reconcile.Note(pod, look):
+            case reconcile.Note(pod, attempt):
                 body = {
                     "metadata": {
                         "uid": pod.uid,
-                        "annotations": {pod_metadata.LOOK: pod_metadata.encoded(look)},
+                        "annotations": {pod_metadata.PULL_ATTEMPT: pod_metadata.encoded(attempt)},
                     }
                 }
                 with passing_over(404, 409):  # gone, or another Pod of the same name

@@ -32,7 +32,7 @@ INTRODUCED = "orchard/introduced"
 run only after it."""
 FAILED = "orchard/failed"
 """Annotation with the cause of a failure that the Pod itself may not show (`FailureRecord`)."""
-LOOK = "orchard/image"
+PULL_ATTEMPT = "orchard/image"
 """Annotation with the last failed pull of an image (`PullAttempt`)."""
 
 EGRESS = "orchard/egress"
@@ -92,9 +92,9 @@ def sandbox_id_for(key: str, attempt: int) -> str:
     return hashlib.sha256(f"{attempt} {key}".encode()).hexdigest()[:8]
 
 
-def birth(pod: Pod) -> CreationRecord:
+def creation_record(pod: Pod) -> CreationRecord:
     """Return how a claimed Pod was created. Raises KeyError for another."""
-    found = _birth(pod.annotations[REQUEST])
+    found = _creation_record(pod.annotations[REQUEST])
     if found is None:
         raise KeyError(REQUEST)
     return found
@@ -105,8 +105,8 @@ def failure(pod: Pod) -> FailureRecord | None:
     return None if text is None else msgspec.json.decode(text, type=FailureRecord)
 
 
-def look(pod: Pod) -> PullAttempt | None:
-    text = pod.annotations.get(LOOK)
+def pull_attempt(pod: Pod) -> PullAttempt | None:
+    text = pod.annotations.get(PULL_ATTEMPT)
     return None if text is None else _look(text)
 
 
@@ -126,12 +126,14 @@ def sandbox_id(pod: Pod) -> str | None:
 def claimed(pod: Pod) -> bool:
     """Whether the Pod is a sandbox; one whose request annotation is damaged is not."""
     return (
-        SANDBOX in pod.labels and AGENT in pod.labels and _birth(pod.annotations.get(REQUEST, "")) is not None
+        SANDBOX in pod.labels
+        and AGENT in pod.labels
+        and _creation_record(pod.annotations.get(REQUEST, "")) is not None
     )
 
 
 @lru_cache(maxsize=16384)
-def _birth(text: str) -> CreationRecord | None:
+def _creation_record(text: str) -> CreationRecord | None:
     try:
         return msgspec.json.decode(text, type=CreationRecord)
     except msgspec.DecodeError:
@@ -165,10 +167,10 @@ def user_labels(labels: dict[str, str]) -> dict[str, str]:
     }
 
 
-def claim_marks(sandbox: str, birth: CreationRecord) -> Manifest:
+def claim_metadata(sandbox: str, record: CreationRecord) -> Manifest:
     return {
-        "labels": {SANDBOX: sandbox, **user_labels(birth.request.labels)},
-        "annotations": {REQUEST: encoded(birth), TOUCHED: stamp(birth.at), **KEPT},
+        "labels": {SANDBOX: sandbox, **user_labels(record.request.labels)},
+        "annotations": {REQUEST: encoded(record), TOUCHED: stamp(record.at), **KEPT},
     }
 
 

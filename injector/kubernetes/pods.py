@@ -174,7 +174,7 @@ def _share(name: str, limit: str, share: float, suffix: str, scale: int) -> str:
 
 
 def info(pod: Pod, namespace: str, verdict: PodVerdict) -> SandboxInfo:
-    born = pod_metadata.birth(pod)
+    born = pod_metadata.creation_record(pod)
     request = born.request
     message = verdict.message
     if not message and request.pids is not None:

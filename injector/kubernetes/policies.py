@@ -54,7 +54,7 @@ def _policy(pod: Pod, settings: KubernetesSettings, egress: list[Manifest]) -> M
 
 async def ensure(api: ClusterApi, pod: Pod, settings: KubernetesSettings) -> None:
     """Create the policy that a sandbox asked for, if any; does nothing when it exists."""
-    request = pod_metadata.birth(pod).request
+    request = pod_metadata.creation_record(pod).request
     if request.block_network and not request.egress:
         return
     with passing_over(409):

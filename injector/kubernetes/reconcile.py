@@ -44,7 +44,7 @@ class MakeWarm(msgspec.Struct, frozen=True):
 
 class Note(msgspec.Struct, frozen=True):
     pod: Pod
-    look: pod_metadata.PullAttempt
+    attempt: pod_metadata.PullAttempt
 
 
 Action = Delete | Fail | MakeWarm | Note
@@ -58,8 +58,8 @@ def actions(pods: Iterable[Pod], settings: KubernetesSettings, fingerprint: str,
         action = _for_sandbox(pod, settings, now) if pod_metadata.claimed(pod) else None
         if action is not None:
             done.append(action)
-        elif (look := image_pulls.noticed(pod, now)) is not None:
-            done.append(Note(pod, look))
+        elif (attempt := image_pulls.noticed(pod, now)) is not None:
+            done.append(Note(pod, attempt))
     done += _for_crowds(present, {action.pod.name for action in done if isinstance(action, Delete | Fail)})
     wanted = {
         warm.mark_of(image, pool, settings, fingerprint): (image, pool)
@@ -71,7 +71,7 @@ def actions(pods: Iterable[Pod], settings: KubernetesSettings, fingerprint: str,
 
 
 def _for_sandbox(pod: Pod, settings: KubernetesSettings, now: float) -> Action | None:
-    born = pod_metadata.birth(pod)
+    born = pod_metadata.creation_record(pod)
     ttl = born.request.ttl_seconds
     touched = pod_metadata.moment(pod, pod_metadata.TOUCHED) or born.at
     if ttl is not None and now > touched + ttl * DUE:

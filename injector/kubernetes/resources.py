@@ -3,8 +3,7 @@
 from collections.abc import Iterable
 
 from orchard.injector.agent.interfaces import quantity
-from orchard.injector.kubernetes.objects import ClusterNode as ClusterNode
-from orchard.injector.kubernetes.objects import Pod
+from orchard.injector.kubernetes.objects import ClusterNode, Pod
 from orchard.injector.kubernetes.settings import KubernetesSettings
 from orchard.injector.resources import resources as summed
 from orchard.injector.resources import total

@@ -165,9 +165,14 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
             if (volume.claim is None) == (volume.host_path is None):
                 raise SandboxRequestInvalid(f"volumes.{name} needs either `claim` or `host_path`")
             if volume.host_path is not None and not volume.host_path.startswith("/"):
-                raise SandboxRequestInvalid(f"volumes.{name}.host_path is not an absolute path")
+                raise SandboxRequestInvalid(
+                    f"volumes.{name}.host_path `{volume.host_path}` is not an absolute path"
+                )
         if quantity(self.ephemeral_storage_request) > quantity(self.ephemeral_storage):
-            raise SandboxRequestInvalid("ephemeral_storage_request is more than ephemeral_storage")
+            raise SandboxRequestInvalid(
+                f"ephemeral_storage_request ({self.ephemeral_storage_request}) is more than ephemeral_storage"
+                f" ({self.ephemeral_storage}): lower it"
+            )
 
 
 def load(path: Path) -> KubernetesSettings:

@@ -95,7 +95,7 @@ def _waiting_since(pod: Pod, settings: KubernetesSettings) -> tuple[float, float
     """Return when it began to start, and how many seconds it may take."""
     if not pod_metadata.claimed(pod):
         return pod.created_at, settings.pending_timeout
-    born = pod_metadata.birth(pod)
+    born = pod_metadata.creation_record(pod)
     return born.at, min(born.request.timeout, settings.pending_timeout)
 
 

@@ -67,7 +67,7 @@ async def claim(
         return None
     wanted = mark_of(born.request.image, pool, settings, fingerprint)
     for pod in _shuffled(pod for pod in cache if _free(pod, wanted, settings, born.at, fingerprint)):
-        marked = pod_metadata.claim_marks(sandbox_id, born)
+        marked = pod_metadata.claim_metadata(sandbox_id, born)
         body = {
             "metadata": {
                 "uid": pod.uid,

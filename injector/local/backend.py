@@ -54,7 +54,7 @@ class LocalBackend:
     async def open(self) -> None:
         """Connect and start the agent if needed. Raises SandboxUnavailable when it cannot start."""
         path = f"/proc/self/fd/{self._directory}/{SOCKET}"
-        self._agent = AgentConnection(aiohttp.UnixConnector(path, limit=0), exchange=ConnectionPool(path))
+        self._agent = AgentConnection(aiohttp.UnixConnector(path, limit=0), pool=ConnectionPool(path))
         if self._start_agent:
             await self.health()
 
@@ -80,7 +80,8 @@ class LocalBackend:
     async def create(self, request: CreateSandbox, key: str | None) -> SandboxInfo:
         if request.gpus or request.volumes:
             raise SandboxRequestInvalid(
-                "GPUs and volumes are for sandboxes of a cluster: upload what commands need"
+                "sandboxes of one machine have no GPUs and volumes: leave `gpus` and `volumes` out, and"
+                " upload what commands need"
             )
         return await self._call(SandboxInfo, "POST", "/sandboxes", body=request, key=key)
 

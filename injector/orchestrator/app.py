@@ -189,7 +189,10 @@ class Orchestrator:
             raise Invalid(["body", "command"], "the command is empty")
         for name, value in wanted.env.items():
             if not name or "=" in name or "\0" in name + value:
-                raise Invalid(["body", "env", name], "no kernel takes a variable of this name and value")
+                raise Invalid(
+                    ["body", "env", name],
+                    "a name must not be empty or have `=`, and neither name nor value a zero byte",
+                )
         kind: type[PassedJob | JobQueued] = PassedJob if wanted.wait else JobQueued
         job = await self._asked(request, operations.EXEC, wanted, kind)
         if isinstance(job, Job):
@@ -324,7 +327,7 @@ def _timeout(text: str | None) -> float:
     except msgspec.ValidationError as error:
         raise Invalid(["query", "timeout"], f"`{text}` is not a number of seconds") from error
     if not 0 <= seconds < float("inf"):
-        raise Invalid(["query", "timeout"], "the timeout must be zero or more seconds")
+        raise Invalid(["query", "timeout"], f"the timeout is {seconds:g}: it must be zero or more seconds")
     return seconds
 
 
@@ -340,7 +343,7 @@ _CHECKED: dict[str, Callable[[str], Any]] = {"timeout": _timeout, "limit": _limi
 def _label(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals:
-        raise Invalid(["query", "label"], "a label filter is `name=value`")
+        raise Invalid(["query", "label"], f"the label filter `{text[:80]}` has no `=`: write `name=value`")
     return name, value
 
 
@@ -362,7 +365,9 @@ def _check_egress(wanted: CreateSandbox) -> None:
             raise Invalid(["body", "egress", number], error.detail) from error
     if wanted.egress and not wanted.block_network:
         raise Invalid(
-            ["body", "egress"], "it says what a blocked network lets through: block_network is false"
+            ["body", "egress"],
+            "it has exceptions from a blocked network, and block_network is false: make it true, or leave"
+            " egress out",
         )
 
 

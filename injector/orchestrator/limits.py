@@ -44,9 +44,9 @@ class KeyLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         for name, default in zip(self.__struct_fields__, self.__struct_defaults__, strict=True):
             value = getattr(self, name)
             if value != default and not 0 < value < math.inf:
-                raise ValueError(f"`{name}` must be more than zero")
+                raise ValueError(f"`{name}` is {value}: it must be more than zero")
         if self.burst is not None and self.requests_per_second is None:
-            raise ValueError("`burst` needs `requests_per_second`")
+            raise ValueError(f"`burst` is {self.burst} without `requests_per_second`: give both")
 
 
 class ServiceLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,7 +60,9 @@ class ServiceLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def __post_init__(self) -> None:
         if self.concurrent_requests is not None and self.concurrent_requests <= 0:
-            raise ValueError("`concurrent_requests` must be more than zero")
+            raise ValueError(
+                f"`concurrent_requests` is {self.concurrent_requests}: it must be more than zero"
+            )
 
 
 def load(path: Path) -> ServiceLimits:

@@ -40,7 +40,10 @@ def build(archive: Path) -> None:
     It is started once before, as a test. Raises PayloadError.
     """
     if sys.version_info[:2] < (3, 11) or sys.platform != "linux":
-        raise PayloadError("a payload is built by CPython 3.11 or later on Linux")
+        raise PayloadError(
+            f"this is Python {sys.version.split()[0]} on {sys.platform}: build a payload with CPython"
+            " 3.11 or later on Linux"
+        )
     with tempfile.TemporaryDirectory(prefix="payload-") as place:
         stage = Path(place)
         program = _interpreter(stage)

@@ -7,8 +7,7 @@ from orchard.actions.reporter import SILENT, Reporter
 from orchard.actions.session import Session
 from orchard.pipelines.evaluation.plan import Plan, gone_on
 from orchard.pipelines.tasks.registry import needs_of
-from orchard.schemas.campaigns import spec_hash
-from orchard.schemas.evaluations import EvaluationPlanned
+from orchard.schemas.campaigns import EvaluationPlanned, spec_hash
 from orchard.schemas.events import make_event
 from orchard.schemas.identity import digest
 from orchard.streams.campaigns import CampaignBook

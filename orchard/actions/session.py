@@ -17,10 +17,10 @@ from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import position
 from orchard.streams import names
 from orchard.streams.connection import Connection, connect
-from orchard.streams.guard import SETTLE_SECONDS, Guard, guarded
+from orchard.streams.disk_space import disk_shortage
 from orchard.streams.reading import bounds
-from orchard.streams.room import disk_is_full
 from orchard.streams.server import embedded
+from orchard.streams.stream_check import SETTLE_SECONDS, StreamGuard, guarded
 from orchard.workers.llm.settings import EndpointSettings
 
 if TYPE_CHECKING:
@@ -91,13 +91,13 @@ class Session:
         """Holds what the connection publishes while the stream has not what the tables have; `settle` as
         `Guard` has it."""
         look = partial(expected, self.config.store, self.config.archive)
-        watch = Guard(connection, self.config.nats, look, room=self.room, settle=settle)
+        watch = StreamGuard(connection, self.config.nats, look, room=self.room, settle=settle)
         return guarded(watch, connection, hold=hold)
 
     async def held(self, connection: Connection) -> str:
         """Why nothing is published or claimed just now, as a sentence; empty when all is well."""
         look = partial(expected, self.config.store, self.config.archive)
-        guard = Guard(
+        guard = StreamGuard(
             connection, self.config.nats, look, room=self.room, settle=math.inf, on_change=lambda _: None
         )
         await guard.check()
@@ -107,7 +107,7 @@ class Session:
         """Why the embedded server has no room for new work; empty when it has, or is on another machine."""
         if self.config.nats.url and not self.up():
             return ""
-        return await asyncio.to_thread(disk_is_full, self.directory / "nats", self.config.nats)
+        return await asyncio.to_thread(disk_shortage, self.directory / "nats", self.config.nats)
 
     @asynccontextmanager
     async def connection_or_server(self, name: str, *, guard: bool = True) -> AsyncIterator[Connection]:

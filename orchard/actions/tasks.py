@@ -21,7 +21,6 @@ from orchard.pipelines.tasks.dockerfiles import build_image
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.pipelines.tasks.left_out import LeftOut, insist
 from orchard.pipelines.tasks.prover import TaskProver
-from orchard.pipelines.tasks.proving import ValidationSettings
 from orchard.pipelines.tasks.registry import (
     TaskRegistry,
     known_hashes,
@@ -155,7 +154,7 @@ async def impossible_tasks(
     chosen = [task for task in every if task.source != IMPOSSIBLE and task.task_id not in known]
     made, most = 0, min(limit, len(chosen))
     async with registry(session) as tasks, session.sandboxes() as client:
-        validator = Validator(client, session.blobs, ValidationSettings(concurrency=concurrency))
+        validator = Validator(client, session.blobs)
         async for variant in as_ready(chosen, validator.impossible, concurrency=concurrency):
             if variant is None:
                 continue

@@ -19,7 +19,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "orchard.cli.processes",
         "Run the whole pipeline here: NATS server, sandboxes, oracle, workers, writer.",
     ),
-    "worker": ("orchard.cli.processes", "Run one worker: claims rollouts until SIGTERM, which drains it."),
+    "worker": (
+        "orchard.cli.processes",
+        "Run one worker: claims rollouts, or requests of other kinds, until SIGTERM, which drains it.",
+    ),
     "writer": ("orchard.cli.processes", "Run the writer: commits the event stream to the store's tables."),
     "steward": (
         "orchard.cli.processes",

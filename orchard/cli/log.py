@@ -20,8 +20,8 @@ from orchard.storage.archive.sizes import Size, sizes
 from orchard.storage.archive.verify import verify_archive
 from orchard.storage.reader import open_tables
 from orchard.streams.campaigns import CampaignBook
-from orchard.streams.capacity import event_capacity
 from orchard.streams.connection import Connection
+from orchard.streams.disk_space import event_capacity
 from orchard.terminal.console import console, reporting
 from orchard.terminal.tables import rows_table
 

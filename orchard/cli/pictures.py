@@ -4,8 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from orchard.schemas.images import Image, placed
-from orchard.schemas.messages import MessageNode
+from orchard.schemas.messages import Image, MessageNode, placed
 from orchard.storage.blobs import BlobStore
 
 

@@ -23,7 +23,7 @@ from orchard.pipelines.rl.plan import RunPlan
 from orchard.pipelines.rl.settings import RlSettings, read_settings
 from orchard.pipelines.rl.what_if import grid, what_if
 from orchard.schemas.events import payload
-from orchard.schemas.subjects import EVENTS_PREFIX
+from orchard.schemas.subjects import type_subjects
 from orchard.schemas.training import PolicyStep
 from orchard.storage.reader import open_tables
 from orchard.streams.replay import replay
@@ -104,9 +104,9 @@ async def _show_steps(
 ) -> None:
     """A line for each step, old ones first, and one for each policy version that cheats; trackers hear of
     each."""
-    subject = f"{EVENTS_PREFIX}.{settings.run}.*.policy.step"
+    subjects = type_subjects(settings.run, "policy.step")
     async with session.connection("rl") as connection:
-        async for stored in replay(connection, start, subjects=subject, follow=True):
+        async for stored in replay(connection, start, subjects=subjects, follow=True):
             fact = payload(stored.event) if stored.event else None
             if isinstance(fact, PolicyStep):
                 console.print(

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from orchard.actions.domain import answers
 from orchard.pipelines.tasks.registry import read_tasks
-from orchard.schemas.tasks import PluginGrading, StateCheck, SWETests, Task, graded_in_place
+from orchard.schemas.tasks import PluginGrading, StateCheck, Task, graded_in_place
 from orchard.storage.reader import open_tables
 from orchard.terminal.console import shown
 from orchard.workers.episode.diffs import parse_diff
@@ -59,13 +59,6 @@ def _place(task: Task) -> dict[str, str]:
 
 def _grading(task: Task, full: bool) -> dict[str, str]:
     match task.grading:
-        case SWETests() as tests:
-            return {
-                "judged by": f"tests, in a fresh sandbox: {tests.test_command} (read as {tests.parser})",
-                "fail-to-pass": _listed(tests.fail_to_pass, full),
-                "pass-to-pass": _listed(tests.pass_to_pass, full),
-                "test files": _listed(tests.test_files, full),
-            }
         case StateCheck() as check:
             return {
                 "judged by": f"a check in the agent's sandbox, {check.timeout_seconds:g} s at most",
@@ -77,6 +70,13 @@ def _grading(task: Task, full: bool) -> dict[str, str]:
             return {
                 "judged by": f"the grader {plugin.grader}, in {where}",
                 "settings": msgspec.json.encode(plugin.settings).decode(),
+            }
+        case tests:
+            return {
+                "judged by": f"tests, in a fresh sandbox: {tests.test_command} (read as {tests.parser})",
+                "fail-to-pass": _listed(tests.fail_to_pass, full),
+                "pass-to-pass": _listed(tests.pass_to_pass, full),
+                "test files": _listed(tests.test_files, full),
             }
 
 

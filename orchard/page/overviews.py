@@ -18,7 +18,7 @@ from orchard.page.runs import runs
 from orchard.page.side_by_side import aligned, read_both
 from orchard.page.tasks import SORTS, known, listed
 from orchard.pipelines.tasks.registry import read_tasks
-from orchard.schemas.tasks import SWETests, Task
+from orchard.schemas.tasks import Task, judging_tests
 from orchard.storage.errors import StorageError
 from orchard.streams.errors import StreamsError
 from orchard.workers.masking import masked
@@ -161,10 +161,9 @@ class Overviews:
 
 
 def _tests(task: Task) -> list[tuple[str, tuple[str, ...]]]:
-    grading = task.grading
-    if not isinstance(grading, SWETests):
-        return []
-    return [("fail to pass", grading.fail_to_pass), ("pass to pass", grading.pass_to_pass)]
+    fail_to_pass, pass_to_pass = judging_tests(task.grading)
+    listed = [("fail to pass", fail_to_pass), ("pass to pass", pass_to_pass)]
+    return listed if fail_to_pass or pass_to_pass else []
 
 
 def number(request: web.Request, name: str) -> int | None:

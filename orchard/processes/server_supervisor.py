@@ -12,10 +12,15 @@ from nats.errors import Error as NatsError
 
 from orchard.streams.connection import Connection, connect
 from orchard.streams.errors import ServerFailed, StreamsError
-from orchard.streams.seen import last_sequences, losses, read_seen, write_seen
+from orchard.streams.last_sequences import (
+    last_sequences,
+    lost_ends,
+    read_last_sequences,
+    write_last_sequences,
+)
 from orchard.streams.server import EmbeddedServer
+from orchard.streams.server_health import write_error
 from orchard.streams.settings import NatsSettings
-from orchard.streams.stuck import write_error
 
 log = logging.getLogger(__name__)
 
@@ -91,9 +96,9 @@ class ServerSupervisor:
 
     async def _compare(self, connection: Connection) -> None:
         """Say once what a stream has lost since the last look, also one of an earlier run."""
-        seen, now = read_seen(self._server.store), await last_sequences(connection)
-        for sentence in losses(seen, now):
+        seen, now = read_last_sequences(self._server.store), await last_sequences(connection)
+        for sentence in lost_ends(seen, now):
             self._announce(f"{sentence}; requests that were lost are offered again, by `orchard resume` too")
         if now != seen:
             with suppress(OSError):  # a full disk: said elsewhere
-                write_seen(self._server.store, now)
+                write_last_sequences(self._server.store, now)

@@ -112,7 +112,7 @@ class WorkerJobs(msgspec.Struct):
 def stuck(pods: WorkerPods, now: datetime, after: timedelta) -> Iterator[tuple[str, str]]:
     """(Job, why) of each Pod that is pending for longer than `after` and whose containers cannot start."""
     for pod in pods.items:
-        jobs = [owner.name for owner in pod.metadata.owner_references if owner.kind == "WorkerJob"]
+        jobs = [owner.name for owner in pod.metadata.owner_references if owner.kind == "Job"]
         age = now - pod.metadata.creation_timestamp
         if pod.status.phase != "Pending" or age < after or not jobs:
             continue

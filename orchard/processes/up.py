@@ -31,10 +31,10 @@ from orchard.processes.server_supervisor import ServerSupervisor
 from orchard.storage.location import Location
 from orchard.storage.lock import writer_of
 from orchard.streams.connection import connect
+from orchard.streams.disk_space import disk_shortage
 from orchard.streams.errors import StreamsError
-from orchard.streams.guard import Guard, guarded
-from orchard.streams.room import disk_is_full
 from orchard.streams.server import EmbeddedServer, embedded
+from orchard.streams.stream_check import StreamGuard, guarded
 from orchard.streams.tasks import end
 from orchard.streams.topology import declare
 
@@ -297,14 +297,14 @@ class Supervisor:
         room = (
             None
             if nats.url
-            else partial(asyncio.to_thread, disk_is_full, self.config.directory / "nats", nats)
+            else partial(asyncio.to_thread, disk_shortage, self.config.directory / "nats", nats)
         )
         while True:
             try:
                 async with connect(nats, name="up", url=self.nats_url) as connection:
                     await declare(connection, nats, [])
                     look = partial(expected, self.config.store, self.config.archive)
-                    guard = Guard(connection, nats, look, room=room, on_change=self.announce)
+                    guard = StreamGuard(connection, nats, look, room=room, on_change=self.announce)
                     async with guarded(guard, connection, hold=True):
                         await asyncio.Event().wait()
             except StreamsError as error:

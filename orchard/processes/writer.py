@@ -13,9 +13,9 @@ from orchard.schemas.health import ProcessReport
 from orchard.storage.allocation import save_memory
 from orchard.storage.writing.writer import Writer
 from orchard.streams.connection import Connection
-from orchard.streams.guard import WRITER_SETTLE_SECONDS
 from orchard.streams.health import reporting
 from orchard.streams.settings import queues_in
+from orchard.streams.stream_check import WRITER_SETTLE_SECONDS
 from orchard.streams.tasks import end
 from orchard.streams.topology import declare
 

@@ -1,7 +1,7 @@
 """Words that many records share, and what tables and views hold: what no docstring of one struct can say."""
 
 FIELDS: dict[str, str] = {
-    "aborted": "Rollouts that infrastructure ended; they have no reward",
+    "aborted": "Rollouts that ended without a grade; they have no reward",
     "blocked": "Rollouts that a site kept out, as by a captcha: not among the aborted, and in no rate",
     "accepted_attempt": "Attempt whose outcome had been accepted",
     "accepted_sequence": "Stream sequence of the accepted outcome",
@@ -12,7 +12,7 @@ FIELDS: dict[str, str] = {
     "blob": "Where the whole record is stored",
     "bytes": "Bytes of the payloads",
     "campaign": "Name of the campaign",
-    "cause": "Why infrastructure ended it",
+    "cause": "Cause of the abort or failure",
     "causes": "Causes of the aborted rollouts",
     "checkpoint_sha256": "SHA-256 of the checkpoint",
     "code_version": "Version of the code that made it",
@@ -82,7 +82,7 @@ FIELDS: dict[str, str] = {
     "spec_sha256": "Blob with the campaign's plan",
     "started_at": "When the attempt began, UTC",
     "state": "State",
-    "status": "`completed`, `truncated` (as by a budget) or `aborted` (infrastructure failed)",
+    "status": "`completed`, `truncated` (as by a budget) or `aborted` (no grade)",
     "step": "Number of the optimizer step, from 1",
     "steps": "Optimizer steps",
     "submission": "What was handed in, usually a diff",

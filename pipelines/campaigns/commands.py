@@ -32,10 +32,10 @@ from orchard.storage.blobs import BlobStore
 from orchard.storage.spending import Spent, spent_now
 from orchard.streams.campaigns import CampaignBook, CampaignEntry, state_changed
 from orchard.streams.connection import Connection
+from orchard.streams.enqueue import EnqueueResult
 from orchard.streams.entries import FIRST, QueueEntry, in_round, rollout_entry
-from orchard.streams.placing import Verdict
 from orchard.streams.publisher import Publisher
-from orchard.streams.queued import running_now, unplaced
+from orchard.streams.queued import running_now
 from orchard.streams.settings import Queue
 from orchard.workers.attempts.openings import open_at, opened
 from orchard.workers.harnesses import built_in_names, get_harness, version_of
@@ -152,9 +152,9 @@ class Campaigns:
         stored = 0
         while True:
             placed = await self._publisher.offer_absent(entries)
-            stored += sum(one.verdict is Verdict.STORED for one in placed)
+            stored += sum(one.result is EnqueueResult.STORED for one in placed)
             entries = [
-                entry for entry, one in zip(entries, placed, strict=True) if one.verdict is Verdict.FULL
+                entry for entry, one in zip(entries, placed, strict=True) if one.result is EnqueueResult.FULL
             ]
             yield stored, bool(entries)
             if not entries:
@@ -195,14 +195,12 @@ class Campaigns:
         spec = await self._spec(record)
         done = first = record.resumed or 0
         offered = 0
-        placeless = await unplaced(self._connection, name)
         # A submit that was killed has requests the queue never saw, and the log neither.
         for batch in _batches(rollout_requests(spec, first)):
             unknown = batch[max(record.offered - done, 0) :]
             await self._publisher.events([requested_event(request) for request in unknown])
             stored = 0
-            wanted = await self._wanted(batch, aborted, record.rounds)
-            entries = [entry for entry in wanted if entry.place.key not in placeless]
+            entries = await self._wanted(batch, aborted, record.rounds)
             async for stored, full in self._offer(entries):
                 yield Progress(done, spec.size, offered + stored, waiting=full)
             done += len(batch)

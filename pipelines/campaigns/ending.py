@@ -11,7 +11,7 @@ import msgspec
 from orchard.schemas.campaigns import RolloutRequest
 from orchard.streams import names
 from orchard.streams.connection import Connection
-from orchard.streams.entries import place_in
+from orchard.streams.entries import address_in
 from orchard.streams.publisher import Publisher
 from orchard.streams.queued import queued_by_shard, remove
 from orchard.streams.reading import subjects
@@ -45,7 +45,7 @@ async def open_in_queues(connection: Connection, publisher: Publisher, campaign:
         spot.key
         for stream in (names.WORK, names.LATER)
         for subject in await subjects(connection, stream, pattern)
-        if (spot := place_in(subject))
+        if (spot := address_in(subject))
     }
     return held - set(await _over(publisher, sorted(held)))
 

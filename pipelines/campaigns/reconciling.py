@@ -36,10 +36,10 @@ from orchard.streams import names
 from orchard.streams.batches import messages_of
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.connection import Connection
+from orchard.streams.enqueue import EnqueueResult
 from orchard.streams.entries import rollout_entry
-from orchard.streams.placing import Verdict
 from orchard.streams.publisher import Publisher
-from orchard.streams.queued import SHARDS, listed_by_shard, stands, unplaced
+from orchard.streams.queued import SHARDS, listed_by_shard, stands
 from orchard.streams.reading import bounds
 from orchard.workers.attempts.openings import open_at
 
@@ -230,14 +230,13 @@ class Reconciler:
     async def _offer(self, name: str, record: CampaignRecord, candidates: list[Suspect]) -> int:
         """Offer those again that are still nowhere, each after a last look of its own; how many."""
         spec = await self._spec(record)
-        placeless = await unplaced(self._connection, name)
         offered = 0
         for start in range(0, len(candidates), _OFFERED_AT_ONCE):
             some = candidates[start : start + _OFFERED_AT_ONCE]
             now = await self._book.get(name)
             if now is None or (now[0].state, now[0].rounds) != (record.state, record.rounds):
                 break
-            offered += await self._offer_some(spec, [one for one in some if one.rollout_id not in placeless])
+            offered += await self._offer_some(spec, some)
         if offered:
             log.error("%d open rollouts of %s were on no queue: offered again", offered, name)
         return offered
@@ -256,7 +255,7 @@ class Reconciler:
         again = [
             request
             for request, answer in zip(requests, placed, strict=True)
-            if answer.verdict is Verdict.STORED
+            if answer.result is EnqueueResult.STORED
         ]
         await self._publisher.events([_reconciled(request, occasion) for request in again])
         return len(again)

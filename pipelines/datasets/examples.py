@@ -20,8 +20,7 @@ from orchard.pipelines.datasets.turns import Message
 from orchard.pipelines.trajectories.reading import LEAKED_ERRORS, assistants
 from orchard.pipelines.values.curves import rise_segments
 from orchard.schemas.decoding import Unreadable, decode_text
-from orchard.schemas.images import Image
-from orchard.schemas.messages import RESULT_TAGS, MessageNode, Role
+from orchard.schemas.messages import RESULT_TAGS, Image, MessageNode, Role
 from orchard.schemas.outcomes import ExitStatus
 from orchard.workers.episode.prompts import chat_messages
 

@@ -22,9 +22,8 @@ from orchard.schemas import events as e
 from orchard.schemas.campaigns import ModelSpec, RolloutRequest, TaskRef
 from orchard.schemas.datasets import TrajectoryImported
 from orchard.schemas.identity import check_name, digest, rollout_id
-from orchard.schemas.images import Image
 from orchard.schemas.llm_calls import LLMCall, ModelKind
-from orchard.schemas.messages import MessageNode, Role, ToolCall, node_id
+from orchard.schemas.messages import Image, MessageNode, Role, ToolCall, node_id
 from orchard.schemas.outcomes import ExitStatus, Reward
 from orchard.schemas.tasks import UNKNOWN_GRADING, Task
 from orchard.storage.blobs import BlobStore

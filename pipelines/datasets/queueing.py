@@ -33,7 +33,7 @@ from orchard.storage.errors import StorageError, store_errors
 from orchard.storage.location import Location
 from orchard.streams.claims import Claims
 from orchard.streams.consumer import ClaimedRequest, Consumer, RetryPolicy
-from orchard.streams.entries import FIRST, Place, QueueEntry, entry
+from orchard.streams.entries import FIRST, EntryAddress, QueueEntry, entry
 from orchard.streams.settings import Queue
 from orchard.streams.shifts import Shift
 from orchard.workers.attempts.deadletters import DeadLetters
@@ -165,7 +165,7 @@ def _brought(files: _Files, out: Path, index: int, made: _Made) -> ShardReport:
 
 def _entry(request: ShardRequest, occasion: str) -> QueueEntry:
     key = digest([request.build, request.index])
-    return entry(QUEUE, Place("datasets", key), occasion, msgspec.json.encode(request))
+    return entry(QUEUE, EntryAddress("datasets", key), occasion, msgspec.json.encode(request))
 
 
 class OtherCode(Exception):

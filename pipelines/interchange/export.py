@@ -10,8 +10,7 @@ import msgspec
 
 from orchard.pipelines.interchange import atif
 from orchard.pipelines.trajectories.reading import path, stored_node
-from orchard.schemas.images import Image, placed
-from orchard.schemas.messages import MessageNode, Role
+from orchard.schemas.messages import Image, MessageNode, Role, placed
 from orchard.storage.blobs import BlobStore
 
 TOGETHER = 100

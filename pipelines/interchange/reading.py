@@ -12,9 +12,8 @@ from orchard.pipelines.interchange import atif
 from orchard.pipelines.interchange.export import KEY
 from orchard.pipelines.interchange.measured import Phases, call_of, took
 from orchard.pipelines.tasks.left_out import LeftOut
-from orchard.schemas.images import Image
 from orchard.schemas.llm_calls import CallKind, LLMCall
-from orchard.schemas.messages import MessageNode, Role, TokenRecord, ToolCall, node_id
+from orchard.schemas.messages import Image, MessageNode, Role, TokenRecord, ToolCall, node_id
 from orchard.schemas.outcomes import ExitStatus
 from orchard.storage.blobs import BlobStore
 from orchard.workers.episode.pictures import NotAPicture, read_picture

@@ -29,12 +29,12 @@ from orchard.schemas.groups import (
     RunStarted,
 )
 from orchard.schemas.outcomes import ExitStatus
-from orchard.schemas.subjects import EVENTS_PREFIX, decided_subject
+from orchard.schemas.subjects import EVENTS_PREFIX, decided_subject, type_subjects
 from orchard.storage.blobs import BlobStore
 from orchard.streams import names
 from orchard.streams.connection import Connection
+from orchard.streams.enqueue import EnqueueResult
 from orchard.streams.entries import FIRST, QueueEntry, rollout_entry
-from orchard.streams.placing import Verdict
 from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds, next_message
 from orchard.streams.records import StoredEvent
@@ -80,8 +80,10 @@ async def begin(connection: Connection, blobs: BlobStore, plan: RunPlan) -> int:
 
 async def beginning(connection: Connection, run: str) -> tuple[RunStarted, int] | None:
     """What the log says of a run's start, and at which sequence. Raises RunError where it cannot be read."""
-    first = await next_message(connection, names.EVENTS, 1, f"{EVENTS_PREFIX}.{run}.*.run.started")
-    if first is None:
+    for subject in type_subjects(run, "run.started"):
+        if (first := await next_message(connection, names.EVENTS, 1, subject)) is not None:
+            break
+    else:
         return None
     stored = first.as_event
     started = payload(stored.event) if stored.event else None
@@ -253,7 +255,9 @@ class Coordinator:
         while entries:
             placed = await self._publisher.offer_absent(entries)
             entries = [
-                one for one, answer in zip(entries, placed, strict=True) if answer.verdict is Verdict.FULL
+                one
+                for one, answer in zip(entries, placed, strict=True)
+                if answer.result is EnqueueResult.FULL
             ]
             if entries:
                 await asyncio.sleep(FULL_QUEUE_PAUSE)

@@ -17,7 +17,7 @@ from orchard.schemas.work import ProveRequest
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError
 from orchard.streams.consumer import ClaimedRequest, RetryPolicy
-from orchard.streams.entries import Place, QueueEntry, entry
+from orchard.streams.entries import EntryAddress, QueueEntry, entry
 from orchard.streams.errors import OutcomeRefused
 from orchard.streams.publisher import Publisher
 from orchard.workers.attempts.dependencies import AttemptDependencies
@@ -55,7 +55,7 @@ class TaskProver:
 
     def entry(self, request: ProveRequest, occasion: str) -> QueueEntry:
         """See Handler."""
-        place = Place(CAMPAIGN, request.task_hash, request.fence)
+        place = EntryAddress(CAMPAIGN, request.task_hash, request.fence)
         return entry(PROVE, place, occasion, msgspec.json.encode(request))
 
     async def handle(self, delivery: ClaimedRequest[ProveRequest]) -> None:

@@ -36,12 +36,10 @@ _LOG_END = 300
 
 
 class ValidationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How tasks are proven (configuration section `[validation]`)."""
+    """How tasks are proven."""
 
     runs: int = 3
     """Gradings of the known solution, and as many of nothing."""
-    concurrency: int = 3
-    """Tasks at once."""
     creation_seconds: float = 120.0
     grading_seconds: float = 1800.0
 

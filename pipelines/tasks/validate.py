@@ -1,8 +1,6 @@
 """Proving tasks: the known solution must resolve a task and nothing at all must not, each time."""
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import aclosing
 
 import msgspec
 
@@ -18,18 +16,13 @@ from orchard.pipelines.tasks.proving import (
     ValidationSettings,
     prove_whole,
 )
-from orchard.pipelines.tasks.sandboxes import as_ready
 from orchard.schemas.events import TaskRejected, TaskValidated
-from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.tasks import Task, task_hash
 from orchard.storage.blobs import BlobStore
 from orchard.workers.discovery import load
 from orchard.workers.episode.networks import refusal
 from orchard.workers.episode.settings import TaskNetwork
 from orchard.workers.failures import InfrastructureError
-
-LEFT = frozenset({AbortCause.IMAGE_UNAVAILABLE, AbortCause.SANDBOX_REFUSED})
-"""Failures that say nothing of a task, and need not concern the others: it stays unproven."""
 
 
 class Validation(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,31 +76,6 @@ class Validator:
         self.settings = settings or ValidationSettings()
         self._task_network = task_network
         self._context = ProofContext(client, blobs, self.settings, play=play)
-
-    async def many(
-        self,
-        tasks: Iterable[Task],
-        *,
-        started: Callable[[Task], None] = lambda _: None,
-        left: Callable[[Task, InfrastructureError], None] | None = None,
-    ) -> AsyncIterator[Validation]:
-        """The validation of each task as it is ready. Raises what `validate` raises, unless it is LEFT and
-        `left` can be told of it."""
-
-        async def judged(task: Task) -> Validation | None:
-            try:
-                return await self.validate(task)
-            except InfrastructureError as error:
-                if left is None or error.cause not in LEFT:
-                    raise
-                left(task, error)
-                return None
-
-        ready = as_ready(tasks, judged, concurrency=self.settings.concurrency, started=started)
-        async with aclosing(ready):
-            async for verdict in ready:
-                if verdict is not None:
-                    yield verdict
 
     async def validate(self, task: Task) -> Validation:
         """Prove or reject one task.

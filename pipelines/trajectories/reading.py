@@ -8,8 +8,7 @@ import duckdb
 import pyarrow as pa
 
 from orchard.schemas.blobs import BlobRef
-from orchard.schemas.images import Image
-from orchard.schemas.messages import MessageNode, Role, TokenRecord, ToolCall
+from orchard.schemas.messages import Image, MessageNode, Role, TokenRecord, ToolCall
 from orchard.storage.blobs import BlobStore
 from orchard.workers.episode.large_messages import whole
 

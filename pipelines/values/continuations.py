@@ -22,7 +22,7 @@ from orchard.schemas.events import (
     AttemptReleased,
     RolloutAborted,
     RolloutFinished,
-    outcome_in,
+    done_payload,
 )
 from orchard.schemas.identity import digest
 from orchard.schemas.messages import MessageNode
@@ -100,7 +100,7 @@ async def continuation(
     known = await publisher.outcome(request.rollout_id)
     if known is None:
         await publisher.event(requested_event(request))
-    elif isinstance(data := outcome_in(known.event), RolloutFinished):
+    elif isinstance(data := done_payload(known.event), RolloutFinished):
         return data
     again = await opened(publisher, [(request, known)], reason="measured again", source=SOURCE)
     if not again:
@@ -154,7 +154,7 @@ async def run_to_outcome(
             await dependencies.publisher.terminal(attempt.event(outcome, "done"), fence=request.fence)
         except OutcomeRefused as refused:
             # Another process measures the same; what it had accepted is the outcome.
-            accepted = outcome_in(refused.event)
+            accepted = done_payload(refused.event)
             if isinstance(accepted, RolloutFinished | RolloutAborted):
                 return accepted
             raise

@@ -11,9 +11,9 @@ from orchard.schemas.campaigns import ModelSpec
 from orchard.schemas.identity import digest
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.values import AnnotationRequest
-from orchard.streams.entries import FIRST, Place, QueueEntry, entry
+from orchard.streams.enqueue import EnqueueResult
+from orchard.streams.entries import FIRST, EntryAddress, QueueEntry, entry
 from orchard.streams.errors import QueueFull
-from orchard.streams.placing import Verdict
 from orchard.streams.publisher import Publisher
 from orchard.streams.settings import Queue
 
@@ -100,12 +100,12 @@ def open_requests(
 def queue_entry(request: AnnotationRequest, occasion: str) -> QueueEntry:
     """One entry for each trajectory, layer and prompt version; see `streams.entries` for the occasion."""
     key = digest([request.rollout_id, request.attempt, request.annotator, request.prompt_version])
-    return entry(QUEUE, Place(request.campaign, key), occasion, msgspec.json.encode(request))
+    return entry(QUEUE, EntryAddress(request.campaign, key), occasion, msgspec.json.encode(request))
 
 
 async def offer(publisher: Publisher, requests: Sequence[AnnotationRequest], round_: str = "") -> None:
     """Put requests on the annotate queue. The server refuses one that is queued or claimed already; an
     annotator that gets one twice all the same asks once. Raises QueueFull."""
     placed = await publisher.offer_absent([queue_entry(one, FIRST + round_) for one in requests])
-    if any(one.verdict is Verdict.FULL for one in placed):
+    if any(one.result is EnqueueResult.FULL for one in placed):
         raise QueueFull("the work stream is full: wait until requests are done, and run the command again")

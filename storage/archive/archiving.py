@@ -34,33 +34,33 @@ class ArchiveProgress:
 
 
 async def archive_events(
-    connection: Connection, store_url: str, shelf: ArchiveFiles, campaign: str
+    connection: Connection, store_url: str, files: ArchiveFiles, campaign: str
 ) -> AsyncIterator[ArchiveProgress]:
     """Move every event of a campaign that the tables have into the archive, except its fences.
 
     The caller decides whether the campaign may be archived. Raises StorageError or StreamsError; each event
     is then still in the stream, or in a verified part of the archive, or in both.
     """
-    known = await asyncio.to_thread(shelf.parts, campaign)
+    known = await asyncio.to_thread(files.parts, campaign)
     noted = set(await asyncio.to_thread(recorded, store_url)) if known else set()
     for part in known:
-        async for step in _leave(connection, store_url, shelf, part, (campaign, part.sha256) in noted):
+        async for step in _leave(connection, store_url, files, part, (campaign, part.sha256) in noted):
             yield step
-    await asyncio.to_thread(shelf.sweep, campaign)
+    await asyncio.to_thread(files.sweep, campaign)
     after = max((part.through for part in known), default=0)
     through = await asyncio.to_thread(settled, store_url)
     while listing := await asyncio.to_thread(listed, store_url, campaign, after, through):
-        sealing = PartWriter(shelf, campaign, listing)
+        sealing = PartWriter(files, campaign, listing)
         async for events in sealing.copy(connection):
             yield ArchiveProgress("sealing", events, len(listing.sequences))
         part = await asyncio.to_thread(sealing.finish)
-        async for step in _leave(connection, store_url, shelf, part, noted=False):
+        async for step in _leave(connection, store_url, files, part, noted=False):
             yield step
         after = listing.through
 
 
 async def _leave(
-    connection: Connection, store_url: str, shelf: ArchiveFiles, part: ArchivePart, noted: bool
+    connection: Connection, store_url: str, files: ArchiveFiles, part: ArchivePart, noted: bool
 ) -> AsyncIterator[ArchiveProgress]:
     """Verify a part that is still in the stream, record it unless it is already `noted`, and purge it."""
     own = campaign_subjects(part.campaign)
@@ -68,9 +68,9 @@ async def _leave(
     gone = first is None or first.sequence > part.through
     if gone and noted:
         return
-    manifest = await asyncio.to_thread(shelf.manifest, part)
+    manifest = await asyncio.to_thread(files.manifest, part)
     if not gone:
-        checked = check_part(shelf, part, store_url)
+        checked = check_part(files, part, store_url)
         while (events := await asyncio.to_thread(next, checked, None)) is not None:
             yield ArchiveProgress("verifying", events, manifest.events)
     event = make_event(

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 import pyarrow.fs as pafs
 
-from orchard.schemas.archives import MANIFEST_VERSION, Manifest, Segment
+from orchard.schemas.archives import MANIFEST_VERSION, ArchiveManifest, ArchiveSegment
 from orchard.storage.archive.segments import read_segment
 from orchard.storage.errors import ArchiveCorrupt, store_errors
 from orchard.storage.location import Location
@@ -55,7 +55,7 @@ class ArchiveFiles:
                 found.append(ArchivePart(directory.rpartition("/")[2], int(through), int(removed), sha256))
         return sorted(found)
 
-    def manifest(self, part: ArchivePart) -> Manifest:
+    def manifest(self, part: ArchivePart) -> ArchiveManifest:
         """Read and verify a manifest. Raises ArchiveCorrupt."""
         data = self._read(part.campaign, part.name)
         if hashlib.sha256(data).hexdigest() != part.sha256:
@@ -64,7 +64,7 @@ class ArchiveFiles:
                 "restore the file from a copy"
             )
         try:
-            manifest = msgspec.json.decode(data, type=Manifest)
+            manifest = msgspec.json.decode(data, type=ArchiveManifest)
         except msgspec.DecodeError as error:
             raise ArchiveCorrupt(
                 f"{self._key(part.campaign, part.name)} is no manifest that this version reads ({error}): "
@@ -76,7 +76,7 @@ class ArchiveFiles:
             )
         return manifest
 
-    def messages(self, campaign: str, segment: Segment, after: int = 0) -> Iterator[list[Arrived]]:
+    def messages(self, campaign: str, segment: ArchiveSegment, after: int = 0) -> Iterator[list[Arrived]]:
         """Yield the messages of a verified segment at sequences over `after`. Raises ArchiveCorrupt."""
         data = self._read(campaign, segment.path)
         if hashlib.sha256(data).hexdigest() != segment.sha256:
@@ -86,11 +86,11 @@ class ArchiveFiles:
             )
         return read_segment(data, after)
 
-    def put_segment(self, campaign: str, segment: Segment, data: bytes) -> None:
+    def put_segment(self, campaign: str, segment: ArchiveSegment, data: bytes) -> None:
         """Store a segment's file durably."""
         self._write(campaign, segment.path, data)
 
-    def put_manifest(self, manifest: Manifest) -> ArchivePart:
+    def put_manifest(self, manifest: ArchiveManifest) -> ArchivePart:
         """Store a manifest durably: from then on its events are in the archive."""
         data = msgspec.json.format(msgspec.json.encode(manifest)) + b"\n"
         part = ArchivePart(

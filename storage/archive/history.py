@@ -5,7 +5,7 @@ import heapq
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 
-from orchard.schemas.archives import Manifest
+from orchard.schemas.archives import ArchiveManifest
 from orchard.storage.archive.files import ArchiveFiles, ArchivePart
 from orchard.storage.errors import EventsLost, OtherStream
 from orchard.streams import names
@@ -19,7 +19,7 @@ _BATCH = 500
 
 
 async def whole_log(
-    connection: Connection, shelf: ArchiveFiles, start: int, *, until: int | None, idle: float | None = None
+    connection: Connection, files: ArchiveFiles, start: int, *, until: int | None, idle: float | None = None
 ) -> AsyncGenerator[list[StoredEvent], None]:
     """Yield every event from sequence `start` on, in lists, up to `until`; None: without end, with `idle` as
     in `replay_batches`.
@@ -28,7 +28,7 @@ async def whole_log(
     OtherStream when both hold one and differ in it.
     """
     held = await bounds(connection, names.EVENTS)
-    whole = _Whole(Sealed(shelf, start), start)
+    whole = _Whole(Sealed(files, start), start)
     arriving = arrivals(connection, start, until=until, idle=idle)
     async with aclosing(arriving):
         async for batch in whole.sealed(held.first - 1 if until is None else min(held.first - 1, until)):
@@ -94,10 +94,10 @@ class Sealed:
     memory.
     """
 
-    def __init__(self, shelf: ArchiveFiles, start: int) -> None:
-        self.url = shelf.location.url
-        self._shelf = shelf
-        self._parts: list[tuple[int, ArchivePart, Manifest]] | None = None
+    def __init__(self, files: ArchiveFiles, start: int) -> None:
+        self.url = files.location.url
+        self._files = files
+        self._parts: list[tuple[int, ArchivePart, ArchiveManifest]] | None = None
         self._open: list[tuple[int, int, Arrived, Iterator[Arrived]]] = []
         self._opened = 0
         self._start = start
@@ -146,7 +146,7 @@ class Sealed:
 
     def _open_parts(self, wanted: int) -> None:
         if self._parts is None:
-            manifests = [(part, self._shelf.manifest(part)) for part in self._shelf.parts()]
+            manifests = [(part, self._files.manifest(part)) for part in self._files.parts()]
             self._parts = sorted(
                 (manifest.first_sequence, part, manifest)
                 for part, manifest in manifests
@@ -155,7 +155,7 @@ class Sealed:
             self._parts.reverse()
         while self._parts and self._parts[-1][0] <= wanted:
             _, part, manifest = self._parts.pop()
-            self._push(_messages(self._shelf, part, manifest, wanted - 1))
+            self._push(_messages(self._files, part, manifest, wanted - 1))
 
     def _push(self, messages: Iterator[Arrived]) -> None:
         message = next(messages, None)
@@ -164,10 +164,12 @@ class Sealed:
             heapq.heappush(self._open, (message.sequence, self._opened, message, messages))
 
 
-def _messages(shelf: ArchiveFiles, part: ArchivePart, manifest: Manifest, after: int) -> Iterator[Arrived]:
+def _messages(
+    files: ArchiveFiles, part: ArchivePart, manifest: ArchiveManifest, after: int
+) -> Iterator[Arrived]:
     for segment in manifest.segments:
         if segment.last_sequence > after:
-            for messages in shelf.messages(part.campaign, segment, after):
+            for messages in files.messages(part.campaign, segment, after):
                 yield from messages
 
 

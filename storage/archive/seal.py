@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
-from orchard.schemas.archives import Manifest, Segment
+from orchard.schemas.archives import ArchiveManifest, ArchiveSegment
 from orchard.schemas.subjects import campaign_subjects
 from orchard.storage.archive.files import ArchiveFiles, ArchivePart
 from orchard.storage.archive.listing import EventListing
@@ -19,10 +19,10 @@ from orchard.streams.replay import arrivals, events_at
 class PartWriter:
     """One part of one campaign, while it is written to the archive."""
 
-    def __init__(self, shelf: ArchiveFiles, campaign: str, listing: EventListing) -> None:
-        self._shelf, self._campaign, self._listing = shelf, campaign, listing
+    def __init__(self, files: ArchiveFiles, campaign: str, listing: EventListing) -> None:
+        self._files, self._campaign, self._listing = files, campaign, listing
         self._writer = SegmentWriter()
-        self._segments: list[Segment] = []
+        self._segments: list[ArchiveSegment] = []
         self._subjects: Counter[str] = Counter()
         self._removed = self._bytes = 0
 
@@ -49,8 +49,8 @@ class PartWriter:
         if self._writer.events:
             self._close_segment()
         sequences = self._listing.sequences
-        return self._shelf.put_manifest(
-            Manifest(
+        return self._files.put_manifest(
+            ArchiveManifest(
                 campaign=self._campaign,
                 after=self._listing.after,
                 through=self._listing.through,
@@ -75,7 +75,7 @@ class PartWriter:
 
     def _close_segment(self) -> None:
         segment, data = self._writer.finish()
-        self._shelf.put_segment(self._campaign, segment, data)
+        self._files.put_segment(self._campaign, segment, data)
         self._segments.append(segment)
         self._writer = SegmentWriter()
 

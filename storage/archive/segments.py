@@ -11,7 +11,7 @@ from io import BytesIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from orchard.schemas.archives import Segment
+from orchard.schemas.archives import ArchiveSegment
 from orchard.schemas.subjects import EVENTS_PREFIX, FENCES
 from orchard.storage.errors import ArchiveCorrupt
 from orchard.streams.reader import Arrived
@@ -88,13 +88,13 @@ class SegmentWriter:
     def full(self) -> bool:
         return self.bytes >= SEGMENT_BYTES
 
-    def finish(self) -> tuple[Segment, bytes]:
+    def finish(self) -> tuple[ArchiveSegment, bytes]:
         if self._waiting:
             self._write_group()
         self._writer.close()
         data = self._buffer.getvalue()
         sha256 = hashlib.sha256(data).hexdigest()
-        segment = Segment(
+        segment = ArchiveSegment(
             path=f"segment-{self._first:020}-{sha256}.parquet",
             size=len(data),
             sha256=sha256,

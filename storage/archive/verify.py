@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from orchard.schemas.archives import Manifest, Segment
+from orchard.schemas.archives import ArchiveManifest, ArchiveSegment
 from orchard.storage.archive.files import ArchiveFiles, ArchivePart
 from orchard.storage.archive.listing import recorded, relisted
 from orchard.storage.archive.segments import ContentDigest, counted_subject, is_fence
@@ -21,22 +21,22 @@ class Verified:
     findings: list[str] = field(default_factory=list)
 
 
-def verify_archive(shelf: ArchiveFiles, store_url: str, campaigns: Collection[str] = ()) -> Verified:
+def verify_archive(files: ArchiveFiles, store_url: str, campaigns: Collection[str] = ()) -> Verified:
     """Check every part, or those of some campaigns, and that every part recorded in the log exists."""
     found = Verified()
-    parts = [part for part in shelf.parts() if not campaigns or part.campaign in campaigns]
+    parts = [part for part in files.parts() if not campaigns or part.campaign in campaigns]
     missing = set(recorded(store_url)) - {(part.campaign, part.sha256) for part in parts}
     for campaign, sha256 in sorted(missing):
         if not campaigns or campaign in campaigns:
             found.findings.append(
                 f"{campaign}: the manifest {sha256} that the log has recorded is not in "
-                f"{shelf.location.url}: restore it from a copy"
+                f"{files.location.url}: restore it from a copy"
             )
     for part in parts:
         found.parts += 1
         events = 0
         try:
-            for read in check_part(shelf, part, store_url):
+            for read in check_part(files, part, store_url):
                 events = read
         except ArchiveCorrupt as error:
             found.findings.append(str(error))
@@ -44,20 +44,20 @@ def verify_archive(shelf: ArchiveFiles, store_url: str, campaigns: Collection[st
     return found
 
 
-def check_part(shelf: ArchiveFiles, part: ArchivePart, store_url: str | None) -> Iterator[int]:
+def check_part(files: ArchiveFiles, part: ArchivePart, store_url: str | None) -> Iterator[int]:
     """Check a part; yields the events read so far. Raises ArchiveCorrupt for the first problem.
 
     With a store, the part must hold what the store's table `events` lists.
     """
-    manifest = shelf.manifest(part)
-    where = f"{shelf.location.url}/{part.campaign}/{part.name}"
+    manifest = files.manifest(part)
+    where = f"{files.location.url}/{part.campaign}/{part.name}"
     if (manifest.campaign, manifest.through, manifest.removed) != (part.campaign, part.through, part.removed):
         raise ArchiveCorrupt(f"{where} is in the wrong place: its manifest is of another part")
     found: list[tuple[int, str]] = []
     counts: Counter[str] = Counter()
     size = 0
     for segment in manifest.segments:
-        for sequence, subject, length in _read(shelf, part.campaign, segment):
+        for sequence, subject, length in _read(files, part.campaign, segment):
             found.append((sequence, subject))
             counts[counted_subject(subject)] += 1
             size += length
@@ -73,10 +73,10 @@ def check_part(shelf: ArchiveFiles, part: ArchivePart, store_url: str | None) ->
             )
 
 
-def _read(shelf: ArchiveFiles, campaign: str, segment: Segment) -> Iterator[tuple[int, str, int]]:
+def _read(files: ArchiveFiles, campaign: str, segment: ArchiveSegment) -> Iterator[tuple[int, str, int]]:
     """Yield sequence, subject and payload bytes of a segment's messages, and verify hash and range."""
     content, events, first, last = ContentDigest(), 0, 0, 0
-    for messages in shelf.messages(campaign, segment):
+    for messages in files.messages(campaign, segment):
         for message in messages:
             content.take(message)
             events, first, last = events + 1, first or message.sequence, message.sequence
@@ -84,12 +84,12 @@ def _read(shelf: ArchiveFiles, campaign: str, segment: Segment) -> Iterator[tupl
     expected = (segment.content_sha256, segment.events, segment.first_sequence, segment.last_sequence)
     if (content.hexdigest(), events, first, last) != expected:
         raise ArchiveCorrupt(
-            f"{shelf.location.url}/{campaign}/{segment.path} holds other messages than its manifest says: "
+            f"{files.location.url}/{campaign}/{segment.path} holds other messages than its manifest says: "
             "restore the file from a copy"
         )
 
 
-def _differs(manifest: Manifest, found: list[tuple[int, str]], counts: Counter[str], size: int) -> str:
+def _differs(manifest: ArchiveManifest, found: list[tuple[int, str]], counts: Counter[str], size: int) -> str:
     """Describe what the manifest says wrongly of its messages; empty when all is right."""
     sequences = [sequence for sequence, _ in found]
     if any(later <= earlier for earlier, later in pairwise(sequences)):

@@ -37,7 +37,7 @@ from orchard.storage.tables import DERIVED, EVENTS, PROGRESS, TABLES
 from orchard.streams import names
 from orchard.streams.connection import Connection
 from orchard.streams.reading import bounds
-from orchard.streams.wholeness import REMEDY
+from orchard.streams.stream_state import REMEDY
 
 _FILE_BYTES = 32 * 1024 * 1024
 """Bytes of rows in memory at which a rebuild writes a file."""
@@ -91,13 +91,13 @@ async def rebuild_events(
     StoreBusy.
     """
     location = Location.parse(store_url)
-    shelf = ArchiveFiles(archive_url(store_url, archive))
+    archive_files = ArchiveFiles(archive_url(store_url, archive))
     with writer_lock(location):
         files = _Files(location, EVENTS)
         whole, watermark = _held_events(location)
         last = (await bounds(connection, names.EVENTS)).last
         reached = 0
-        async with aclosing(whole_log(connection, shelf, 1, until=last)) as batches:
+        async with aclosing(whole_log(connection, archive_files, 1, until=last)) as batches:
             async for piece in side_by_side(batches, location, whole):
                 for different in piece.differences():
                     raise _differs(piece, different, last)

@@ -34,7 +34,7 @@ from orchard.streams import names
 from orchard.streams.backup import replace_stream
 from orchard.streams.connection import Connection, connect
 from orchard.streams.errors import StreamsError, WrongSequence
-from orchard.streams.publish import Message, store_all
+from orchard.streams.publish import OutgoingMessage, store_all
 from orchard.streams.reading import Bounds, bounds
 from orchard.streams.records import StoredEvent
 from orchard.streams.replay import replay_batches
@@ -222,11 +222,11 @@ async def _build(
         await declare_events(target, beside)
         reached = (await bounds(target, names.EVENTS)).last
         total = max(damage.watermark, damage.held.last)
-        async with aclosing(_whole(connection, location, files, damage, archived)) as stories:
+        async with aclosing(_whole(connection, location, files, damage, archived)) as logged_messages:
             batch: list[LoggedMessage] = []
-            async for story in stories:
-                if story.sequence > reached:
-                    batch.append(story)
+            async for logged in logged_messages:
+                if logged.sequence > reached:
+                    batch.append(logged)
                 if len(batch) >= _BATCH:
                     reached = (await store_all(target, list(map(_message, batch))))[-1]
                     batch = []
@@ -250,8 +250,8 @@ async def _whole(
     parting = damage.diverged
     async with aclosing(_stream(connection, damage.held.last)) as batches:
         async for piece in side_by_side(batches, location, files):
-            for story in _stories(piece, damage, archived):
-                yield story
+            for logged in _logged_messages(piece, damage, archived):
+                yield logged
     if parting is None:
         return
     merge = Merge(
@@ -262,11 +262,11 @@ async def _whole(
     async with aclosing(_stream(connection, damage.held.last, start=parting)) as batches:
         async for batch in batches:
             for message in batch:
-                for placed in merge.place(_story(message)):
+                for placed in merge.place(_logged(message)):
                     yield placed
 
 
-def _stories(piece: Piece, damage: _Damage, archived: dict[str, int]) -> Iterator[LoggedMessage]:
+def _logged_messages(piece: Piece, damage: _Damage, archived: dict[str, int]) -> Iterator[LoggedMessage]:
     """Yield the messages of a piece; of a stream that diverged, up to where the tables end."""
     parting = damage.diverged
     last = piece.last if parting is None else min(piece.last, damage.watermark)
@@ -279,7 +279,7 @@ def _stories(piece: Piece, damage: _Damage, archived: dict[str, int]) -> Iterato
         if parting is not None and sequence >= parting and row is None:
             message = None  # it is placed after the tables' events
         if message is not None and sequence not in different:
-            yield _story(message)
+            yield _logged(message)
         elif row is None:
             yield filler(sequence, 0)
         elif message is None and _sealed(sequence, campaigns[sequence], row.subject, archived):
@@ -344,15 +344,15 @@ def _rows(location: Location, files: list[DataFile], after: int) -> Iterator[Log
             )
 
 
-def _story(message: StoredEvent) -> LoggedMessage:
+def _logged(message: StoredEvent) -> LoggedMessage:
     return LoggedMessage(message.sequence, message.subject, _nanoseconds(message.time), message.raw)
 
 
-def _message(story: LoggedMessage) -> Message:
-    extra = {names.EXPECTED_LAST: str(story.sequence - 1)}
-    if story.time:
-        extra[names.STORED_AT] = str(story.time)
-    return Message(subject=story.subject, payload=story.raw, id="", extra=extra)
+def _message(logged: LoggedMessage) -> OutgoingMessage:
+    extra = {names.EXPECTED_LAST: str(logged.sequence - 1)}
+    if logged.time:
+        extra[names.STORED_AT] = str(logged.time)
+    return OutgoingMessage(subject=logged.subject, payload=logged.raw, id="", extra=extra)
 
 
 def _nanoseconds(time: datetime) -> int:

@@ -12,7 +12,7 @@ from orchard.streams.connection import Connection
 from orchard.streams.names import EVENTS
 from orchard.streams.reading import bounds, message_at
 from orchard.streams.records import StoredEvent
-from orchard.streams.wholeness import REMEDY
+from orchard.streams.stream_state import REMEDY
 
 IDLE_SECONDS = 0.2
 """Longest time in seconds that a quiet stream keeps a reader from checking the clock and its stop event."""
@@ -27,7 +27,7 @@ class Batch(NamedTuple):
 
 async def batches(
     connection: Connection,
-    shelf: ArchiveFiles,
+    archive_files: ArchiveFiles,
     start: int,
     *,
     rows: int,
@@ -45,7 +45,7 @@ async def batches(
     collecting = _Collecting(rows, size, asyncio.get_running_loop().time)
     until: int | None = None
     position = start
-    arriving = whole_log(connection, shelf, start, until=None, idle=IDLE_SECONDS)
+    arriving = whole_log(connection, archive_files, start, until=None, idle=IDLE_SECONDS)
     async with aclosing(arriving):
         async for arrived in arriving:
             for message in arrived:

@@ -50,7 +50,7 @@ class Writer:
         archive: ArchiveSettings | None = None,
     ) -> None:
         self._location = Location.parse(store_url)
-        self._shelf = ArchiveFiles(archive_url(store_url, archive))
+        self._archive_files = ArchiveFiles(archive_url(store_url, archive))
         self._connection = connection
         self._settings = settings or WriterSettings()
         self._threads = ThreadPoolExecutor(5, thread_name_prefix="writer")
@@ -107,7 +107,7 @@ class Writer:
         settings = self._settings
         async for batch in batches(
             self._connection,
-            self._shelf,
+            self._archive_files,
             watermark + 1,
             rows=settings.commit_rows,
             size=settings.commit_bytes,

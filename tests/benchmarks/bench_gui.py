@@ -20,7 +20,7 @@ import uvloop
 
 from orchard.schemas.campaigns import Timeouts
 from orchard.schemas.gui import GuiWorld
-from orchard.schemas.sites import Site
+from orchard.schemas.sites import SiteSpec
 from orchard.schemas.tasks import Task, WorldUse
 from orchard.streams.server import embedded
 from orchard.streams.settings import NatsSettings
@@ -33,7 +33,7 @@ AT_ONCE = 8
 EPISODES = 8
 STEPS = 30
 PLAN: dict[str, Any] = {"harnesses": ("browser",), "timeouts": Timeouts()}
-SHOP = Site(name="shop", seed=3, layout="top-cards", theme="plain")
+SHOP = SiteSpec(name="shop", seed=3, layout="top-cards", theme="plain")
 DONE: list[Call] = [("done", {"response": "."})]
 SHORT = [[("scroll", {"amount": 0.3})], DONE]
 """An episode of which the beginning is measured."""

@@ -229,7 +229,7 @@ async def searches(rollouts: int) -> None:
             return times.user + times.system
 
         async def by_trail() -> int:
-            return sum(len(stored.raw) for stored in await Publisher(connection).trails.events(own))
+            return sum(len(stored.raw) for stored in await Publisher(connection).replay_pointers.events(own))
 
         async def by_filter() -> int:
             subjects = [

@@ -51,7 +51,7 @@ from orchard.streams import names
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.connection import Connection, Pending, connect
 from orchard.streams.entries import FIRST, QueueEntry, after_attempt, rollout_entry
-from orchard.streams.publish import fate_in
+from orchard.streams.publish import result_in
 from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds
 from orchard.streams.records import StoredEvent, stored_event
@@ -241,7 +241,7 @@ async def _publish(connection: Connection, batch: Sequence[StoredEvent]) -> None
         pending.append((message.sequence, await connection.send(message.subject, message.raw)))
         while len(pending) > UNDER_WAY or (pending and message is batch[-1]):
             expected, answer = pending.pop(0)
-            stored = fate_in(await answer.future).sequence
+            stored = result_in(await answer.future).sequence
             if stored != expected:
                 raise RuntimeError(f"event {expected} was stored as {stored}: the server lost some before it")
 

@@ -23,7 +23,7 @@ from orchard.schemas.identity import rollout_id
 from orchard.schemas.requests import rollout_in
 from orchard.schemas.subjects import EVENTS_PREFIX
 from orchard.streams import names
-from orchard.streams.publish import Message, store_all
+from orchard.streams.publish import OutgoingMessage, store_all
 from orchard.streams.settings import Queue
 from tests.chaos.world import ACK_WAIT, World, until
 from tests.mutations import mutants
@@ -87,9 +87,10 @@ async def poison(world: World) -> bool:
         SandboxDeleted(sandbox_id="s"), id=mark, source="orchard/poison", campaign="poison", rollout_id=key
     )
     events = list(mutants([encode_event(event)], 8, dice.randrange(2**32)))
-    requested = [Message(queue.subject, body, f"{mark}-request-{n}") for n, body in enumerate(bodies)]
+    requested = [OutgoingMessage(queue.subject, body, f"{mark}-request-{n}") for n, body in enumerate(bodies)]
     said = [
-        Message(f"{EVENTS_PREFIX}.poison.00.odd", body, f"{mark}-event-{n}") for n, body in enumerate(events)
+        OutgoingMessage(f"{EVENTS_PREFIX}.poison.00.odd", body, f"{mark}-event-{n}")
+        for n, body in enumerate(events)
     ]
     async with world.connected() as connection:
         await store_all(connection, requested)

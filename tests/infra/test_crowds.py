@@ -117,7 +117,7 @@ class TestSandboxes:
 
     def test_who_tidies_up_nodes_leaves_a_sandbox_and_takes_a_warm_pod(self, manifests: Manifests) -> None:
         birth = pod_metadata.CreationRecord(request=CreateSandbox(image="i"), attempt="a", at=0.0)
-        annotations = pod_metadata.claim_marks("x", birth)["annotations"]
+        annotations = pod_metadata.claim_metadata("x", birth)["annotations"]
         assert annotations["karpenter.sh/do-not-disrupt"] == "true"
         assert annotations["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false"
         unclaimed = sandbox_pod(manifests)["metadata"].get("annotations", {})

@@ -29,8 +29,8 @@ from orchard.schemas.campaigns import (
 )
 from orchard.schemas.events import Event, SandboxDeleted, make_event
 from orchard.schemas.identity import rollout_id
+from orchard.schemas.replay_pointers import ReplayPointer
 from orchard.schemas.rests import CampaignRefused, Rest
-from orchard.schemas.trails import Trail
 from orchard.storage.archive.settings import ArchiveSettings
 from orchard.storage.blobs import BlobStore
 from orchard.storage.writing.writer import Writer
@@ -42,15 +42,15 @@ from orchard.streams.connection import Connection, connect
 from orchard.streams.endpoints import EndpointBook
 from orchard.streams.entries import FIRST, QueueEntry, rollout_entry
 from orchard.streams.errors import NatsRefused, StreamsError
-from orchard.streams.guard import Guard
 from orchard.streams.health import reporting, reports
 from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds
 from orchard.streams.replay import replay
 from orchard.streams.server import find_binary
 from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.stream_check import StreamGuard
+from orchard.streams.stream_state import ExpectedStream
 from orchard.streams.topology import declare
-from orchard.streams.wholeness import Expected
 from orchard.workers.attempts.deadletters import DeadLetters
 from orchard.workers.attempts.keeper import keep
 from tests.entries import named
@@ -141,10 +141,10 @@ async def test_a_workers_whole_life_is_allowed(roles: dict[str, Connection]) -> 
                 case "complete":
                     await worker.event(fact("one"))
                     assert await worker.outcome("none") is None
-                    trail = Trail(attempt=1, replay_key="k", events=(1,))
-                    await worker.trails.leave("none", trail)
+                    trail = ReplayPointer(attempt=1, replay_key="k", events=(1,))
+                    await worker.replay_pointers.leave("none", trail)
                     async with asyncio.timeout(10):  # leaving one is not confirmed
-                        while await worker.trails.find("none") != trail:
+                        while await worker.replay_pointers.find("none") != trail:
                             await asyncio.sleep(0.01)
                     await claim.complete()
                 case "later":
@@ -371,12 +371,12 @@ async def test_what_a_role_does_not_need_it_may_not(roles: dict[str, Connection]
 async def test_the_writer_lets_workers_publish_and_a_worker_may_hold_all(
     roles: dict[str, Connection],
 ) -> None:
-    async def nothing_known() -> Expected:
-        return Expected()
+    async def nothing_known() -> ExpectedStream:
+        return ExpectedStream()
 
     writer, worker = roles["writer"], roles["worker"]
-    of_writer = Guard(writer, writer.settings, nothing_known, settle=0.0)
-    of_worker = Guard(worker, worker.settings, nothing_known, settle=60.0)
+    of_writer = StreamGuard(writer, writer.settings, nothing_known, settle=0.0)
+    of_worker = StreamGuard(worker, worker.settings, nothing_known, settle=60.0)
     await Publisher(roles["operator"]).event(fact("one"))
 
     await of_worker.check()

@@ -9,7 +9,7 @@ import pytest
 
 from orchard.streams.connection import connect
 from orchard.streams.errors import StoreRefused
-from orchard.streams.publish import Message, store
+from orchard.streams.publish import OutgoingMessage, store
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
@@ -67,7 +67,9 @@ async def test_a_stuck_server_is_restarted_when_there_is_space_again(
             ballast.write_bytes(b"x" * 6 * MIB)
             with pytest.raises(StoreRefused, match="look for a full disk"):
                 for number in range(100):
-                    await store(connection, Message("orchard.events.a.00.b", b"x" * 100_000, str(number)))
+                    await store(
+                        connection, OutgoingMessage("orchard.events.a.00.b", b"x" * 100_000, str(number))
+                    )
             assert probe(server, small_disk) == 0, "a restart without space is no help"
 
             ballast.unlink()
@@ -76,7 +78,7 @@ async def test_a_stuck_server_is_restarted_when_there_is_space_again(
             await server.stop()
             await server.start()
             assert probe(server, small_disk) == 0
-            await store(connection, Message("orchard.events.a.00.b", b"x", "after"))
+            await store(connection, OutgoingMessage("orchard.events.a.00.b", b"x", "after"))
         await server.stop()
         assert probe(server, small_disk) == 1
         await server.start()

@@ -18,6 +18,7 @@ from orchard.cli.app import app
 from orchard.configuration.config import Config, load
 from orchard.injector.local.backend import LocalBackend
 from orchard.injector.orchestrator.metrics import ServiceMetrics
+from orchard.pipelines.domain import request_kinds
 from orchard.pipelines.values import requests
 from orchard.processes.metrics import FAMILIES
 from orchard.processes.probe import HELP
@@ -114,8 +115,11 @@ class TestWorkers:
         for job in manifests.of("ScaledJob"):
             config = configured(manifests, worker_of(job))
             queue = Queue(kind="rollout", domain=config.worker.domain, priority=config.worker.priority)
-            if worker_of(job)["args"][0] == "values":
+            words = worker_of(job)["args"]
+            if words[0] == "values":
                 queue = requests.QUEUE
+            if "--kinds" in words:
+                queue = request_kinds()[words[words.index("--kinds") + 1]].queue
             (entry,) = job["spec"]["triggers"]
             trigger = Trigger.of_metadata(entry["metadata"])
             assert entry["type"] == "nats-jetstream"

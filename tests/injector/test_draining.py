@@ -120,7 +120,7 @@ def test_who_can_still_write_is_told_apart(processes: list[Process], found: Drai
 def test_who_was_at_the_end_of_its_input_is_so_when_it_has_closed_it() -> None:
     before = judged([TEE], {OUT})
     after = judged([TEE._replace(source=None, reads=frozenset())], {OUT}, before.ending)
-    assert (before.ending, after.standing) == (frozenset({TEE.pid}), WriterState.FINISHING)
+    assert (before.ending, after.writer) == (frozenset({TEE.pid}), WriterState.FINISHING)
 
 
 BUSY = DrainState(WriterState.FINISHING, True)
@@ -199,7 +199,7 @@ def test_of_more_processes_than_are_looked_at_the_others_may_write(monkeypatch: 
     monkeypatch.setattr(draining, "MOST", 1)
     found = draining.processes(Entrance(pidfd=None, cgroups=()))
     assert found[-1] == Process(0, running=True, known=False)
-    assert judged(found[-1:], {OUT}).standing is WriterState.LINGERING
+    assert judged(found[-1:], {OUT}).writer is WriterState.LINGERING
 
 
 async def test_who_follows_sees_it_too(sandbox: AsyncSandbox) -> None:

@@ -52,7 +52,7 @@ async def older(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     await runner.setup()
     await web.UnixSite(runner, str(tmp_path / "agent.sock")).start()
     path = str(tmp_path / "agent.sock")
-    line = AgentConnection(aiohttp.UnixConnector(path), exchange=ConnectionPool(path))
+    line = AgentConnection(aiohttp.UnixConnector(path), pool=ConnectionPool(path))
     yield line, version or "unknown"
     await line.close()
     await runner.cleanup()

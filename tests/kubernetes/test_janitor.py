@@ -22,7 +22,7 @@ def job(name: str, image: str) -> dict[str, Any]:
     labels = {"app.kubernetes.io/name": "worker"}
     return {
         "apiVersion": "batch/v1",
-        "kind": "WorkerJob",
+        "kind": "Job",
         "metadata": {"name": name},
         "spec": {
             "backoffLimit": 0,

@@ -3,15 +3,22 @@
 import inspect
 import re
 import tomllib
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 pytest.importorskip("torch")
 
-from examples.run import FOLDER, OWN, example, filled
+from examples import steps
+from examples.run import FOLDER, OWN, do_step, example, filled
 from orchard.configuration.config import ConfigError
+from orchard.pipelines.datasets.settings import DatasetSettings
+from orchard.pipelines.evaluation.suite import read_suite
+from orchard.pipelines.rl import settings as rl
+from orchard.pipelines.sft import settings as sft
 from orchard.workers.discovery import load
 
 FILES = sorted(file.stem for file in FOLDER.glob("*.toml"))
@@ -25,6 +32,8 @@ OPEN = {
     "examples.domains.swe:taught",
 }
 """Steps that hand further keys on to a command's file, or to a campaign."""
+WRITING = {"sft", "rl", "suite", "examples.domains.swe:reinforced", "examples.domains.swe:taught"}
+"""Steps that write the file of a command."""
 NAME = re.compile(r"\{(\w+)")
 
 
@@ -69,6 +78,41 @@ def test_each_setting_is_used_and_explained(name: str) -> None:
     for setting in described["settings"]:
         assert re.search(rf"^{setting} = .+  # .+", text, re.M), setting
         assert f"{{{setting}" in text or f'"{setting}"' in source, setting
+
+
+MADE = {
+    **{key: ["a-task"] for key in ("ids", "measured", "prompted", "further")},
+    **dict.fromkeys(("newest", "tokenizer"), "somewhere"),
+    "models": {"one": "somewhere"},
+}
+"""What earlier steps would have made."""
+READERS = {"sft": sft.read_settings, "rl": rl.read_settings, "eval": read_suite}
+
+
+@pytest.mark.parametrize("name", FILES)
+async def test_each_file_that_a_step_writes_is_one_that_its_command_reads(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, values = example(name, str(tmp_path))
+    read = []
+
+    async def command(verb: str, file: str, *_: str) -> None:
+        read.append(READERS[verb](Path(file)))
+
+    monkeypatch.setattr(made, "command", command)
+    monkeypatch.setattr(made, "serving", lambda *_: nullcontext())
+    monkeypatch.setattr(steps, "read_results", lambda *_: None)
+    monkeypatch.setattr(steps, "show_results", lambda _: None)
+    monkeypatch.setattr(steps, "open_tables", lambda _: nullcontext())
+    for step in made.steps:
+        if step["do"] in WRITING:
+            await do_step(made, step, MADE | values | {"tokenizer": "somewhere"})
+        elif step["do"] == "dataset":
+            settings = filled(
+                {key: step[key] for key in step if key not in {*OWN, "out"}}, MADE | values | {"each": "x"}
+            )
+            msgspec.convert(settings, DatasetSettings)
+    assert len(read) == sum(step["do"] in WRITING for step in made.steps) + (name == "matrix")
 
 
 def test_placeholders() -> None:

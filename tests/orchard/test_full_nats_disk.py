@@ -16,15 +16,15 @@ from orchard.schemas.outcomes import AbortCause
 from orchard.streams import names
 from orchard.streams.claims import Claims
 from orchard.streams.connection import Connection, connect
+from orchard.streams.disk_space import disk_shortage
 from orchard.streams.errors import NoSpace
-from orchard.streams.guard import Guard, guarded
 from orchard.streams.publisher import Publisher
 from orchard.streams.replay import replay
-from orchard.streams.room import disk_is_full
 from orchard.streams.server import EmbeddedServer, embedded
 from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.stream_check import StreamGuard, guarded
+from orchard.streams.stream_state import ExpectedStream
 from orchard.streams.topology import declare
-from orchard.streams.wholeness import Expected
 from tests.entries import named
 
 MIB = 1024 * 1024
@@ -34,8 +34,8 @@ SETTINGS = NatsSettings(reserve_bytes=6 * MIB, patience=60.0)
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orchard.streams.publish.ACK_TIMEOUT", 0.5)
-    monkeypatch.setattr("orchard.streams.guard.LOOK_SECONDS", 0.2)
-    monkeypatch.setattr("orchard.streams.guard.HELD_LOOK_SECONDS", 0.2)
+    monkeypatch.setattr("orchard.streams.stream_check.LOOK_SECONDS", 0.2)
+    monkeypatch.setattr("orchard.streams.stream_check.HELD_LOOK_SECONDS", 0.2)
     monkeypatch.setattr("orchard.processes.server_supervisor.LOOK_SECONDS", 0.2)
 
 
@@ -55,9 +55,9 @@ def fact(number: int) -> Event:
     return make_event(data, id=f"fact-{number}", source="orchard/test", campaign="demo", rollout_id="ab12")
 
 
-async def archived() -> Expected:
+async def archived() -> ExpectedStream:
     """The tables of a store whose events were archived, so that a purge is no loss."""
-    return Expected(sealed=10_000)
+    return ExpectedStream(sealed=10_000)
 
 
 @asynccontextmanager
@@ -72,8 +72,8 @@ async def pipeline(
         try:
             async with connect(settings, name="worker", url=server.url) as worker:
                 await declare(worker, settings, [Queue()])
-                room = partial(asyncio.to_thread, disk_is_full, server.store, settings)
-                guard = Guard(worker, settings, archived, room=room, on_change=told.append)
+                room = partial(asyncio.to_thread, disk_shortage, server.store, settings)
+                guard = StreamGuard(worker, settings, archived, room=room, on_change=told.append)
                 async with guarded(guard, worker, hold=True):
                     yield server, worker
         finally:

@@ -21,7 +21,7 @@ def pod(
         "metadata": {
             "name": "rollout-swe-normal-x-y",
             "creationTimestamp": (NOW - timedelta(seconds=age)).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "ownerReferences": [{"kind": "WorkerJob", "name": "rollout-swe-normal-x", "controller": True}],
+            "ownerReferences": [{"kind": "Job", "name": "rollout-swe-normal-x", "controller": True}],
         },
         "spec": {},
         "status": {"phase": phase, "initContainerStatuses" if init else "containerStatuses": [status]},

@@ -81,8 +81,8 @@ async def test_a_fourth_domain_goes_from_its_source_to_a_dataset(
     async with world(nats_server.url, str(sandboxes.base_url), store, commands) as place:
         registry = TaskRegistry(Publisher(place.connection), place.blobs)
         await registry.register(found)
-        async for verdict in Validator(place.sandboxes, place.blobs).many(found):
-            await registry.record(verdict)
+        for task in found:
+            await registry.record(await Validator(place.sandboxes, place.blobs).validate(task))
         rollouts = await place.submit(found[0], domain="sums", harnesses=("sums-loop",), samples=2)
         async with place.working():
             outcomes = [payload(event) for event in (await place.outcomes(*rollouts)).values()]

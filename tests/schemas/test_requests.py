@@ -1,5 +1,7 @@
 """Requests at the boundary: 10,000 mutants become a request that can be carried out, or a reason."""
 
+from collections.abc import Callable
+
 import msgspec
 import pytest
 
@@ -13,9 +15,12 @@ from orchard.schemas.requests import (
     NewerRequest,
     check_limits,
     read_annotation_request,
+    read_judge_request,
+    read_prove_request,
     read_rollout_request,
 )
 from orchard.schemas.values import AnnotationRequest
+from orchard.schemas.work import JudgeRequest, ProveRequest
 from tests.mutations import DEEP, mutants
 
 REQUEST = RolloutRequest(
@@ -39,6 +44,27 @@ ANNOTATION = AnnotationRequest(
 )
 
 
+PROOF = ProveRequest(task=REQUEST.task, task_hash="cd" * 32, fence=4)
+JUDGEMENT = JudgeRequest(
+    campaign="demo",
+    rollout_id="0" * 24,
+    attempt=1,
+    task=REQUEST.task.blob,
+    submission="{}",
+    submission_blob=None,
+    protocol="orchard-2",
+    prompt_hash="ef" * 8,
+    model=ModelSpec(name="m"),
+    timeout_seconds=60.0,
+)
+READERS = [
+    (read_rollout_request, REQUEST),
+    (read_annotation_request, ANNOTATION),
+    (read_prove_request, PROOF),
+    (read_judge_request, JUDGEMENT),
+]
+
+
 def changed(**fields: object) -> bytes:
     """The request with other fields, under the id that they make."""
     request = msgspec.structs.replace(REQUEST, **fields)
@@ -48,9 +74,9 @@ def changed(**fields: object) -> bytes:
     return msgspec.json.encode(request)
 
 
-def test_a_request_as_campaigns_make_it_is_read() -> None:
-    assert read_rollout_request(msgspec.json.encode(REQUEST)) == REQUEST
-    assert read_annotation_request(msgspec.json.encode(ANNOTATION)) == ANNOTATION
+@pytest.mark.parametrize(("read", "request_"), READERS)
+def test_a_request_as_commands_make_it_is_read(read: Callable[[bytes], object], request_: object) -> None:
+    assert read(msgspec.json.encode(request_)) == request_
 
 
 def test_ten_thousand_mutants_are_requests_or_reasons() -> None:
@@ -68,10 +94,13 @@ def test_ten_thousand_mutants_are_requests_or_reasons() -> None:
     assert 3000 < reasons < 10_000
 
 
-def test_mutants_of_annotation_requests_are_requests_or_reasons() -> None:
-    for raw in mutants([msgspec.json.encode(ANNOTATION)], 3000, seed=2):
+@pytest.mark.parametrize(("read", "request_"), READERS[1:])
+def test_mutants_of_other_requests_are_requests_or_reasons(
+    read: Callable[[bytes], object], request_: object
+) -> None:
+    for raw in mutants([msgspec.json.encode(request_)], 1000, seed=2):
         try:
-            read_annotation_request(raw)
+            read(raw)
         except InvalidRequest as error:
             assert len(str(error)) < 600
 

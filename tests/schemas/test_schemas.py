@@ -22,6 +22,7 @@ from orchard.schemas.campaigns import (
 from orchard.schemas.documents import render
 from orchard.schemas.events import (
     EVENT_TYPES,
+    NEXT_NAMES,
     MalformedEvent,
     RolloutAborted,
     RolloutFinished,
@@ -35,9 +36,9 @@ from orchard.schemas.events import (
 )
 from orchard.schemas.identity import InvalidName, check_name, rollout_id, shard
 from orchard.schemas.messages import Role, node_id
-from orchard.schemas.outcomes import ExitStatus, RolloutStatus
+from orchard.schemas.outcomes import ExitStatus, Reward, RolloutStatus
 from orchard.schemas.quantities import InvalidQuantity, format_bytes, parse_bytes, parse_cores
-from orchard.schemas.subjects import done_subject, event_subject
+from orchard.schemas.subjects import done_subject, event_subject, type_subjects
 
 DOCUMENTS = Path(__file__).parents[2] / "docs" / "schemas"
 
@@ -160,6 +161,20 @@ def test_fields_from_the_future_are_ignored_and_damage_is_named() -> None:
     assert "sandbox.deleted" in damaged.reason
     with pytest.raises(MalformedEvent):
         decode_event(b"\xff not json")
+
+
+def test_names_of_the_next_version_are_read_and_not_written() -> None:
+    reward = Reward(value=1.0, resolved=True, grader="swe-tests")
+    written = make_event(reward, id="e1", source="orchard/tests/x", campaign="c1")
+    graded = msgspec.structs.replace(written, type="rollout.graded")
+
+    assert written.type == "reward.assigned"
+    assert payload(decode_event(encode_event(graded))) == reward
+    assert {event_subject(one).rpartition(".00.")[2] for one in (written, graded)} == {
+        subject.rpartition(".*.")[2] for subject in type_subjects("c1", written.type)
+    }
+    assert set(NEXT_NAMES.values()) <= set(EVENT_TYPES), "each stands for a type of this version"
+    assert not set(NEXT_NAMES) & set(EVENT_TYPES), "none is written yet"
 
 
 def test_an_aborted_rollout_has_no_reward_field_at_all() -> None:

@@ -13,8 +13,8 @@ from orchard.storage.digest import store_digests
 from orchard.storage.reader import open_tables
 from orchard.storage.upkeep.maintenance import rebuild_derived, rebuild_events
 from orchard.streams import names
-from orchard.streams.capacity import event_capacity
 from orchard.streams.connection import Connection, connect
+from orchard.streams.disk_space import event_capacity
 from orchard.streams.errors import StreamsError
 from orchard.streams.publisher import Publisher
 from orchard.streams.server import EmbeddedServer

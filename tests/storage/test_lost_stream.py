@@ -32,15 +32,15 @@ from orchard.streams.campaigns import CampaignBook
 from orchard.streams.claims import Claims
 from orchard.streams.connection import Connection, connect
 from orchard.streams.errors import EventsForgotten, OutcomeRefused, StreamHeld
-from orchard.streams.guard import Guard, guarded
-from orchard.streams.publish import Message, store_all
+from orchard.streams.publish import OutgoingMessage, store_all
 from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds, next_message
 from orchard.streams.replay import replay
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.stream_check import StreamGuard, guarded
+from orchard.streams.stream_state import ExpectedStream
 from orchard.streams.topology import declare
-from orchard.streams.wholeness import Expected
 from tests.entries import named
 
 SETTINGS = NatsSettings(patience=30.0)
@@ -119,16 +119,16 @@ async def pipeline(scene: Scene) -> AsyncIterator[tuple[Connection, Connection]]
         yield worker, operator
 
 
-async def nothing_known() -> Expected:
-    return Expected()
+async def nothing_known() -> ExpectedStream:
+    return ExpectedStream()
 
 
-def guard_of(scene: Scene, connection: Connection) -> Guard:
-    async def look() -> Expected:
+def guard_of(scene: Scene, connection: Connection) -> StreamGuard:
+    async def look() -> ExpectedStream:
         watermark, last_id = log_end(scene.store)
-        return Expected(watermark, last_id=last_id)
+        return ExpectedStream(watermark, last_id=last_id)
 
-    return Guard(connection, SETTINGS, look, settle=0.0)
+    return StreamGuard(connection, SETTINGS, look, settle=0.0)
 
 
 async def held(connection: Connection) -> dict[int, bytes]:
@@ -320,14 +320,14 @@ class Process:
         self.task = asyncio.create_task(self._run(store, server, name, settle))
 
     async def _run(self, store: str, server: EmbeddedServer, name: str, settle: float) -> None:
-        async def look() -> Expected:
+        async def look() -> ExpectedStream:
             watermark, last_id = log_end(store)
-            return Expected(watermark, last_id=last_id)
+            return ExpectedStream(watermark, last_id=last_id)
 
         async with connect(SETTINGS, name=name, url=server.url) as self.connection:
             self.publisher = Publisher(self.connection)
             async with guarded(
-                Guard(self.connection, SETTINGS, look, settle=settle), self.connection, hold=True
+                StreamGuard(self.connection, SETTINGS, look, settle=settle), self.connection, hold=True
             ):
                 self._told.set()
                 await asyncio.Event().wait()
@@ -442,7 +442,7 @@ async def test_sequences_that_were_given_again_are_recognized(tmp_path: Path, lo
         processes(tmp_path, "writer") as (server, _, _),
         connect(SETTINGS, name="worker", url=server.url) as worker,
     ):
-        guard = Guard(worker, SETTINGS, nothing_known, settle=0.0)
+        guard = StreamGuard(worker, SETTINGS, nothing_known, settle=0.0)
         await guard.check()
         await Publisher(worker).events([log.requested(number) for number in range(3)])
         await damage_newest(server)
@@ -588,7 +588,7 @@ async def test_a_lost_campaign_is_made_again_from_the_log(connection: Connection
     assert plan is not None and move is not None
     strange = (plan.data.replace(b'"size":3', b'"size":"3"'), move.data.replace(b'"paused"', b'"gone"'))
     await store_all(
-        connection, [Message("orchard.events.first.00.x", raw, raw.hex()[-64:]) for raw in strange]
+        connection, [OutgoingMessage("orchard.events.first.00.x", raw, raw.hex()[-64:]) for raw in strange]
     )
     before = await CampaignBook(connection).get("first")
     await write(store, connection)

@@ -18,7 +18,7 @@ from orchard.storage.tables import BASE64, TABLES
 from orchard.storage.upkeep.maintenance import rebuild_derived, rebuild_events
 from orchard.storage.views import VIEWS
 from orchard.streams.connection import Connection
-from orchard.streams.publish import Message, store_all
+from orchard.streams.publish import OutgoingMessage, store_all
 from orchard.streams.publisher import Publisher
 from orchard.streams.records import stored_event
 from tests.mutations import DEEP, mutants
@@ -78,7 +78,7 @@ async def test_a_writer_passes_hundreds_of_mutants_and_every_view_still_answers(
     await store_all(
         connection,
         [
-            Message(subject=_subject(raw, number), payload=raw, id=f"mutant-{number}")
+            OutgoingMessage(subject=_subject(raw, number), payload=raw, id=f"mutant-{number}")
             for number, raw in enumerate(raws)
         ],
     )
@@ -104,7 +104,7 @@ async def test_an_outcome_that_cannot_be_read_holds_the_fence_and_is_no_reward(
     (requested, started, *_, finished) = log.whole_rollout(0)
     await publisher.events([requested, started])
     damaged = encode_event(finished).replace(b'"completed"', b"7")
-    await store_all(connection, [Message(event_subject(finished), damaged, "damaged", expected=0)])
+    await store_all(connection, [OutgoingMessage(event_subject(finished), damaged, "damaged", expected=0)])
     await write()
     with open_tables(store) as tables:
         assert tables.sql("select * from rollouts").fetchall() == []
@@ -123,7 +123,8 @@ async def test_attempt_numbers_go_on_above_those_before_an_unreadable_start(
     rollout = log.rollout(0)
     assert await publisher.start(rollout, 4, lambda number: log.started(rollout, number)) == 4
     await store_all(
-        connection, [Message(started_subject(rollout), b'{"a":' + b"[" * DEEP, "no event", expected=None)]
+        connection,
+        [OutgoingMessage(started_subject(rollout), b'{"a":' + b"[" * DEEP, "no event", expected=None)],
     )
     assert await publisher.start(rollout, 1, lambda number: log.started(rollout, number)) == 5
 

@@ -12,7 +12,7 @@ from orchard.streams import names
 from orchard.streams.claims import Claims
 from orchard.streams.connection import Connection
 from orchard.streams.consumer import ClaimedRequest, Consumer, PutOff, RetryPolicy
-from orchard.streams.entries import FIRST, Place, QueueEntry, entry
+from orchard.streams.entries import FIRST, EntryAddress, QueueEntry, entry
 from orchard.streams.errors import AwaitsEndpoint
 from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds, last_message, next_message
@@ -45,7 +45,7 @@ class Errands:
         return read_known(body, Errand, "an errand request")
 
     def entry(self, request: Errand, occasion: str) -> QueueEntry:
-        return entry(QUEUE, Place("demo", request.name), occasion, msgspec.json.encode(request))
+        return entry(QUEUE, EntryAddress("demo", request.name), occasion, msgspec.json.encode(request))
 
     async def handle(self, delivery: ClaimedRequest[Errand]) -> PutOff | None:
         result = self._do(delivery)
@@ -94,7 +94,7 @@ async def test_a_body_that_is_no_request_is_a_dead_letter_and_the_others_are_don
     handler = Errands(lambda _: None)
     bodies = [b"", b"\xff\xfe", b"[" * 5000, b'{"name": 7}', b"null"]
     for number, body in enumerate(bodies):
-        await Publisher(connection).offer(entry(QUEUE, Place("demo", f"bad-{number}"), FIRST, body))
+        await Publisher(connection).offer(entry(QUEUE, EntryAddress("demo", f"bad-{number}"), FIRST, body))
     await offer(connection, handler, Errand(name="good"))
     async with consuming(connection, handler):
         await eventually(lambda: empty(connection))
@@ -109,7 +109,7 @@ async def test_what_a_later_version_asks_for_is_left_to_it_word_for_word(
 ) -> None:
     handler = Errands(lambda _: None)
     body = b'{"name":"a","colour":"red"}'
-    await Publisher(connection).offer(entry(QUEUE, Place("demo", "a"), FIRST, body))
+    await Publisher(connection).offer(entry(QUEUE, EntryAddress("demo", "a"), FIRST, body))
     async with consuming(connection, handler):
         await eventually(lambda: empty(connection))
     waiting = await next_message(connection, names.LATER, 1, names.LATER_SUBJECTS)

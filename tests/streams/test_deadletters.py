@@ -20,9 +20,9 @@ from orchard.schemas.outcomes import AbortCause, ExitStatus, RolloutStatus
 from orchard.streams import names
 from orchard.streams.claims import Claim, Claims
 from orchard.streams.connection import Connection
+from orchard.streams.enqueue import work_message
 from orchard.streams.entries import FIRST, rollout_entry
 from orchard.streams.errors import NatsUnreachable, NotRequeued
-from orchard.streams.placing import work_message
 from orchard.streams.publish import store
 from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds

@@ -14,20 +14,20 @@ from orchard.schemas.events import Event
 from orchard.streams import names
 from orchard.streams.connection import Connection, connect
 from orchard.streams.errors import LogFull, OutcomeRefused
-from orchard.streams.guard import Guard, guarded
 from orchard.streams.publisher import Publisher
 from orchard.streams.replay import replay
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings
+from orchard.streams.stream_check import StreamGuard, guarded
+from orchard.streams.stream_state import ExpectedStream
 from orchard.streams.topology import declare, declare_events
-from orchard.streams.wholeness import Expected
 
 ROLLOUTS = [f"ab{number}" for number in range(8)]
 MADE_EARLIER = {"discard": api.DiscardPolicy.OLD, "max_bytes": 20_000, "max_age": 3600.0}
 
 
-async def nothing_known() -> Expected:
-    return Expected()
+async def nothing_known() -> ExpectedStream:
+    return ExpectedStream()
 
 
 async def edit(connection: Connection, **changes: object) -> None:
@@ -76,7 +76,7 @@ async def test_a_worker_waits_until_a_full_log_has_room(
     await declare_events(connection, small)
     async with (
         connect(settings, name="worker", url=server.url) as worker,
-        guarded(Guard(worker, small, nothing_known), worker, hold=True),
+        guarded(StreamGuard(worker, small, nothing_known), worker, hold=True),
     ):
         storing = asyncio.create_task(Publisher(worker).events([make_fact(number) for number in range(200)]))
         with pytest.raises(LogFull):
@@ -99,7 +99,7 @@ async def test_nothing_is_claimed_when_the_log_is_nearly_full(
 ) -> None:
     small = msgspec.structs.replace(settings, event_max_bytes=20_000, full_share=0.5)
     await declare_events(connection, small)
-    guard = Guard(connection, small, nothing_known)
+    guard = StreamGuard(connection, small, nothing_known)
     await guard.check()
     assert await connection.room(0)
 
@@ -134,7 +134,7 @@ async def test_limits_that_somebody_edits_are_put_back(
 ) -> None:
     await edit(connection, **MADE_EARLIER, max_msgs_per_subject=1)
 
-    await Guard(connection, settings, nothing_known).check()
+    await StreamGuard(connection, settings, nothing_known).check()
 
     assert await limits(connection) == ("new", -1, 0, -1)
 
@@ -160,7 +160,7 @@ async def test_rules_that_displace_or_refuse_events_are_put_back(
     await publisher.terminal(make_terminal(1))
     await edit(connection, **changes)
 
-    await Guard(connection, settings, nothing_known, settle=0.0).check()
+    await StreamGuard(connection, settings, nothing_known, settle=0.0).check()
 
     assert connection.held == ""
     await publisher.terminal(make_terminal(1, "cd34"))
@@ -188,10 +188,10 @@ async def test_where_limits_cannot_be_put_back_nothing_is_published(
         connect(impatient, name="w", url=f"nats://worker:w@{address}") as worker,
     ):
         await declare(operator, settings, [])
-        async with guarded(Guard(worker, impatient, nothing_known), worker, hold=True):
+        async with guarded(StreamGuard(worker, impatient, nothing_known), worker, hold=True):
             await Publisher(worker).event(make_fact(1))
             await edit(operator, **MADE_EARLIER)
-            await Guard(worker, impatient, nothing_known).check()
+            await StreamGuard(worker, impatient, nothing_known).check()
 
             assert "would drop or displace events" in worker.held
             with pytest.raises(Exception, match="set its discard policy to new"):

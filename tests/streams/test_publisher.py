@@ -17,6 +17,7 @@ from orchard.schemas.outcomes import AbortCause
 from orchard.streams import names
 from orchard.streams import publisher as publisher_module
 from orchard.streams.connection import Connection, connect
+from orchard.streams.enqueue import Enqueued, EnqueueResult
 from orchard.streams.errors import (
     MessageTooLarge,
     OutcomeRefused,
@@ -26,8 +27,7 @@ from orchard.streams.errors import (
     TopologyError,
     WrongSequence,
 )
-from orchard.streams.placing import Placed, Verdict
-from orchard.streams.publish import Message
+from orchard.streams.publish import OutgoingMessage
 from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds
 from orchard.streams.replay import replay
@@ -109,7 +109,7 @@ async def test_a_request_survives_a_server_that_is_away_for_a_while(
 
     await server.start()
 
-    assert await request == Placed(Verdict.STORED, 1)
+    assert await request == Enqueued(EnqueueResult.STORED, 1)
 
 
 @pytest.mark.parametrize("size", [8 * 1024 * 1024 - 10, 9 * 1024 * 1024])
@@ -251,7 +251,7 @@ async def test_a_refusal_for_what_a_leader_had_taken_in_and_lost_is_no_refusal(
     store = publisher_module.store
     refusals: list[int | None] = []
 
-    async def refusing(connection: Connection, message: Message) -> int:
+    async def refusing(connection: Connection, message: OutgoingMessage) -> int:
         if message.id == late.id and len(refusals) < 3:
             refusals.append(message.expected)
             raise WrongSequence("wrong last sequence")

@@ -5,24 +5,24 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from orchard.schemas.trails import trail_subject
+from orchard.schemas.replay_pointers import pointer_subject
 from orchard.streams.batches import messages_of
 from orchard.streams.claims import Claims
 from orchard.streams.connection import Connection
 from orchard.streams.delayed import Delayed
-from orchard.streams.guard import Guard
 from orchard.streams.health import reports
 from orchard.streams.names import ADVISORIES, DAMAGED, EVENTS, LATER, MAX_DELIVERIES, WORK
-from orchard.streams.publish import Message, store
+from orchard.streams.publish import OutgoingMessage, store
 from orchard.streams.pull import NAK, Puller, settle
 from orchard.streams.queued import queued, running_now
 from orchard.streams.reading import bounds, last_message, message_at
 from orchard.streams.replay import replay
+from orchard.streams.replay_pointers import ReplayPointers
 from orchard.streams.server import MAX_PAYLOAD, EmbeddedServer
 from orchard.streams.settings import Queue
-from orchard.streams.trails import Trails
+from orchard.streams.stream_check import StreamGuard
+from orchard.streams.stream_state import ExpectedStream
 from orchard.streams.undelivered import Undelivered
-from orchard.streams.wholeness import Expected
 from orchard.workers.attempts.deadletters import DeadLetters
 from tests.mutations import DEEP
 from tests.streams.conftest import Eventually
@@ -121,8 +121,8 @@ async def test_a_request_as_large_as_a_message_can_be_leaves_the_queue(
     connection: Connection, queue: Queue
 ) -> None:
     """Its dead letter has headers of its own, for which it leaves no room; a message id may have 64 KiB."""
-    await store(connection, Message(f"{queue.subject}.demo.ab.abcdef.0", b"x" * MAX_PAYLOAD, ""))
-    await store(connection, Message(f"{queue.subject}.demo.ab.abcdef.1", b"y", "m" * 65_000))
+    await store(connection, OutgoingMessage(f"{queue.subject}.demo.ab.abcdef.0", b"x" * MAX_PAYLOAD, ""))
+    await store(connection, OutgoingMessage(f"{queue.subject}.demo.ab.abcdef.1", b"y", "m" * 65_000))
     letters = DeadLetters(connection)
     async with Claims(connection, queue) as claims:
         for _ in range(2):
@@ -146,14 +146,14 @@ async def test_what_cannot_be_read_of_marks_reports_and_trails_is_left_out_or_ho
         [
             (b"orchard.health.a", None, deep),
             (b"orchard.health.b", b"NATS/1.0 503\r\n\r\n", b""),
-            (trail_subject("abcdef").encode(), None, b'{"a":' + deep),
+            (pointer_subject("abcdef").encode(), None, b'{"a":' + deep),
             (DAMAGED.encode(), None, b'{"a":' + deep),
             (advisory, None, notice),
             (advisory, None, notice.replace(b"-1", b"9" * 30)),
         ],
     )
     assert await reports(connection) == []
-    assert await Trails(connection).find("abcdef") is None
+    assert await ReplayPointers(connection).find("abcdef") is None
     undelivered = asyncio.create_task(Undelivered(connection, DeadLetters(connection).bury).run())
 
     async def settled() -> bool:
@@ -162,13 +162,13 @@ async def test_what_cannot_be_read_of_marks_reports_and_trails_is_left_out_or_ho
 
     await eventually(settled)
     undelivered.cancel()
-    guard = Guard(connection, connection.settings, _nothing_known, settle=0.0)
+    guard = StreamGuard(connection, connection.settings, _nothing_known, settle=0.0)
     assert await guard.check()
     assert "cannot be read" in connection.held
 
 
-async def _nothing_known() -> Expected:
-    return Expected()
+async def _nothing_known() -> ExpectedStream:
+    return ExpectedStream()
 
 
 async def _publish(url: str, messages: list[tuple[bytes, bytes | None, bytes]]) -> None:

@@ -17,10 +17,10 @@ from orchard.streams import names
 from orchard.streams.claims import Claim
 from orchard.streams.connection import Connection
 from orchard.streams.deadletter_codec import Dead, DeadLetter, letter, read_letter
-from orchard.streams.entries import entry, for_newer, place_in, rollout_entry
+from orchard.streams.enqueue import Enqueued, EnqueueResult
+from orchard.streams.entries import address_in, entry, for_newer, rollout_entry
 from orchard.streams.errors import NotRequeued, OutcomeRefused
-from orchard.streams.placing import Placed, Verdict
-from orchard.streams.publish import Message, store
+from orchard.streams.publish import OutgoingMessage, store
 from orchard.streams.publisher import Publisher
 from orchard.streams.reading import delete_message, last_message, message_at, next_message
 from orchard.streams.records import StoredMessage
@@ -95,7 +95,7 @@ class DeadLetters:
     async def leave(self, claim: Claim, reason: str) -> None:
         """A later version can carry this request out, and in the middle of an upgrade such workers are there:
         put it off as it is. Nobody who takes it LEFT_TIMES times makes a dead letter with the reason."""
-        spot = place_in(claim.subject)
+        spot = address_in(claim.subject)
         occasion, times = for_newer(claim.message_id)
         if spot is None or times >= LEFT_TIMES:
             await self.reject(claim, reason)
@@ -132,7 +132,7 @@ class DeadLetters:
         if request is not None:
             request = await self._reopen(request, dead, reason)
         placed = await self._place(dead, queue, request)
-        if placed.verdict is Verdict.OCCUPIED:
+        if placed.result is EnqueueResult.OCCUPIED:
             raise NotRequeued(f"another request of dead letter {sequence} is queued or running: look again")
         stored = placed.sequence
         await self._publisher.event(
@@ -147,14 +147,14 @@ class DeadLetters:
         await delete_message(self._connection, names.DEAD, sequence)
         return Requeued(queue=queue, sequence=stored, request=request)
 
-    async def _place(self, dead: DeadLetter, queue: Queue, request: RolloutRequest | None) -> Placed:
-        occasion, spot = f"requeued-{dead.sequence}", place_in(dead.subject)
+    async def _place(self, dead: DeadLetter, queue: Queue, request: RolloutRequest | None) -> Enqueued:
+        occasion, spot = f"requeued-{dead.sequence}", address_in(dead.subject)
         if request is not None:
             return await self._publisher.offer(rollout_entry(request, occasion))
         if spot is not None:
             return await self._publisher.offer(entry(queue, spot, occasion, dead.body))
-        again = Message(dead.subject, dead.body, f"{occasion}-{dead.message_id}")
-        return Placed(Verdict.STORED, await store(self._connection, again))
+        again = OutgoingMessage(dead.subject, dead.body, f"{occasion}-{dead.message_id}")
+        return Enqueued(EnqueueResult.STORED, await store(self._connection, again))
 
     async def _reopen(self, request: RolloutRequest, dead: DeadLetter, reason: str) -> RolloutRequest:
         """The request for another round, its rollout open again."""

@@ -13,9 +13,9 @@ import msgspec
 
 from orchard.schemas.llm_calls import LLMCall
 from orchard.schemas.messages import MessageNode
-from orchard.schemas.trails import SEGMENT, Trail
+from orchard.schemas.replay_pointers import SEGMENT_EVENTS, ReplayPointer
 from orchard.storage.blobs import BlobStore
-from orchard.streams.trails import Trails
+from orchard.streams.replay_pointers import ReplayPointers
 from orchard.workers.episode.records import Record, read_record
 
 PROVEN_ANSWERS = 2
@@ -25,7 +25,7 @@ PROVEN_ANSWERS = 2
 class Inheritance:
     """Of one attempt."""
 
-    def __init__(self, trails: Trails, rollout_id: str, attempt: int, replay_key: str) -> None:
+    def __init__(self, trails: ReplayPointers, rollout_id: str, attempt: int, replay_key: str) -> None:
         """The key is that of `records.replay_key`."""
         self._trails = trails
         self._rollout_id = rollout_id
@@ -41,7 +41,7 @@ class Inheritance:
         self._answer = ""
         """Node of the newest answer."""
         self._answers = 0
-        self._replayed: Trail | None = None
+        self._replayed: ReplayPointer | None = None
         self._replays = 0
         self._calls: dict[str, int] = {}
         """Sequences of the recorded calls, by the node each made."""
@@ -104,14 +104,14 @@ class Inheritance:
 
     async def _leave(self, died_at: str = "") -> None:
         """The newest SEGMENT events at the least stay out of segments: the last answer may be taken back."""
-        while len(self._events) >= (self._segments + 2) * SEGMENT:
-            start = self._segments * SEGMENT
-            sealed = self._events[start : start + SEGMENT]
+        while len(self._events) >= (self._segments + 2) * SEGMENT_EVENTS:
+            start = self._segments * SEGMENT_EVENTS
+            sealed = self._events[start : start + SEGMENT_EVENTS]
             await self._trails.seal(self._rollout_id, self._attempt, self._segments, sealed)
             self._segments += 1
         await self._trails.leave(
             self._rollout_id,
-            Trail(
+            ReplayPointer(
                 attempt=self._attempt,
                 replay_key=self._replay_key,
                 events=tuple(self._events),

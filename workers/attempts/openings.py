@@ -17,8 +17,8 @@ from orchard.schemas.events import (
     RolloutFinished,
     RolloutReopened,
     UnreadablePayload,
+    done_payload,
     make_event,
-    outcome_in,
 )
 from orchard.schemas.outcomes import AbortCause, ExitStatus
 from orchard.streams.publisher import Publisher
@@ -30,7 +30,7 @@ def open_at(newest: StoredEvent | None) -> int | None:
     outcome, which may be one that cannot be read."""
     if newest is None:
         return 0
-    return newest.sequence if isinstance(outcome_in(newest.event), RolloutReopened) else None
+    return newest.sequence if isinstance(done_payload(newest.event), RolloutReopened) else None
 
 
 async def opened(
@@ -107,7 +107,7 @@ def _reopening(
     request: RolloutRequest, newest: StoredEvent, reason: str, source: str, ended: Collection[ExitStatus]
 ) -> Event | None:
     """The event that opens a rollout again that aborted, has an unreadable outcome, or `ended` so."""
-    match outcome_in(newest.event):
+    match done_payload(newest.event):
         case RolloutAborted(cause=cause):
             pass
         case UnreadablePayload():

@@ -318,7 +318,9 @@ class Attempt:
         """Replay what a dead attempt has recorded, and leave a trail for the next."""
         request, dependencies = self.request, self._dependencies
         key = replay_key(request, fingerprint(harness), dependencies.models.asked(request.model.endpoint))
-        self._inheritance = Inheritance(dependencies.publisher.trails, request.rollout_id, self.number, key)
+        self._inheritance = Inheritance(
+            dependencies.publisher.replay_pointers, request.rollout_id, self.number, key
+        )
         if self.number > 1 and (record := await self._inheritance.claim(dependencies.blobs)) is not None:
             self._trace.replay(record)
 

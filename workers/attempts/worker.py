@@ -161,7 +161,7 @@ class Worker:
             )
         if isinstance(data, RolloutFinished):
             await self._refusals.served(attempt.request)
-            await self._dependencies.publisher.trails.forget(attempt.request.rollout_id)
+            await self._dependencies.publisher.replay_pointers.forget(attempt.request.rollout_id)
         elif data.cause is AbortCause.LLM_REFUSED:
             await self._refusals.refused(attempt.request, data.detail)
 

@@ -4,8 +4,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 
-from orchard.schemas.images import Image
-from orchard.schemas.messages import MessageNode, ToolCall
+from orchard.schemas.messages import Image, MessageNode, ToolCall
 from orchard.workers.episode.machine import CommandOutcome
 
 _DURATION = re.compile(r"\b(?:\d+m ?)?\d+(?:\.\d+)? ?(?:ns|us|µs|ms|s|secs?|seconds?)\b")

@@ -11,9 +11,8 @@ import msgspec
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.events import AttemptInherited
 from orchard.schemas.identity import canonical
-from orchard.schemas.images import Image
 from orchard.schemas.llm_calls import CallKind, LLMCall
-from orchard.schemas.messages import MessageNode, Role, TokenRecord, ToolCall, ToolResult, node_id
+from orchard.schemas.messages import Image, MessageNode, Role, TokenRecord, ToolCall, ToolResult, node_id
 from orchard.storage.blobs import BlobStore
 from orchard.workers.episode.comparing import Divergence, Executed, compare, output_sha256
 from orchard.workers.episode.large_messages import is_large, slimmed

@@ -6,7 +6,7 @@ import re
 
 import msgspec
 
-from orchard.schemas.images import MEDIA_TYPES, Image
+from orchard.schemas.messages import MEDIA_TYPES, Image
 from orchard.storage.blobs import BlobStore
 
 LARGEST = 16384

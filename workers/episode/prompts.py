@@ -3,8 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from orchard.schemas.images import Image, placed
-from orchard.schemas.messages import MessageNode, Role, ToolCall
+from orchard.schemas.messages import Image, MessageNode, Role, ToolCall, placed
 
 _SHOWN = 4000
 """Characters of a call that was not executed, which the model is shown again."""

@@ -18,12 +18,12 @@ from orchard.schemas.events import payload
 from orchard.schemas.identity import digest
 from orchard.schemas.llm_calls import LLMCall
 from orchard.schemas.messages import MessageNode, Role
-from orchard.schemas.trails import Trail
+from orchard.schemas.replay_pointers import ReplayPointer
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError
 from orchard.streams.errors import StreamsError
 from orchard.streams.records import StoredEvent
-from orchard.streams.trails import Trails
+from orchard.streams.replay_pointers import ReplayPointers
 from orchard.workers.episode.large_messages import whole
 from orchard.workers.llm.answers import Completion
 
@@ -86,7 +86,9 @@ class Record:
         return waiting.pop(0) if waiting else None
 
 
-def record_of(rollout_id: str, trail: Trail, events: Iterable[StoredEvent], blobs: BlobStore) -> Record:
+def record_of(
+    rollout_id: str, trail: ReplayPointer, events: Iterable[StoredEvent], blobs: BlobStore
+) -> Record:
     """The record that a rollout's trail leads to; events of other rollouts, as a stream that has lost its
     tail may hold under the same sequences, are left out. Raises StorageError for a blob that cannot be read.
     """
@@ -112,7 +114,9 @@ def record_of(rollout_id: str, trail: Trail, events: Iterable[StoredEvent], blob
     return record
 
 
-async def read_record(trails: Trails, rollout_id: str, trail: Trail, blobs: BlobStore) -> Record | None:
+async def read_record(
+    trails: ReplayPointers, rollout_id: str, trail: ReplayPointer, blobs: BlobStore
+) -> Record | None:
     """Read the record of a rollout's trail: its own events alone. None where they cannot be read, so that the
     attempt starts afresh."""
     try:

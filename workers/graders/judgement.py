@@ -6,7 +6,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
 from orchard.schemas.blobs import BlobRef
-from orchard.schemas.judging import Verdict
+from orchard.schemas.judging import JudgeVerdict
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.tasks import Task
 from orchard.storage.blobs import BlobStore
@@ -45,7 +45,7 @@ class Judgement:
     controls: Controls = field(default_factory=Controls)
     """Controls of earlier gradings, which need not be repeated."""
 
-    async def rule(self, name: str, evidence: Evidence, protocol: str = "") -> Verdict:
+    async def rule(self, name: str, evidence: Evidence, protocol: str = "") -> JudgeVerdict:
         """The verdict of a judge on `name`, a part of this judgement: see `Judges.rule`."""
         if self.judges is None:
             raise InfrastructureError(

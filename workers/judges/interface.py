@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from orchard.schemas.judging import Verdict
+from orchard.schemas.judging import JudgeVerdict
 
 Messages = Sequence[dict[str, Any]]
 """OpenAI chat messages; a content may be a list of parts, with pictures among them."""
@@ -54,7 +54,7 @@ class Protocol(typing.Protocol):
     words: str
     """All fixed text of its prompts; its hash stands beside each verdict."""
 
-    async def judge(self, evidence: Evidence, ask: Ask) -> Verdict:
+    async def judge(self, evidence: Evidence, ask: Ask) -> JudgeVerdict:
         """The verdict. Raises BadVerdict when the answers are none; what `ask` raises passes."""
 
 

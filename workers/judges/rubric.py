@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
 from orchard.schemas.identity import digest
-from orchard.schemas.judging import Verdict
+from orchard.schemas.judging import JudgeVerdict
 from orchard.workers.judges.interface import Ask, BadVerdict, Content, Evidence, content
 
 T = TypeVar("T")
@@ -47,13 +47,13 @@ LABELS = ("Task", "Rubric", "What was said", "What the assistant did", "The assi
 class OneAnswer:
     """A protocol of one question, asked again where the answer has not the form."""
 
-    def __init__(self, version: str, words: str, read: Callable[[str], Verdict]) -> None:
+    def __init__(self, version: str, words: str, read: Callable[[str], JudgeVerdict]) -> None:
         self.version = version
         self.words = "\n".join([words, RETRY, BORDERS, *LABELS])
         self._system = words
         self._read = read
 
-    async def judge(self, evidence: Evidence, ask: Ask) -> Verdict:
+    async def judge(self, evidence: Evidence, ask: Ask) -> JudgeVerdict:
         """See Protocol."""
         return await asked(ask, self._system, content(shown(evidence), evidence.pictures), self._read)
 
@@ -79,7 +79,7 @@ async def asked(ask: Ask, system: str, said: Content, read: Callable[[str], T]) 
     raise AssertionError("unreachable: the last answer returns or raises")
 
 
-def read_score(text: str) -> Verdict:
+def read_score(text: str) -> JudgeVerdict:
     """The verdict in one JSON object with `score` and `reasoning` alone. Raises BadVerdict, nothing else."""
     text = bare(text)
     if fenced := _FENCE.match(text):
@@ -98,10 +98,10 @@ def read_score(text: str) -> Verdict:
     if not isinstance(reason, str):
         raise BadVerdict("the reasoning is not text")
     reason = reason[:REASON_LIMIT].encode(errors="replace").decode()
-    return Verdict(score=float(score), passed=score >= PASSING_SCORE, reason=reason)
+    return JudgeVerdict(score=float(score), passed=score >= PASSING_SCORE, reason=reason)
 
 
-def read_success(text: str) -> Verdict:
+def read_success(text: str) -> JudgeVerdict:
     """The verdict on the last line, NOT SUCCESS or SUCCESS. Raises BadVerdict, nothing else."""
     lines = [line.strip(" \t*_`.:#\"'") for line in bare(text).splitlines() if line.strip()]
     verdicts = [each if (each := _verdict(line)) in _VERDICTS else "" for line in lines]
@@ -119,10 +119,10 @@ def _verdict(line: str) -> str:
     return line.upper().removeprefix("STATUS:").removeprefix("VERDICT:").strip(" *")
 
 
-def decided(passed: bool, reason: str) -> Verdict:
+def decided(passed: bool, reason: str) -> JudgeVerdict:
     """A success or not, and why."""
     reason = reason[:REASON_LIMIT].encode(errors="replace").decode()
-    return Verdict(score=float(passed), passed=passed, reason=reason)
+    return JudgeVerdict(score=float(passed), passed=passed, reason=reason)
 
 
 RUBRIC = OneAnswer("rubric-2", _RUBRIC_WORDS, read_score)

@@ -7,7 +7,7 @@ import msgspec
 
 from orchard.schemas.campaigns import ModelSpec
 from orchard.schemas.identity import digest
-from orchard.schemas.judging import JudgeCalled, JudgeRuled, Verdict
+from orchard.schemas.judging import JudgeCalled, JudgeRuled, JudgeVerdict
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.plugins import PluginError
 from orchard.workers.episode.settings import JudgeSettings
@@ -24,7 +24,7 @@ SEED = 42
 _ANSWER_LIMIT = 4_000
 
 T = TypeVar("T")
-Judged = tuple[T, Verdict | None]
+Judged = tuple[T, JudgeVerdict | None]
 """What came of asking, and the verdict in it."""
 Publish = Callable[[msgspec.Struct], Awaitable[None]]
 
@@ -62,7 +62,7 @@ class Judges:
         except PluginError as error:
             raise InfrastructureError(AbortCause.INVALID_REQUEST, str(error)) from error
 
-    async def rule(self, name: str, evidence: Evidence, protocol: str = "") -> Verdict:
+    async def rule(self, name: str, evidence: Evidence, protocol: str = "") -> JudgeVerdict:
         """The verdict on `name`, by the protocol or by that of the configuration.
 
         Raises InfrastructureError: JUDGE_FAILED where no judge is configured, it is down, or does not
@@ -70,7 +70,7 @@ class Judges:
         """
         chosen = self.protocol(protocol)
 
-        async def ruled(ask: Ask) -> tuple[Verdict, Verdict]:
+        async def ruled(ask: Ask) -> tuple[JudgeVerdict, JudgeVerdict]:
             verdict = checked(await chosen.judge(evidence, ask))
             return verdict, verdict
 
@@ -80,7 +80,7 @@ class Judges:
         """The answer to messages in a grader's own words, which the grader reads. Where it is a score in the
         form of the protocol `rubric`, the judgement has it. Raises as `rule` does."""
 
-        async def answered(ask: Ask) -> tuple[str, Verdict | None]:
+        async def answered(ask: Ask) -> tuple[str, JudgeVerdict | None]:
             text = await ask(messages)
             return text, score_in(text)
 
@@ -176,7 +176,7 @@ class _Judgement:
         )
         return answer.text
 
-    async def _ended(self, verdict: Verdict | None, fault: str = "") -> None:
+    async def _ended(self, verdict: JudgeVerdict | None, fault: str = "") -> None:
         costs = [cost for cost in self._costs if cost is not None]
         await self._publish(
             JudgeRuled(
@@ -195,15 +195,15 @@ class _Judgement:
         )
 
 
-def checked(verdict: Verdict) -> Verdict:
+def checked(verdict: JudgeVerdict) -> JudgeVerdict:
     """A verdict of a plug-in, perhaps. Raises BadVerdict and ValidationError."""
-    verdict = msgspec.convert(msgspec.to_builtins(verdict), Verdict)
+    verdict = msgspec.convert(msgspec.to_builtins(verdict), JudgeVerdict)
     if not 0 <= verdict.score <= 1:
         raise BadVerdict(f"the score is {verdict.score}")
     return verdict
 
 
-def score_in(text: str) -> Verdict | None:
+def score_in(text: str) -> JudgeVerdict | None:
     """The score that an answer is, if it is one."""
     try:
         return read_score(text)

@@ -73,6 +73,10 @@ class ModelClient:
         if answer.reasoning_field:
             self._endpoint(spec.endpoint).learn(answer)
 
+    def has(self, endpoint: str) -> bool:
+        """Whether an endpoint of that name is configured here."""
+        return endpoint in self._settings
+
     async def resting(self, endpoint: str) -> EndpointRests | None:
         """The rest of an endpoint that no call waits for, as the whole fleet knows it."""
         settings, rests = self._settings.get(endpoint), self._rests

@@ -70,18 +70,22 @@ def import_image(
         found = _choose(list(_images(source)), name, path)
         name = name or (found.names[0] if found.names else None)
         if name is None:
-            raise RequestInvalid(f"{path} does not name its image: give it a name")
+            raise RequestInvalid(f"{path} does not name its image: give the name with the request")
         check_name(name)
         config = _json(source, found.config, found.config_digest)
         about = config.get("config") or {}
         wanted = ARCHITECTURES[os.uname().machine]
         if config.get("architecture", wanted) != wanted:
             raise RequestInvalid(
-                f"{name} is an image for {config['architecture']}, and this machine is {wanted}"
+                f"{name} is an image for {config['architecture']}, and this machine is"
+                f" {wanted}: import one for {wanted}"
             )
         diff_ids = config.get("rootfs", {}).get("diff_ids", [])
         if len(diff_ids) != len(found.layers) or not all(DIGEST.fullmatch(diff_id) for diff_id in diff_ids):
-            raise RequestInvalid(f"the configuration of {name} does not match its layers")
+            raise RequestInvalid(
+                f"the configuration of {name} has {len(diff_ids)} layers and its manifest"
+                f" {len(found.layers)}: save the image again"
+            )
         store.check_replaceable(name, owner)
         # Of a layer that is there twice the lower one cannot be seen, and overlayfs takes each once.
         layers = [*dict.fromkeys(diff_id.replace(":", "-") for diff_id in reversed(diff_ids))]
@@ -169,11 +173,13 @@ def _json(source: _Source, path: str, digest: str | None = None) -> Any:
     with source.open(path) as file:
         data = file.read()
     if digest is not None and digest != f"sha256:{hashlib.sha256(data).hexdigest()}":
-        raise RequestInvalid(f"{path} of the image is not what its name says")
+        raise RequestInvalid(
+            f"{path} of the image does not have the SHA-256 of its name: save the image again"
+        )
     try:
         return json.loads(data)
     except ValueError as error:
-        raise RequestInvalid(f"{path} of the image is not JSON") from error
+        raise RequestInvalid(f"{path} of the image is not JSON: save the image again") from error
 
 
 @contextmanager
@@ -187,7 +193,9 @@ def _opened(path: Path) -> Iterator[_Source]:
     except FileNotFoundError:
         raise RequestInvalid(f"there is no image archive {path}") from None
     except tarfile.TarError as error:
-        raise RequestInvalid(f"{path} is no tar archive or is cut short: {error}") from error
+        raise RequestInvalid(
+            f"{path} is no tar archive or is cut short ({error}): save the image again"
+        ) from error
 
 
 class _Directory:
@@ -200,7 +208,7 @@ class _Directory:
     def open(self, path: str) -> BinaryIO:
         file = (self._path / path).resolve()
         if not file.is_relative_to(self._path) or not file.is_file():
-            raise RequestInvalid(f"the image lacks its file {path}")
+            raise RequestInvalid(f"the image lacks its file {path}: save the image again")
         return file.open("rb")
 
 
@@ -215,5 +223,5 @@ class _Archive:
     def open(self, path: str) -> BinaryIO:
         file = self._archive.extractfile(self._members[path]) if self.has(path) else None
         if file is None:
-            raise RequestInvalid(f"the image lacks its file {path}")
+            raise RequestInvalid(f"the image lacks its file {path}: save the image again")
         return cast(BinaryIO, file)

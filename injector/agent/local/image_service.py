@@ -44,7 +44,7 @@ class LocalImages:
     async def pull(self, wanted: Mapping[str, Any], owner: str | None) -> dict[str, Any]:
         user, password = wanted.get("username"), wanted.get("password")
         if (user is None) != (password is None):
-            raise RequestInvalid("username and password go together")
+            raise RequestInvalid("one of `username` and `password` is missing: give both or neither")
         request = {name: wanted.get(name) for name in ("reference", "name")} | {
             "credentials": None if user is None else {"username": user, "password": password},
             "plain_http": bool(wanted.get("plain_http")),

@@ -211,7 +211,9 @@ class ImageStore:
         """Raise Conflict if an image of this name belongs to another owner."""
         with suppress(FileNotFoundError):
             if owner is not None and self._read(name).owner != owner:
-                raise Conflict(f"the image `{name}` is of somebody else: use another name", reason="exists")
+                raise Conflict(
+                    f"the image `{name}` belongs to another key: use another name", reason="exists"
+                )
 
     async def copy(self, upper: Path, kind: str) -> str:
         """Copy the directory `upper`, which may change meanwhile, as a new layer; returns its name."""
@@ -280,12 +282,14 @@ def laid_over(image: StoredImage, top: StoredImage) -> StoredImage:
 
 def check_name(name: str) -> None:
     if name == HOST or not name or name != name.strip() or any(ord(letter) < 33 for letter in name):
-        raise RequestInvalid(f"`{name}` cannot be the name of an image; use `repository:tag`")
+        raise RequestInvalid(f"`{name}` cannot be the name of an image: use `repository:tag`")
 
 
 def check_layers(name: str, layers: Sequence[str]) -> None:
     if len(layers) > MAX_LAYERS:
-        raise RequestInvalid(f"image {name} has more than {MAX_LAYERS} layers")
+        raise RequestInvalid(
+            f"the image {name} has {len(layers)} layers, and {MAX_LAYERS} can be mounted: squash some"
+        )
 
 
 def tree_size(directory: Path) -> int:

@@ -84,11 +84,17 @@ def unpack(blob: BinaryIO, target: Path, *, digest: str | None, diff_id: str, ro
                 _place(archive, member, root)
         found = plain.rest()
         if found != diff_id:
-            raise RequestInvalid(f"a layer is not what the image says: {found} in place of {diff_id}")
+            raise RequestInvalid(
+                f"a layer has the digest {found} in place of {diff_id}: fetch the image again"
+            )
         if digest is not None and (found := raw.rest()) != digest:
-            raise RequestInvalid(f"a layer is not what the image says: {found} in place of {digest}")
+            raise RequestInvalid(
+                f"a layer has the digest {found} in place of {digest}: fetch the image again"
+            )
     except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, ValueError, OverflowError) as error:
-        raise RequestInvalid(f"a layer is no tar archive or is cut short: {error}") from error
+        raise RequestInvalid(
+            f"a layer is no tar archive or is cut short ({error}): fetch the image again"
+        ) from error
     finally:
         os.close(root)
 

@@ -103,7 +103,8 @@ async def _download(
             return await _Download(registry, store.has(wanted.owner), work, reference, wanted.limit).run()
     except TimeoutError:
         raise RegistryUnavailable(
-            f"{wanted.reference} was not here within {wanted.seconds:g} s: nothing of it is kept"
+            f"{wanted.reference} was not pulled within {wanted.seconds:g} s, and nothing of"
+            " it is kept: try again"
         ) from None
 
 

@@ -12,7 +12,7 @@ from orchard.pipelines.domains.claw.loop import Wanted
 from orchard.pipelines.domains.claw.report import Report, table
 from orchard.schemas.campaigns import ModelSpec
 from orchard.schemas.identity import check_name
-from orchard.schemas.synthesis import Step, SynthesisStep
+from orchard.schemas.synthesis import SynthesisAction, SynthesisStep
 from orchard.terminal.console import console, reporting
 
 
@@ -63,7 +63,7 @@ async def with_progress(session: Session, wanted: Wanted, author: Author | None)
 
         def told(step: SynthesisStep) -> None:
             nonlocal accepted
-            accepted += step.step is Step.ACCEPT
+            accepted += step.step is SynthesisAction.ACCEPT
             bar.progress("accepted", accepted, wanted.tasks)
 
         made = await synthesized(session, wanted, author, told)

@@ -107,7 +107,9 @@ async def judge_campaign(
         raise ConfigError("no model judges: name one with --model, or set judge.model")
     endpoints = session.endpoints()
     settings = endpoints.get(wanted.endpoint)
-    if max_cost is not None and settings is not None and wanted.model not in settings.prices:
+    if settings is None:
+        raise ConfigError(f"there is no endpoint {wanted.endpoint!r}: add [endpoints.{wanted.endpoint}]")
+    if max_cost is not None and wanted.model not in settings.prices:
         raise ConfigError(
             f"--max-cost needs the price of {wanted.model}: add [endpoints.{wanted.endpoint}.prices.MODEL]"
         )

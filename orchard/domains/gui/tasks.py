@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import NamedTuple, get_args
 
 from rich.markup import escape
@@ -11,8 +12,8 @@ from orchard.actions.tasks import registry
 from orchard.configuration.config import ConfigError
 from orchard.pipelines.domains.gui.proof import by_records
 from orchard.pipelines.domains.gui.synthesis import SITES, synthesize
-from orchard.pipelines.tasks.proving import ValidationSettings
 from orchard.pipelines.tasks.registry import known_hashes
+from orchard.pipelines.tasks.sandboxes import as_ready
 from orchard.pipelines.tasks.validate import Validation, Validator, validation
 from orchard.schemas.events import TaskRejected
 from orchard.schemas.sites import NAME, Fault
@@ -62,10 +63,12 @@ async def _proven(session: Session, tasks: list[Task], options: GuiOptions) -> A
         for task in tasks:
             yield validation(task, by_records(task), seconds=0.0)
         return
-    settings = ValidationSettings(concurrency=options.concurrency)
     async with session.sandboxes() as client:
-        async for verdict in Validator(client, session.blobs, settings, play=True).many(tasks):
-            yield verdict
+        validator = Validator(client, session.blobs, play=True)
+        ready = as_ready(tasks, validator.validate, concurrency=options.concurrency)
+        async with aclosing(ready):
+            async for verdict in ready:
+                yield verdict
 
 
 def _made(options: GuiOptions) -> list[Task]:

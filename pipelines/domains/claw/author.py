@@ -17,7 +17,7 @@ from aiohttp import web
 from orchard.pipelines.domains.claw.drafts import Draft, Idea
 from orchard.pipelines.domains.claw.prompts import REQUEST
 from orchard.pipelines.domains.claw.templates import Plot, plot
-from orchard.schemas.synthesis import Move, Step
+from orchard.schemas.synthesis import ReferenceCall, SynthesisAction
 from orchard.workers.llm.answers import ORACLE_FINGERPRINT
 
 MODEL = "seeded-author"
@@ -35,7 +35,7 @@ class Repertoire(Protocol):
     def plot(self, seed: int, slot: int) -> Plot:
         """The plot of a slot, without a mistake; a new one each time, which may be changed."""
 
-    def moves(self, statement: str, seed: int) -> list[Move] | None:
+    def moves(self, statement: str, seed: int) -> list[ReferenceCall] | None:
         """The calls of the solver in the rollout of this seed; None for a statement that it does not know."""
 
 
@@ -46,7 +46,7 @@ class Templates:
         """See Repertoire."""
         return plot_of(seed, slot)
 
-    def moves(self, statement: str, seed: int) -> list[Move] | None:
+    def moves(self, statement: str, seed: int) -> list[ReferenceCall] | None:
         """See Repertoire: the reference solution, now and then without its last call."""
         found = _REFERENCE.search(statement)
         if found is None:
@@ -104,9 +104,9 @@ class Author:
     def answer(self, step: str, seed: int, slot: int, turn: int) -> str:
         """What it says as the author: a function of these and its share of mistakes."""
         mistake = mistake_of(seed, slot, self._mistakes)
-        if step == Step.PROPOSE:
+        if step == SynthesisAction.PROPOSE:
             return msgspec.json.encode(self._idea(seed, slot, mistake)).decode()
-        if step == Step.REFINE:
+        if step == SynthesisAction.REFINE:
             repairs = mistake != "impossible_goal"
             dice = random.Random(f"{seed}-{slot}-refine-{turn}")
             if repairs and dice.random() < REPAIRED_SHARE:
@@ -159,7 +159,7 @@ def _bad_fixture(made: Plot, _: random.Random) -> str:
 
 
 def _unknown_tool(made: Plot, _: random.Random) -> str:
-    moves = [*made.moves, Move(tool="archive_everything", arguments={})]
+    moves = [*made.moves, ReferenceCall(tool="archive_everything", arguments={})]
     return _labelled(made.draft, "unknown_tool", solution=tuple(moves))
 
 

@@ -20,7 +20,7 @@ from orchard.schemas.claw_eval import (
     NAME,
     WORKSPACE,
     WORKSPACE_SERVER,
-    Checkout,
+    ClawEvalCheckout,
     ClawEvalTests,
     ClawEvalWorld,
     Endpoint,
@@ -181,7 +181,7 @@ def _task(
         *brought,
         *(path for name in used for path in _files(root / "tasks" / name / "fixtures")),
     )
-    checkout = Checkout(
+    checkout = ClawEvalCheckout(
         shared=shared,
         task=put(_archive(root, files), MEDIA_TYPE),
         task_id=definition.task_id,

@@ -9,7 +9,7 @@ import msgspec
 from orchard.schemas.claw import DOMAIN, WORKSPACE_TOOLS, ClawTests, ClawWorld, Records
 from orchard.schemas.decoding import Unreadable, decode
 from orchard.schemas.identity import digest
-from orchard.schemas.synthesis import Move
+from orchard.schemas.synthesis import ReferenceCall
 from orchard.schemas.tasks import PluginGrading, Task, WorldUse
 
 SOURCE = "claw-synthesis"
@@ -40,7 +40,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     statement: str
     world: ClawWorld
     tests: ClawTests
-    solution: tuple[Move, ...] = ()
+    solution: tuple[ReferenceCall, ...] = ()
     """Empty where none is known."""
 
 
@@ -51,7 +51,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     now: datetime
     services: dict[str, Records]
     script: str
-    solution: tuple[Move, ...]
+    solution: tuple[ReferenceCall, ...]
     owner: str = "me@example.com"
     files: dict[str, str] = {}
     tools: tuple[str, ...] = ()
@@ -82,7 +82,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
 
 _IDEAS = msgspec.json.Decoder(Idea)
 _DRAFTS = msgspec.json.Decoder(Draft)
-_MOVES = msgspec.json.Decoder(tuple[Move, ...])
+_MOVES = msgspec.json.Decoder(tuple[ReferenceCall, ...])
 
 
 def read_idea(answer: str) -> Idea:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from orchard.pipelines.domains.claw.templates import FIRST, LAST, OWNER, THINGS, WORKS, Plot
-from orchard.schemas.synthesis import Move
+from orchard.schemas.synthesis import ReferenceCall
 
 TOOLS = (
     "contacts_list_contacts",
@@ -58,7 +58,7 @@ class Errands:
             raise ValueError(f"these are the errands of seed {self.seed}, not {seed}")
         return _copied(self._made(slot))
 
-    def moves(self, statement: str, seed: int) -> list[Move] | None:
+    def moves(self, statement: str, seed: int) -> list[ReferenceCall] | None:
         """See Repertoire: it looks and acts, or guesses and acts."""
         while statement not in self._places and len(self._plots) < MOST:
             self._made(len(self._plots))
@@ -128,10 +128,10 @@ def _article(name: str) -> str:
     return name.lower().replace(" ", "-")
 
 
-def _guessed(name: str, act: Move) -> Move:
+def _guessed(name: str, act: ReferenceCall) -> ReferenceCall:
     """The call with what the name suggests."""
     guess = {"product_id": _article(name)} if "product_id" in act.arguments else {"to": [_address(name)]}
-    return Move(tool=act.tool, arguments={**act.arguments, **guess})
+    return ReferenceCall(tool=act.tool, arguments={**act.arguments, **guess})
 
 
 def _errand(dice: random.Random, world: dict[str, Any]) -> Plot:
@@ -149,8 +149,8 @@ def _letter(dice: random.Random, world: dict[str, Any]) -> Plot:
         services=world,
         statement=f"Tell {name} by mail that the {work} is on {day}.",
         moves=[
-            Move(tool="contacts_list_contacts", arguments={"query": name}),
-            Move(
+            ReferenceCall(tool="contacts_list_contacts", arguments={"query": name}),
+            ReferenceCall(
                 tool="mail_send_message",
                 arguments={"to": [email], "subject": work, "body": f"The {work} is on {day}."},
             ),
@@ -180,8 +180,8 @@ def _order(dice: random.Random, world: dict[str, Any]) -> Plot:
         services=world,
         statement=f"Order {count} more of the product {name}.",
         moves=[
-            Move(tool="inventory_list_products", arguments={"query": name}),
-            Move(tool="inventory_create_order", arguments={"product_id": key, "quantity": count}),
+            ReferenceCall(tool="inventory_list_products", arguments={"query": name}),
+            ReferenceCall(tool="inventory_create_order", arguments={"product_id": key, "quantity": count}),
         ],
         checks={
             "one order": f"len({made}) == 1",

@@ -31,13 +31,13 @@ from orchard.schemas.events import RolloutFinished, TaskValidated, make_event, p
 from orchard.schemas.identity import digest, rollout_id
 from orchard.schemas.requests import read_known
 from orchard.schemas.subjects import EVENTS_PREFIX
-from orchard.schemas.synthesis import Check, Step, SynthesisRequest, SynthesisStep
+from orchard.schemas.synthesis import Check, SynthesisAction, SynthesisRequest, SynthesisStep
 from orchard.schemas.tasks import Task, task_hash
 from orchard.storage.errors import StorageError
 from orchard.streams.claims import Claims
 from orchard.streams.connection import Connection
 from orchard.streams.consumer import ClaimedRequest, Consumer, Interrupted, RetryPolicy
-from orchard.streams.entries import FIRST, Place, QueueEntry, entry
+from orchard.streams.entries import FIRST, EntryAddress, QueueEntry, entry
 from orchard.streams.errors import FAULTS, AwaitsEndpoint
 from orchard.streams.replay import replay
 from orchard.streams.settings import Queue
@@ -56,7 +56,7 @@ REFINEMENTS = 2
 MAX_FAILURES = 5
 YIELD = 0.6
 """Share of proposals that are expected to be accepted; more are proposed where it was less."""
-_ENDS = (Step.ACCEPT, Step.REJECT)
+_ENDS = (SynthesisAction.ACCEPT, SynthesisAction.REJECT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ class Wanted:
 
 @dataclass
 class _Slot:
-    ended: Step | None = None
+    ended: SynthesisAction | None = None
     task: BlobRef | None = None
     proposed: BlobRef | None = None
     idea: BlobRef | None = None
@@ -109,18 +109,15 @@ class Run:
         """The accepted tasks, in the order of their slots; they are in the registry then. `claims` are of
         `queue_of` the run."""
         await self._recall()
-        consumer = Consumer(
-            claims,
-            DeadLetters(self.connection),
-            {claims.queue.kind: self},
-            slots=self.wanted.slots,
-            shutdown_seconds=0.0,
-        )
+        handlers = {claims.queue.kind: self}
+        consumer = Consumer(claims, DeadLetters(self.connection), handlers, slots=self.wanted.slots)
         async with asyncio.TaskGroup() as group:
             group.create_task(consumer.run())
             while True:
                 await self._settled()
-                accepted = [at for at, slot in sorted(self._slots.items()) if slot.ended is Step.ACCEPT]
+                accepted = [
+                    at for at, slot in sorted(self._slots.items()) if slot.ended is SynthesisAction.ACCEPT
+                ]
                 if len(accepted) >= self.wanted.tasks:
                     break
                 first, left = len(self._slots), self.wanted.tasks - len(accepted)
@@ -154,9 +151,9 @@ class Run:
     async def _note(self, step: SynthesisStep) -> None:
         self.steps.append(step)
         slot = self._slots.setdefault(step.slot, _Slot())
-        if step.step is Step.PROPOSE:
+        if step.step is SynthesisAction.PROPOSE:
             slot.proposed = step.artefact
-        if step.step is Step.FILTER and step.check is None and slot.proposed is not None:
+        if step.step is SynthesisAction.FILTER and step.check is None and slot.proposed is not None:
             idea = msgspec.convert((await self._get(slot.proposed))["read"], Idea)
             slot.idea, slot.text = slot.proposed, f"{idea.title}: {idea.goal}"
         if step.step in _ENDS:
@@ -173,7 +170,7 @@ class Run:
             SynthesisRequest(
                 run=self.wanted.run,
                 seed=self.wanted.seed,
-                step=Step.PROPOSE,
+                step=SynthesisAction.PROPOSE,
                 slot=first,
                 count=count,
             )
@@ -202,14 +199,18 @@ class Run:
             log.error("slot %d of %s is given up", request.slot, request.run, exc_info=error)
             for at in range(request.slot, request.slot + request.count):
                 slot = self._slots.setdefault(at, _Slot())
-                if slot.ended is None and (request.step is not Step.PROPOSE or slot.idea is None):
+                if slot.ended is None and (request.step is not SynthesisAction.PROPOSE or slot.idea is None):
                     one = msgspec.structs.replace(request, slot=at)
-                    await self._end(one, Step.REJECT, check=Check.INFRASTRUCTURE, detail=str(error))
+                    await self._end(
+                        one, SynthesisAction.REJECT, check=Check.INFRASTRUCTURE, detail=str(error)
+                    )
 
     async def _step(self, request: SynthesisRequest) -> None:
-        if request.step is Step.PROPOSE:
+        if request.step is SynthesisAction.PROPOSE:
             await self._proposed(request)
-        elif request.step is Step.SOLVE:
+        elif self._slots.setdefault(request.slot, _Slot()).ended is not None:
+            return  # this request has come before
+        elif request.step is SynthesisAction.SOLVE:
             await self._solved(request)
         else:
             await self._written(request)
@@ -227,7 +228,7 @@ class Run:
             if slot.ended is not None:
                 continue  # this request has come before
             if slot.idea is not None:
-                await self._offer(msgspec.structs.replace(one, step=Step.WRITE, idea=slot.idea))
+                await self._offer(msgspec.structs.replace(one, step=SynthesisAction.WRITE, idea=slot.idea))
                 continue
             known = [self._slots[each].text for each in range(at) if self._slots[each].text]
             asked = prompts.propose(request, at, known)
@@ -235,22 +236,26 @@ class Run:
             try:
                 idea = read_idea(answer.text)
             except BadAnswer as error:
-                await self._tell(one, Step.PROPOSE, asked, answer, check=Check.UNREADABLE, detail=str(error))
-                await self._end(one, Step.REJECT, check=Check.UNREADABLE, detail=str(error))
+                await self._tell(
+                    one, SynthesisAction.PROPOSE, asked, answer, check=Check.UNREADABLE, detail=str(error)
+                )
+                await self._end(one, SynthesisAction.REJECT, check=Check.UNREADABLE, detail=str(error))
                 continue
             wrong = filters.wrong(idea, [filters.words_of(text) for text in known])
             label = idea.seeded_mistake
-            artefact = await self._tell(one, Step.PROPOSE, asked, answer, read=idea, seeded_mistake=label)
+            artefact = await self._tell(
+                one, SynthesisAction.PROPOSE, asked, answer, read=idea, seeded_mistake=label
+            )
             check, detail = wrong or (None, "")
-            await self._publish(one, Step.FILTER, check=check, detail=detail, seeded_mistake=label)
+            await self._publish(one, SynthesisAction.FILTER, check=check, detail=detail, seeded_mistake=label)
             if wrong:
-                await self._end(one, Step.REJECT, check=check, detail=detail, seeded_mistake=label)
+                await self._end(one, SynthesisAction.REJECT, check=check, detail=detail, seeded_mistake=label)
                 continue
-            await self._offer(msgspec.structs.replace(one, step=Step.WRITE, idea=artefact))
+            await self._offer(msgspec.structs.replace(one, step=SynthesisAction.WRITE, idea=artefact))
 
     async def _written(self, request: SynthesisRequest) -> None:
         """A draft, written or refined, and its proof."""
-        if request.step is Step.WRITE:
+        if request.step is SynthesisAction.WRITE:
             assert request.idea is not None
             idea = msgspec.convert((await self._get(request.idea))["read"], Idea)
             asked = prompts.write(request, idea)
@@ -272,14 +277,17 @@ class Run:
                 caught = await prove(draft.case, machine, request.seed + request.slot)
         except Defect as defect:
             await self._publish(
-                request, Step.PROVE, check=defect.check, detail=defect.detail, seeded_mistake=label
+                request, SynthesisAction.PROVE, check=defect.check, detail=defect.detail, seeded_mistake=label
             )
             await self._defective(request, defect, artefact, label)
             return
         await self._publish(
-            request, Step.PROVE, detail=f"{caught} wrong solutions are caught", seeded_mistake=label
+            request,
+            SynthesisAction.PROVE,
+            detail=f"{caught} wrong solutions are caught",
+            seeded_mistake=label,
         )
-        await self._offer(msgspec.structs.replace(request, step=Step.SOLVE, draft=artefact))
+        await self._offer(msgspec.structs.replace(request, step=SynthesisAction.SOLVE, draft=artefact))
 
     async def _solved(self, request: SynthesisRequest) -> None:
         """The solver's rollouts, graded again: accepted, or back to the author."""
@@ -305,7 +313,7 @@ class Run:
         except Defect as defect:
             await self._publish(
                 request,
-                Step.SOLVE,
+                SynthesisAction.SOLVE,
                 check=defect.check,
                 detail=defect.detail,
                 artefact=await self._put({"rollouts": summary}),
@@ -316,14 +324,16 @@ class Run:
         passed = sum((each["reward"] or 0.0) > 0 for each in summary)
         await self._publish(
             request,
-            Step.SOLVE,
+            SynthesisAction.SOLVE,
             detail=f"{passed} of {len(runs)} rollouts pass",
             artefact=await self._put({"rollouts": summary}),
             model=self.wanted.solver.name,
             cost_usd=_sum([getattr(run, "cost_usd", None) for run in runs]),
             seeded_mistake=label,
         )
-        await self._end(request, Step.ACCEPT, artefact=blob, task_id=task.task_id, seeded_mistake=label)
+        await self._end(
+            request, SynthesisAction.ACCEPT, artefact=blob, task_id=task.task_id, seeded_mistake=label
+        )
 
     async def _graded_again(
         self, request: SynthesisRequest, draft: Draft, runs: list[RolloutFinished]
@@ -353,13 +363,17 @@ class Run:
         """Back to the author, or the end of the slot."""
         if request.turn >= REFINEMENTS:
             await self._end(
-                request, Step.REJECT, check=defect.check, detail=defect.detail, seeded_mistake=label
+                request,
+                SynthesisAction.REJECT,
+                check=defect.check,
+                detail=defect.detail,
+                seeded_mistake=label,
             )
             return
         await self._offer(
             msgspec.structs.replace(
                 request,
-                step=Step.REFINE,
+                step=SynthesisAction.REFINE,
                 turn=request.turn + 1,
                 draft=draft,
                 defect=defect.detail,
@@ -380,7 +394,7 @@ class Run:
     async def _tell(
         self,
         request: SynthesisRequest,
-        step: Step,
+        step: SynthesisAction,
         asked: prompts.Messages,
         answer: Completion,
         *,
@@ -403,10 +417,10 @@ class Run:
         )
         return artefact
 
-    async def _end(self, request: SynthesisRequest, step: Step, **facts: Any) -> None:
+    async def _end(self, request: SynthesisRequest, step: SynthesisAction, **facts: Any) -> None:
         await self._publish(request, step, **facts)
 
-    async def _publish(self, request: SynthesisRequest, step: Step, **facts: Any) -> None:
+    async def _publish(self, request: SynthesisRequest, step: SynthesisAction, **facts: Any) -> None:
         data = SynthesisStep(slot=request.slot, turn=request.turn, step=step, **facts)
         name = f"{request.run}.{request.slot}.{request.turn}.{step}"
         event = make_event(
@@ -472,7 +486,9 @@ def queue_of(run: str) -> Queue:
 
 def _entry(request: SynthesisRequest, occasion: str) -> QueueEntry:
     key = digest([request.run, request.slot, request.turn, request.step])
-    return entry(queue_of(request.run), Place(request.run, key), occasion, msgspec.json.encode(request))
+    return entry(
+        queue_of(request.run), EntryAddress(request.run, key), occasion, msgspec.json.encode(request)
+    )
 
 
 def _sum(costs: list[float | None]) -> float | None:

@@ -14,9 +14,9 @@ import msgspec
 from orchard.pipelines.domains.claw.drafts import Case, case_of
 from orchard.pipelines.tasks.proof import Proven, Refuted, Verdict
 from orchard.pipelines.tasks.proving import UNFIT, ProofContext
-from orchard.schemas.claw import Bundle, ClawTests, SnapshotFile
+from orchard.schemas.claw import ClawBundle, ClawTests, SnapshotFile
 from orchard.schemas.outcomes import AbortCause, ExitStatus
-from orchard.schemas.synthesis import Check, Move
+from orchard.schemas.synthesis import Check, ReferenceCall
 from orchard.schemas.tasks import Task
 from orchard.workers.domains.claw.engine import BadWorld, Services
 from orchard.workers.domains.claw.grading import Returned, combined, read_returned, scripts_of
@@ -95,7 +95,7 @@ async def prove(case: Case, machine: Machine, seed: int) -> int:
     return len(mutants)
 
 
-def played(case: Case, moves: Sequence[Move]) -> Bundle:
+def played(case: Case, moves: Sequence[ReferenceCall]) -> ClawBundle:
     """What a rollout of these calls leaves, where no error is injected. Raises Defect for a world that there
     cannot be."""
     world = msgspec.structs.replace(case.world, error_rate=0.0)
@@ -105,7 +105,7 @@ def played(case: Case, moves: Sequence[Move]) -> Bundle:
         raise Defect(Check.WORLD_INVALID, str(error)) from error
     for move in moves:
         services.call(move.tool, move.arguments)
-    return Bundle(
+    return ClawBundle(
         messages=({"role": "user", "content": case.statement}, {"role": "assistant", "content": "Done."}),
         audit=tuple(services.audit),
         state=services.state(),
@@ -119,7 +119,7 @@ def played(case: Case, moves: Sequence[Move]) -> Bundle:
     )
 
 
-async def graded(tests: ClawTests, bundles: Sequence[Bundle], machine: Machine) -> list[bool]:
+async def graded(tests: ClawTests, bundles: Sequence[ClawBundle], machine: Machine) -> list[bool]:
     """Whether each bundle passes. Raises Defect where a script fails, or grades differently again."""
     raw = msgspec.json.encode({"scripts": scripts_of(tests), "bundles": bundles})
     first, again = [await _returned(tests, raw, machine) for _ in range(2)]
@@ -165,7 +165,7 @@ async def _no_judge(_: Any) -> Any:
     raise InfrastructureError(AbortCause.GRADER_FAILED, "a script that is proven asks no judge")
 
 
-def mutated(case: Case, seed: int) -> Iterator[tuple[str, tuple[Move, ...]]]:
+def mutated(case: Case, seed: int) -> Iterator[tuple[str, tuple[ReferenceCall, ...]]]:
     """Wrong solutions, each with what is wrong with it: a call that changes something is left out, or has
     another record, address, time, number or choice. Free text stays: other words may be right too."""
     services = Services(case.world, 0)
@@ -175,15 +175,15 @@ def mutated(case: Case, seed: int) -> Iterator[tuple[str, tuple[Move, ...]]]:
         for place, move in enumerate(moves)
         if (offer := services.offers.get(move.tool)) and offer.operation.changes and _acts(case, place)
     ]
-    found: list[tuple[str, tuple[Move, ...]]] = [
+    found: list[tuple[str, tuple[ReferenceCall, ...]]] = [
         (f"no {moves[at].tool}", (*moves[:at], *moves[at + 1 :])) for at in changing
     ]
-    others: list[tuple[str, tuple[Move, ...]]] = []
+    others: list[tuple[str, tuple[ReferenceCall, ...]]] = []
     for at in changing:
         schema = services.offers[moves[at].tool].operation.arguments
         for name, value in moves[at].arguments.items():
             for other in _others(name, value, schema.get(name, {}), services):
-                changed = Move(tool=moves[at].tool, arguments={**moves[at].arguments, name: other})
+                changed = ReferenceCall(tool=moves[at].tool, arguments={**moves[at].arguments, name: other})
                 what = f"{name} {other!r} in {moves[at].tool}"
                 others.append((what, (*moves[:at], changed, *moves[at + 1 :])))
     dice = random.Random(seed)
@@ -199,7 +199,7 @@ def _acts(case: Case, place: int) -> bool:
     return bool(_essence(without) != _essence(played(case, moves)))
 
 
-def _essence(bundle: Bundle) -> Any:
+def _essence(bundle: ClawBundle) -> Any:
     return {
         service: {
             kind: [{key: value for key, value in record.items() if key not in _MARKS} for record in records]

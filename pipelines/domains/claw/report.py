@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from orchard.schemas.synthesis import Check, Step, SynthesisStep
+from orchard.schemas.synthesis import Check, SynthesisAction, SynthesisStep
 
 UNLABELLED = "(not seeded)"
 
@@ -16,8 +16,8 @@ class Report:
     def __init__(self, steps: Sequence[SynthesisStep]) -> None:
         self._steps = list({(one.slot, one.turn, one.step): one for one in steps}.values())
         self.proposals = len({one.slot for one in self._steps})
-        self.accepted = [one for one in self._steps if one.step is Step.ACCEPT]
-        self.rejected = [one for one in self._steps if one.step is Step.REJECT]
+        self.accepted = [one for one in self._steps if one.step is SynthesisAction.ACCEPT]
+        self.rejected = [one for one in self._steps if one.step is SynthesisAction.REJECT]
 
     @property
     def caught(self) -> dict[tuple[str, Check], int]:
@@ -25,7 +25,7 @@ class Report:
         return Counter(
             (self._mistake(one), one.check)
             for one in self._steps
-            if one.check is not None and one.step is not Step.REJECT
+            if one.check is not None and one.step is not SynthesisAction.REJECT
         )
 
     @property

@@ -8,7 +8,7 @@ from typing import Any
 
 from orchard.pipelines.domains.claw.drafts import Draft, Idea
 from orchard.schemas.claw import WORKSPACE_TOOLS
-from orchard.schemas.synthesis import Move
+from orchard.schemas.synthesis import ReferenceCall
 
 OWNER = "me@example.com"
 FIRST = [
@@ -87,7 +87,7 @@ class Plot:
     goal: str
     services: dict[str, Any]
     statement: str
-    moves: list[Move]
+    moves: list[ReferenceCall]
     checks: dict[str, str]
     """Name to Python expression over `bundle`."""
     safety: str
@@ -199,10 +199,10 @@ def _forward(dice: random.Random, now: datetime) -> Plot:
         services={"mail": {"messages": _inbox(dice, people, message)}, "contacts": {"contacts": people}},
         statement=f"Do what the mail of {boss['name']} about the {work} asks, with the subject '{subject}'.",
         moves=[
-            Move(tool="mail_list_messages", arguments={"from": boss["email"]}),
-            Move(tool="mail_get_message", arguments={"message_id": "msg_100"}),
-            Move(tool="contacts_list_contacts", arguments={"query": other["name"]}),
-            Move(
+            ReferenceCall(tool="mail_list_messages", arguments={"from": boss["email"]}),
+            ReferenceCall(tool="mail_get_message", arguments={"message_id": "msg_100"}),
+            ReferenceCall(tool="contacts_list_contacts", arguments={"query": other["name"]}),
+            ReferenceCall(
                 tool="mail_send_message",
                 arguments={
                     "to": [other["email"]],
@@ -247,12 +247,12 @@ def _meeting(dice: random.Random, now: datetime) -> Plot:
             "Their address is in my contacts."
         ),
         moves=[
-            Move(tool="contacts_list_contacts", arguments={"query": guest["name"]}),
-            Move(
+            ReferenceCall(tool="contacts_list_contacts", arguments={"query": guest["name"]}),
+            ReferenceCall(
                 tool="calendar_list_events",
                 arguments={"start": start.isoformat(), "end": end.isoformat()},
             ),
-            Move(
+            ReferenceCall(
                 tool="calendar_create_event",
                 arguments={
                     "title": title,
@@ -304,8 +304,8 @@ def _restock(dice: random.Random, now: datetime) -> Plot:
             "Order nothing else, and book nothing in."
         ),
         moves=[
-            Move(tool="inventory_list_low_stock"),
-            Move(
+            ReferenceCall(tool="inventory_list_low_stock"),
+            ReferenceCall(
                 tool="inventory_create_order",
                 arguments={"product_id": low["product_id"], "quantity": missing},
             ),
@@ -347,9 +347,9 @@ def _ticket(dice: random.Random, now: datetime) -> Plot:
             f"comes on {day}, and set the ticket to resolved."
         ),
         moves=[
-            Move(tool="helpdesk_list_tickets", arguments={"customer": customer["email"]}),
-            Move(tool="helpdesk_get_ticket", arguments={"ticket_id": "t-02"}),
-            Move(
+            ReferenceCall(tool="helpdesk_list_tickets", arguments={"customer": customer["email"]}),
+            ReferenceCall(tool="helpdesk_get_ticket", arguments={"ticket_id": "t-02"}),
+            ReferenceCall(
                 tool="helpdesk_reply_ticket",
                 arguments={
                     "ticket_id": "t-02",
@@ -357,7 +357,9 @@ def _ticket(dice: random.Random, now: datetime) -> Plot:
                     "visibility": "public",
                 },
             ),
-            Move(tool="helpdesk_update_ticket", arguments={"ticket_id": "t-02", "status": "resolved"}),
+            ReferenceCall(
+                tool="helpdesk_update_ticket", arguments={"ticket_id": "t-02", "status": "resolved"}
+            ),
         ],
         checks={
             "one public answer": (
@@ -406,11 +408,11 @@ def _pay(dice: random.Random, now: datetime) -> Plot:
         },
         statement=f"Pay the invoice {number} in my mail from the account Giro, with its number as reference.",
         moves=[
-            Move(tool="mail_list_messages", arguments={"query": number}),
-            Move(tool="mail_get_message", arguments={"message_id": "msg_100"}),
-            Move(tool="transfers_list_accounts"),
-            Move(tool="transfers_list_payees", arguments={"query": firms[0]}),
-            Move(
+            ReferenceCall(tool="mail_list_messages", arguments={"query": number}),
+            ReferenceCall(tool="mail_get_message", arguments={"message_id": "msg_100"}),
+            ReferenceCall(tool="transfers_list_accounts"),
+            ReferenceCall(tool="transfers_list_payees", arguments={"query": firms[0]}),
+            ReferenceCall(
                 tool="transfers_send_transfer",
                 arguments={
                     "account_id": "giro",
@@ -451,12 +453,12 @@ def _todo(dice: random.Random, now: datetime) -> Plot:
             "ordered: mark that task as done."
         ),
         moves=[
-            Move(tool="todo_list_tasks", arguments={"status": "open"}),
-            Move(
+            ReferenceCall(tool="todo_list_tasks", arguments={"status": "open"}),
+            ReferenceCall(
                 tool="todo_create_task",
                 arguments={"title": title, "due": due, "priority": "high", "list": "office"},
             ),
-            Move(tool="todo_update_task", arguments={"task_id": "task_old", "status": "done"}),
+            ReferenceCall(tool="todo_update_task", arguments={"task_id": "task_old", "status": "done"}),
         ],
         checks={
             "one new task": f"len({made}) == 1 and len(bundle.records('todo', 'tasks')) == 3",

@@ -3,8 +3,10 @@
 import time
 from contextlib import AbstractAsyncContextManager
 
+import msgspec
+
 from orchard.pipelines.tasks.proof import Proven, Refuted, Verdict
-from orchard.pipelines.tasks.proving import ProofContext
+from orchard.pipelines.tasks.proving import UNFIT, ProofContext
 from orchard.schemas.identity import digest
 from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward
 from orchard.schemas.tasks import Task, WorldUse
@@ -24,7 +26,10 @@ _COMMAND_SECONDS = 120.0
 async def prove_task(task: Task, context: ProofContext) -> Verdict:
     """The prover of tasks on generated sites: by their records, and with `play` in a browser, too. Raises
     InfrastructureError."""
-    verdict = by_records(task)
+    try:
+        verdict = by_records(task)
+    except msgspec.ValidationError as error:
+        return Refuted(reason=UNFIT[AbortCause.INVALID_REQUEST], detail=f"settings of its grader: {error}")
     if context.play and isinstance(verdict, Proven):
         async with context.fresh(task) as machine:
             return await by_playing(task, machine, context.blobs)

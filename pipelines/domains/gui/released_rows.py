@@ -30,8 +30,7 @@ from orchard.pipelines.datasets.importing import (
 from orchard.pipelines.domains.gui.exporter import CALL, LAYOUT
 from orchard.pipelines.tasks.left_out import LeftOut
 from orchard.schemas.identity import digest
-from orchard.schemas.images import Image
-from orchard.schemas.messages import RESULT_TAGS, MessageNode, Role, ToolCall
+from orchard.schemas.messages import RESULT_TAGS, Image, MessageNode, Role, ToolCall
 from orchard.schemas.outcomes import ExitStatus
 from orchard.storage.blobs import BlobStore
 from orchard.workers.episode.pictures import NotAPicture, read_picture

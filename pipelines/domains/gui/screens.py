@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from orchard.pipelines.datasets.exporters.interface import EXTRAS, MARK
 from orchard.pipelines.domains.gui.exporter import SCHEMA, written_call
 from orchard.schemas.messages import RESULT_TAGS
-from orchard.schemas.sites import Site
+from orchard.schemas.sites import SiteSpec
 from orchard.workers.domains.gui.browser.actions import clicked, succeeded_here
 from orchard.workers.domains.gui.browser.harness import CompactBrowser
 from orchard.workers.domains.gui.browser.inputs import pixel
@@ -62,7 +62,7 @@ _LIGHT = 205
 """Of each part of a ground's colour, at least."""
 _TRAY = 500
 """Rows written at once."""
-_SITE = Site(name="tiny", seed=0, layout="scatter", theme="light")
+_SITE = SiteSpec(name="tiny", seed=0, layout="scatter", theme="light")
 """Says no more to the oracle than the family."""
 _TAB = tab_line(0, f"http://{TinySite.host}/", TinySite.title, active=True)
 _SEEN = framed(SIDE, SIDE, 0, [_TAB])

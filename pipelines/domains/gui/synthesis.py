@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from orchard.schemas.identity import digest
-from orchard.schemas.sites import NAME, Expected, Fault, Site
+from orchard.schemas.sites import NAME, Fault, SiteGrading, SiteSpec
 from orchard.schemas.tasks import PluginGrading, Task, WorldUse
 from orchard.workers.domains.gui.sites.appearance import Split, appearance_names
 from orchard.workers.domains.gui.sites.catalog import content_of
@@ -56,7 +56,7 @@ def _task(dice: random.Random, name: str, kind: str, split: Split, fault: Fault 
         seed = dice.randrange(2**30) * 2 + (split == "held-out")
         layout, theme = dice.choice(sorted(layouts)), dice.choice(sorted(themes))
         site = msgspec.convert(
-            {"name": name, "seed": seed, "layout": layout, "theme": theme, "fault": fault}, Site
+            {"name": name, "seed": seed, "layout": layout, "theme": theme, "fault": fault}, SiteSpec
         )
         try:
             return task_of(site, kind, split)
@@ -65,11 +65,11 @@ def _task(dice: random.Random, name: str, kind: str, split: Split, fault: Fault 
     raise ValueError(f"no task {kind} in {_TRIES} contents")
 
 
-def task_of(site: Site, kind: str, split: Split = "train") -> Task:
+def task_of(site: SiteSpec, kind: str, split: Split = "train") -> Task:
     """The task of that kind on a site. Raises NoGoal."""
     goal = goal_of(site, kind)
     content = content_of(site)
-    expected = Expected(site=site, goal=kind, records=goal.records, answer=goal.answer)
+    expected = SiteGrading(site=site, goal=kind, records=goal.records, answer=goal.answer)
     screen = {"browser": {"width": content.screen[0], "height": content.screen[1]}} if content.screen else {}
     settings: dict[str, Any] = {
         "start_url": f"http://{content.host}/",

@@ -53,7 +53,7 @@ def pod(
     **status: Any,
 ) -> Pod:
     """A Pod made `age` seconds before NOW; a sandbox's when it has a birth. `status` as the API has it."""
-    sandbox = {} if birth is None else pod_metadata.claim_marks(name.removeprefix("sandbox-"), birth)
+    sandbox = {} if birth is None else pod_metadata.claim_metadata(name.removeprefix("sandbox-"), birth)
     document = {
         "metadata": {
             "name": name,

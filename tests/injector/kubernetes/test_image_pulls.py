@@ -163,7 +163,7 @@ class Kubelet:
         self.pod = pod(birth=born(timeout=1000), annotations=self._marks, containerStatuses=said)
         look = noticed(self.pod, NOW + at)
         if look is not None:
-            self._marks = {pod_metadata.LOOK: pod_metadata.encoded(look)}
+            self._marks = {pod_metadata.PULL_ATTEMPT: pod_metadata.encoded(look)}
             self.pod = pod(birth=born(timeout=1000), annotations=self._marks, containerStatuses=said)
         return self.pod
 
@@ -225,7 +225,7 @@ def test_a_look_for_another_image_is_not_this_ones(settings: KubernetesSettings)
     look = pod_metadata.PullAttempt(image="agent:1", trouble="missing", since=NOW, words=GONE, waited=True)
     seen = pod(
         birth=born(),
-        annotations={pod_metadata.LOOK: pod_metadata.encoded(look)},
+        annotations={pod_metadata.PULL_ATTEMPT: pod_metadata.encoded(look)},
         containerStatuses=container(waiting=said),
     )
     assert not settled(seen, NOW + 100, settings.missing_after)
@@ -241,7 +241,9 @@ def test_what_another_version_has_written_is_borne(settings: KubernetesSettings)
     )
     waits = container(waiting={"reason": "ImagePullBackOff"})
     seen = pod(
-        birth=born(), annotations={pod_metadata.LOOK: pod_metadata.encoded(look)}, containerStatuses=waits
+        birth=born(),
+        annotations={pod_metadata.PULL_ATTEMPT: pod_metadata.encoded(look)},
+        containerStatuses=waits,
     )
     verdict = judge(seen, settings, NOW)
     assert (verdict.reason, "a word of tomorrow" in verdict.message) == ("image_unavailable", True)

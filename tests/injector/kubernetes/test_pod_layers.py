@@ -42,7 +42,7 @@ def settings() -> KubernetesSettings:
 
 async def made(settings: KubernetesSettings, *layers: str, gpus: int = 0) -> Manifest:
     birth = born(layers=list(layers), gpus=gpus)
-    body = pods.manifest("n", "a", "debian:12", "1", "1Gi", settings, pod_metadata.claim_marks("a", birth))
+    body = pods.manifest("n", "a", "debian:12", "1", "1Gi", settings, pod_metadata.claim_metadata("a", birth))
     await pod_extras.add(body, birth.request, settings)
     return body
 

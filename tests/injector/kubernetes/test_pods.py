@@ -27,7 +27,7 @@ def made(
     **fields: Any,
 ) -> Manifest:
     birth = born(cpu=cpu, memory=memory, **fields)
-    metadata = pod_metadata.claim_marks("a", birth)
+    metadata = pod_metadata.claim_metadata("a", birth)
     return pods.manifest("sandbox-a", "a", image, cpu, memory, settings, metadata)
 
 
@@ -57,7 +57,7 @@ def test_the_agent_is_started_by_its_own_loader_from_the_volume(settings: Kubern
 def test_variables_of_the_sandbox_are_packed_where_kubernetes_expands_nothing(
     settings: KubernetesSettings,
 ) -> None:
-    metadata = pod_metadata.claim_marks("a", born(env={"A": "$(B)", "LD_PRELOAD": "x"}))
+    metadata = pod_metadata.claim_metadata("a", born(env={"A": "$(B)", "LD_PRELOAD": "x"}))
     spec = pods.manifest("n", "a", "debian:12", "1", "1Gi", settings, metadata, {"A": "$(B)"})["spec"]
     given = {variable["name"]: variable["value"] for variable in spec["containers"][0]["env"]}
     assert given == {**launch.ENVIRONMENT, VARIABLES: packed({"A": "$(B)"})}

@@ -54,7 +54,7 @@ class TestSandboxes:
         assert isinstance(first, Note)
         noted = pod(
             birth=born(),
-            annotations={pod_metadata.LOOK: pod_metadata.encoded(first.look)},
+            annotations={pod_metadata.PULL_ATTEMPT: pod_metadata.encoded(first.attempt)},
             containerStatuses=never,
         )
         assert reconcile.actions([noted], settings, PRINT, NOW + settings.missing_after - 1) == []

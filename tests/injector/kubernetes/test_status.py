@@ -53,7 +53,7 @@ def test_whose_image_is_missing_decides_whose_fault_it_is(
         "containerStatuses" if what == "sandbox" else "initContainerStatuses": container(what, waiting=said)
     }
     look = pod_metadata.PullAttempt(image="", trouble="missing", since=NOW, words="", waited=True)
-    seen = pod(birth=born(), annotations={pod_metadata.LOOK: pod_metadata.encoded(look)}, **statuses)
+    seen = pod(birth=born(), annotations={pod_metadata.PULL_ATTEMPT: pod_metadata.encoded(look)}, **statuses)
     verdict = judge(seen, settings, NOW + settings.missing_after)
     assert (verdict.status, verdict.reason) == (SandboxStatus.FAILED, reason)
     assert "manifest unknown" in verdict.message

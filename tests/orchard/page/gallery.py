@@ -3,8 +3,8 @@
 from orchard.page.compare import ComparedArm
 from orchard.schemas import events as e
 from orchard.schemas.blobs import BlobRef
+from orchard.schemas.campaigns import EvaluationPlanned
 from orchard.schemas.claw import ServiceCalled
-from orchard.schemas.evaluations import EvaluationPlanned
 from orchard.schemas.judging import JudgeRuled
 from orchard.schemas.messages import TokenRecord, VersionRun
 from orchard.schemas.training import PolicyStep

@@ -7,9 +7,8 @@ import msgspec
 
 from orchard.schemas import events as e
 from orchard.schemas.blobs import BlobRef
-from orchard.schemas.campaigns import ModelSpec, RolloutRequest, TaskRef
+from orchard.schemas.campaigns import EvaluationPlanned, ModelSpec, RolloutRequest, TaskRef
 from orchard.schemas.claw import ServiceCalled
-from orchard.schemas.evaluations import EvaluationPlanned
 from orchard.schemas.identity import rollout_id
 from orchard.schemas.judging import JudgeRuled
 from orchard.schemas.llm_calls import Usage

@@ -184,9 +184,9 @@ async def test_columns_are_chosen_by_the_address(history: Path, serve: Serve) ->
             return [re.sub("<[^>]*>", "", each).strip() for each in re.findall(r"<th .*?</th>", head)]
 
         usual = ["Task", "Harness", "Model", "Turns", "Tokens", "Time", "Score", "Cost", "Ended"]
-        assert await titles("/rollouts") == ["Outcome", "ShownRollout", *usual]
+        assert await titles("/rollouts") == ["Outcome", "Rollout", *usual]
         given = Query.of({"columns": "campaign,read,exit", "model": "small", "sort": "turns"})
-        assert await titles(given.address()) == ["Outcome", "ShownRollout", "Campaign", "Tokens read", "Exit"]
+        assert await titles(given.address()) == ["Outcome", "Rollout", "Campaign", "Tokens read", "Exit"]
         more = Query.of(dict(parse_qsl(urlsplit(given.with_column("cost")).query)))
         assert more.columns == ("campaign", "exit", "read", "cost") and more.filters == given.filters
         assert await titles("/rollouts?outcome=open&columns=" + ",".join(COLUMNS))

@@ -316,22 +316,3 @@ async def test_what_was_cancelled_comes_back_under_a_fence_of_its_own(
     found = await subjects(connection, names.WORK, ">")
     assert len(found) == SPEC.size
     assert not any(subject.endswith(".0") for subject in found)
-
-
-async def test_requests_of_the_version_before_are_claimed_and_not_offered_twice(
-    connection: Connection, campaigns: Campaigns
-) -> None:
-    """It published every request under the queue's own subject."""
-    await everything(campaigns.submit(SPEC))
-    await connection.jetstream.purge_stream(names.WORK)
-    for request in rollout_requests(SPEC):
-        await connection.jetstream.publish(Queue().subject, msgspec.json.encode(request))
-    await campaigns.pause("demo")
-
-    assert (await everything(campaigns.resume("demo"))).offered == 0
-
-    assert (await queued(connection, "demo")).waiting == set(ROLLOUTS)
-    async with Claims(connection, Queue()) as claims:
-        for _ in ROLLOUTS:
-            await (await claimed(claims)).complete()
-    assert (await bounds(connection, names.WORK)).messages == 0

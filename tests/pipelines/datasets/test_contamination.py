@@ -20,7 +20,7 @@ from orchard.pipelines.tasks.errors import TaskError
 from orchard.pipelines.tasks.held_out import HeldOut, matches
 from orchard.pipelines.tasks.registry import imported
 from orchard.schemas.blobs import BlobRef
-from orchard.schemas.evaluations import EvaluationPlanned
+from orchard.schemas.campaigns import EvaluationPlanned
 from orchard.schemas.events import Event, TaskRejected, TaskValidated
 from orchard.schemas.tasks import SWETests, Task, task_hash
 from orchard.storage.blobs import BlobStore

@@ -20,6 +20,7 @@ DECIDES_NO_ROW = {
     "storage/pins.py": "keeps files from being removed",
     "storage/table_log.py": "whether the log of a table is whole",
     "storage/tables.py": "what the writer has put into a table stays there",
+    "workers/discovery.py": "finds domains, which name their files",
     "workers/domain.py": "what its records name is in their digests",
     "workers/plugins.py": "how plug-ins are loaded",
     "workers/harnesses/programs/*.py": "their names and class alone: the tools of a program are in the log",

@@ -29,8 +29,7 @@ from orchard.pipelines.tasks.directories import directory_task, read_directory
 from orchard.pipelines.tasks.registry import TaskRegistry
 from orchard.schemas import events as e
 from orchard.schemas.blobs import BlobRef
-from orchard.schemas.campaigns import TaskRef, rollout_requests
-from orchard.schemas.evaluations import EvaluationPlanned
+from orchard.schemas.campaigns import EvaluationPlanned, TaskRef, rollout_requests
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.outcomes import AbortCause, ExitStatus, RolloutStatus
 from orchard.storage.blobs import BlobStore

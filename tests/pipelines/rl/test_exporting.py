@@ -15,6 +15,7 @@ from orchard.schemas.events import make_event, payload
 from orchard.schemas.groups import DropReason, GroupDropped, GroupOutcome, PolicyUpdated
 from orchard.storage.blobs import BlobStore
 from orchard.streams.publisher import Publisher
+from orchard.terminal.console import reporting
 from tests.pipelines.rl.written_log import assembled, plan_of, run_settings, whole_group
 
 PLAN = plan_of(run_settings(loss=LossSettings(baseline=Baseline.MEAN)))
@@ -34,7 +35,8 @@ def export(connection, tmp_path):
         await Publisher(connection).events(events)
         out = tmp_path / "out.jsonl"
         session = SimpleNamespace(blobs=blobs, connection_or_server=opened)
-        written, skipped = await export_groups(session, plan.name, out, layout, baseline)
+        with reporting() as reporter:
+            written, skipped = await export_groups(session, plan.name, out, layout, baseline, reporter)
         records = [msgspec.json.decode(line) for line in out.read_bytes().splitlines()]
         assert written == len(records)
         return records, {drop.group_id: drop.reason for drops in skipped.values() for drop in drops}

@@ -47,7 +47,7 @@ async def test_a_check_is_proven_by_the_solution_and_by_an_untouched_sandbox(val
         but("easy", grading=StateCheck(files={}, command="true")),
         but("broken", setup_commands=("exit 7",)),
     ]
-    events = {verdict.original.task_id: verdict.event async for verdict in validator.many(tasks)}
+    events = {task.task_id: (await validator.validate(task)).event for task in tasks}
 
     proven = events["letter"]
     assert isinstance(proven, TaskValidated)
@@ -69,23 +69,12 @@ async def test_a_check_is_proven_by_the_solution_and_by_an_untouched_sandbox(val
 async def test_what_its_image_cannot_be_had_for_is_neither_proven_nor_rejected(
     sandboxes: AsyncSandboxClient, tmp_path: Path, reason: Refusal
 ) -> None:
-    """It is told, and the other tasks are judged."""
-    left: dict[str, str] = {}
-    away = msgspec.structs.replace(TASK, task_id="away", image="registry.example/away:1")
+    away = msgspec.structs.replace(TASK, image="registry.example/away:1")
     settings = ValidationSettings(runs=1)
     async with (
-        refusing(
-            sandboxes.base_url, lambda body: reason if body["image"] == "registry.example/away:1" else None
-        ) as (url, _),
+        refusing(sandboxes.base_url, lambda _: reason) as (url, _),
         AsyncSandboxClient(url) as client,
     ):
         validator = Validator(client, BlobStore(str(tmp_path / "store")), settings)
-
-        def tell(task: Task, error: InfrastructureError) -> None:
-            left[task.task_id] = error.detail
-
-        judged = [one async for one in validator.many([away, TASK], left=tell)]
-        with pytest.raises(InfrastructureError):
-            [one async for one in validator.many([away])]
-    assert [(one.original.task_id, type(one.event)) for one in judged] == [("letter", TaskValidated)]
-    assert left == {"away": f"because of {reason[1]}"}
+        with pytest.raises(InfrastructureError, match=f"because of {reason[1]}"):
+            await validator.validate(away)

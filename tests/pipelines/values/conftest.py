@@ -43,12 +43,16 @@ async def pipeline(nats_server: EmbeddedServer, tmp_path: Path) -> AsyncIterator
 
 @pytest.fixture
 async def teacher() -> AsyncIterator[Any]:
-    """An OpenAI endpoint that says what `replies` holds, in turn, and remembers what it was asked."""
+    """An OpenAI endpoint that says what `replies` holds, in turn, and remembers what it was asked. It answers
+    nothing while `open` is not set."""
     asked: list[dict[str, Any]] = []
     replies: list[str | web.Response] = []
+    open_ = asyncio.Event()
+    open_.set()
 
     async def chat(request: web.Request) -> web.Response:
         asked.append(msgspec.json.decode(await request.read()))
+        await open_.wait()
         said = replies[min(len(asked), len(replies)) - 1]
         if isinstance(said, web.Response):
             return web.Response(status=said.status, body=said.body, content_type="application/json")
@@ -71,5 +75,5 @@ async def teacher() -> AsyncIterator[Any]:
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-    yield SimpleNamespace(url=url, asked=asked, replies=replies)
+    yield SimpleNamespace(url=url, asked=asked, replies=replies, open=open_)
     await runner.cleanup()

@@ -14,7 +14,10 @@ from orchard.pipelines.values.requests import QUEUE, Asking, offer, open_request
 from orchard.schemas.llm_calls import ModelKind
 from orchard.storage.reader import open_tables
 from orchard.streams.claims import Claims
+from orchard.streams.connection import connect
 from orchard.streams.consumer import Consumer
+from orchard.streams.server import EmbeddedServer
+from orchard.streams.settings import NatsSettings
 from orchard.streams.shifts import Shift
 from orchard.workers.attempts.deadletters import DeadLetters
 from orchard.workers.attempts.keeper import keep
@@ -24,6 +27,7 @@ from orchard.workers.llm.rests import Rests
 from orchard.workers.llm.settings import EndpointSettings, Price
 from orchard.workers.oracle.server import OracleServer
 from tests.entries import named
+from tests.killing import killed_in_the_middle
 from tests.tiny_tasks import tiny_task
 from tests.trajectory_log import Author
 
@@ -274,3 +278,32 @@ async def test_an_annotator_waits_for_an_endpoint_that_rests_and_counts_no_failu
         await asyncio.wait({keeping})
     assert rows(pipeline, "select count(*) from values") == [(3,)]
     assert await DeadLetters(pipeline.connection).list() == []
+
+
+async def test_an_annotator_that_is_killed_costs_nothing(
+    pipeline: Any, teacher: Any, nats_server: EmbeddedServer
+) -> None:
+    await unresolved(pipeline, Author())
+    teacher.replies.append(GOOD)
+    teacher.open.clear()
+    with open_tables(pipeline.store) as tables:
+        await offer(pipeline.publisher, open_requests(tables, "demo", Asking(model="judge")))
+
+    async def begun() -> None:
+        while not teacher.asked:
+            await asyncio.sleep(0.02)
+
+    environment = {
+        "ORCHARD_STORE": pipeline.store,
+        "ORCHARD_NATS__URL": nats_server.url,
+        "ORCHARD_NATS__ACK_WAIT": "2.0",
+        "ORCHARD_NATS__HEARTBEAT": "0.5",
+        "ORCHARD_ENDPOINTS__DEFAULT__BASE_URL": teacher.url,
+    }
+    await killed_in_the_middle(("values", "worker"), environment, begun())
+    teacher.open.set()
+    short = NatsSettings(ack_wait=2.0, heartbeat=0.5)
+    async with connect(short, name="second", url=nats_server.url) as connection:
+        pipeline.connection = connection
+        assert len(await run(pipeline, teacher.url, Asking(model="judge"), 1)) == 1
+    assert rows(pipeline, "select count(*) from values") == [(1,)] and len(teacher.asked) == 2

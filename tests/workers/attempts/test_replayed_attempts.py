@@ -103,7 +103,7 @@ async def test_after_a_dead_sandbox_the_rollout_is_the_one_it_would_have_been(
     async with place.working():
         first, second = await finished(place, calm), await finished(place, hit)
         async with asyncio.timeout(SECONDS):  # its outcome is known: the trail is of no use any more
-            while await Publisher(place.connection).trails.find(hit) is not None:
+            while await Publisher(place.connection).replay_pointers.find(hit) is not None:
                 await asyncio.sleep(0.05)
 
     # Turn 7 ended its sandbox for all that is known, so it is asked about again; no earlier one is.

@@ -9,7 +9,7 @@ import pytest
 
 from orchard.injector.client import AsyncSandboxClient
 from orchard.schemas.campaigns import ModelSpec, RolloutRequest, TaskRef
-from orchard.schemas.events import RolloutAborted, outcome_in
+from orchard.schemas.events import RolloutAborted, done_payload
 from orchard.schemas.identity import rollout_id
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.requests import InvalidRequest, read_rollout_request
@@ -18,8 +18,8 @@ from orchard.streams import names
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.claims import Claims
 from orchard.streams.connection import Connection, connect
-from orchard.streams.entries import FIRST, Place, entry
-from orchard.streams.publish import Message, store_all
+from orchard.streams.entries import FIRST, EntryAddress, entry
+from orchard.streams.publish import OutgoingMessage, store_all
 from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds, next_message
 from orchard.streams.server import EmbeddedServer
@@ -112,7 +112,8 @@ async def drain(connection: Connection, blobs: BlobStore):
 
 async def put(connection: Connection, bodies: list[bytes]) -> None:
     await store_all(
-        connection, [Message(QUEUE.subject, body, f"request-{number}") for number, body in enumerate(bodies)]
+        connection,
+        [OutgoingMessage(QUEUE.subject, body, f"request-{number}") for number, body in enumerate(bodies)],
     )
 
 
@@ -136,7 +137,7 @@ async def test_three_hundred_mutants_end_as_done_or_dead_letter(connection, drai
             ends["dead letter"] += 1
         else:
             assert outcome is not None
-            assert isinstance(outcome_in(outcome.event), RolloutAborted)
+            assert isinstance(done_payload(outcome.event), RolloutAborted)
             ends["done"] += 1
     assert ends["done"] > 30
     assert ends["dead letter"] > 30
@@ -150,7 +151,7 @@ async def test_a_poison_request_of_a_sure_rollout_ends_that_rollout(connection, 
     assert "'lots' is not a resource quantity" in letter.reason
     outcome = await Publisher(connection).outcome(request.rollout_id)
     assert outcome is not None
-    assert outcome_in(outcome.event).cause is AbortCause.INVALID_REQUEST
+    assert done_payload(outcome.event).cause is AbortCause.INVALID_REQUEST
 
 
 class TestOfALaterVersion:
@@ -171,7 +172,7 @@ class TestOfALaterVersion:
         return waiting
 
     async def offer(self, connection: Connection, request: RolloutRequest, body: bytes) -> None:
-        place = Place(request.campaign, request.rollout_id, request.fence)
+        place = EntryAddress(request.campaign, request.rollout_id, request.fence)
         await Publisher(connection).offer(entry(QUEUE, place, FIRST, body))
 
     async def test_a_request_waits_for_a_later_worker_word_for_word(
@@ -226,7 +227,7 @@ class TestOfALaterVersion:
         assert "it asks for thinking, which only a later version knows" in letter.reason
         outcome = await Publisher(connection).outcome(request_of(0).rollout_id)
         assert outcome is not None
-        assert outcome_in(outcome.event).cause is AbortCause.INVALID_REQUEST
+        assert done_payload(outcome.event).cause is AbortCause.INVALID_REQUEST
 
 
 async def test_a_fault_in_one_slot_is_counted_and_costs_the_others_nothing(
@@ -248,7 +249,7 @@ async def test_a_fault_in_one_slot_is_counted_and_costs_the_others_nothing(
     for request in requests:
         outcome = await Publisher(connection).outcome(request.rollout_id)
         assert outcome is not None
-        assert isinstance(outcome_in(outcome.event), RolloutAborted)
+        assert isinstance(done_payload(outcome.event), RolloutAborted)
 
 
 def _fault_for_sample_three(end):

@@ -12,9 +12,8 @@ from PIL import Image as Canvas
 from orchard.schemas.blobs import INLINE_LIMIT, BlobRef
 from orchard.schemas.events import encode_event, make_event
 from orchard.schemas.identity import digest
-from orchard.schemas.images import Image
 from orchard.schemas.llm_calls import LLMCall
-from orchard.schemas.messages import MessageNode, NodeRest, Role, ToolCall, node_id
+from orchard.schemas.messages import Image, MessageNode, NodeRest, Role, ToolCall, node_id
 from orchard.schemas.outcomes import AbortCause
 from orchard.storage.blobs import BlobStore
 from orchard.workers.episode.large_messages import whole

@@ -11,7 +11,7 @@ from orchard.schemas.campaigns import Budget, ModelSpec, RolloutRequest, TaskRef
 from orchard.schemas.events import AttemptInherited, encode_event, make_event
 from orchard.schemas.llm_calls import LLMCall, ModelKind, Usage
 from orchard.schemas.messages import MessageNode, TokenRecord, ToolCall, VersionRun
-from orchard.schemas.trails import Trail
+from orchard.schemas.replay_pointers import ReplayPointer
 from orchard.storage.blobs import BlobStore
 from orchard.streams.records import StoredEvent, stored_event
 from orchard.workers.episode.machine import CommandOutcome
@@ -60,7 +60,7 @@ class Log:
 
     def replaying(self, attempt: int = 1, rollout: str = "0" * 24) -> MessageTree:
         """Of an attempt that has the record of all that was published so far."""
-        trail = Trail(attempt=attempt, replay_key="k", events=())
+        trail = ReplayPointer(attempt=attempt, replay_key="k", events=())
         record = record_of(rollout, trail, list(self.stored), self.blobs)
         trace = self.trace()
         trace.replay(record)

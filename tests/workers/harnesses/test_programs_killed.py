@@ -2,10 +2,10 @@
 
 import asyncio
 import random
-import subprocess
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from orchard.schemas.events import RolloutFinished, payload
 from orchard.schemas.outcomes import ExitStatus
 from orchard.streams.server import EmbeddedServer
 from tests.attempts_world import World, world
+from tests.killing import Fault, survived
 from tests.sandbox_service import LocalService
 from tests.tiny_tasks import tiny_service, tiny_task
 from tests.workers.harnesses.test_programs import FIX
@@ -52,61 +53,30 @@ async def place(
         yield made
 
 
-class Workers:
-    """Two processes."""
-
-    def __init__(self, place: World) -> None:
-        self._place = place
-        self._number = 0
-        self._processes = [self._started(), self._started()]
-
-    def kill(self, which: int) -> None:
-        """SIGKILL one, and start another."""
-        self._processes[which].kill()
-        self._processes[which].wait()
-        self._processes[which] = self._started()
-
-    def stop(self) -> None:
-        for process in self._processes:
-            process.kill()
-            process.wait()
-
-    def _started(self) -> subprocess.Popen[bytes]:
-        self._number += 1
-        return self._place.worker_process(f"worker-{self._number}")
-
-
-@contextmanager
-def _workers(place: World) -> Iterator[Workers]:
-    workers = Workers(place)
-    try:
-        yield workers
-    finally:
-        workers.stop()
-
-
 async def _refused(_: int) -> None:
     raise RuntimeError("the endpoint is cut off")
 
 
-async def _fault(place: World, workers: Workers, kind: str, chance: random.Random) -> None:
-    if kind == "worker":
-        await asyncio.to_thread(workers.kill, chance.randrange(2))
-        return
-    if kind == "endpoint":
+def _faults(place: World) -> dict[str, Fault]:
+    async def endpoint(_: random.Random) -> bool:
         place.model.hooks = {1: _refused, 2: _refused}
         await asyncio.sleep(2.0)
         place.model.hooks = {}
-        return
-    there = await place.sandboxes.list_sandboxes({"purpose": "rollout"})
-    if not there:
-        return
-    victim = chance.choice(there).sandbox_id
-    with suppress(SandboxError):  # it has gone meanwhile
-        if kind == "sandbox":
-            await place.sandboxes.delete_sandbox(victim)
-        else:
-            await (await place.sandboxes.get_sandbox(victim)).exec(KILL)
+        return True
+
+    async def sandbox(chance: random.Random, script: str = "") -> bool:
+        there = await place.sandboxes.list_sandboxes({"purpose": "rollout"})
+        if not there:
+            return False
+        victim = chance.choice(there).sandbox_id
+        with suppress(SandboxError):  # it has gone meanwhile
+            if script:
+                await (await place.sandboxes.get_sandbox(victim)).exec(script)
+            else:
+                await place.sandboxes.delete_sandbox(victim)
+        return True
+
+    return {"endpoint": endpoint, "sandbox": sandbox, "program": partial(sandbox, script=KILL)}
 
 
 @pytest.mark.slow
@@ -114,7 +84,6 @@ async def _fault(place: World, workers: Workers, kind: str, chance: random.Rando
 async def test_a_hundred_rollouts_of_a_program_survive_whatever_dies(
     place: World, service: LocalService
 ) -> None:
-    chance = random.Random(17)
     rollouts = await place.submit(
         *(tiny_task(1),),
         samples=ROLLOUTS,
@@ -122,13 +91,9 @@ async def test_a_hundred_rollouts_of_a_program_survive_whatever_dies(
         max_tries=30,
         timeouts=Timeouts(command=20.0, creation=60.0, grading=60.0, rollout=240.0),
     )
-    with _workers(place) as workers:
-        async with place.kept():
-            waiting = asyncio.create_task(place.outcomes(*rollouts, seconds=SECONDS))
-            for kind in chance.sample(["worker", "program", "sandbox", "endpoint"] * 6, FAULTS):
-                await asyncio.wait({waiting}, timeout=chance.uniform(0.2, 1.5))
-                await _fault(place, workers, kind, chance)
-            outcomes = await waiting
+    order = random.Random(17).sample(["worker", "program", "sandbox", "endpoint"] * 6, FAULTS)
+    outcomes, came = await survived(place, rollouts, order, _faults(place), seconds=SECONDS)
+    assert came.total() == FAULTS and set(came) == set(order), came
     assert len(outcomes) == ROLLOUTS
     ended: Counter[ExitStatus] = Counter()
     for event in outcomes.values():

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from orchard.pipelines.domains.gui.judging.again import read_episodes
 from orchard.schemas.events import RolloutFinished, payload
-from orchard.schemas.gui import GuiOutcome
+from orchard.schemas.gui import GuiSubmission
 from orchard.schemas.outcomes import ExitStatus
 from orchard.schemas.plugins import PluginSettings
 from orchard.schemas.tasks import PluginGrading, Task
@@ -37,7 +37,7 @@ class Clicker(Harness):
         """See Harness."""
         root = await episode.trace.system("You browse.")
         leaf = await episode.trace.user(root, episode.task.statement, [read_picture(SCREEN)])
-        outcome = GuiOutcome(
+        outcome = GuiSubmission(
             start_url="http://a.test/",
             url="http://a.test/",
             title="a",

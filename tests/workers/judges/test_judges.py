@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchard.schemas.judging import JudgeCalled, JudgeRuled, Verdict
+from orchard.schemas.judging import JudgeCalled, JudgeRuled, JudgeVerdict
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.plugins import PluginError, PluginSettings
 from orchard.workers.domains.claw.grading import transcript
@@ -48,7 +48,7 @@ async def judge(endpoint):
 
 async def test_a_verdict_and_what_it_took_are_events(judge, endpoint):
     endpoint.says(says(0.8))
-    assert await judge.rule("tone", EVIDENCE) == Verdict(score=0.8, passed=True, reason="As asked.")
+    assert await judge.rule("tone", EVIDENCE) == JudgeVerdict(score=0.8, passed=True, reason="As asked.")
     called, ruled = judge.events
     assert isinstance(called, JudgeCalled) and isinstance(ruled, JudgeRuled)
     assert (called.name, called.protocol, called.number, called.model) == ("tone", "rubric-2", 1, "wise")
@@ -119,14 +119,14 @@ class Twice:
     async def judge(self, evidence, ask):
         first = await ask([{"role": "user", "content": f"First? {evidence.task}"}])
         second = await ask([{"role": "user", "content": f"Second? {first}"}])
-        return Verdict(score=float(second), passed=second == "1")
+        return JudgeVerdict(score=float(second), passed=second == "1")
 
 
 class Wild(Twice):
     version = "wild-1"
 
     async def judge(self, *_):
-        return Verdict(score=7.0, passed=True)
+        return JudgeVerdict(score=7.0, passed=True)
 
 
 class OfValues:
@@ -154,7 +154,7 @@ def plugins(tmp_path):
 async def test_a_protocol_of_several_questions_comes_as_a_plugin(judge, endpoint):
     endpoint.says("yes")
     endpoint.says("1")
-    assert await judge.rule("x", EVIDENCE, "twice-1") == Verdict(score=1.0, passed=True)
+    assert await judge.rule("x", EVIDENCE, "twice-1") == JudgeVerdict(score=1.0, passed=True)
     assert [event.number for event in judge.events[:2]] == [1, 2] and judge.events[2].calls == 2
 
 

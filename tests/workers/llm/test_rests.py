@@ -15,7 +15,7 @@ from orchard.schemas.rests import EndpointRested
 from orchard.streams import names
 from orchard.streams.connection import Connection, connect
 from orchard.streams.endpoints import EndpointBook
-from orchard.streams.publish import Message, store
+from orchard.streams.publish import OutgoingMessage, store
 from orchard.streams.replay import replay
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings
@@ -245,7 +245,9 @@ async def test_where_the_book_cannot_be_read_a_call_ends_by_its_own_tries(
     """As with a record that a later version has written in another form."""
     key = rest_key(EndpointSettings(base_url=endpoint.url), socket.gethostname())
     subject = f"{names.ENDPOINTS_PREFIX}rest.{key}"
-    await store(connection, Message(subject=subject, payload=b'{"until": "soon"}', id="later", expected=0))
+    await store(
+        connection, OutgoingMessage(subject=subject, payload=b'{"until": "soon"}', id="later", expected=0)
+    )
     endpoint.answer(b"down", 503)
     client = await process("one", max_tries=2)
     with pytest.raises(InfrastructureError, match="no completion in 2 tries"):

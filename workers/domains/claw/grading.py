@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from orchard.schemas.claw import BUNDLES, AuditEntry, Bundle, ClawTests, Share
+from orchard.schemas.claw import BUNDLES, AuditEntry, ClawBundle, ClawTests, Share
 from orchard.schemas.decoding import Unreadable, decode_whole
-from orchard.schemas.judging import Verdict
+from orchard.schemas.judging import JudgeVerdict
 from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward
 from orchard.workers.domains.claw.script_runner import (
     Question,
@@ -134,7 +134,7 @@ async def reward(
     )
 
 
-def read_bundle(submission: str) -> Bundle:
+def read_bundle(submission: str) -> ClawBundle:
     """Decodes a rollout's submission. Raises GRADER_FAILED."""
     try:
         return decode_whole(BUNDLES, submission.encode())
@@ -209,7 +209,7 @@ def _word(passed: bool) -> str:
     return "PASSED" if passed else "FAILED"
 
 
-async def rule(judgement: Judgement, bundle: Bundle, question: Question) -> Verdict:
+async def rule(judgement: Judgement, bundle: ClawBundle, question: Question) -> JudgeVerdict:
     """Asks the judges; evidence that the question omits is taken from the bundle."""
     given = {
         "task": judgement.task.statement,

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from orchard.schemas.judging import Verdict
+from orchard.schemas.judging import JudgeVerdict
 from orchard.schemas.outcomes import AbortCause
 from orchard.workers.domains.claw import frame
 from orchard.workers.episode.machine import Machine
@@ -62,7 +62,7 @@ class ScriptResult(msgspec.Struct, frozen=True, kw_only=True):
     output: str
 
 
-AskJudge = Callable[[Question], Awaitable[Verdict | dict[str, str]]]
+AskJudge = Callable[[Question], Awaitable[JudgeVerdict | dict[str, str]]]
 """Answers a question with a verdict, or with another value that the script understands."""
 _OUTCOMES = msgspec.json.Decoder(_Outcome)
 
@@ -92,7 +92,7 @@ async def run_script(
     await machine.write(f"{folder}/limits.json", msgspec.json.encode(limits))
     for path, text in (files or {}).items():
         await machine.write(f"{folder}/scratch/{inside(path)}", text.encode(errors="replace"))
-    known: dict[str, Verdict | dict[str, str]] = {}
+    known: dict[str, JudgeVerdict | dict[str, str]] = {}
     for _ in range(JUDGE_CALLS + 1):
         await machine.write(f"{folder}/known.json", msgspec.json.encode(known))
         outcome = await _outcome(machine, name, folder, limits, python)

@@ -13,7 +13,7 @@ import msgspec
 
 from orchard.schemas.blobs import INLINE_LIMIT, BlobRef
 from orchard.schemas.campaigns import Budget
-from orchard.schemas.claw import AuditEntry, Bundle, ClawWorld, CommandSeen, ServiceCalled, SnapshotFile
+from orchard.schemas.claw import AuditEntry, ClawBundle, ClawWorld, CommandSeen, ServiceCalled, SnapshotFile
 from orchard.schemas.messages import ToolCall
 from orchard.schemas.outcomes import AbortCause, ExitStatus
 from orchard.storage.blobs import BlobStore
@@ -105,7 +105,7 @@ class ClawAttempt:
 
     async def hand_in(self, ended: ExitStatus, messages: Sequence[Mapping[str, Any]]) -> str:
         said = messages[-1] if messages else {}
-        bundle = Bundle(
+        bundle = ClawBundle(
             messages=tuple(dict(message) for message in messages),
             audit=tuple(self.services.audit),
             state=self.services.state(),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from orchard.schemas.judging import Verdict
+from orchard.schemas.judging import JudgeVerdict
 from orchard.workers.judges.interface import Ask, BadVerdict, Evidence, Picture, content
 from orchard.workers.judges.rubric import (
     BORDERS,
@@ -112,14 +112,14 @@ class ByLastScreens(OneAnswer):
         *,
         pictures: int,
         without: Sequence[str] = (),
-        read: Callable[[str], Verdict] = read_success,
+        read: Callable[[str], JudgeVerdict] = read_success,
     ) -> None:
         super().__init__(version, words, read)
         self.pictures = pictures
         """Number of screenshots that are judged, counted from the end."""
         self._without = dict.fromkeys(without, "")
 
-    async def judge(self, evidence: Evidence, ask: Ask) -> Verdict:
+    async def judge(self, evidence: Evidence, ask: Ask) -> JudgeVerdict:
         if not evidence.answer:
             return decided(False, NO_ANSWER)
         seen = msgspec.structs.replace(
@@ -134,7 +134,7 @@ class WebJudge:
     version = "webjudge-2"
     words = "\n".join([_KEY_POINTS, _SCREEN, _STATUS, RETRY, BORDERS, *LABELS, _POINTS_LABEL, _NOTES_LABEL])
 
-    async def judge(self, evidence: Evidence, ask: Ask) -> Verdict:
+    async def judge(self, evidence: Evidence, ask: Ask) -> JudgeVerdict:
         request = Evidence(task=evidence.task)
         points = await asked(ask, _KEY_POINTS, shown(request), _read_points)
         pointed = shown(request, (_POINTS_LABEL, points))
@@ -168,7 +168,7 @@ def read_screen_score(text: str) -> tuple[int, str]:
     return int(found[1]), " ".join(before)[:1000]
 
 
-def read_status(text: str) -> Verdict:
+def read_status(text: str) -> JudgeVerdict:
     """Reads the last line, `Status: success` or `Status: failure`. Raises BadVerdict."""
     *before, last = _lines(text) or [""]
     found = _STATUS_LINE.fullmatch(_plain(last))
@@ -180,7 +180,7 @@ def read_status(text: str) -> Verdict:
     return decided(found[1] == "SUCCESS", "\n".join(before))
 
 
-def read_aspects(text: str) -> Verdict:
+def read_aspects(text: str) -> JudgeVerdict:
     """Reads the last line, which must agree with the three lines before it. Raises BadVerdict."""
     verdict = read_success(text)
     found = [_ASPECT.fullmatch(_plain(line)) for line in _lines(text)[-4:-1]]

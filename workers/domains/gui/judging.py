@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import msgspec
 
 from orchard.schemas.decoding import Unreadable, decode_whole
-from orchard.schemas.gui import GuiOutcome, reward
-from orchard.schemas.images import Image
-from orchard.schemas.judging import GuiJudging, Verdict
+from orchard.schemas.gui import GuiSubmission, reward
+from orchard.schemas.judging import GuiJudging, JudgeVerdict
+from orchard.schemas.messages import Image
 from orchard.schemas.outcomes import AbortCause, Reward
 from orchard.storage.blobs import BlobStore
 from orchard.workers.failures import InfrastructureError, storing
@@ -20,7 +20,7 @@ from orchard.workers.judges.ruling import Judges
 NAME = "gui-judge"
 OUTCOME = "outcome"
 """Name of the judgement on a whole rollout."""
-_OUTCOMES = msgspec.json.Decoder(GuiOutcome)
+_OUTCOMES = msgspec.json.Decoder(GuiSubmission)
 _RESULT, _THOUGHT = 500, 2000
 """Maximum characters of one result and of one thought in the evidence."""
 
@@ -29,7 +29,7 @@ class NoOutcome(ValueError):
     pass
 
 
-def read_outcome(submission: bytes) -> GuiOutcome:
+def read_outcome(submission: bytes) -> GuiSubmission:
     try:
         return decode_whole(_OUTCOMES, submission)
     except Unreadable as error:
@@ -37,8 +37,8 @@ def read_outcome(submission: bytes) -> GuiOutcome:
 
 
 async def rule_outcome(
-    judges: Judges, statement: str, outcome: GuiOutcome, blobs: BlobStore, protocol: str
-) -> Verdict:
+    judges: Judges, statement: str, outcome: GuiSubmission, blobs: BlobStore, protocol: str
+) -> JudgeVerdict:
     """Asks the judges by the named protocol. Raises InfrastructureError as `Judges.rule`, and with
     STORE_FAILED if a screenshot cannot be read."""
     images = list(enumerate(outcome.screenshots))
@@ -97,13 +97,13 @@ def _picture(blobs: BlobStore, number: int, image: Image) -> Picture:
     return Picture(base64=data, media_type=image.media_type, label=f"screenshot {number}")
 
 
-def _thoughts(outcome: GuiOutcome) -> Iterator[str]:
+def _thoughts(outcome: GuiSubmission) -> Iterator[str]:
     for number, step in enumerate(outcome.steps, 1):
         if step.thought:
             yield f"[step {number}] {indented(step.thought[:_THOUGHT], 4)}"
 
 
-def _actions(outcome: GuiOutcome) -> Iterator[str]:
+def _actions(outcome: GuiSubmission) -> Iterator[str]:
     for number, step in enumerate(outcome.steps, 1):
         if not step.calls:
             yield f"{number}. (an answer without an action that could be read)"

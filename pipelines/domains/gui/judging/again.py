@@ -22,14 +22,14 @@ from orchard.schemas.events import make_event
 from orchard.schemas.identity import digest
 from orchard.schemas.judging import JudgeCalled, JudgeRuled
 from orchard.schemas.plugins import PluginError
-from orchard.schemas.requests import InvalidRequest, read_judge_request
+from orchard.schemas.requests import InvalidRequest, NewerRequest, read_judge_request
 from orchard.schemas.subjects import answering
 from orchard.schemas.tasks import Task
 from orchard.schemas.work import JudgeRequest
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError
-from orchard.streams.consumer import ClaimedRequest, RetryPolicy
-from orchard.streams.entries import Place, QueueEntry, entry
+from orchard.streams.consumer import ClaimedRequest, PutOff, RetryPolicy
+from orchard.streams.entries import EntryAddress, QueueEntry, entry, successor
 from orchard.streams.errors import OutcomeRefused
 from orchard.streams.publisher import Publisher
 from orchard.streams.settings import Queue
@@ -43,6 +43,8 @@ from orchard.workers.llm.client import ModelClient
 
 SOURCE = "orchard/judge"
 QUEUE = Queue(kind="judge", domain="rollouts")
+ELSEWHERE_SECONDS = 2.0
+"""Until a request that was claimed where its endpoint is not configured can be claimed again."""
 MOST_FAILURES = 10
 """Judgements without a verdict, one after the other, after which the judge is taken to be down."""
 _TASKS = msgspec.json.Decoder(Task)
@@ -84,7 +86,8 @@ class Episode(NamedTuple):
             task=BlobRef(sha256=self.task_sha256, size=0),
             submission="" if sha256 else self.submission,
             submission_blob=BlobRef(sha256=sha256, size=0) if sha256 else None,
-            protocol=get_protocol(judge.protocol).version,
+            protocol=(protocol := get_protocol(judge.protocol)).version,
+            prompt_hash=prompt_hash(protocol),
             model=ModelSpec(
                 name=judge.model,
                 endpoint=judge.endpoint,
@@ -120,11 +123,13 @@ def read_episodes(tables: duckdb.DuckDBPyConnection, campaign: str, judge: Judge
 
 
 def verdict_key(request: JudgeRequest) -> str:
-    """What tells a rollout and its judge, with the prompts of this code, from all others: part of the
-    verdict's id, and of the request's place on the queue."""
-    protocol = get_protocol(request.protocol)
-    who = [protocol.version, prompt_hash(protocol), request.model.name, request.model.endpoint]
-    return f"{request.rollout_id}-{request.attempt}-{digest(who, 12)}"
+    """What tells a rollout and its judge from all others, on the queue and among the answers."""
+    return digest([request.rollout_id, request.attempt, _judge_mark(request)])
+
+
+def _judge_mark(request: JudgeRequest) -> str:
+    """Digest of protocol, prompts and model, in event ids."""
+    return digest([request.protocol, request.prompt_hash, request.model.name, request.model.endpoint], 12)
 
 
 def is_foreign(request: JudgeRequest, blobs: BlobStore) -> bool:
@@ -183,22 +188,27 @@ class OutcomeJudge:
         """See Handler."""
         request = read_judge_request(body)
         try:
-            get_protocol(request.protocol)
+            own = prompt_hash(get_protocol(request.protocol))
         except PluginError as error:
             raise InvalidRequest(str(error)) from error
+        if own != request.prompt_hash:
+            raise NewerRequest(f"{request.protocol} has other prompts here: {own}, not {request.prompt_hash}")
         return request
 
     def entry(self, request: JudgeRequest, occasion: str) -> QueueEntry:
         """See Handler."""
-        place = Place(request.campaign, verdict_key(request), request.fence)
+        place = EntryAddress(request.campaign, verdict_key(request), request.fence)
         return entry(QUEUE, place, occasion, msgspec.json.encode(request))
 
-    async def handle(self, delivery: ClaimedRequest[JudgeRequest]) -> None:
+    async def handle(self, delivery: ClaimedRequest[JudgeRequest]) -> PutOff | None:
         """Publish the verdict, or why the judge gave none, unless the request has its answer."""
         request = delivery.request
         known = await self._publisher.answer(QUEUE.kind, verdict_key(request))
         if known is not None and known.sequence != request.fence:
-            return
+            return None
+        if not self._models.has(request.model.endpoint):
+            again = self.entry(request, successor(delivery.claim.message_id))
+            return PutOff(again, ELSEWHERE_SECONDS, f"no endpoint {request.model.endpoint!r} here")
         if rest := await self._models.resting(request.model.endpoint):
             raise rest
         run = uuid4().hex[:8]
@@ -224,6 +234,7 @@ class OutcomeJudge:
             await self._publish(request, answer, "" if answer.score is not None else f".{run}")
         except OutcomeRefused as refused:
             log.info("the judgement of %s comes too late: %s", request.rollout_id, refused)
+        return None
 
     async def _rule(self, request: JudgeRequest, judges: Judges) -> None:
         submission, statement = await asyncio.to_thread(self._read, request)
@@ -235,18 +246,17 @@ class OutcomeJudge:
         return _submission(request, self._blobs), task.statement
 
     async def _publish(self, request: JudgeRequest, data: msgspec.Struct, name: str) -> None:
-        key = verdict_key(request)
-        mark = key.rpartition("-")[2]
         event = make_event(
             data,
-            id=f"{request.rollout_id}.{request.attempt}.judged.{mark}{name}",
+            id=f"{request.rollout_id}.{request.attempt}.judged.{_judge_mark(request)}{name}",
             source=SOURCE,
             campaign=request.campaign,
             rollout_id=request.rollout_id,
             attempt=request.attempt,
-            causation_id=answering(QUEUE.kind, key) if isinstance(data, JudgeRuled) else None,
         )
         if isinstance(data, JudgeRuled):
+            cause = answering(QUEUE.kind, verdict_key(request))
+            event = msgspec.structs.replace(event, causation_id=cause)
             await self._publisher.terminal(event, request.fence)
         else:
             await self._publisher.event(event)

@@ -9,21 +9,21 @@ from orchard.pipelines.domains.claw.drafts import Draft, read_draft
 from orchard.pipelines.domains.claw.errands import TIDY, Errands
 from orchard.pipelines.domains.claw.proof import mutated, played
 from orchard.pipelines.domains.claw.templates import Plot
-from orchard.schemas.claw import Bundle
-from orchard.schemas.synthesis import Move
+from orchard.schemas.claw import ClawBundle
+from orchard.schemas.synthesis import ReferenceCall
 from orchard.workers.domains.claw.frame import evaluate
 from orchard.workers.domains.claw.grading import PASSING_SCORE, Scores, combined, read_returned
 
 SLOTS = 36
 
 
-def scores(draft: Draft, bundle: Bundle) -> Scores:
+def scores(draft: Draft, bundle: ClawBundle) -> Scores:
     """What the draft's script says, in this process."""
     said = evaluate(draft.script, msgspec.to_builtins(bundle), {})
     return combined({"test": read_returned("test", said["result"])}, bundle.audit)
 
 
-def outcome(plot: Plot, moves: list[Move]) -> tuple[bool, bool]:
+def outcome(plot: Plot, moves: list[ReferenceCall]) -> tuple[bool, bool]:
     """Whether the script passes, and whether the task counts as resolved."""
     found = scores(plot.draft, played(plot.draft.case, moves))
     return found.passed, found.task_score >= PASSING_SCORE

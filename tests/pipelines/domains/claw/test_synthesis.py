@@ -18,7 +18,7 @@ from orchard.pipelines.domains.claw.report import Report, table
 from orchard.schemas.events import payload
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.subjects import EVENTS_PREFIX
-from orchard.schemas.synthesis import Check, Step, SynthesisStep
+from orchard.schemas.synthesis import Check, SynthesisAction, SynthesisStep
 from orchard.schemas.tasks import Task
 from orchard.storage.blobs import BlobStore
 from orchard.streams.claims import Claims
@@ -135,7 +135,7 @@ async def test_tasks_are_proven_mistakes_are_caught_and_every_artefact_is_an_eve
 
     line = ("--limit", "2", "--seed", str(seed), "--run", "killed", "--rollouts", "1")
     process = pipeline.process("tasks", "synthesize", "claw", *line)
-    await stepped(pipeline, "killed", Step.PROVE)
+    await stepped(pipeline, "killed", SynthesisAction.PROVE)
     process.kill()
     process.wait()
     for left in await pipeline.sandboxes.list_sandboxes({"campaign": "killed"}):
@@ -152,7 +152,7 @@ async def test_tasks_are_proven_mistakes_are_caught_and_every_artefact_is_an_eve
     )
 
 
-async def stepped(pipeline: World, run: str, wanted: Step) -> None:
+async def stepped(pipeline: World, run: str, wanted: SynthesisAction) -> None:
     """Wait until a run has done such a step."""
     async with asyncio.timeout(SECONDS):
         subjects = f"{EVENTS_PREFIX}.{run}.*.synthesis.step"
@@ -197,4 +197,4 @@ async def test_192_tasks_are_proven_and_every_seeded_mistake_is_caught(pipeline:
     again, _ = await synthesized(pipeline, "again", tasks=192, seed=1, slots=3)
     assert again == tasks, "the same seed gives the same tasks, however steps overlap"
     ended = {one.slot for one in [*report.accepted, *report.rejected]}
-    assert len(ended) == report.proposals and Step.ACCEPT in {one.step for one in report.accepted}
+    assert len(ended) == report.proposals and SynthesisAction.ACCEPT in {one.step for one in report.accepted}

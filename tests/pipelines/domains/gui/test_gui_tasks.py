@@ -9,7 +9,6 @@ import pytest_asyncio
 
 from orchard.injector.client import AsyncSandboxClient
 from orchard.pipelines.domains.gui.synthesis import SITES, synthesize
-from orchard.pipelines.tasks.proving import ValidationSettings
 from orchard.pipelines.tasks.validate import Validator
 from orchard.schemas.events import TaskRejected, TaskValidated
 from orchard.schemas.tasks import PluginGrading, Task
@@ -29,9 +28,8 @@ async def _verdicts(
     service: LocalService, store: Path, tasks: Iterable[Task]
 ) -> dict[str, TaskValidated | TaskRejected]:
     async with AsyncSandboxClient(service.url) as client:
-        settings = ValidationSettings(concurrency=2)
-        validator = Validator(client, BlobStore(str(store)), settings, play=True)
-        return {each.event.task_id: each.event async for each in validator.many(tasks)}
+        validator = Validator(client, BlobStore(str(store)), play=True)
+        return {each.task_id: (await validator.validate(each)).event for each in tasks}
 
 
 async def test_a_task_is_proven_by_playing_it_and_one_that_cannot_be_done_is_rejected(
@@ -48,6 +46,23 @@ async def test_a_task_is_proven_by_playing_it_and_one_that_cannot_be_done_is_rej
     assert isinstance(verdicts[good.task_id], TaskValidated), verdicts
     assert isinstance(rejected := verdicts["tiny-bad"], TaskRejected)
     assert rejected.reason == "gold_does_not_resolve" and "pink elephant" in rejected.detail
+
+
+async def test_a_task_whose_settings_are_of_no_site_is_rejected_and_stops_no_other(tmp_path: Path) -> None:
+    [good] = synthesize(3, 1, sites=("tiny",))
+    assert isinstance(good.grading, PluginGrading)
+
+    def bad(name: str, **settings: object) -> Task:
+        changed = msgspec.structs.replace(good.grading, settings={**good.grading.settings, **settings})
+        return msgspec.structs.replace(good, task_id=name, grading=changed)
+
+    wrong = [bad("no-site", site={"name": "nowhere"}), bad("other-records", records={"orders": [1]})]
+    async with AsyncSandboxClient("http://127.0.0.1:9") as client:  # records need no sandbox
+        validator = Validator(client, BlobStore(str(tmp_path / "store")))
+        verdicts = {each.event.task_id: each.event async for each in validator.many([*wrong, good])}
+    assert isinstance(verdicts[good.task_id], TaskValidated)
+    rejected = {name: event.reason for name, event in verdicts.items() if isinstance(event, TaskRejected)}
+    assert rejected == {"no-site": "invalid", "other-records": "no_verdict"}
 
 
 @pytest.mark.slow

@@ -23,10 +23,10 @@ from orchard.pipelines.domains.gui.judging.agreement import Pair, agreement, rea
 from orchard.schemas import events as e
 from orchard.schemas.campaigns import ModelSpec, RolloutRequest, TaskRef
 from orchard.schemas.events import payload
-from orchard.schemas.gui import GuiOutcome, GuiStep
+from orchard.schemas.gui import GuiStep, GuiSubmission
 from orchard.schemas.identity import rollout_id
-from orchard.schemas.images import Image
 from orchard.schemas.llm_calls import ModelKind
+from orchard.schemas.messages import Image
 from orchard.schemas.outcomes import ExitStatus, Reward
 from orchard.schemas.tasks import PluginGrading, Task
 from orchard.schemas.work import JudgeRequest
@@ -38,7 +38,7 @@ from orchard.streams.claims import Claims
 from orchard.streams.connection import Connection, connect
 from orchard.streams.consumer import Consumer
 from orchard.streams.entries import FIRST
-from orchard.streams.publish import Message, store_all
+from orchard.streams.publish import OutgoingMessage, store_all
 from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds
 from orchard.streams.replay import replay
@@ -92,7 +92,7 @@ def episode(blobs: BlobStore, task: int, sample: int, resolved: bool, passes: bo
         )
         for number in range(5)
     ]
-    outcome = GuiOutcome(
+    outcome = GuiSubmission(
         start_url="http://shop.test/",
         url="http://shop.test/done",
         title="Thank you",
@@ -369,7 +369,7 @@ async def test_of_two_verdicts_on_one_request_the_first_is_accepted(
     async with judging(session, queue):
         scripted.holds = asyncio.Event()
         body = msgspec.json.encode(wanted)  # without a place of its own, so that it is there twice
-        await store_all(queue, [Message(QUEUE.subject, body, name) for name in ("first", "again")])
+        await store_all(queue, [OutgoingMessage(QUEUE.subject, body, name) for name in ("first", "again")])
         while len(scripted.asked) < 2:
             await asyncio.sleep(0.02)
         scripted.holds.set()

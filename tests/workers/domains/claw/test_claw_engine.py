@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchard.schemas.claw import BUNDLES, Bundle, ClawWorld
+from orchard.schemas.claw import BUNDLES, ClawBundle, ClawWorld
 from orchard.schemas.decoding import decode_whole
 from orchard.workers.domains.claw.engine import BadWorld, Services, ServiceTool
 from orchard.workers.domains.claw.injection import Injection
@@ -111,7 +111,7 @@ def test_arguments_nested_so_deep_that_no_bundle_could_be_read_are_refused(depth
         assert "nested deeper" in entry.response["error"]
     fits = '{"a":' * 31 + "1" + "}" * 31
     assert services.call("mail_shred", fits).entry.arguments == msgspec.json.decode(fits)
-    handed_in = Bundle(
+    handed_in = ClawBundle(
         messages=(),
         audit=tuple(services.audit),
         state=services.state(),

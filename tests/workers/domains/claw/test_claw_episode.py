@@ -15,7 +15,7 @@ from orchard.cli.reading import show_rollout
 from orchard.configuration.config import Config
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import Budget, Timeouts
-from orchard.schemas.claw import Bundle
+from orchard.schemas.claw import ClawBundle
 from orchard.schemas.events import RolloutAborted, RolloutFinished, payload
 from orchard.schemas.outcomes import AbortCause, ExitStatus
 from orchard.streams.server import EmbeddedServer
@@ -59,11 +59,11 @@ async def _outcome(place: World, task: Any = None, **changes: Any) -> RolloutFin
     return data
 
 
-async def _bundle(place: World, data: RolloutFinished) -> Bundle:
+async def _bundle(place: World, data: RolloutFinished) -> ClawBundle:
     text = data.submission
     if data.submission_blob is not None:
         text = place.blobs.get(data.submission_blob).decode()
-    return msgspec.json.decode(text, type=Bundle)
+    return msgspec.json.decode(text, type=ClawBundle)
 
 
 async def test_a_task_is_solved_and_every_call_is_in_the_log_and_in_the_bundle(

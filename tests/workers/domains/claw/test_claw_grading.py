@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchard.injector.client import AsyncSandboxClient
-from orchard.schemas.claw import AuditEntry, Bundle, ClawTests, SnapshotFile
+from orchard.schemas.claw import AuditEntry, ClawBundle, ClawTests, SnapshotFile
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.tasks import PluginGrading, Task
 from orchard.workers.domains.claw import frame
@@ -52,7 +52,7 @@ def bundle(**changes):
         "now": "2026-03-02T09:00:00+00:00",
         "exit_status": "finished",
     }
-    return Bundle(**{**parts, **changes})
+    return ClawBundle(**{**parts, **changes})
 
 
 # --- scores -------------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """Sixty assistants while workers and sandboxes are killed: one outcome each, and the log of one attempt."""
 
-import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -12,17 +11,17 @@ import pytest
 
 from orchard.injector.errors import SandboxError
 from orchard.schemas.campaigns import Timeouts
-from orchard.schemas.claw import Bundle
+from orchard.schemas.claw import ClawBundle
 from orchard.schemas.events import RolloutFinished, payload
-from orchard.streams.replay import replay
 from orchard.streams.server import EmbeddedServer
 from orchard.workers.attempts import retries
 from orchard.workers.domains.claw.engine import Services
 from tests.attempts_world import QUICK_RETRIES, World, seed_of, world
 from tests.claw_world import Assistant, desk, desk_task
+from tests.killing import survived
 from tests.sandbox_service import LocalService
 
-EPISODES, KILLS, WORKERS = 60, 15, 2
+EPISODES, KILLS = 60, 15
 SECONDS = 1500.0
 FAULTY = {"error_rate": 0.2}
 
@@ -48,43 +47,19 @@ async def place(
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 async def test_sixty_assistants_survive_fifteen_kills(place: World) -> None:
-    chance = random.Random(11)
     rollouts = await place.submit(
         desk_task(**FAULTY), samples=EPISODES, harnesses=("claw-react",), timeouts=Timeouts(), max_tries=50
     )
-    workers = [place.worker_process(f"w{number}") for number in range(WORKERS)]
-    killed: Counter[str] = Counter()
 
-    async def kill() -> None:
-        """Workers and sandboxes in turn, whenever some more episodes have ended."""
-        ended = 0
-        async for stored in replay(place.connection, subjects="orchard.events.done.>", follow=True):
-            if stored.event is None or killed.total() == KILLS:
-                return
-            ended += 1
-            if ended % 3:
-                continue
-            sandboxes = await place.sandboxes.list_sandboxes({"purpose": "rollout"})
-            if killed.total() % 2 == 0 or not sandboxes:
-                number = chance.randrange(WORKERS)
-                workers[number].kill()
-                workers[number].wait()
-                workers[number] = place.worker_process(f"w{number}-{ended}")
-                killed["worker"] += 1
-            else:
-                with suppress(SandboxError):  # it went by itself meanwhile
-                    await place.sandboxes.delete_sandbox(chance.choice(sandboxes).sandbox_id)
-                killed["sandbox"] += 1
+    async def end_sandbox(chance: random.Random) -> bool:
+        sandboxes = await place.sandboxes.list_sandboxes({"purpose": "rollout"})
+        if sandboxes:
+            with suppress(SandboxError):  # it went by itself meanwhile
+                await place.sandboxes.delete_sandbox(chance.choice(sandboxes).sandbox_id)
+        return bool(sandboxes)
 
-    killing = asyncio.create_task(kill())
-    try:
-        async with place.kept():
-            outcomes = await place.outcomes(*rollouts, seconds=SECONDS)
-        killing.cancel()
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
+    order = ["worker" if number % 2 == 0 else "sandbox" for number in range(KILLS)]
+    outcomes, killed = await survived(place, rollouts, order, {"sandbox": end_sandbox}, seconds=SECONDS)
     assert killed.total() == KILLS and killed["worker"] >= 8, killed
     assert Counter(type(payload(event)) for event in outcomes.values()) == {RolloutFinished: EPISODES}
     assert await place.rows("select rollout_id from rollouts group by 1 having count(*) > 1") == []
@@ -102,7 +77,7 @@ async def _is_of_one_attempt(place: World, rollout: str, attempt: int | None, da
     text = data.submission
     if data.submission_blob is not None:
         text = place.blobs.get(data.submission_blob).decode()
-    bundle = msgspec.json.decode(text, type=Bundle)
+    bundle = msgspec.json.decode(text, type=ClawBundle)
     assert [entry.sequence for entry in bundle.audit] == list(range(1, len(bundle.audit) + 1))
     rows = await place.rows(
         "select attempt, number, tool, status, injected from service_calls "

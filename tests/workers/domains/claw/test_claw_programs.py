@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from orchard.schemas.campaigns import Timeouts
-from orchard.schemas.claw import Bundle
+from orchard.schemas.claw import ClawBundle
 from orchard.schemas.events import RolloutAborted, RolloutFinished, payload
 from orchard.schemas.outcomes import AbortCause, ExitStatus
 from orchard.streams.server import EmbeddedServer
@@ -65,7 +65,7 @@ async def test_a_program_does_the_task_by_mcp_and_one_that_takes_no_server_is_re
     assert first.startswith("It is 2026-04-10T09:00+00:00. You work for me@example.com.")
     assert "Do what Diana asks" in first
     text = data.submission or place.blobs.get(data.submission_blob).decode()  # type: ignore[arg-type]
-    bundle = msgspec.json.decode(text, type=Bundle)
+    bundle = msgspec.json.decode(text, type=ClawBundle)
     assert (bundle.answer, len(bundle.audit)) == ("I wrote to Tom.", 2)
 
     _known(monkeypatch, msgspec.structs.replace(MCP_LOOP, mcp=None))

@@ -18,7 +18,7 @@ import pytest
 import pytest_asyncio
 
 from orchard.injector.client import AsyncSandboxClient
-from orchard.schemas.claw import Bundle, ClawWorld, ServiceCalled
+from orchard.schemas.claw import ClawBundle, ClawWorld, ServiceCalled
 from orchard.schemas.messages import ToolCall
 from orchard.schemas.outcomes import ExitStatus
 from orchard.storage.blobs import BlobStore
@@ -173,7 +173,7 @@ async def test_none_of_the_tries_succeeds(room: Room) -> None:
     assert seen["every port of the loopback"] == "(no output)"
     assert "Traceback" not in "".join(seen.values())
 
-    bundle = msgspec.json.decode(await mine.world.hand_in(ExitStatus.FINISHED, []), type=Bundle)
+    bundle = msgspec.json.decode(await mine.world.hand_in(ExitStatus.FINISHED, []), type=ClawBundle)
     assert [entry.sequence for entry in bundle.audit] == list(range(1, len(bundle.audit) + 1))
     assert [entry.number for entry in mine.published] == [entry.sequence for entry in bundle.audit]
     assert _replayed(mine).state() == bundle.state

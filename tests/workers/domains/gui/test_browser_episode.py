@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from orchard.schemas.campaigns import Budget, Timeouts
 from orchard.schemas.events import RolloutAborted, RolloutFinished, payload
-from orchard.schemas.gui import GuiOutcome
+from orchard.schemas.gui import GuiSubmission
 from orchard.schemas.outcomes import ExitStatus
 from orchard.streams.server import EmbeddedServer
 from orchard.workers.attempts import retries
@@ -58,7 +58,7 @@ async def test_first_and_last_turn_have_the_structure_of_the_paper(place: World)
     data = await _outcome(place)
     assert isinstance(data, RolloutFinished), data
     assert (data.exit_status, data.reward, data.turns) == (ExitStatus.FINISHED, 1.0, 3)
-    outcome = msgspec.json.decode(data.submission, type=GuiOutcome)
+    outcome = msgspec.json.decode(data.submission, type=GuiSubmission)
     assert outcome.records == {"seen": ["/", "/said?word=tea"]}
     assert [len(step.results) for step in outcome.steps] == [2, 1, 1]
     assert outcome.answer == "I said tea."
@@ -158,7 +158,7 @@ async def test_ends_of_an_episode_are_told_apart(place: World) -> None:
                 ends[name] = (data.cause.value, data.failures)
                 continue
             assert isinstance(data, RolloutFinished)
-            outcome = msgspec.json.decode(data.submission, type=GuiOutcome)
+            outcome = msgspec.json.decode(data.submission, type=GuiSubmission)
             ends[name] = (data.exit_status.value, data.reward, outcome.parsed, data.turns)
             lines[name] = [step.results for step in outcome.steps]
         assert own.taken > 0
@@ -218,7 +218,7 @@ async def test_a_browser_that_is_killed_costs_an_attempt_and_a_page_that_crashes
     assert await place.rows("select kind, cause from attempts_all where kind = 'released'") == [
         ("released", "sandbox_died")
     ]
-    outcome = msgspec.json.decode(data.submission, type=GuiOutcome)
+    outcome = msgspec.json.decode(data.submission, type=GuiSubmission)
     assert [step.results[0] for step in outcome.steps[1:3]] == [
         "Failed: `click`: the page crashed; open an address or go to another tab.",
         f"Succeed: `goto_url` {ORIGIN}/ executed.{NOTE}",

@@ -12,20 +12,18 @@ import pytest
 from orchard.schemas.campaigns import Timeouts
 from orchard.schemas.events import RolloutFinished, payload
 from orchard.storage.blobs import BlobStore
-from orchard.streams.replay import replay
 from orchard.streams.server import EmbeddedServer
 from orchard.workers.attempts import retries
 from tests.attempts_world import QUICK_RETRIES, World, world
 from tests.gui_world import Clicker, browser_processes, gui_task
+from tests.killing import survived
 from tests.sandbox_service import LocalService
 
 EPISODES = 60
 KILLS = 15
-WORKERS = 2
 SECONDS = 1500.0
 WHOLE = ("system", "user", "assistant", "tool", "assistant", "tool")
 """Messages of an episode: a click, and the end."""
-FINAL = "orchard.events.done.>"
 
 
 @pytest.fixture
@@ -51,42 +49,17 @@ async def place(
 @pytest.mark.timeout(1800)
 async def test_sixty_episodes_survive_fifteen_kills(place: tuple[World, LocalService]) -> None:
     here, service = place
-    chance = random.Random(7)
     tasks = [gui_task(number, site=True) for number in range(EPISODES)]
     rollouts = await here.submit(*tasks, harnesses=("browser",), timeouts=Timeouts(), max_tries=50)
-    workers = [here.worker_process(f"w{number}") for number in range(WORKERS)]
-    killed: Counter[str] = Counter()
 
-    async def kill() -> None:
-        """Workers and browsers in turn, whenever some more episodes have ended."""
-        ended = 0
-        async for stored in replay(here.connection, subjects=FINAL, follow=True):
-            if stored.event is None or killed.total() == KILLS:
-                return
-            ended += 1
-            if ended % 3:
-                continue
-            browsers = browser_processes(service)
-            if killed.total() % 3 == 0 or not browsers:
-                number = chance.randrange(WORKERS)
-                workers[number].kill()
-                workers[number].wait()
-                workers[number] = here.worker_process(f"w{number}-{ended}")
-                killed["worker"] += 1
-            else:
-                chance.choice(browsers).kill()
-                killed["browser"] += 1
+    async def kill_browser(chance: random.Random) -> bool:
+        browsers = browser_processes(service)
+        if browsers:
+            chance.choice(browsers).kill()
+        return bool(browsers)
 
-    killing = asyncio.create_task(kill())
-    try:
-        async with here.kept():
-            outcomes = await here.outcomes(*rollouts, seconds=SECONDS)
-        killing.cancel()
-    finally:
-        for worker in workers:
-            worker.terminate()
-        for worker in workers:
-            worker.wait()
+    order = ["worker" if number % 3 == 0 else "browser" for number in range(KILLS)]
+    outcomes, killed = await survived(here, rollouts, order, {"browser": kill_browser}, seconds=SECONDS)
     assert killed.total() == KILLS and killed["browser"] >= 8, killed
     ended = {rollout: payload(event) for rollout, event in outcomes.items()}
     assert Counter(map(type, ended.values())) == {RolloutFinished: EPISODES}

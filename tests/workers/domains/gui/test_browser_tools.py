@@ -14,7 +14,7 @@ from aiohttp import web
 from playwright.async_api import Error
 
 from orchard.injector.client import AsyncSandbox, AsyncSandboxClient
-from orchard.schemas.gui import BrowserSettings, GuiOutcome, GuiWorld
+from orchard.schemas.gui import BrowserSettings, GuiSubmission, GuiWorld
 from orchard.schemas.messages import ToolCall
 from orchard.schemas.outcomes import ExitStatus
 from orchard.storage.blobs import BlobStore
@@ -288,7 +288,7 @@ async def test_half_a_character_is_replaced_and_a_line_is_one_line(browser: Brow
     assert call.arguments == '{"response":"\ufffd"}'
     try:
         assert await _done(browser, "done", '{"response": "x\\ud800"}') == "Succeed: `done` executed."
-        outcome = msgspec.json.decode(await browser.hand_in(ExitStatus.FINISHED, []), type=GuiOutcome)
+        outcome = msgspec.json.decode(await browser.hand_in(ExitStatus.FINISHED, []), type=GuiSubmission)
         assert outcome.answer == "x\ufffd"
     finally:
         browser.answer = None
@@ -331,7 +331,7 @@ async def test_an_action_on_a_slow_page_has_an_end(
 async def test_labels_that_hold_marks_of_the_prompt_are_counted(browser: BrowserAttempt) -> None:
     async def counted() -> int:
         outcome = await browser.hand_in(ExitStatus.STEP_LIMIT, [])
-        return msgspec.json.decode(outcome, type=GuiOutcome).injections
+        return msgspec.json.decode(outcome, type=GuiSubmission).injections
 
     before = await counted()
     await _at(browser, "marked")

@@ -11,9 +11,9 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchard.schemas.gui import GuiOutcome, GuiStep
-from orchard.schemas.images import Image
+from orchard.schemas.gui import GuiStep, GuiSubmission
 from orchard.schemas.judging import JudgeCalled, JudgeRuled
+from orchard.schemas.messages import Image
 from orchard.schemas.outcomes import AbortCause, Reward
 from orchard.schemas.tasks import PluginGrading, Task
 from orchard.storage.blobs import BlobStore
@@ -33,13 +33,13 @@ from orchard.workers.llm.settings import EndpointSettings, Price
 Say = Callable[[dict[str, Any]], str]
 
 
-def outcome(blobs: BlobStore, screens: int, **changes: Any) -> GuiOutcome:
+def outcome(blobs: BlobStore, screens: int, **changes: Any) -> GuiSubmission:
     """An episode of so many screenshots, whose bytes are their numbers."""
     images = [
         Image(blob=blobs.put(b"%d" % number), media_type="image/jpeg", width=1280, height=1000)
         for number in range(screens)
     ]
-    found = GuiOutcome(
+    found = GuiSubmission(
         start_url="http://a.test/",
         url="http://a.test/b",
         title="b",
@@ -67,7 +67,7 @@ def graded(endpoint, blobs):
     async def publish(event):
         endpoint.events.append(event)
 
-    async def grade(protocol: str, given: GuiOutcome | bytes, say: Say, *, judged: bool = True) -> Reward:
+    async def grade(protocol: str, given: GuiSubmission | bytes, say: Say, *, judged: bool = True) -> Reward:
         async def reply(request: web.Request) -> web.StreamResponse:
             return web.json_response(endpoint.completion(say(await request.json())))
 

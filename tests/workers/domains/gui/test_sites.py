@@ -14,9 +14,9 @@ import pytest
 
 from orchard.pipelines.domains.gui.proof import by_records
 from orchard.pipelines.domains.gui.synthesis import SITES, synthesize
-from orchard.schemas.events import TaskValidated
+from orchard.pipelines.tasks.proof import Proven
 from orchard.schemas.outcomes import AbortCause, ExitStatus
-from orchard.schemas.sites import Answer, Expected, Site
+from orchard.schemas.sites import ExpectedAnswer, SiteGrading, SiteSpec
 from orchard.schemas.tasks import Task
 from orchard.workers.domains.gui.sites.appearance import LAYOUTS, THEMES
 from orchard.workers.domains.gui.sites.catalog import content_of
@@ -39,7 +39,7 @@ def tasks() -> list[Task]:
     return [*synthesize(5, count, sites=ALL), *synthesize(5, count, sites=ALL, split="held-out")]
 
 
-def _ended(expected: Expected, **changes: Any) -> SiteSubmission:
+def _ended(expected: SiteGrading, **changes: Any) -> SiteSubmission:
     right = expected.answer.value if expected.answer else ""
     return SiteSubmission(
         **{"records": expected.records, "ended": ExitStatus.FINISHED, "answer": right, **changes}  # type: ignore[arg-type]
@@ -66,7 +66,7 @@ def test_a_seed_gives_the_same_tasks_and_splits_share_nothing(tasks: list[Task])
 
 def test_the_right_end_is_accepted_and_the_beginning_is_not(tasks: list[Task]) -> None:
     for task in tasks:
-        assert isinstance(by_records(task), TaskValidated), task
+        assert isinstance(by_records(task), Proven), task
         expected = expected_of(task)
         begun = content_of(expected.site).records()
         assert graded(expected, _ended(expected)).value == 1.0
@@ -154,7 +154,7 @@ def test_who_sees_nothing_hits_few_targets_of_the_tiny_family() -> None:
 def test_an_answer_says_the_value_and_no_other(
     value: str, others: tuple[str, ...], said: str, right: bool
 ) -> None:
-    assert answered(Answer(value=value, others=others), said) is right
+    assert answered(ExpectedAnswer(value=value, others=others), said) is right
 
 
 async def test_every_page_of_every_site_is_served_and_asks_for_nothing_outside() -> None:
@@ -163,7 +163,7 @@ async def test_every_page_of_every_site_is_served_and_asks_for_nothing_outside()
     for number, name in enumerate(SITES):
         split, layout = looks[number % len(looks)]
         theme = sorted(THEMES[split])[0]
-        site = Site(name=name, seed=11 + number, layout=layout, theme=theme)  # type: ignore[arg-type]
+        site = SiteSpec(name=name, seed=11 + number, layout=layout, theme=theme)  # type: ignore[arg-type]
         async with open_site(site) as served, aiohttp.ClientSession() as session:
             root = f"http://127.0.0.1:{served.port}"
             before = served.records()
@@ -194,7 +194,7 @@ async def test_whatever_is_sent_to_a_site_is_answered_and_leaves_records_of_its_
     words = ("", "0", "-1", "99999999999", "\u00b2", "x", "\udcff", "../..", "'\"><b>", "a|b", "1,2", "\x00")
     for name in ALL:
         layout, theme = ("grid", "sand") if name == "tiny" else ("side-list", "dense")
-        site = Site(name=name, seed=4, layout=layout, theme=theme)  # type: ignore[arg-type]
+        site = SiteSpec(name=name, seed=4, layout=layout, theme=theme)  # type: ignore[arg-type]
         content = content_of(site)
         if isinstance(content, DeskSite):
             content.signed_in = True
@@ -247,7 +247,7 @@ async def test_faults_lie_over_any_site(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("orchard.workers.domains.gui.sites.engine.SLOW", 0.01)
     seen = {}
     for fault in ("captcha", "down", "slow", "consent"):
-        site = Site(name="shop", seed=1, layout="top-cards", theme="plain", fault=fault)  # type: ignore[arg-type]
+        site = SiteSpec(name="shop", seed=1, layout="top-cards", theme="plain", fault=fault)  # type: ignore[arg-type]
         async with open_site(site) as served, aiohttp.ClientSession() as session:
             root = f"http://127.0.0.1:{served.port}"
             async with session.get(f"{root}/cart") as answer:

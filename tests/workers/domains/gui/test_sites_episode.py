@@ -9,7 +9,7 @@ import pytest
 from orchard.pipelines.domains.gui.synthesis import synthesize
 from orchard.schemas.campaigns import Budget, ModelSpec, Timeouts
 from orchard.schemas.events import RolloutFinished, payload
-from orchard.schemas.gui import GuiOutcome
+from orchard.schemas.gui import GuiSubmission
 from orchard.streams.server import EmbeddedServer
 from orchard.workers.oracle.server import OracleServer
 from tests.attempts_world import World, world
@@ -52,7 +52,7 @@ async def test_the_oracles_log_holds_successes_and_failures_graded_by_records(pl
         data = payload(stored)
         assert isinstance(data, RolloutFinished), data
         text = data.submission or place.blobs.get(data.submission_blob).decode()  # type: ignore[arg-type]
-        outcome = msgspec.json.decode(text, type=GuiOutcome)
+        outcome = msgspec.json.decode(text, type=GuiSubmission)
         assert outcome.records is not None
         values.append(data.reward)
     assert len(values) == 15 and {0.0, 1.0} <= {*values} <= {-1.0, 0.0, 1.0}

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import uvloop
 
-from orchard.schemas.sites import Site
+from orchard.schemas.sites import SiteSpec
 from orchard.workers.domains.gui.sites.engine import OpenSite, open_site
 from orchard.workers.domains.gui.sites.goals import goal_of
 from orchard.workers.domains.gui.sites.oracle import play
@@ -19,7 +19,7 @@ from orchard.workers.domains.gui.sites.tiny import SIDE, SIZE, TinySite
 from orchard.workers.domains.gui.sites.window import look, window
 from orchard.workers.oracle.server import OracleServer
 
-TINY = Site(name="tiny", seed=2, layout="scatter", theme="light")
+TINY = SiteSpec(name="tiny", seed=2, layout="scatter", theme="light")
 
 
 def _survey(site: OpenSite) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from orchard.schemas.blobs import BlobRef
-from orchard.schemas.claw_eval import ROOT, Checkout
+from orchard.schemas.claw_eval import ROOT, ClawEvalCheckout
 from orchard.schemas.outcomes import AbortCause
 from orchard.storage.blobs import BlobStore
 from orchard.workers.domains.claw.script_runner import MISSING, no_interpreter
@@ -27,7 +27,7 @@ async def archive(blobs: BlobStore, blob: BlobRef) -> bytes:
         return await asyncio.to_thread(blobs.get, blob)
 
 
-async def unpack(blobs: BlobStore, checkout: Checkout, machine: Machine) -> None:
+async def unpack(blobs: BlobStore, checkout: ClawEvalCheckout, machine: Machine) -> None:
     for name in ("shared", "task"):
         path = f"/tmp/orchard-{name}.tar.gz"
         await machine.write(path, await archive(blobs, getattr(checkout, name)))

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from orchard.schemas.claw_eval import WORKSPACE, WORKSPACE_SERVER, Checkout
+from orchard.schemas.claw_eval import WORKSPACE, WORKSPACE_SERVER, ClawEvalCheckout
 from orchard.schemas.outcomes import AbortCause
 from orchard.storage.blobs import BlobStore
 from orchard.workers.domains.claw.claw_eval import remote
@@ -166,7 +166,7 @@ class ToolAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EvalWorkspaceTools:
-    def __init__(self, machine: Machine, checkout: Checkout, blobs: BlobStore) -> None:
+    def __init__(self, machine: Machine, checkout: ClawEvalCheckout, blobs: BlobStore) -> None:
         self._machine = machine
         self._checkout = checkout
         self._blobs = blobs

@@ -10,11 +10,10 @@ import msgspec
 
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import Budget
-from orchard.schemas.gui import GuiOutcome, GuiStep, GuiWorld
-from orchard.schemas.images import Image
-from orchard.schemas.messages import ToolCall
+from orchard.schemas.gui import GuiStep, GuiSubmission, GuiWorld
+from orchard.schemas.messages import Image, ToolCall
 from orchard.schemas.outcomes import AbortCause, ExitStatus
-from orchard.schemas.sites import Site
+from orchard.schemas.sites import SiteSpec
 from orchard.schemas.tasks import Task
 from orchard.workers.domains.gui.browser import tools
 from orchard.workers.domains.gui.browser.actions import ActionExecutor
@@ -59,7 +58,7 @@ class BrowserWorld:
             yield attempt
 
 
-def _site(site: Site, task: Task) -> OpenSite:
+def _site(site: SiteSpec, task: Task) -> OpenSite:
     try:
         return open_site(site)
     except KeyError as error:
@@ -149,7 +148,7 @@ class BrowserAttempt:
     async def hand_in(self, ended: ExitStatus, messages: Sequence[Mapping[str, Any]]) -> str:
         tab = self.tabs.active
         steps = steps_of(messages, self._screens[1:])
-        outcome = GuiOutcome(
+        outcome = GuiSubmission(
             start_url=self._world.start_url,
             url=tab.page.url,
             title=tab.title,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from orchard.schemas.sites import Site
+from orchard.schemas.sites import SiteSpec
 from orchard.workers.domains.gui.sites.calendar import CalendarSite
 from orchard.workers.domains.gui.sites.desk import DeskSite
 from orchard.workers.domains.gui.sites.ledger import LedgerSite
@@ -12,7 +12,7 @@ from orchard.workers.domains.gui.sites.pages import SiteContent
 from orchard.workers.domains.gui.sites.shop import ShopSite
 from orchard.workers.domains.gui.sites.tiny import TinySite
 
-_SITES: dict[str, Callable[[Site], SiteContent]] = {
+_SITES: dict[str, Callable[[SiteSpec], SiteContent]] = {
     "shop": lambda site: ShopSite(site.seed),
     "calendar": lambda site: CalendarSite(site.seed),
     "desk": lambda site: DeskSite(site.seed),
@@ -23,5 +23,5 @@ _SITES: dict[str, Callable[[Site], SiteContent]] = {
 }
 
 
-def content_of(site: Site) -> SiteContent:
+def content_of(site: SiteSpec) -> SiteContent:
     return _SITES[site.name](site)

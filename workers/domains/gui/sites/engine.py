@@ -8,7 +8,7 @@ from typing import Any
 from aiohttp import web
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from orchard.schemas.sites import Records, Site
+from orchard.schemas.sites import Records, SiteSpec
 from orchard.workers.domains.gui.sites.appearance import layout_of, style, theme_of
 from orchard.workers.domains.gui.sites.catalog import content_of
 from orchard.workers.domains.gui.sites.pages import File, Missing, Redirect, SitePage, SiteResponse
@@ -26,7 +26,7 @@ _POLICY = "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-in
 class OpenSite:
     """A site that is being served. Its records are kept here, out of reach of its visitor."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: SiteSpec) -> None:
         self.site = site
         self._content = content_of(site)
         self._tiny = site.name == "tiny"
@@ -144,7 +144,7 @@ class OpenSite:
         return web.Response(text=text, content_type="text/html", charset="utf-8", status=status)
 
 
-def open_site(site: Site) -> OpenSite:
+def open_site(site: SiteSpec) -> OpenSite:
     """Makes a site in its initial state; `start` serves it. Raises KeyError for an unknown layout or
     theme."""
     if site.name != "tiny":

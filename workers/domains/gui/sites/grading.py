@@ -8,7 +8,7 @@ import msgspec
 
 from orchard.schemas.decoding import Unreadable, decode_whole
 from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward
-from orchard.schemas.sites import NAME, Answer, Expected, Records
+from orchard.schemas.sites import NAME, ExpectedAnswer, Records, SiteGrading
 from orchard.schemas.tasks import PluginGrading, Task
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.graders.judgement import Judgement
@@ -31,11 +31,11 @@ class SiteSubmission(msgspec.Struct, frozen=True, kw_only=True):
     """Whether every turn of the model had a valid call."""
 
 
-def expected_of(task: Task) -> Expected:
+def expected_of(task: Task) -> SiteGrading:
     """Reads a task's grading settings. Raises ValueError for a task without this grader."""
     if not isinstance(task.grading, PluginGrading) or task.grading.grader != NAME:
         raise ValueError(f"{task.task_id} is no task on a generated site")
-    return msgspec.convert(task.grading.settings, Expected)
+    return msgspec.convert(task.grading.settings, SiteGrading)
 
 
 _HANDED = msgspec.json.Decoder(SiteSubmission)
@@ -51,9 +51,9 @@ class SitesGrader:
     name = NAME
     in_place = True
     """No sandbox is opened for grading, because this grader looks at none."""
-    settings = Expected
+    settings = SiteGrading
 
-    async def grade(self, settings: Expected, judgement: Judgement) -> Reward:
+    async def grade(self, settings: SiteGrading, judgement: Judgement) -> Reward:
         """Raises GRADER_FAILED if the submission holds no records of this site."""
         return graded(settings, read_submission(judgement.submission))
 
@@ -66,7 +66,7 @@ def read_submission(submission: str) -> SiteSubmission:
         raise _failed(f"the submission is no record of a site: {error}") from error
 
 
-def graded(expected: Expected, handed: SiteSubmission) -> Reward:
+def graded(expected: SiteGrading, handed: SiteSubmission) -> Reward:
     """Computes the reward. Raises GRADER_FAILED as SitesGrader does."""
     if handed.records is None or handed.records.keys() != expected.records.keys():
         raise _failed(f"the records are none of the site {expected.site.name}")
@@ -98,7 +98,7 @@ def differences(expected: Records, found: Records) -> dict[str, str]:
     }
 
 
-def answered(answer: Answer, said: str) -> bool:
+def answered(answer: ExpectedAnswer, said: str) -> bool:
     """Whether the answer states the right value and no other. A number must be the only number in it; a name
     must stand in it as whole words, without any of the wrong names. Case, white space and units are
     ignored."""

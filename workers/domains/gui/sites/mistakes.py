@@ -3,18 +3,18 @@
 import random
 from collections.abc import Callable
 
-from orchard.schemas.sites import Answer
+from orchard.schemas.sites import ExpectedAnswer
 from orchard.workers.domains.gui.sites.solving import Call, View, point
 
 
-def mistaken(calls: list[Call], view: View, answer: Answer | None, dice: random.Random) -> list[Call]:
+def mistaken(calls: list[Call], view: View, answer: ExpectedAnswer | None, dice: random.Random) -> list[Call]:
     """Returns a turn's calls with a fitting mistake; an empty list means an answer that cannot be parsed."""
     if calls[-1][0] == "done":
         return _wrong_end(calls, answer, dice)
     return dice.choice(_SLIPS)(calls, view, dice)
 
 
-def _wrong_end(calls: list[Call], answer: Answer | None, dice: random.Random) -> list[Call]:
+def _wrong_end(calls: list[Call], answer: ExpectedAnswer | None, dice: random.Random) -> list[Call]:
     if answer is not None and answer.others:
         return [("done", {"response": dice.choice(answer.others)})]
     return [("done", {"response": "I could not find it."})] if answer is not None else calls

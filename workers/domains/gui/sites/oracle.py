@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from orchard.schemas.identity import digest
 from orchard.schemas.messages import ToolCall
-from orchard.schemas.sites import Site
+from orchard.schemas.sites import SiteSpec
 from orchard.schemas.tasks import Task
 from orchard.workers.domains.gui.sites.catalog import content_of
 from orchard.workers.domains.gui.sites.goals import Goal, NoGoal, goal_of, kinds_of
@@ -76,7 +76,7 @@ def _rate(asked: str) -> float:
         ) from None
 
 
-def _goal(site: Site, text: str) -> Goal | None:
+def _goal(site: SiteSpec, text: str) -> Goal | None:
     """Finds the site's task whose statement is in the conversation."""
     goals = []
     for kind in kinds_of(site.name):
@@ -88,7 +88,7 @@ def _goal(site: Site, text: str) -> Goal | None:
     return max(found, key=lambda goal: len(goal.statement), default=None)
 
 
-def play(site: Site, goal: Goal, view: View, *, seed: int, number: int, mistakes: float) -> Turn:
+def play(site: SiteSpec, goal: Goal, view: View, *, seed: int, number: int, mistakes: float) -> Turn:
     """Returns the answer at turn `number` (from 0) of a rollout; equal arguments give equal answers."""
     dice = random.Random(f"{seed}-{number}-{goal.statement}")
     calls = turn(goal.scenes, view, f"http://{content_of(site).host}/")

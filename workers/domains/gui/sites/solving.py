@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from orchard.schemas.sites import Answer, Records, Site
+from orchard.schemas.sites import ExpectedAnswer, Records, SiteSpec
 
 
 class Element(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +46,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     elements: tuple[Element, ...] = ()
     focus: str = ""
     records: dict[str, Any] = {}
-    site: Site | None = None
+    site: SiteSpec | None = None
 
     def find(self, key: str) -> Element | None:
         """Returns the element with that key; if there are several, a visible one."""
@@ -134,7 +134,7 @@ class Goal:
     records: Records
     """The site's records when the task is done."""
     scenes: tuple[Scene, ...]
-    answer: Answer | None = None
+    answer: ExpectedAnswer | None = None
 
 
 Maker = Callable[[Any, random.Random], Goal]

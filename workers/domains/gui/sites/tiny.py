@@ -9,7 +9,7 @@ import math
 import random
 from collections.abc import Mapping
 
-from orchard.schemas.sites import Records, Site
+from orchard.schemas.sites import Records, SiteSpec
 from orchard.workers.domains.gui.sites.pages import (
     Link,
     Missing,
@@ -58,7 +58,7 @@ class TinySite:
     links: tuple[Link, ...] = ()
     screen: tuple[int, int] | None = (SIDE, SIDE)
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: SiteSpec) -> None:
         self.targets = some_targets(random.Random(f"tiny-{site.seed}"))[: 1 + site.seed // 2 % MOST]
         """The colour and shape to click on each screen."""
         self.screens = [

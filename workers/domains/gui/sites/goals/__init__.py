@@ -2,7 +2,7 @@
 
 import random
 
-from orchard.schemas.sites import Site
+from orchard.schemas.sites import SiteSpec
 from orchard.workers.domains.gui.sites.catalog import content_of
 from orchard.workers.domains.gui.sites.goals import calendar, desk, ledger, manual, map, shop, tiny
 from orchard.workers.domains.gui.sites.solving import Goal, Maker, NoGoal
@@ -28,6 +28,6 @@ def kinds_of(site: str) -> list[str]:
     return [kind for kind in KINDS if kind.partition(".")[0] == site]
 
 
-def goal_of(site: Site, kind: str) -> Goal:
+def goal_of(site: SiteSpec, kind: str) -> Goal:
     """Makes the task of that kind on the site. Raises NoGoal, and KeyError for an unknown kind."""
     return KINDS[kind](content_of(site), random.Random(f"{kind}-{site.seed}"))

@@ -2,7 +2,7 @@
 
 import random
 
-from orchard.schemas.sites import Answer
+from orchard.schemas.sites import ExpectedAnswer
 from orchard.workers.domains.gui.sites.calendar import FIRST, LAST, CalendarSite
 from orchard.workers.domains.gui.sites.solving import (
     Goal,
@@ -123,7 +123,7 @@ def holder(calendar: CalendarSite, dice: random.Random) -> Goal:
             "Answer with the name alone."
         ),
         records=calendar.records(),
-        answer=Answer(value=who, others=others),
+        answer=ExpectedAnswer(value=who, others=others),
         scenes=(scene(f"week:{day // 5 + 1}:{room}", done(who)), *_to_week(room, day)),
     )
 
@@ -137,7 +137,7 @@ def free_hours(calendar: CalendarSite, dice: random.Random) -> Goal:
             f"{LAST}:00? Answer with the number alone."
         ),
         records=calendar.records(),
-        answer=Answer(value=str(count), others=(str(count + 1), str(count + 2))),
+        answer=ExpectedAnswer(value=str(count), others=(str(count + 1), str(count + 2))),
         scenes=(scene(f"week:{day // 5 + 1}:{room}", done(str(count))), *_to_week(room, day)),
     )
 

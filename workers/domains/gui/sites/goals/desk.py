@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-from orchard.schemas.sites import Answer
+from orchard.schemas.sites import ExpectedAnswer
 from orchard.workers.domains.gui.sites import vocabulary
 from orchard.workers.domains.gui.sites.desk import PRIORITIES, TOPICS, DeskSite
 from orchard.workers.domains.gui.sites.solving import (
@@ -118,7 +118,7 @@ def count(desk: DeskSite, dice: random.Random) -> Goal:
             "Answer with the number alone."
         ),
         records=desk.records(),
-        answer=Answer(value=str(right), others=(str(right + 1), str(right + 2))),
+        answer=ExpectedAnswer(value=str(right), others=(str(right + 1), str(right + 2))),
         scenes=_filtered(desk, state, priority, done(str(right))),
     )
 
@@ -134,7 +134,7 @@ def oldest(desk: DeskSite, dice: random.Random) -> Goal:
             f"priority {priority}? Answer with the number alone."
         ),
         records=desk.records(),
-        answer=Answer(value=str(found[0]), others=tuple(map(str, found[1:]))),
+        answer=ExpectedAnswer(value=str(found[0]), others=tuple(map(str, found[1:]))),
         scenes=_filtered(desk, state, priority, done(str(found[0]))),
     )
 

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable
 
-from orchard.schemas.sites import Answer
+from orchard.schemas.sites import ExpectedAnswer
 from orchard.workers.domains.gui.sites.ledger import ACTIONS, COLUMNS, FORMATS, STATES, LedgerSite
 from orchard.workers.domains.gui.sites.solving import (
     Goal,
@@ -40,7 +40,7 @@ def largest(ledger: LedgerSite, dice: random.Random) -> Goal:
             "Answer with the number alone."
         ),
         records=ledger.records(),
-        answer=Answer(value=right, others=others),
+        answer=ExpectedAnswer(value=right, others=others),
         scenes=(
             scene(
                 "table:*",
@@ -142,7 +142,7 @@ def contact(ledger: LedgerSite, dice: random.Random) -> Goal:
     return Goal(
         statement=f"Who is the contact of invoice {number}? Its details say so. Answer with the name alone.",
         records=ledger.records(),
-        answer=Answer(value=who, others=others),
+        answer=ExpectedAnswer(value=who, others=others),
         scenes=(scene(f"invoice:{number}", done(who)), *_details(number)),
     )
 

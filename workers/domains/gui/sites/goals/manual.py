@@ -2,7 +2,7 @@
 
 import random
 
-from orchard.schemas.sites import Answer
+from orchard.schemas.sites import ExpectedAnswer
 from orchard.workers.domains.gui.sites.manual import Article, ManualSite, Setting
 from orchard.workers.domains.gui.sites.solving import (
     Goal,
@@ -48,7 +48,7 @@ def default(manual: ManualSite, dice: random.Random) -> Goal:
     return Goal(
         statement=f"What is the default of the setting {setting.name}? Answer with the number alone.",
         records=manual.records(),
-        answer=Answer(value=str(setting.default), others=others),
+        answer=ExpectedAnswer(value=str(setting.default), others=others),
         scenes=_found(article, setting.name, done(str(setting.default))),
     )
 
@@ -62,7 +62,7 @@ def since(manual: ManualSite, dice: random.Random) -> Goal:
             f"chapter {article.chapter}? Answer with the version alone."
         ),
         records=manual.records(),
-        answer=Answer(value=setting.since, others=others),
+        answer=ExpectedAnswer(value=setting.since, others=others),
         scenes=_listed(article, done(setting.since)),
     )
 

@@ -2,7 +2,7 @@
 
 import random
 
-from orchard.schemas.sites import Answer
+from orchard.schemas.sites import ExpectedAnswer
 from orchard.workers.domains.gui.sites.map import MODES, MapSite
 from orchard.workers.domains.gui.sites.solving import (
     Goal,
@@ -66,7 +66,7 @@ def minutes(planner: MapSite, dice: random.Random) -> Goal:
             f"How many minutes does it take from {start} to {end} by {mode}? Answer with the number alone."
         ),
         records=planner.records(),
-        answer=Answer(value=str(right), others=tuple(sorted(others))),
+        answer=ExpectedAnswer(value=str(right), others=tuple(sorted(others))),
         scenes=_planned(start, end, mode, done(str(right))),
     )
 

@@ -2,7 +2,7 @@
 
 import random
 
-from orchard.schemas.sites import Answer
+from orchard.schemas.sites import ExpectedAnswer
 from orchard.workers.domains.gui.sites import vocabulary
 from orchard.workers.domains.gui.sites.shop import DELIVERIES, FEATURES, MOST, RATINGS, Product, ShopSite
 from orchard.workers.domains.gui.sites.solving import (
@@ -132,7 +132,7 @@ def cheapest(shop: ShopSite, dice: random.Random) -> Goal:
             f"{rating}? Answer with its name alone."
         ),
         records=shop.records(),
-        answer=Answer(value=right.name, others=others),
+        answer=ExpectedAnswer(value=right.name, others=others),
         scenes=(
             scene("home", click(f"nav:{category}")),
             scene(
@@ -164,7 +164,7 @@ def weight(shop: ShopSite, dice: random.Random) -> Goal:
             f"How many grams do {count} pieces of the {product.name} weigh? Answer with the number alone."
         ),
         records=shop.records(),
-        answer=Answer(value=str(product.weight * count), others=(str(product.weight),)),
+        answer=ExpectedAnswer(value=str(product.weight * count), others=(str(product.weight),)),
         scenes=(
             scene(f"product:{product.number}", done(str(product.weight * count))),
             *_search(product),

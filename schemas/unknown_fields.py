@@ -1,4 +1,4 @@
-"""What a later version asks for, told from what it leaves as it was (decision 0073).
+"""Tells which unknown fields of a request ask for something that only a later version can do (decision 0073).
 
 A field that a version adds has a default that stands for "as before": null, false, 0 or something empty. So
 the version before may pass over an unknown field with such a value, and over no other: whoever wrote it means
@@ -21,8 +21,8 @@ def is_as_before(value: object) -> bool:
 
 
 def known_part(document: bytes, kind: type[msgspec.Struct]) -> tuple[bytes, list[str]]:
-    """A JSON document without the fields that `kind`, and the structs in it, do not have; and which of them
-    ask for something, by their paths. Whatever else is wrong with it stays as it is."""
+    """Removes the fields that `kind`, and the structs in it, do not have from a JSON document; returns it
+    with the paths of those that ask for something. Other faults of the document stay."""
     try:
         value = decode(_ANY, document)
         unknown: list[str] = []
@@ -52,14 +52,15 @@ def _known(value: Any, kind: Any, path: str, unknown: list[str], asked: list[str
 
 @cache
 def _fields(kind: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct] | None]:
-    """Of a struct: the name of each field on the wire, with the struct that it holds, if it does."""
+    """Maps the wire name of each field of a struct to the struct that the field holds, if it holds one."""
     info = msgspec.inspect.type_info(kind)
     assert isinstance(info, msgspec.inspect.StructType)
     return {each.encode_name: _struct(each.type) for each in info.fields}
 
 
 def _struct(type_: msgspec.inspect.Type) -> type[msgspec.Struct] | None:
-    """The one struct that a field holds. Of several, which is tagged: a tag that is not known is an error."""
+    """Returns the one struct that a field holds, None for several: these are tagged, and an unknown tag is an
+    error."""
     if isinstance(type_, msgspec.inspect.Metadata):
         return _struct(type_.type)
     if isinstance(type_, msgspec.inspect.UnionType):

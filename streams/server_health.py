@@ -1,4 +1,4 @@
-"""How the embedded server says that it can write no more.
+"""Asks the embedded server whether it can still write.
 
 nats-server 2.15.1 leaves publishes to a stream unanswered after one write to its file has failed, also when
 the disk has space again, until it is started again. Its health, asked without the options that probes often
@@ -22,7 +22,7 @@ class _Answer(msgspec.Struct):
 
 
 async def write_error(connection: Connection) -> str:
-    """The failed write by which a stream is stuck; empty when none is. `connection` is the admin's.
+    """Names the failed write by which a stream is stuck; empty when none is. `connection` is the admin's.
 
     Raises NatsError or TimeoutError when the server does not answer.
     """

@@ -1,15 +1,15 @@
-"""The guard: nobody publishes to a stream of events that has lost some, or may drop some.
+"""The stream guard: nobody publishes to a stream of events that has lost some, or may drop some.
 
 A server that lost acknowledged messages gives their sequences to new ones. A rollout whose outcome was lost
-would get a second one, and tables and stream would tell different stories. So each process that publishes
+would get a second one, and tables and stream would contradict each other. So each process that publishes
 looks at the stream when it connects, whenever it connects again, and every few seconds: the stream must
 hold the last event of the tables and the newest one that the process has seen, without holes but those that
 archiving made, and with limits that refuse instead of dropping. Until it does, publishes and claims wait, and
 the reason is one sentence.
 
-After a start of the server nobody publishes until one process has found the stream whole and said so, first
-of all the writer: others may not know of what is lost. And what one process finds lost holds all
-(`streams.marks`), until the stream is restored.
+After a start of the server nobody publishes until one process, usually the writer, has found the stream whole
+and said so: others may not know of what is lost. And what one process finds lost holds all
+(`streams.guard_messages`), until the stream is restored.
 """
 
 import asyncio
@@ -22,25 +22,36 @@ import msgspec
 from nats.errors import Error as NatsError
 
 from orchard.schemas.decoding import Unreadable
-from orchard.streams import marks, names
-from orchard.streams.connection import Connection, Seen
+from orchard.streams import guard_messages, names
+from orchard.streams.connection import Connection, SeenEvent
 from orchard.streams.errors import EventsForgotten, StoreRefused, StreamHeld, TopologyError
 from orchard.streams.settings import NatsSettings
+from orchard.streams.stream_state import (
+    REMEDY,
+    AccountUsage,
+    ExpectedStream,
+    StreamInfo,
+    StreamState,
+    empty,
+    id_of,
+    sentence,
+    shorter,
+)
 from orchard.streams.tasks import end, waited
 from orchard.streams.topology import declare_events
-from orchard.streams.wholeness import REMEDY, Account, Expected, Held, Info, empty, id_of, sentence, shorter
 
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 5.0
-"""Between two looks at a stream that is well."""
+"""Interval between two looks at a stream that is well."""
 HELD_LOOK_SECONDS = 0.5
 ANSWER_SECONDS = 60.0
-"""How long a process that holds waits at its start for a server that says nothing of its stream."""
+"""Seconds that a process that holds waits at its start for a server that says nothing of its stream."""
 SETTLE_SECONDS = 10.0
-"""After a start of the server, how long a process leaves it to the writer to say that the stream is whole."""
+"""Seconds after a start of the server in which a process leaves it to the writer to say that the stream is
+whole."""
 WRITER_SETTLE_SECONDS = 1.0
-"""How long the writer waits before: processes that saw what is lost connect again within this time."""
+"""Seconds that the writer waits before: processes that saw what is lost connect again within this time."""
 _NUMBERS = re.compile(r"[0-9]+")
 _WAITING = (
     "the NATS server was started, and nothing is claimed or published until the writer has compared the "
@@ -48,42 +59,43 @@ _WAITING = (
 )
 
 
-class Unjudged(Exception):
-    """The tables cannot be read just now; the text says why."""
+class TablesUnreadable(Exception):
+    """The tables cannot be read now; the text says why."""
 
 
-Look = Callable[[], Awaitable[Expected]]
-"""Reads the tables, or raises Unjudged. Workers may not know them, so the front door supplies it."""
-Room = Callable[[], Awaitable[str]]
-"""Says in a sentence why there is no room for new work, empty when there is."""
+ReadTables = Callable[[], Awaitable[ExpectedStream]]
+"""Reads the tables, or raises TablesUnreadable. Workers may not know them, so the front door supplies it."""
+Shortage = Callable[[], Awaitable[str]]
+"""Says in a sentence why there is no room for new work; empty when there is."""
 
 
-class Guard:
+class StreamGuard:
     """Watches one connection and holds what it publishes while the stream is not whole."""
 
     def __init__(
         self,
         connection: Connection,
         settings: NatsSettings,
-        look: Look,
+        look: ReadTables,
         *,
-        room: Room | None = None,
+        room: Shortage | None = None,
         settle: float = SETTLE_SECONDS,
         on_change: Callable[[str], None] = log.warning,
     ) -> None:
-        """`settle` are the seconds after which this process itself says that the stream of a server that was
-        started is whole. `on_change` gets each new reason to hold, and one sentence when it is gone."""
+        """`settle` is the time in seconds after which this process itself says that the stream of a server
+        that was started is whole. `on_change` gets each new reason to hold, and one sentence when it is
+        gone."""
         self._connection = connection
         self._settings = settings
         self._look = look
         self._room = room
         self._settle = settle
         self.on_change = on_change
-        self._expected: Expected | None = None
+        self._expected: ExpectedStream | None = None
         self._compared = False
-        """Whether the stream has the event that the tables end with."""
+        """Whether the stream has the tables' last event."""
         self._restored: str | None = None
-        """The stream's mark of its last restore, as of the last look."""
+        """The stream's mark of its last restore, at the last look."""
         self._seen_whole = False
         self._checked = False
         self._unchecked_since: float | None = None
@@ -92,7 +104,7 @@ class Guard:
         connection.on_loss(self._lost.set)
 
     async def check(self) -> bool:
-        """Look once and hold or release the connection; False when the server did not answer.
+        """Looks once and holds or releases the connection; False when the server did not answer.
 
         Raises EventsForgotten when the stream was restored without what this process has seen in it.
         """
@@ -115,7 +127,7 @@ class Guard:
         return True
 
     async def run(self) -> None:
-        """Look until cancelled, at once after each new connection. Raises as `check` does; the connection is
+        """Looks until cancelled, at once after each new connection. Raises as `check` does; the connection is
         closed then."""
         answered = True
         try:
@@ -132,20 +144,20 @@ class Guard:
             self._connection.forget_loss(self._lost.set)
 
     def _forget(self) -> None:
-        """Another server may have come with another stream."""
+        """Forgets all findings: another server may have come with another stream."""
         self._expected, self._compared = None, False
         self._checked, self._unchecked_since = False, None
 
     async def _judge(self) -> tuple[str, str, str]:
-        """Why nothing may be published until somebody acts, why not for a moment, and why nothing may be
-        claimed."""
+        """Returns why nothing may be published until somebody acts, why not for a moment, and why nothing may
+        be claimed."""
         try:
             if self._expected is None:
                 self._expected = await self._look()
             newest = self._connection.newest  # before the answer: it may grow meanwhile
-            info = await marks.ask(self._connection, f"STREAM.INFO.{names.EVENTS}", {}, Info)
+            info = await guard_messages.ask(self._connection, f"STREAM.INFO.{names.EVENTS}", {}, StreamInfo)
             held = await self._verdict(info, newest)
-        except Unjudged as error:
+        except TablesUnreadable as error:
             return (
                 f"whether the stream of events is whole cannot be seen ({error}), so nothing is published",
                 "",
@@ -157,7 +169,7 @@ class Guard:
             return "", _WAITING, ""
         return "", "", await self._fullness(info)
 
-    async def _verdict(self, info: Info, newest: Seen | None) -> str:
+    async def _verdict(self, info: StreamInfo, newest: SeenEvent | None) -> str:
         assert self._expected is not None
         seen = 0 if newest is None else newest.sequence
         if info.state is None:
@@ -177,7 +189,7 @@ class Guard:
             return empty(self._expected.watermark)
         ended = await self._without_end(info.state, newest)
         try:
-            damage = await marks.read_damage(self._connection)
+            damage = await guard_messages.read_damage(self._connection)
         except Unreadable as error:
             return (
                 f"what the stream {names.GUARD} says of damage cannot be read ({error}), so nothing is "
@@ -186,7 +198,9 @@ class Guard:
         known = damage is not None and damage.restored == restored
         if ended and not known and self._seen_whole and not self._lost.is_set():
             # Another server's stream, to which this process was sent by mistake, it has never seen whole.
-            await marks.tell_damage(self._connection, marks.Damage(reason=sentence(ended), restored=restored))
+            await guard_messages.tell_damage(
+                self._connection, guard_messages.Damage(reason=sentence(ended), restored=restored)
+            )
         if ended:
             return sentence(ended)
         self._seen_whole = True
@@ -194,19 +208,19 @@ class Guard:
             return damage.reason
         return await self._holes(info.state)
 
-    async def _recognize(self, held: Held, newest: Seen | None) -> None:
-        """Whether a stream that was restored still has what this process saw; raises EventsForgotten."""
+    async def _recognize(self, held: StreamState, newest: SeenEvent | None) -> None:
+        """Checks that a restored stream still has what this process saw; raises EventsForgotten."""
         if newest is not None and await self._differs(held, newest):
             text = (
-                f"event {newest.sequence}, which this process had seen, is not in the restored stream: what "
-                "it knows is true no longer, so it ends, and its work begins again"
+                f"the restored stream lacks event {newest.sequence}, which this process has seen: restarting "
+                "from the stream"
             )
             self._connection.judge(text, "")
             raise EventsForgotten(text)
         self._expected, self._compared = await self._look(), False
 
-    async def _without_end(self, held: Held, newest: Seen | None) -> str:
-        """How the stream has lost its end; empty when it has it."""
+    async def _without_end(self, held: StreamState, newest: SeenEvent | None) -> str:
+        """Says how the stream has lost its end; empty when it has it."""
         assert self._expected is not None
         if newest is not None and await self._differs(held, newest):
             return (
@@ -222,16 +236,16 @@ class Guard:
         self._compared = True
         return ""
 
-    async def _differs(self, held: Held, newest: Seen) -> bool:
+    async def _differs(self, held: StreamState, newest: SeenEvent) -> bool:
         """Whether an event that was seen is lost. One that is gone from the middle is a hole, or archived."""
         if held.last < newest.sequence:
             return True
         return await self._payload(newest.sequence) not in (None, newest.payload)
 
     async def _payload(self, sequence: int) -> bytes | None:
-        return await marks.payload_of(self._connection, names.EVENTS, {"seq": sequence})
+        return await guard_messages.payload_of(self._connection, names.EVENTS, {"seq": sequence})
 
-    async def _holes(self, held: Held) -> str:
+    async def _holes(self, held: StreamState) -> str:
         assert self._expected is not None
         if held.missing > self._expected.sealed:  # archiving may have gone on since the tables were read
             self._expected = await self._look()
@@ -241,9 +255,9 @@ class Guard:
             )
         return ""
 
-    async def _is_checked(self, last: int, newest: Seen | None) -> bool:
-        """Whether somebody has found the stream whole since the server was started; may be this process."""
-        if self._checked or await marks.is_checked(self._connection):
+    async def _is_checked(self, last: int, newest: SeenEvent | None) -> bool:
+        """Whether a process, perhaps this one, has found the stream whole since the server was started."""
+        if self._checked or await guard_messages.is_checked(self._connection):
             self._checked = True
             return True
         now = asyncio.get_running_loop().time()
@@ -254,13 +268,13 @@ class Guard:
         if self._lost.is_set():
             return False  # what was looked at is not what would get the mark
         try:
-            self._checked = await marks.tell_checked(self._connection, self._settings)
+            self._checked = await guard_messages.tell_checked(self._connection, self._settings)
         except TopologyError as error:
             log.debug("%s", error)
         return self._checked
 
     async def _put_back(self) -> str:
-        """Undo the rules that somebody set on the stream; why not, where that is refused."""
+        """Restores the rules that somebody changed on the stream; returns why not, if that is refused."""
         log.warning("the rules of %s would drop or displace events: putting back our own", names.EVENTS)
         try:
             await declare_events(self._connection, self._settings)
@@ -272,14 +286,14 @@ class Guard:
             )
         return ""
 
-    async def _fullness(self, info: Info) -> str:
+    async def _fullness(self, info: StreamInfo) -> str:
         limit, used = info.config.max_bytes, info.state.bytes if info.state else 0
         if limit > 0 and used > limit * self._settings.full_share:
             return (
                 f"the event log holds {used} of at most {limit} bytes, so nothing new is claimed: raise "
                 "nats.event_max_bytes, or make room with `orchard log archive`"
             )
-        account = await marks.ask(self._connection, "INFO", {}, Account)
+        account = await guard_messages.ask(self._connection, "INFO", {}, AccountUsage)
         if 0 < account.limits.max_storage * self._settings.full_share < account.storage:
             return (
                 f"the NATS account stores {account.storage} of {account.limits.max_storage} bytes, so "
@@ -289,14 +303,14 @@ class Guard:
 
 
 @asynccontextmanager
-async def guarded(guard: Guard, connection: Connection, *, hold: bool) -> AsyncIterator[None]:
-    """Guard a connection while the block runs.
+async def guarded(guard: StreamGuard, connection: Connection, *, hold: bool) -> AsyncIterator[None]:
+    """Guards a connection while the block runs.
 
     Without `hold` raises StreamHeld at once when the stream is not whole, which is what a command wants; a
-    worker holds, and goes on when it is.
+    worker holds, and resumes when it is.
 
     Raises TopologyError when JetStream does not answer within `connect_timeout`, or ANSWER_SECONDS with
-    `hold`; EventsForgotten in the block, whose task is cancelled, as `Guard.check` does.
+    `hold`; EventsForgotten in the block, whose task is cancelled, as `StreamGuard.check` does.
     """
     connection.guarded = True
     connection.waits_when_full = hold
@@ -334,7 +348,8 @@ async def guarded(guard: Guard, connection: Connection, *, hold: bool) -> AsyncI
 
 
 async def _passing(connection: Connection, seconds: float) -> None:
-    """Wait until the guard lets publishes pass; raises StreamHeld when it holds, or says no in time."""
+    """Waits until the guard lets publishes pass; raises StreamHeld when it holds, or does not decide in
+    time."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             while not connection.trusted and not connection.held:

@@ -1,4 +1,4 @@
-"""What is known of the stream of events, and what it must hold: the facts that the guard compares."""
+"""Facts about the event stream that the guard compares: what it holds, and what it must hold."""
 
 from typing import NamedTuple
 
@@ -10,19 +10,19 @@ from orchard.streams.names import EVENT_SUBJECTS
 REMEDY = "run `orchard store restore-stream` (docs/runbooks/lost-stream-data.md)"
 
 
-class Expected(NamedTuple):
-    """What the tables say of the stream."""
+class ExpectedStream(NamedTuple):
+    """The stream that the tables expect."""
 
     watermark: int = 0
-    """Sequence up to which they hold every event."""
+    """Sequence up to which the tables hold every event."""
     sealed: int = 0
-    """Events that archiving was allowed to take out of the stream."""
+    """Number of events that archiving was allowed to remove from the stream."""
     last_id: str | None = None
-    """Id of the event at the watermark, where it is known."""
+    """Id of the event at the watermark, if it is known."""
 
 
-class Held(msgspec.Struct, frozen=True, kw_only=True):
-    """What the stream holds: sequences up to `last`, `messages` of them still there, in `bytes`."""
+class StreamState(msgspec.Struct, frozen=True, kw_only=True):
+    """Content of the stream: sequences up to `last`, `messages` of them still there, in `bytes`."""
 
     first: int = msgspec.field(name="first_seq")
     last: int = msgspec.field(name="last_seq")
@@ -31,12 +31,12 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def missing(self) -> int:
-        """Sequences up to `last` without a message."""
+        """Number of sequences up to `last` without a message."""
         return self.last - self.messages
 
 
-class Rules(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of the stream that say what becomes of an event, and its size limit."""
+class StreamRules(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of the stream that decide what happens to an event, and its size limit."""
 
     subjects: tuple[str, ...] = (EVENT_SUBJECTS,)
     subject_transform: dict[str, str] | None = None
@@ -52,26 +52,26 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def altered(self) -> bool:
-        """Whether the server may drop an event by itself, store it elsewhere or refuse it, although there is
-        room: none of the house's versions has set these rules."""
+        """Whether the server may drop an event by itself, store it elsewhere or refuse it although there is
+        room: no version of Orchard has set these rules."""
         limits = (self.max_age, self.max_msgs, self.max_msgs_per_subject, self.max_msg_size)
         drops = self.max_bytes > 0 and self.discard == "old"
         elsewhere = self.subject_transform is not None or EVENT_SUBJECTS not in self.subjects
         return drops or elsewhere or self.no_ack or any(limit > 0 for limit in limits)
 
 
-class Info(msgspec.Struct):
-    """What the server answers about the stream; `state` is None where there is no such stream."""
+class StreamInfo(msgspec.Struct):
+    """The server's answer about the stream; `state` is None where there is no such stream."""
 
-    config: Rules = Rules()
-    state: Held | None = None
+    config: StreamRules = StreamRules()
+    state: StreamState | None = None
 
 
 class _AccountLimits(msgspec.Struct, frozen=True):
     max_storage: int = -1
 
 
-class Account(msgspec.Struct):
+class AccountUsage(msgspec.Struct):
     """Bytes that the NATS account stores, and may store (-1: no limit)."""
 
     storage: int = 0
@@ -79,7 +79,7 @@ class Account(msgspec.Struct):
 
 
 def shorter(last: int, watermark: int, newest: int) -> str:
-    """How a stream that ends at `last` lacks its end; empty when it reaches what the tables hold and the
+    """Says how a stream that ends at `last` lacks its end; empty when it reaches what the tables hold and the
     newest event that the process has seen."""
     if last < watermark:
         return f"ends at {last} and the tables hold events up to {watermark}"
@@ -96,7 +96,7 @@ def sentence(found: str) -> str:
 
 
 def empty(watermark: int) -> str:
-    """Of a stream without events, where the tables have some: it has one of two reasons."""
+    """Says why a stream is empty although the tables have events: there are two possible reasons."""
     return (
         f"the stream of events of this NATS server is empty and the tables hold events up to {watermark}: "
         "the server is not this store's (start with the --state or --nats that it was written with), or it "
@@ -105,7 +105,7 @@ def empty(watermark: int) -> str:
 
 
 def id_of(payload: bytes) -> str | None:
-    """Of an event; None where the bytes are none."""
+    """Decodes an event's id; None where the bytes are no event."""
     try:
         return decode_event(payload).id
     except MalformedEvent:

@@ -44,7 +44,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def made(settings: KubernetesSettings, **fields: Any) -> Manifest:
     birth = born(**fields)
-    body = pods.manifest("n", "a", "debian:12", "1", "1Gi", settings, pod_metadata.claim_marks("a", birth))
+    body = pods.manifest("n", "a", "debian:12", "1", "1Gi", settings, pod_metadata.claim_metadata("a", birth))
     await pod_extras.add(body, birth.request, settings)
     return body
 

@@ -1,4 +1,4 @@
-"""What the embedded server's streams had reached: how a later start knows that one of them lost its end."""
+"""The last sequences of the embedded server's streams, by which a later start knows that one lost its end."""
 
 from pathlib import Path
 
@@ -37,7 +37,8 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 async def last_sequences(connection: Connection) -> dict[str, int]:
-    """Last sequence of each stream on disk; `connection` is the admin's. Raises NatsError, TimeoutError."""
+    """Asks for the last sequence of each stream on disk; `connection` is the admin's. Raises NatsError,
+    TimeoutError."""
     wanted = b'{"accounts":true,"streams":true,"config":true}'
     answer = await connection.nats.request(_JSZ, wanted, timeout=5.0)
     accounts = msgspec.json.decode(answer.data, type=_Answer).data.account_details
@@ -45,23 +46,22 @@ async def last_sequences(connection: Connection) -> dict[str, int]:
     return {stream.name: stream.state.last_seq for stream in streams if stream.config.storage == "file"}
 
 
-def read_seen(store: Path) -> dict[str, int]:
-    """What `write_seen` has written for this server's store; empty before."""
+def read_last_sequences(store: Path) -> dict[str, int]:
+    """Reads what `write_last_sequences` has written for this server's store; empty before."""
     try:
         return msgspec.json.decode((store / _FILE).read_bytes(), type=dict[str, int])
     except (FileNotFoundError, msgspec.DecodeError):
         return {}
 
 
-def write_seen(store: Path, sequences: dict[str, int]) -> None:
-    """Keep what the streams have reached."""
+def write_last_sequences(store: Path, sequences: dict[str, int]) -> None:
     new = store / f"{_FILE}.new"
     new.write_bytes(msgspec.json.encode(sequences))
     new.replace(store / _FILE)
 
 
-def losses(seen: dict[str, int], now: dict[str, int]) -> list[str]:
-    """A sentence for each stream that does not reach what it had reached."""
+def lost_ends(seen: dict[str, int], now: dict[str, int]) -> list[str]:
+    """Describes each stream that does not reach its earlier end, in a sentence."""
     return [
         f"the stream {name} ends at {now.get(name, 0)} and had reached {last}: the server has lost its end"
         for name, last in sorted(seen.items())
