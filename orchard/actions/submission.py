@@ -9,7 +9,7 @@ from orchard.schemas.health import ProcessReport
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.plugins import GUIDE, Kind
-from orchard.streams.settings import Queue
+from orchard.schemas.queues import Queue
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.llm.settings import EndpointSettings, uncut
 

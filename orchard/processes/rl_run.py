@@ -24,7 +24,7 @@ from orchard.pipelines.rl.runs import UNMATCHED, choose_tasks, choose_traps, mak
 from orchard.pipelines.rl.settings import Engine, RlSettings
 from orchard.pipelines.rl.stepping import RunStopped
 from orchard.processes.children import die_with_parent
-from orchard.streams.settings import Queue
+from orchard.schemas.queues import Queue
 from orchard.streams.topology import declare
 from orchard.workers.harnesses import get_harness, version_of
 from orchard.workers.llm.settings import EndpointSettings

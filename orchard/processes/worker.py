@@ -15,11 +15,11 @@ from orchard.pipelines.domain import request_kinds
 from orchard.processes.signals import call_on_signals
 from orchard.schemas.health import ProcessReport
 from orchard.schemas.plugins import Kind
+from orchard.schemas.queues import Queue
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.claims import Claims
 from orchard.streams.health import reporting
 from orchard.streams.publisher import Publisher
-from orchard.streams.settings import Queue
 from orchard.streams.topology import declare
 from orchard.workers import harnesses, plugins
 from orchard.workers.attempts.dependencies import AttemptDependencies
