@@ -1,4 +1,4 @@
-"""`values measure` and `values report`: what steps were really worth, and how well an annotator knew it."""
+"""`values measure` and `values report`: true values of steps, and the quality of an annotator."""
 
 import asyncio
 import re
@@ -37,7 +37,6 @@ _MEASURED = ["step", "V", "95 %", "resolved", "aborted", "replayed", "diverged",
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to `values`."""
     app.command()(measure)
     app.command()(report)
 
