@@ -206,7 +206,7 @@ def export(
         console.print(rows_table(["format", "for"], [(one.name, one.consumer) for one in layouts()]))
         return
     if dataset is None:
-        raise DatasetError(f"which dataset? orchard dataset export DIRECTORY --format {layout}")
+        raise DatasetError(f"no dataset is named: write `orchard dataset export DIRECTORY --format {layout}`")
     done = write_export(dataset, layout, out)
     console.print(f"[bold green]exported[/] {done.records} records to {done.file}", highlight=False)
     if done.left_out:

@@ -130,7 +130,7 @@ def _program(name: str) -> Program:
     harness = get_harness(name)
     if not isinstance(harness, ProgramHarness):
         known = ", ".join(program.name for program in _programs())
-        raise ConfigError(f"{name} is no program, so there is nothing to install: programs are {known}")
+        raise ConfigError(f"{name} is not a program and needs no installation: choose one of {known}")
     return harness.program
 
 

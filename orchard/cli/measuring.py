@@ -82,7 +82,7 @@ def _steps(text: str) -> list[int]:
     try:
         return sorted({int(word) for word in text.split(",")})
     except ValueError:
-        raise ConfigError(f"--at {text} is no list of steps: write it like 3,7,12") from None
+        raise ConfigError(f"--at {text} is not a list of steps: write it like 3,7,12") from None
 
 
 def _measured_row(found: Measurement) -> tuple[Any, ...]:

@@ -203,7 +203,7 @@ def turn_range(text: str | None) -> tuple[int, int]:
     """Parses `7`, `3..9`, `3..` or `..9` into both ends, inclusive. Raises ConfigError."""
     found = _RANGE.fullmatch(text) if text else None
     if text is not None and (not found or not (found[1] or found[3])):
-        raise ConfigError(f"--turns {text!r} is no range: write 7, 3..9, 3.. or ..9")
+        raise ConfigError(f"--turns {text!r} is not a range: write 7, 3..9, 3.. or ..9")
     if found is None:
         return 0, sys.maxsize
     first = int(found[1] or 0)

@@ -289,7 +289,9 @@ def what_if_command(
         grid(_numbers(sizes), _numbers(budgets), _numbers(strides), _bounds(intervals), methods.split(","))
     )
     if not cells:
-        raise ConfigError("no combination makes a group: a stride must divide its budget")
+        raise ConfigError(
+            "no stride divides its budget, so no group is possible: change --stride or --budget"
+        )
     found = what_if(pools, cells)
     rows = [
         (
@@ -338,7 +340,7 @@ def _numbers(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise ConfigError(f"{text!r} is no list of whole numbers such as 8,16") from None
+        raise ConfigError(f"{text!r} is not a list of whole numbers: write it like 8,16") from None
 
 
 def _bounds(text: str) -> list[tuple[float, float]]:
@@ -346,4 +348,4 @@ def _bounds(text: str) -> list[tuple[float, float]]:
         pairs = [part.split(":") for part in text.split(",")]
         return [(float(low), float(high)) for low, high in pairs]
     except ValueError:
-        raise ConfigError(f"{text!r} is no list of intervals such as 0.375:0.625") from None
+        raise ConfigError(f"{text!r} is not a list of intervals: write it like 0.375:0.625") from None

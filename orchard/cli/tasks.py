@@ -46,7 +46,7 @@ def import_(
     route = chosen(_IMPORTS, words)
     if not route.words and directory is not None:
         known = [word for each in _IMPORTS for word in each.words]
-        raise ConfigError(f"there is no {file} among {', '.join(known)}")
+        raise ConfigError(f"{file} is no benchmark with a folder: choose one of {', '.join(known)}")
     load(route.run)(context.obj, words, strict, **options_of(route, options))
 
 
@@ -93,7 +93,7 @@ def from_source(
 def _pair(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not (key and equals):
-        raise ConfigError(f"--option {text!r} must be KEY=VALUE")
+        raise ConfigError(f"--option {text!r} has no value: write KEY=VALUE")
     return key, value
 
 

@@ -36,7 +36,7 @@ class ComparedArm(NamedTuple):
             campaign, harness, model = json.loads(key)
         except (ValueError, TypeError):
             raise BadFilter(
-                "an arm is a list of campaign, harness and model: choose it from the list"
+                f"arm {key[:40]!r} is not a list of campaign, harness and model: choose one from the list"
             ) from None
         return cls(str(campaign), str(harness), str(model))
 

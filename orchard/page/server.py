@@ -144,7 +144,7 @@ class PageSite:
         """Tokens of one answer of the policy."""
         name, by = await self._rollout_id(request), request.query.get("by", COLOURS[0])
         if by not in COLOURS:
-            raise BadFilter(f"by is one of {', '.join(COLOURS)}")
+            raise BadFilter(f"by {by[:40]!r} is unknown: choose one of {', '.join(COLOURS)}")
         start, attempt = number(request, "start") or 0, number(request, "attempt")
         node = request.query.get("node")
         found = await self.tables.ask(

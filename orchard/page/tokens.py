@@ -124,7 +124,9 @@ def open_tokenizer(directory: Path) -> "Tokenizer":
     try:
         return Tokenizer.from_file(str(file))
     except Exception as error:  # the package raises nothing narrower
-        raise ConfigError(f"{file} is no tokenizer.json that can be read: {error}") from error
+        raise ConfigError(
+            f"{file} is not a valid tokenizer.json ({error}): name another with --tokenizer"
+        ) from error
 
 
 def read(

@@ -130,7 +130,7 @@ async def test_tokens_are_those_of_the_log_in_parts_by_turn(tmp_path: Path, serv
         assert "too long for the trainer" in html
         assert [row[5:] for row in _rows(html)] == [["out", ""]]
         async with http.get(f"/rollouts/{_name(first)}/tokens?by=fame") as reply:
-            assert (reply.status, "by is one of" in await reply.text()) == (400, True)
+            assert (reply.status, "choose one of logprob" in await reply.text()) == (400, True)
 
 
 @pytest.fixture
