@@ -73,7 +73,7 @@ def options(
         _hand_down(context, config)
     flags = {"store": store_, "state": state, "nats.url": nats, "sandbox.url": sandbox}
     loaded = configuration.load(flags, file=config)
-    plugins.configure(loaded.plugins, configuration.place(config).absolute().parent)
+    plugins.configure(loaded.plugins, configuration.config_path(config).absolute().parent)
     if secrets := configuration.secrets(loaded, os.environ):
         from orchard.workers.masking import learn
 

@@ -143,7 +143,7 @@ def load(flags: Mapping[str, Any] | None = None, *, file: Path | None = None) ->
     """
     tree: dict[str, Any] = {}
     origins: dict[str, str] = {}
-    path = place(file)
+    path = config_path(file)
     if path != Path(FILE_NAME) and not path.is_file():
         raise ConfigError(f"configuration file {path} does not exist: create it or drop --config")
     if path.is_file():
@@ -170,7 +170,7 @@ def load(flags: Mapping[str, Any] | None = None, *, file: Path | None = None) ->
     return checked(tree, origins)
 
 
-def place(file: Path | None = None) -> Path:
+def config_path(file: Path | None = None) -> Path:
     """Path of the configuration file, which may not exist: `given`, ORCHARD_CONFIG, or `orchard.toml`
     here."""
     return file or Path(os.environ.get(FILE_VARIABLE, FILE_NAME))
