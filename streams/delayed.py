@@ -12,7 +12,7 @@ from nats.aio.msg import Msg
 
 from orchard.streams import names
 from orchard.streams.connection import Connection
-from orchard.streams.deadletter_codec import Dead, letter
+from orchard.streams.deadletter_codec import DeadRequest, letter
 from orchard.streams.enqueue import EnqueueResult, enqueue
 from orchard.streams.entries import EntryAddress, address_in, work_subject
 from orchard.streams.errors import FAULTS, StreamsError
@@ -90,7 +90,7 @@ class Delayed:
     async def _bury(self, message: Msg, reason: str) -> None:
         """Makes a request that fits no queue a dead letter."""
         delivery = Delivery.of(message.reply)
-        dead = Dead(
+        dead = DeadRequest(
             stream=names.LATER,
             request_sequence=delivery.sequence,
             subject=message.subject,

@@ -18,8 +18,8 @@ from orchard.streams.claims import Claims
 from orchard.streams.connection import Connection
 from orchard.streams.consumer import Consumer
 from orchard.streams.publisher import Publisher
-from orchard.streams.shifts import Shift
 from orchard.streams.topology import declare
+from orchard.streams.worker_lifetime import WorkerLifetime
 from orchard.workers.attempts.deadletters import DeadLetters
 from orchard.workers.llm.client import ModelClient
 from orchard.workers.llm.rests import Rests
@@ -58,7 +58,9 @@ async def annotate_campaign(
             if not missing:
                 consumer.drain()
 
-        consumer = await stack.enter_async_context(annotating(session, connection, slots, Shift(), count))
+        consumer = await stack.enter_async_context(
+            annotating(session, connection, slots, WorkerLifetime(), count)
+        )
         annotators = {one.annotator for one in requests}
         watching = asyncio.create_task(_watch(session, annotators, missing, consumer.drain))
         await consumer.run()
@@ -72,7 +74,7 @@ async def annotating(
     session: Session,
     connection: Connection,
     slots: int,
-    shift: Shift,
+    lifetime: WorkerLifetime,
     done: Callable[[Event], None] | None = None,
 ) -> AsyncIterator[Consumer]:
     """A consumer of annotation requests, to be run; `done` is told of each verdict."""
@@ -86,7 +88,7 @@ async def annotating(
         annotator = Annotator(Publisher(connection), models, cases, name=name, done=done)
         dead = DeadLetters(connection)
         try:
-            yield Consumer(claims, dead, {QUEUE.kind: annotator}, slots=slots, shift=shift)
+            yield Consumer(claims, dead, {QUEUE.kind: annotator}, slots=slots, lifetime=lifetime)
         finally:
             cases.close()
 

@@ -22,7 +22,7 @@ from orchard.storage.reader import open_tables, position
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.connection import Connection
 from orchard.streams.publisher import Publisher
-from orchard.streams.queued import Queued, queued, stands
+from orchard.streams.queued import Queued, is_queued, queued
 from orchard.streams.replay import replay_batches
 from orchard.workers.attempts.openings import open_at
 
@@ -230,7 +230,7 @@ class _Audit:
     async def _in_a_queue(self, campaign: str, suspects: Collection[str]) -> set[str]:
         if len(suspects) > _ONE_BY_ONE:
             return set(suspects) & (await queued(self._connection, campaign)).everything
-        return {rollout for rollout in suspects if await stands(self._connection, campaign, rollout)}
+        return {rollout for rollout in suspects if await is_queued(self._connection, campaign, rollout)}
 
     async def _unoffered(self, record: CampaignRecord | None, suspects: Collection[str]) -> set[str]:
         """Those that a submit or resume under way, or killed, has not come to."""

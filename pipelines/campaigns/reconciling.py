@@ -39,7 +39,7 @@ from orchard.streams.connection import Connection
 from orchard.streams.enqueue import EnqueueResult
 from orchard.streams.entries import rollout_entry
 from orchard.streams.publisher import Publisher
-from orchard.streams.queued import SHARDS, listed_by_shard, stands
+from orchard.streams.queued import SHARDS, is_queued, listed_by_shard
 from orchard.streams.reading import bounds
 from orchard.workers.attempts.openings import open_at
 
@@ -262,7 +262,7 @@ class Reconciler:
 
     async def _nowhere(self, name: str, one: Suspect) -> bool:
         """Whether the rollout is still open at this fence and in no queue, as the leaders have it."""
-        if await stands(self._connection, name, one.rollout_id):
+        if await is_queued(self._connection, name, one.rollout_id):
             return False
         return open_at(await self._publisher.outcome(one.rollout_id)) == one.fence
 

@@ -35,7 +35,7 @@ from orchard.streams.claims import Claims
 from orchard.streams.consumer import ClaimedRequest, Consumer, RetryPolicy
 from orchard.streams.entries import FIRST, EntryAddress, QueueEntry, entry
 from orchard.streams.settings import Queue
-from orchard.streams.shifts import Shift
+from orchard.streams.worker_lifetime import WorkerLifetime
 from orchard.workers.attempts.deadletters import DeadLetters
 from orchard.workers.masking import masked
 
@@ -245,5 +245,5 @@ def shard_consumer(store: str, claims: Claims, idle_exit: float = 0.0) -> Iterat
             DeadLetters(claims.connection),
             {QUEUE.kind: ShardWorker(store, Path(scratch))},
             slots=1,
-            shift=Shift(idle=idle_exit),
+            lifetime=WorkerLifetime(idle=idle_exit),
         )

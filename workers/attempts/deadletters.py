@@ -16,7 +16,7 @@ from orchard.schemas.requests import InvalidRequest, read_rollout_request, rollo
 from orchard.streams import names
 from orchard.streams.claims import Claim
 from orchard.streams.connection import Connection
-from orchard.streams.deadletter_codec import Dead, DeadLetter, letter, read_letter
+from orchard.streams.deadletter_codec import DeadLetter, DeadRequest, letter, read_letter
 from orchard.streams.enqueue import Enqueued, EnqueueResult
 from orchard.streams.entries import address_in, entry, for_newer, rollout_entry
 from orchard.streams.errors import NotRequeued, OutcomeRefused
@@ -70,7 +70,7 @@ class DeadLetters:
 
     async def reject(self, claim: Claim, reason: str) -> None:
         """A claimed request is poison: end its rollout, keep it as a dead letter, take it off the queue."""
-        dead = Dead(
+        dead = DeadRequest(
             request_sequence=claim.sequence,
             subject=claim.subject,
             consumer=claim.queue.consumer,
@@ -106,7 +106,7 @@ class DeadLetters:
 
     async def bury(self, message: StoredMessage, consumer: str, reason: str, deliveries: int) -> None:
         """Record that a request on the queue is dead, and then take it off."""
-        dead = Dead(
+        dead = DeadRequest(
             request_sequence=message.sequence,
             subject=message.subject,
             consumer=consumer,
@@ -178,7 +178,7 @@ class DeadLetters:
             )
         return again[0]
 
-    async def _keep(self, dead: Dead) -> None:
+    async def _keep(self, dead: DeadRequest) -> None:
         """Record that a request is dead: outcome, letter, event. It is still on the queue afterwards.
 
         A request whose rollout has an outcome is not dead but done: its last step, the acknowledgement, is
@@ -218,7 +218,7 @@ class DeadLetters:
             )
         )
 
-    async def _abort(self, request: RolloutRequest, dead: Dead) -> bool:
+    async def _abort(self, request: RolloutRequest, dead: DeadRequest) -> bool:
         """End the rollout, so that its campaign can end; False when it has another outcome already."""
         poison = dead.reason.startswith("terminated")
         cause = AbortCause.INVALID_REQUEST if poison else AbortCause.ATTEMPTS_EXHAUSTED

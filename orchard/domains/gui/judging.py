@@ -131,13 +131,12 @@ async def judge_campaign(
                 f"nothing to judge in {campaign}: all {episodes.judged} rollouts have their verdict"
             )
             return True
-        asked = [episode.request(campaign, wanted) for episode in episodes.open]
-        foreign = await asyncio.to_thread(partial(_foreign, session, asked))
-        if len(foreign) == len(asked):
+        foreign = await asyncio.to_thread(partial(_foreign, session, episodes.open))
+        if len(foreign) == len(episodes.open):
             raise ConfigError(
                 f"no rollout of {campaign!r} was handed in by a browser agent: nothing to judge"
             )
-        requests = {key: one for one in asked if (key := verdict_key(one)) not in foreign}
+        requests = {key: one for one in episodes.open if (key := verdict_key(one)) not in foreign}
         tally = JudgingTally(max_cost)
         rests = await stack.enter_async_context(Rests(connection, "judge"))
         models = await stack.enter_async_context(ModelClient(endpoints, rests, waits=True))

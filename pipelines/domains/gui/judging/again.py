@@ -66,42 +66,10 @@ order by r.sequence
 """
 
 
-class Episode(NamedTuple):
-    """A rollout with an outcome."""
-
-    rollout_id: str
-    attempt: int
-    task_sha256: str
-    submission: str
-    submission_sha256: str | None
-
-    def request(self, campaign: str, judge: JudgeSettings) -> JudgeRequest:
-        """The request to judge it."""
-        assert judge.model is not None
-        sha256 = self.submission_sha256
-        return JudgeRequest(
-            campaign=campaign,
-            rollout_id=self.rollout_id,
-            attempt=self.attempt,
-            task=BlobRef(sha256=self.task_sha256, size=0),
-            submission="" if sha256 else self.submission,
-            submission_blob=BlobRef(sha256=sha256, size=0) if sha256 else None,
-            protocol=(protocol := get_protocol(judge.protocol)).version,
-            prompt_hash=prompt_hash(protocol),
-            model=ModelSpec(
-                name=judge.model,
-                endpoint=judge.endpoint,
-                temperature=judge.temperature,
-                max_tokens=judge.max_tokens,
-            ),
-            timeout_seconds=judge.timeout_seconds,
-        )
-
-
 class Episodes(NamedTuple):
     """The rollouts of a campaign."""
 
-    open: list[Episode]
+    open: list[JudgeRequest]
     """Without a verdict of this judge."""
     judged: int
 
@@ -109,16 +77,37 @@ class Episodes(NamedTuple):
 def read_episodes(tables: duckdb.DuckDBPyConnection, campaign: str, judge: JudgeSettings) -> Episodes:
     """The rollouts of a campaign that have an outcome. Raises PluginError for an unknown protocol."""
     protocol = get_protocol(judge.protocol)
+    model = ModelSpec(
+        name=judge.model or "",
+        endpoint=judge.endpoint,
+        temperature=judge.temperature,
+        max_tokens=judge.max_tokens,
+    )
     asked = {
         "campaign": campaign,
         "name": OUTCOME,
         "protocol": protocol.version,
         "hash": prompt_hash(protocol),
-        "model": judge.model,
-        "endpoint": judge.endpoint,
+        "model": model.name,
+        "endpoint": model.endpoint,
     }
     rows = tables.execute(_EPISODES, asked).fetchall()
-    found = [Episode._make(row[:-1]) for row in rows if not row[-1]]
+    found = [
+        JudgeRequest(
+            campaign=campaign,
+            rollout_id=rollout,
+            attempt=attempt,
+            task=BlobRef(sha256=task, size=0),
+            submission="" if blob else submission,
+            submission_blob=BlobRef(sha256=blob, size=0) if blob else None,
+            protocol=protocol.version,
+            prompt_hash=prompt_hash(protocol),
+            model=model,
+            timeout_seconds=judge.timeout_seconds,
+        )
+        for rollout, attempt, task, submission, blob, judged in rows
+        if not judged
+    ]
     return Episodes(found, len(rows) - len(found))
 
 
