@@ -54,7 +54,6 @@ def records(package: str, group: str, kind: type[T]) -> list[T]:
 
 
 def matching(package: str, patterns: Iterable[str]) -> list[Path]:
-    """Returns the files in a package's folder that match a pattern, sorted."""
     return sorted({file for pattern in patterns for file in _folder(package).glob(pattern)})
 
 
@@ -70,7 +69,6 @@ def code_of(package: str, patterns: Iterable[str], group: str) -> list[str]:
 
 
 def distributions(entries: Iterable[EntryPoint]) -> list[str]:
-    """Returns names and versions of the distributions that declare entry points."""
     return [f"{entry.dist.name} {entry.dist.version}" for entry in entries if entry.dist is not None]
 
 

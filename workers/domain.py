@@ -51,7 +51,6 @@ class WorkerDomain:
 
     @property
     def bundled(self) -> bool:
-        """Whether it comes with Orchard."""
         return self.package.startswith("orchard.")
 
     def files(self) -> list[Path]:

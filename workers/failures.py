@@ -50,7 +50,6 @@ class InfrastructureError(Exception):
 
     @property
     def retryable(self) -> bool:
-        """Whether another attempt may succeed."""
         return self.cause in RETRYABLE
 
     @property

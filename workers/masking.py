@@ -20,8 +20,6 @@ from orchard.workers.key_forms import FRAMED, PREFIXED, Prefixed
 
 
 class Masked(NamedTuple):
-    """A text without its keys, and their number."""
-
     text: str
     keys: int
 
@@ -63,8 +61,6 @@ def masked(text: str) -> Masked:
 
 
 class _Span(NamedTuple):
-    """The place of a key, and the mask that replaces it."""
-
     start: int
     end: int
     mask: str
@@ -135,7 +131,6 @@ class _Places:
             self._removed.append(removed)
 
     def of(self, at: int) -> int:
-        """Returns the position of the character at `at`."""
         return at + self._removed[bisect_right(self._joined, at) - 1]
 
     def end_of(self, at: int) -> int:

@@ -78,7 +78,7 @@ class AttemptGrading:
             if not bound.expired():
                 raise
             raise InfrastructureError(
-                AbortCause.GRADER_FAILED, f"grading was not over after {limit:g} s"
+                AbortCause.GRADER_FAILED, f"grading was not over after {limit:g} s: raise timeouts.grading"
             ) from error
         finally:
             self.seconds += time.monotonic() - started

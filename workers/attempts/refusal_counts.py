@@ -20,7 +20,6 @@ _TRIES = 5
 
 
 def counted(before: CampaignRefused | None, request: RolloutRequest, reason: str) -> CampaignRefused:
-    """Returns the record after another refusal."""
     count = before.count if before is not None else 0
     unlike = before.unlike if before is not None and count else 0
     if before is None or _form(before.reason) != _form(reason):

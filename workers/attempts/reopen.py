@@ -130,5 +130,4 @@ def _reopening(
 
 
 def _attempt(stored: StoredEvent | None) -> int:
-    """Returns the attempt that an event names, 0 for none."""
     return (stored and stored.event and stored.event.attempt) or 0

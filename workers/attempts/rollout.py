@@ -168,7 +168,8 @@ class Attempt:
                 raise
             raise InfrastructureError(
                 AbortCause.ROLLOUT_TIMEOUT,
-                f"not over after {self._timeouts.rollout:g} s, more than all its inner limits",
+                f"the rollout was not over after {self._timeouts.rollout:g} s, more than all its inner limits: "
+                "raise timeouts.rollout",
             ) from error
         except (asyncio.CancelledError, EndpointRests):
             if self._replay is not None:
@@ -238,7 +239,8 @@ class Attempt:
         request, beginning, harness = self.request, self._beginning, self._harness
         if not isinstance(task.world, msgspec.UnsetType) and beginning is not None:
             raise InfrastructureError(
-                AbortCause.INVALID_REQUEST, f"{task.task_id} has a world, which cannot begin in its middle"
+                AbortCause.INVALID_REQUEST,
+                f"task {task.task_id} has a world, whose state cannot be restored: start at the task",
             )
         if beginning is not None:
             await self._trace.inherit(beginning.history, beginning.spent)

@@ -24,7 +24,9 @@ def read_task(raw: bytes, task_id: str) -> Task:
     version can."""
     known, asked = known_part(raw, Task)
     if asked:
-        raise NewerTask(f"task {task_id} has {', '.join(asked[:5])}, which only a later version knows")
+        raise NewerTask(
+            f"task {task_id} has {', '.join(asked[:5])}, which only a later version knows: update the workers"
+        )
     try:
         task = decode(_TASKS, known)
         parse_bytes(task.memory)

@@ -224,7 +224,11 @@ class Worker:
                 try:
                     known = await self._campaigns.get(campaign)
                 except StreamsError as error:
-                    log.warning("whether campaign %s was cancelled is not known: %s", campaign, error)
+                    log.warning(
+                        "the state of campaign %s cannot be read, so a cancel is not seen: %s",
+                        campaign,
+                        error,
+                    )
                     continue
                 if known is not None and known[0].state is CampaignState.CANCELLED:
                     self.consumer.interrupt(CANCELLED, partial(_is_of, campaign))

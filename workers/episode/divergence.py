@@ -16,8 +16,6 @@ _SHOWN = 80
 
 @dataclass(frozen=True)
 class Executed:
-    """A command that a step executed, with its recorded result."""
-
     step: int
     call: ToolCall
     node: MessageNode
@@ -41,7 +39,7 @@ def compare(
     see the text `shown` and these `images`; None if there is none."""
     recorded, result = command.node, command.node.result
     if result is None:
-        raise ValueError(f"the message {recorded.node_id} is no result of a command")
+        raise ValueError(f"the message {recorded.node_id} has no result of a command")
     said = f"`{_short(command.call.arguments)}`"
     if outcome.returncode != result.returncode or outcome.timed_out != result.timed_out:
         what = f"{said} returned {_ending(outcome)} where {_recorded_ending(recorded)} is recorded"

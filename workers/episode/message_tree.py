@@ -115,7 +115,6 @@ class MessageTree:
         )
 
     async def system(self, text: str) -> str:
-        """Appends a root."""
         return await self._append(None, Role.SYSTEM, text)
 
     async def user(self, parent: str | None, text: str, pictures: Sequence[Picture] = ()) -> str:
@@ -224,7 +223,6 @@ class MessageTree:
         )
 
     def path(self, leaf: str) -> list[MessageNode]:
-        """Returns the whole nodes from the root to `leaf`."""
         nodes = []
         at: str | None = leaf
         while at is not None:

@@ -19,7 +19,6 @@ class Network(NamedTuple):
 
     @property
     def told(self) -> str:
-        """Describes the access in words."""
         if not self.blocked:
             return "any public address"
         return f"only {', '.join(self.hosts)}" if self.hosts else "nothing"

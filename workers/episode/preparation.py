@@ -26,7 +26,7 @@ async def prepare(task: Task, machine: Machine, timeout: float) -> None:
     if outcome.returncode != 0:
         raise InfrastructureError(
             AbortCause.INVALID_REQUEST,
-            f"set-up commands of {task.task_id} fail ({outcome.returncode}): {outcome.output[-300:]}",
+            f"set-up commands of {task.task_id} exited with {outcome.returncode}: {outcome.output[-300:]}",
         )
 
 

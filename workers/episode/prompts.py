@@ -12,7 +12,6 @@ _SHOWN_CALLS = 10
 
 class ModelPrompt(NamedTuple):
     messages: list[dict[str, Any]]
-    """OpenAI chat messages."""
     images: tuple[str, ...]
     """SHA-256 of the pictures in the messages, in their order."""
 
@@ -96,7 +95,6 @@ def _of_results(images: Sequence[Image], part: Callable[[Image], dict[str, Any]]
 
 
 def _mark(number: int) -> str:
-    """Returns the text that stands for a picture in a result."""
     return f"[picture {number}]"
 
 

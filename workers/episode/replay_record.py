@@ -44,7 +44,6 @@ class RecordedAnswer:
 
     @property
     def completion(self) -> Completion:
-        """The completion that the model client gave then."""
         node, call = self.node, self.call
         return Completion(
             text=node.content,

@@ -57,7 +57,6 @@ NOT_STARTED = 127
 
 
 def cause_of(error: SandboxError) -> AbortCause:
-    """Returns the typed cause of a service error."""
     match error:
         case SandboxRefused():
             return AbortCause.SANDBOX_REFUSED

@@ -28,11 +28,9 @@ MakeStandby = Callable[
 async def standbys(
     shared: SharedResources, client: AsyncSandboxClient, sandboxes: SandboxSettings, worker: WorkerSettings
 ) -> tuple[Standby, ...]:
-    """Makes the standbys of all domains that have one."""
     makers: list[MakeStandby] = [load(each.standby) for each in domains().values() if each.standby]
     return tuple([await make(shared, client, sandboxes, worker) for make in makers])
 
 
 def take(standbys: Iterable[Standby], task: Task, memory: str) -> AsyncSandbox | None:
-    """Returns the first sandbox that one of the standbys has for the task."""
     return next((found for each in standbys if (found := each.take(task, memory)) is not None), None)

@@ -72,7 +72,6 @@ class Totals(msgspec.Struct, kw_only=True):
 
 
 def used_by(call: LLMCall | Completion) -> Totals:
-    """Returns the usage of one answer."""
     usage = call.usage
     return Totals(
         turns=1,

@@ -66,7 +66,6 @@ class WorldContext:
     command_seconds: float
     """Seconds that a command may take."""
     shared: SharedResources = field(default_factory=SharedResources)
-    """The worker's shared resources."""
 
 
 class OpenWorld(Protocol):
@@ -94,8 +93,6 @@ class OpenWorld(Protocol):
 
 
 class World(Protocol):
-    """A kind of world: the plug-in."""
-
     name: str
     settings: type[msgspec.Struct]
     """The settings that a task of this world must have.
@@ -123,7 +120,9 @@ def get_world(use: WorldUse) -> tuple[World, msgspec.Struct]:
     try:
         return world, msgspec.convert(use.settings, world.settings)
     except msgspec.ValidationError as error:
-        raise PluginError(f"the settings for the world {use.kind}: {error}") from error
+        raise PluginError(
+            f"the task's settings for the world {use.kind!r} do not fit: {error}: correct them"
+        ) from error
 
 
 def open_world(opening: WorldContext) -> AbstractAsyncContextManager[OpenWorld | None]:

@@ -40,8 +40,6 @@ STEADY = frozenset({Lack.DISK, Lack.NOT_STARTED, Lack.NO_REWARD, Lack.BAD_REWARD
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a check."""
-
     said: str
     """Describes the ending to people, after "the check"."""
     solved: bool = False
@@ -93,7 +91,6 @@ def _rewards(content: bytes, *, json: bool) -> dict[str, float]:
 
 
 def _number(value: object) -> float:
-    """Raises ValueError unless the value is a finite number."""
     number = float(value) if isinstance(value, int | float) else math.nan
     if not math.isfinite(number):
         raise ValueError(f"no finite number: {value!r}")

@@ -47,19 +47,11 @@ class Judgement:
 
     async def rule(self, name: str, evidence: Evidence, protocol: str = "") -> JudgeVerdict:
         """Returns a judge's verdict on `name`, a part of this judgement: see `Judges.rule`."""
-        if self.judges is None:
-            raise InfrastructureError(
-                AbortCause.JUDGE_FAILED, f"{name} needs a judge, and there is none here"
-            )
-        return await self.judges.rule(name, evidence, protocol)
+        return await self._judges_for(name).rule(name, evidence, protocol)
 
     async def ask(self, name: str, messages: Messages) -> str:
         """Asks the judging model in the grader's own words: see `Judges.ask`."""
-        if self.judges is None:
-            raise InfrastructureError(
-                AbortCause.JUDGE_FAILED, f"{name} needs a judge, and there is none here"
-            )
-        return await self.judges.ask(name, messages)
+        return await self._judges_for(name).ask(name, messages)
 
     @property
     def judged(self) -> str | None:
@@ -71,3 +63,11 @@ class Judgement:
         data = masked(text).text.encode(errors="replace")
         with storing():
             return await asyncio.to_thread(self.blobs.put, data, "text/plain; charset=utf-8")
+
+    def _judges_for(self, name: str) -> Judges:
+        if self.judges is None:
+            raise InfrastructureError(
+                AbortCause.JUDGE_FAILED,
+                f"{name} needs a judge, and this process has none: let a worker grade it",
+            )
+        return self.judges

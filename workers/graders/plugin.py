@@ -38,7 +38,10 @@ def get_grader(grading: PluginGrading) -> tuple[Grader, msgspec.Struct]:
     try:
         return grader, msgspec.convert(grading.settings, grader.settings)
     except msgspec.ValidationError as error:
-        raise PluginError(f"the settings for grader {grading.grader}: {error}") from error
+        raise PluginError(
+            f"the task's settings for the grader {grading.grader!r} do not fit: {error}: "
+            "correct them and import the task again"
+        ) from error
 
 
 async def grade_by_plugin(grading: PluginGrading, judgement: Judgement) -> Reward:
@@ -57,5 +60,8 @@ async def grade_by_plugin(grading: PluginGrading, judgement: Judgement) -> Rewar
             AbortCause.GRADER_FAILED, f"grader {grading.grader}: {type(error).__name__}: {error}"
         ) from error
     if not isinstance(reward, Reward) or not math.isfinite(reward.value):
-        raise InfrastructureError(AbortCause.GRADER_FAILED, f"grader {grading.grader} answered {reward!r}")
+        raise InfrastructureError(
+            AbortCause.GRADER_FAILED,
+            f"grader {grading.grader} answered {reward!r}: it must return a Reward with a finite value",
+        )
     return msgspec.structs.replace(reward, grader=grading.grader, seconds=time.monotonic() - started)

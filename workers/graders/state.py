@@ -106,7 +106,7 @@ def _left(task: Task, deadline: float) -> float:
         raise InfrastructureError(
             AbortCause.GRADER_FAILED,
             f"task {task.task_id}: its check reached no verdict, and no time was left to try it without the "
-            "agent",
+            "agent: raise timeouts.grading",
         )
     return left
 

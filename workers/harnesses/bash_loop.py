@@ -48,7 +48,6 @@ class PromptSet(Protocol):
     read."""
 
     name: str
-    """Name of the harness."""
     tools: tuple[dict[str, Any], ...]
     """OpenAI tools. Empty: the text of an answer is its action, and the user speaks the result."""
     version: str | None
@@ -87,7 +86,6 @@ class BashLoop(Harness):
         self._prompts = prompts
 
     async def run(self, episode: Episode) -> HarnessResult:
-        """The submission of a run that did not submit is the state it left behind."""
         task, trace, machine, prompts = episode.task, episode.trace, episode.machine, self._prompts
         if episode.history:
             leaf = episode.history[-1].node_id

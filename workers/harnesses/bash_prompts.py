@@ -67,7 +67,6 @@ def observation(outcome: CommandOutcome, limit: float) -> str:
 
 
 def format_error(error: str, finish_reason: str) -> str:
-    """Returns the answer to a message that could not be executed."""
     if finish_reason == "length":
         return CUT_OFF.format(finish_reason=finish_reason)
     return FORMAT_ERROR.format(error=error)

@@ -11,7 +11,6 @@ from orchard.schemas.judging import JudgeVerdict
 Messages = Sequence[dict[str, Any]]
 """OpenAI chat messages; a content may be a list of parts, with pictures among them."""
 Content = str | list[dict[str, Any]]
-"""Content of one message."""
 Ask = Callable[[Messages], Awaitable[str]]
 """Asks the judging model one question and returns its answer. The giver of the function records it as an
 event."""
@@ -36,7 +35,6 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     actions: str = ""
     """The agent's actions, from a record that it cannot write."""
     answer: str = ""
-    """The agent's last message."""
     pictures: tuple[EvidencePicture, ...] = ()
 
 

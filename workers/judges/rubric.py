@@ -149,7 +149,6 @@ def shown(evidence: Evidence, *more: tuple[str, str]) -> str:
 
 
 def cut(text: str) -> str:
-    """Cuts the middle out of a text longer than PART_LIMIT."""
     if len(text) <= PART_LIMIT:
         return text
     half = PART_LIMIT // 2

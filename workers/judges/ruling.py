@@ -25,7 +25,6 @@ _ANSWER_LIMIT = 4_000
 
 T = TypeVar("T")
 Judged = tuple[T, JudgeVerdict | None]
-"""The result of asking, and the verdict in it."""
 Publish = Callable[[msgspec.Struct], Awaitable[None]]
 
 
@@ -40,8 +39,6 @@ VERBATIM = Verbatim()
 
 
 class Judges:
-    """Asks the judging model for one attempt."""
-
     def __init__(self, models: ModelClient, settings: JudgeSettings, publish: Publish) -> None:
         self._models = models
         self._settings = settings
@@ -51,7 +48,6 @@ class Judges:
 
     @property
     def configured(self) -> bool:
-        """Whether there is a model to ask."""
         return self._settings.model is not None
 
     def protocol(self, version: str = "") -> JudgeProtocol:
@@ -102,8 +98,6 @@ class Judges:
 
 
 class _Judgement:
-    """One judgement while it is made."""
-
     def __init__(
         self,
         models: ModelClient,
@@ -199,12 +193,11 @@ def checked(verdict: JudgeVerdict) -> JudgeVerdict:
     """Checks a verdict, which may be a plug-in's. Raises BadVerdict and ValidationError."""
     verdict = msgspec.convert(msgspec.to_builtins(verdict), JudgeVerdict)
     if not 0 <= verdict.score <= 1:
-        raise BadVerdict(f"the score is {verdict.score}")
+        raise BadVerdict(f"the score is {verdict.score}: it must be from 0 to 1")
     return verdict
 
 
 def score_in(text: str) -> JudgeVerdict | None:
-    """Returns the score in an answer, if it is one."""
     try:
         return read_score(text)
     except BadVerdict:

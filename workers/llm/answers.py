@@ -193,14 +193,12 @@ def _word(value: Any) -> str:
 
 
 def _text(content: Any) -> str:
-    """Returns the text of a string or of a list of content parts."""
     if isinstance(content, list):
         return "".join(_part(part) or "" for part in content)
     return content if isinstance(content, str) else ""
 
 
 def _part(part: Any) -> str | None:
-    """Returns the text of a content part; None for one without."""
     text = part.get("text") if isinstance(part, dict) else part
     return text if isinstance(text, str) else None
 
@@ -236,7 +234,6 @@ def _calls(message: AnswerMessage) -> tuple[ToolCall, ...]:
 
 
 def _as_text(arguments: Any) -> str:
-    """Returns arguments as the model wrote them, or encodes those that an endpoint has parsed."""
     if isinstance(arguments, str):
         return arguments
     return "" if arguments is None else msgspec.json.encode(arguments).decode()

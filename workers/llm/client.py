@@ -79,7 +79,6 @@ class ModelClient:
             self._endpoint(spec.endpoint).learn(answer)
 
     def has(self, endpoint: str) -> bool:
-        """Whether an endpoint of that name is configured here."""
         return endpoint in self._settings
 
     async def resting(self, endpoint: str) -> EndpointRests | None:
@@ -98,7 +97,6 @@ class ModelClient:
         return None
 
     async def rest_over(self, rest: EndpointRests) -> None:
-        """Waits for the end of a rest."""
         while self._rests is not None and self._rests.of(rest.key) is not None:
             await self._rests.change(LOOK_SECONDS)
 

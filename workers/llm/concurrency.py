@@ -22,7 +22,6 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def places(self) -> int:
-        """`limit`, rounded down to whole calls."""
         return int(self.limit)
 
 

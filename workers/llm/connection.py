@@ -89,8 +89,6 @@ def _tracing() -> aiohttp.TraceConfig:
 
 
 class EndpointConnection:
-    """The HTTP session for the servers of one endpoint, with its key."""
-
     def __init__(self, name: str, settings: EndpointSettings, key: str, urls: Sequence[str]) -> None:
         self._name = name
         self._settings = settings

@@ -139,7 +139,9 @@ class ModelEndpoint:
         try:
             reply = await self._try(request, spec.name, until, session="")
         except FailedRequest as error:
-            log.warning("whether %r is told of its tools cannot be told: %s", spec.name, error.detail)
+            log.warning(
+                "whether the template of %r leaves tools out is not known: %s", spec.name, error.detail
+            )
             return None
         return msgspec.structs.replace(reply, cost_usd=cost_usd(self.settings, spec.name, reply.usage))
 

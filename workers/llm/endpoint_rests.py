@@ -31,7 +31,6 @@ POLL_SECONDS = 2.0
 FRESH_SECONDS = 0.25
 """Greatest age of the known rests that may still put off a request."""
 CAMPAIGN = "endpoints"
-"""Campaign of the events."""
 
 
 class ProbeFailure(NamedTuple):
@@ -60,7 +59,6 @@ class KnownRest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def age(self) -> float:
-        """Seconds since the rest began."""
         return time.monotonic() - self.began_at
 
     @property
@@ -105,7 +103,6 @@ class RestTracker:
         self._attended[key] = _Attended(probe, servers)
 
     def of(self, key: str) -> KnownRest | None:
-        """Returns the rest of an endpoint, as far as this process knows."""
         return self._known.get(key)
 
     async def change(self, seconds: float) -> None:
@@ -122,7 +119,7 @@ class RestTracker:
             try:
                 stored: dict[str, StoredRest] | None = await self._book.rests()
             except StreamsError as error:
-                log.warning("which endpoints rest is not read: %s", error)
+                log.warning("the endpoint book cannot be read, so rests are not seen: %s", error)
                 stored = None
             self._read_at = at
             if stored is None:
@@ -176,7 +173,7 @@ class RestTracker:
                     )
             await self.look()
         except StreamsError as error:
-            log.warning("the rest of endpoint %r is not told: %s", endpoint, error)
+            log.warning("the rest of endpoint %r cannot be stored in the endpoint book: %s", endpoint, error)
             return False
         return key in self._known
 
@@ -195,7 +192,6 @@ class RestTracker:
                 await self.look()
 
     async def _probe(self, known: KnownRest) -> None:
-        """Probes once, for the whole fleet."""
         try:
             await self._ask(known)
         except StreamsError as error:

@@ -18,15 +18,11 @@ _TRANSIENT = frozenset({408, 409, 424, 425, 499})
 
 
 class ErrorPattern(NamedTuple):
-    """A row of the table."""
-
     meaning: Meaning
     by: str
-    """Servers that send it."""
     kinds: frozenset[str] = frozenset()
     """Matches one of the error's type, code or status, in lower case; empty: any."""
     words: re.Pattern[str] | None = None
-    """Matches the error's message."""
     never: frozenset[int] = frozenset()
     """Statuses with which the words mean something else."""
 

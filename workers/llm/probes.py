@@ -24,14 +24,12 @@ class ProbeRequests:
         self._refused: dict[str, bytes] = {}
 
     def answered(self, model: str, request: bytes) -> None:
-        """Remembers a request that was answered."""
         before = self._answered.get(model)
         if before is None or len(request) < len(before):
             self._answered[model] = request
         self._refused.pop(model, None)
 
     def refused(self, model: str, request: bytes) -> None:
-        """Remembers a request that was refused."""
         self._refused[model] = request
 
     def of(self, model: str, few_words: bytes) -> list[bytes]:
@@ -49,7 +47,6 @@ class ProbeRequests:
 
 
 def _short(request: bytes) -> bytes:
-    """Limits a request to one token."""
     body = msgspec.json.decode(request)
     body["max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"] = 1
     return msgspec.json.encode(body)

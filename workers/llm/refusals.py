@@ -50,7 +50,6 @@ class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kinds(self) -> frozenset[str]:
-        """Names of the error's kind, in lower case."""
         return frozenset(word.lower() for word in (self.code, self.type, self.status) if word)
 
 

@@ -10,8 +10,6 @@ LONGEST_REST = 60.0
 
 @dataclass
 class Replica:
-    """One server of an endpoint, with its state."""
-
     url: str
     failures: int = 0
     """Failures in a row."""

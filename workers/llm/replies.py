@@ -51,7 +51,6 @@ class ReplyTooLarge(Exception):
     def __init__(self, begins: bytes) -> None:
         super().__init__("the body of the reply has no end in sight")
         self.begins = begins
-        """Beginning of the body."""
 
 
 class WrongEncoding(Exception):
@@ -100,7 +99,9 @@ async def _unpacked(reply: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
             yield chunk
         return
     if encoding not in _WINDOWS:
-        raise WrongEncoding(f"the reply is encoded as {encoding[:40]!r}, which nobody asked for")
+        raise WrongEncoding(
+            f"the reply is encoded as {encoding[:40]!r}, and not as asked for: let the server send {ENCODINGS}"
+        )
     unpacker = zlib.decompressobj(_WINDOWS[encoding])
     try:
         async for chunk in chunks:

@@ -46,7 +46,6 @@ def rest_key(settings: EndpointSettings, host: str) -> str:
 
 
 def servers(settings: EndpointSettings) -> tuple[str, ...]:
-    """Returns the base URLs of an endpoint, each once."""
     return tuple(dict.fromkeys(url.rstrip("/") for url in (settings.base_url, *settings.replicas)))
 
 

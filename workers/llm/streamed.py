@@ -25,8 +25,6 @@ _GROWING = ("token_ids", "response_token_ids")
 
 @dataclass
 class _Call:
-    """A call, assembled so far."""
-
     index: Any
     id: Any = None
     name: Any = None
@@ -115,7 +113,6 @@ def _decoded(data: bytes) -> dict[str, Any]:
 
 
 def _listed(value: Any) -> list[dict[str, Any]]:
-    """Returns the objects of a list; none of anything else."""
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 

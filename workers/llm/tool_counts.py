@@ -97,7 +97,6 @@ def _sum(first: float | None, second: float | None) -> float | None:
 
 
 def _text(messages: Sequence[dict[str, Any]]) -> int:
-    """Returns the bytes of the messages' text, without pictures."""
     total = 0
     for message in messages:
         content = message.get("content")

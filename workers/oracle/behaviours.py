@@ -33,12 +33,13 @@ def checked_mix(mix: Mapping[str, float]) -> dict[Behaviour, float]:
     except ValueError as error:
         raise ValueError(f"{error} of the oracle: use {known}") from None
     if any(weight < 0 for weight in checked.values()) or not sum(checked.values()) > 0:
-        raise ValueError("the oracle's mix needs weights that are not negative and not all zero")
+        raise ValueError(
+            f"the weights of the oracle's mix are {dict(mix)}: use weights of 0 or more, not all 0"
+        )
     return checked
 
 
 def draw(mix: Mapping[Behaviour, float], seed: int, task_id: str) -> Behaviour:
-    """Returns the behaviour of one rollout: the same for the same seed and task."""
     names = sorted(mix)
     return chance(seed, task_id, "behaviour").choices(names, [mix[name] for name in names])[0]
 

@@ -33,7 +33,6 @@ class OracleRequest(msgspec.Struct, frozen=True):
         return self.model.partition("/")[2]
 
     def spoken(self, *roles: str) -> str:
-        """Returns the text of all messages of these roles."""
         return "\n".join(text_of(message) for message in self.messages if message.get("role") in roles)
 
 

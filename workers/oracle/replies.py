@@ -45,7 +45,6 @@ def as_text(turn: Turn, label: str) -> Turn:
 
 
 def _command(call: ToolCall) -> str | None:
-    """Returns the call's command; None for a call that is not well formed."""
     try:
         command = msgspec.json.decode(call.arguments, type=dict[str, str]).get("command")
     except msgspec.DecodeError:
@@ -54,7 +53,6 @@ def _command(call: ToolCall) -> str | None:
 
 
 def bash(text: str, *commands: str) -> Turn:
-    """Makes a turn of well-formed calls of the tool `bash`."""
     calls = tuple(
         ToolCall(id="", name="bash", arguments=msgspec.json.encode({"command": command}).decode())
         for command in commands
@@ -63,8 +61,6 @@ def bash(text: str, *commands: str) -> Turn:
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """What every form of the answer contains."""
-
     id: str
     model: str
     fingerprint: str
@@ -89,12 +85,10 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tokens(text: str) -> int:
-    """Approximates the number of a text's tokens."""
     return math.ceil(len(text.encode(errors="replace")) / BYTES_PER_TOKEN)
 
 
 def usage(messages: list[dict[str, Any]], tools: list[Any], turn: Turn) -> dict[str, int]:
-    """Approximates the usage of request and answer."""
     asked = sum(TOKENS_PER_MESSAGE + tokens(_spoken(message)) for message in messages)
     prompt = asked + (tokens(msgspec.json.encode(tools).decode()) if tools else 0)
     said = tokens(turn.text) + sum(tokens(call.name + call.arguments) for call in turn.calls)
@@ -110,7 +104,6 @@ def _spoken(message: dict[str, Any]) -> str:
 
 
 def text_of(message: dict[str, Any]) -> str:
-    """Returns the text of a message, whose content is a string, a list of parts or null."""
     content = message.get("content")
     if isinstance(content, list):
         return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
@@ -118,7 +111,6 @@ def text_of(message: dict[str, Any]) -> str:
 
 
 def whole(reply: Reply) -> dict[str, Any]:
-    """Returns the answer as one object."""
     message: dict[str, Any] = {"role": "assistant", "content": reply.turn.text}
     if reply.turn.calls:
         message["tool_calls"] = reply.calls

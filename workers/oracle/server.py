@@ -43,7 +43,6 @@ class OracleServer:
 
     @property
     def url(self) -> str:
-        """The base URL that OpenAI clients take."""
         return f"http://{self._host}:{self.port}/v1"
 
     async def start(self) -> None:
@@ -82,7 +81,7 @@ class OracleServer:
 
     async def _reply(self, request: OracleRequest) -> Reply:
         if request.model.partition("/")[0] != MODEL:
-            raise CannotPlay(f"there is no model {request.model!r}", 404, "model_not_found")
+            raise CannotPlay(f"there is no model {request.model!r}: use {MODEL!r}", 404, "model_not_found")
         for player in self._players:
             if player.plays(request):
                 return await player.reply(request)
