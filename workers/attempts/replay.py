@@ -26,9 +26,9 @@ PROVEN_ANSWERS = 2
 class ReplayState:
     """The replay pointers of one attempt: the one it replays and the one it leaves."""
 
-    def __init__(self, trails: ReplayPointers, rollout_id: str, attempt: int, replay_key: str) -> None:
+    def __init__(self, pointers: ReplayPointers, rollout_id: str, attempt: int, replay_key: str) -> None:
         """`replay_key` is that of `replay_record.replay_key`."""
-        self._trails = trails
+        self._pointers = pointers
         self._rollout_id = rollout_id
         self._attempt = attempt
         self._replay_key = replay_key
@@ -50,17 +50,17 @@ class ReplayState:
     async def claim(self, blobs: BlobStore) -> ReplayRecord | None:
         """Returns the record to replay and marks it as being replayed. None if there is none, if it has
         another key, or if a replay of it has failed before."""
-        trail = await self._trails.find(self._rollout_id)
-        if trail is None or trail.replay_key != self._replay_key or trail.replays:
+        pointer = await self._pointers.find(self._rollout_id)
+        if pointer is None or pointer.replay_key != self._replay_key or pointer.replays:
             return None
-        record = await read_record(self._trails, self._rollout_id, trail, blobs)
+        record = await read_record(self._pointers, self._rollout_id, pointer, blobs)
         if record is None or not record.answers:
             return None
         self._calls = {
             answer.node.node_id: answer.sequence for several in record.answers.values() for answer in several
         }
-        self._replayed, self._replays = trail, 1
-        await self._trails.leave(self._rollout_id, msgspec.structs.replace(trail, replays=self._replays))
+        self._replayed, self._replays = pointer, 1
+        await self._pointers.leave(self._rollout_id, msgspec.structs.replace(pointer, replays=self._replays))
         return record
 
     async def note(self, data: msgspec.Struct, sequence: int) -> None:
@@ -101,7 +101,7 @@ class ReplayState:
             if self._answers:
                 await self._leave()
             else:
-                await self._trails.leave(self._rollout_id, self._replayed)
+                await self._pointers.leave(self._rollout_id, self._replayed)
 
     async def _leave(self, died_at: str = "") -> None:
         """Stores the pointer. At least the newest SEGMENT_EVENTS events stay out of segments: the last answer
@@ -109,9 +109,9 @@ class ReplayState:
         while len(self._events) >= (self._segments + 2) * SEGMENT_EVENTS:
             start = self._segments * SEGMENT_EVENTS
             sealed = self._events[start : start + SEGMENT_EVENTS]
-            await self._trails.seal(self._rollout_id, self._attempt, self._segments, sealed)
+            await self._pointers.seal(self._rollout_id, self._attempt, self._segments, sealed)
             self._segments += 1
-        await self._trails.leave(
+        await self._pointers.leave(
             self._rollout_id,
             ReplayPointer(
                 attempt=self._attempt,

@@ -168,8 +168,8 @@ class Attempt:
                 raise
             raise InfrastructureError(
                 AbortCause.ROLLOUT_TIMEOUT,
-                f"the rollout was not over after {self._timeouts.rollout:g} s, more than all its inner limits: "
-                "raise timeouts.rollout",
+                f"the rollout was not over after {self._timeouts.rollout:g} s, more than all its inner "
+                "limits: raise timeouts.rollout",
             ) from error
         except (asyncio.CancelledError, EndpointRests):
             if self._replay is not None:
@@ -246,7 +246,7 @@ class Attempt:
             await self._trace.inherit(beginning.history, beginning.spent)
         elif request.replay_attempts and harness.replayable:
             await self._inherit(harness)
-        opening = WorldContext(
+        context = WorldContext(
             task=task,
             machine=machine,
             seed=self._seed,
@@ -257,7 +257,7 @@ class Attempt:
             command_seconds=self._timeouts.command,
             shared=self._dependencies.shared,
         )
-        async with open_world(opening) as world:
+        async with open_world(context) as world:
             budget = within(self._budget, self._timeouts)
             episode = Episode(
                 task=task,

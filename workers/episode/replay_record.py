@@ -86,24 +86,24 @@ class ReplayRecord:
 
 
 def record_of(
-    rollout_id: str, trail: ReplayPointer, events: Iterable[StoredEvent], blobs: BlobStore
+    rollout_id: str, pointer: ReplayPointer, events: Iterable[StoredEvent], blobs: BlobStore
 ) -> ReplayRecord:
     """Builds the record that a replay pointer leads to. Events of other rollouts, which a stream that has
     lost its tail may hold under the same sequences, are left out. Raises StorageError for a blob that cannot
     be read."""
-    record = ReplayRecord(attempt=trail.attempt, replay_key=trail.replay_key)
+    record = ReplayRecord(attempt=pointer.attempt, replay_key=pointer.replay_key)
     calls: dict[str, tuple[LLMCall, int]] = {}
     for stored in events:
         mine = stored.event is not None and stored.event.rollout_id == rollout_id
         data = payload(stored.event) if stored.event and mine else None
         if isinstance(data, MessageNode):
-            made_by = data.inherited_from or trail.attempt
+            made_by = data.inherited_from or pointer.attempt
             node = msgspec.structs.replace(whole(data, blobs), inherited_from=made_by)
             record.nodes[node.node_id] = node
         elif isinstance(data, LLMCall):
             calls[data.node] = data, stored.sequence
             if data.answer is not None:
-                node = msgspec.structs.replace(whole(data.answer, blobs), inherited_from=trail.attempt)
+                node = msgspec.structs.replace(whole(data.answer, blobs), inherited_from=pointer.attempt)
                 record.nodes.setdefault(data.node, node)
     for node in record.nodes.values():
         if node.role is Role.ASSISTANT and node.parent is not None and node.node_id in calls:
@@ -114,16 +114,16 @@ def record_of(
 
 
 async def read_record(
-    trails: ReplayPointers, rollout_id: str, trail: ReplayPointer, blobs: BlobStore
+    pointers: ReplayPointers, rollout_id: str, pointer: ReplayPointer, blobs: BlobStore
 ) -> ReplayRecord | None:
     """Reads a rollout's record, and its own events alone. None if they cannot be read, so that the attempt
     starts afresh."""
     try:
-        events = await trails.events(sorted(trail.events))
-        return await asyncio.to_thread(record_of, rollout_id, trail, events, blobs)
+        events = await pointers.events(sorted(pointer.events))
+        return await asyncio.to_thread(record_of, rollout_id, pointer, events, blobs)
     except (StreamsError, StorageError, Unreadable) as error:
         log.warning(
-            "the record of attempt %d cannot be read, so nothing is replayed: %s", trail.attempt, error
+            "the record of attempt %d cannot be read, so nothing is replayed: %s", pointer.attempt, error
         )
         return None
 

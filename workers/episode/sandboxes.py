@@ -108,6 +108,20 @@ def ended_with_sandbox(job: Job) -> bool:
     return job.exit_code is None or (killed and not (job.timed_out or job.oom_killed))
 
 
+@contextmanager
+def _file_errors(path: str) -> Iterator[None]:
+    """Turns the service's errors about a file into FileTooLarge or FileNotFoundError."""
+    with classified():
+        try:
+            yield
+        except SandboxFileTooLarge as error:
+            raise FileTooLarge(error.detail) from error
+        except SandboxRequestInvalid as error:  # a task may have put a directory or a pipe in its place
+            if error.status in _NO_FILE:
+                raise FileNotFoundError(path) from error
+            raise
+
+
 class SandboxMachine:
     """Implements Machine over one sandbox of the service."""
 
@@ -181,27 +195,13 @@ class SandboxMachine:
                 raise
 
     async def read(self, path: str, *, limit: int = READ_LIMIT) -> bytes:
-        with classified():
-            try:
-                content: bytes = await self.sandbox.download_content(path, limit=limit)
-            except SandboxFileTooLarge as error:
-                raise FileTooLarge(error.detail) from error
-            except SandboxRequestInvalid as error:  # a task may have put a directory or a pipe in its place
-                if error.status in _NO_FILE:
-                    raise FileNotFoundError(path) from error
-                raise
+        with _file_errors(path):
+            content: bytes = await self.sandbox.download_content(path, limit=limit)
         return content
 
     async def copy_out(self, path: str, target: Path, *, limit: int) -> None:
-        with classified():
-            try:
-                await self.sandbox.download_directory(path, target, limit=limit)
-            except SandboxFileTooLarge as error:
-                raise FileTooLarge(error.detail) from error
-            except SandboxRequestInvalid as error:
-                if error.status in _NO_FILE:
-                    raise FileNotFoundError(path) from error
-                raise
+        with _file_errors(path):
+            await self.sandbox.download_directory(path, target, limit=limit)
 
     @asynccontextmanager
     async def forward(self, port: int) -> AsyncIterator[str]:

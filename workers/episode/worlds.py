@@ -100,7 +100,7 @@ class World(Protocol):
     A kind whose agents need a network also has a method `blocks_network(settings) -> bool`.
     """
 
-    def open(self, settings: Any, opening: WorldContext) -> AbstractAsyncContextManager[OpenWorld]:
+    def open(self, settings: Any, context: WorldContext) -> AbstractAsyncContextManager[OpenWorld]:
         """Opens the world in the state in which the task begins."""
 
 
@@ -125,13 +125,13 @@ def get_world(use: WorldUse) -> tuple[World, msgspec.Struct]:
         ) from error
 
 
-def open_world(opening: WorldContext) -> AbstractAsyncContextManager[OpenWorld | None]:
+def open_world(context: WorldContext) -> AbstractAsyncContextManager[OpenWorld | None]:
     """Opens the world of the task; None if it has none. Raises InfrastructureError for one that is not
     installed."""
-    if isinstance(opening.task.world, msgspec.UnsetType):
+    if isinstance(context.task.world, msgspec.UnsetType):
         return nullcontext()
     try:
-        world, settings = get_world(opening.task.world)
+        world, settings = get_world(context.task.world)
     except PluginError as error:
-        raise InfrastructureError(AbortCause.INVALID_REQUEST, f"{opening.task.task_id}: {error}") from error
-    return world.open(settings, opening)
+        raise InfrastructureError(AbortCause.INVALID_REQUEST, f"{context.task.task_id}: {error}") from error
+    return world.open(settings, context)

@@ -100,7 +100,7 @@ async def _unpacked(reply: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         return
     if encoding not in _WINDOWS:
         raise WrongEncoding(
-            f"the reply is encoded as {encoding[:40]!r}, and not as asked for: let the server send {ENCODINGS}"
+            f"the reply is encoded as {encoding[:40]!r}, not as asked for: let the server send {ENCODINGS}"
         )
     unpacker = zlib.decompressobj(_WINDOWS[encoding])
     try:
