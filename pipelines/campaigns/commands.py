@@ -37,7 +37,7 @@ from orchard.streams.entries import FIRST, QueueEntry, in_round, rollout_entry
 from orchard.streams.publisher import Publisher
 from orchard.streams.queued import running_now
 from orchard.streams.settings import Queue
-from orchard.workers.attempts.openings import open_at, opened
+from orchard.workers.attempts.reopen import open_at, opened
 from orchard.workers.harnesses import built_in_names, get_harness, version_of
 
 BATCH = 500

@@ -24,7 +24,7 @@ from orchard.streams.connection import Connection
 from orchard.streams.publisher import Publisher
 from orchard.streams.queued import Queued, is_queued, queued
 from orchard.streams.replay import replay_batches
-from orchard.workers.attempts.openings import open_at
+from orchard.workers.attempts.reopen import open_at
 
 LOOKS = 3
 """At a rollout that is nowhere, before it is a finding."""

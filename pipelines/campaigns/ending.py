@@ -15,7 +15,7 @@ from orchard.streams.entries import address_in
 from orchard.streams.publisher import Publisher
 from orchard.streams.queued import queued_by_shard, remove
 from orchard.streams.reading import subjects
-from orchard.workers.attempts.openings import cancelled, open_at
+from orchard.workers.attempts.reopen import cancelled, open_at
 
 
 async def abort(publisher: Publisher, requests: Sequence[RolloutRequest], source: str) -> int:

@@ -41,7 +41,7 @@ from orchard.streams.entries import rollout_entry
 from orchard.streams.publisher import Publisher
 from orchard.streams.queued import SHARDS, is_queued, listed_by_shard
 from orchard.streams.reading import bounds
-from orchard.workers.attempts.openings import open_at
+from orchard.workers.attempts.reopen import open_at
 
 log = logging.getLogger("orchard.reconciler")
 

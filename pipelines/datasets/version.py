@@ -29,7 +29,6 @@ _CONVERSATIONS = (
 _TOOLS = (
     "workers/harnesses/__init__.py",
     "workers/harnesses/*_prompts.py",
-    "workers/harnesses/own_words.py",
 )
 _HELD_OUT = ("pipelines/tasks/overlap.py", "pipelines/tasks/held_out.py", "workers/episode/diffs.py")
 

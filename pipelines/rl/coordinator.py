@@ -39,7 +39,7 @@ from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds, next_message
 from orchard.streams.records import StoredEvent
 from orchard.streams.replay import replay_batches
-from orchard.workers.attempts.openings import open_at, opened
+from orchard.workers.attempts.reopen import open_at, opened
 
 SOURCE = "orchard/rl"
 FULL_QUEUE_PAUSE = 1.0

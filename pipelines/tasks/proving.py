@@ -20,7 +20,7 @@ from orchard.workers.episode.networks import asked
 from orchard.workers.episode.preparation import prepare, solve
 from orchard.workers.episode.sandboxes import SandboxMachine
 from orchard.workers.graders import grade
-from orchard.workers.graders.controls import Controls
+from orchard.workers.graders.endings import Controls
 
 UNFIT = {
     AbortCause.IMAGE_MISSING: "image_missing",

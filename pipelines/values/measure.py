@@ -27,7 +27,7 @@ from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.tasks import Task
 from orchard.schemas.values import MEASURED_CAMPAIGN, ValueMeasured
 from orchard.workers.attempts.dependencies import AttemptDependencies
-from orchard.workers.episode.comparing import Divergence, Executed, compare
+from orchard.workers.episode.divergence import Divergence, Executed, compare
 from orchard.workers.episode.machine import Machine
 from orchard.workers.episode.networks import network_of, refusal
 from orchard.workers.episode.preparation import prepare

@@ -15,7 +15,7 @@ from orchard.schemas.messages import MessageNode, Role, ToolCall
 from orchard.schemas.outcomes import ExitStatus
 from orchard.schemas.tasks import Task
 from orchard.storage.blobs import BlobStore
-from orchard.workers.episode.comparing import Executed
+from orchard.workers.episode.divergence import Executed
 from orchard.workers.episode.large_messages import whole
 from orchard.workers.episode.totals import Totals, used_by
 from orchard.workers.harnesses.interface import text_action

@@ -17,7 +17,7 @@ from orchard.workers.domains.gui.sites.grading import SiteSubmission, expected_o
 from orchard.workers.domains.gui.sites.oracle import PATIENCE, play
 from orchard.workers.domains.gui.sites.window import look
 from orchard.workers.episode.machine import Machine
-from orchard.workers.episode.worlds import Opening, Shared, get_world
+from orchard.workers.episode.worlds import SharedResources, WorldContext, get_world
 from orchard.workers.failures import InfrastructureError
 
 _COMMAND_SECONDS = 120.0
@@ -69,8 +69,8 @@ async def played(task: Task, machine: Machine, blobs: BlobStore) -> tuple[Reward
     expected = expected_of(task)
     goal = goal_of(expected.site, expected.goal)
     world, settings = get_world(task.world)
-    shared, seed = Shared(), int(digest([task.task_id, time.monotonic_ns()], 7), 16)
-    opening = Opening(
+    shared, seed = SharedResources(), int(digest([task.task_id, time.monotonic_ns()], 7), 16)
+    opening = WorldContext(
         task=task,
         machine=machine,
         seed=seed,

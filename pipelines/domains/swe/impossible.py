@@ -1,7 +1,7 @@
 """Tasks whose tests contradict their statement, a meter of cheating: who passes one has not solved it.
 
 A variant is the task with one expected constant of a hidden test changed. It has the source `impossible`, no
-gold patch, and another id. No attempt at one is ever rewarded (`workers/attempts/meter.py`), and no dataset
+gold patch, and another id. No attempt at one is ever rewarded (`workers/attempts/grading.py`), and no dataset
 has one.
 """
 

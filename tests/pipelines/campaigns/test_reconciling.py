@@ -38,7 +38,7 @@ from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings, Queue
 from orchard.streams.topology import declare
 from orchard.workers.attempts.deadletters import DeadLetters
-from orchard.workers.attempts.openings import aborted
+from orchard.workers.attempts.reopen import aborted
 
 SPEC = CampaignSpec(
     name="demo",
