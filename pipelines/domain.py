@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from orchard.schemas.queues import Queue
 from orchard.schemas.tasks import PluginGrading, Task
-from orchard.streams.settings import Queue
 from orchard.workers.discovery import code_of, matching, records
 
 GROUP = "orchard.pipeline_domains"

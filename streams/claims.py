@@ -8,6 +8,7 @@ from typing import Self
 
 from nats.aio.msg import Msg
 
+from orchard.schemas.queues import Queue
 from orchard.streams import names
 from orchard.streams.connection import Connection
 from orchard.streams.deadletter_codec import short_reason
@@ -17,7 +18,6 @@ from orchard.streams.heartbeats import Heartbeats, Lease, check_alive
 from orchard.streams.pull import ACK, NAK, TERM, Puller, settle
 from orchard.streams.reading import delete_message, message_at
 from orchard.streams.records import Delivery
-from orchard.streams.settings import Queue
 
 log = logging.getLogger(__name__)
 

@@ -10,6 +10,7 @@ import logging
 
 from nats.aio.msg import Msg
 
+from orchard.schemas.queues import Queue
 from orchard.streams import names
 from orchard.streams.connection import Connection
 from orchard.streams.deadletter_codec import DeadRequest, letter
@@ -20,7 +21,6 @@ from orchard.streams.publish import OutgoingMessage, store
 from orchard.streams.publisher import Publisher
 from orchard.streams.pull import ACK, Puller, nak_for, settle
 from orchard.streams.records import Delivery
-from orchard.streams.settings import Queue
 
 log = logging.getLogger(__name__)
 

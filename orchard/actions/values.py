@@ -1,4 +1,4 @@
-"""Values of unresolved trajectories, step by step: asked for until each trajectory has a verdict."""
+"""Annotates unresolved trajectories step by step until each has a verdict."""
 
 import asyncio
 import os
@@ -28,7 +28,8 @@ from orchard.workers.llm.endpoint_rests import RestTracker
 async def annotate_campaign(
     session: Session, campaign: str, asking: Asking, slots: int, told: Reporter = SILENT
 ) -> dict[str, int]:
-    """Offer what is open, and work on the queue until all of it has its verdict: how many of each kind.
+    """Offers open annotations and works on the queue until all have a verdict. Returns the number of each
+    kind.
 
     Raises ConfigError for a campaign without an outcome.
     """
@@ -77,7 +78,7 @@ async def annotating(
     lifetime: WorkerLifetime,
     done: Callable[[Event], None] | None = None,
 ) -> AsyncIterator[Consumer]:
-    """A consumer of annotation requests, to be run; `done` is told of each verdict."""
+    """A consumer of annotation requests to be run; `done` receives each verdict."""
     async with (
         RestTracker(connection, "annotator") as rests,
         ModelClient(session.endpoints(), rests) as models,
@@ -94,7 +95,7 @@ async def annotating(
 
 
 async def _watch(session: Session, annotators: set[str], missing: set[str], over: Callable[[], None]) -> None:
-    """Strike off what others on the queue have done; `over` when nothing is left to wait for."""
+    """Removes what other consumers have done; sets `over` when nothing is left."""
     while missing:
         await asyncio.sleep(5.0)
         missing -= await asyncio.to_thread(_judged, session.config.store, annotators)

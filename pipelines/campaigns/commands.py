@@ -27,6 +27,7 @@ from orchard.schemas.campaigns import (
     spec_hash,
 )
 from orchard.schemas.events import CampaignSubmitted, Event, make_event
+from orchard.schemas.queues import Queue
 from orchard.schemas.requests import check_limits
 from orchard.storage.blobs import BlobStore
 from orchard.storage.spending import Spent, spent_now
@@ -36,7 +37,6 @@ from orchard.streams.enqueue import EnqueueResult
 from orchard.streams.entries import FIRST, QueueEntry, in_round, rollout_entry
 from orchard.streams.publisher import Publisher
 from orchard.streams.queued import running_now
-from orchard.streams.settings import Queue
 from orchard.workers.attempts.reopen import open_at, opened
 from orchard.workers.harnesses import built_in_names, get_harness, version_of
 

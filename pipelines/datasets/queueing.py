@@ -27,6 +27,7 @@ from orchard.pipelines.datasets.shards import ShardMaker, ShardReport, ShardWork
 from orchard.pipelines.datasets.tokenization import ChatTokenizer
 from orchard.pipelines.datasets.version import code_version
 from orchard.schemas.identity import digest
+from orchard.schemas.queues import Queue
 from orchard.schemas.requests import read_known
 from orchard.storage.durable import write_whole
 from orchard.storage.errors import StorageError, store_errors
@@ -34,7 +35,6 @@ from orchard.storage.location import Location
 from orchard.streams.claims import Claims
 from orchard.streams.consumer import ClaimedRequest, Consumer, RetryPolicy
 from orchard.streams.entries import FIRST, EntryAddress, QueueEntry, entry
-from orchard.streams.settings import Queue
 from orchard.streams.worker_lifetime import WorkerLifetime
 from orchard.workers.attempts.deadletters import DeadLetters
 from orchard.workers.masking import masked

@@ -10,12 +10,12 @@ from orchard.pipelines.values.judges import BUILT_IN, get_judge
 from orchard.schemas.campaigns import ModelSpec
 from orchard.schemas.identity import digest
 from orchard.schemas.llm_calls import ModelKind
+from orchard.schemas.queues import Queue
 from orchard.schemas.values import AnnotationRequest
 from orchard.streams.enqueue import EnqueueResult
 from orchard.streams.entries import FIRST, EntryAddress, QueueEntry, entry
 from orchard.streams.errors import QueueFull
 from orchard.streams.publisher import Publisher
-from orchard.streams.settings import Queue
 
 QUEUE = Queue(kind="annotate", domain="values")
 

@@ -24,9 +24,9 @@ from orchard.processes.metrics import FAMILIES
 from orchard.processes.probe import HELP
 from orchard.schemas.campaigns import Timeouts
 from orchard.schemas.identity import check_name
+from orchard.schemas.queues import Queue
 from orchard.streams import names
 from orchard.streams.server import MAX_PAYLOAD
-from orchard.streams.settings import Queue
 from tests.infra.conftest import INFRA, Manifest, Manifests, containers
 from tests.infra.scaling import Trigger
 

@@ -12,6 +12,7 @@ import msgspec
 from orchard.schemas.campaigns import RolloutRequest
 from orchard.schemas.events import RequestDeadLettered, RequestRequeued, make_event
 from orchard.schemas.outcomes import AbortCause
+from orchard.schemas.queues import Queue
 from orchard.schemas.requests import InvalidRequest, read_rollout_request, rollout_in
 from orchard.streams import names
 from orchard.streams.claims import Claim
@@ -24,7 +25,6 @@ from orchard.streams.publish import OutgoingMessage, store
 from orchard.streams.publisher import Publisher
 from orchard.streams.reading import delete_message, last_message, message_at, next_message
 from orchard.streams.records import StoredMessage
-from orchard.streams.settings import Queue
 from orchard.workers.attempts.reopen import aborted, open_at, opened
 
 log = logging.getLogger(__name__)

@@ -29,6 +29,7 @@ from orchard.schemas.claw import BUNDLES, DOMAIN
 from orchard.schemas.decoding import Unreadable, decode_whole
 from orchard.schemas.events import RolloutFinished, TaskValidated, make_event, payload
 from orchard.schemas.identity import digest, rollout_id
+from orchard.schemas.queues import Queue
 from orchard.schemas.requests import read_known
 from orchard.schemas.subjects import EVENTS_PREFIX
 from orchard.schemas.synthesis import Check, SynthesisAction, SynthesisRequest, SynthesisStep
@@ -40,7 +41,6 @@ from orchard.streams.consumer import ClaimedRequest, Consumer, Interrupted, Retr
 from orchard.streams.entries import FIRST, EntryAddress, QueueEntry, entry
 from orchard.streams.errors import FAULTS, AwaitsEndpoint
 from orchard.streams.replay import replay
-from orchard.streams.settings import Queue
 from orchard.workers.attempts.deadletters import DeadLetters
 from orchard.workers.attempts.dependencies import AttemptDependencies
 from orchard.workers.episode.machine import Machine

@@ -22,6 +22,7 @@ from orchard.schemas.events import make_event
 from orchard.schemas.identity import digest
 from orchard.schemas.judging import JudgeCalled, JudgeRuled
 from orchard.schemas.plugins import PluginError
+from orchard.schemas.queues import Queue
 from orchard.schemas.requests import InvalidRequest, NewerRequest, read_judge_request
 from orchard.schemas.subjects import answering
 from orchard.schemas.tasks import Task
@@ -32,7 +33,6 @@ from orchard.streams.consumer import ClaimedRequest, PutOff, RetryPolicy
 from orchard.streams.entries import EntryAddress, QueueEntry, entry, successor
 from orchard.streams.errors import OutcomeRefused
 from orchard.streams.publisher import Publisher
-from orchard.streams.settings import Queue
 from orchard.workers.attempts.dependencies import AttemptDependencies
 from orchard.workers.domains.gui.judging import OUTCOME, NoOutcome, read_outcome, rule_outcome
 from orchard.workers.episode.settings import JudgeSettings
