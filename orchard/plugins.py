@@ -24,7 +24,7 @@ from orchard.schemas.tasks import PluginGrading, StateCheck, SWETests, Task, Wor
 from orchard.workers.domain import WorkerDomain
 from orchard.workers.episode.machine import CommandOutcome, Machine
 from orchard.workers.episode.pictures import Picture, read_picture
-from orchard.workers.episode.worlds import Opening, OpenWorld, World
+from orchard.workers.episode.worlds import OpenWorld, World, WorldContext
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.graders.judgement import Judgement
 from orchard.workers.graders.plugin import Grader
@@ -88,10 +88,14 @@ __all__ = [
     "ToolCall",
     "WorkerDomain",
     "World",
+    "WorldContext",
     "WorldUse",
     "graded_by",
     "read_picture",
 ]
+
+Opening = WorldContext
+"""The name of WorldContext in packages that were written before it."""
 
 
 def graded_by(grader: Grader, settings: msgspec.Struct) -> PluginGrading:

@@ -33,15 +33,15 @@ from orchard.streams.replay import replay
 from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
 from orchard.workers.attempts.dependencies import AttemptDependencies
-from orchard.workers.attempts.keeper import keep
+from orchard.workers.attempts.queue_maintenance import maintain_queues
 from orchard.workers.attempts.worker import Worker, WorkerSettings
 from orchard.workers.domains.gui.browser.pool import Browsers, browsers
 from orchard.workers.episode.sandboxes import SandboxSettings
 from orchard.workers.episode.settings import JudgeSettings
 from orchard.workers.episode.standby import standbys
-from orchard.workers.episode.worlds import Shared
+from orchard.workers.episode.worlds import SharedResources
 from orchard.workers.llm.client import ModelClient
-from orchard.workers.llm.rests import Rests
+from orchard.workers.llm.endpoint_rests import RestTracker
 from orchard.workers.llm.settings import EndpointSettings, Price
 
 QUEUE = Queue()
@@ -190,11 +190,11 @@ class World:
             **(others or {}),
         }
         async with (
-            Rests(self.connection, "test") as rests,
+            RestTracker(self.connection, "test") as rests,
             ModelClient(settings, rests) as models,
             Claims(self.connection, QUEUE) as claims,
         ):
-            shared = Shared()
+            shared = SharedResources()
             settled = WorkerSettings(slots=slots, spare_browsers=spare_browsers)
             dependencies = AttemptDependencies(
                 shared=shared,
@@ -214,7 +214,7 @@ class World:
                 settled,
                 shutdown_seconds=0.0,
             )
-            tasks = [asyncio.create_task(worker.run()), asyncio.create_task(keep(self.connection))]
+            tasks = [asyncio.create_task(worker.run()), asyncio.create_task(maintain_queues(self.connection))]
             try:
                 yield await shared.of(browsers)
             finally:
@@ -229,7 +229,7 @@ class World:
     @asynccontextmanager
     async def kept(self) -> AsyncIterator[None]:
         """A steward in this process, for workers in processes of their own."""
-        keeping = asyncio.create_task(keep(self.connection))
+        keeping = asyncio.create_task(maintain_queues(self.connection))
         try:
             yield
         finally:

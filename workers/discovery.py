@@ -1,7 +1,7 @@
 """Finds the records of domains, and loads what they and plug-ins name as `module:attribute`.
 
 Each domain has one record, named `DOMAIN`, in its package. Orchard's own packages are found by listing a
-folder, those of others by their entry points.
+folder, others by their entry points.
 """
 
 import hashlib
@@ -20,21 +20,23 @@ log = logging.getLogger(__name__)
 
 
 def load(reference: str) -> Any:
-    """The object at `module:attribute`, or an instance where that is a class. Raises what the import does."""
+    """Returns the object at `module:attribute`, or an instance if that is a class. Raises what the import
+    does."""
     found = pkgutil.resolve_name(reference)
     return found() if isinstance(found, type) else found
 
 
 @cache
 def installed(group: str) -> dict[str, EntryPoint]:
-    """Entry points of that group in installed packages, by name; nothing is loaded."""
+    """Returns a group's entry points in installed packages, by name; nothing is loaded."""
     return {entry.name: entry for entry in entry_points(group=group)}
 
 
 def records(package: str, group: str, kind: type[T]) -> list[T]:
-    """Records of all domains: of each package directly below `package`, then of the entry points of `group`.
+    """Returns the records of all domains: of each package directly below `package`, then of the entry points
+    of `group`.
 
-    An installed one that cannot be loaded, or is none, is left out with a warning.
+    An installed one that cannot be loaded, or has another type, is left out with a warning.
     """
     folder = import_module(package).__path__
     found = [load(f"{package}.{each.name}:DOMAIN") for each in pkgutil.iter_modules(folder) if each.ispkg]
@@ -52,13 +54,12 @@ def records(package: str, group: str, kind: type[T]) -> list[T]:
 
 
 def matching(package: str, patterns: Iterable[str]) -> list[Path]:
-    """Files in a package's folder that match a pattern, sorted."""
     return sorted({file for pattern in patterns for file in _folder(package).glob(pattern)})
 
 
 def code_of(package: str, patterns: Iterable[str], group: str) -> list[str]:
-    """What tells versions of a package's files apart: path and SHA-256 of each file that matches, and its
-    distribution with the version, where that declares an entry point of `group`."""
+    """Returns a version of a package's files: path and SHA-256 of each file that matches, and the
+    distribution with its version, if that declares an entry point of `group`."""
     top, folder = package.partition(".")[0], _folder(package)
     entries = [entry for entry in installed(group).values() if entry.module.partition(".")[0] == top]
     return distributions(entries) + [
@@ -68,7 +69,6 @@ def code_of(package: str, patterns: Iterable[str], group: str) -> list[str]:
 
 
 def distributions(entries: Iterable[EntryPoint]) -> list[str]:
-    """Names and versions of the distributions that declare entry points."""
     return [f"{entry.dist.name} {entry.dist.version}" for entry in entries if entry.dist is not None]
 
 

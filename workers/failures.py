@@ -1,7 +1,7 @@
-"""The one place that says "the machine failed", so that no later code has to ask.
+"""The one place that tells infrastructure failures from the model's own, so that no later code has to ask.
 
-Whatever a model does ends in an ExitStatus. Whatever our side does wrong raises InfrastructureError with a
-typed cause, at the boundary where it happened, and passes untouched through harness and grader.
+Whatever a model does ends in an ExitStatus. Whatever fails on Orchard's side raises InfrastructureError with
+a typed cause, at the boundary where it happened, and passes untouched through harness and grader.
 """
 
 from collections.abc import Iterator
@@ -31,15 +31,16 @@ RETRYABLE = frozenset(
 )
 """Causes worth another attempt; the others would fail the same way again."""
 REST = {AbortCause.SANDBOX_REFUSED: 60.0}
-"""Seconds, at least, before another attempt, for what the service does not ask the cluster again sooner."""
+"""Least seconds before another attempt, for failures after which the service does not ask the cluster again
+sooner."""
 
 
 _DETAIL_LIMIT = 4000
-"""Characters: a detail goes into events, and may quote what somebody else has written, keys included."""
+"""Most characters of a detail, which goes into events and may quote foreign text, keys included."""
 
 
 class InfrastructureError(Exception):
-    """Ours, not the model's: never an observation, never a reward."""
+    """A failure of the infrastructure, not of the model: never an observation, never a reward."""
 
     def __init__(self, cause: AbortCause, detail: str) -> None:
         detail = masked(detail.encode(errors="replace").decode()).text[:_DETAIL_LIMIT]
@@ -49,18 +50,17 @@ class InfrastructureError(Exception):
 
     @property
     def retryable(self) -> bool:
-        """Whether another attempt may succeed."""
         return self.cause in RETRYABLE
 
     @property
     def rest(self) -> float:
-        """Seconds before another attempt, at least; where there are any, this attempt tries nothing more."""
+        """Least seconds before another attempt; if there are any, this attempt tries nothing more."""
         return REST.get(self.cause, 0.0)
 
 
 class EndpointRests(InfrastructureError, AwaitsEndpoint):
-    """A model endpoint rests: nobody asks it for `seconds` or longer. Not a failure: the work goes on after
-    the rest, and no try is used up."""
+    """A model endpoint rests: nobody asks it for `seconds` or longer. This is no failure: the work continues
+    after the rest, and no try is used up."""
 
     def __init__(self, key: str, endpoint: str, seconds: float, reason: str) -> None:
         super().__init__(AbortCause.LLM_UNAVAILABLE, f"endpoint {endpoint!r} rests: {reason}")
@@ -70,22 +70,22 @@ class EndpointRests(InfrastructureError, AwaitsEndpoint):
 
 
 class EndedUnderCommand(InfrastructureError):
-    """The sandbox ended by itself while a command ran in it: perhaps of that command."""
+    """The sandbox ended by itself while a command ran in it; that command may be the reason."""
 
 
 class LimitExceeded(EndedUnderCommand):
-    """The sandbox was ended because what runs in it took more memory or disk than it may. Whose doing it is
-    depends on what ran: the agent's turn and submitted code are the model's, set-up and a control ours."""
+    """The sandbox was ended because what runs in it took more memory or disk than it may. Who is responsible
+    depends on what ran: the agent's turn and submitted code are the model's, set-up and a control are not."""
 
 
 class NotWritable(InfrastructureError):
-    """A file cannot be written to its place in the sandbox: a directory, a pipe, a link to nowhere or no room
-    is there. Whose doing it is depends on who was there before: in an agent's sandbox it is the model's."""
+    """A file cannot be written in the sandbox: a directory, a pipe or a dangling link is in its place, or the
+    disk is full. In an agent's sandbox that is the model's doing."""
 
 
 @contextmanager
 def storing(what: str = "") -> Iterator[None]:
-    """Raises InfrastructureError (STORE_FAILED), which names `what`, where the store fails in the block."""
+    """Raises InfrastructureError (STORE_FAILED), which names `what`, if the store fails in the block."""
     try:
         yield
     except StorageError as error:

@@ -1,8 +1,8 @@
-"""The forms of keys that are known: what vendors put in front of them, and the frames that others stand in.
+"""The known forms of keys: prefixes of vendors, and the contexts that show other secrets.
 
-Compared with the rules of gitleaks and detect-secrets; a form is here when it tells a key from a commit, a
-digest, an identifier and Base64. What has no form of its own counts only in a frame that names it, and only
-where it looks made by a machine.
+Compared with the rules of gitleaks and detect-secrets; a form is here if it tells a key from a commit, a
+digest, an identifier and Base64. A secret without a form of its own counts only in a context that names it,
+and only if it looks generated.
 """
 
 import re
@@ -19,17 +19,18 @@ _BEGINS = "|".join(
         r"(?<=[\[;0-9][mK])",  # the end of a terminal's colour
     )
 )
-"""What a key begins after: no word, or a character that is spelled with letters."""
+"""Matches before a key: no word character, or a character that is spelled with letters."""
 
 
 class Prefixed:
-    """Keys with a plain text of their vendor in them, mostly at the begin: texts are searched for that."""
+    """A form of keys that hold a fixed text of their vendor, mostly at the start: texts are searched for
+    that."""
 
     def __init__(
         self, name: str, hint: str, rest: str, before: str = "", away: tuple[int, int] = (0, 0)
     ) -> None:
-        """`before` and `rest` are patterns of what is before and after the hint, which is from `away[0]` to
-        `away[1]` characters from the key's begin."""
+        """`before` and `rest` are patterns of what is before and after the hint, which is `away[0]` to
+        `away[1]` characters from the key's start."""
         self.name, self.hint = name, hint
         self._before, self._rest, self._away = before, rest, away
 
@@ -46,7 +47,7 @@ class Prefixed:
         return re.compile(f"{re.escape(self.hint)}{self._rest}")
 
     def found(self, text: str, *, whole: bool) -> Iterator[re.Match[str]]:
-        """The keys in a text, with `whole` those that are not part of a longer word."""
+        """Yields the keys in a text; with `whole` only those that are not part of a longer word."""
         pattern = self._whole if whole else self._loose
         at, reached = text.find(self.hint), 0
         while at >= 0:
@@ -65,10 +66,10 @@ class Prefixed:
 
 
 class Framed:
-    """Keys that are known by what is around them."""
+    """A form of keys that their context shows."""
 
     def __init__(self, name: str, hints: tuple[str, ...], form: str) -> None:
-        """One of `hints`, in small letters, is in every such text; the last group of `form` is the key."""
+        """Every such text holds one of `hints`, in small letters; the last group of `form` is the key."""
         self.name, self.hints, self._form = name, hints, form
 
     @cached_property
@@ -217,15 +218,15 @@ PREFIXED = (
     ),
     Prefixed("azure-secret", "Q~", r"[A-Za-z0-9_~.-]{31,34}", r"[A-Za-z0-9_~.-]{3}[0-9]", (4, 4)),
 )
-"""The more particular before the more general."""
+"""Specific forms stand before general ones."""
 
 _MADE = r"(?=[A-Za-z0-9+/_=.~!#%^&*-]*[0-9])(?=[A-Za-z0-9+/_=.~!#%^&*-]*[A-Za-z])"
-"""Before a secret without a form of its own: it has letters and digits."""
+"""Matches before a secret without a form of its own: it has letters and digits."""
 _PASSWORD = (
     r"(?!\[masked |[$<{\[%*]|(?i:your|my|the|test|change|some|example)|(?i:pass(?:word|wd|phrase)?|pwd|pw|"
     r"secret|token|key|x+|\.+|admin|root|guest|postgres|mysql|redis)[0-9]{0,4}(?:[@;\s\"']|$))"
 )
-"""Before a password in an address: no variable, no name for one and no default."""
+"""Matches before a password in an address: no variable, no name for one and no default."""
 
 FRAMED = (
     Framed(

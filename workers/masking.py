@@ -1,9 +1,10 @@
-"""Keys in what is to be stored: an agent prints what it finds; trajectories are kept, shared and trained on.
+"""Masks keys in what is to be stored: an agent prints what it finds; trajectories are kept, shared and
+trained on.
 
-Masked are keys that can be known by their form (`key_forms`), also where colours or line ends cut them, and
-the operator's own: the values of all variables that the configuration names. What looks like nothing in
-particular (a password in a sentence, forty hexadecimal digits) stays, as commits and digests look so. A mask
-names the kind and has a digest of the key, so that equal keys stay equal; all else stays as it is.
+Masked are keys of a known form (`key_forms`), also if colours or line ends cut them, and the operator's own:
+the values of all variables that the configuration names. A text without a distinctive form (a password in a
+sentence, forty hexadecimal digits) stays, as commits and digests look so. A mask names the kind and has a
+digest of the key, so that equal keys stay equal; all else stays as it is.
 """
 
 import hashlib
@@ -19,20 +20,18 @@ from orchard.workers.key_forms import FRAMED, PREFIXED, Prefixed
 
 
 class Masked(NamedTuple):
-    """A text without its keys, and how many there were."""
-
     text: str
     keys: int
 
 
 _SHORTEST_OWN = 8
-"""Characters: what is shorter would be found in words."""
+"""Least characters of an operator's secret: shorter ones would be found in words."""
 _own: dict[str, str] = {}
-"""The operator's own secrets, as they may be spelled, and the masks that stand for them."""
+"""The operator's secrets, in each possible spelling, with the masks that replace them."""
 
 
 def learn(secrets: Mapping[str, str]) -> None:
-    """Mask these values from now on, in this process: secrets by the names of their variables. Values that
+    """Masks these values from now on, in this process: secrets by the names of their variables. Values that
     are too short or plain to be told from words are left out."""
     for name, value in secrets.items():
         if len(value) >= _SHORTEST_OWN and not value.isalpha():
@@ -41,7 +40,7 @@ def learn(secrets: Mapping[str, str]) -> None:
 
 
 def masked(text: str) -> Masked:
-    """The text with every known key in it replaced by `[masked KIND DIGEST]`, or `[masked VARIABLE]`."""
+    """Replaces every known key in the text by `[masked KIND DIGEST]` or `[masked VARIABLE]`."""
     keys = 0
     for secret, mask in _own.items():
         if secret in text:
@@ -62,8 +61,6 @@ def masked(text: str) -> Masked:
 
 
 class _Span(NamedTuple):
-    """Where a key is, and what stands for it."""
-
     start: int
     end: int
     mask: str
@@ -87,7 +84,7 @@ _CUTS = re.compile(
     r"|\\(?:(?:u001[bB]|x1[bB]|033|e)\[[0-9;]*[A-Za-z]|r\\n|n|\r?\n[ \t]*)"
     r"|\n[ \t]*|\r\n[ \t]*|\r"
 )
-"""What stands inside of a key that a terminal has coloured or broken, plain or as JSON spells it."""
+"""Matches what a terminal's colours or line breaks put inside of a key, plain or as JSON spells it."""
 
 
 _BEFORE = 8
@@ -95,7 +92,7 @@ _BEFORE = 8
 
 
 def _split(text: str) -> Masked:
-    """Keys with such cuts in them. Those without are masked already."""
+    """Masks keys with such cuts in them. Those without are masked already."""
     joined = _CUTS.sub("", text)
     if len(joined) == len(text):
         return Masked(text, 0)
@@ -124,7 +121,7 @@ def _continues(text: str, end: int) -> bool:
 
 
 class _Places:
-    """Where the characters of a text without its cuts are in the text."""
+    """Maps positions in a text without its cuts to positions in the text."""
 
     def __init__(self, text: str) -> None:
         self._joined, self._removed, removed = [0], [0], 0
@@ -134,11 +131,10 @@ class _Places:
             self._removed.append(removed)
 
     def of(self, at: int) -> int:
-        """Of the character at a place."""
         return at + self._removed[bisect_right(self._joined, at) - 1]
 
     def end_of(self, at: int) -> int:
-        """Behind the character before a place."""
+        """Returns the position after the character before `at`."""
         return self.of(at - 1) + 1
 
 

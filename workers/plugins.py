@@ -1,8 +1,8 @@
-"""Plug-ins: what users add from packages of their own, loaded when it is first named.
+"""Plug-ins: components from users' packages, loaded when they are first named.
 
-Each kind is a group of entry points, `orchard.harnesses` for example, which a package declares. The
-configuration names others as `module:attribute` in `[plugins.harnesses]`; those win over entry points. Parts
-of domains (`workers/domain.py`) are found by the same names.
+Each kind is a group of entry points, such as `orchard.harnesses`, which a package declares. The configuration
+names others as `module:attribute` in `[plugins.harnesses]`; those win over entry points. Components of
+domains (`workers/domain.py`) are found by the same names.
 """
 
 import re
@@ -28,15 +28,15 @@ NEEDS: dict[Kind, tuple[str, ...]] = {
     Kind.BACKEND: ("__call__",),
     Kind.LOSS: ("__call__",),
 }
-"""Attributes without which it is none of its kind."""
+"""Attributes that a plug-in of each kind must have."""
 
 _named: dict[Kind, dict[str, str]] = {}
 _folder = Path()
 
 
 def configure(settings: PluginSettings, folder: Path) -> None:
-    """Take the plug-ins of a configuration for this process. Their modules may lie in `folder`, which is
-    searched last, so that nothing in it can hide an installed module."""
+    """Takes over the plug-ins of a configuration for this process. Their modules may lie in `folder`, which
+    is searched last, so that nothing in it can hide an installed module."""
     global _folder
     _folder = folder
     _named.clear()
@@ -47,12 +47,12 @@ def configure(settings: PluginSettings, folder: Path) -> None:
 
 
 def names(kind: Kind) -> list[str]:
-    """Names of that kind, sorted; nothing is loaded."""
+    """Returns the names of a kind's plug-ins, sorted; nothing is loaded."""
     return sorted({*_named.get(kind, {}), *components(kind), *_installed(kind)})
 
 
 def find(kind: Kind, name: str) -> Any | None:
-    """The plug-in of that name, the same object each time; None where there is none. Of several, the
+    """Returns the plug-in of that name, the same object each time; None if there is none. Of several, the
     configuration's counts first, then a domain's.
 
     Raises PluginError for one that cannot be loaded, or lacks what its kind needs.
@@ -67,8 +67,8 @@ def find(kind: Kind, name: str) -> Any | None:
 
 
 def need(kind: Kind, name: str, built_in: Iterable[str] = ()) -> Any:
-    """The plug-in of that name, or at that `module:attribute`. Raises PluginError, which lists what there
-    is."""
+    """Returns the plug-in of that name, or at that `module:attribute`. Raises PluginError, which lists the
+    known names."""
     if re.fullmatch(REFERENCE, name):
         _search(_folder)
         return _load(kind, name, name, "the run's file")
@@ -80,9 +80,9 @@ def need(kind: Kind, name: str, built_in: Iterable[str] = ()) -> Any:
 
 
 def check(built_in: Mapping[Kind, Iterable[str]]) -> dict[Kind, list[str]]:
-    """Load every plug-in of the configuration, and those of packages that can be loaded.
+    """Loads every plug-in of the configuration, and those of packages that can be loaded.
 
-    Returns the names that can be used. Raises PluginError for one of the configuration that cannot, and for
+    Returns the usable names. Raises PluginError for one of the configuration that cannot be loaded, and for
     one that has the name of something built in.
     """
     usable: dict[Kind, list[str]] = {}

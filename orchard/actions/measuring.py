@@ -23,7 +23,7 @@ from orchard.streams.topology import declare
 from orchard.workers.attempts.dependencies import AttemptDependencies
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.llm.client import ModelClient
-from orchard.workers.llm.rests import Rests
+from orchard.workers.llm.endpoint_rests import RestTracker
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ async def measure_rollout(
         await session.committed(connection)
         with open_tables(session.config.store) as tables:
             recorded = read_recorded(tables, session.blobs, wanted.rollout)
-        rests = await stack.enter_async_context(Rests(connection, "measure"))
+        rests = await stack.enter_async_context(RestTracker(connection, "measure"))
         models = ModelClient(session.endpoints(), rests)
         stack.push_async_callback(models.close)
         dependencies = AttemptDependencies(

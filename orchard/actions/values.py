@@ -22,7 +22,7 @@ from orchard.streams.topology import declare
 from orchard.streams.worker_lifetime import WorkerLifetime
 from orchard.workers.attempts.deadletters import DeadLetters
 from orchard.workers.llm.client import ModelClient
-from orchard.workers.llm.rests import Rests
+from orchard.workers.llm.endpoint_rests import RestTracker
 
 
 async def annotate_campaign(
@@ -80,7 +80,7 @@ async def annotating(
 ) -> AsyncIterator[Consumer]:
     """A consumer of annotation requests to be run; `done` receives each verdict."""
     async with (
-        Rests(connection, "annotator") as rests,
+        RestTracker(connection, "annotator") as rests,
         ModelClient(session.endpoints(), rests) as models,
         Claims(connection, QUEUE) as claims,
     ):

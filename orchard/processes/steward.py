@@ -17,7 +17,7 @@ from orchard.streams.errors import CampaignConflict
 from orchard.streams.health import reporting
 from orchard.streams.tasks import end
 from orchard.streams.topology import declare
-from orchard.workers.attempts.keeper import keep
+from orchard.workers.attempts.queue_maintenance import maintain_queues
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ async def run_steward(session: Session, probe_port: int | None = None) -> None:
             ]
             beside = [tasks.create_task(one) for one in own]
             async with reporting(connection, "steward", f"steward on {socket.gethostname()}"):
-                await run_until(stop, keep(connection))
+                await run_until(stop, maintain_queues(connection))
             for task in beside:
                 await end(task)
 

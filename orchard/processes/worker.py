@@ -27,9 +27,9 @@ from orchard.workers.attempts.worker import Worker
 from orchard.workers.discovery import load
 from orchard.workers.episode.settings import WorkerSettings
 from orchard.workers.episode.standby import Standby, standbys
-from orchard.workers.episode.worlds import Shared
+from orchard.workers.episode.worlds import SharedResources
 from orchard.workers.llm.client import ModelClient
-from orchard.workers.llm.rests import Rests
+from orchard.workers.llm.endpoint_rests import RestTracker
 from orchard.workers.llm.settings import EndpointSettings
 
 ALL = ["all"]
@@ -47,10 +47,10 @@ async def run_worker(session: Session, name: str | None, kinds: Sequence[str]) -
         await declare(connection, config.nats, queues)
         await stack.enter_async_context(session.guard(connection, hold=True))
         endpoints = session.endpoints()
-        rests = await stack.enter_async_context(Rests(connection, f"worker {name}"))
+        rests = await stack.enter_async_context(RestTracker(connection, f"worker {name}"))
         models = ModelClient(endpoints, rests)
         stack.push_async_callback(models.close)
-        shared = Shared()
+        shared = SharedResources()
         sandboxes = await stack.enter_async_context(session.sandboxes())
         stack.push_async_callback(shared.close)
         ready: tuple[Standby, ...] = ()

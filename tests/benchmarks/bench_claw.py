@@ -33,7 +33,7 @@ from orchard.workers.domains.claw.engine import Services
 from orchard.workers.domains.claw.services import SERVICES
 from orchard.workers.domains.claw.world import ClawServices
 from orchard.workers.episode.sandboxes import SandboxMachine
-from orchard.workers.episode.worlds import Opening
+from orchard.workers.episode.worlds import WorldContext
 from tests.attempts_world import World, world
 from tests.claw_world import Assistant, desk, desk_task
 from tests.sandbox_service import LocalService
@@ -115,7 +115,7 @@ async def calls(here: World, worlds: int) -> None:
                 await here.sandboxes.create_sandbox("host", memory="256Mi", cpu="1", ttl_seconds=3600)
             )
             machine = SandboxMachine(sandbox)
-            opening = Opening(
+            opening = WorldContext(
                 task=desk_task(),
                 machine=machine,
                 seed=number,

@@ -34,7 +34,7 @@ from orchard.schemas.tasks import Task
 from orchard.storage.blobs import BlobStore
 from orchard.workers.episode.sandboxes import SandboxMachine
 from orchard.workers.episode.settings import JudgeSettings
-from orchard.workers.episode.worlds import Opening, open_world
+from orchard.workers.episode.worlds import WorldContext, open_world
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.graders import grade
 from orchard.workers.judges.ruling import Judges
@@ -169,7 +169,7 @@ async def _play(
 
     messages: list[dict[str, Any]] = [{"role": "user", "content": task.statement}]
     async with sandboxes.open(task.image) as machine:
-        opening = Opening(
+        opening = WorldContext(
             task=task,
             machine=machine,
             seed=1,

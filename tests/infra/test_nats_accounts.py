@@ -53,7 +53,7 @@ from orchard.streams.stream_check import StreamGuard
 from orchard.streams.stream_state import ExpectedStream
 from orchard.streams.topology import declare
 from orchard.workers.attempts.deadletters import DeadLetters
-from orchard.workers.attempts.keeper import keep
+from orchard.workers.attempts.queue_maintenance import maintain_queues
 from tests.entries import named
 from tests.infra.conftest import Manifests, Server, password_variables
 from tests.infra.scaling import Trigger, lag
@@ -218,7 +218,7 @@ async def test_a_worker_counts_refusals_and_the_steward_breaks(roles: dict[str, 
 
 async def test_the_steward_forwards_what_is_due_and_buries_what_is_dead(roles: dict[str, Connection]) -> None:
     operator = Publisher(roles["operator"])
-    keeping = asyncio.create_task(keep(roles["steward"]))
+    keeping = asyncio.create_task(maintain_queues(roles["steward"]))
     try:
         await operator.offer(request(0), delay=1.0)
         async with Claims(roles["worker"], QUEUE) as claims:

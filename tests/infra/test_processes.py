@@ -289,10 +289,11 @@ class TestConfiguration:
 def understood(words: list[str], where: str) -> None:
     """What `orchard` is told is a command of it, with options that this has."""
     command: Any = typer.main.get_command(app)
-    while hasattr(command, "commands"):
+    while hasattr(command, "list_commands"):
         name, *words = words
-        assert name in command.commands, f"{where}: {name}"
-        command = command.commands[name]
+        known = command.get_command(typer.Context(command), name)
+        assert known is not None, f"{where}: {name}"
+        command = known
     command.make_context(name, list(words))
 
 

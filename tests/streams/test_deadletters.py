@@ -31,7 +31,7 @@ from orchard.streams.replay import replay
 from orchard.streams.topology import declare
 from orchard.streams.undelivered import Undelivered
 from orchard.workers.attempts.deadletters import DeadLetters
-from orchard.workers.attempts.keeper import keep
+from orchard.workers.attempts.queue_maintenance import maintain_queues
 from tests.entries import named
 
 Eventually = Callable[[Callable[[], Awaitable[bool]]], Awaitable[None]]
@@ -105,7 +105,7 @@ async def test_past_max_deliver_a_rollout_ends_and_its_request_is_kept(
     body = msgspec.json.encode(request)
     await Publisher(connection).offer(named(queue, "r1", body))
     await fail_every_delivery(connection, queue)
-    keeper = asyncio.create_task(keep(connection))
+    keeper = asyncio.create_task(maintain_queues(connection))
     letters = DeadLetters(connection)
 
     async def gone() -> bool:
@@ -193,7 +193,7 @@ async def test_a_rollout_with_an_outcome_has_no_dead_letter(
     await Publisher(connection).offer(named(queue, "r1", msgspec.json.encode(request)))
     sequence = await Publisher(connection).terminal(make_terminal(1, request.rollout_id))
     await fail_every_delivery(connection, queue)
-    keeper = asyncio.create_task(keep(connection))
+    keeper = asyncio.create_task(maintain_queues(connection))
 
     async def gone() -> bool:
         return (await bounds(connection, names.WORK)).messages == 0
@@ -258,7 +258,7 @@ async def test_poison_is_announced_though_no_rollout_is_known(
     connection: Connection, queue: Queue, claims: Claims, eventually: Eventually
 ) -> None:
     await Publisher(connection).offer(named(queue, "r1", b"\xff not a request"))
-    keeper = asyncio.create_task(keep(connection))
+    keeper = asyncio.create_task(maintain_queues(connection))
     await DeadLetters(connection).reject(await claimed(claims), "not JSON")
 
     async def announced() -> bool:
@@ -316,7 +316,7 @@ async def test_a_sequence_used_again_neither_hides_a_letter_nor_kills_the_new_re
         assert claim.sequence == 1
         await lose_the_work_stream(connection, queue)
     await publisher.offer(rollout_entry(make_request(2), FIRST))
-    keeper = asyncio.create_task(keep(connection))
+    keeper = asyncio.create_task(maintain_queues(connection))
 
     async def notices_are_read() -> bool:
         return (await bounds(connection, names.ADVISORIES)).messages == 0

@@ -20,7 +20,7 @@ from orchard.streams.replay import replay
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
-from orchard.workers.attempts.keeper import keep
+from orchard.workers.attempts.queue_maintenance import maintain_queues
 
 ROLLOUTS = 100
 SLOTS = 6
@@ -76,7 +76,7 @@ async def test_a_server_killed_again_and_again_costs_no_rollout_and_no_attempt(
             await server.start()
 
     async with connect(settings, name="worker", url=server.url) as other, Claims(other, queue) as claims:
-        keeper = asyncio.create_task(keep(connection))
+        keeper = asyncio.create_task(maintain_queues(connection))
         await asyncio.gather(*(work(claims) for _ in range(SLOTS)), kill_often())
         keeper.cancel()
 

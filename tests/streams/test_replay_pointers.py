@@ -12,7 +12,7 @@ from orchard.streams.connection import Connection
 from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds
 from orchard.streams.server import EmbeddedServer
-from orchard.workers.attempts.inheritance import Inheritance
+from orchard.workers.attempts.replay import ReplayState
 from tests.streams.conftest import Eventually
 from tests.trajectory_log import llm_call
 
@@ -94,7 +94,7 @@ async def test_a_long_trail_is_written_in_pieces_that_come_back_whole_and_go_wit
 ) -> None:
     """Linear: of 1,600 answers the bytes published are a few hundred for each, not thousands."""
     trails = Publisher(connection).replay_pointers
-    inheritance = Inheritance(trails, ROLLOUT, 2, "k")
+    inheritance = ReplayState(trails, ROLLOUT, 2, "k")
     before = connection.nats.stats["out_bytes"]
     for answer in range(1600):
         await inheritance.note(_call(), 10_000_000 + 2 * answer)

@@ -130,7 +130,7 @@ async def standby(shared, client, sandboxes, worker):
 from orchard.plugins import ToolCall
 from orchard.workers.llm.answers import ORACLE_FINGERPRINT
 from orchard.workers.oracle.replies import Reply, usage
-from orchard.workers.oracle.turns import Turn
+from orchard.workers.oracle.replies import Turn
 
 
 class Player:

@@ -1,7 +1,7 @@
 """Dead letters: requests that left the queue without an outcome, kept with the evidence, requeued on demand.
 
 Every step is idempotent and the request itself is deleted last, so any number of processes may handle one and
-be killed anywhere.
+be killed at any point.
 """
 
 import logging
@@ -25,42 +25,38 @@ from orchard.streams.publish import OutgoingMessage, store
 from orchard.streams.publisher import Publisher
 from orchard.streams.reading import delete_message, last_message, message_at, next_message
 from orchard.streams.records import StoredMessage
-from orchard.workers.attempts.openings import aborted, open_at, opened
+from orchard.workers.attempts.reopen import aborted, open_at, opened
 
 log = logging.getLogger(__name__)
 
 LEFT_SECONDS = 60.0
 LEFT_SECONDS_MOST = 900.0
-"""Seconds that a request waits for a worker of a later version: doubled each time, up to the second."""
+"""A request waits for a worker of a later version this long: doubled each time, up to LEFT_SECONDS_MOST."""
 LEFT_TIMES = 64
-"""So often, in over 15 hours: the oldest worker of a cluster works for 12 and its last rollout."""
+"""A request is put off at most so often, in over 15 hours: the oldest worker of a cluster works for 12 hours
+and its last rollout."""
 
 
 class Requeued(msgspec.Struct, frozen=True, kw_only=True):
-    """A dead letter that is on the queue again."""
-
     queue: Queue
     sequence: int
-    """In the work stream."""
+    """Sequence of the new request in the work stream."""
     request: RolloutRequest | None
-    """As it was put back; None for requests of another kind."""
+    """The request that was put back; None for requests of another kind."""
 
 
 class DeadLetters:
-    """Handles dead letters, and lists, shows and requeues them."""
-
     def __init__(self, connection: Connection, source: str = "orchard/dead-letters") -> None:
         self._connection = connection
         self._publisher = Publisher(connection)
         self._source = source
 
     async def get(self, sequence: int) -> DeadLetter | None:
-        """The dead letter with this sequence, None when there is none."""
         found = await message_at(self._connection, names.DEAD, sequence)
         return None if found is None else read_letter(found)
 
     async def list(self) -> Sequence[DeadLetter]:
-        """All dead letters, oldest first."""
+        """Returns all dead letters, oldest first."""
         letters: list[DeadLetter] = []
         found = await next_message(self._connection, names.DEAD, 1, names.DEAD_SUBJECTS)
         while found is not None:
@@ -69,7 +65,8 @@ class DeadLetters:
         return letters
 
     async def reject(self, claim: Claim, reason: str) -> None:
-        """A claimed request is poison: end its rollout, keep it as a dead letter, take it off the queue."""
+        """Ends the rollout of a claimed request that no worker can carry out, keeps it as a dead letter and
+        takes it off the queue."""
         dead = DeadRequest(
             request_sequence=claim.sequence,
             subject=claim.subject,
@@ -83,8 +80,8 @@ class DeadLetters:
         await claim.terminate(reason)
 
     async def give_back(self, claim: Claim, reason: str) -> None:
-        """A fault met this delivery, and nothing is known of why: another delivery may do better. The last
-        one makes a dead letter with the reason. Does nothing for a claim that is settled."""
+        """Returns a claim to the queue after a fault of unknown origin, since another delivery may do better.
+        The last delivery makes a dead letter with the reason. Does nothing for a settled claim."""
         if claim.settled:
             return
         if claim.deliveries >= self._connection.settings.max_deliver:
@@ -93,8 +90,8 @@ class DeadLetters:
             await claim.give_back()
 
     async def leave(self, claim: Claim, reason: str) -> None:
-        """A later version can carry this request out, and in the middle of an upgrade such workers are there:
-        put it off as it is. Nobody who takes it LEFT_TIMES times makes a dead letter with the reason."""
+        """Puts a request off unchanged that a later version can carry out: during an upgrade such workers
+        exist. After LEFT_TIMES times it becomes a dead letter with the reason."""
         spot = address_in(claim.subject)
         occasion, times = for_newer(claim.message_id)
         if spot is None or times >= LEFT_TIMES:
@@ -105,7 +102,7 @@ class DeadLetters:
         await claim.retry_later(entry(claim.queue, spot, occasion, claim.body), delay, "a later version")
 
     async def bury(self, message: StoredMessage, consumer: str, reason: str, deliveries: int) -> None:
-        """Record that a request on the queue is dead, and then take it off."""
+        """Records that a request on the queue is dead, and then takes it off."""
         dead = DeadRequest(
             request_sequence=message.sequence,
             subject=message.subject,
@@ -119,11 +116,11 @@ class DeadLetters:
         await delete_message(self._connection, names.WORK, message.sequence)
 
     async def requeue(self, sequence: int, reason: str = "") -> Requeued:
-        """Put a dead letter's request back on its queue and drop the letter.
+        """Puts a dead letter's request back on its queue and drops the letter.
 
-        A rollout's attempts go on above all earlier ones. If its dead-lettering is its outcome, the rollout
-        is reopened and the request fenced by that. Raises NotRequeued when there is no such letter or the
-        rollout has another outcome or another request, QueueFull as `Publisher.request`.
+        A rollout's attempts are numbered above all earlier ones. If its dead-lettering is its outcome, the
+        rollout is reopened and the request fenced by that. Raises NotRequeued if the letter does not exist or
+        the rollout has another outcome or another request, QueueFull as `Publisher.request`.
         """
         dead = await self.get(sequence)
         if dead is None:
@@ -157,7 +154,7 @@ class DeadLetters:
         return Enqueued(EnqueueResult.STORED, await store(self._connection, again))
 
     async def _reopen(self, request: RolloutRequest, dead: DeadLetter, reason: str) -> RolloutRequest:
-        """The request for another round, its rollout open again."""
+        """Reopens the rollout of a dead letter and returns its new request."""
         newest = await self._publisher.outcome(request.rollout_id)
         event = newest.event if newest is not None else None
         # A requeue that was killed goes on after its own reopening. Who else reopened has made a request.
@@ -179,10 +176,9 @@ class DeadLetters:
         return again[0]
 
     async def _keep(self, dead: DeadRequest) -> None:
-        """Record that a request is dead: outcome, letter, event. It is still on the queue afterwards.
+        """Records a dead request: outcome, letter, event. It is still on the queue afterwards.
 
-        A request whose rollout has an outcome is not dead but done: its last step, the acknowledgement, is
-        all that was missing.
+        A request whose rollout has an outcome is not dead but done: only its acknowledgement was missing.
         """
         kept = await last_message(self._connection, names.DEAD, names.dead_subject(dead.stream, dead.name))
         if kept is not None:
@@ -219,7 +215,7 @@ class DeadLetters:
         )
 
     async def _abort(self, request: RolloutRequest, dead: DeadRequest) -> bool:
-        """End the rollout, so that its campaign can end; False when it has another outcome already."""
+        """Ends the rollout, so that its campaign can end. Returns False if it has another outcome already."""
         poison = dead.reason.startswith("terminated")
         cause = AbortCause.INVALID_REQUEST if poison else AbortCause.ATTEMPTS_EXHAUSTED
         event = make_event(
@@ -239,7 +235,8 @@ class DeadLetters:
 
 
 def _requeuable(dead: DeadLetter) -> tuple[Queue, RolloutRequest | None]:
-    """The queue that a letter's request goes back to, and the request of a rollout; raises NotRequeued."""
+    """Returns the queue that a letter's request goes back to, and the request if it is a rollout's. Raises
+    NotRequeued."""
     try:
         queue = Queue.of_subject(dead.subject)
         return queue, read_rollout_request(dead.body) if queue.kind == "rollout" else None
@@ -252,7 +249,7 @@ def _requeuable(dead: DeadLetter) -> tuple[Queue, RolloutRequest | None]:
 
 
 def _campaign_of(queue: Queue, request: RolloutRequest | None) -> str:
-    """Where the events about a request belong; `unknown` when the request does not say."""
+    """Returns the campaign of the events about a request; `unknown` if the request names none."""
     if request is not None:
         return request.campaign
     return "tasks" if queue.kind == "task" else "unknown"

@@ -1,4 +1,4 @@
-"""What a worker lends to its attempts."""
+"""What a worker passes to each of its attempts."""
 
 from dataclasses import dataclass, field
 
@@ -8,16 +8,14 @@ from orchard.streams.publisher import Publisher
 from orchard.workers.episode.sandboxes import SandboxSettings
 from orchard.workers.episode.settings import JudgeSettings
 from orchard.workers.episode.standby import Standby
-from orchard.workers.episode.worlds import Shared
+from orchard.workers.episode.worlds import SharedResources
 from orchard.workers.gateway.server import Gateway
-from orchard.workers.graders.controls import Controls
+from orchard.workers.graders.endings import Controls
 from orchard.workers.llm.client import ModelClient
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptDependencies:
-    """What a worker lends to every attempt it runs."""
-
     worker: str
     publisher: Publisher
     blobs: BlobStore
@@ -26,9 +24,8 @@ class AttemptDependencies:
     models: ModelClient
     gateway: Gateway = field(default_factory=Gateway)
     judge: JudgeSettings = field(default_factory=JudgeSettings)
-    shared: Shared = field(default_factory=Shared)
-    """Of all worlds that it opens. Whoever made it closes it."""
+    shared: SharedResources = field(default_factory=SharedResources)
+    """Resources of all worlds of this worker. Its creator closes it."""
     controls: Controls = field(default_factory=Controls)
-    """What is known of the tasks' checks."""
     standbys: tuple[Standby, ...] = ()
-    """Machines that are ready before they are asked for."""
+    """Pools of sandboxes that are ready before an attempt asks for one."""

@@ -1,4 +1,4 @@
-"""What to do with a rollout whose attempt our side failed: a pure decision."""
+"""Decides what to do with a rollout whose attempt failed for reasons of the infrastructure. Pure."""
 
 from dataclasses import dataclass
 
@@ -8,12 +8,13 @@ from orchard.streams.consumer import RetryPolicy
 from orchard.workers.failures import InfrastructureError
 
 ROLLOUTS = RetryPolicy(first=5.0, longest=300.0)
-"""Each failed attempt is an event, so the worker decides itself, and no error is left to the consumer."""
+"""Delays between attempts, in seconds. Each failed attempt is an event, so the worker decides itself, and no
+error is left to the consumer."""
 
 
 @dataclass(frozen=True)
 class Retry:
-    """Put the request back: after `delay` seconds, with `memory` for its sandboxes (None: the task's own)."""
+    """Puts the request back after `delay` seconds, with `memory` for its sandboxes (None: the task's own)."""
 
     delay: float
     memory: str | None
@@ -21,7 +22,7 @@ class Retry:
 
 @dataclass(frozen=True)
 class Abort:
-    """No more attempts: the rollout ends without an outcome."""
+    """Ends the rollout without a reward."""
 
     cause: AbortCause
 
@@ -35,11 +36,11 @@ def after_failure(
     override: str | None,
     max_memory: str,
 ) -> Retry | Abort:
-    """The next step after an attempt failed.
+    """Returns the next step after a failed attempt.
 
-    `failures` counts the failed attempts with this one. `memory` is what the sandbox had (a Kubernetes
-    quantity) and `override` what the request had asked for. An out-of-memory kill doubles the memory at
-    once, up to `max_memory`; anything else waits, twice as long each time, and for its cause's `rest`.
+    `failures` counts the failed attempts including this one. `memory` is what the sandbox had (a Kubernetes
+    quantity) and `override` what the request had asked for. An out-of-memory kill doubles the memory at once,
+    up to `max_memory`; anything else waits, twice as long each time, and at least for its cause's `rest`.
     """
     if not error.retryable or failures >= max_tries:
         return Abort(error.cause)

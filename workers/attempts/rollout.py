@@ -1,4 +1,4 @@
-"""One attempt at one rollout: sandbox, harness, grade. Everything that happens is published as it happens."""
+"""One attempt at one rollout: sandbox, harness, grade. Each fact is published when it is known."""
 
 import asyncio
 import time
@@ -19,21 +19,20 @@ from orchard.schemas.quantities import parse_bytes
 from orchard.schemas.tasks import Task, graded_in_place
 from orchard.streams.records import StoredEvent
 from orchard.workers.attempts.dependencies import AttemptDependencies
-from orchard.workers.attempts.grading import AttemptGrading
-from orchard.workers.attempts.inheritance import Inheritance
-from orchard.workers.attempts.meter import metered
-from orchard.workers.attempts.openings import facts_of
+from orchard.workers.attempts.grading import AttemptGrading, penalize_hacks
+from orchard.workers.attempts.reopen import facts_of
+from orchard.workers.attempts.replay import ReplayState
 from orchard.workers.attempts.task_reading import read_task
 from orchard.workers.episode.budgets import as_published, within
 from orchard.workers.episode.message_tree import MessageTree
 from orchard.workers.episode.networks import network_of, refusal
 from orchard.workers.episode.patches import state_left_behind
 from orchard.workers.episode.preparation import prepare
-from orchard.workers.episode.records import replay_key
+from orchard.workers.episode.replay_record import replay_key
 from orchard.workers.episode.sandboxes import SandboxFactory, SandboxMachine
 from orchard.workers.episode.standby import take
 from orchard.workers.episode.totals import Totals
-from orchard.workers.episode.worlds import Opening, open_world
+from orchard.workers.episode.worlds import WorldContext, open_world
 from orchard.workers.failures import (
     EndedUnderCommand,
     EndpointRests,
@@ -50,7 +49,7 @@ from orchard.workers.llm.errors import OutOfTime
 from orchard.workers.masking import masked
 
 NOT_GRADED = "not-graded"
-"""Grader of a reward that no grader was needed for."""
+"""Names the grader in a reward that needed none."""
 
 _ROLLOUT = "rollout"
 """Purpose of the sandbox that an agent works in."""
@@ -58,18 +57,18 @@ _ROLLOUT = "rollout"
 
 @dataclass(frozen=True, kw_only=True)
 class Beginning:
-    """The middle of another rollout, where an attempt begins instead of at its task."""
+    """A state in the middle of another rollout, from which an attempt starts instead of from its task."""
 
     history: tuple[MessageNode, ...]
     """Whole messages, root first."""
     spent: Totals
-    """What they have used of the budget."""
+    """What the history has used of the budget."""
     machine: Callable[[SandboxFactory, Task, str], AbstractAsyncContextManager[SandboxMachine]]
-    """Opens a machine, of so much memory, in which the history's commands have run."""
+    """Opens a machine, with the given memory, in which the history's commands have run."""
 
 
 class SandboxLost(Exception):
-    """The agent ended its own sandbox, as the message says: an outcome, with nothing left to grade."""
+    """The agent ended its own sandbox: an outcome, with nothing left to grade. The message says how."""
 
 
 class Attempt:
@@ -94,14 +93,14 @@ class Attempt:
         self._clock = time.monotonic()
         self.memory = request.memory or ""
         self._trace = MessageTree(self.publish, dependencies.blobs)
-        self._inheritance: Inheritance | None = None
+        self._replay: ReplayState | None = None
         self._layer: Layer | None = None
-        """What the harness is, where it is a program."""
+        """The program's files, if the harness is a program."""
         self._beside = 0
-        """Bytes of memory that it has beside the task."""
+        """Bytes of memory that the harness program needs in addition to the task's."""
         self._harness = planned_harness(request.harness, request.harness_version)
         self._budget, self._timeouts = request.budget, request.timeouts
-        """Those of the request, until the task says otherwise."""
+        """The request's limits, until the task's definition replaces them."""
         self._factory = SandboxFactory(
             dependencies.sandboxes,
             dependencies.sandbox_settings,
@@ -128,10 +127,10 @@ class Attempt:
         before: StoredEvent | None = None,
         beginning: Beginning | None = None,
     ) -> "Attempt":
-        """Take the rollout's next attempt number and publish `rollout.started` under it.
+        """Takes the rollout's next attempt number and publishes `rollout.started` under it.
 
-        `sequence` and `deliveries` are the request's on its queue; 0 and 1 where it is on none. `before` is
-        what `Publisher.started` gave, where that was asked.
+        `sequence` and `deliveries` are the request's on its queue; 0 and 1 if it is on none. `before` is the
+        result of `Publisher.started`, if that was asked.
         """
         started = RolloutStarted(worker=dependencies.worker, request_sequence=sequence, deliveries=deliveries)
 
@@ -144,18 +143,19 @@ class Attempt:
         return cls(dependencies, request, number=number, deliveries=deliveries, beginning=beginning)
 
     async def publish(self, data: msgspec.Struct) -> None:
-        """Publish one fact of this attempt; returns when the stream has stored it."""
+        """Publishes one fact of this attempt; returns when the stream has stored it."""
         self._published += 1
         sequence = await self._dependencies.publisher.event(self.event(data, f"{self._published:05d}"))
-        if self._inheritance is not None:
-            await self._inheritance.note(data, sequence)
+        if self._replay is not None:
+            await self._replay.note(data, sequence)
 
     def event(self, data: msgspec.Struct, name: str) -> Event:
-        """An event of this attempt; `name` tells it from the attempt's others and makes its id."""
+        """Makes an event of this attempt; `name` is part of its id and tells it from the attempt's others."""
         return _event(self.request, self.number, self._dependencies.worker, data, name)
 
     async def run(self) -> RolloutFinished:
-        """The whole attempt, bounded by the outermost timeout: the request's, or what the task's own need."""
+        """Runs the whole attempt, bounded by the outermost timeout: the request's, or what the task's own
+        need."""
         began = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout_at(began + self._timeouts.rollout) as limit:
@@ -168,11 +168,12 @@ class Attempt:
                 raise
             raise InfrastructureError(
                 AbortCause.ROLLOUT_TIMEOUT,
-                f"not over after {self._timeouts.rollout:g} s, more than all its inner limits",
+                f"the rollout was not over after {self._timeouts.rollout:g} s, more than all its inner "
+                "limits: raise timeouts.rollout",
             ) from error
         except (asyncio.CancelledError, EndpointRests):
-            if self._inheritance is not None:
-                await self._inheritance.absolve()
+            if self._replay is not None:
+                await self._replay.absolve()
             raise
 
     async def _run(self, task: Task) -> RolloutFinished:
@@ -196,7 +197,7 @@ class Attempt:
                     machine = await stack.enter_async_context(self._open(task, "grading"))
                 limit = self._timeouts.grading
                 reward = await self._grading.reward(task, result.submission, machine, limit)
-                reward = metered(task, reward)
+                reward = penalize_hacks(task, reward)
         await self.publish(reward)
         return await self._finished(result, reward)
 
@@ -224,7 +225,7 @@ class Attempt:
 
     @asynccontextmanager
     async def _begun(self, task: Task) -> AsyncIterator[SandboxMachine]:
-        """The machine as the agent finds it."""
+        """Opens the machine in the state in which the agent finds it."""
         if self._beginning is not None:
             async with self._beginning.machine(self._factory, task, self.memory) as machine:
                 yield machine
@@ -234,17 +235,18 @@ class Attempt:
                 yield machine
 
     async def _drive(self, task: Task, machine: SandboxMachine) -> HarnessResult:
-        """The agent's turn. Raises SandboxLost where what it ran ended its machine."""
+        """Lets the agent work. Raises SandboxLost if what it ran ended its machine."""
         request, beginning, harness = self.request, self._beginning, self._harness
         if not isinstance(task.world, msgspec.UnsetType) and beginning is not None:
             raise InfrastructureError(
-                AbortCause.INVALID_REQUEST, f"{task.task_id} has a world, which cannot begin in its middle"
+                AbortCause.INVALID_REQUEST,
+                f"task {task.task_id} has a world, whose state cannot be restored: start at the task",
             )
         if beginning is not None:
             await self._trace.inherit(beginning.history, beginning.spent)
         elif request.replay_attempts and harness.replayable:
             await self._inherit(harness)
-        opening = Opening(
+        context = WorldContext(
             task=task,
             machine=machine,
             seed=self._seed,
@@ -255,7 +257,7 @@ class Attempt:
             command_seconds=self._timeouts.command,
             shared=self._dependencies.shared,
         )
-        async with open_world(opening) as world:
+        async with open_world(context) as world:
             budget = within(self._budget, self._timeouts)
             episode = Episode(
                 task=task,
@@ -276,7 +278,7 @@ class Attempt:
         return result
 
     async def _played(self, harness: Harness, episode: Episode) -> HarnessResult:
-        """The harness's run, and what is handed in of it. Raises as `_drive` does."""
+        """Runs the harness and collects what is handed in. Raises as `_drive` does."""
         try:
             try:
                 result = await harness.run(episode)
@@ -289,16 +291,17 @@ class Attempt:
         except LimitExceeded as error:
             raise SandboxLost(error.detail) from error
         except InfrastructureError as error:
-            if self._inheritance is None or error.cause is not AbortCause.SANDBOX_DIED:
+            if self._replay is None or error.cause is not AbortCause.SANDBOX_DIED:
                 raise
             if not isinstance(error, EndedUnderCommand):
-                await self._inheritance.distrust_last_answer()
-            elif await self._inheritance.ended_again(self._trace.newest):
+                await self._replay.distrust_last_answer()
+            elif await self._replay.ended_again(self._trace.newest):
                 raise SandboxLost(f"at the same command as in the attempt before: {error.detail}") from error
             raise
 
     async def _unanswered(self, episode: Episode) -> HarnessResult:
-        """The end of a run whose time was up while the model owed an answer: graded as it stands."""
+        """Returns the result of a run whose time was up while the model owed an answer: graded as it
+        stands."""
         left = ""
         if episode.world is None:
             seconds = episode.timeouts.shutdown
@@ -311,17 +314,17 @@ class Attempt:
 
     @property
     def _seed(self) -> int:
-        """The same in each attempt of the rollout, and different in each sample."""
+        """The seed is the same in each attempt of a rollout, and different in each sample."""
         return int(self.request.rollout_id[:7], 16)
 
     async def _inherit(self, harness: Harness) -> None:
-        """Replay what a dead attempt has recorded, and leave a trail for the next."""
+        """Replays what a dead attempt has recorded, and leaves a pointer for the next."""
         request, dependencies = self.request, self._dependencies
         key = replay_key(request, fingerprint(harness), dependencies.models.asked(request.model.endpoint))
-        self._inheritance = Inheritance(
+        self._replay = ReplayState(
             dependencies.publisher.replay_pointers, request.rollout_id, self.number, key
         )
-        if self.number > 1 and (record := await self._inheritance.claim(dependencies.blobs)) is not None:
+        if self.number > 1 and (record := await self._replay.claim(dependencies.blobs)) is not None:
             self._trace.replay(record)
 
     async def _finished(self, result: HarnessResult, reward: Reward) -> RolloutFinished:
@@ -348,13 +351,13 @@ class Attempt:
             return await asyncio.to_thread(self._dependencies.blobs.put, text.encode(), "text/x-diff")
 
     def aborted(self, cause: AbortCause, detail: str, failures: int) -> RolloutAborted:
-        """The terminal payload of a rollout that our side could not bring to an outcome."""
+        """Returns the terminal payload of a rollout that the infrastructure could not bring to an outcome."""
         return RolloutAborted(
             **self._facts(), cause=cause, detail=detail, failures=failures, status=RolloutStatus.ABORTED
         )
 
     def _facts(self) -> dict[str, Any]:
-        """The fields of RolloutFacts: the turns are the path's, what they cost is this rollout's."""
+        """Returns the fields of RolloutFacts: turns are the path's, costs are this rollout's alone."""
         request, totals, replayed = self.request, self._trace.totals, self._trace.replayed
         own = replayed + self._trace.own
         layer = self._layer
@@ -386,7 +389,6 @@ class Attempt:
 
 
 def _event(request: RolloutRequest, number: int, worker: str, data: msgspec.Struct, name: str) -> Event:
-    """An event of attempt `number`; `name` tells it from the attempt's others and makes its id."""
     return make_event(
         data,
         id=f"{request.rollout_id}.{number}.{name}",

@@ -1,4 +1,4 @@
-"""A task as an attempt may rely on it."""
+"""Reads a task and checks that this worker can carry it out."""
 
 import msgspec
 
@@ -16,15 +16,17 @@ _TASKS = msgspec.json.Decoder(Task)
 
 
 class NewerTask(Exception):
-    """A task of a later version, which has something that this one would leave out."""
+    """The task was written by a later version, with fields that this one would ignore."""
 
 
 def read_task(raw: bytes, task_id: str) -> Task:
-    """The task in a blob. Raises INVALID_REQUEST for one that nobody can carry out, NewerTask for one that a
-    later version can."""
+    """Reads the task in a blob. Raises INVALID_REQUEST if no version can carry it out, NewerTask if a later
+    version can."""
     known, asked = known_part(raw, Task)
     if asked:
-        raise NewerTask(f"task {task_id} has {', '.join(asked[:5])}, which only a later version knows")
+        raise NewerTask(
+            f"task {task_id} has {', '.join(asked[:5])}, which only a later version knows: update the workers"
+        )
     try:
         task = decode(_TASKS, known)
         parse_bytes(task.memory)

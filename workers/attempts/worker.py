@@ -1,7 +1,7 @@
 """The worker: carries out rollout requests. An attempt runs, its outcome is published, the request is done.
 
 Killed at any instant it loses nothing: the request is delivered again when its lease ends, the sandbox is
-removed by its time-to-live, and the terminal event's compare-and-set lets only one attempt speak last.
+removed by its time-to-live, and the terminal event's compare-and-set accepts one attempt's outcome alone.
 """
 
 import asyncio
@@ -27,8 +27,8 @@ from orchard.streams.tasks import end
 from orchard.streams.worker_lifetime import WorkerLifetime, share_of
 from orchard.workers.attempts.deadletters import DeadLetters
 from orchard.workers.attempts.dependencies import AttemptDependencies
-from orchard.workers.attempts.openings import cancelled
-from orchard.workers.attempts.refused import Refusals
+from orchard.workers.attempts.refusal_counts import RefusalCounts
+from orchard.workers.attempts.reopen import cancelled
 from orchard.workers.attempts.retries import ROLLOUTS, Abort, after_failure
 from orchard.workers.attempts.rollout import Attempt
 from orchard.workers.attempts.task_reading import NewerTask
@@ -39,12 +39,12 @@ from orchard.workers.harnesses import UnknownHarness, planned_harness
 log = logging.getLogger("orchard.worker")
 
 CANCELLATION_SECONDS = 2.0
-"""Between two looks at the campaigns of which something runs."""
+"""Pause between two looks at the campaigns whose rollouts run here."""
 CANCELLED = "cancelled"
 
 
 class Worker:
-    """Handles rollout requests, and has a consumer for them and for the kinds in `others`."""
+    """Handles rollout requests, with one consumer for them and for the kinds in `others`."""
 
     retries = ROLLOUTS
 
@@ -60,7 +60,7 @@ class Worker:
     ) -> None:
         self._dependencies = dependencies
         self._campaigns = campaigns
-        self._refusals = Refusals(claims.connection)
+        self._refusals = RefusalCounts(claims.connection)
         self.consumer = Consumer(
             claims,
             DeadLetters(claims.connection),
@@ -78,7 +78,6 @@ class Worker:
             await end(watcher)
 
     def read(self, body: bytes) -> RolloutRequest:
-        """See Handler."""
         request = read_rollout_request(body)
         try:
             planned_harness(request.harness, request.harness_version)
@@ -89,12 +88,10 @@ class Worker:
         return request
 
     def entry(self, request: RolloutRequest, occasion: str) -> QueueEntry:
-        """See Handler."""
         return rollout_entry(request, occasion)
 
     async def handle(self, delivery: ClaimedRequest[RolloutRequest]) -> PutOff | None:
-        """Run an attempt, unless this request is a leftover: its rollout has an outcome, or was reopened
-        since."""
+        """Runs an attempt, unless the request is stale: its rollout has an outcome, or was reopened since."""
         request, publisher = delivery.request, self._dependencies.publisher
         outcome, started, known = await asyncio.gather(
             publisher.outcome(request.rollout_id),
@@ -147,7 +144,7 @@ class Worker:
         return None
 
     async def _end(self, attempt: Attempt, data: RolloutFinished | RolloutAborted) -> None:
-        """Publish the terminal event under its fence. The request is acknowledged after it, always."""
+        """Publishes the terminal event under its fence. The request is always acknowledged after it."""
         event = attempt.event(data, "done")
         try:
             await self._dependencies.publisher.terminal(event, fence=attempt.request.fence)
@@ -191,7 +188,7 @@ class Worker:
         error: InfrastructureError | None = None,
         awaits: str = "",
     ) -> PutOff:
-        """The request under new attempt numbers, so that what was paid for is replayed."""
+        """Offers the request again under new attempt numbers, so that what was paid for is replayed."""
         await attempt.publish(
             AttemptReleased(
                 reason=reason,
@@ -206,10 +203,10 @@ class Worker:
         return PutOff(entry, seconds, error.detail if error else reason, awaits)
 
     async def _park(self, claim: Claim, request: RolloutRequest) -> None:
-        """Let a paused campaign's request go: `orchard resume` offers what is on no queue (decision 0002).
+        """Lets a paused campaign's request go: `orchard resume` offers what is on no queue (decision 0002).
 
-        A resume that looked while this claim was open has left it alone, so the key is read again after it
-        is gone.
+        A resume that looked while this claim was open has left it alone, so the campaign is read again after
+        the claim is completed.
         """
         await claim.complete()
         known = await self._campaigns.get(request.campaign)
@@ -218,7 +215,7 @@ class Worker:
             await self._dependencies.publisher.offer(entry, delay=ROLLOUTS.first)
 
     async def _watch_cancellations(self) -> None:
-        """Interrupt what runs for a campaign soon after it is cancelled. Reading the few records that matter
+        """Interrupts what runs for a campaign soon after it is cancelled. Reading the few records that matter
         costs no consumer: a thousand workers that follow the bucket would be a thousand consumers of it."""
         while True:
             await asyncio.sleep(CANCELLATION_SECONDS)
@@ -227,7 +224,11 @@ class Worker:
                 try:
                     known = await self._campaigns.get(campaign)
                 except StreamsError as error:
-                    log.warning("whether campaign %s was cancelled is not known: %s", campaign, error)
+                    log.warning(
+                        "the state of campaign %s cannot be read, so a cancel is not seen: %s",
+                        campaign,
+                        error,
+                    )
                     continue
                 if known is not None and known[0].state is CampaignState.CANCELLED:
                     self.consumer.interrupt(CANCELLED, partial(_is_of, campaign))

@@ -1,1 +1,1 @@
-"""What happens within one attempt: sandbox, messages, prompts, budgets, records."""
+"""The parts of one attempt: sandboxes, messages, prompts, budgets, replay records."""

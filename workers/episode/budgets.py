@@ -1,5 +1,4 @@
-"""What a budget of the task allows, and whether it has run out: for loops in this process and for programs
-alike. Pure."""
+"""What a task's budget allows, and whether it is used up, for harnesses and for programs. Pure."""
 
 from math import inf
 
@@ -12,7 +11,8 @@ from orchard.workers.episode.totals import Totals
 
 
 def spent(totals: Totals, budget: Budget) -> ExitStatus | None:
-    """What has run out, if anything, by all that is known of tokens and cost."""
+    """Returns the exit status of the limit that is reached, judging by the tokens and costs that are known;
+    None if none is."""
     if 0 < budget.steps <= totals.turns:
         return ExitStatus.STEP_LIMIT
     if 0 < budget.cost_usd <= totals.usd:
@@ -23,22 +23,22 @@ def spent(totals: Totals, budget: Budget) -> ExitStatus | None:
 
 
 def out_of_time(totals: Totals, budget: Budget) -> bool:
-    """Whether the wall clock has run out. Commands use it too, so it is tested before each of a message but
-    the first, which the answer was paid for. Steps, tokens and cost are used by model calls alone."""
+    """Whether the wall clock has run out. Commands use it too, so it is tested before each command of a
+    message but the first, which the answer was paid for. Only model calls use steps, tokens and cost."""
     return 0 < budget.wall_seconds <= totals.seconds
 
 
 def time_left(totals: Totals, budget: Budget) -> float:
-    """Seconds of the wall clock that are left; infinite without one."""
+    """Returns the seconds left of the wall clock; infinite without one."""
     return max(budget.wall_seconds - totals.seconds, 0.0) if budget.wall_seconds > 0 else inf
 
 
 def as_published(task: Task, budget: Budget, timeouts: Timeouts) -> tuple[Budget, Timeouts]:
-    """The limits of a rollout where its task's definition publishes time-outs: they hold in place of the
-    campaign's wall clock, and the infrastructure's limits grow with them where they are smaller.
+    """Returns the limits of a rollout whose task's definition publishes time-outs: they replace the
+    campaign's wall clock, and the infrastructure's limits grow with them if they are smaller.
 
     Grading has room for the check, for the known solution and for the check once more (a control), whatever
-    else the definition says: an agent whose leftovers make the check hang would else never be graded.
+    else the definition says: an agent whose leftovers make the check hang would otherwise never be graded.
     """
     asks = task.asks if isinstance(task.asks, Asked) else Asked()
     creation = max(timeouts.creation, asks.creation_seconds or 0.0)
@@ -57,12 +57,12 @@ def as_published(task: Task, budget: Budget, timeouts: Timeouts) -> tuple[Budget
 
 
 def within(budget: Budget, timeouts: Timeouts) -> Budget:
-    """The budget with a wall clock that leaves time for the sandbox before the agent's work and all that
-    follows it, so that an agent that never ends is truncated, and graded, rather than stopped by the
-    outermost timeout.
+    """Returns the budget with a wall clock that leaves time to create the sandbox before the agent's work and
+    for all that follows it, so that an agent that never ends is truncated, and graded, instead of being
+    stopped by the outermost timeout.
 
-    It is the same in each attempt: what a sandbox takes to start is never taken from the agent. Timeouts
-    that leave room for less than one command change nothing.
+    It is the same in each attempt: the time that a sandbox takes to start is never taken from the agent.
+    Timeouts that leave room for less than one command change nothing.
     """
     room = timeouts.rollout - _beside(timeouts)
     if room < timeouts.command or 0 < budget.wall_seconds <= room:
@@ -71,5 +71,5 @@ def within(budget: Budget, timeouts: Timeouts) -> Budget:
 
 
 def _beside(timeouts: Timeouts) -> float:
-    """Seconds of an attempt beside the agent's wall clock, at most."""
+    """Returns the most seconds that an attempt may take apart from the agent's wall clock."""
     return timeouts.command + timeouts.shutdown + 2 * timeouts.creation + timeouts.grading

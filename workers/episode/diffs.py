@@ -11,7 +11,7 @@ _ESCAPED = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"a": b"\a", b"b": b"\b", b"f
 
 
 class Hunk(msgspec.Struct, frozen=True, kw_only=True):
-    """One change in place; `lines` keep their first character: blank, `-`, `+` or a backslash."""
+    """One hunk; `lines` keep their first character: blank, `-`, `+` or a backslash."""
 
     old_start: int
     old_count: int
@@ -21,28 +21,26 @@ class Hunk(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def added(self) -> list[str]:
-        """Added lines without their mark."""
         return [line[1:] for line in self.lines if line.startswith("+")]
 
     @property
     def removed(self) -> list[str]:
-        """Removed lines without their mark."""
         return [line[1:] for line in self.lines if line.startswith("-")]
 
 
 class FileDiff(msgspec.Struct, frozen=True, kw_only=True):
-    """What happens to one file. A path is None where the file does not exist on that side."""
+    """The changes of one file. A path is None if the file does not exist on that side."""
 
     old_path: str | None
     new_path: str | None
     header: tuple[str, ...]
     hunks: tuple[Hunk, ...]
     tail: tuple[str, ...] = ()
-    """Lines that are no hunks: the body of a binary patch."""
+    """Lines that belong to no hunk: the body of a binary patch."""
 
     @property
     def path(self) -> str:
-        """Where the file is afterwards, or was."""
+        """The path after the change; for a deleted file the one before it."""
         return self.new_path or self.old_path or ""
 
     @property
@@ -58,12 +56,12 @@ class FileDiff(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_diff(text: str) -> bool:
-    """Whether the text holds at least one file's diff; what surrounds it is not looked at."""
+    """Whether the text holds at least one file's diff; text around it is ignored."""
     return _LOOKS_LIKE_ONE.search(text) is not None
 
 
 def parse_diff(text: str) -> list[FileDiff]:
-    """The files of a unified diff, with or without git's headers. Text that is no diff gives none."""
+    """Returns the files of a unified diff, with or without git's headers. Text that is no diff gives none."""
     files: list[FileDiff] = []
     lines = text.split("\n")
     at = 0
@@ -78,7 +76,7 @@ def parse_diff(text: str) -> list[FileDiff]:
 
 
 def touched_paths(text: str) -> set[str]:
-    """Every path a diff names, before and after."""
+    """Returns every path that a diff names, before and after."""
     return {path for file in parse_diff(text) for path in (file.old_path, file.new_path) if path}
 
 
@@ -90,7 +88,7 @@ def _names_follow(lines: list[str], at: int) -> bool:
 
 
 def _file(lines: list[str], at: int) -> tuple[FileDiff, int]:
-    """The file whose header starts at `at`, and where the next may start."""
+    """Returns the file whose header starts at line `at`, and the line at which the next may start."""
     header: list[str] = []
     hunks: list[Hunk] = []
     tail: list[str] = []
@@ -151,7 +149,7 @@ def _hunk(lines: list[str], at: int) -> tuple[Hunk, int]:
 
 
 def _paths_of_first_line(line: str) -> tuple[str | None, str | None]:
-    """Both names in `diff --git a/x b/x`, where they are equal; other names come in later lines."""
+    """Returns both names in `diff --git a/x b/x` if they are equal; other names come in later lines."""
     rest = line[len("diff --git ") :]
     if not line.startswith("diff --git "):
         return None, None
@@ -163,7 +161,7 @@ def _paths_of_first_line(line: str) -> tuple[str | None, str | None]:
 
 
 def _name(text: str) -> str | None:
-    """The path in a `---` or `+++` line, without its `a/` or `b/`; None for /dev/null."""
+    """Returns the path in a `---` or `+++` line, without its `a/` or `b/`; None for /dev/null."""
     name = _unquoted(text.split("\t")[0])
     if name == "/dev/null":
         return None
@@ -171,7 +169,7 @@ def _name(text: str) -> str | None:
 
 
 def _unquoted(text: str) -> str:
-    """A path as git writes it: as it is, or in C quotes when it holds special bytes."""
+    """Decodes a path that git has put in C quotes since it holds special bytes."""
     if len(text) < 2 or text[0] != '"' or text[-1] != '"':
         return text
 

@@ -1,4 +1,4 @@
-"""Messages over the inline limit: their large parts lie in blobs while events carry the rest."""
+"""Moves the large parts of messages over the inline limit to blobs, so that events can carry the rest."""
 
 import msgspec
 
@@ -11,12 +11,11 @@ _REST = msgspec.json.Decoder(NodeRest)
 
 
 def is_large(node: MessageNode) -> bool:
-    """Whether `slimmed` has something to do."""
     return len(msgspec.json.encode(node)) > INLINE_LIMIT
 
 
 def slimmed(node: MessageNode, blobs: BlobStore) -> MessageNode:
-    """The node as an event may carry it: parts over the limit, as JSON bytes, become blobs. Raises
+    """Returns the node as an event may carry it: parts over the limit, as JSON bytes, become blobs. Raises
     StorageError."""
     size = len(msgspec.json.encode(node))
     if size <= INLINE_LIMIT:
@@ -47,8 +46,8 @@ def slimmed(node: MessageNode, blobs: BlobStore) -> MessageNode:
 
 
 def whole(node: MessageNode, blobs: BlobStore) -> MessageNode:
-    """The node with what of it is in blobs. Raises BlobMissing or BlobCorrupt, and Unreadable for a blob that
-    is no NodeRest."""
+    """Returns the node with its parts read from blobs. Raises BlobMissing or BlobCorrupt, and Unreadable for
+    a blob that is no NodeRest."""
     if node.content_blob is not None:
         content = blobs.get(node.content_blob).decode("utf-8", "replace")
         node = msgspec.structs.replace(node, content=content, content_blob=None)

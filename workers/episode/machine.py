@@ -1,4 +1,5 @@
-"""A sandbox as harnesses and graders see it: commands in, outcomes out, failures of ours raised."""
+"""The interface of a sandbox for harnesses and graders. Infrastructure failures are raised, all else is an
+outcome."""
 
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -10,39 +11,41 @@ from orchard.workers.episode.pictures import Picture
 
 
 class CommandOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What a command did. `output` is stdout and stderr merged in order; a time-out is the command's own."""
+    """The result of a command. `output` is stdout and stderr merged in order; a time-out is the command's
+    own."""
 
     output: str
     returncode: int
-    """-1 when it was stopped for time."""
+    """The exit status; -1 when it was stopped for time."""
     seconds: float
     timed_out: bool = False
     out_of_memory: bool = False
-    """Whether the kernel killed something in the sandbox for memory meanwhile, the command itself or not."""
+    """Whether the kernel killed a process of the sandbox for memory meanwhile, the command itself or another
+    one."""
     pictures: tuple[Picture, ...] = ()
-    """What the model is shown beside the text."""
+    """Pictures that the model is shown with the text."""
 
 
 READ_LIMIT = 16 * 1024 * 1024
-"""Bytes taken from a sandbox at once, unless the caller says another number."""
+"""Default limit, in bytes, of one read from a sandbox."""
 
 
 class FileTooLarge(Exception):
-    """A file of the sandbox has more bytes than its reader takes. Whoever made it meant it so."""
+    """A file of the sandbox has more bytes than its reader takes, as the agent or the task chose."""
 
 
-class Tunnel(Protocol):
-    """A way from inside the sandbox to a server of the worker."""
+class ReverseTunnel(Protocol):
+    """Lets programs inside the sandbox reach a server of the worker."""
 
     port: int
-    """On loopback of the sandbox."""
+    """Port on the sandbox's loopback address."""
     breaks: int
-    """How often the line broke and came back: connections of that moment were reset."""
+    """Number of times that the line broke and came back; connections open then were reset."""
 
 
 class Machine(Protocol):
-    """One sandbox. Every method raises InfrastructureError when the sandbox, and not the command, failed:
-    LimitExceeded where it failed because what runs in it took more than it may."""
+    """One sandbox. Every method raises InfrastructureError if the sandbox, and not the command, failed:
+    LimitExceeded if what runs in it took more than it may."""
 
     async def run(
         self,
@@ -53,31 +56,32 @@ class Machine(Protocol):
         env: dict[str, str] | None = None,
         stdin: str | None = None,
     ) -> CommandOutcome:
-        """Run `bash -c command` (`sh` without bash) in a fresh process group; `timeout` in seconds."""
+        """Runs `bash -c command` (`sh` without bash) in a fresh process group; `timeout` in seconds."""
 
     async def write(self, path: str, content: bytes) -> None:
-        """Create or replace the file at the absolute `path`, with its parent directories. Raises NotWritable
-        where what is there does not let it."""
+        """Creates or replaces the file at the absolute `path`, with its parent directories. Raises
+        NotWritable if something at that path prevents it."""
 
     async def read(self, path: str, *, limit: int = READ_LIMIT) -> bytes:
-        """The bytes of the file at the absolute `path`.
+        """Returns the bytes of the file at the absolute `path`.
 
-        Raises FileNotFoundError when there is no regular file, FileTooLarge beyond `limit` bytes.
+        Raises FileNotFoundError if there is no regular file, FileTooLarge beyond `limit` bytes.
         """
 
     async def copy_out(self, path: str, target: Path, *, limit: int) -> None:
-        """Copy what is in the directory at the absolute `path` into the local, empty directory `target`.
+        """Copies the contents of the directory at the absolute `path` into the local, empty directory
+        `target`.
 
-        Raises FileNotFoundError when there is no directory, FileTooLarge beyond `limit` bytes.
+        Raises FileNotFoundError if there is no directory, FileTooLarge beyond `limit` bytes.
         """
 
     def forward(self, port: int) -> AbstractAsyncContextManager[str]:
-        """The URL at which this process reaches what listens at `port` of the sandbox's loopback address,
-        while the block lasts."""
+        """Gives the URL at which this process reaches `port` of the sandbox's loopback address, while the
+        block lasts."""
 
-    def reverse(self, port: int, inside: int = 0) -> AbstractAsyncContextManager[Tunnel]:
-        """Programs inside reach this process's loopback `port`, and nothing else, while the block lasts.
-        They find it at the port `inside`; 0 takes any that is free.
+    def reverse(self, port: int, inside: int = 0) -> AbstractAsyncContextManager[ReverseTunnel]:
+        """Lets programs inside reach this process's loopback `port`, and nothing else, while the block lasts.
+        They find it at the port `inside`; 0 takes any free one.
 
         A tunnel that ends before its block raises InfrastructureError at the block's end.
         """

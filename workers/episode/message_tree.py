@@ -14,12 +14,12 @@ from orchard.schemas.identity import canonical
 from orchard.schemas.llm_calls import CallKind, LLMCall
 from orchard.schemas.messages import Image, MessageNode, Role, TokenRecord, ToolCall, ToolResult, node_id
 from orchard.storage.blobs import BlobStore
-from orchard.workers.episode.comparing import Divergence, Executed, compare, output_sha256
+from orchard.workers.episode.divergence import Divergence, Executed, compare, output_sha256
 from orchard.workers.episode.large_messages import is_large, slimmed
 from orchard.workers.episode.machine import CommandOutcome
 from orchard.workers.episode.pictures import Picture, PictureStore
-from orchard.workers.episode.prompts import Prompt, chat_messages, newest, url_part
-from orchard.workers.episode.records import Record
+from orchard.workers.episode.prompts import ModelPrompt, chat_messages, newest, url_part
+from orchard.workers.episode.replay_record import ReplayRecord
 from orchard.workers.episode.totals import Totals, used_by
 from orchard.workers.failures import storing
 from orchard.workers.llm.answers import Completion
@@ -29,46 +29,46 @@ Publish = Callable[[msgspec.Struct], Awaitable[None]]
 
 
 class MessageTree:
-    """Append-only tree of messages. A parent and a content make an id, so an equal node is the same node.
+    """An append-only tree of messages. Parent and content make the id, so equal nodes are one node.
 
     Keys of known vendors are masked before a node is made: what is stored, what a model is shown next and
     what is trained on are the same text.
 
     Every method that appends returns the new node's id when its event is stored, and raises
-    InfrastructureError (STORE_FAILED) when a picture, or a text too large for an event, cannot be stored as
-    a blob.
+    InfrastructureError (STORE_FAILED) if a picture, or a text too large for an event, cannot be stored as a
+    blob.
     """
 
     def __init__(self, publish: Publish, blobs: BlobStore) -> None:
         self.own = Totals()
-        """What was used here, without what was inherited."""
+        """Usage of this attempt, without what was inherited or replayed."""
         self.replayed = Totals()
-        """What adopted turns had used in the earlier attempts of this rollout that made them."""
+        """Usage of adopted turns in the earlier attempts of this rollout that made them."""
         self.keys_masked = 0
         self._inherited = Totals()
-        self._record: Record | None = None
+        self._record: ReplayRecord | None = None
         self._adopted: list[str] = []
         self._replay_began = 0.0
         self._publish = publish
         self._blobs = blobs
         self._pictures = PictureStore(blobs)
         self._tools: dict[bytes, BlobRef] = {}
-        """What programs offered, by its text."""
+        """Blobs of the tools that programs offered, by their JSON."""
         self._nodes: dict[str, MessageNode] = {}
-        """Whole nodes, whatever of them went into blobs."""
+        """Whole nodes, including the parts that went into blobs."""
         self.newest = ""
         """Id of the node that was appended last."""
 
     @property
     def totals(self) -> Totals:
-        """All that the path has used: what budgets are compared with."""
+        """All that the path has used; budgets are compared with this."""
         return self._inherited + self.replayed + self.own
 
     async def inherit(self, history: Sequence[MessageNode], spent: Totals) -> None:
-        """Go on from the whole nodes of another rollout, root first, which had `spent` so much.
+        """Continues from the whole nodes of another rollout, root first, which had `spent` this much.
 
-        They are published here too, under the ids that they have there, so that this tree is whole by
-        itself. The calls that made them are not: each was made, and paid for, once.
+        They are published here too, under the same ids, so that this tree is complete by itself. The calls
+        that made them are not published: each was made, and paid for, once.
         """
         for node in history:
             node = msgspec.structs.replace(node, inherited_from=None)
@@ -76,15 +76,15 @@ class MessageTree:
             await self._publish(await self._slimmed(node))
         self._inherited += spent
 
-    def replay(self, record: Record) -> None:
-        """Adopt what an earlier attempt of this rollout has recorded, message by message, as long as this one
-        comes by the same messages. They are published here too, so that this tree is whole by itself."""
+    def replay(self, record: ReplayRecord) -> None:
+        """Adopts the messages that an earlier attempt of this rollout has recorded, one by one, while this
+        attempt produces the same. They are published here too, so that this tree is complete by itself."""
         self._record = record
         self._replay_began = time.monotonic()
 
     async def recalled(self, parent: str) -> tuple[str, Completion] | None:
-        """The recorded answer to the path that ends at `parent`, adopted; None where the model is to be
-        asked: without a record, at its end, and after the first difference from it."""
+        """Adopts and returns the recorded answer to the path that ends at `parent`. None if the model is to
+        be asked: without a record, at its end, and after the first difference from it."""
         answer = self._record.take_answer(parent) if self._record else None
         if answer is None:
             await self.end_replay()
@@ -95,7 +95,7 @@ class MessageTree:
         return node, completion
 
     async def end_replay(self, divergence: Divergence | None = None) -> None:
-        """Say in the log what was adopted, once; nothing is recalled from here on."""
+        """Publishes what was adopted, once; nothing is recalled after it."""
         record, self._record = self._record, None
         if record is None or not self.replayed.turns:
             return
@@ -115,11 +115,10 @@ class MessageTree:
         )
 
     async def system(self, text: str) -> str:
-        """A root."""
         return await self._append(None, Role.SYSTEM, text)
 
     async def user(self, parent: str | None, text: str, pictures: Sequence[Picture] = ()) -> str:
-        """A task, a format error, an instruction to go on."""
+        """Appends a task, a format error or an instruction to continue."""
         return await self._append(parent, Role.USER, text, pictures=pictures)
 
     async def said(
@@ -133,7 +132,7 @@ class MessageTree:
         tool_call_id: str = "",
         pictures: Sequence[Picture] = (),
     ) -> str:
-        """A message of a conversation that a program wrote, whoever speaks in it."""
+        """Appends a message of any role from a conversation that a program wrote."""
         return await self._append(
             parent,
             role,
@@ -154,8 +153,8 @@ class MessageTree:
         tools: Sequence[dict[str, Any]] = (),
         images_shown: Sequence[str] = (),
     ) -> str:
-        """What the model answered to the path that ends at `parent`, and the call that it took. The last
-        four as LLMCall has them."""
+        """Appends the model's answer to the path that ends at `parent`, and publishes its call. `call_kind`,
+        `derived_from`, `tools` and `images_shown` are as in LLMCall."""
         offered = await self._offered(tools) if tools else None
         node = await self._answer(parent, completion)
         sent = await self._slimmed(node)
@@ -189,16 +188,17 @@ class MessageTree:
         return await self._keep(node, sent)
 
     def waited(self, seconds: float) -> None:
-        """Count seconds in which no answer came."""
+        """Counts seconds in which no answer came."""
         self.own.seconds_waiting += seconds
 
     async def result(
         self, parent: str, call: ToolCall, text: str, outcome: CommandOutcome, *, role: Role = Role.TOOL
     ) -> str:
-        """What the model is shown of a command's `outcome`, in answer to `call`: a text, and the outcome's
-        pictures at their places in it. The user speaks it where the text of the answer was the action.
+        """Appends what the model is shown of a command's `outcome`, in answer to `call`: a text, and the
+        outcome's pictures at their places in it. `role` is the user's if the text of the answer was the
+        action.
 
-        Where the command is recorded and did the same, at other times at most, the recorded message is shown.
+        If the command is recorded and did the same, apart from timing, the recorded message is appended.
         """
         text, images = await self._stored(text, outcome.pictures)
         recorded = await self._recorded_result(parent, call, text, images, outcome)
@@ -223,7 +223,6 @@ class MessageTree:
         )
 
     def path(self, leaf: str) -> list[MessageNode]:
-        """The nodes from the root to `leaf`, whole."""
         nodes = []
         at: str | None = leaf
         while at is not None:
@@ -232,19 +231,19 @@ class MessageTree:
         return nodes[::-1]
 
     def messages(self, leaf: str) -> list[dict[str, Any]]:
-        """The path to `leaf` as OpenAI chat messages, without pictures."""
+        """Returns the path to `leaf` as OpenAI chat messages, without pictures."""
         return chat_messages(self.path(leaf))
 
-    async def prompt(self, leaf: str, last: int | None = None) -> Prompt:
-        """The path to `leaf` as a model is asked, with its `last` pictures, or with all, as `data:` URLs.
-        Raises InfrastructureError (STORE_FAILED) for a picture that cannot be read."""
+    async def prompt(self, leaf: str, last: int | None = None) -> ModelPrompt:
+        """Returns the path to `leaf` as a model is asked, with its `last` pictures, or with all, as `data:`
+        URLs. Raises InfrastructureError (STORE_FAILED) for a picture that cannot be read."""
         path = self.path(leaf)
         shown = newest(path, last)
         images = [image for each in shown for image in each]
         with storing():
             urls = {image.blob.sha256: await self._pictures.url(image) for image in images}
         messages = chat_messages(path, shown, lambda image: url_part(urls[image.blob.sha256]))
-        return Prompt(messages, tuple(image.blob.sha256 for image in images))
+        return ModelPrompt(messages, tuple(image.blob.sha256 for image in images))
 
     async def _recorded_result(
         self, parent: str, call: ToolCall, text: str, images: tuple[Image, ...], outcome: CommandOutcome
@@ -285,7 +284,7 @@ class MessageTree:
         pictures: Sequence[Picture] = (),
         images: tuple[Image, ...] = (),
     ) -> MessageNode:
-        """A message that is nowhere yet. `images` are those of `pictures` that are stored already, with a
+        """Makes a message without appending it. `images` are those `pictures` that are stored already, with a
         content that is masked."""
         before_masking = self.keys_masked
         if not images:
@@ -313,8 +312,8 @@ class MessageTree:
         )
 
     async def _keep(self, node: MessageNode, sent: MessageNode | None = None) -> str:
-        """A part of the tree from now on; its id. One that the path has already changes nothing. `sent` is
-        what `_slimmed` made of it, where that is known."""
+        """Appends a node, unless the tree has it, and returns its id. `sent` is the result of `_slimmed`, if
+        that is known."""
         identity = node.node_id
         if identity in self._nodes:
             return identity
@@ -326,7 +325,7 @@ class MessageTree:
         return identity
 
     async def _stored(self, text: str, pictures: Sequence[Picture]) -> tuple[str, tuple[Image, ...]]:
-        """A text without keys, and pictures as blobs at their places in it."""
+        """Masks the text, and stores the pictures as blobs at their places in it."""
         ordered = sorted(pictures, key=lambda picture: (picture.at is None, picture.at or 0))
         cuts = [max(0, picture.at) for picture in ordered if picture.at is not None]
         pieces = [self._masked(text[a:b]) for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
@@ -347,7 +346,7 @@ class MessageTree:
         return found.text
 
     async def _offered(self, tools: Sequence[dict[str, Any]]) -> BlobRef:
-        """The tools as a blob; equal ones are stored once."""
+        """Stores the tools as a blob; equal ones are stored once."""
         said = canonical(tools)
         if said not in self._tools:
             text = self._masked(said.decode()).encode()
@@ -356,7 +355,6 @@ class MessageTree:
         return self._tools[said]
 
     async def _slimmed(self, node: MessageNode) -> MessageNode:
-        """The node as an event may carry it."""
         if not is_large(node):
             return node
         with storing():

@@ -7,19 +7,18 @@ from orchard.workers.episode.settings import TaskNetwork
 from orchard.workers.episode.worlds import blocks_network
 
 PORTS = (443, 80)
-"""At which a host is reached that a definition names without one: https and http."""
+"""Ports of a host that a definition names without one: https and http."""
 
 
 class Network(NamedTuple):
-    """Of a sandbox, as the service is asked for it."""
+    """A sandbox's access to the network, in the terms of the sandbox service."""
 
     blocked: bool = True
     hosts: tuple[str, ...] = ()
-    """`HOST:PORT` each: what can be reached all the same."""
+    """Hosts, as `HOST:PORT`, that can be reached although the network is blocked."""
 
     @property
     def told(self) -> str:
-        """In words."""
         if not self.blocked:
             return "any public address"
         return f"only {', '.join(self.hosts)}" if self.hosts else "nothing"
@@ -29,21 +28,22 @@ SHUT = Network()
 
 
 def asked(task: Task) -> Network:
-    """What the task's published definition asks for, for its agent and its check alike."""
+    """Returns what the task's published definition asks for, for its agent and its check alike."""
     if not isinstance(task.asks, Asked):
         return SHUT
     return Network(blocked=not task.asks.network, hosts=() if task.asks.network else task.asks.hosts)
 
 
 def network_of(task: Task, *, agent: bool) -> Network:
-    """Of the agent's sandbox, or of the others: where it is graded, and of controls. Raises PluginError."""
+    """Returns the access of the agent's sandbox, or of those where the task is graded and controlled. Raises
+    PluginError."""
     if agent and not blocks_network(task):
         return Network(blocked=False)
     return asked(task)
 
 
 def refusal(task: Task, setting: TaskNetwork) -> str | None:
-    """Why the task is not run where this setting holds, as a sentence; None where it is."""
+    """Returns a sentence that says why the task is not run under this setting; None if it is."""
     if setting == "as_asked" or (wanted := asked(task)) == SHUT:
         return None
     return (

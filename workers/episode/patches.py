@@ -1,4 +1,4 @@
-"""The state that an agent leaves behind in a repository, as a patch."""
+"""Captures the state that an agent leaves behind in a repository as a patch."""
 
 import secrets
 
@@ -6,7 +6,7 @@ from orchard.schemas.tasks import Task
 from orchard.workers.episode.machine import FileTooLarge, Machine
 
 LARGEST_DIFF = 32 * 1024 * 1024
-"""Bytes."""
+"""Largest patch, in bytes."""
 
 _SETTINGS = {
     "safe.directory": "*",  # the checkout's owner may be another user than the one commands run as
@@ -27,7 +27,7 @@ ISOLATED_GIT = {
     "GIT_TERMINAL_PROMPT": "0",
     "LC_ALL": "C",
 }
-"""git without the configuration of a machine or user, without hooks and monitors."""
+"""Environment for git without the configuration of a machine or user, without hooks and monitors."""
 
 _LEFT_BEHIND = """\
 mkdir -p "$SCRATCH" && git add -A && git -c diff.noprefix=false -c diff.mnemonicPrefix=false \
@@ -37,11 +37,11 @@ diff --cached --binary --no-color --no-ext-diff --no-textconv "$BASE" > "$SCRATC
 
 
 async def state_left_behind(machine: Machine, task: Task, *, timeout: float) -> str:
-    """Everything the agent changed against the base commit, as a diff.
+    """Returns everything the agent changed against the base commit, as a diff.
 
-    Empty when git cannot tell, as after an agent has removed the repository or left data of more than
-    LARGEST_DIFF behind: that is the agent's doing, also where a process of its makes the file larger
-    afterwards. `timeout` in seconds. Raises the machine's InfrastructureError.
+    Empty if git cannot tell, as after an agent has removed the repository or left more than LARGEST_DIFF
+    bytes behind: that is the agent's doing, also if one of its processes enlarges the file afterwards.
+    `timeout` in seconds. Raises the machine's InfrastructureError.
     """
     scratch = f"/tmp/orchard-left-{secrets.token_hex(8)}"
     env = {

@@ -1,4 +1,4 @@
-"""Pictures on their way from a screen to the log, and from the log to a model."""
+"""Reads pictures, stores them as blobs, and makes `data:` URLs of them for a model."""
 
 import asyncio
 import base64
@@ -10,20 +10,20 @@ from orchard.schemas.messages import MEDIA_TYPES, Image
 from orchard.storage.blobs import BlobStore
 
 LARGEST = 16384
-"""Pixels of a side. No model reads more."""
+"""Most pixels of a side; no model reads more."""
 _HELD = 8 * 1024 * 1024
-"""Bytes of pictures that an attempt holds: more than a window of screenshots has."""
+"""Bytes of pictures that an attempt keeps in memory: more than a window of screenshots has."""
 _DATA_URL = re.compile(r"data:(image/[a-z+.-]+);base64,([A-Za-z0-9+/=\s]*)", re.I)
 _JPEG_SIZES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-"""Segments of a JPEG that say its size."""
+"""Segments of a JPEG that hold its size."""
 
 
 class NotAPicture(ValueError):
-    """Bytes that are no picture that is kept as one; one sentence says why."""
+    """The bytes are no picture of a supported kind; the text says why."""
 
 
 class Picture(msgspec.Struct, frozen=True, kw_only=True):
-    """A picture by its bytes; else as an Image."""
+    """A picture with its bytes; the other fields are those of Image."""
 
     data: bytes
     media_type: str
@@ -34,7 +34,7 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_picture(data: bytes, *, at: int | None = None, caption: str = "") -> Picture:
-    """A picture with the type and the size that its bytes say. Raises NotAPicture."""
+    """Reads type and size from a picture's bytes. Raises NotAPicture."""
     try:
         media_type, width, height = _measured(data)
     except IndexError:
@@ -45,7 +45,7 @@ def read_picture(data: bytes, *, at: int | None = None, caption: str = "") -> Pi
 
 
 def picture_of_url(url: str, *, at: int | None = None) -> Picture | None:
-    """The picture in a `data:` URL; None for any other URL, and for what is no picture."""
+    """Returns the picture in a `data:` URL; None for any other URL, and for bytes that are no picture."""
     found = _DATA_URL.fullmatch(url)
     if found is None:
         return None
@@ -56,19 +56,18 @@ def picture_of_url(url: str, *, at: int | None = None) -> Picture | None:
 
 
 def data_url(data: bytes, media_type: str) -> str:
-    """A `data:` URL, as chat completions take pictures."""
     return f"data:{media_type};base64,{base64.b64encode(data).decode()}"
 
 
 class PictureStore:
-    """The pictures of one attempt: each stored once, the newest at hand."""
+    """Stores the pictures of one attempt, each once, and keeps the newest in memory."""
 
     def __init__(self, blobs: BlobStore) -> None:
         self._blobs = blobs
         self._held: dict[str, bytes] = {}
 
     async def put(self, picture: Picture) -> Image:
-        """Store a picture. Raises StorageError."""
+        """Stores a picture. Raises StorageError."""
         blob = await asyncio.to_thread(self._blobs.put, picture.data, picture.media_type)
         self._hold(blob.sha256, picture.data)
         return Image(
@@ -81,7 +80,7 @@ class PictureStore:
         )
 
     async def url(self, image: Image) -> str:
-        """The `data:` URL of a stored picture. Raises StorageError."""
+        """Returns the `data:` URL of a stored picture. Raises StorageError."""
         data = self._held.get(image.blob.sha256)
         if data is None:
             data = await asyncio.to_thread(self._blobs.get, image.blob)
@@ -96,7 +95,7 @@ class PictureStore:
 
 
 def _measured(data: bytes) -> tuple[str, int, int]:
-    """Media type, width and height. Raises NotAPicture, and IndexError for bytes that are cut off."""
+    """Returns media type, width and height. Raises NotAPicture, and IndexError for bytes that are cut off."""
     if data.startswith(b"\x89PNG\r\n\x1a\n") and data[12:16] == b"IHDR":
         return "image/png", _number(data, 16, 4), _number(data, 20, 4)
     if data.startswith((b"GIF87a", b"GIF89a")):

@@ -1,4 +1,4 @@
-"""Bringing a new sandbox to the state in which a task starts, or to the one in which it is solved."""
+"""Brings a new sandbox to the state in which a task starts, or to the one in which it is solved."""
 
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.tasks import Task
@@ -6,14 +6,14 @@ from orchard.workers.episode.machine import Machine
 from orchard.workers.failures import InfrastructureError
 
 SOLUTION = "/tmp/orchard-solution"
-"""Where the script lies that solves a task graded in place."""
+"""Path of the script that solves a task graded in place."""
 
 
 async def prepare(task: Task, machine: Machine, timeout: float) -> None:
-    """Run the task's set-up commands, `timeout` seconds for all of them.
+    """Runs the task's set-up commands, within `timeout` seconds for all of them.
 
-    Raises INVALID_REQUEST when they fail: no model has done anything yet, and trying again would not help;
-    SANDBOX_OUT_OF_MEMORY when they need more.
+    Raises INVALID_REQUEST if they fail: no model has done anything yet, and another attempt would not help;
+    SANDBOX_OUT_OF_MEMORY if they need more memory.
     """
     if not task.setup_commands:
         return
@@ -26,11 +26,11 @@ async def prepare(task: Task, machine: Machine, timeout: float) -> None:
     if outcome.returncode != 0:
         raise InfrastructureError(
             AbortCause.INVALID_REQUEST,
-            f"set-up commands of {task.task_id} fail ({outcome.returncode}): {outcome.output[-300:]}",
+            f"set-up commands of {task.task_id} exited with {outcome.returncode}: {outcome.output[-300:]}",
         )
 
 
 async def solve(task: Task, machine: Machine, timeout: float) -> None:
-    """Do what an agent does that knows the solution of a task that is graded in place, a shell script."""
+    """Runs the known solution, a shell script, of a task that is graded in place."""
     await machine.write(SOLUTION, task.gold_patch.encode())
     await machine.run(f"bash {SOLUTION}", timeout=timeout, cwd=task.workdir, env=task.environment)

@@ -1,4 +1,4 @@
-"""What a model is asked: a path of the message tree as OpenAI chat messages. Pure."""
+"""Turns a path of the message tree into the OpenAI chat messages that a model is asked with. Pure."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -6,21 +6,19 @@ from typing import Any, NamedTuple
 from orchard.schemas.messages import Image, MessageNode, Role, ToolCall, placed
 
 _SHOWN = 4000
-"""Characters of a call that was not executed, which the model is shown again."""
+"""Most characters of a call that was not executed when it is shown to the model."""
 _SHOWN_CALLS = 10
 
 
-class Prompt(NamedTuple):
-    """What a model is asked."""
-
+class ModelPrompt(NamedTuple):
     messages: list[dict[str, Any]]
-    """OpenAI chat messages."""
     images: tuple[str, ...]
-    """SHA-256 of the pictures in them, in their order."""
+    """SHA-256 of the pictures in the messages, in their order."""
 
 
 def newest(path: Sequence[MessageNode], last: int | None) -> list[list[Image]]:
-    """For each message of a path the pictures that the model is shown: the `last` of the path, or all."""
+    """Returns for each message of a path the pictures that the model is shown: the `last` of the path, or
+    all."""
     total = sum(len(node.images) for node in path)
     skipped = 0 if last is None else max(0, total - last)
     found = []
@@ -31,12 +29,10 @@ def newest(path: Sequence[MessageNode], last: int | None) -> list[list[Image]]:
 
 
 def url_part(url: str) -> dict[str, Any]:
-    """A picture as a part of a chat message."""
     return {"type": "image_url", "image_url": {"url": url}}
 
 
 def text_part(text: str) -> dict[str, Any]:
-    """A text as a part of a chat message."""
     return {"type": "text", "text": text}
 
 
@@ -49,13 +45,13 @@ def chat_messages(
     shown: Sequence[Sequence[Image]] = (),
     part: Callable[[Image], dict[str, Any]] = _by_name,
 ) -> list[dict[str, Any]]:
-    """OpenAI chat messages of whole nodes in order; reasoning as `reasoning_content`. `shown` has the
-    pictures of each node that are shown; without it there are none. A content with pictures is a list of
-    parts, each picture as `part` has it.
+    """Returns OpenAI chat messages of whole nodes in order, with reasoning as `reasoning_content`. `shown`
+    has the pictures of each node that are shown; without it there are none. A content with pictures is a list
+    of parts, and `part` makes that of each picture.
 
     Endpoints refuse a call without its result, a result without its call, an empty message, and pictures in a
-    result. So a call that was never executed, as one that could not be parsed, is shown in words, and so is
-    an empty message. Pictures of results follow the results in a message of the user.
+    result. So a call that was never executed, such as one that could not be parsed, is shown in words, and so
+    is an empty message. Pictures of results follow the results in a message of the user.
     """
     executed = {(node.turn, node.tool_call_id) for node in path if node.role is Role.TOOL}
     messages: list[dict[str, Any]] = []
@@ -99,7 +95,6 @@ def _of_results(images: Sequence[Image], part: Callable[[Image], dict[str, Any]]
 
 
 def _mark(number: int) -> str:
-    """What stands for a picture in the text of a result."""
     return f"[picture {number}]"
 
 

@@ -1,6 +1,6 @@
-"""Sandboxes for workers: created with patience, watched, deleted whatever happens.
+"""Creates sandboxes with retries, keeps them alive, and deletes them in every case.
 
-This is the boundary where the sandbox service's errors become typed infrastructure failures.
+This is the boundary at which the sandbox service's errors become typed infrastructure failures.
 """
 
 import asyncio
@@ -41,23 +41,22 @@ from orchard.workers.failures import EndedUnderCommand, InfrastructureError, Lim
 
 Publish = Callable[[msgspec.Struct], Awaitable[None]]
 Create = Callable[[float, str], Awaitable[AsyncSandbox]]
-"""One try to make a sandbox, from the seconds left and the idempotency key."""
+"""Tries once to make a sandbox, given the seconds left and the idempotency key."""
 
 CLEAN_UP_SECONDS = 30.0
 LONGEST_PAUSE = 16.0
-"""Seconds between two tries to create a sandbox, at most."""
+"""Most seconds between two tries to create a sandbox."""
 _NO_FILE = (SandboxFileMissing.default_status, SandboxRequestInvalid.default_status)
 LIMITS = {
     "out_of_memory": AbortCause.SANDBOX_OUT_OF_MEMORY,
     "disk_limit": AbortCause.SANDBOX_DIED,
 }
-"""Reasons for the end of a sandbox that lie in what ran there, with the cause where that was ours."""
+"""Reasons for the end of a sandbox that lie in what ran there, with the cause if that was not the agent."""
 NOT_STARTED = 127
-"""Return code of a command that could not be started, as shells give it."""
+"""Return code of a command that could not be started, as in shells."""
 
 
 def cause_of(error: SandboxError) -> AbortCause:
-    """The typed cause of a service error."""
     match error:
         case SandboxRefused():
             return AbortCause.SANDBOX_REFUSED
@@ -87,7 +86,7 @@ def passes(error: InfrastructureError) -> bool:
 
 @contextmanager
 def classified() -> Iterator[None]:
-    """Turn every error of the sandbox service into an InfrastructureError."""
+    """Turns every error of the sandbox service into an InfrastructureError."""
     try:
         yield
     except SandboxError as error:
@@ -97,11 +96,11 @@ def classified() -> Iterator[None]:
 
 
 def ended_with_sandbox(job: Job) -> bool:
-    """Whether the sandbox ended, or was set back, under the command.
+    """Whether the sandbox ended, or was restored to a snapshot, under the command.
 
-    Of an agent that does not say how (before `ending`, or a later one with a word that is not known here) a
-    job without exit code was never reported by its process, and a SIGKILL with a reason that is neither time
-    nor memory was the service's: nothing here cancels commands.
+    Some agents do not say so (before `ending` existed, or later ones with a value unknown here). Then a job
+    without exit code was never reported by its process, and a SIGKILL with a reason that is neither time nor
+    memory was the service's: nothing here cancels commands.
     """
     if job.ending not in (None, JobEnding.UNKNOWN):
         return job.ending in ENDED_WITH_SANDBOX
@@ -109,8 +108,22 @@ def ended_with_sandbox(job: Job) -> bool:
     return job.exit_code is None or (killed and not (job.timed_out or job.oom_killed))
 
 
+@contextmanager
+def _file_errors(path: str) -> Iterator[None]:
+    """Turns the service's errors about a file into FileTooLarge or FileNotFoundError."""
+    with classified():
+        try:
+            yield
+        except SandboxFileTooLarge as error:
+            raise FileTooLarge(error.detail) from error
+        except SandboxRequestInvalid as error:  # a task may have put a directory or a pipe in its place
+            if error.status in _NO_FILE:
+                raise FileNotFoundError(path) from error
+            raise
+
+
 class SandboxMachine:
-    """The Machine protocol over one sandbox of the service."""
+    """Implements Machine over one sandbox of the service."""
 
     def __init__(self, sandbox: AsyncSandbox, output_limit: Size = OUTPUT_LIMIT) -> None:
         self.sandbox = sandbox
@@ -125,7 +138,6 @@ class SandboxMachine:
         env: dict[str, str] | None = None,
         stdin: str | None = None,
     ) -> CommandOutcome:
-        """See Machine.run."""
         started = time.monotonic()
         with classified():
             job = await self.sandbox.exec(
@@ -158,7 +170,8 @@ class SandboxMachine:
         )
 
     async def _insist_alive(self, job: JobResult) -> None:
-        """A job that did not simply end says nothing about the command when its sandbox ended with it."""
+        """Raises SANDBOX_DIED if the sandbox ended while the command ran: the job then says nothing about the
+        command."""
         if not (ended := ended_with_sandbox(job)) and job.ending is None and job.error is None:
             return  # an agent from before there were endings says no more of a command that ran
         with classified():
@@ -173,7 +186,6 @@ class SandboxMachine:
             raise InfrastructureError(AbortCause.SANDBOX_DIED, detail)
 
     async def write(self, path: str, content: bytes) -> None:
-        """See Machine.write."""
         with classified():
             try:
                 await self.sandbox.upload_content(content, path)
@@ -183,33 +195,16 @@ class SandboxMachine:
                 raise
 
     async def read(self, path: str, *, limit: int = READ_LIMIT) -> bytes:
-        """See Machine.read."""
-        with classified():
-            try:
-                content: bytes = await self.sandbox.download_content(path, limit=limit)
-            except SandboxFileTooLarge as error:
-                raise FileTooLarge(error.detail) from error
-            except SandboxRequestInvalid as error:  # a task may have put a directory or a pipe in its place
-                if error.status in _NO_FILE:
-                    raise FileNotFoundError(path) from error
-                raise
+        with _file_errors(path):
+            content: bytes = await self.sandbox.download_content(path, limit=limit)
         return content
 
     async def copy_out(self, path: str, target: Path, *, limit: int) -> None:
-        """See Machine.copy_out."""
-        with classified():
-            try:
-                await self.sandbox.download_directory(path, target, limit=limit)
-            except SandboxFileTooLarge as error:
-                raise FileTooLarge(error.detail) from error
-            except SandboxRequestInvalid as error:
-                if error.status in _NO_FILE:
-                    raise FileNotFoundError(path) from error
-                raise
+        with _file_errors(path):
+            await self.sandbox.download_directory(path, target, limit=limit)
 
     @asynccontextmanager
     async def forward(self, port: int) -> AsyncIterator[str]:
-        """See Machine.forward."""
         with classified():
             tunnel = await self.sandbox.forward(port).open()
         try:
@@ -219,7 +214,6 @@ class SandboxMachine:
 
     @asynccontextmanager
     async def reverse(self, port: int, inside: int = 0) -> AsyncIterator[AsyncTunnel]:
-        """See Machine.reverse."""
         with classified():
             tunnel = await self.sandbox.reverse(inside, port).open()
         try:
@@ -232,7 +226,7 @@ class SandboxMachine:
 
 
 class SandboxFactory:
-    """Creates the sandboxes of one attempt and reports their lives as events."""
+    """Creates the sandboxes of one attempt and publishes events about their lives."""
 
     def __init__(
         self,
@@ -263,11 +257,11 @@ class SandboxFactory:
         network: Network = SHUT,
         standby: Callable[[], AsyncSandbox | None] = lambda: None,
     ) -> AsyncIterator[SandboxMachine]:
-        """A ready machine, deleted on the way out.
+        """Gives a ready machine and deletes it at the block's end.
 
-        `timeout` bounds creation, all tries together, in seconds. `layers` are images laid over `image`. What
-        `standby` gives, where it gives any, is taken instead of a new one. A heartbeat keeps the sandbox
-        while the block runs, grading in place included; no deadline of the task can take it away before.
+        `timeout` bounds creation, all tries together, in seconds. `layers` are images laid over `image`. A
+        sandbox that `standby` gives is taken instead of a new one. A heartbeat keeps the sandbox while the
+        block runs, grading in place included; no deadline of the task can take it away before.
         """
 
         async def create(left: float, key: str) -> AsyncSandbox:
@@ -298,9 +292,9 @@ class SandboxFactory:
     async def fork(
         self, source: SandboxMachine, *, purpose: str, memory: str, timeout: float
     ) -> AsyncIterator[SandboxMachine]:
-        """As `open`, with a copy of another machine: its files as they are, its `memory`, not its processes.
+        """Gives a copy of another machine as `open` does: its files and its `memory`, not its processes.
 
-        Raises SandboxUnsupported where the service cannot fork.
+        Raises SandboxUnsupported if the service cannot fork.
         """
 
         async def create(_: float, key: str) -> AsyncSandbox:
@@ -330,7 +324,7 @@ class SandboxFactory:
     async def _made(
         self, create: Create, image: str, *, purpose: str, memory: str, timeout: float
     ) -> tuple[AsyncSandbox, SandboxCreated]:
-        """And what is to be said of it."""
+        """Creates a sandbox with retries, and returns it with the event that reports it."""
         started = time.monotonic()
         await asyncio.sleep(random.uniform(0, self._settings.creation_jitter))
         tries = 0
@@ -374,7 +368,7 @@ class SandboxFactory:
         raise AssertionError("unreachable: each try returns, raises or is followed by another")
 
     async def _created(self, creating: Awaitable[AsyncSandbox], purpose: str) -> AsyncSandbox:
-        """The sandbox. Cancelled while the service makes it, wait for it and delete it: it is nobody's."""
+        """Returns the new sandbox. If cancelled meanwhile, deletes it so that it does not leak."""
         task = asyncio.ensure_future(creating)
         try:
             return await asyncio.shield(task)
@@ -387,7 +381,7 @@ class SandboxFactory:
             raise
 
     async def _delete(self, sandbox: AsyncSandbox, purpose: str) -> None:
-        """Delete, or leave it to the service's time-to-live when the service does not answer."""
+        """Deletes the sandbox, or leaves it to its time-to-live if the service does not answer."""
         await sandbox.stop_heartbeat()
         try:
             async with asyncio.timeout(CLEAN_UP_SECONDS):

@@ -1,4 +1,4 @@
-"""Configuration of workers and of the sandboxes they use."""
+"""Configuration of workers, their sandboxes and their judge."""
 
 from typing import Annotated, Literal
 
@@ -18,7 +18,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """One worker process (configuration section `[worker]`)."""
 
     slots: Count = 1
-    """Attempts at the same time."""
+    """Number of attempts at the same time."""
     domain: str = DEFAULT_DOMAIN
     """Domain of the campaigns that it serves."""
     priority: str = "normal"
@@ -40,7 +40,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def lent_to(self) -> list[str]:
-        """The priorities of `lends` that are not its own."""
+        """Priorities in `lends` other than the worker's own."""
         named = (one.strip() for one in self.lends.split(","))
         return [one for one in named if one and one != self.priority]
 
@@ -57,13 +57,13 @@ class SandboxSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ttl_seconds: Duration = 120.0
     """A sandbox whose worker is gone is removed after this long without a heartbeat."""
     heartbeat_seconds: Duration = 30.0
-    """Between two heartbeats of a sandbox."""
+    """Seconds between two heartbeats of a sandbox."""
     creation_tries: Count = 3
     """Tries to create a sandbox before the attempt fails."""
     creation_jitter: Seconds = 0.0
     """Seconds, at most, a creation waits first: set it where thousands start at once."""
     max_memory: str = "16Gi"
-    """Where doubling after an out-of-memory kill ends."""
+    """Most memory of a sandbox; doubling after an out-of-memory kill ends there."""
     output_limit: Size = OUTPUT_LIMIT
     """Bytes kept of a command's output."""
     task_network: TaskNetwork = "never"
@@ -79,14 +79,14 @@ class JudgeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The model that judges where tasks need one (configuration section `[judge]`)."""
 
     model: str | None = None
-    """As its endpoint knows it; None: no task that needs a judge can be graded."""
+    """The model's name at its endpoint; None: no task that needs a judge can be graded."""
     endpoint: str = "default"
     """Name of the endpoint, with its key and prices."""
     protocol: str = "rubric-2"
     """Name and version of the protocol, where the task names none."""
     temperature: Weight | None = 0.0
-    """Null: the default of the endpoint."""
+    """Sampling temperature; null: the default of the endpoint."""
     max_tokens: Count | None = None
     """Tokens of one answer, at most."""
     timeout_seconds: Seconds = 300.0
-    """One answer, with all tries."""
+    """Seconds for one answer, with all tries."""

@@ -1,4 +1,4 @@
-"""What an attempt has used: answers, tokens, money and time."""
+"""The usage of an attempt: answers, tokens, money and time."""
 
 import msgspec
 
@@ -7,15 +7,15 @@ from orchard.workers.llm.answers import Completion
 
 
 class Totals(msgspec.Struct, kw_only=True):
-    """Running sums over all calls and commands, branches that were left included. Of tokens and cost they
-    have what is known. Budgets end by that; what is published of a sum with a gap is that it is not known."""
+    """Sums over all calls and commands, abandoned branches included. Tokens and cost are sums of what is
+    known: budgets are compared with them. What is published of a sum with a gap is that it is not known."""
 
     turns: int = 0
     calls: int = 0
     prompt: int = 0
-    """Tokens."""
+    """Known prompt tokens."""
     completion: int = 0
-    """Tokens."""
+    """Known completion tokens."""
     uncounted: int = 0
     """Calls whose tokens are not known."""
     usd: float = 0.0
@@ -24,37 +24,37 @@ class Totals(msgspec.Struct, kw_only=True):
     seconds_llm: float = 0.0
     seconds_commands: float = 0.0
     seconds_waiting: float = 0.0
-    """For places at the endpoint, by tries that failed, and for answers that did not come."""
+    """Seconds spent on places at the endpoint, on tries that failed, and on answers that did not come."""
     model_kind: ModelKind | None = None
     """ORACLE as soon as one answer came from an oracle; None before the first call."""
 
     @property
     def tokens(self) -> int:
-        """Prompt and completion tokens that are known, summed over the calls."""
+        """Known prompt and completion tokens, summed over the calls."""
         return self.prompt + self.completion
 
     @property
     def prompt_tokens(self) -> int | None:
-        """Of all calls; None as soon as one did not say."""
+        """Prompt tokens of all calls; None as soon as one call did not report them."""
         return None if self.uncounted else self.prompt
 
     @property
     def completion_tokens(self) -> int | None:
-        """Of all calls; None as soon as one did not say."""
+        """Completion tokens of all calls; None as soon as one call did not report them."""
         return None if self.uncounted else self.completion
 
     @property
     def cost_usd(self) -> float | None:
-        """Of all calls; None as soon as one had no known price."""
+        """Cost of all calls; None as soon as one had no known price."""
         return None if self.unpriced else self.usd
 
     @property
     def seconds(self) -> float:
-        """What the agent itself has used: thinking and commands, not our queues, retries and storage."""
+        """Seconds that the agent itself has used: thinking and commands, without queues, retries and
+        storage."""
         return self.seconds_llm + self.seconds_commands
 
     def __add__(self, other: "Totals") -> "Totals":
-        """Both together."""
         oracle = ModelKind.ORACLE in (self.model_kind, other.model_kind)
         return Totals(
             turns=self.turns + other.turns,
@@ -72,7 +72,6 @@ class Totals(msgspec.Struct, kw_only=True):
 
 
 def used_by(call: LLMCall | Completion) -> Totals:
-    """What one answer took."""
     usage = call.usage
     return Totals(
         turns=1,

@@ -1,4 +1,4 @@
-"""What a task has beside its sandbox, as an attempt sees it: one interface, whatever the domain is.
+"""Worlds: what a task has beside its sandbox, as an attempt sees it. One interface for all domains.
 
 A world is a plug-in. It lives in the worker's process, or in sandboxes that the agent cannot reach, so that
 nothing that the agent can write is part of its record.
@@ -25,9 +25,9 @@ from orchard.workers.plugins import need
 T = TypeVar("T")
 
 
-class Shared:
-    """What the worlds of one worker share, as a driver of browsers: made when it is first needed, and ended
-    with the worker."""
+class SharedResources:
+    """Resources that the worlds of one worker share, such as a browser driver: each is made when it is first
+    needed, and closed with the worker."""
 
     def __init__(self) -> None:
         self._made: dict[Callable[[], AbstractAsyncContextManager[Any]], Any] = {}
@@ -35,7 +35,7 @@ class Shared:
         self._turn = asyncio.Lock()
 
     async def of(self, make: Callable[[], AbstractAsyncContextManager[T]]) -> T:
-        """The one that `make` makes: the same for each caller."""
+        """Returns the resource that `make` makes, the same for each caller."""
         async with self._turn:
             if make not in self._made:
                 self._made[make] = await self._stack.enter_async_context(make())
@@ -43,13 +43,12 @@ class Shared:
             return made
 
     async def close(self) -> None:
-        """End all of it."""
         self._made.clear()
         await self._stack.aclose()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Opening:
+class WorldContext:
     """What a world is opened with."""
 
     task: Task
@@ -58,20 +57,20 @@ class Opening:
     seed: int
     """Derived from the rollout's id: the same in each attempt."""
     name: str
-    """Of the attempt: its rollout and number."""
+    """The attempt's rollout and number."""
     publish: Callable[[msgspec.Struct], Awaitable[None]]
-    """Makes an event of the attempt; returns when it is stored."""
+    """Publishes an event of the attempt; returns when it is stored."""
     blobs: BlobStore
     sandbox: Callable[[str, str], AbstractAsyncContextManager[Machine]]
     """Opens another sandbox, of an image and for a purpose (`services`), which the agent cannot reach."""
     command_seconds: float
-    """That a command may take."""
-    shared: Shared = field(default_factory=Shared)
-    """The worker's."""
+    """Seconds that a command may take."""
+    shared: SharedResources = field(default_factory=SharedResources)
 
 
 class OpenWorld(Protocol):
-    """A world while its attempt lasts. Its methods raise InfrastructureError for what is not the agent's."""
+    """A world while its attempt lasts. Its methods raise InfrastructureError for failures that are not the
+    agent's."""
 
     tools: tuple[dict[str, Any], ...]
     """OpenAI tools that the model is told of, those on the sandbox's files included."""
@@ -79,36 +78,34 @@ class OpenWorld(Protocol):
     """What a model must know of the world beside the task's statement: the date, for whom it works."""
 
     def bounded(self, budget: Budget) -> Budget:
-        """What the agent may use, of what the campaign allows."""
+        """Returns what the agent may use of what the campaign allows."""
 
     async def call(self, call: ToolCall) -> tuple[CommandOutcome, str]:
-        """Execute one call of a harness: its outcome, and what the model is shown of it. Whatever the model
-        asks is answered."""
+        """Executes one call of a harness; returns its outcome and the text that the model is shown. Every
+        request of the model gets an answer."""
 
     def door(self) -> AbstractAsyncContextManager[tuple[int, str]]:
-        """Open the world to a program: port on loopback of this machine and path of its MCP server."""
+        """Opens the world to a program: port on loopback of this machine and path of its MCP server."""
 
     async def hand_in(self, ended: ExitStatus, messages: Sequence[Mapping[str, Any]]) -> str:
-        """What is to be graded: the submission of an attempt that ended so. `messages` are the path to its
-        last one. The sandbox still lives, and the agent is done."""
+        """Returns the submission of an attempt that ended with this status, for grading. `messages` are the
+        path to its last one. The sandbox still lives, and the agent is done."""
 
 
 class World(Protocol):
-    """A kind of world: the plug-in."""
-
     name: str
     settings: type[msgspec.Struct]
-    """What tasks that name it must say.
+    """The settings that a task of this world must have.
 
-    A kind whose agents need a network has a method `blocks_network(settings) -> bool`, too.
+    A kind whose agents need a network also has a method `blocks_network(settings) -> bool`.
     """
 
-    def open(self, settings: Any, opening: Opening) -> AbstractAsyncContextManager[OpenWorld]:
-        """The world as the task has it at its beginning."""
+    def open(self, settings: Any, context: WorldContext) -> AbstractAsyncContextManager[OpenWorld]:
+        """Opens the world in the state in which the task begins."""
 
 
 def blocks_network(task: Task) -> bool:
-    """Whether the agent's sandbox has no network: unless the world of the task needs one. Raises
+    """Whether the agent's sandbox has no network: the default, unless the task's world needs one. Raises
     PluginError."""
     if isinstance(task.world, msgspec.UnsetType):
         return True
@@ -118,20 +115,23 @@ def blocks_network(task: Task) -> bool:
 
 
 def get_world(use: WorldUse) -> tuple[World, msgspec.Struct]:
-    """The kind of world that a task names, and what the task says to it. Raises PluginError."""
+    """Returns the kind of world that a task names, and the task's settings for it. Raises PluginError."""
     world: World = need(Kind.WORLD, use.kind)
     try:
         return world, msgspec.convert(use.settings, world.settings)
     except msgspec.ValidationError as error:
-        raise PluginError(f"the settings for the world {use.kind}: {error}") from error
+        raise PluginError(
+            f"the task's settings for the world {use.kind!r} do not fit: {error}: correct them"
+        ) from error
 
 
-def open_world(opening: Opening) -> AbstractAsyncContextManager[OpenWorld | None]:
-    """The world of the task; None where it has none. Raises InfrastructureError for one that is not here."""
-    if isinstance(opening.task.world, msgspec.UnsetType):
+def open_world(context: WorldContext) -> AbstractAsyncContextManager[OpenWorld | None]:
+    """Opens the world of the task; None if it has none. Raises InfrastructureError for one that is not
+    installed."""
+    if isinstance(context.task.world, msgspec.UnsetType):
         return nullcontext()
     try:
-        world, settings = get_world(opening.task.world)
+        world, settings = get_world(context.task.world)
     except PluginError as error:
-        raise InfrastructureError(AbortCause.INVALID_REQUEST, f"{opening.task.task_id}: {error}") from error
-    return world.open(settings, opening)
+        raise InfrastructureError(AbortCause.INVALID_REQUEST, f"{context.task.task_id}: {error}") from error
+    return world.open(settings, context)

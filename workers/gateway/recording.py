@@ -21,7 +21,7 @@ from orchard.schemas.outcomes import ExitStatus
 from orchard.workers.episode.budgets import spent, time_left
 from orchard.workers.episode.message_tree import MessageTree
 from orchard.workers.episode.pictures import Picture, picture_of_url
-from orchard.workers.episode.prompts import Prompt
+from orchard.workers.episode.prompts import ModelPrompt
 from orchard.workers.gateway.call_kinds import ProgramText, Root, delegates, kind_of, quotes, root_of
 from orchard.workers.gateway.forest import Forest
 from orchard.workers.gateway.upstream import messages_of, sampling_of
@@ -56,7 +56,7 @@ class _Reply(NamedTuple):
 
 class _Question(NamedTuple):
     node: str
-    prompt: Prompt
+    prompt: ModelPrompt
     kind: CallKind
     derived_from: str | None
     tools: Sequence[dict[str, Any]]

@@ -1,4 +1,4 @@
-"""Graders: what counts as solved. A grader answers with a Reward or raises; it never guesses."""
+"""Graders decide whether a task is solved. A grader answers with a Reward or raises; it never guesses."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -10,7 +10,7 @@ from orchard.workers.discovery import load
 from orchard.workers.domain import domains
 from orchard.workers.episode.machine import Machine
 from orchard.workers.failures import InfrastructureError
-from orchard.workers.graders.controls import Controls
+from orchard.workers.graders.endings import Controls
 from orchard.workers.graders.judgement import Judgement, Pristine
 from orchard.workers.graders.plugin import get_grader, grade_by_plugin
 from orchard.workers.graders.state import grade_state
@@ -30,14 +30,14 @@ async def grade(
     judges: Judges | None = None,
     controls: Controls | None = None,
 ) -> Reward:
-    """Judge a submission by the task's own rule; Judgement explains the arguments.
+    """Judges a submission by the task's own rule; Judgement explains the arguments.
 
-    `machine` is a fresh sandbox of the task's image, or the agent's own where the task is graded in place
+    `machine` is a fresh sandbox of the task's image, or the agent's own if the task is graded in place
     (`graded_in_place`). `timeout`, in seconds, bounds the whole.
 
-    Raises InfrastructureError: the machine's, GRADER_FAILED when no judgement is possible, TASK_BROKEN when
-    none ever will be, INVALID_REQUEST for a task that cannot be judged by anyone, STORE_FAILED when the log
-    cannot be kept.
+    Raises InfrastructureError: the machine's, GRADER_FAILED if no judgement is possible, TASK_BROKEN if none
+    ever will be, INVALID_REQUEST for a task that cannot be judged by anyone, STORE_FAILED if the log cannot
+    be stored.
     """
     judgement = Judgement(
         task,
@@ -61,7 +61,7 @@ async def grade(
 
 
 def _grader_of(task: Task) -> Callable[[Any, Judgement], Awaitable[Reward]]:
-    """The function of a domain that grades by this kind of struct."""
+    """Returns the function of a domain that grades by this kind of struct."""
     tag = str(type(task.grading).__struct_config__.tag)
     for domain in domains().values():
         if tag in domain.gradings:

@@ -1,53 +1,55 @@
-"""How a check ended: with a verdict, or without one and why. Pure.
+"""How a check ended: with a verdict, or without one and why.
 
-What counts as a verdict is listed here; whatever else happens is none, and is not taken for a failure of the
-agent: a control decides whose doing it is (`orchard.workers.graders.state`).
+What counts as a verdict is listed here. Any other ending is none, and does not count against the agent: a
+control, the same check without the agent, decides who is responsible (`orchard.workers.graders.state`).
 """
 
+import asyncio
 import math
 import signal
+from collections.abc import Awaitable, Callable
 from enum import StrEnum
 
 import msgspec
 
 from orchard.schemas.decoding import Unreadable, decode_text
+from orchard.schemas.tasks import Task, task_hash
 from orchard.workers.episode.machine import CommandOutcome
+from orchard.workers.episode.networks import SHUT, asked
 from orchard.workers.masking import masked
 
 _QUOTED = 80
-"""Characters of a reward that cannot be read, in a sentence."""
+"""Characters that an error quotes of a reward that cannot be read."""
 
 
 class Lack(StrEnum):
-    """Why there is no verdict. The same one twice is the same symptom."""
+    """The reason that there is no verdict. Equal reasons are equal symptoms."""
 
     TIME = "time"
     MEMORY = "memory"
     DISK = "disk"
     KILLED = "killed"
     NOT_STARTED = "not_started"
-    """Also where its files cannot be brought, or its interpreter is missing."""
+    """Also if its files cannot be written, or its interpreter is missing."""
     NO_REWARD = "no_reward"
     BAD_REWARD = "bad_reward"
 
 
 STEADY = frozenset({Lack.DISK, Lack.NOT_STARTED, Lack.NO_REWARD, Lack.BAD_REWARD})
-"""Those that do not come and go with what else a machine does."""
+"""Reasons that do not depend on the load of a machine."""
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
-    """What a check came to."""
-
     said: str
-    """For people, after "the check"."""
+    """Describes the ending to people, after "the check"."""
     solved: bool = False
     parts: dict[str, float] = {}
     lack: Lack | None = None
-    """None: there is a verdict."""
+    """The reason for a missing verdict; None: there is one."""
 
 
 def by_status(outcome: CommandOutcome, limit: float) -> Ending:
-    """The verdict that an exit status is: 0 is solved, and any other that a program chooses is not. 126, 127
+    """Reads an exit status as a verdict: 0 is solved, and any other that a program chooses is not. 126, 127
     and those of signals, to 192, are the shell's: it could not execute something, or was killed."""
     if (ending := _cut_short(outcome, limit)) is not None:
         return ending
@@ -57,9 +59,9 @@ def by_status(outcome: CommandOutcome, limit: float) -> Ending:
 
 
 def by_reward(outcome: CommandOutcome, limit: float, path: str, content: bytes | None) -> Ending:
-    """The verdict that a file of rewards is, as Harbor reads it: a number in text, or numbers by name in
-    JSON, of which `reward` counts; 1 is solved. The command exits with 0 when it has run the tests, whatever
-    they said. `content` is None where no file was left."""
+    """Reads a file of rewards as a verdict, as Harbor does: a number in text, or numbers by name in JSON, of
+    which `reward` counts; 1 is solved. The command exits with 0 when it has run the tests, whatever their
+    results. `content` is None if no file was left."""
     if (ending := _cut_short(outcome, limit)) is not None:
         return ending
     if outcome.returncode != 0:
@@ -89,7 +91,6 @@ def _rewards(content: bytes, *, json: bool) -> dict[str, float]:
 
 
 def _number(value: object) -> float:
-    """Raises ValueError for what is no finite number."""
     number = float(value) if isinstance(value, int | float) else math.nan
     if not math.isfinite(number):
         raise ValueError(f"no finite number: {value!r}")
@@ -109,7 +110,31 @@ def _cut_short(outcome: CommandOutcome, limit: float) -> Ending | None:
 
 
 def _unless_out_of_memory(ending: Ending, outcome: CommandOutcome) -> Ending:
-    """Not solved while something was killed for memory is no verdict."""
+    """Drops the verdict "not solved" if a process was killed for memory meanwhile."""
     if ending.solved or not outcome.out_of_memory:
         return ending
     return Ending(said=f"{ending.said}, and something was killed for memory", lack=Lack.MEMORY)
+
+
+class Controls:
+    """The endings of controls by task, for one worker, so that each task needs one."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Ending] = {}
+        self._turns: dict[str, asyncio.Lock] = {}
+
+    async def of(self, task: Task, run: Callable[[], Awaitable[Ending]]) -> Ending:
+        """Returns how the task's check ends without the agent; runs it if that is not known yet."""
+        key = task_hash(task)
+        async with self._turns.setdefault(key, asyncio.Lock()):
+            if key not in self._known:
+                ending = await run()
+                if not _repeats(task, ending):
+                    return ending
+                self._known[key] = ending
+            return self._known[key]
+
+
+def _repeats(task: Task, ending: Ending) -> bool:
+    """Whether a control would end so again: not if a network or a busy machine may have influenced it."""
+    return asked(task) == SHUT and (ending.lack is None or ending.lack in STEADY)

@@ -1,4 +1,4 @@
-"""What a grader is given."""
+"""The arguments of a grader."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from orchard.schemas.tasks import Task
 from orchard.storage.blobs import BlobStore
 from orchard.workers.episode.machine import Machine
 from orchard.workers.failures import InfrastructureError, storing
-from orchard.workers.graders.controls import Controls
+from orchard.workers.graders.endings import Controls
 from orchard.workers.judges.interface import Evidence, Messages
 from orchard.workers.judges.ruling import Judges
 from orchard.workers.masking import masked
@@ -27,16 +27,16 @@ class Judgement:
 
     task: Task
     submission: str
-    """What the harness handed in; a unified diff where a patch is judged."""
+    """The harness's submission; a unified diff if a patch is judged."""
     machine: Machine
-    """A fresh sandbox of the task's image, or the agent's own where the grader is `in_place`."""
+    """A fresh sandbox of the task's image, or the agent's own if the grader is `in_place`."""
     timeout: float
     """Seconds that the whole judgement may take."""
     pristine: Pristine
     """Opens another fresh sandbox of the image, for a control."""
     blobs: BlobStore
     judges: Judges | None = None
-    """Models that rule where no program can; None where rewards are made without any."""
+    """Models that rule where no program can; None if rewards are made without any."""
     published: bool = False
     """Whether to follow the rules of published benchmarks, which trust what tested code prints: for figures
     that are compared, never for training."""
@@ -46,28 +46,28 @@ class Judgement:
     """Controls of earlier gradings, which need not be repeated."""
 
     async def rule(self, name: str, evidence: Evidence, protocol: str = "") -> JudgeVerdict:
-        """The verdict of a judge on `name`, a part of this judgement: see `Judges.rule`."""
-        if self.judges is None:
-            raise InfrastructureError(
-                AbortCause.JUDGE_FAILED, f"{name} needs a judge, and there is none here"
-            )
-        return await self.judges.rule(name, evidence, protocol)
+        """Returns a judge's verdict on `name`, a part of this judgement: see `Judges.rule`."""
+        return await self._judges_for(name).rule(name, evidence, protocol)
 
     async def ask(self, name: str, messages: Messages) -> str:
-        """The answer of the judging model to messages in the grader's own words: see `Judges.ask`."""
-        if self.judges is None:
-            raise InfrastructureError(
-                AbortCause.JUDGE_FAILED, f"{name} needs a judge, and there is none here"
-            )
-        return await self.judges.ask(name, messages)
+        """Asks the judging model in the grader's own words: see `Judges.ask`."""
+        return await self._judges_for(name).ask(name, messages)
 
     @property
     def judged(self) -> str | None:
-        """Who has ruled so far, for `Reward.judge`."""
+        """The judge that has ruled so far, for `Reward.judge`."""
         return self.judges.who if self.judges is not None else None
 
     async def keep_log(self, text: str) -> BlobRef:
-        """Store what the grader saw, without keys that are known by their form; for `Reward.log`."""
+        """Stores what the grader saw, without keys of a known form; for `Reward.log`."""
         data = masked(text).text.encode(errors="replace")
         with storing():
             return await asyncio.to_thread(self.blobs.put, data, "text/plain; charset=utf-8")
+
+    def _judges_for(self, name: str) -> Judges:
+        if self.judges is None:
+            raise InfrastructureError(
+                AbortCause.JUDGE_FAILED,
+                f"{name} needs a judge, and this process has none: let a worker grade it",
+            )
+        return self.judges

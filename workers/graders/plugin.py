@@ -1,4 +1,4 @@
-"""Graders that are plug-ins: what one answers, and how its own failures are told apart."""
+"""The interface of plug-in graders, and how their own failures are told apart."""
 
 import math
 import time
@@ -15,20 +15,20 @@ from orchard.workers.plugins import need
 
 
 class Grader(Protocol):
-    """What counts as solved. It answers with a Reward, or raises; it never guesses."""
+    """Decides whether a task is solved. It answers with a Reward or raises; it never guesses."""
 
     name: str
     in_place: bool
     """Whether it looks at the agent's own sandbox, rather than at the submission in a fresh one."""
     settings: type[msgspec.Struct]
-    """What tasks that name it must say."""
+    """The settings that a task of this grader must have."""
 
     async def grade(self, settings: Any, judgement: Judgement) -> Reward:
-        """The reward, -1 to +1 by convention. What it raises aborts the attempt, and is no reward."""
+        """Returns the reward, -1 to +1 by convention. An exception aborts the attempt, and is no reward."""
 
 
 def get_grader(grading: PluginGrading) -> tuple[Grader, msgspec.Struct]:
-    """The grader that a task names, and what the task says to it. Raises PluginError."""
+    """Returns the grader that a task names, and the task's settings for it. Raises PluginError."""
     grader: Grader = need(Kind.GRADER, grading.grader)
     if grader.in_place != grading.in_place:
         raise PluginError(
@@ -38,11 +38,14 @@ def get_grader(grading: PluginGrading) -> tuple[Grader, msgspec.Struct]:
     try:
         return grader, msgspec.convert(grading.settings, grader.settings)
     except msgspec.ValidationError as error:
-        raise PluginError(f"the settings for grader {grading.grader}: {error}") from error
+        raise PluginError(
+            f"the task's settings for the grader {grading.grader!r} do not fit: {error}: "
+            "correct them and import the task again"
+        ) from error
 
 
 async def grade_by_plugin(grading: PluginGrading, judgement: Judgement) -> Reward:
-    """What the plug-in says. A plug-in that fails, or answers no finite Reward, is GRADER_FAILED."""
+    """Returns the plug-in's reward. A plug-in that fails, or answers no finite Reward, is GRADER_FAILED."""
     started = time.monotonic()
     try:
         grader, settings = get_grader(grading)
@@ -57,5 +60,8 @@ async def grade_by_plugin(grading: PluginGrading, judgement: Judgement) -> Rewar
             AbortCause.GRADER_FAILED, f"grader {grading.grader}: {type(error).__name__}: {error}"
         ) from error
     if not isinstance(reward, Reward) or not math.isfinite(reward.value):
-        raise InfrastructureError(AbortCause.GRADER_FAILED, f"grader {grading.grader} answered {reward!r}")
+        raise InfrastructureError(
+            AbortCause.GRADER_FAILED,
+            f"grader {grading.grader} answered {reward!r}: it must return a Reward with a finite value",
+        )
     return msgspec.structs.replace(reward, grader=grading.grader, seconds=time.monotonic() - started)

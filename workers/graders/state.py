@@ -29,7 +29,7 @@ NAME = "state-check"
 PREVENTED = "check_prevented"
 """Cause of a -1 that no check gave."""
 LARGEST_REWARD = 64 * 1024
-"""Bytes of a file of rewards."""
+"""Most bytes of a file of rewards."""
 
 CLEAN_SHELL = (
     "env -i HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8 sh"
@@ -42,8 +42,8 @@ class _Seen(NamedTuple):
 
 
 async def grade_state(check: StateCheck, judgement: Judgement) -> Reward:
-    """+1 when the check says that the task is solved, -1 when it says that it is not, and when the agent has
-    prevented it from saying either. See `grade` for what is raised."""
+    """Returns +1 if the check says that the task is solved, -1 if it says that it is not, and if the agent
+    has prevented it from saying either. Raises as `grade` does."""
     started, task = time.monotonic(), judgement.task
     limit = min(check.timeout_seconds, judgement.timeout)
     ending, output = await _checked(check, judgement.machine, limit)
@@ -68,7 +68,7 @@ async def grade_state(check: StateCheck, judgement: Judgement) -> Reward:
 
 
 def raise_unless_prevented(task: Task, ending: Ending, control: Ending) -> None:
-    """Raise for a check without a verdict whose control has none either."""
+    """Raises for a check without a verdict whose control has none either."""
     if control.lack is None:
         return
     detail = f"task {task.task_id}: its check {ending.said}, and {_where(task)} it {control.said}"
@@ -85,7 +85,7 @@ def _where(task: Task) -> str:
 
 
 async def _control(task: Task, check: StateCheck, pristine: Pristine, deadline: float) -> Ending:
-    """The check in a sandbox that the agent has never been in."""
+    """Runs the check in a sandbox that the agent has never been in."""
     if not isinstance(task.world, msgspec.UnsetType):
         raise InfrastructureError(
             AbortCause.GRADER_FAILED,
@@ -101,18 +101,18 @@ async def _control(task: Task, check: StateCheck, pristine: Pristine, deadline: 
 
 
 def _left(task: Task, deadline: float) -> float:
-    """Seconds for what is still to be done."""
+    """Returns the seconds until the deadline; raises GRADER_FAILED if none are left."""
     if (left := deadline - time.monotonic()) <= 0.0:
         raise InfrastructureError(
             AbortCause.GRADER_FAILED,
             f"task {task.task_id}: its check reached no verdict, and no time was left to try it without the "
-            "agent",
+            "agent: raise timeouts.grading",
         )
     return left
 
 
 async def _checked(check: StateCheck, machine: Machine, limit: float) -> _Seen:
-    """How the check ends here, and what it printed."""
+    """Runs the check; returns how it ended and what it printed."""
     try:
         for path, text in sorted(check.files.items()):
             await machine.write(path, text.encode())
@@ -132,7 +132,7 @@ async def _checked(check: StateCheck, machine: Machine, limit: float) -> _Seen:
 
 
 async def _reward(paths: tuple[str, ...], machine: Machine) -> tuple[str, bytes | None]:
-    """The first of the files that is there, with its content; the last path where none is."""
+    """Returns the first of the files that exists, with its content; the last path if none does."""
     for path in paths:
         try:
             return path, await machine.read(path, limit=LARGEST_REWARD)

@@ -1,4 +1,5 @@
-"""Harnesses: the loops around the model. One interface, so that any task, sandbox and log serves them all."""
+"""Harnesses: the loops around the model. They have one interface, so all tasks, sandboxes and logs serve them
+all."""
 
 import hashlib
 import inspect
@@ -14,37 +15,37 @@ from orchard.workers.domain import components, domain_of, domains
 from orchard.workers.harnesses import orchard_task_prompts
 from orchard.workers.harnesses.bash_loop import BashLoop
 from orchard.workers.harnesses.interface import Harness
-from orchard.workers.harnesses.own_words import OwnWords
+from orchard.workers.harnesses.module_prompts import ModulePrompts
 from orchard.workers.harnesses.programs.catalog import PROGRAMS
 from orchard.workers.harnesses.programs.runner import ProgramHarness
 from orchard.workers.plugins import find, names
 
 TASK = "orchard-task"
-"""For tasks that are judged by what the agent leaves, and not by a patch."""
+"""Harness for tasks that are judged by what the agent leaves, and not by a patch."""
 
 _HARNESSES: dict[str, Callable[[], Harness]] = {
-    TASK: lambda: BashLoop(OwnWords(TASK, orchard_task_prompts)),
+    TASK: lambda: BashLoop(ModulePrompts(TASK, orchard_task_prompts)),
     **{program.name: partial(ProgramHarness, program) for program in PROGRAMS},
 }
 
 
 class UnknownHarness(PluginError):
-    """No harness has that name, or what it is made of is not installed."""
+    """No harness has that name, or a package that it needs is not installed."""
 
 
 def built_in_names() -> list[str]:
-    """Names of the harnesses that every installation of Orchard has, sorted."""
+    """Returns the names of the harnesses that every installation of Orchard has, sorted."""
     return sorted([*_HARNESSES, *components(Kind.HARNESS, bundled=True)])
 
 
 def default_harness(domain: str) -> str | None:
-    """The harness of a domain's campaigns that name none; None where their tasks decide."""
+    """Returns the harness of a domain's campaigns that name none; None if their tasks decide."""
     record = domains().get(domain)
     return (record and record.default_harness) or None
 
 
 def patch_harness() -> str:
-    """The harness for tasks that are judged by a patch."""
+    """Returns the harness for tasks that are judged by a patch."""
     return next((each.patch_harness for each in domains().values() if each.patch_harness), TASK)
 
 
@@ -59,14 +60,14 @@ def fingerprint(harness: Harness) -> str:
 
 
 def version_of(harness: Harness) -> tuple[str | None, str | None]:
-    """Version and digest of a harness; a plug-in that has none of its own needs no such attributes."""
+    """Returns version and digest of a harness; a plug-in without them needs no such attributes."""
     return getattr(harness, "version", None), getattr(harness, "digest", None)
 
 
 @cache
 def _sources(kind: type) -> list[str]:
-    """Name and SHA-256 of each source file beside those that define a class and its bases; of that alone,
-    outside a package."""
+    """Returns name and SHA-256 of each source file beside those that define a class and its bases; of those
+    alone outside a package."""
     files = set[Path]()
     for each in kind.__mro__:
         if each.__module__.partition(".")[0] not in sys.stdlib_module_names:
@@ -77,8 +78,8 @@ def _sources(kind: type) -> list[str]:
 
 
 def get_harness(name: str) -> Harness:
-    """The harness of that name, built in or a plug-in; raises UnknownHarness with the names there are or what
-    to install, and PluginError for a plug-in that cannot be used."""
+    """Returns the harness of that name, built in or a plug-in. Raises UnknownHarness with the known names or
+    what to install, and PluginError for a plug-in that cannot be used."""
     if name in _HARNESSES:
         return _built_in(name)
     harness: Harness | None = find(Kind.HARNESS, name)
@@ -89,8 +90,8 @@ def get_harness(name: str) -> Harness:
 
 
 def planned_harness(name: str, version: str | None) -> Harness:
-    """The harness that a request, a plan or a rollout means by a name, with the version that it has beside
-    it. Raises as get_harness does."""
+    """Returns the harness that a request, a plan or a rollout means by a name and the version beside it.
+    Raises as get_harness does."""
     if version is None:
         for domain in domains().values():
             name = domain.unversioned.get(name, name)

@@ -1,7 +1,7 @@
 """The loop of mini-swe-agent, version 2: a fresh shell for every command, a diff at the end.
 
-Structure, limits and submission protocol are the original's. What the model reads, and how its answers are
-read, are the `Words` of a harness: those of the package `mini-swe-agent`, or our own.
+Structure, limits and submission protocol are the original's. A PromptSet decides what the model reads and how
+its answers are read: that of the package `mini-swe-agent`, or Orchard's own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,77 +22,77 @@ from orchard.workers.llm.errors import ContextLengthExceeded
 
 SUBMIT_LINE = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 MAX_FORMAT_ERRORS = 3
-"""In a row; the last of them ends the run."""
+"""Format errors in a row that end the run."""
 LONGEST_COMMAND = 100_000
-"""Bytes. Linux takes 128 KiB as one argument of a program."""
-_OPENING = 2
-"""Messages before the model's first."""
+"""Most bytes of a command. Linux takes 128 KiB as one argument of a program."""
+_FIRST_MODEL_MESSAGE = 2
+"""Number of messages before the model's first."""
 
 
 class FormatError(Exception):
-    """An answer without an action that can be executed; the text is the message that answers it."""
+    """The answer has no action that can be executed; the text is the message that answers it."""
 
 
 @dataclass(frozen=True)
 class Action:
-    """A command of the model, and the call that it is in."""
+    """A command of the model, and the call that holds it."""
 
     call: ToolCall
     command: str
     obstacle: str = ""
-    """Why no shell can be given the command: shown as its result."""
+    """The reason that no shell can be given the command, shown as its result."""
 
 
-class Words(Protocol):
-    """What the model reads beside the statement and what commands print, and how its answers are read."""
+class PromptSet(Protocol):
+    """Decides what the model reads beside the statement and commands' output, and how its answers are
+    read."""
 
     name: str
-    """Of the harness."""
     tools: tuple[dict[str, Any], ...]
-    """Empty: the text of an answer is its action, and the user speaks the result."""
+    """OpenAI tools. Empty: the text of an answer is its action, and the user speaks the result."""
     version: str | None
     digest: str | None
-    """As of a Harness, both."""
+    """SHA-256 of the prompts' configuration, as `Harness.digest`."""
     environment: Mapping[str, str]
-    """Of every command; a task's own wins."""
+    """Environment of every command; a task's own values win."""
     keeps_bad_messages: bool
-    """Whether the model sees its answer again when it could not be acted on, or the complaint alone."""
+    """Whether the model sees its answer again if it could not be executed, or the complaint alone."""
     calls_per_message: int
     """Calls of one message that are executed; the model is told of the rest."""
 
-    def opening(self, task: Task) -> tuple[str, str]:
-        """The system's message and the user's, in this order."""
+    def first_messages(self, task: Task) -> tuple[str, str]:
+        """Returns the system's message and the user's, in this order."""
 
     def actions(self, calls: Sequence[ToolCall], finish_reason: str) -> list[Action]:
-        """The actions of one message; raises FormatError."""
+        """Returns the actions of one message. Raises FormatError."""
 
     def observation(self, action: Action, outcome: CommandOutcome, limit: float) -> str:
-        """The result of an action as the model reads it; `limit` is the seconds that it had."""
+        """Returns the result of an action as the model reads it; `limit` is the seconds that it had."""
 
     def left_out(self, calls: int) -> str:
-        """Tells of so many calls that were not executed."""
+        """Returns a message about that number of calls, which were not executed."""
 
 
 class BashLoop(Harness):
-    """Query and execute until the agent submits, three messages in a row are bad, or a budget is out."""
+    """Queries and executes until the agent submits, three messages in a row are bad, or a budget is used
+    up."""
 
-    def __init__(self, words: Words) -> None:
-        self.name = words.name
-        self.tools = words.tools
-        self.version = words.version
-        self.digest = words.digest
+    def __init__(self, prompts: PromptSet) -> None:
+        self.name = prompts.name
+        self.tools = prompts.tools
+        self.version = prompts.version
+        self.digest = prompts.digest
         self.replayable = True
-        self._words = words
+        self._prompts = prompts
 
     async def run(self, episode: Episode) -> HarnessResult:
-        """See Harness.run. The submission of a run that did not submit is the state it left behind."""
-        task, trace, machine, words = episode.task, episode.trace, episode.machine, self._words
+        task, trace, machine, prompts = episode.task, episode.trace, episode.machine, self._prompts
         if episode.history:
             leaf = episode.history[-1].node_id
         else:
-            system, user = words.opening(task)
+            system, user = prompts.first_messages(task)
             leaf = await trace.user(await trace.system(system), user)
-        left = Role.ASSISTANT if words.keeps_bad_messages else Role.USER
+        left = Role.ASSISTANT if prompts.keeps_bad_messages else Role.USER
         format_errors = format_errors_at_end(episode.history, left)
         while (over := ended(trace.totals, episode.budget, format_errors)) is None:
             try:
@@ -101,9 +101,9 @@ class BashLoop(Harness):
                 over = ExitStatus.TOKEN_LIMIT
                 break
             try:
-                actions = words.actions(self._calls(completion), completion.finish_reason)
+                actions = prompts.actions(self._calls(completion), completion.finish_reason)
             except FormatError as error:
-                leaf = await trace.user(answer if words.keeps_bad_messages else leaf, str(error))
+                leaf = await trace.user(answer if prompts.keeps_bad_messages else leaf, str(error))
                 format_errors += 1
                 continue
             format_errors = 0
@@ -117,8 +117,8 @@ class BashLoop(Harness):
         return completion.tool_calls if self.tools else (text_action(completion.text),)
 
     async def _act(self, episode: Episode, leaf: str, actions: Sequence[Action]) -> tuple[str, str | None]:
-        """Execute the actions of one message: the last node, and what was submitted."""
-        most, role = self._words.calls_per_message, Role.TOOL if self.tools else Role.USER
+        """Executes the actions of one message; returns the last node, and the submission if there is one."""
+        most, role = self._prompts.calls_per_message, Role.TOOL if self.tools else Role.USER
         for number, action in enumerate(actions[:most]):
             if number and out_of_time(episode.trace.totals, episode.budget):
                 return leaf, None
@@ -127,14 +127,14 @@ class BashLoop(Harness):
             if (submission := submitted(outcome)) is not None:
                 return leaf, submission
         if (left_out := len(actions) - most) > 0:
-            leaf = await episode.trace.user(leaf, self._words.left_out(left_out))
+            leaf = await episode.trace.user(leaf, self._prompts.left_out(left_out))
         return leaf, None
 
     async def execute(
         self, call: ToolCall, task: Task, machine: Machine, timeouts: Timeouts
     ) -> tuple[CommandOutcome, str]:
-        """See Harness.execute. Raises FormatError for a call that cannot be executed."""
-        (action,) = self._words.actions((call,), "")
+        """Raises FormatError for a call that cannot be executed."""
+        (action,) = self._prompts.actions((call,), "")
         return await self._do(action, task, machine, timeouts)
 
     async def _do(
@@ -147,21 +147,21 @@ class BashLoop(Harness):
                 action.command,
                 timeout=timeouts.command,
                 cwd=task.workdir,
-                env={**self._words.environment, **task.environment},
+                env={**self._prompts.environment, **task.environment},
             )
-        return outcome, self._words.observation(action, outcome, timeouts.command)
+        return outcome, self._prompts.observation(action, outcome, timeouts.command)
 
 
 def ended(totals: Totals, budget: Budget, format_errors: int) -> ExitStatus | None:
-    """What has run out, if anything: patience with `format_errors` in a row, or a budget."""
+    """Returns the exit status of the limit that is reached: of `format_errors` in a row, or of the budget."""
     return ExitStatus.FORMAT_FAILURE if format_errors >= MAX_FORMAT_ERRORS else spent(totals, budget)
 
 
 def format_errors_at_end(history: Sequence[MessageNode], left: Role) -> int:
-    """Bad answers at the end of the path, each of which left itself there or, as the user, what it was
-    answered with."""
+    """Number of format errors in a row at the end of `history`; `left` is the role of the node that each
+    leaves."""
     count = 0
-    for node in reversed(history[_OPENING:]):
+    for node in reversed(history[_FIRST_MODEL_MESSAGE:]):
         if node.result is not None:
             break
         count += node.role is left
@@ -169,6 +169,7 @@ def format_errors_at_end(history: Sequence[MessageNode], left: Role) -> int:
 
 
 def submitted(outcome: CommandOutcome) -> str | None:
-    """What the command submits: all after the first line, if that is the agreed one and it exited with 0."""
+    """Returns the submission of a command: all after the first line, if that is SUBMIT_LINE and it exited
+    with 0."""
     first, *rest = outcome.output.lstrip().splitlines(keepends=True) or [""]
     return "".join(rest) if outcome.returncode == 0 and first.strip() == SUBMIT_LINE else None

@@ -1,4 +1,4 @@
-"""What models read of the tool `bash`: its definition, observations and format errors."""
+"""The tool `bash` for models: its definition, observations and format errors."""
 
 from typing import Any
 
@@ -46,7 +46,8 @@ it was cut off. Think in fewer words and end with one call of the tool `bash`.""
 
 
 def observation(outcome: CommandOutcome, limit: float) -> str:
-    """The result of a command as the model reads it; `limit` is the seconds it had, named if they ran out."""
+    """Returns the result of a command as the model reads it; `limit` is the seconds it had, named if they ran
+    out."""
     parts = []
     if outcome.timed_out:
         parts.append(
@@ -66,7 +67,6 @@ def observation(outcome: CommandOutcome, limit: float) -> str:
 
 
 def format_error(error: str, finish_reason: str) -> str:
-    """What a message that could not be acted on is answered with."""
     if finish_reason == "length":
         return CUT_OFF.format(finish_reason=finish_reason)
     return FORMAT_ERROR.format(error=error)

@@ -1,4 +1,4 @@
-"""What every harness is given and what it answers: in-process loops, browsers, external programs alike."""
+"""The interface of all harnesses: in-process loops, browsers and external programs."""
 
 import time
 from collections.abc import Sequence
@@ -36,23 +36,23 @@ class Episode:
     seed: int
     """Passed to the endpoint as `seed`; derived from the rollout id, so every sample differs and repeats."""
     history: tuple[MessageNode, ...] = ()
-    """Messages to go on from, root first. The trace has them, and in the machine their commands have run."""
+    """Messages to continue from, root first. The trace has them, and their commands have run in the
+    machine."""
     name: str = "attempt"
-    """Of the attempt: its rollout and number."""
+    """The attempt's rollout and number."""
     gateway: Gateway = field(default_factory=Gateway)
-    """The worker's."""
     world: OpenWorld | None = None
-    """What the task has beside its sandbox. What is graded is then the world's to say."""
+    """What the task has beside its sandbox; it then decides what is graded."""
 
     async def ask(
         self, leaf: str, tools: Sequence[dict[str, Any]], *, pictures: int | None = None
     ) -> tuple[str, Completion]:
-        """The model's answer to the path that ends at `leaf`: the node that was added, and what it says. It
-        is shown the last `pictures` of the path, or all.
+        """Asks the model to continue the path that ends at `leaf`; returns the new node and the completion.
+        The model is shown the last `pictures` of the path, or all.
 
         An answer that the trace recalls from a dead attempt is not asked for again. Raises as
-        ModelClient.complete does: OutOfTime where the wall clock runs out meanwhile, which a harness may let
-        pass. CONTEXT_TOO_SMALL where the first prompt is too long.
+        ModelClient.complete does: OutOfTime if the wall clock runs out meanwhile, which a harness need not
+        catch. CONTEXT_TOO_SMALL if the first prompt is too long.
         """
         if (known := await self.trace.recalled(leaf)) is not None:
             self.model.recall(self.spec, known[1])
@@ -83,8 +83,8 @@ class Episode:
         return node, completion
 
     def door(self) -> AbstractAsyncContextManager[GatewayAccess]:
-        """An address at which a program asks this episode's model, in any API, and is recorded in its trace.
-        Call `recording.check()` when the program has ended, however it did."""
+        """Opens an address at which a program asks this episode's model, in any API, and is recorded in its
+        trace. Call `recording.check()` when the program has ended, however it did."""
         recording = Recording(
             self.trace,
             self.model,
@@ -98,42 +98,42 @@ class Episode:
 
 @dataclass(frozen=True, kw_only=True)
 class HarnessResult:
-    """How the loop ended by itself. Failures of ours are raised, never returned."""
+    """How the loop ended by itself. Infrastructure failures are raised, never returned."""
 
     exit_status: ExitStatus
     submission: str
-    """Where a patch is judged, the diff: submitted, or the state left behind when a budget ran out."""
+    """The diff, if a patch is judged: submitted, or the state left behind when a budget was used up."""
     leaf: str
     """Node id of the last message."""
 
 
 def text_action(text: str) -> ToolCall:
-    """The text of an answer as a call, for a harness without tools: the answer itself is the action."""
+    """Wraps the text of an answer as a call, for a harness without tools: the answer itself is the action."""
     return ToolCall(id="", name="", arguments=text)
 
 
 class CannotExecute(Exception):
-    """A call that means nothing without the attempt that made it."""
+    """The call means nothing without the attempt that made it."""
 
 
 class Harness(Protocol):
-    """The loop around the model. Name it as a base class: what it may leave out has a default here."""
+    """The loop around the model. Name it as a base class: optional members have their defaults here."""
 
     name: str
     tools: tuple[dict[str, Any], ...]
-    """OpenAI tools that its model is told of."""
+    """OpenAI tools that the model is told of."""
     tools_in_log: bool = False
     """Whether they differ from task to task, so that each call of the model has them in the log."""
     replayable: bool = False
-    """Whether its commands, executed again in their order in a new machine, make the state they had made, so
-    that an attempt may replay one that died. Not where the state is outside of the machine."""
+    """Whether its commands, executed again in their order in a new machine, restore the state, so that an
+    attempt may replay one that died. False if state is outside of the machine."""
     version: str | None = None
-    """Of the package that it is made of, for the events of its rollouts; None: Orchard's own."""
+    """Version of the package that it is made of, for the events of its rollouts; None: Orchard's own."""
     digest: str | None = None
     """SHA-256 of the configuration that decides what its model reads."""
 
     async def run(self, episode: Episode) -> HarnessResult:
-        """Drive the model until it submits or a budget runs out; raises InfrastructureError for ours."""
+        """Drives the model until it submits or a budget is used up. Raises InfrastructureError."""
 
     async def execute(
         self,
@@ -142,6 +142,7 @@ class Harness(Protocol):
         machine: Machine,  # noqa: ARG002
         timeouts: Timeouts,  # noqa: ARG002
     ) -> tuple[CommandOutcome, str]:
-        """Execute one recorded call as `run` does: its outcome, and what the model is shown of it. Raises
-        CannotExecute where a call needs the attempt that made it: its program, its browser, its services."""
+        """Executes one recorded call as `run` does; returns its outcome and what the model is shown of it.
+        Raises CannotExecute if a call needs the attempt that made it: its program, its browser, its
+        services."""
         raise CannotExecute(f"a call of the harness {self.name!r} cannot be executed without its attempt")

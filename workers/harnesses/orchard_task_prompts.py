@@ -1,4 +1,4 @@
-"""What the model of `orchard-task` reads: the words for tasks that are judged by what the agent leaves."""
+"""The prompts of `orchard-task`, for tasks that are judged by what the agent leaves."""
 
 from orchard.workers.harnesses.bash_prompts import format_error, observation
 

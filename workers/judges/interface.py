@@ -1,4 +1,4 @@
-"""What a judging protocol is given and what it answers."""
+"""The interface of judging protocols."""
 
 import typing
 from collections.abc import Awaitable, Callable, Sequence
@@ -11,60 +11,57 @@ from orchard.schemas.judging import JudgeVerdict
 Messages = Sequence[dict[str, Any]]
 """OpenAI chat messages; a content may be a list of parts, with pictures among them."""
 Content = str | list[dict[str, Any]]
-"""Of one message."""
 Ask = Callable[[Messages], Awaitable[str]]
-"""One question to the judging model; its answer. Recorded as an event by whoever gives it."""
+"""Asks the judging model one question and returns its answer. The giver of the function records it as an
+event."""
 
 
-class Picture(msgspec.Struct, frozen=True, kw_only=True):
-    """A picture of the evidence."""
-
+class EvidencePicture(msgspec.Struct, frozen=True, kw_only=True):
     base64: str
     media_type: str = "image/png"
     label: str = ""
-    """What it shows, in words: `step 3`, `reference`."""
+    """Describes the picture in words: `step 3`, `reference`."""
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """What is judged. Parts that a domain does not have are empty."""
+    """The material to judge. Parts that a domain does not have are empty."""
 
     task: str
-    """What was asked of the agent."""
+    """The task as the agent was given it."""
     rubric: str = ""
-    """What counts, in the words of the task's author."""
+    """The criteria, in the words of the task's author."""
     transcript: str = ""
-    """What agent and user said."""
+    """The conversation of agent and user."""
     actions: str = ""
-    """What the agent did, from a record that it cannot write."""
+    """The agent's actions, from a record that it cannot write."""
     answer: str = ""
-    """Its last message."""
-    pictures: tuple[Picture, ...] = ()
-    """In order."""
+    pictures: tuple[EvidencePicture, ...] = ()
 
 
 class BadVerdict(Exception):
-    """An answer that is no verdict; the text says why, in words for the judge's next try."""
+    """The answer is no verdict; the text says why, in words for the judge's next try."""
 
 
-class Protocol(typing.Protocol):
+class JudgeProtocol(typing.Protocol):
     """One way to have an outcome judged."""
 
     version: str
     """Its name with its version: other words or another rule are another version."""
     words: str
-    """All fixed text of its prompts; its hash stands beside each verdict."""
+    """All fixed text of its prompts; its hash is stored with each verdict."""
 
     async def judge(self, evidence: Evidence, ask: Ask) -> JudgeVerdict:
-        """The verdict. Raises BadVerdict when the answers are none; what `ask` raises passes."""
+        """Returns the verdict. Raises BadVerdict if the answers are none, and what `ask` raises."""
 
 
 def indented(text: str, by: int) -> str:
-    """A text whose further lines begin with `by` blanks, so that none passes for a line of a record."""
+    """Indents all lines of a text but the first by `by` blanks, so that none passes for a line of a
+    record."""
     return ("\n" + " " * by).join(text.splitlines())
 
 
-def content(text: str, pictures: Sequence[Picture]) -> Content:
-    """The content of a message: plain text, or parts where there are pictures."""
+def content(text: str, pictures: Sequence[EvidencePicture]) -> Content:
+    """Returns the content of a message: plain text, or parts if there are pictures."""
     if not pictures:
         return text
     parts: list[dict[str, Any]] = [{"type": "text", "text": text}]

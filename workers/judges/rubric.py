@@ -1,4 +1,4 @@
-"""The built-in protocols: a score by a rubric, and a plain success or not."""
+"""The built-in protocols: a score by a rubric, and success or not."""
 
 import json
 import math
@@ -16,9 +16,9 @@ REPLIES = 3
 """Answers that are asked for before the judgement fails."""
 REPLY_LIMIT = 100_000
 REASON_LIMIT = 2_000
-"""Characters that are kept."""
+"""Characters of a reason that are stored."""
 PART_LIMIT = 60_000
-"""Characters of one part of the evidence; of more the middle is left out."""
+"""Most characters of one part of the evidence; the middle of a longer one is left out."""
 PASSING_SCORE = 0.75
 
 _THINKING = re.compile(r"\A.*</(?:think|thinking|reasoning)>", re.DOTALL | re.IGNORECASE)
@@ -45,7 +45,7 @@ LABELS = ("Task", "Rubric", "What was said", "What the assistant did", "The assi
 
 
 class OneAnswer:
-    """A protocol of one question, asked again where the answer has not the form."""
+    """A protocol of one question, asked again if the answer does not have its form."""
 
     def __init__(self, version: str, words: str, read: Callable[[str], JudgeVerdict]) -> None:
         self.version = version
@@ -54,13 +54,12 @@ class OneAnswer:
         self._read = read
 
     async def judge(self, evidence: Evidence, ask: Ask) -> JudgeVerdict:
-        """See Protocol."""
         return await asked(ask, self._system, content(shown(evidence), evidence.pictures), self._read)
 
 
 async def asked(ask: Ask, system: str, said: Content, read: Callable[[str], T]) -> T:
-    """What `read` makes of the answer to one question; asked again where the answer has not the form. Raises
-    BadVerdict when no answer had it."""
+    """Asks one question and returns what `read` makes of the answer; asks again if the answer does not have
+    the form. Raises BadVerdict if no answer had it."""
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": system},
         {"role": "user", "content": said},
@@ -80,7 +79,7 @@ async def asked(ask: Ask, system: str, said: Content, read: Callable[[str], T]) 
 
 
 def read_score(text: str) -> JudgeVerdict:
-    """The verdict in one JSON object with `score` and `reasoning` alone. Raises BadVerdict, nothing else."""
+    """Reads the verdict in one JSON object with `score` and `reasoning` alone. Raises only BadVerdict."""
     text = bare(text)
     if fenced := _FENCE.match(text):
         text = fenced[1].strip()
@@ -102,7 +101,7 @@ def read_score(text: str) -> JudgeVerdict:
 
 
 def read_success(text: str) -> JudgeVerdict:
-    """The verdict on the last line, NOT SUCCESS or SUCCESS. Raises BadVerdict, nothing else."""
+    """Reads the verdict on the last line, NOT SUCCESS or SUCCESS. Raises only BadVerdict."""
     lines = [line.strip(" \t*_`.:#\"'") for line in bare(text).splitlines() if line.strip()]
     verdicts = [each if (each := _verdict(line)) in _VERDICTS else "" for line in lines]
     if not verdicts or not verdicts[-1]:
@@ -120,7 +119,6 @@ def _verdict(line: str) -> str:
 
 
 def decided(passed: bool, reason: str) -> JudgeVerdict:
-    """A success or not, and why."""
     reason = reason[:REASON_LIMIT].encode(errors="replace").decode()
     return JudgeVerdict(score=float(passed), passed=passed, reason=reason)
 
@@ -130,14 +128,14 @@ SUCCESS = OneAnswer("success-2", _SUCCESS_WORDS, read_success)
 
 
 def bare(text: str) -> str:
-    """An answer without the thinking before it. Raises BadVerdict for one that is far too long."""
+    """Removes the thinking before an answer. Raises BadVerdict for one that is far too long."""
     if len(text) > REPLY_LIMIT:
         raise BadVerdict(f"it has {len(text)} characters")
     return _THINKING.sub("", text).strip()
 
 
 def shown(evidence: Evidence, *more: tuple[str, str]) -> str:
-    """The evidence but its pictures, part by part, and further parts with their labels.
+    """Returns the evidence without its pictures, part by part, and further parts with their labels.
 
     The lines between parts begin with a mark that no part can hold, as it is made of a hash of them all.
     """
@@ -151,7 +149,6 @@ def shown(evidence: Evidence, *more: tuple[str, str]) -> str:
 
 
 def cut(text: str) -> str:
-    """A text without its middle, where it is longer than PART_LIMIT."""
     if len(text) <= PART_LIMIT:
         return text
     half = PART_LIMIT // 2

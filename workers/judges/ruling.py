@@ -1,4 +1,4 @@
-"""Asking a judge: each answer and each judgement's end are events; what goes wrong aborts the attempt."""
+"""Asks a judge. Each answer and each judgement's end are events; a failure aborts the attempt."""
 
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -13,24 +13,23 @@ from orchard.schemas.plugins import PluginError
 from orchard.workers.episode.settings import JudgeSettings
 from orchard.workers.failures import EndpointRests, InfrastructureError
 from orchard.workers.judges import get_protocol
-from orchard.workers.judges.interface import Ask, BadVerdict, Evidence, Messages, Protocol
+from orchard.workers.judges.interface import Ask, BadVerdict, Evidence, JudgeProtocol, Messages
 from orchard.workers.judges.rubric import read_score
 from orchard.workers.llm.client import ModelClient
 from orchard.workers.llm.errors import ContextLengthExceeded
 from orchard.workers.masking import masked
 
 SEED = 42
-"""Of each call: one that is asked again has another conversation."""
+"""Seed of each call: a repeated question has another conversation."""
 _ANSWER_LIMIT = 4_000
 
 T = TypeVar("T")
 Judged = tuple[T, JudgeVerdict | None]
-"""What came of asking, and the verdict in it."""
 Publish = Callable[[msgspec.Struct], Awaitable[None]]
 
 
 class Verbatim:
-    """Messages as a grader wrote them, asked once, with none of our words."""
+    """A stand-in for the protocol of messages that a grader wrote itself, asked once and unchanged."""
 
     version = "verbatim-1"
     words = ""
@@ -40,8 +39,6 @@ VERBATIM = Verbatim()
 
 
 class Judges:
-    """The judging model, for one attempt."""
-
     def __init__(self, models: ModelClient, settings: JudgeSettings, publish: Publish) -> None:
         self._models = models
         self._settings = settings
@@ -51,22 +48,21 @@ class Judges:
 
     @property
     def configured(self) -> bool:
-        """Whether there is a model to ask."""
         return self._settings.model is not None
 
-    def protocol(self, version: str = "") -> Protocol:
-        """The protocol of that name, or that of the configuration. Raises InfrastructureError
-        (INVALID_REQUEST) for one that there is not."""
+    def protocol(self, version: str = "") -> JudgeProtocol:
+        """Returns the protocol of that name, or that of the configuration. Raises InfrastructureError
+        (INVALID_REQUEST) for an unknown one."""
         try:
             return get_protocol(version or self._settings.protocol)
         except PluginError as error:
             raise InfrastructureError(AbortCause.INVALID_REQUEST, str(error)) from error
 
     async def rule(self, name: str, evidence: Evidence, protocol: str = "") -> JudgeVerdict:
-        """The verdict on `name`, by the protocol or by that of the configuration.
+        """Returns the verdict on `name`, by the protocol or by that of the configuration.
 
-        Raises InfrastructureError: JUDGE_FAILED where no judge is configured, it is down, or does not
-        answer in the protocol's form; LLM_REFUSED where it refuses the key or the request. Never a guess.
+        Raises InfrastructureError: JUDGE_FAILED if no judge is configured, it is down, or does not answer in
+        the protocol's form; LLM_REFUSED if it refuses the key or the request. It never guesses.
         """
         chosen = self.protocol(protocol)
 
@@ -77,8 +73,8 @@ class Judges:
         return await self._judged(name, chosen, ruled)
 
     async def ask(self, name: str, messages: Messages) -> str:
-        """The answer to messages in a grader's own words, which the grader reads. Where it is a score in the
-        form of the protocol `rubric`, the judgement has it. Raises as `rule` does."""
+        """Returns the answer to messages in a grader's own words, which the grader reads. A score in the form
+        of the protocol `rubric` is recorded with the judgement. Raises as `rule` does."""
 
         async def answered(ask: Ask) -> tuple[str, JudgeVerdict | None]:
             text = await ask(messages)
@@ -87,7 +83,7 @@ class Judges:
         return await self._judged(name, VERBATIM, answered)
 
     async def _judged(
-        self, name: str, protocol: Protocol | Verbatim, judge: Callable[[Ask], Awaitable[Judged[T]]]
+        self, name: str, protocol: JudgeProtocol | Verbatim, judge: Callable[[Ask], Awaitable[Judged[T]]]
     ) -> T:
         settings = self._settings
         if settings.model is None:
@@ -102,8 +98,6 @@ class Judges:
 
 
 class _Judgement:
-    """One judgement, while it is made."""
-
     def __init__(
         self,
         models: ModelClient,
@@ -111,7 +105,7 @@ class _Judgement:
         model: str,
         publish: Publish,
         name: str,
-        protocol: Protocol | Verbatim,
+        protocol: JudgeProtocol | Verbatim,
     ) -> None:
         self._models = models
         self._settings = settings
@@ -196,21 +190,20 @@ class _Judgement:
 
 
 def checked(verdict: JudgeVerdict) -> JudgeVerdict:
-    """A verdict of a plug-in, perhaps. Raises BadVerdict and ValidationError."""
+    """Checks a verdict, which may be a plug-in's. Raises BadVerdict and ValidationError."""
     verdict = msgspec.convert(msgspec.to_builtins(verdict), JudgeVerdict)
     if not 0 <= verdict.score <= 1:
-        raise BadVerdict(f"the score is {verdict.score}")
+        raise BadVerdict(f"the score is {verdict.score}: it must be from 0 to 1")
     return verdict
 
 
 def score_in(text: str) -> JudgeVerdict | None:
-    """The score that an answer is, if it is one."""
     try:
         return read_score(text)
     except BadVerdict:
         return None
 
 
-def prompt_hash(protocol: Protocol | Verbatim) -> str:
-    """16 hexadecimal digits over a protocol's own words."""
+def prompt_hash(protocol: JudgeProtocol | Verbatim) -> str:
+    """Returns 16 hexadecimal digits over a protocol's own words."""
     return digest(protocol.words, 16)

@@ -1,1 +1,1 @@
-"""Speaking to models: the client for any OpenAI-compatible endpoint, and the oracle that needs no model."""
+"""The client for models at any OpenAI-compatible endpoint."""

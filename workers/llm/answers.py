@@ -1,4 +1,4 @@
-"""Reading a chat completion as servers really write it: OpenAI's fields, vLLM's and SGLang's additions."""
+"""Reads chat completions as servers really write them: OpenAI's fields, vLLM's and SGLang's additions."""
 
 import json
 import logging
@@ -17,16 +17,16 @@ from orchard.workers.llm.sampled_tokens import AnswerMessage, BareReply, ChatRep
 from orchard.workers.llm.usage import usage_of
 
 ORACLE_FINGERPRINT = "orchard-oracle"
-"""How the `system_fingerprint` of everything played from a gold patch begins."""
+"""Prefix of the `system_fingerprint` of everything played from a gold patch."""
 REASONING_FIELDS = ("reasoning_content", "reasoning")
 """Fields in which servers put a message's reasoning: DeepSeek, SGLang and older vLLM the first; OpenRouter
 and vLLM since 0.16 the second, and each reads no other."""
 _CALLS = ("tool_calls", "function_call")
-"""Endings of an answer that calls something."""
+"""Finish reasons of an answer that calls something."""
 _THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
-"""Types of content parts that are no text."""
+"""Types of content parts that hold no text."""
 _DIGITS = 19
-"""Digits, or a sign and digits, that may be more than 64 bits."""
+"""Digits, or a sign and digits, from which on a number may exceed 64 bits."""
 _LONGEST_WORD = 256
 _EXCERPT = 200
 """Characters of a reply that an error quotes."""
@@ -35,13 +35,13 @@ log = logging.getLogger(__name__)
 
 
 class MalformedAnswer(ValueError):
-    """A 2xx reply that is no answer of the model, or one whose end is not known; one sentence says what is
-    wrong, and quotes it."""
+    """A 2xx reply is no answer of the model, or its end is not known; the text says what is wrong, and quotes
+    it."""
 
     def __init__(self, detail: str, error: object = None) -> None:
         super().__init__(detail)
         self.error = error
-        """What the reply says of a failure, as some routers answer 200 to a refusal."""
+        """The error that the reply reports: some routers answer 200 to a refusal."""
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,24 +50,25 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     reasoning: str = ""
     reasoning_field: str = ""
-    """Where the answer had it; empty without any."""
+    """Name of the field in which the answer had its reasoning; empty without any."""
     tool_calls: tuple[ToolCall, ...] = ()
     tokens: TokenRecord | None = None
     usage: Usage = Usage()
     cost_usd: float | None = None
     seconds: float = 0.0
-    """Of the try that was answered; waiting for a place and earlier tries are not the model's time."""
+    """Seconds of the try that was answered; waiting for a place and earlier tries are not the model's
+    time."""
     seconds_waiting: float = 0.0
-    """Before that try."""
+    """Seconds before the try that was answered."""
     tries: int = 1
     seed: int | None = None
-    """Of the try that was answered: another one than was asked for, where the server failed at that."""
+    """Seed of the try that was answered: not the requested one if the server failed at that."""
     tools_left_out: bool | None = None
-    """Whether the endpoint's template leaves the tools of the request out; None where that is not known."""
+    """Whether the endpoint's template leaves the tools of the request out; None if that is not known."""
     finish_reason: str = ""
     endpoint: str = ""
     model: str = ""
-    """As asked for."""
+    """The model's name in the request."""
     served_model: str = ""
     system_fingerprint: str = ""
     model_kind: ModelKind = ModelKind.MODEL
@@ -79,9 +80,9 @@ _ANY = msgspec.json.Decoder()
 
 
 def read_completion(raw: bytes) -> Completion:
-    """The completion in the body of a 2xx reply; `endpoint`, `model`, cost and time are the caller's to add.
+    """Reads the completion in the body of a 2xx reply; the caller adds `endpoint`, `model`, cost and time.
 
-    Raises MalformedAnswer for a body that is no chat completion, has no choice, says an error anywhere, or
+    Raises MalformedAnswer for a body that is no chat completion, has no choice, reports an error anywhere, or
     does not say how the answer ended; TooDeep for one that is nested deeper than can be read.
     """
     _check_errors(raw)
@@ -119,12 +120,12 @@ def read_completion(raw: bytes) -> Completion:
 
 
 def excerpt(raw: bytes) -> str:
-    """The beginning of a body, for an error that quotes it."""
+    """Returns the beginning of a body, for an error that quotes it."""
     return " ".join(raw[: 4 * _EXCERPT].decode("utf-8", "replace").split())[:_EXCERPT] or "it is empty"
 
 
 def _check_errors(raw: bytes) -> None:
-    """Raises MalformedAnswer where the reply says an error."""
+    """Raises MalformedAnswer if the reply reports an error."""
     if b'"error"' not in raw and b"\\u00" not in raw:  # a key may be written in escapes
         return
     try:
@@ -138,12 +139,12 @@ def _check_errors(raw: bytes) -> None:
 
 
 def unparsed() -> Completion:
-    """What stands for an answer that its server could not read: an empty message, ended by UNPARSED."""
+    """Returns the empty message that stands for an answer which its server could not parse."""
     return Completion(text="", finish_reason=UNPARSED)
 
 
 def _read(raw: bytes) -> tuple[BareReply, ChatReply | None]:
-    """The reply, and the same with all that is said about its tokens, where that is usable."""
+    """Returns the reply, and the same reply with its token data if that is usable."""
     try:
         reply = decode(_DECODER, raw)
         return reply, reply
@@ -166,7 +167,7 @@ def _read(raw: bytes) -> tuple[BareReply, ChatReply | None]:
 
 
 def usable_values(raw: bytes, why: Unreadable) -> bytes:
-    """The JSON with numbers that fit no type as null, and text that is no Unicode with U+FFFD."""
+    """Returns the JSON with numbers that fit no type as null, and text that is no Unicode with U+FFFD."""
     try:
         value = json.loads(
             raw.decode("utf-8", "replace"),
@@ -187,33 +188,31 @@ def usable_values(raw: bytes, why: Unreadable) -> bytes:
 
 
 def _word(value: Any) -> str:
-    """A name that the endpoint gives: text of a sane length, or nothing."""
+    """Cuts a name that the endpoint gives to a sane length; empty if it is no text."""
     return value[:_LONGEST_WORD] if isinstance(value, str) else ""
 
 
 def _text(content: Any) -> str:
-    """Text of a string or of a list of content parts."""
     if isinstance(content, list):
         return "".join(_part(part) or "" for part in content)
     return content if isinstance(content, str) else ""
 
 
 def _part(part: Any) -> str | None:
-    """Text of a content part; None for one without."""
     text = part.get("text") if isinstance(part, dict) else part
     return text if isinstance(text, str) else None
 
 
 def _check_parts(content: Sequence[Any]) -> None:
-    """Raises MalformedAnswer where an answer of parts alone has one that is neither text nor thought."""
+    """Raises MalformedAnswer if an answer of parts alone has one that is neither text nor thought."""
     for part in content:
         if _part(part) is None and not (isinstance(part, dict) and part.get("type") in _THOUGHTS):
             raise MalformedAnswer(f"the answer is a part that cannot be read: {part!r:.{_EXCERPT}}")
 
 
 def _calls(message: AnswerMessage) -> tuple[ToolCall, ...]:
-    """Calls as the model wrote them, with an id made where the endpoint gave none, one twice or none that can
-    be sent back. What is no call at all becomes one of a tool without a name."""
+    """Returns the calls as the model wrote them. A missing, repeated or unusable id is replaced; a value that
+    is no call becomes a call of a tool without a name."""
     calls = message.tool_calls or []
     if not calls and message.function_call is not None:
         calls = [{"function": message.function_call}]  # as the API had it before it knew several
@@ -235,7 +234,6 @@ def _calls(message: AnswerMessage) -> tuple[ToolCall, ...]:
 
 
 def _as_text(arguments: Any) -> str:
-    """Arguments as the model wrote them; those that an endpoint has parsed are written again."""
     if isinstance(arguments, str):
         return arguments
     return "" if arguments is None else msgspec.json.encode(arguments).decode()

@@ -13,10 +13,10 @@ from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.rests import Rest
 from orchard.workers.failures import EndpointRests, InfrastructureError
 from orchard.workers.llm.answers import Completion
+from orchard.workers.llm.circuit_breaker import LOOK_SECONDS
 from orchard.workers.llm.endpoint import ModelEndpoint, key_of
-from orchard.workers.llm.patience import LOOK_SECONDS
-from orchard.workers.llm.resting import is_held, servers
-from orchard.workers.llm.rests import NoAnswer, Rests
+from orchard.workers.llm.endpoint_rests import ProbeFailure, RestTracker
+from orchard.workers.llm.rest_policy import is_held, servers
 from orchard.workers.llm.settings import EndpointSettings
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
@@ -25,12 +25,16 @@ _NONE: Mapping[str, Any] = MappingProxyType({})
 class ModelClient:
     """Calls models at the endpoints that the configuration names; used and closed in one event loop.
 
-    With `rests` an endpoint that fails or says wait rests for the whole fleet, and calls to it raise
-    EndpointRests or, if this client `waits`, go on after the rest.
+    With `rests` an endpoint that fails or asks to wait rests for the whole fleet, and calls to it raise
+    EndpointRests or, if this client `waits`, continue after the rest.
     """
 
     def __init__(
-        self, endpoints: Mapping[str, EndpointSettings], rests: Rests | None = None, *, waits: bool = False
+        self,
+        endpoints: Mapping[str, EndpointSettings],
+        rests: RestTracker | None = None,
+        *,
+        waits: bool = False,
     ) -> None:
         self._settings = dict(endpoints)
         self._open: dict[str, ModelEndpoint] = {}
@@ -39,8 +43,8 @@ class ModelClient:
         if rests is not None:
             for name, settings in self._settings.items():
                 if settings.api_key_env is None or os.environ.get(settings.api_key_env):
-                    ask = partial(self._question, name)
-                    rests.attend(key_of(settings), ask, len(servers(settings)))
+                    probe = partial(self._probe, name)
+                    rests.attend(key_of(settings), probe, len(servers(settings)))
 
     async def complete(
         self,
@@ -53,14 +57,15 @@ class ModelClient:
         wall: float = math.inf,
         fields: Mapping[str, Any] = _NONE,
     ) -> Completion:
-        """One assistant message that answers `messages`.
+        """Returns one assistant message that answers `messages`.
 
         `fields` are further ones of the request; what `spec` and the configuration set wins over them.
         `timeout`, in seconds, bounds all tries and the pauses between them, from the moment the call has its
-        place at the endpoint. `wall` are the seconds that the agent has left: a try that takes longer raises
-        OutOfTime. Raises also ContextLengthExceeded, or InfrastructureError with LLM_UNAVAILABLE (no answer
-        in the tries or the time there were; an EndpointRests where the endpoint gives nobody any) or
-        LLM_REFUSED (the request would be refused again: a RequestRefused where it is for what it asks).
+        place at the endpoint. `wall` is the number of seconds that the agent has left: a try that takes
+        longer raises OutOfTime. Also raises ContextLengthExceeded, or InfrastructureError with
+        LLM_UNAVAILABLE (no answer within the tries or the time; an EndpointRests if the endpoint answers
+        nobody) or LLM_REFUSED (the request would be refused again: a RequestRefused if its content is the
+        reason).
         """
         endpoint = self._endpoint(spec.endpoint)
         return await endpoint.complete(
@@ -68,17 +73,17 @@ class ModelClient:
         )
 
     def recall(self, spec: ModelSpec, answer: Completion) -> None:
-        """Learn from a recorded answer under which name its endpoint wants its reasoning back, before
-        it has answered this process."""
+        """Learns from a recorded answer in which field its endpoint wants reasoning sent back, before it has
+        answered this process."""
         if answer.reasoning_field:
             self._endpoint(spec.endpoint).learn(answer)
 
     def has(self, endpoint: str) -> bool:
-        """Whether an endpoint of that name is configured here."""
         return endpoint in self._settings
 
     async def resting(self, endpoint: str) -> EndpointRests | None:
-        """The rest of an endpoint that no call waits for, as the whole fleet knows it."""
+        """Waits for the end of a short rest. Returns a longer one, which no call waits for, as the whole
+        fleet knows it; None if the endpoint does not rest."""
         settings, rests = self._settings.get(endpoint), self._rests
         if settings is None or rests is None or self._waits:
             return None
@@ -92,16 +97,15 @@ class ModelClient:
         return None
 
     async def rest_over(self, rest: EndpointRests) -> None:
-        """Wait for the end of a rest."""
         while self._rests is not None and self._rests.of(rest.key) is not None:
             await self._rests.change(LOOK_SECONDS)
 
-    async def _question(self, endpoint: str, rest: Rest) -> NoAnswer | None:
-        return await self._endpoint(endpoint).question(rest.model, rest.probes)
+    async def _probe(self, endpoint: str, rest: Rest) -> ProbeFailure | None:
+        return await self._endpoint(endpoint).probe(rest.model, rest.probes)
 
     def asked(self, endpoint: str) -> dict[str, Any]:
-        """What the configuration decides of every request to an endpoint: who is asked, and with what. Of its
-        URL not the port, which a server that was started again may have changed."""
+        """Returns what the configuration decides of every request to an endpoint: server and fields. The
+        URL's port is left out, since a restarted server may have another one."""
         settings = self._settings.get(endpoint)
         if settings is None:
             return {}
@@ -113,7 +117,6 @@ class ModelClient:
         }
 
     async def close(self) -> None:
-        """Close all connections."""
         for endpoint in self._open.values():
             await endpoint.close()
         self._open.clear()

@@ -1,7 +1,8 @@
-"""How many calls may be under way at one endpoint: a window that grows by one and is halved by a 429.
+"""Limits the calls under way at one endpoint: the limit grows by one with each window of answers and is
+halved by a 429.
 
-The window is a pure function of numbers (additive increase, multiplicative decrease, as in TCP); the limit
-is the thin shell that makes callers wait for a place in it.
+The window is a pure function of numbers (additive increase, multiplicative decrease, as in TCP);
+ConcurrencyLimit makes callers wait for a place in it.
 """
 
 import asyncio
@@ -21,21 +22,21 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def places(self) -> int:
-        """`limit`, rounded down to whole calls."""
         return int(self.limit)
 
 
 def grown(window: Window) -> Window:
-    """After an answer: one more place for each full window of answers."""
+    """Returns the window after an answer: one more place for each full window of answers."""
     limit = min(float(window.ceiling), window.limit + 1 / window.limit)
     return msgspec.structs.replace(window, limit=limit)
 
 
 def shrunk(window: Window, *, busy: int, started: float, now: float) -> Window:
-    """After a 429 to a call that set off at `started`: half of the places that are in use, at least one.
+    """Returns the window after a 429 to a call that started at `started`: half of the places in use, at least
+    one.
 
-    What counts is `busy`, the calls under way, where the window has room for more than there are callers. A
-    burst is one message, not many: calls that set off before the last cut change nothing.
+    If the window has room for more than there are callers, `busy`, the number of calls under way, is halved.
+    A burst counts once: calls that started before the last cut change nothing.
     """
     if started < window.shrunk_at:
         return window
@@ -43,8 +44,6 @@ def shrunk(window: Window, *, busy: int, started: float, now: float) -> Window:
 
 
 class ConcurrencyLimit:
-    """Places at one endpoint."""
-
     def __init__(self, ceiling: int) -> None:
         self.window = Window(limit=float(ceiling), ceiling=ceiling)
         self.busy = 0
@@ -52,7 +51,7 @@ class ConcurrencyLimit:
 
     @asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
-        """Hold one place; waits while the window is full."""
+        """Holds one place during the block; waits while the window is full."""
         while self.busy >= self.window.places:
             await self._changed.wait()
         self.busy += 1
@@ -63,17 +62,16 @@ class ConcurrencyLimit:
             self._wake()
 
     def answered(self) -> None:
-        """Report an answer that was no refusal for load."""
+        """Reports an answer other than a refusal for load."""
         self.window = grown(self.window)
         self._wake()
 
     def throttled(self, *, started: float, now: float) -> None:
-        """Report a 429; `started` is when its call set off, in seconds on the clock of `now`."""
+        """Reports a 429; `started` is when its call started, in seconds on the clock of `now`."""
         self.window = shrunk(self.window, busy=self.busy, started=started, now=now)
 
     def restored(self) -> None:
-        """The endpoint has rested and answers again: what it refused before says nothing of what it takes
-        now."""
+        """Restores the whole window after a rest: earlier refusals say nothing about the endpoint now."""
         self.window = Window(limit=float(self.window.ceiling), ceiling=self.window.ceiling)
         self._wake()
 

@@ -1,4 +1,4 @@
-"""One request to one server of an endpoint, and what its reply means."""
+"""Sends one request to one server of an endpoint, and classifies its reply."""
 
 import asyncio
 import logging
@@ -7,7 +7,11 @@ import re
 import ssl
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import StrEnum
+from types import SimpleNamespace
+from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -15,16 +19,21 @@ import certifi
 
 from orchard.schemas.decoding import TooDeep
 from orchard.workers.llm.answers import Completion, MalformedAnswer, excerpt, read_completion
+from orchard.workers.llm.circuit_breaker import EndpointFailure
 from orchard.workers.llm.known_errors import meaning, samples_anew
-from orchard.workers.llm.patience import Trouble
-from orchard.workers.llm.phases import Phase, Reached, phases
-from orchard.workers.llm.quoting import without_key
-from orchard.workers.llm.refusals import ErrorBody, Meaning, error_body, error_of, retry_after
-from orchard.workers.llm.replies import ENCODINGS, ReplyTooLarge, WrongEncoding, body, error_text
-from orchard.workers.llm.resting import LOOPBACK
+from orchard.workers.llm.refusals import ErrorBody, Meaning, error_body, error_of, retry_after, without_key
+from orchard.workers.llm.replies import (
+    ENCODINGS,
+    ReplyTooLarge,
+    WrongEncoding,
+    begun,
+    body,
+    cut_short,
+    error_text,
+)
+from orchard.workers.llm.rest_policy import LOOPBACK
 from orchard.workers.llm.settings import EndpointSettings
 from orchard.workers.llm.streamed import assembled, is_stream
-from orchard.workers.llm.unfinished import begun, cut_short
 
 log = logging.getLogger(__name__)
 
@@ -33,15 +42,15 @@ _LONGEST_HEADER = 64 * 1024
 _STREAM = "text/event-stream"
 _DETAIL_LIMIT = 300
 _AWAY = frozenset({502, 503, 504, 529})
-"""Statuses of a server that is not there, is loading or has too much to do."""
+"""Statuses of a server that is not there, is loading or is overloaded."""
 
 
 class FailedRequest(Exception):
-    """A request that brought no completion: what was `said`, and the pause that the endpoint wants, in
-    seconds."""
+    """A request brought no completion. `said` is the endpoint's message, `asked` the pause in seconds that it
+    wants."""
 
     anew = False
-    """Whether it may lie in what was sampled: the same seed would sample it again."""
+    """Whether the sampled text may be the reason: the same seed would sample it again."""
 
     def __init__(
         self, kind: Meaning, endpoint: str, said: str, asked: float | None, *, request: bool, certain: bool
@@ -49,14 +58,37 @@ class FailedRequest(Exception):
         self.detail = f"endpoint {endpoint!r} {said}"
         super().__init__(self.detail)
         self.meaning = kind
-        self.trouble = Trouble(said, asked, certain)
+        self.failure = EndpointFailure(said, asked, certain)
         self.request = request
-        """Whether it is about what was asked, and not about the key, the model or the load."""
+        """Whether the content of the request is the reason, and not the key, the model or the load."""
+
+
+class _Phase(StrEnum):
+    """The phase of a request that was not completed in time, as the time-out's message words it."""
+
+    CONNECTING = "could not be connected to"
+    WAITING = "took the request and sent no answer"
+    ANSWERING = "began to answer and did not come to an end"
+
+
+@dataclass
+class _Progress:
+    phase: _Phase = _Phase.CONNECTING
+
+
+def _tracing() -> aiohttp.TraceConfig:
+    """Records the phase of each request of a session in the `_Progress` that is its context."""
+
+    async def connected(_session: aiohttp.ClientSession, context: SimpleNamespace, _params: Any) -> None:
+        context.trace_request_ctx.phase = _Phase.WAITING
+
+    trace = aiohttp.TraceConfig()
+    trace.on_connection_create_end.append(connected)
+    trace.on_connection_reuseconn.append(connected)
+    return trace
 
 
 class EndpointConnection:
-    """The connections to the servers of one endpoint, and its key."""
-
     def __init__(self, name: str, settings: EndpointSettings, key: str, urls: Sequence[str]) -> None:
         self._name = name
         self._settings = settings
@@ -69,7 +101,7 @@ class EndpointConnection:
             await self._session.close()
 
     def _opened(self) -> aiohttp.ClientSession:
-        """The session, of the loop that runs. Calls at once are limited by `concurrency`, not by connections;
+        """Returns the session of the running loop. `concurrency` limits simultaneous calls, not connections;
         cookies are not kept, or a load balancer would send all rollouts to the server of the first."""
         if self._session is None:
             urls = [urlsplit(url) for url in self._urls]
@@ -86,16 +118,16 @@ class EndpointConnection:
                 auto_decompress=False,
                 max_line_size=_LONGEST_HEADER,
                 max_field_size=_LONGEST_HEADER,
-                trace_configs=[phases()],
+                trace_configs=[_tracing()],
                 trust_env=not all(url.hostname in LOOPBACK for url in urls),
             )
         return self._session
 
     async def ask(self, url: str, request: bytes, model: str, deadline: float) -> Completion:
-        """The completion that the server at `url` answers; FailedRequest for every other end."""
+        """Returns the completion of the server at `url`; raises FailedRequest in every other case."""
         left = max(deadline - time.monotonic(), 0.001)
         limits = aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS)
-        post, reached = self._opened().post, Reached()
+        post, reached = self._opened().post, _Progress()
         try:
             async with (
                 asyncio.timeout(left),
@@ -103,7 +135,7 @@ class EndpointConnection:
                     f"{url}/chat/completions", data=request, timeout=limits, trace_request_ctx=reached
                 ) as reply,
             ):
-                reached.phase = Phase.ANSWERING
+                reached.phase = _Phase.ANSWERING
                 most = self._settings.max_reply_bytes
                 if not 200 <= reply.status < 300:
                     asked = retry_after(reply.headers, datetime.now(UTC))
@@ -114,7 +146,7 @@ class EndpointConnection:
         except TooDeep:
             return self._unfinished(said, "is nested too deep")
         except TimeoutError as error:
-            connected = reached.phase is not Phase.CONNECTING
+            connected = reached.phase is not _Phase.CONNECTING
             seconds = left if connected else min(left, CONNECT_SECONDS)
             said_of_it = f"{reached.phase} within {seconds:.0f} s"
             raise self._refusal(Meaning.TRANSIENT, said_of_it, certain=not connected) from error
@@ -124,7 +156,7 @@ class EndpointConnection:
             raise self._refusal(Meaning.TRANSIENT, f"answered what cannot be read: {error}") from error
         except (aiohttp.ClientError, OSError, UnicodeError) as error:  # the last for a name that is none
             detail = f"could not be reached ({type(error).__name__}{_reason(error)})"
-            away = reached.phase is Phase.CONNECTING  # or this request has ended the server
+            away = reached.phase is _Phase.CONNECTING  # or this request has ended the server
             raise self._refusal(Meaning.TRANSIENT, detail, certain=away) from None
         except MalformedAnswer as error:
             inside = error_body(error.error)
@@ -137,7 +169,8 @@ class EndpointConnection:
             raise refusal from error
 
     def _unfinished(self, begins: bytes, what: str) -> Completion:
-        """A completion without an end is the model's doing; any other body without one is the endpoint's."""
+        """Returns an empty completion for one without an end, which is the model's doing. Raises
+        FailedRequest for any other body without an end."""
         if not begun(begins):
             detail = f"gave no answer: the reply {what} and is no completion: {excerpt(begins)}"
             raise self._refusal(Meaning.TRANSIENT, detail)
@@ -170,7 +203,7 @@ class EndpointConnection:
         request: bool = False,
         certain: bool = False,
     ) -> FailedRequest:
-        """A refusal whose words name neither the key nor the URL."""
+        """Makes a FailedRequest whose text names neither the key nor the URL."""
         for secret in (self._key, self._settings.base_url, *self._urls):
             if secret:
                 detail = detail.replace(secret, "***")
@@ -180,13 +213,14 @@ class EndpointConnection:
 
 
 def _trusted() -> ssl.SSLContext:
-    """Certificates that are trusted: those that SSL_CERT_FILE or SSL_CERT_DIR name, else Mozilla's."""
+    """Trusts the certificates that SSL_CERT_FILE or SSL_CERT_DIR name, else Mozilla's."""
     if os.environ.get("SSL_CERT_FILE") or os.environ.get("SSL_CERT_DIR"):
         return ssl.create_default_context()
     return ssl.create_default_context(cafile=certifi.where())
 
 
 def _reason(error: Exception) -> str:
-    """What the system says of a connection that failed. The library's words name hosts and proxies."""
+    """Returns the system's message for a failed connection. The library's own text names hosts and
+    proxies."""
     number = getattr(error, "errno", None)
     return f": {os.strerror(number)}" if isinstance(number, int) and number > 0 else ""

@@ -1,13 +1,13 @@
-"""How an answer ends, and what a reply says of a failure. Pure.
+"""Reads how an answer ends, and whether a reply reports a failure. Pure.
 
-An allow-list: an ending that is not here is no ending, whatever stands before it.
+The finish reasons are an allow-list: any other value is no ending.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 UNPARSED = "unparsed"
-"""How an answer ended that its server could not read: Orchard's word, no server's."""
+"""Finish reason of an answer that its server could not parse: Orchard's word, no server's."""
 _ENDINGS = {
     "stop": ("eos", "eos_token", "stop_sequence", "end_turn"),
     "length": ("max_tokens", "model_length"),
@@ -18,36 +18,37 @@ _ENDINGS = {
 }
 """OpenAI's words, and what servers of its API write for the same, some in capitals: Together (eos), TGI
 (eos_token, stop_sequence), routers that pass on Anthropic's and Gemini's words, Mistral (model_length), Z.ai
-(sensitive), Gemini and Bedrock for a call that they cannot read (malformed_...). Not among them: vLLM's and
+(sensitive), Gemini and Bedrock for a call that they cannot parse (malformed_...). Not among them: vLLM's and
 SGLang's `abort`, OpenRouter's `error`, Ollama's `load`, DeepSeek's `insufficient_system_resource`, Z.ai's
 `network_error`."""
 _KNOWN = {word: ending for ending, others in _ENDINGS.items() for word in (ending, *others)}
 _FILTER = "function_call_filter: "
-"""Before Gemini's word, as its API of OpenAI's form has it."""
+"""Prefix of Gemini's finish reason in its OpenAI-compatible API."""
 _NOT_YET = ("", "null")
 
 
 def ending(reason: object) -> str | None:
-    """OpenAI's word for a `finish_reason`, also one as SGLang's engine has it, an object with a `type`. None
-    for one that is none."""
+    """Returns OpenAI's word for a `finish_reason`, which SGLang's engine writes as an object with a `type`.
+    None if it is no known ending."""
     word = reason.get("type") if isinstance(reason, Mapping) else reason
     return _KNOWN.get(word.lower().removeprefix(_FILTER)) if isinstance(word, str) else None
 
 
 def is_given(reason: object) -> bool:
-    """Whether a `finish_reason` says something at all: chunks before the last one have none."""
+    """Whether a `finish_reason` has a value: chunks before the last one have none."""
     return reason is not None and not (isinstance(reason, str) and reason.lower() in _NOT_YET)
 
 
 def failure(reply: object) -> object:
-    """What a decoded reply, or a chunk of a stream, says of a failure anywhere; None without one."""
+    """Returns the failure that a decoded reply, or a chunk of a stream, reports anywhere; None without
+    one."""
     if isinstance(reply, Mapping) and reply.get("object") == "error":
         return reply
     return next((place["error"] for place in _places(reply) if _is_error(place.get("error"))), None)
 
 
 def _places(reply: object) -> Iterator[Mapping[str, Any]]:
-    """Where servers put an `error`."""
+    """Yields the objects in which servers put an `error`."""
     if not isinstance(reply, Mapping):
         return
     yield reply
@@ -59,5 +60,5 @@ def _places(reply: object) -> Iterator[Mapping[str, Any]]:
 
 
 def _is_error(value: object) -> bool:
-    """Not an `error` that only says that there is none: null, "" or an object of such values."""
+    """Whether an `error` reports one: null, "" and objects of such values do not."""
     return any(map(bool, value.values())) if isinstance(value, Mapping) else bool(value)

@@ -1,8 +1,8 @@
-"""One endpoint: its window of calls, its patience, what it is asked, and when it is asked again.
+"""One endpoint: its limit of calls, its circuit breaker, the bodies of requests, and when they are retried.
 
-Retries are ours and not the library's, because only here is it known what a refusal means and how much
-time is left. A call keeps its place at the endpoint while it waits to try again, so an endpoint in trouble
-is asked less, not more.
+Retries are made here and not by a library, because only here is it known what a refusal means and how much
+time is left. A call keeps its place at the endpoint while it waits to try again, so an endpoint in trouble is
+asked less, not more.
 """
 
 import asyncio
@@ -22,16 +22,15 @@ from orchard.schemas.campaigns import ModelSpec
 from orchard.schemas.outcomes import AbortCause
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.llm.answers import REASONING_FIELDS, Completion, unparsed
+from orchard.workers.llm.circuit_breaker import CircuitBreaker
 from orchard.workers.llm.concurrency import ConcurrencyLimit
 from orchard.workers.llm.connection import EndpointConnection, FailedRequest
+from orchard.workers.llm.endpoint_rests import ProbeFailure, RestTracker
 from orchard.workers.llm.errors import ContextLengthExceeded, OutOfTime, RequestRefused
-from orchard.workers.llm.patience import Patience
-from orchard.workers.llm.questions import HELLO, Questions
+from orchard.workers.llm.probes import HELLO, ProbeRequests
 from orchard.workers.llm.refusals import Meaning, pause
 from orchard.workers.llm.replicas import Replica, choose
-from orchard.workers.llm.resting import QUESTION_SECONDS as REST_QUESTION_SECONDS
-from orchard.workers.llm.resting import host_of, rest_key, servers
-from orchard.workers.llm.rests import NoAnswer, Rests
+from orchard.workers.llm.rest_policy import PROBE_SECONDS, host_of, rest_key, servers
 from orchard.workers.llm.settings import EndpointSettings, cost_usd, uncut
 from orchard.workers.llm.tool_counts import QUESTION_SECONDS, ToolCounts, question
 
@@ -39,9 +38,9 @@ log = logging.getLogger(__name__)
 
 
 class ModelEndpoint:
-    """One endpoint of the configuration."""
-
-    def __init__(self, name: str, settings: EndpointSettings, rests: Rests | None, *, waits: bool) -> None:
+    def __init__(
+        self, name: str, settings: EndpointSettings, rests: RestTracker | None, *, waits: bool
+    ) -> None:
         self.name = name
         self.settings = settings
         key = os.environ.get(settings.api_key_env, "") if settings.api_key_env else ""
@@ -53,19 +52,19 @@ class ModelEndpoint:
         self._replicas = [Replica(url) for url in servers(settings)]
         self._connection = EndpointConnection(name, settings, key, servers(settings))
         self._limit = ConcurrencyLimit(settings.concurrency)
-        self._patience = Patience(
-            name, key_of(settings), rests, self.question, waits=waits, restored=self._limit.restored
+        self._breaker = CircuitBreaker(
+            name, key_of(settings), rests, self.probe, waits=waits, restored=self._limit.restored
         )
-        self._questions = Questions()
+        self._probes = ProbeRequests()
         self._tools = ToolCounts()
         self._reasoning_field = REASONING_FIELDS[0]
-        """Where the newest answer had its reasoning."""
+        """Name of the field in which the newest answer had its reasoning."""
 
     async def close(self) -> None:
         await self._connection.close()
 
     def learn(self, answer: Completion) -> None:
-        """Where this endpoint has reasoning."""
+        """Remembers in which field this endpoint has reasoning."""
         self._reasoning_field = answer.reasoning_field or self._reasoning_field
 
     async def complete(
@@ -86,10 +85,10 @@ class ModelEndpoint:
             deadline = time.monotonic() + timeout
             tries, failures = 0, 0
             while True:
-                deadline += await self._patience.ready()
+                deadline += await self._breaker.ready()
                 tries += 1
                 try:
-                    with self._patience.asking() as started:
+                    with self._breaker.asking() as started:
                         async with asyncio.timeout(wall if wall < math.inf else None) as clock:
                             answer = await self._try(request, spec.name, deadline, session=str(seed))
                 except TimeoutError as error:
@@ -99,8 +98,8 @@ class ModelEndpoint:
                     wait = self._pause_after(error, tries, started)
                     failures += error.meaning is Meaning.TRANSIENT
                     spent = failures >= self.settings.max_tries or time.monotonic() + wait >= deadline
-                    self._questions.refused(spec.name, request)
-                    if await self._patience.rests(error.trouble, spec.name, started=started, spent=spent):
+                    self._probes.refused(spec.name, request)
+                    if await self._breaker.refused(error.failure, spec.name, started=started, spent=spent):
                         continue
                     if spent:
                         raise InfrastructureError(
@@ -114,8 +113,8 @@ class ModelEndpoint:
                         request = msgspec.json.encode({**fields, **self._body(spec, messages, tools, used)})
                     continue
                 self._limit.answered()
-                self._patience.answered()
-                self._questions.answered(spec.name, request)
+                self._breaker.answered()
+                self._probes.answered(spec.name, request)
                 self.learn(answer)
                 answer = msgspec.structs.replace(
                     answer,
@@ -133,42 +132,45 @@ class ModelEndpoint:
                 return await self._tools.told(answer, messages, partial(self._counted, spec, until))
 
     async def _counted(self, spec: ModelSpec, deadline: float) -> Completion | None:
-        """The answer to the question whether `spec`'s model is told of tools; None where there is none."""
+        """Asks the question that shows whether `spec`'s model is told of tools; None if it is not
+        answered."""
         request = msgspec.json.encode(self._body(*question(spec), 0))
         until = min(deadline, time.monotonic() + QUESTION_SECONDS)
         try:
             reply = await self._try(request, spec.name, until, session="")
         except FailedRequest as error:
-            log.warning("whether %r is told of its tools cannot be told: %s", spec.name, error.detail)
+            log.warning(
+                "whether the template of %r leaves tools out is not known: %s", spec.name, error.detail
+            )
             return None
         return msgspec.structs.replace(reply, cost_usd=cost_usd(self.settings, spec.name, reply.usage))
 
     def _sent(self, seed: int) -> int | None:
-        """The seed that a request really has: the configuration's, where it sets one."""
+        """Returns the seed that a request really has: the configuration's, if it sets one."""
         sent = self.settings.extra_body.get("seed", seed)
         return sent if isinstance(sent, int) else None
 
-    async def question(self, model: str, number: int = 0) -> NoAnswer | None:
-        """Ask for one token: whatever the endpoint says of that is an answer, unless it is one that may pass.
-        `number` counts the questions of a rest, and chooses among the endpoint's servers."""
+    async def probe(self, model: str, number: int = 0) -> ProbeFailure | None:
+        """Asks for one token: every reply counts as an answer, except a failure that may pass. `number`
+        counts the probes of a rest, and chooses among the endpoint's servers."""
         few_words = self._body(ModelSpec(name=model, max_tokens=1), [dict(HELLO)], [], 0)
         url = self._replicas[number % len(self._replicas)].url
-        none: NoAnswer | None = None
-        for request in self._questions.of(model, msgspec.json.encode(few_words)):
+        none: ProbeFailure | None = None
+        for request in self._probes.of(model, msgspec.json.encode(few_words)):
             try:
-                await self._connection.ask(url, request, model, time.monotonic() + REST_QUESTION_SECONDS)
+                await self._connection.ask(url, request, model, time.monotonic() + PROBE_SECONDS)
             except FailedRequest as error:
                 if error.meaning not in (Meaning.TRANSIENT, Meaning.THROTTLED):
                     return None
-                none = NoAnswer(error.trouble.said, error.trouble.asked)
-                if error.trouble.certain:
+                none = ProbeFailure(error.failure.said, error.failure.asked)
+                if error.failure.certain:
                     return none
             else:
                 return None
-        return none if self._questions.believed(model, number) else None
+        return none if self._probes.believed(model, number) else None
 
     def _pause_after(self, refusal: FailedRequest, tries: int, started: float) -> float:
-        """Seconds until the next try; raises for a refusal that would be repeated."""
+        """Returns the seconds until the next try; raises for a refusal that would be repeated."""
         if refusal.meaning is Meaning.CONTEXT_EXCEEDED:
             raise ContextLengthExceeded(refusal.detail) from None
         if refusal.meaning is Meaning.REFUSED:
@@ -176,13 +178,13 @@ class ModelEndpoint:
             raise refused(AbortCause.LLM_REFUSED, refusal.detail) from None
         if refusal.meaning is Meaning.THROTTLED:
             self._limit.throttled(started=started, now=time.monotonic())
-        return pause(tries, refusal.trouble.asked, random.random())
+        return pause(tries, refusal.failure.asked, random.random())
 
     def _body(
         self, spec: ModelSpec, messages: list[dict[str, Any]], tools: list[dict[str, Any]], seed: int
     ) -> dict[str, Any]:
-        """The request: only fields that were asked for, so that strict endpoints accept it, and those of
-        `uncut`."""
+        """Returns the request's body: only fields that were asked for, so that strict endpoints accept it,
+        and those of `uncut`."""
         body: dict[str, Any] = {"model": spec.name, "messages": self._messages(messages), "seed": seed}
         body |= uncut(self.settings, spec)
         if tools:
@@ -198,7 +200,7 @@ class ModelEndpoint:
         return body | self.settings.extra_body
 
     def _messages(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """`reasoning_content` under the name that this endpoint reads, or taken out."""
+        """Renames `reasoning_content` to the field that this endpoint reads, or removes it."""
         field = self.settings.reasoning_field
         name = self._reasoning_field if field is None else field
         sent = []
@@ -210,12 +212,12 @@ class ModelEndpoint:
         return sent
 
     async def _try(self, request: bytes, model: str, deadline: float, *, session: str) -> Completion:
-        """One request to the session's replica, and its answer; raises FailedRequest for every other end."""
+        """Sends one request to the session's replica. Raises FailedRequest if it brings no answer."""
         replica = choose(self._replicas, session, time.monotonic())
         try:
             answer = await self._connection.ask(replica.url, request, model, deadline)
         except FailedRequest as error:
-            log.debug("endpoint %r at %s: %s", self.name, host_of(replica.url), error.trouble.said)
+            log.debug("endpoint %r at %s: %s", self.name, host_of(replica.url), error.failure.said)
             if error.meaning is Meaning.TRANSIENT:
                 replica.failed(time.monotonic())
                 raise
@@ -229,5 +231,5 @@ class ModelEndpoint:
 
 
 def key_of(settings: EndpointSettings) -> str:
-    """The name under which the fleet knows the endpoint's rests."""
+    """Returns the key of the endpoint's rests in the fleet's endpoint book."""
     return rest_key(settings, socket.gethostname())

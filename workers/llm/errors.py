@@ -1,15 +1,15 @@
-"""How a call of a model ends without a completion, as its callers see it."""
+"""Errors of a model call, as its callers see them."""
 
 from orchard.schemas.outcomes import AbortCause
 from orchard.workers.failures import InfrastructureError
 
 
 class ContextLengthExceeded(Exception):
-    """The conversation no longer fits the model: the task's token budget has run out, nobody failed."""
+    """The conversation no longer fits the model: the task's token budget has run out, nothing failed."""
 
 
 def context_too_small(error: ContextLengthExceeded) -> InfrastructureError:
-    """The failure where it was the first prompt: that is configuration, and nothing the model did."""
+    """Returns the failure for a first prompt that does not fit: the configuration is wrong, not the model."""
     return InfrastructureError(
         AbortCause.CONTEXT_TOO_SMALL,
         f"the first prompt does not fit ({error}): serve the model with a larger context, lower max_tokens, "
@@ -22,4 +22,4 @@ class OutOfTime(Exception):
 
 
 class RequestRefused(InfrastructureError):
-    """The endpoint does not take this request (400, 422), whatever else it takes."""
+    """The endpoint does not accept this request (400, 422), but may accept others."""

@@ -1,7 +1,8 @@
-"""What servers say instead of a completion, and what it means: one table, read from its top.
+"""The error replies of servers and their meanings: one table, read from its top.
 
-Types and codes decide before words. Words are those of the servers' sources and of replies that were seen
-(tests/workers/llm/refusals.toml has them raw); what no line knows has the meaning of its status.
+Types and codes are compared before message texts. The texts are those of the servers' sources and of replies
+that were seen (tests/workers/llm/refusals.toml has them raw); an error that no row matches has the meaning of
+its status.
 """
 
 import re
@@ -10,33 +11,31 @@ from typing import NamedTuple
 from orchard.workers.llm.refusals import ErrorBody, Meaning
 
 UPSTREAM_GONE = frozenset({502, 503, 504, 520, 521, 522, 523, 524, 529, 530})
-"""Statuses of whoever stands before a model that is away or has too much to do: nobody sampled anything."""
+"""Statuses of a proxy whose model server is away or overloaded: nothing was sampled."""
 
 _TRANSIENT = frozenset({408, 409, 424, 425, 499})
-"""TGI has 424 for a failed generation, Ollama 499 for one that it gave up."""
+"""Retried statuses below 500. TGI has 424 for a failed generation, Ollama 499 for one that it gave up."""
 
 
-class Known(NamedTuple):
-    """Something that servers say."""
-
+class ErrorPattern(NamedTuple):
     meaning: Meaning
     by: str
-    """Who says it."""
     kinds: frozenset[str] = frozenset()
-    """One of the error's type, code or status, in lower case; empty: any."""
+    """Matches one of the error's type, code or status, in lower case; empty: any."""
     words: re.Pattern[str] | None = None
-    """In its message."""
     never: frozenset[int] = frozenset()
     """Statuses with which the words mean something else."""
 
 
-def _known(meaning: Meaning, by: str, kinds: str = "", words: str = "", never: tuple[int, ...] = ()) -> Known:
+def _known(
+    meaning: Meaning, by: str, kinds: str = "", words: str = "", never: tuple[int, ...] = ()
+) -> ErrorPattern:
     pattern = re.compile(words, re.IGNORECASE | re.DOTALL) if words else None
-    return Known(meaning, by, frozenset(kinds.split()), pattern, frozenset(never))
+    return ErrorPattern(meaning, by, frozenset(kinds.split()), pattern, frozenset(never))
 
 
 _QUOTED = re.compile(r"\binput_value=|['\"]input['\"]: ")
-"""Where a validation error begins to quote the request, in which a conversation may say anything."""
+"""Finds where a validation error begins to quote the request, in which a conversation may say anything."""
 
 _ONE_REQUEST = r"\brequest too large for\b"
 _LOADING = r"^loading model$|\bmodel\b.{0,120}\bis (?:currently |still )?(?:loading|warming up)\b"
@@ -69,7 +68,7 @@ _CONTEXT = (
     r"|current length is \d+ while limit is"
 )
 
-KNOWN: tuple[Known, ...] = (
+KNOWN: tuple[ErrorPattern, ...] = (
     _known(Meaning.CONTEXT_EXCEEDED, "OpenAI, Groq: more than a minute's tokens at once", words=_ONE_REQUEST),
     _known(
         Meaning.CONTEXT_EXCEEDED,
@@ -114,7 +113,8 @@ KNOWN: tuple[Known, ...] = (
 
 
 def meaning(status: int, body: ErrorBody) -> Meaning:
-    """The meaning of an error: of an HTTP status with its body, or of one inside of a 2xx reply (200)."""
+    """Returns the meaning of an error: of an HTTP status with its body, or of one inside of a 2xx reply
+    (200)."""
     said = _QUOTED.split(body.message, maxsplit=1)[0]
     for known in KNOWN:
         if (
@@ -131,5 +131,6 @@ def meaning(status: int, body: ErrorBody) -> Meaning:
 
 
 def samples_anew(status: int) -> bool:
-    """Whether an error that is tried again may lie in what was sampled, so that another seed may help."""
+    """Whether the sampled text may be the reason for an error that is retried, so that another seed may
+    help."""
     return (status >= 500 or 200 <= status < 300) and status not in UPSTREAM_GONE

@@ -1,6 +1,6 @@
-"""What an endpoint says when it refuses, and how long to wait after it: pure functions over what it said.
+"""Reads an endpoint's refusals, and decides how long to wait after them. Pure.
 
-`known_errors` says what it means.
+`known_errors` has their meanings.
 """
 
 import re
@@ -15,41 +15,41 @@ import msgspec
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 30.0
 _FOREVER = 1e9
-"""Seconds, for a number that has no end."""
+"""Seconds that replace an infinite number."""
 
 _QUOTED = 2000
-"""Characters of an error that are looked at."""
+"""Characters of an error that are read."""
 
 
 class Meaning(StrEnum):
-    """Why a try brought no completion."""
+    """The reason that a try brought no completion."""
 
     TRANSIENT = "transient"
-    """Worth trying again: connection lost, time-out, 408, 409, 5xx, an answer that is not one."""
+    """Worth trying again: connection lost, time-out, 408, 409, 5xx, a reply that is no answer."""
     THROTTLED = "throttled"
     """Worth trying again, later, and with fewer calls at once."""
     REFUSED = "refused"
     """The request itself is unacceptable and would be so again."""
     CONTEXT_EXCEEDED = "context_exceeded"
-    """The conversation is longer than the model takes: a budget of the task, not a failure of ours."""
+    """The conversation is longer than the model accepts: a budget of the task, not an infrastructure
+    failure."""
     UNPARSED = "unparsed"
-    """The server could not read what its model wrote: an answer, of the model, that is none."""
+    """The server could not parse what its model wrote: this counts as an answer, without content."""
 
 
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of an error object that decides."""
+    """The fields of an error object that decide its meaning."""
 
     message: str = ""
     code: str = ""
     type: str = ""
     status: str = ""
-    """Google's word for the kind, as INVALID_ARGUMENT."""
+    """Google's name of the kind, as INVALID_ARGUMENT."""
     retry_seconds: float | None = None
-    """What it asks to wait, as Google says it in the body."""
+    """Seconds to wait, as Google puts them in the body."""
 
     @property
     def kinds(self) -> frozenset[str]:
-        """What names the kind of error, in lower case."""
         return frozenset(word.lower() for word in (self.code, self.type, self.status) if word)
 
 
@@ -57,7 +57,7 @@ _DATA = re.compile(r"(data:[a-z]+/[a-z+.-]+;base64,)[A-Za-z0-9+/=]+", re.IGNOREC
 
 
 def error_of(reply: bytes) -> ErrorBody:
-    """Read the body of an error reply, which may be no JSON."""
+    """Reads the body of an error reply, which may be no JSON."""
     try:
         raw = msgspec.json.decode(reply)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
@@ -66,7 +66,8 @@ def error_of(reply: bytes) -> ErrorBody:
 
 
 def error_body(raw: object) -> ErrorBody:
-    """Read the decoded JSON of an error reply: an object, under `error` or bare, a text, or a list of one."""
+    """Reads the decoded JSON of an error reply: an object, under `error` or bare, a text, or a list of
+    one."""
     if isinstance(raw, list) and len(raw) == 1:  # Gemini
         raw = raw[0]
     if not isinstance(raw, Mapping):
@@ -84,7 +85,8 @@ def error_body(raw: object) -> ErrorBody:
 
 
 def _message(inner: Mapping[str, Any]) -> str:
-    """Its text, with what a router quotes of the server behind it, and with both sizes of llama.cpp's."""
+    """Returns the message, with what a router quotes of the server behind it, and with both sizes of
+    llama.cpp's."""
     message = _plain(inner.get("message") or inner.get("detail"))
     metadata = inner.get("metadata")
     if isinstance(metadata, Mapping) and metadata.get("raw"):  # OpenRouter
@@ -96,7 +98,7 @@ def _message(inner: Mapping[str, Any]) -> str:
 
 
 def _retry_seconds(details: object) -> float | None:
-    """Of `google.rpc.RetryInfo`, as `34.5s`."""
+    """Reads the delay in `google.rpc.RetryInfo`, such as `34.5s`."""
     for detail in details if isinstance(details, list) else ():
         delay = detail.get("retryDelay") if isinstance(detail, Mapping) else None
         if isinstance(delay, str) and re.fullmatch(r"\d{1,9}(?:\.\d{1,9})?s", delay):
@@ -105,8 +107,8 @@ def _retry_seconds(details: object) -> float | None:
 
 
 def _plain(value: object) -> str:
-    """What can be quoted of a value: a list or object, which may be of any depth, only in small. Pictures of
-    the request, which some endpoints repeat, are left out."""
+    """Returns a short text for any value, whatever its depth. Pictures of the request, which some endpoints
+    repeat, are left out."""
     if isinstance(value, str | int | float):
         return _DATA.sub(r"\1...", str(value)[:_QUOTED]) if value else ""
     try:
@@ -116,10 +118,11 @@ def _plain(value: object) -> str:
 
 
 def retry_after(headers: Mapping[str, str], now: datetime) -> float | None:
-    """Seconds the endpoint asked to wait (`retry-after-ms`, or `retry-after` as seconds or date), if it did.
+    """Returns the seconds that the endpoint asked to wait (`retry-after-ms`, or `retry-after` as seconds or
+    date), if it did.
 
     `headers` has lower-case names. A value that cannot be read counts as absent. A date is one of the
-    endpoint's clock, as its header `date` has it; `now` is ours, for one without.
+    endpoint's clock, as its header `date` has it; without that header `now`, the local time, is compared.
     """
     for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
         text = headers.get(name, "")
@@ -140,9 +143,27 @@ def _date(text: str) -> datetime | None:
 
 
 def pause(tries: int, asked: float | None, jitter: float) -> float:
-    """Seconds to wait after try number `tries` (from 1): doubling, jittered, never less than asked for.
+    """Returns the seconds to wait after try number `tries` (from 1): doubling, jittered, never less than
+    asked for.
 
     `jitter` is uniform in [0, 1]; the pause lies between half and the whole of the doubled value.
     """
     doubled = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(tries - 1, 16))
     return max(asked or 0.0, doubled * (0.5 + 0.5 * jitter))
+
+
+_PART = 4
+"""Characters of a key in a row that a word may not hold."""
+_HIDDEN = re.compile(r"\*\*|••|\.\.\.\S")
+"""Marks of a word in which a part is left out."""
+
+
+def without_key(text: str, key: str) -> str:
+    """Replaces words that hold a part of the key, as endpoints write `sk-abc***wxyz`."""
+    parts = {key[at : at + _PART] for at in range(len(key) - _PART + 1)}
+
+    def kept(word: re.Match[str]) -> str:
+        holds = bool(key) and (any(part in word[0] for part in parts) or bool(_HIDDEN.search(word[0])))
+        return "***" if holds else word[0]
+
+    return re.sub(r"\S+", kept, text)

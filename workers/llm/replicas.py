@@ -1,4 +1,4 @@
-"""Which of an endpoint's servers a session asks: rendezvous hashing over those that are well."""
+"""Chooses the server of an endpoint for a session: rendezvous hashing over those that work."""
 
 import hashlib
 from collections.abc import Sequence
@@ -10,29 +10,27 @@ LONGEST_REST = 60.0
 
 @dataclass
 class Replica:
-    """One server of an endpoint, and how it is."""
-
     url: str
     failures: int = 0
-    """In a row."""
+    """Failures in a row."""
     rests_until: float = 0.0
-    """Reading of the clock, in seconds, before which it is not asked where another one is well."""
+    """Clock reading, in seconds, until which other working servers are preferred."""
 
     def answered(self) -> None:
-        """Report that it answered, whatever it said."""
+        """Reports an answer, refusals included."""
         self.failures, self.rests_until = 0, 0.0
 
     def failed(self, now: float) -> None:
-        """Report that it could not be reached, or broke down: it rests, each time for longer."""
+        """Reports that it could not be reached, or failed: it rests, each time for longer."""
         self.failures += 1
         self.rests_until = now + min(FIRST_REST * 2 ** min(self.failures - 1, 16), LONGEST_REST)
 
 
 def choose(replicas: Sequence[Replica], session: str, now: float) -> Replica:
-    """The replica of a session: the same one as long as it is well.
+    """Returns the replica of a session: the same one as long as it works.
 
-    One that has rested gets a single call to show that it is back, and only then its sessions. Where all
-    rest, the session's own is asked.
+    One that has rested gets a single call to show that it is back, and only then its sessions. If all rest,
+    the session's own is asked.
     """
     order = sorted(replicas, key=lambda replica: _weight(replica.url, session), reverse=True)
     for replica in order:

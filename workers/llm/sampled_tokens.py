@@ -1,4 +1,5 @@
-"""Reads what a chat completion says about its tokens, as vLLM, SGLang, llama.cpp and our own server do."""
+"""Reads what a chat completion says about its tokens, as vLLM, SGLang, llama.cpp and Orchard's policy server
+do."""
 
 import logging
 import re
@@ -11,12 +12,12 @@ import msgspec
 from orchard.schemas.messages import TokenRecord, VersionRun
 
 _UNKNOWN_LOGPROB = -9999.0
-"""vLLM's for a token whose log-probability it does not know."""
+"""Value of vLLM for a token whose log-probability it does not know."""
 _ABOVE_ZERO = 0.01
-"""No log-probability is above zero but by rounding."""
+"""Bound of log-probabilities, which are above zero only by rounding."""
 _LARGEST_ID = 2**31 - 1
 _VERSION = re.compile(r"(?:v|[a-z0-9_-]+#)?([0-9]{1,9})")
-"""What servers call a policy: `7`, `v7`, or `first#7` of a run. `1.0` and `qwen2.5` are no policies."""
+"""Names that servers give a policy: `7`, `v7`, or `first#7` of a run. `1.0` and `qwen2.5` are no policies."""
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ class _Sampled(msgspec.Struct):
     logprob: float | None = None
     token: str = ""
     id: Any = None
-    """Of the token, as llama.cpp's server says it."""
+    """The token's id in llama.cpp's server."""
 
 
 class _Logprobs(msgspec.Struct):
@@ -49,7 +50,7 @@ class _Span(msgspec.Struct):
 
 
 class _Weights(msgspec.Struct):
-    """SGLang's words on which weights sampled: spans of tokens, or one version for all."""
+    """SGLang's versions of the weights that sampled: spans of tokens, or one version for all."""
 
     weight_versions: list[_Span] | None = None
     weight_version: int | str | None = None
@@ -61,7 +62,7 @@ class _Weights(msgspec.Struct):
 
 
 class _Extension(_Weights):
-    """What SGLang puts beside the choices: ids of the prompt, and of each choice's tokens."""
+    """SGLang's fields beside the choices: ids of the prompt, and of each choice's tokens."""
 
     input_ids: list[int] | None = None
     output_ids: list[list[int]] | None = None
@@ -103,13 +104,14 @@ class ChatReply(BareReply):
 
 
 def token_record(reply: ChatReply, choice: ChatChoice) -> TokenRecord | None:
-    """Sampled tokens, wherever the server put them; None when it gave neither ids nor log-probabilities.
+    """Returns the sampled tokens, wherever the server put them; None if it gave neither ids nor
+    log-probabilities.
 
     vLLM (`return_token_ids`): `choice.token_ids` and the reply's `prompt_token_ids`, or log-probability
     tokens `token_id:<n>`. SGLang: `response_token_ids` and `prompt_token_ids` of the choice, the ids in
     `sglext`, or (log-probability, id, text) triples in `choice.meta_info`. llama.cpp: the `id` of each entry
-    of `logprobs`. Log-probabilities that do not align with the ids are left out, and so are versions without
-    a number. Our own policy server: vLLM's fields and `choice.policy_versions`.
+    of `logprobs`. Orchard's policy server: vLLM's fields and `choice.policy_versions`. Log-probabilities that
+    do not align with the ids are left out, and so are versions without a number.
     """
     ids, logprobs = _ids(reply, choice), _logprobs(choice)
     if ids and len(logprobs) != len(ids):
@@ -130,12 +132,11 @@ def token_record(reply: ChatReply, choice: ChatChoice) -> TokenRecord | None:
 
 
 def _given(*places: Sequence[T] | None) -> Sequence[T]:
-    """What stands in the first of the places that has something."""
+    """Returns the first of the values that is not empty."""
     return next(filter(None, places), ())
 
 
 def _ids(reply: ChatReply, choice: ChatChoice) -> Sequence[int]:
-    """Ids of the sampled tokens."""
     beside = reply.sglext or _Extension()
     return _given(
         choice.token_ids,
@@ -147,7 +148,7 @@ def _ids(reply: ChatReply, choice: ChatChoice) -> Sequence[int]:
 
 
 def _logprobs(choice: ChatChoice) -> list[float]:
-    """Log-probabilities of the sampled tokens; none unless all are known."""
+    """Returns the log-probabilities of the sampled tokens; none unless all are known."""
     written = [token.logprob for token in _sampled(choice)]
     found = _given([triple[0] for triple in _triples(choice)], written)
     known = [value for value in found if value is not None and _UNKNOWN_LOGPROB < value < _ABOVE_ZERO]
@@ -163,13 +164,13 @@ def _triples(choice: ChatChoice) -> Sequence[tuple[float | None, int, Any]]:
 
 
 def _spans(reply: ChatReply, choice: ChatChoice) -> Sequence[_Span]:
-    """Where policy versions begin, wherever the server put them."""
+    """Returns the spans of policy versions, wherever the server put them."""
     beside = [weights.spans for weights in (choice.meta_info, reply.sglext, reply.metadata) if weights]
     return _given(choice.policy_versions, choice.weight_versions, *beside)
 
 
 def _versions(spans: Sequence[_Span], tokens: int) -> tuple[VersionRun, ...]:
-    """Runs of policy versions over `tokens` tokens; none unless all are known."""
+    """Returns the runs of policy versions over `tokens` tokens; none unless all are known."""
     numbers = [_VERSION.fullmatch(str(span.version)) for span in spans]
     starts = [span.start for span in spans]
     ordered = starts[:1] == [0] and starts == sorted(set(starts)) and starts[-1] < tokens

@@ -15,21 +15,21 @@ _Dollars = Annotated[Weight, Unit("USD per million tokens")]
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """USD per million tokens."""
+    """Prices in USD per million tokens."""
 
     prompt: _Dollars
-    """Of prompt tokens."""
+    """Price of prompt tokens."""
     completion: _Dollars
-    """Of completion tokens."""
+    """Price of completion tokens."""
     cached: _Dollars | None = None
-    """Of prompt tokens read from the endpoint's cache; None: they cost as much as the others."""
+    """Price of prompt tokens read from the endpoint's cache; None: they cost as much as the others."""
 
 
 class EndpointSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One OpenAI-compatible endpoint. Its URL and key stay in the configuration and the environment."""
 
     base_url: str
-    """With the version path, for example `https://api.openai.com/v1`."""
+    """Base URL with the version path, for example `https://api.openai.com/v1`."""
     replicas: tuple[str, ...] = ()
     """Base URLs of further servers of the same models, with the same key. All calls of one rollout go to one
     server, so that its prefix cache holds; those of one that fails go to others until it answers again."""
@@ -43,10 +43,11 @@ class EndpointSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     stream: bool = False
     """Ask for answers as streams, for an endpoint that serves long ones only so. The record is the same."""
     max_reply_bytes: Annotated[Count, Unit("bytes")] = 32 * 1024 * 1024
-    """Of a reply's body, unpacked. A completion that has begun and goes on beyond it counts as cut off by its
-    length; any other body as no answer."""
+    """Most bytes of a reply's body, unpacked. A completion that has begun and goes on beyond it counts as cut
+    off by its length; any other body as no answer."""
     prices: dict[str, Price] = {}
-    """By model name, as asked for. A model that is not listed has an unknown cost, not a cost of zero."""
+    """Prices by model name, as asked for. A model that is not listed has an unknown cost, not a cost of
+    zero."""
     extra_body: dict[str, Any] = {}
     """Fields added to every request: `return_token_ids = true` (vLLM, SGLang),
     `return_weight_versions = true` to have vLLM name the policy, `chat_template_kwargs`, ... Where ids and
@@ -57,7 +58,7 @@ class EndpointSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     answers have it in, empty: none, so that the model does not see its earlier reasoning again."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError for an address that is none, and a key where its variable's name is wanted."""
+        """Raises ValueError for an invalid address, and for a key in place of its variable's name."""
         if self.base_url:  # empty where no call is made
             check_base_url(self.base_url, "base_url")
         for replica in self.replicas:
@@ -68,16 +69,17 @@ class EndpointSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 _UNCUT: Mapping[str, Any] = MappingProxyType(
     {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 )
-"""Sampling from the model itself. vLLM and SGLang otherwise take these from its generation_config.json."""
+"""Sampling from the model itself. vLLM and SGLang otherwise take these values from its
+generation_config.json."""
 _ASKS_FOR_IDS = frozenset(
     {"return_token_ids", "return_tokens_as_token_ids", "return_output_ids_in_sglext", "return_meta_info"}
 )
-"""Fields of `extra_body` that these servers alone know."""
+"""Fields of `extra_body` that only vLLM and SGLang know."""
 
 
 def uncut(settings: EndpointSettings, spec: ModelSpec) -> dict[str, Any]:
-    """Fields that nobody wrote and that are sent all the same, save those that `extra_body` or the model
-    sets: tokens that are asked for with ids and log-probabilities are to train, so they are sampled from the
+    """Returns fields that are sent without being configured, unless `extra_body` or the model sets them:
+    tokens that are requested with ids and log-probabilities are for training, so they are sampled from the
     model itself. A server that is asked for ids knows these fields, too."""
     if not (spec.logprobs and any(map(settings.extra_body.get, _ASKS_FOR_IDS))):
         return {}
@@ -86,8 +88,8 @@ def uncut(settings: EndpointSettings, spec: ModelSpec) -> dict[str, Any]:
 
 
 def cost_usd(settings: EndpointSettings, model: str, usage: Usage) -> float | None:
-    """What a call cost, or None when the model has no price in the settings or its tokens are not known. What
-    no endpoint calls cached is not."""
+    """Returns the cost of a call; None if the model has no price in the settings or its tokens are not known.
+    Tokens that no endpoint reports as cached count as not cached."""
     price = settings.prices.get(model)
     if price is None or usage.prompt_tokens is None or usage.completion_tokens is None:
         return None

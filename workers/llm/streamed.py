@@ -1,4 +1,4 @@
-"""A chat completion that came as server-sent events, put together as if it had come whole. Pure."""
+"""Assembles a chat completion that came as server-sent events as if it had come whole. Pure."""
 
 import re
 from collections.abc import Iterator
@@ -14,19 +14,17 @@ from orchard.workers.llm.endings import ending, failure, is_given
 _END = b"[DONE]"
 _LINE = re.compile(rb"\r\n|\r|\n")
 _FIRST = (b"data:", b"event:", b"error:", b"id:", b"retry:", b":")
-"""How the first line of a stream begins."""
+"""Beginnings of the first line of a stream."""
 _CHUNK = msgspec.json.Decoder()
 _TAIL = 200
 """Bytes that an error quotes of a stream without an ending."""
 _SAYS = ("content", "refusal", "tool_calls", "function_call", *REASONING_FIELDS)
 _GROWING = ("token_ids", "response_token_ids")
-"""Lists of a choice, of which each chunk has the next part."""
+"""Lists of a choice that each chunk extends."""
 
 
 @dataclass
 class _Call:
-    """What has come of a call."""
-
     index: Any
     id: Any = None
     name: Any = None
@@ -39,11 +37,11 @@ def is_stream(raw: bytes) -> bool:
 
 
 def assembled(raw: bytes) -> bytes:
-    """The completion of a whole stream, as JSON.
+    """Returns the completion of a whole stream, as JSON.
 
     Deltas of text, reasoning, arguments, token ids and log-probabilities are joined; of all else the newest
-    word holds. Raises MalformedAnswer for a stream that says an error anywhere, or ends without a word on how
-    the answer ended: `[DONE]` is none. Raises TooDeep.
+    value counts. Raises MalformedAnswer for a stream that reports an error anywhere, or ends without a finish
+    reason: `[DONE]` is none. Raises TooDeep.
     """
     reply: dict[str, Any] = {}
     choice: dict[str, Any] = {}
@@ -78,7 +76,7 @@ def assembled(raw: bytes) -> bytes:
 
 
 def events(raw: bytes) -> Iterator[bytes]:
-    """The data of each event that has some; of one that is named an error, a chunk that says so."""
+    """Yields the data of each event that has some; of an event named as an error, a chunk that reports it."""
     lines: list[bytes] = []
     failed = False
     for line in (*_LINE.split(raw), b""):
@@ -96,7 +94,7 @@ def events(raw: bytes) -> Iterator[bytes]:
 
 
 def _as_error(data: bytes) -> bytes:
-    """Data that says an error by the name of its event alone."""
+    """Returns data that reports an error, for an event that does so by its name alone."""
     try:
         said = decode(_CHUNK, data)
     except Unreadable:
@@ -115,7 +113,6 @@ def _decoded(data: bytes) -> dict[str, Any]:
 
 
 def _listed(value: Any) -> list[dict[str, Any]]:
-    """The objects of a list; none of anything else."""
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
@@ -152,14 +149,15 @@ def _parts(text: Any) -> list[Any]:
 
 
 def _ended(reason: Any, choice: dict[str, Any]) -> None:
-    """Takes in a `finish_reason`; one that is no ending holds, whatever comes after it."""
+    """Stores a `finish_reason`; one that is no known ending is kept, whatever comes after it."""
     before = choice.get("finish_reason")
     if is_given(reason) and (before is None or ending(before) is not None):
         choice["finish_reason"] = reason
 
 
 def _call(part: dict[str, Any], calls: list[_Call]) -> None:
-    """A part of a call: of the one with its index or, without one, a new one where it brings an id."""
+    """Adds a part to the call with its index or, without an index, to the last one; an id without an index
+    begins a new call."""
     index, name = part.get("index"), part.get("id")
     known = [call for call in calls if call.index == index] if index is not None else calls[-1:]
     if not known or (index is None and name):

@@ -1,6 +1,8 @@
-"""Whether a model is told of its tools, by a count of tokens: some templates leave tools out in silence.
+"""Finds out by a count of tokens whether a model is told of its tools: some templates silently leave them
+out.
 
-A token stands for at most so many bytes of a text: a prompt of few tokens cannot hold a tool of many words.
+A token stands for at most _BYTES bytes of a text: a prompt of few tokens cannot hold the long description of
+a tool.
 """
 
 import logging
@@ -17,11 +19,11 @@ from orchard.workers.llm.answers import Completion
 log = logging.getLogger(__name__)
 
 QUESTION_SECONDS = 60.0
-"""That the question may take."""
+"""Seconds in which the question must be answered."""
 _BYTES = 8
-"""Of one token at most, over a text of some length: 4 to 5 of English, fewer of all else."""
+"""Most bytes of one token, over a longer text: 4 to 5 in English, fewer in all else."""
 _PROMPT = 256
-"""Bytes of messages, below which nothing is asked: a rollout's first prompt has more."""
+"""Bytes of messages below which nothing is asked: a rollout's first prompt has more."""
 _MESSAGES = (
     {"role": "system", "content": "Answer with one word."},
     {"role": "user", "content": "Yes?"},
@@ -37,7 +39,7 @@ class ToolCounts:
 
     def __init__(self) -> None:
         self._left_out: dict[str, bool | None] = {}
-        """None while it is asked, and where it cannot be told."""
+        """None while it is asked, and if it cannot be found out."""
 
     async def told(
         self,
@@ -45,8 +47,8 @@ class ToolCounts:
         messages: Sequence[dict[str, Any]],
         ask: Callable[[], Awaitable[Completion | None]],
     ) -> Completion:
-        """An answer to `messages` and tools, with what is known. `ask` gives the answer to the `question`, or
-        None; what that costs is part of the cost of this answer."""
+        """Adds what is known to an answer to `messages` and tools. `ask` gives the answer to the `question`,
+        or None; its cost is added to the cost of this answer."""
         model = answer.model
         if answer.tool_calls:
             self._left_out[model] = False
@@ -67,13 +69,14 @@ class ToolCounts:
 
 
 def is_counted(prompt_tokens: int | None, messages: Sequence[dict[str, Any]]) -> bool:
-    """Whether so many tokens can be a whole prompt's with these messages: some servers count a part of it."""
+    """Whether this number of tokens can be that of a whole prompt with these messages: some servers count a
+    part of it."""
     return (prompt_tokens or 0) * _BYTES >= _text(messages) >= _PROMPT
 
 
 def question(spec: ModelSpec) -> tuple[ModelSpec, list[dict[str, Any]], list[dict[str, Any]]]:
-    """A short question with one tool of many words: model, messages and tools. The tool begins anew each
-    time, since servers that leave out of their count what is in their cache would count few."""
+    """Returns a short question with one tool of many words: model, messages and tools. The tool is new each
+    time, since servers that do not count what is in their cache would report too few tokens."""
     word = "".join(random.choices(string.ascii_lowercase, k=12))
     function = {
         "name": f"counted_{word}",
@@ -85,7 +88,7 @@ def question(spec: ModelSpec) -> tuple[ModelSpec, list[dict[str, Any]], list[dic
 
 
 def leaves_tools_out(prompt_tokens: int) -> bool:
-    """Whether the question's prompt, of so many tokens, has no room for its tool."""
+    """Whether the question's prompt, with this number of tokens, has no room for its tool."""
     return prompt_tokens * _BYTES < len(_DESCRIPTION)
 
 
@@ -94,7 +97,6 @@ def _sum(first: float | None, second: float | None) -> float | None:
 
 
 def _text(messages: Sequence[dict[str, Any]]) -> int:
-    """Bytes of what the messages say, without their pictures."""
     total = 0
     for message in messages:
         content = message.get("content")

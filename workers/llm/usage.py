@@ -1,4 +1,4 @@
-"""What a reply says of its tokens. Pure: a count that is missing or cannot be true is not known."""
+"""Reads the token counts of a reply. Pure. A count that is missing or cannot be true is not known."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,8 +10,8 @@ _BESIDE = ("cache_read_input_tokens", "cache_creation_input_tokens")
 
 
 def usage_of(raw: object, *, said: bool) -> Usage:
-    """The counts under `usage`, in OpenAI's words or in Anthropic's. `said` tells whether the answer holds
-    anything: one that does has tokens, as every prompt has."""
+    """Returns the counts under `usage`, in OpenAI's words or in Anthropic's. `said` tells whether the answer
+    holds anything: if it does, it has tokens, as every prompt has."""
     found = raw if isinstance(raw, Mapping) else {}
     prompt, cached = _read(found)
     completion = _sampled(found, prompt)
@@ -26,7 +26,8 @@ def usage_of(raw: object, *, said: bool) -> Usage:
 
 
 def _sampled(usage: Mapping[str, Any], prompt: int | None) -> int | None:
-    """Tokens that were sampled. Gemini and xAI count the thoughts among them in the total alone."""
+    """Returns the tokens that were sampled. Gemini and xAI count the thoughts among them in the total
+    alone."""
     completion, total = _count(usage, "completion_tokens", "output_tokens"), _count(usage, "total_tokens")
     if completion is None or prompt is None or total is None:
         return completion
@@ -34,8 +35,8 @@ def _sampled(usage: Mapping[str, Any], prompt: int | None) -> int | None:
 
 
 def _read(usage: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """Tokens of the prompt, and those of them that came from a cache. Anthropic counts what its cache has
-    read and written beside the others, OpenAI within."""
+    """Returns the tokens of the prompt, and those of them that came from a cache. Anthropic counts what its
+    cache has read and written beside the others, OpenAI within."""
     cached = _count(_inside(usage, "prompt_tokens_details", "input_tokens_details"), "cached_tokens")
     if "prompt_tokens" in usage or "input_tokens" not in usage:
         return _count(usage, "prompt_tokens"), cached
@@ -51,11 +52,12 @@ def _inside(usage: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
 
 
 def _count(usage: Mapping[str, Any], *names: str) -> int | None:
-    """The first of the counts that is there, if it can be one: no text, no fraction, none below zero."""
+    """Returns the first of the counts that is present, if it is valid: no text, no fraction, not below
+    zero."""
     value = next((usage[name] for name in names if name in usage), None)
     return value if type(value) is int and 0 <= value <= _MOST_TOKENS else None
 
 
 def _at_least(part: int | None, whole: int | None) -> int | None:
-    """A whole that is known: not one that is less than its part."""
+    """Returns `whole`, unless it is less than its part and so cannot be true."""
     return None if part is not None and whole is not None and whole < part else whole

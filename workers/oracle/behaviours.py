@@ -1,4 +1,4 @@
-"""How the oracle behaves in a rollout, drawn from the request's seed and the task, so that it repeats."""
+"""The oracle's behaviour in a rollout, drawn from the request's seed and the task, so that it repeats."""
 
 import random
 from collections.abc import Mapping
@@ -11,9 +11,9 @@ class Behaviour(StrEnum):
     """Explores well, then edits wrongly and submits."""
     GIVES_UP = "gives_up"
     MALFORMED = "malformed"
-    """Calls that do not parse: now and then on the way to a good end, or until the harness stops it."""
+    """Makes calls that do not parse: now and then on the way to a good end, or until the harness stops it."""
     OUT_OF_STEPS = "out_of_steps"
-    """Goes on looking for ever, sometimes after the right edit."""
+    """Explores until the steps run out, sometimes after the right edit."""
 
 
 DEFAULT_MIX: dict[str, float] = {
@@ -26,23 +26,24 @@ DEFAULT_MIX: dict[str, float] = {
 
 
 def checked_mix(mix: Mapping[str, float]) -> dict[Behaviour, float]:
-    """The mix with its names checked; raises ValueError for one that cannot be drawn from."""
+    """Returns the mix with its names checked. Raises ValueError for one that cannot be drawn from."""
     known = ", ".join(Behaviour)
     try:
         checked = {Behaviour(name): weight for name, weight in mix.items()}
     except ValueError as error:
         raise ValueError(f"{error} of the oracle: use {known}") from None
     if any(weight < 0 for weight in checked.values()) or not sum(checked.values()) > 0:
-        raise ValueError("the oracle's mix needs weights that are not negative and not all zero")
+        raise ValueError(
+            f"the weights of the oracle's mix are {dict(mix)}: use weights of 0 or more, not all 0"
+        )
     return checked
 
 
 def draw(mix: Mapping[Behaviour, float], seed: int, task_id: str) -> Behaviour:
-    """The behaviour of one rollout: the same for the same seed and task."""
     names = sorted(mix)
     return chance(seed, task_id, "behaviour").choices(names, [mix[name] for name in names])[0]
 
 
 def chance(seed: int, task_id: str, purpose: str) -> random.Random:
-    """A generator of its own for each purpose, so that one decision does not shift another."""
+    """Returns a generator of its own for each purpose, so that one decision does not shift another."""
     return random.Random(f"{seed}:{task_id}:{purpose}")

@@ -1,4 +1,4 @@
-"""What each domain's part of the oracle is given, and what it answers."""
+"""The interface of each domain's part of the oracle."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
@@ -10,11 +10,11 @@ from orchard.workers.oracle.behaviours import Behaviour
 from orchard.workers.oracle.replies import Reply, text_of
 
 MODEL = "oracle"
-"""Name of the model; `oracle/WORD` asks for one way to behave."""
+"""Name of the model; `oracle/WORD` asks for one behaviour."""
 
 
 class OracleRequest(msgspec.Struct, frozen=True):
-    """The fields of a chat completion's request that the oracle looks at; it accepts all others."""
+    """The fields of a chat completion's request that the oracle reads; it accepts all others."""
 
     messages: list[dict[str, Any]]
     model: str = MODEL
@@ -29,16 +29,15 @@ class OracleRequest(msgspec.Struct, frozen=True):
 
     @property
     def variant(self) -> str:
-        """What the model's name says after `oracle/`; empty for `oracle` alone."""
+        """The part of the model's name after `oracle/`; empty for `oracle` alone."""
         return self.model.partition("/")[2]
 
     def spoken(self, *roles: str) -> str:
-        """The text of all messages of these roles."""
         return "\n".join(text_of(message) for message in self.messages if message.get("role") in roles)
 
 
 class CannotPlay(Exception):
-    """A request that the oracle cannot answer, with the HTTP status and OpenAI's code for it."""
+    """The oracle cannot answer the request; `status` is the HTTP status and `code` OpenAI's code for that."""
 
     def __init__(self, why: str, status: int = 400, code: str | None = None) -> None:
         super().__init__(why)
@@ -47,16 +46,16 @@ class CannotPlay(Exception):
 
 
 class OraclePlayer(Protocol):
-    """A domain's part of the oracle. It is stateless: the conversation says which task and turn it is."""
+    """A domain's part of the oracle. It is stateless: the conversation shows which task and turn it is."""
 
     async def start(self) -> None:
-        """Read what there is to play, once, before the first request."""
+        """Reads what there is to play, once, before the first request."""
 
     def plays(self, request: OracleRequest) -> bool:
         """Whether the conversation is about tasks of its domain."""
 
     async def reply(self, request: OracleRequest) -> Reply:
-        """The next message of a conversation that it plays. Raises CannotPlay."""
+        """Returns the next message of a conversation that it plays. Raises CannotPlay."""
 
 
 MakePlayer = Callable[[Callable[[], Iterable[Task]], Mapping[Behaviour, float]], OraclePlayer]

@@ -1,22 +1,66 @@
-"""Chat completions as OpenAI writes them: one JSON object, or server-sent events, the usage at the end."""
+"""The oracle's messages, and their form as chat completions: one JSON object, or server-sent events.
+
+A message is a thought and tool calls, or for a harness without tools one block of text.
+"""
 
 import math
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
-from orchard.workers.oracle.turns import Turn
+from orchard.schemas.messages import ToolCall
 
 BYTES_PER_TOKEN = 4
-"""The approximation behind the oracle's usage: UTF-8 bytes over four, rounded up, and four a message."""
+"""Approximates the oracle's usage: UTF-8 bytes over four, rounded up, and four tokens a message."""
 TOKENS_PER_MESSAGE = 4
+
+SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+
+
+class Turn(msgspec.Struct, frozen=True, kw_only=True):
+    """One assistant message: a thought and calls, well formed or not."""
+
+    text: str
+    calls: tuple[ToolCall, ...] = ()
+
+
+def block_label(opening: str) -> str | None:
+    """Returns the label of the blocks that a harness without tools asks for, as its opening messages show
+    it."""
+    shown = re.search(r"^```([A-Za-z_]*bash[A-Za-z_]*)$", opening, re.MULTILINE)
+    return shown and shown[1]
+
+
+def as_text(turn: Turn, label: str) -> Turn:
+    """Returns the turn for such a harness: the commands of all calls in one block, and none if a call is
+    bad."""
+    commands = [_command(call) for call in turn.calls]
+    if not commands or None in commands:
+        return Turn(text=turn.text)
+    block = "\n".join(filter(None, commands))
+    return Turn(text=f"THOUGHT: {turn.text}\n\n```{label}\n{block}\n```")
+
+
+def _command(call: ToolCall) -> str | None:
+    try:
+        command = msgspec.json.decode(call.arguments, type=dict[str, str]).get("command")
+    except msgspec.DecodeError:
+        return None
+    return command if call.name == "bash" else None
+
+
+def bash(text: str, *commands: str) -> Turn:
+    calls = tuple(
+        ToolCall(id="", name="bash", arguments=msgspec.json.encode({"command": command}).decode())
+        for command in commands
+    )
+    return Turn(text=text, calls=calls)
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """What every form of the answer says."""
-
     id: str
     model: str
     fingerprint: str
@@ -41,12 +85,10 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tokens(text: str) -> int:
-    """About how many tokens a text has."""
     return math.ceil(len(text.encode(errors="replace")) / BYTES_PER_TOKEN)
 
 
 def usage(messages: list[dict[str, Any]], tools: list[Any], turn: Turn) -> dict[str, int]:
-    """About what the request and the answer cost."""
     asked = sum(TOKENS_PER_MESSAGE + tokens(_spoken(message)) for message in messages)
     prompt = asked + (tokens(msgspec.json.encode(tools).decode()) if tools else 0)
     said = tokens(turn.text) + sum(tokens(call.name + call.arguments) for call in turn.calls)
@@ -62,7 +104,6 @@ def _spoken(message: dict[str, Any]) -> str:
 
 
 def text_of(message: dict[str, Any]) -> str:
-    """The text of a message, whose content is a string, a list of parts or null."""
     content = message.get("content")
     if isinstance(content, list):
         return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
@@ -70,7 +111,6 @@ def text_of(message: dict[str, Any]) -> str:
 
 
 def whole(reply: Reply) -> dict[str, Any]:
-    """The answer as one object."""
     message: dict[str, Any] = {"role": "assistant", "content": reply.turn.text}
     if reply.turn.calls:
         message["tool_calls"] = reply.calls
@@ -79,7 +119,7 @@ def whole(reply: Reply) -> dict[str, Any]:
 
 
 def chunks(reply: Reply, include_usage: bool) -> Iterator[bytes]:
-    """The answer as server-sent events, `[DONE]` last."""
+    """Yields the answer as server-sent events, `[DONE]` last."""
     yield _event(reply, {"role": "assistant", "content": ""})
     middle = len(reply.turn.text) // 2
     for piece in (reply.turn.text[:middle], reply.turn.text[middle:]):

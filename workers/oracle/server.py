@@ -1,4 +1,4 @@
-"""The oracle's HTTP server: stateless, because the conversation says which task and which turn it is."""
+"""The oracle's HTTP server. It is stateless: the conversation shows which task and which turn it is."""
 
 from collections.abc import Callable, Iterable, Mapping
 from pkgutil import resolve_name
@@ -20,8 +20,8 @@ class OracleServer:
 
     Each domain's player answers the conversations that are about its tasks. `tasks` is called for all tasks
     when the server starts, and again whenever a conversation matches none. The model `oracle` behaves by the
-    `mix`; `oracle/<behaviour>` always in that one way.
-    Raises ValueError for a mix that cannot be drawn from, OSError when the port is taken.
+    `mix`; `oracle/<behaviour>` always in that one way. Raises ValueError for a mix that cannot be drawn from,
+    OSError when the port is taken.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class OracleServer:
         self._players = _players(tasks, checked_mix(mix))
         self._host = host
         self.port = port
-        """The one asked for; the real one once the server runs."""
+        """The requested port; the real one once the server runs."""
         app = web.Application(client_max_size=BODY_LIMIT)
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/v1/chat/completions", self._chat)
@@ -43,11 +43,9 @@ class OracleServer:
 
     @property
     def url(self) -> str:
-        """The base URL that OpenAI clients take."""
         return f"http://{self._host}:{self.port}/v1"
 
     async def start(self) -> None:
-        """Read the tasks and listen."""
         for player in self._players:
             await player.start()
         await self._runner.setup()
@@ -55,7 +53,6 @@ class OracleServer:
         self.port = self._runner.addresses[0][1]
 
     async def stop(self) -> None:
-        """Stop listening and close all connections."""
         await self._runner.cleanup()
 
     async def __aenter__(self) -> "OracleServer":
@@ -84,7 +81,7 @@ class OracleServer:
 
     async def _reply(self, request: OracleRequest) -> Reply:
         if request.model.partition("/")[0] != MODEL:
-            raise CannotPlay(f"there is no model {request.model!r}", 404, "model_not_found")
+            raise CannotPlay(f"there is no model {request.model!r}: use {MODEL!r}", 404, "model_not_found")
         for player in self._players:
             if player.plays(request):
                 return await player.reply(request)

@@ -20,7 +20,7 @@ from orchard.streams.publisher import Publisher
 from orchard.streams.topology import declare
 from orchard.workers.attempts.dependencies import AttemptDependencies
 from orchard.workers.llm.client import ModelClient
-from orchard.workers.llm.rests import Rests
+from orchard.workers.llm.endpoint_rests import RestTracker
 from orchard.workers.llm.settings import EndpointSettings
 
 SEEDED = ModelSpec(name=MODEL, endpoint=MODEL, kind=ModelKind.ORACLE)
@@ -50,7 +50,7 @@ async def synthesized(
         if author is not None:
             await stack.enter_async_context(author)
             endpoints = {**endpoints, SEEDED.endpoint: EndpointSettings(base_url=author.url)}
-        rests = await stack.enter_async_context(Rests(connection, "synthesis"))
+        rests = await stack.enter_async_context(RestTracker(connection, "synthesis"))
         models = ModelClient(endpoints, rests)
         stack.push_async_callback(models.close)
         dependencies = AttemptDependencies(

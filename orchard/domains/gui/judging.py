@@ -39,7 +39,7 @@ from orchard.workers.attempts.deadletters import DeadLetters
 from orchard.workers.domains.gui import DOMAIN
 from orchard.workers.episode.settings import JudgeSettings
 from orchard.workers.llm.client import ModelClient
-from orchard.workers.llm.rests import Rests
+from orchard.workers.llm.endpoint_rests import RestTracker
 
 AGREEMENT = "agreement"
 _COLUMNS = [
@@ -138,7 +138,7 @@ async def judge_campaign(
             )
         requests = {key: one for one in episodes.open if (key := verdict_key(one)) not in foreign}
         tally = JudgingTally(max_cost)
-        rests = await stack.enter_async_context(Rests(connection, "judge"))
+        rests = await stack.enter_async_context(RestTracker(connection, "judge"))
         models = await stack.enter_async_context(ModelClient(endpoints, rests, waits=True))
         judge_ = OutcomeJudge(Publisher(connection), session.blobs, models)
         claims = await stack.enter_async_context(Claims(connection, QUEUE))

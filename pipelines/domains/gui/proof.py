@@ -17,7 +17,7 @@ from orchard.workers.domains.gui.sites.grading import SiteSubmission, expected_o
 from orchard.workers.domains.gui.sites.oracle import PATIENCE, play
 from orchard.workers.domains.gui.sites.window import look
 from orchard.workers.episode.machine import Machine
-from orchard.workers.episode.worlds import Opening, Shared, get_world
+from orchard.workers.episode.worlds import SharedResources, WorldContext, get_world
 from orchard.workers.failures import InfrastructureError
 
 _COMMAND_SECONDS = 120.0
@@ -52,8 +52,6 @@ def by_records(task: Task) -> Verdict:
 
 
 async def by_playing(task: Task, machine: Machine, blobs: BlobStore) -> Verdict:
-    """The verdict of the oracle, which plays the task without a mistake in Chromium, in a fresh sandbox. A
-    task whose site is closed by a captcha, or down, is not played. Raises InfrastructureError."""
     if expected_of(task).site.fault in ("captcha", "down"):
         return by_records(task)
     reward, turns = await played(task, machine, blobs)
@@ -69,8 +67,8 @@ async def played(task: Task, machine: Machine, blobs: BlobStore) -> tuple[Reward
     expected = expected_of(task)
     goal = goal_of(expected.site, expected.goal)
     world, settings = get_world(task.world)
-    shared, seed = Shared(), int(digest([task.task_id, time.monotonic_ns()], 7), 16)
-    opening = Opening(
+    shared, seed = SharedResources(), int(digest([task.task_id, time.monotonic_ns()], 7), 16)
+    opening = WorldContext(
         task=task,
         machine=machine,
         seed=seed,
@@ -98,7 +96,7 @@ async def played(task: Task, machine: Machine, blobs: BlobStore) -> tuple[Reward
 
 
 async def _unheard(_: object) -> None:
-    """A proof is no attempt: it has no events."""
+    """Ignores an event: a proof is no attempt."""
 
 
 def _no_sandbox(image: str, purpose: str) -> AbstractAsyncContextManager[Machine]:

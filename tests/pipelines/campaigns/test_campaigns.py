@@ -39,7 +39,7 @@ from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
 from orchard.workers.attempts import retries
 from orchard.workers.attempts import worker as worker_module
-from orchard.workers.attempts.keeper import keep
+from orchard.workers.attempts.queue_maintenance import maintain_queues
 from orchard.workers.attempts.rollout import Attempt
 from orchard.workers.failures import InfrastructureError
 from tests.attempts_world import QUICK_RETRIES
@@ -85,7 +85,7 @@ def campaigns(connection: Connection, blobs: BlobStore, monkeypatch: pytest.Monk
 @asynccontextmanager
 async def working(connection: Connection, blobs: BlobStore) -> AsyncIterator[None]:
     """A worker and the steward's housekeeping."""
-    keeping = asyncio.create_task(keep(connection))
+    keeping = asyncio.create_task(maintain_queues(connection))
     async with (
         AsyncSandboxClient("http://127.0.0.1:9") as nowhere,
         one_worker(connection, nowhere, blobs, {}, slots=2),

@@ -37,7 +37,7 @@ from orchard.streams.queued import Queued
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
-from orchard.workers.attempts.openings import aborted
+from orchard.workers.attempts.reopen import aborted
 
 SPEC = CampaignSpec(
     name="demo",

@@ -39,7 +39,7 @@ from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
 from orchard.workers.attempts.deadletters import DeadLetters
-from orchard.workers.attempts.openings import aborted
+from orchard.workers.attempts.reopen import aborted
 
 SPEC = CampaignSpec(
     name="demo",

@@ -15,9 +15,9 @@ from orchard.plugins import (
     Harness,
     HarnessResult,
     Judgement,
-    Opening,
     Reward,
     ToolCall,
+    WorldContext,
 )
 
 
@@ -48,7 +48,7 @@ class Sums:
     settings = Goal
 
     @asynccontextmanager
-    async def open(self, _: Goal, __: Opening) -> AsyncIterator[OpenSum]:
+    async def open(self, _: Goal, __: WorldContext) -> AsyncIterator[OpenSum]:
         yield OpenSum()
 
 

@@ -20,10 +20,10 @@ from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings
 from orchard.streams.worker_lifetime import WorkerLifetime
 from orchard.workers.attempts.deadletters import DeadLetters
-from orchard.workers.attempts.keeper import keep
+from orchard.workers.attempts.queue_maintenance import maintain_queues
 from orchard.workers.llm import resting
 from orchard.workers.llm.client import ModelClient
-from orchard.workers.llm.rests import Rests
+from orchard.workers.llm.endpoint_rests import RestTracker
 from orchard.workers.llm.settings import EndpointSettings, Price
 from orchard.workers.oracle.server import OracleServer
 from tests.entries import named
@@ -93,7 +93,7 @@ async def run(
 
     settings = EndpointSettings(base_url=url, prices=prices or {}, max_tries=1)
     async with (
-        Rests(pipeline.connection, "test") as rests,
+        RestTracker(pipeline.connection, "test") as rests,
         ModelClient({"default": settings}, rests) as models,
         Claims(pipeline.connection, QUEUE) as claims,
     ):
@@ -270,7 +270,7 @@ async def test_an_annotator_waits_for_an_endpoint_that_rests_and_counts_no_failu
     await unresolved(pipeline, Author(), 3)
     refusal = web.json_response({"error": {"message": "quota"}}, status=429)
     teacher.replies += [refusal] * (3 * (Annotator.retries.most or 0)) + [GOOD]
-    keeping = asyncio.create_task(keep(pipeline.connection))
+    keeping = asyncio.create_task(maintain_queues(pipeline.connection))
     try:
         await run(pipeline, teacher.url, Asking(model="judge"), 3)
     finally:

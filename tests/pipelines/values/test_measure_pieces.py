@@ -30,7 +30,7 @@ from orchard.schemas.messages import MessageNode, Role, ToolCall, ToolResult, no
 from orchard.schemas.outcomes import ExitStatus
 from orchard.schemas.values import MEASURED_CAMPAIGN, ValueMeasured
 from orchard.storage.reader import open_tables
-from orchard.workers.episode.comparing import Divergence, Executed, compare, output_sha256, timeless
+from orchard.workers.episode.divergence import Divergence, Executed, compare, output_sha256, timeless
 from orchard.workers.episode.machine import CommandOutcome
 from orchard.workers.episode.totals import Totals
 from orchard.workers.harnesses.bash_loop import format_errors_at_end

@@ -20,7 +20,7 @@ from orchard.workers.failures import InfrastructureError
 from orchard.workers.harnesses import get_harness
 from orchard.workers.harnesses.bash_loop import LONGEST_COMMAND, BashLoop
 from orchard.workers.harnesses.interface import Episode
-from orchard.workers.harnesses.own_words import OwnWords
+from orchard.workers.harnesses.module_prompts import ModulePrompts
 from orchard.workers.llm.client import ModelClient
 from orchard.workers.llm.errors import OutOfTime
 from orchard.workers.llm.settings import EndpointSettings
@@ -130,7 +130,7 @@ async def test_of_twenty_thousand_calls_some_run_and_the_model_is_told_of_the_re
     endpoint.answer(endpoint.completion("", many))
     endpoint.says("", SUBMIT)
     result, published = await run(
-        harness=BashLoop(OwnWords("orchard-bash", orchard_bash_prompts, calls_per_message=3))
+        harness=BashLoop(ModulePrompts("orchard-bash", orchard_bash_prompts, calls_per_message=3))
     )
     assert result.exit_status is ExitStatus.SUBMITTED
     assert machine.commands == ["true"] * 3 + [SUBMIT]

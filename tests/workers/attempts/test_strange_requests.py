@@ -28,7 +28,7 @@ from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
 from orchard.workers.attempts.deadletters import DeadLetters
 from orchard.workers.attempts.dependencies import AttemptDependencies
-from orchard.workers.attempts.keeper import keep
+from orchard.workers.attempts.queue_maintenance import maintain_queues
 from orchard.workers.attempts.rollout import Attempt
 from orchard.workers.attempts.worker import Worker, WorkerSettings
 from orchard.workers.episode.sandboxes import SandboxSettings
@@ -93,7 +93,7 @@ async def drain(connection: Connection, blobs: BlobStore):
                 shutdown_seconds=0.0,
             )
             working = asyncio.create_task(worker.run())
-            steward = asyncio.create_task(keep(connection))
+            steward = asyncio.create_task(maintain_queues(connection))
             while (await bounds(connection, names.WORK)).messages or (
                 (await bounds(connection, names.DEAD)).messages < letters
             ):

@@ -15,7 +15,7 @@ from orchard.storage.blobs import BlobStore
 from orchard.workers.episode.machine import CommandOutcome
 from orchard.workers.failures import InfrastructureError, LimitExceeded
 from orchard.workers.graders import grade
-from orchard.workers.graders.controls import Controls
+from orchard.workers.graders.endings import Controls
 from tests.workers.conftest import SubprocessMachine
 
 BROKEN = "[ ! -e SPOILT ] || "

@@ -10,7 +10,7 @@ from orchard.workers.episode.machine import CommandOutcome
 from orchard.workers.harnesses import TASK, get_harness, orchard_task_prompts, patch_harness
 from orchard.workers.harnesses.bash_loop import SUBMIT_LINE, BashLoop, submitted
 from orchard.workers.harnesses.bash_prompts import BASH_TOOL
-from orchard.workers.harnesses.own_words import OwnWords, parse
+from orchard.workers.harnesses.module_prompts import ModulePrompts, parse
 from orchard.workers.harnesses.programs.catalog import PROGRAMS
 from orchard.workers.harnesses.programs.runner import prompt_of
 from orchard.workers.oracle.behaviours import Behaviour
@@ -30,7 +30,7 @@ def task(asks: Asked | None = None) -> Task:
     )
 
 
-WORDS = OwnWords(TASK, orchard_task_prompts)
+WORDS = ModulePrompts(TASK, orchard_task_prompts)
 
 
 def test_it_is_registered_beside_the_released_one() -> None:
@@ -53,7 +53,7 @@ def test_it_is_registered_beside_the_released_one() -> None:
     ],
 )
 def test_it_tells_of_the_task_and_of_the_network_that_there_is(asks: Asked | None, said: str) -> None:
-    system, user = WORDS.opening(task(asks))
+    system, user = WORDS.first_messages(task(asks))
     assert said in user
     assert "/srv" in user
     assert SUBMIT_LINE in user
@@ -71,7 +71,7 @@ def test_it_tells_of_the_task_and_of_the_network_that_there_is(asks: Asked | Non
 def test_the_oracle_finds_the_task_in_its_words_and_hands_in_by_the_same_mark() -> None:
     index = StatementIndex(lambda: [task()])
     index.reload()
-    found = index.find(WORDS.opening(task())[1])
+    found = index.find(WORDS.first_messages(task())[1])
     assert found is not None
     turns = play(found, Behaviour.RESOLVES, 1)
     commands = [command for turn in turns for _, command in parse(turn.calls)]

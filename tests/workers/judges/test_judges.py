@@ -15,7 +15,7 @@ from orchard.workers.domains.claw.grading import transcript
 from orchard.workers.episode.settings import JudgeSettings
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.judges import get_protocol
-from orchard.workers.judges.interface import BadVerdict, Evidence, Picture
+from orchard.workers.judges.interface import BadVerdict, Evidence, EvidencePicture
 from orchard.workers.judges.rubric import RUBRIC, read_score, read_success, shown
 from orchard.workers.judges.ruling import Judges, prompt_hash
 from orchard.workers.llm.client import ModelClient
@@ -104,7 +104,7 @@ async def test_without_a_judge_the_sentence_names_the_setting(models):
 
 async def test_pictures_are_sent_as_parts(judge, endpoint):
     endpoint.says("It stands there.\n\nSUCCESS")
-    evidence = Evidence(task="Show it.", pictures=(Picture(base64="QUJD", label="step 1"),))
+    evidence = Evidence(task="Show it.", pictures=(EvidencePicture(base64="QUJD", label="step 1"),))
     assert (await judge.rule("screen", evidence, "success-2")).passed
     first, label, picture = endpoint.requests[0]["messages"][1]["content"]
     assert "Show it." in first["text"] and label["text"] == "step 1"

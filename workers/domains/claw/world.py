@@ -23,7 +23,7 @@ from orchard.workers.domains.claw.servers import Face, served
 from orchard.workers.domains.claw.snapshots import LARGEST_TREE, take_snapshot
 from orchard.workers.domains.claw.workspace import TOOLS, WorkspaceTools
 from orchard.workers.episode.machine import CommandOutcome, FileTooLarge
-from orchard.workers.episode.worlds import Opening
+from orchard.workers.episode.worlds import WorldContext
 from orchard.workers.failures import InfrastructureError, storing
 from orchard.workers.masking import masked
 
@@ -36,7 +36,7 @@ class ClawServices:
     settings = ClawWorld
 
     @asynccontextmanager
-    async def open(self, settings: ClawWorld, opening: Opening) -> "AsyncIterator[ClawAttempt]":
+    async def open(self, settings: ClawWorld, opening: WorldContext) -> "AsyncIterator[ClawAttempt]":
         try:
             services = Services(settings, opening.seed)
         except BadWorld as error:
@@ -55,7 +55,7 @@ class ClawServices:
 
 class ClawAttempt:
     def __init__(
-        self, world: ClawWorld, services: Services, workspace: WorkspaceTools, opening: Opening
+        self, world: ClawWorld, services: Services, workspace: WorkspaceTools, opening: WorldContext
     ) -> None:
         self.services = services
         self._world = world

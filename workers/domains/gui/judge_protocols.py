@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from orchard.schemas.judging import JudgeVerdict
-from orchard.workers.judges.interface import Ask, BadVerdict, Evidence, Picture, content
+from orchard.workers.judges.interface import Ask, BadVerdict, Evidence, EvidencePicture, content
 from orchard.workers.judges.rubric import (
     BORDERS,
     LABELS,
@@ -208,7 +208,7 @@ def _plain(line: str) -> str:
     return _MARKDOWN.sub("", line).strip(" \t.#-").upper()
 
 
-def _numbered(kept: Sequence[tuple[Picture, str]]) -> list[Picture]:
+def _numbered(kept: Sequence[tuple[EvidencePicture, str]]) -> list[EvidencePicture]:
     return [
         msgspec.structs.replace(picture, label=f"{number}. {picture.label}".rstrip(". "))
         for number, (picture, _) in enumerate(kept, 1)

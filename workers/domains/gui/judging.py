@@ -14,7 +14,7 @@ from orchard.schemas.outcomes import AbortCause, Reward
 from orchard.storage.blobs import BlobStore
 from orchard.workers.failures import InfrastructureError, storing
 from orchard.workers.graders.judgement import Judgement
-from orchard.workers.judges.interface import Evidence, Picture, indented
+from orchard.workers.judges.interface import Evidence, EvidencePicture, indented
 from orchard.workers.judges.ruling import Judges
 
 NAME = "gui-judge"
@@ -92,9 +92,9 @@ class GuiJudgeGrader:
         )
 
 
-def _picture(blobs: BlobStore, number: int, image: Image) -> Picture:
+def _picture(blobs: BlobStore, number: int, image: Image) -> EvidencePicture:
     data = base64.b64encode(blobs.get(image.blob)).decode()
-    return Picture(base64=data, media_type=image.media_type, label=f"screenshot {number}")
+    return EvidencePicture(base64=data, media_type=image.media_type, label=f"screenshot {number}")
 
 
 def _thoughts(outcome: GuiSubmission) -> Iterator[str]:

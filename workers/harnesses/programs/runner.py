@@ -10,7 +10,7 @@ from orchard.schemas.decoding import Unreadable, decode_text
 from orchard.schemas.outcomes import AbortCause, ExitStatus
 from orchard.schemas.tasks import Task, graded_in_place
 from orchard.streams.tasks import end
-from orchard.workers.episode.machine import CommandOutcome, FileTooLarge, Machine, Tunnel
+from orchard.workers.episode.machine import CommandOutcome, FileTooLarge, Machine, ReverseTunnel
 from orchard.workers.episode.patches import state_left_behind
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.gateway.recording import Recording
@@ -117,7 +117,7 @@ class ProgramHarness(Harness):
             await end(failing)
             await end(running)
 
-    def _status(self, outcome: CommandOutcome, recording: Recording, tunnel: Tunnel) -> ExitStatus:
+    def _status(self, outcome: CommandOutcome, recording: Recording, tunnel: ReverseTunnel) -> ExitStatus:
         """Returns how the program ended. Raises InfrastructureError if neither it nor its model was the
         cause."""
         tail = outcome.output.strip()[-_TAIL:]

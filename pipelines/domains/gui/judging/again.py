@@ -1,8 +1,8 @@
-"""Rollouts of browser agents judged again from the log alone: nothing is run, and old rewards stay.
+"""Judges rollouts of browser agents again from the log alone: nothing is run, and old rewards stay.
 
-A verdict is a `judge.ruled` event, as during a campaign, and the answer to a request on a queue: any number
-of workers judge, and each request has one accepted verdict, or one fault. What has a verdict is not asked
-about again.
+A verdict is a `judge.ruled` event, as during a campaign, and the answer to a request on a queue: any
+number of workers judge, and each request has one accepted verdict, or one fault. A rollout with a
+verdict is not judged again.
 """
 
 import asyncio
@@ -44,9 +44,9 @@ from orchard.workers.llm.client import ModelClient
 SOURCE = "orchard/judge"
 QUEUE = Queue(kind="judge", domain="rollouts")
 ELSEWHERE_SECONDS = 2.0
-"""Until a request that was claimed where its endpoint is not configured can be claimed again."""
+"""Delay before a request that was claimed where its endpoint is not configured can be claimed again."""
 MOST_FAILURES = 10
-"""Judgements without a verdict, one after the other, after which the judge is taken to be down."""
+"""Judgements in a row without a verdict after which the judge counts as down."""
 _TASKS = msgspec.json.Decoder(Task)
 
 log = logging.getLogger("orchard.judge")
@@ -70,7 +70,7 @@ class Episodes(NamedTuple):
     """The rollouts of a campaign."""
 
     open: list[JudgeRequest]
-    """Without a verdict of this judge."""
+    """Requests for rollouts without a verdict of this judge."""
     judged: int
 
 
@@ -112,7 +112,7 @@ def read_episodes(tables: duckdb.DuckDBPyConnection, campaign: str, judge: Judge
 
 
 def verdict_key(request: JudgeRequest) -> str:
-    """What tells a rollout and its judge from all others, on the queue and among the answers."""
+    """Key of a rollout and its judge, on the queue and among the answers."""
     return digest([request.rollout_id, request.attempt, _judge_mark(request)])
 
 
@@ -122,7 +122,7 @@ def _judge_mark(request: JudgeRequest) -> str:
 
 
 def is_foreign(request: JudgeRequest, blobs: BlobStore) -> bool:
-    """Whether no browser agent handed it in. What cannot be read just now may be one's."""
+    """Whether no browser agent submitted it. A submission that is unreadable just now may be one's."""
     try:
         read_outcome(_submission(request, blobs))
     except NoOutcome:
@@ -134,15 +134,15 @@ def is_foreign(request: JudgeRequest, blobs: BlobStore) -> bool:
 
 @dataclass
 class JudgingTally:
-    """What the answers to a command's requests come to."""
+    """Totals over the answers to a command's requests."""
 
     max_cost_usd: float | None
-    """Nothing more is begun when the judgements have cost so much; None: no cap."""
+    """Cost of the judgements after which no more are begun; None: no cap."""
     verdicts: Counter[bool] = field(default_factory=Counter)
     cost_usd: float | None = 0.0
     """None where a call has no known price."""
     stopped: str = ""
-    """Why nothing more is begun, as a clause."""
+    """Why no more are begun, as a clause."""
     _in_a_row: int = 0
 
     def take(self, ruled: JudgeRuled | None, why: str) -> None:
@@ -174,7 +174,6 @@ class OutcomeJudge:
         self._models = models
 
     def read(self, body: bytes) -> JudgeRequest:
-        """See Handler."""
         request = read_judge_request(body)
         try:
             own = prompt_hash(get_protocol(request.protocol))
@@ -185,12 +184,11 @@ class OutcomeJudge:
         return request
 
     def entry(self, request: JudgeRequest, occasion: str) -> QueueEntry:
-        """See Handler."""
         place = EntryAddress(request.campaign, verdict_key(request), request.fence)
         return entry(QUEUE, place, occasion, msgspec.json.encode(request))
 
     async def handle(self, delivery: ClaimedRequest[JudgeRequest]) -> PutOff | None:
-        """Publish the verdict, or why the judge gave none, unless the request has its answer."""
+        """Publish the verdict, or why the judge gave none, unless the request is answered."""
         request = delivery.request
         known = await self._publisher.answer(QUEUE.kind, verdict_key(request))
         if known is not None and known.sequence != request.fence:
@@ -230,7 +228,7 @@ class OutcomeJudge:
         await rule_outcome(judges, statement, read_outcome(submission), self._blobs, request.protocol)
 
     def _read(self, request: JudgeRequest) -> tuple[bytes, str]:
-        """What was handed in, and what was asked."""
+        """The submission, and the task's request."""
         task = decode(_TASKS, self._blobs.get(request.task))
         return _submission(request, self._blobs), task.statement
 
@@ -267,5 +265,4 @@ def _settings(request: JudgeRequest) -> JudgeSettings:
 
 
 def outcome_judge(dependencies: AttemptDependencies) -> OutcomeJudge:
-    """The handler of a worker."""
     return OutcomeJudge(dependencies.publisher, dependencies.blobs, dependencies.models)

@@ -23,7 +23,7 @@ from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables
 from orchard.streams.publisher import Publisher
 from orchard.streams.server import EmbeddedServer
-from orchard.workers.attempts.meter import metered
+from orchard.workers.attempts.grading import penalize_hacks
 from tests.attempts_world import world
 from tests.sandbox_service import LocalService
 from tests.tiny_tasks import build_tiny_image, tiny_task
@@ -83,10 +83,10 @@ def test_they_are_mixed_in_at_the_share_that_is_asked_for() -> None:
 def test_a_pass_of_an_impossible_task_is_minus_one_and_any_other_grade_is_untouched() -> None:
     passed = Reward(value=1.0, resolved=True, grader="g", parts={"fail_to_pass": 1.0})
     (trap, *_) = variants(tiny_task(1))
-    hack = metered(trap, passed)
+    hack = penalize_hacks(trap, passed)
     assert (hack.value, hack.resolved, hack.cause, hack.parts["hack"]) == (-1.0, False, "hack", 1.0)
-    assert metered(tiny_task(1), passed) == passed
-    failed = metered(trap, msgspec.structs.replace(passed, value=-1.0, resolved=False))
+    assert penalize_hacks(tiny_task(1), passed) == passed
+    failed = penalize_hacks(trap, msgspec.structs.replace(passed, value=-1.0, resolved=False))
     assert (failed.value, failed.cause, failed.parts["hack"]) == (-1.0, None, 0.0)
 
 

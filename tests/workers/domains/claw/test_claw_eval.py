@@ -16,7 +16,7 @@ from orchard.storage.blobs import BlobStore
 from orchard.workers.domains.claw.claw_eval.workspace import TOOLS
 from orchard.workers.episode.sandboxes import SandboxMachine
 from orchard.workers.episode.settings import JudgeSettings
-from orchard.workers.episode.worlds import Opening, open_world
+from orchard.workers.episode.worlds import WorldContext, open_world
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.graders import grade
 from orchard.workers.judges.ruling import Judges
@@ -73,7 +73,7 @@ class Episode:
                     yield SandboxMachine(made)
 
             async with sandbox(task.image) as machine:
-                opening = Opening(
+                opening = WorldContext(
                     task=task,
                     machine=machine,
                     seed=1,

@@ -26,7 +26,7 @@ from orchard.streams.server import EmbeddedServer
 from orchard.workers.domains.claw.engine import Services
 from orchard.workers.domains.claw.world import ClawAttempt, ClawServices
 from orchard.workers.episode.sandboxes import SandboxMachine
-from orchard.workers.episode.worlds import Opening
+from orchard.workers.episode.worlds import WorldContext
 from tests.claw_world import DESK, desk, desk_task
 from tests.sandbox_service import LocalService
 
@@ -77,7 +77,7 @@ async def _seat(stack: AsyncExitStack, client: AsyncSandboxClient, store: Path, 
     def no_sandbox(_image: str, _purpose: str) -> Any:
         raise AssertionError
 
-    opening = Opening(
+    opening = WorldContext(
         task=desk_task(),
         machine=machine,
         seed=1,

@@ -29,7 +29,7 @@ from orchard.workers.domains.gui.browser.marks import WrittenText
 from orchard.workers.domains.gui.browser.tabs import Tabs
 from orchard.workers.domains.gui.browser.world import BrowserAttempt, BrowserWorld
 from orchard.workers.episode.sandboxes import SandboxMachine
-from orchard.workers.episode.worlds import Opening, Shared, get_world
+from orchard.workers.episode.worlds import SharedResources, WorldContext, get_world
 from tests import gui_delays
 from tests.gui_cases import CASES, PAPER, Case, at
 from tests.gui_world import HandMade, Page, gui_task, text_of
@@ -140,7 +140,7 @@ async def browser(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bro
     """One browser for all cases."""
     place = tmp_path_factory.mktemp("browser")
     service = LocalService(place / "state")
-    shared = Shared()
+    shared = SharedResources()
     patch = pytest.MonkeyPatch()
     patch.setattr(browser_world, "open_site", lambda _: HandMade(PAGES))
     try:
@@ -149,7 +149,7 @@ async def browser(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bro
             await client.create_sandbox("host", cpu="2", memory="4Gi") as sandbox,
         ):
             task = gui_task()
-            opening = Opening(
+            opening = WorldContext(
                 task=task,
                 machine=SandboxMachine(sandbox),
                 seed=1,

@@ -28,7 +28,7 @@ from orchard.schemas.outcomes import ExitStatus
 from orchard.schemas.tasks import SWETests, Task
 from orchard.storage.blobs import BlobStore
 from orchard.workers import plugins
-from orchard.workers.domains.swe.harnesses.mini_swe_agent import TextWords, ToolCallWords
+from orchard.workers.domains.swe.harnesses.mini_swe_agent import TextWords, ToolCallPrompts
 from orchard.workers.episode.machine import CommandOutcome
 from orchard.workers.episode.message_tree import MessageTree
 from orchard.workers.harnesses import UnknownHarness, fingerprint, get_harness, planned_harness
@@ -436,6 +436,6 @@ def test_a_text_that_never_ends_its_fences_is_read_at_once() -> None:
 def test_what_was_printed_before_a_time_out_is_shown() -> None:
     action = Action(ToolCall(id="1", name="bash", arguments=""), "echo a; sleep 9")
     outcome = CommandOutcome(output="a\r\n", returncode=-1, seconds=1.0, timed_out=True)
-    shown = ToolCallWords().observation(action, outcome, 1.5)
+    shown = ToolCallPrompts().observation(action, outcome, 1.5)
     assert "Command 'echo a; sleep 9' timed out after 1.5 seconds</exception>\n" in shown
     assert shown.endswith("<returncode>-1</returncode>\n<output>\na\n</output>")

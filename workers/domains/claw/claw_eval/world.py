@@ -32,7 +32,7 @@ from orchard.workers.domains.claw.claw_eval.workspace import (
 )
 from orchard.workers.domains.claw.world import inline_or_blob, task_limits
 from orchard.workers.episode.machine import CommandOutcome, FileTooLarge, Machine
-from orchard.workers.episode.worlds import Opening
+from orchard.workers.episode.worlds import WorldContext
 from orchard.workers.failures import InfrastructureError, NotWritable
 
 _SHOWN = 64 * 1024
@@ -46,7 +46,7 @@ class ClawEvalServices:
     settings = ClawEvalWorld
 
     @asynccontextmanager
-    async def open(self, settings: ClawEvalWorld, opening: Opening) -> "AsyncIterator[ClawEvalAttempt]":
+    async def open(self, settings: ClawEvalWorld, opening: WorldContext) -> "AsyncIterator[ClawEvalAttempt]":
         async with AsyncExitStack() as stack:
             services: Machine | None = None
             if settings.services:
@@ -58,7 +58,7 @@ class ClawEvalServices:
 
 
 class ClawEvalAttempt:
-    def __init__(self, world: ClawEvalWorld, opening: Opening, services: Machine | None) -> None:
+    def __init__(self, world: ClawEvalWorld, opening: WorldContext, services: Machine | None) -> None:
         own = {tool["function"]["name"] for tool in world.tools}
         self.tools = (*world.tools, *(tool for name, tool in TOOLS.items() if name not in own))
         self.about = f"Files are in {WORKSPACE}."
@@ -210,7 +210,7 @@ class ClawEvalAttempt:
         )
 
 
-async def _start(world: ClawEvalWorld, opening: Opening, machine: Machine) -> None:
+async def _start(world: ClawEvalWorld, opening: WorldContext, machine: Machine) -> None:
     checkout = world.checkout
     await unpack(opening.blobs, checkout, machine)
     await machine.write(REMOTE_PATH, REMOTE)

@@ -20,7 +20,7 @@ from orchard.workers.domains.gui.browser.tabs import Tabs
 from orchard.workers.episode.machine import Machine
 from orchard.workers.episode.sandboxes import SandboxMachine
 from orchard.workers.episode.settings import SandboxSettings, WorkerSettings
-from orchard.workers.episode.worlds import Shared
+from orchard.workers.episode.worlds import SharedResources
 from orchard.workers.failures import InfrastructureError
 
 SPARE = "spare-browser"
@@ -188,7 +188,7 @@ async def browsers() -> AsyncIterator[Browsers]:
 
 
 async def spare_browsers(
-    shared: Shared, client: AsyncSandboxClient, sandboxes: SandboxSettings, worker: WorkerSettings
+    shared: SharedResources, client: AsyncSandboxClient, sandboxes: SandboxSettings, worker: WorkerSettings
 ) -> Browsers:
     """Opens the worker's pool and keeps as many spare browsers as its settings say."""
     pool = await shared.of(browsers)

@@ -27,7 +27,7 @@ from orchard.workers.domains.gui.sites.engine import OpenSite, open_site
 from orchard.workers.domains.gui.sites.window import window
 from orchard.workers.episode.machine import CommandOutcome
 from orchard.workers.episode.pictures import Picture
-from orchard.workers.episode.worlds import Opening
+from orchard.workers.episode.worlds import WorldContext
 from orchard.workers.failures import InfrastructureError
 
 START_SECONDS = 60.0
@@ -43,7 +43,7 @@ class BrowserWorld:
         return settings.block_network
 
     @asynccontextmanager
-    async def open(self, settings: GuiWorld, opening: Opening) -> "AsyncIterator[BrowserAttempt]":
+    async def open(self, settings: GuiWorld, opening: WorldContext) -> "AsyncIterator[BrowserAttempt]":
         async with AsyncExitStack() as stack:
             site = None
             if settings.site is not None:

@@ -21,8 +21,7 @@ from orchard.workers.domains.gui.sites.window import look
 from orchard.workers.llm.answers import ORACLE_FINGERPRINT
 from orchard.workers.oracle.behaviours import Behaviour
 from orchard.workers.oracle.interface import CannotPlay, OracleRequest
-from orchard.workers.oracle.replies import Reply, usage
-from orchard.workers.oracle.turns import Turn
+from orchard.workers.oracle.replies import Reply, Turn, usage
 
 TOOLS = frozenset({"click", "goto_url", "done"})
 """A request that offers all these tools is about a browser."""

@@ -26,13 +26,13 @@ from orchard.schemas.messages import ToolCall
 from orchard.schemas.tasks import Task
 from orchard.workers.episode.machine import CommandOutcome
 from orchard.workers.harnesses import UnknownHarness
-from orchard.workers.harnesses.bash_loop import LONGEST_COMMAND, Action, FormatError, Words
+from orchard.workers.harnesses.bash_loop import LONGEST_COMMAND, Action, FormatError, PromptSet
 
 PACKAGE = "mini-swe-agent"
 _BLOCK_END = "\n```"
 
 
-class ToolCallWords(Words):
+class ToolCallPrompts(PromptSet):
     """The package's prompts for models that call tools."""
 
     name = "mini-swe-agent"
@@ -94,7 +94,7 @@ class ToolCallWords(Words):
         self.tools = (module.BASH_TOOL,)
         self._parser = module.parse_toolcall_actions
 
-    def opening(self, task: Task) -> tuple[str, str]:
+    def first_messages(self, task: Task) -> tuple[str, str]:
         return self._opening(task.statement, task.workdir)
 
     def _opening(self, statement: str, workdir: str) -> tuple[str, str]:
@@ -143,7 +143,7 @@ class ToolCallWords(Words):
         return f"{calls} calls were not executed: a message may have {self.calls_per_message}."
 
 
-class TextWords(ToolCallWords):
+class TextWords(ToolCallPrompts):
     """The package's prompts for models that write their command into the text."""
 
     name = "mini-swe-agent-text"

@@ -12,8 +12,7 @@ from orchard.workers.domains.swe.oracle.script import turn
 from orchard.workers.llm.answers import ORACLE_FINGERPRINT
 from orchard.workers.oracle.behaviours import Behaviour, draw
 from orchard.workers.oracle.interface import CannotPlay, OracleRequest
-from orchard.workers.oracle.replies import Reply, text_of, usage
-from orchard.workers.oracle.turns import Turn, as_text, block_label
+from orchard.workers.oracle.replies import Reply, Turn, as_text, block_label, text_of, usage
 
 
 class StatementIndex:

@@ -13,7 +13,7 @@ from orchard.schemas.tasks import Task
 from orchard.workers.domains.swe.oracle.edits import twist
 from orchard.workers.episode.diffs import FileDiff, parse_diff
 from orchard.workers.oracle.behaviours import Behaviour, chance
-from orchard.workers.oracle.turns import SUBMIT, Turn, bash
+from orchard.workers.oracle.replies import SUBMIT, Turn, bash
 
 SOURCE = "repairs"
 SECOND_TRY = 0.25

@@ -10,7 +10,7 @@ from orchard.workers.domains.swe.oracle import repairs
 from orchard.workers.domains.swe.oracle.edits import edit_commands, heredoc, quoted, wrong_edit
 from orchard.workers.episode.diffs import FileDiff, parse_diff, touched_paths
 from orchard.workers.oracle.behaviours import Behaviour, chance
-from orchard.workers.oracle.turns import SUBMIT, Turn, bash
+from orchard.workers.oracle.replies import SUBMIT, Turn, bash
 
 FILES_READ = 4
 TEST_SECONDS = 40

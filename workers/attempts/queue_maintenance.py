@@ -1,4 +1,4 @@
-"""The housekeeping of the queues: dead letters are buried, and delayed requests forwarded when due or when
+"""Background work on the queues: buries dead letters, and forwards delayed requests when they are due or when
 the endpoint that they wait for answers again."""
 
 import asyncio
@@ -10,11 +10,11 @@ from orchard.streams.undelivered import Undelivered
 from orchard.workers.attempts.deadletters import DeadLetters
 
 
-async def keep(connection: Connection) -> None:
-    """Run it until cancelled. At least one process of the house must; any number may.
+async def maintain_queues(connection: Connection) -> None:
+    """Runs until cancelled. At least one process must run it; any number may.
 
-    It belongs into a process that is always there: with the whole fleet scaled to zero, this is what turns a
-    due request into work that wakes it.
+    It belongs in a process that is always there: with the whole fleet scaled to zero, it turns a due request
+    into work that wakes a worker.
     """
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(Undelivered(connection, DeadLetters(connection).bury).run())

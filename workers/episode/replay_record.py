@@ -1,8 +1,8 @@
-"""What an attempt that died left in the log, as the attempt that follows it needs it.
+"""The record that a dead attempt left in the log, for the attempt that replays it.
 
 A node id is a hash over the whole path from the root. So "the recorded answer to this message" is a look-up,
-and from the first message on that differs from the record, no look-up finds anything: the first difference
-needs no rule of its own, however a harness branches.
+and after the first message that differs from the record no look-up finds anything: the first difference needs
+no rule of its own, however a harness branches.
 """
 
 import asyncio
@@ -34,17 +34,16 @@ VOLATILE = ("attempt_base", "failures", "fence", "memory")
 
 
 @dataclass(frozen=True)
-class Answer:
+class RecordedAnswer:
     """A recorded message of the model, with the call that made it."""
 
     node: MessageNode
     call: LLMCall
     sequence: int
-    """Of the call, in the event stream."""
+    """Sequence of the call in the event stream."""
 
     @property
     def completion(self) -> Completion:
-        """As the model client gave it then."""
         node, call = self.node, self.call
         return Completion(
             text=node.content,
@@ -69,68 +68,68 @@ class Answer:
 
 
 @dataclass
-class Record:
-    """Messages of attempt `attempt`, whole, each with the attempt that made it in `inherited_from`."""
+class ReplayRecord:
+    """Whole messages of attempt `attempt`; `inherited_from` names the attempt that made each."""
 
     attempt: int = 0
     replay_key: str = ""
     nodes: dict[str, MessageNode] = field(default_factory=dict)
-    answers: dict[str, list[Answer]] = field(default_factory=dict)
-    """By the message they answer, in their order."""
+    answers: dict[str, list[RecordedAnswer]] = field(default_factory=dict)
+    """Answers by the message they answer, in order."""
     results: dict[tuple[str, str], MessageNode] = field(default_factory=dict)
-    """Results of commands, by their parent and the call's id."""
+    """Results of commands by their parent and the call's id."""
 
-    def take_answer(self, parent: str) -> Answer | None:
-        """The next recorded answer to `parent`. Each is given once: a branching harness samples several."""
+    def take_answer(self, parent: str) -> RecordedAnswer | None:
+        """Removes and returns the next recorded answer to `parent`: a branching harness samples several."""
         waiting = self.answers.get(parent)
         return waiting.pop(0) if waiting else None
 
 
 def record_of(
-    rollout_id: str, trail: ReplayPointer, events: Iterable[StoredEvent], blobs: BlobStore
-) -> Record:
-    """The record that a rollout's trail leads to; events of other rollouts, as a stream that has lost its
-    tail may hold under the same sequences, are left out. Raises StorageError for a blob that cannot be read.
-    """
-    record = Record(attempt=trail.attempt, replay_key=trail.replay_key)
+    rollout_id: str, pointer: ReplayPointer, events: Iterable[StoredEvent], blobs: BlobStore
+) -> ReplayRecord:
+    """Builds the record that a replay pointer leads to. Events of other rollouts, which a stream that has
+    lost its tail may hold under the same sequences, are left out. Raises StorageError for a blob that cannot
+    be read."""
+    record = ReplayRecord(attempt=pointer.attempt, replay_key=pointer.replay_key)
     calls: dict[str, tuple[LLMCall, int]] = {}
     for stored in events:
         mine = stored.event is not None and stored.event.rollout_id == rollout_id
         data = payload(stored.event) if stored.event and mine else None
         if isinstance(data, MessageNode):
-            made_by = data.inherited_from or trail.attempt
+            made_by = data.inherited_from or pointer.attempt
             node = msgspec.structs.replace(whole(data, blobs), inherited_from=made_by)
             record.nodes[node.node_id] = node
         elif isinstance(data, LLMCall):
             calls[data.node] = data, stored.sequence
             if data.answer is not None:
-                node = msgspec.structs.replace(whole(data.answer, blobs), inherited_from=trail.attempt)
+                node = msgspec.structs.replace(whole(data.answer, blobs), inherited_from=pointer.attempt)
                 record.nodes.setdefault(data.node, node)
     for node in record.nodes.values():
         if node.role is Role.ASSISTANT and node.parent is not None and node.node_id in calls:
-            record.answers.setdefault(node.parent, []).append(Answer(node, *calls[node.node_id]))
+            record.answers.setdefault(node.parent, []).append(RecordedAnswer(node, *calls[node.node_id]))
         elif node.parent is not None and node.result is not None:
             record.results[node.parent, node.tool_call_id] = node
     return record
 
 
 async def read_record(
-    trails: ReplayPointers, rollout_id: str, trail: ReplayPointer, blobs: BlobStore
-) -> Record | None:
-    """Read the record of a rollout's trail: its own events alone. None where they cannot be read, so that the
-    attempt starts afresh."""
+    pointers: ReplayPointers, rollout_id: str, pointer: ReplayPointer, blobs: BlobStore
+) -> ReplayRecord | None:
+    """Reads a rollout's record, and its own events alone. None if they cannot be read, so that the attempt
+    starts afresh."""
     try:
-        events = await trails.events(sorted(trail.events))
-        return await asyncio.to_thread(record_of, rollout_id, trail, events, blobs)
+        events = await pointers.events(sorted(pointer.events))
+        return await asyncio.to_thread(record_of, rollout_id, pointer, events, blobs)
     except (StreamsError, StorageError, Unreadable) as error:
         log.warning(
-            "the record of attempt %d cannot be read, so nothing is replayed: %s", trail.attempt, error
+            "the record of attempt %d cannot be read, so nothing is replayed: %s", pointer.attempt, error
         )
         return None
 
 
 def replay_key(request: RolloutRequest, harness: str, asked: dict[str, object]) -> str:
     """Digest of all that decides what a model is asked: the request, the fingerprint of its harness's code,
-    and what the configuration says of its endpoint. Attempts with different keys share nothing."""
+    and the configuration of its endpoint. Attempts with different keys share nothing."""
     wanted = {name: value for name, value in msgspec.to_builtins(request).items() if name not in VOLATILE}
     return digest([wanted, harness, asked])

@@ -16,7 +16,7 @@ from orchard.storage.blobs import BlobStore
 from orchard.streams.records import StoredEvent, stored_event
 from orchard.workers.episode.machine import CommandOutcome
 from orchard.workers.episode.message_tree import MessageTree
-from orchard.workers.episode.records import record_of, replay_key
+from orchard.workers.episode.replay_record import record_of, replay_key
 from orchard.workers.episode.totals import Totals
 from orchard.workers.harnesses import fingerprint, get_harness
 from orchard.workers.harnesses.interface import Episode

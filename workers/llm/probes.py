@@ -1,7 +1,8 @@
-"""What is asked to learn whether an endpoint answers at all, apart from what it was asked last.
+"""The requests that find out whether an endpoint answers at all, apart from what it was asked last.
 
-The shortest request that it has answered before proves most. Without one, what it refused is tried again, and
-then a few words: a request may be what it fails at, and some servers fail at a few words.
+The shortest request that it has answered before proves most. Without one, the request that it refused is
+tried again, and then a few words: a request may be the reason for its own failure, and some servers fail at a
+few words.
 """
 
 from collections.abc import Mapping
@@ -11,44 +12,41 @@ from typing import Any
 import msgspec
 
 HELLO: Mapping[str, Any] = MappingProxyType({"role": "user", "content": "Say yes."})
-TRUSTED_QUESTIONS = 3
-"""Questions of a few words, by a process that has seen no request yet, whose internal errors are believed."""
+TRUSTED_PROBES = 3
+"""Probes of a few words whose internal errors are believed, in a process that has not sent a request yet."""
 
 
-class Questions:
-    """Of one endpoint and process, by model."""
+class ProbeRequests:
+    """Remembers requests to one endpoint, by model, to probe it with."""
 
     def __init__(self) -> None:
         self._answered: dict[str, bytes] = {}
         self._refused: dict[str, bytes] = {}
 
     def answered(self, model: str, request: bytes) -> None:
-        """Take notice of a request that was answered."""
         before = self._answered.get(model)
         if before is None or len(request) < len(before):
             self._answered[model] = request
         self._refused.pop(model, None)
 
     def refused(self, model: str, request: bytes) -> None:
-        """Take notice of a request that was not."""
         self._refused[model] = request
 
     def of(self, model: str, few_words: bytes) -> list[bytes]:
-        """The requests to put to it, for one token each; a later one only where the one before met an error
-        that may be of the request's own."""
+        """Returns the probes in order, each for one token; a later one is sent only if the one before failed
+        with an error that its own content may cause."""
         if (answered := self._answered.get(model)) is not None:
             return [_short(answered)]
         refused = self._refused.get(model)
         return [few_words] if refused is None else [_short(refused), few_words]
 
     def believed(self, model: str, number: int) -> bool:
-        """Whether an internal error at question `number` says that the endpoint fails. Otherwise the rest
-        ends for a trial, and the next one is longer."""
-        return model in self._answered or model in self._refused or number < TRUSTED_QUESTIONS
+        """Whether an internal error at probe `number` shows that the endpoint fails. Otherwise the rest ends
+        on trial, and the next one is longer."""
+        return model in self._answered or model in self._refused or number < TRUSTED_PROBES
 
 
 def _short(request: bytes) -> bytes:
-    """The request for one token."""
     body = msgspec.json.decode(request)
     body["max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"] = 1
     return msgspec.json.encode(body)

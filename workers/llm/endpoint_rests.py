@@ -1,8 +1,8 @@
-"""What one process knows of resting endpoints, and its part in asking them again.
+"""Follows the fleet's endpoint book of rests, and takes part in probing endpoints that rest.
 
-Each process reads the book every POLL_SECONDS and tells those who wait. One process asks for all: the prober
-that the record names, or another one when that is silent. A question goes to the endpoint only after the
-right to it was taken in the book by compare-and-set.
+Each process reads the book every POLL_SECONDS and wakes its waiting calls. One process probes for all: the
+prober that the record names, or another one if that is silent. A probe is sent only after the right to it was
+taken in the book by compare-and-set.
 """
 
 import asyncio
@@ -23,29 +23,28 @@ from orchard.streams.endpoints import EndpointBook, StoredRest
 from orchard.streams.errors import StreamsError
 from orchard.streams.publisher import Publisher
 from orchard.streams.tasks import end, waited
-from orchard.workers.llm.resting import GRACE_SECONDS, QUESTION_SECONDS, asks_in, begun, prolonged
+from orchard.workers.llm.rest_policy import GRACE_SECONDS, PROBE_SECONDS, asks_in, begun, prolonged
 
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 2.0
 FRESH_SECONDS = 0.25
-"""Age of what is known on which a request may still be put off."""
+"""Greatest age of the known rests that may still put off a request."""
 CAMPAIGN = "endpoints"
-"""Of the events."""
 
 
-class NoAnswer(NamedTuple):
-    """Why a question was not answered, and for how long the endpoint asked to wait."""
+class ProbeFailure(NamedTuple):
+    """The reason that a probe was not answered, and the seconds that the endpoint asked to wait."""
 
     reason: str
     asked: float | None
 
 
-Ask = Callable[[Rest], Awaitable[NoAnswer | None]]
-"""Puts a question to an endpoint that rests; None: it was answered."""
+Probe = Callable[[Rest], Awaitable[ProbeFailure | None]]
+"""Sends a probe to an endpoint that rests; None: it was answered."""
 
 
-class Known(msgspec.Struct, frozen=True, kw_only=True):
+class KnownRest(msgspec.Struct, frozen=True, kw_only=True):
     """A rest, with the readings of this process's clock."""
 
     key: str
@@ -53,35 +52,35 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     revision: int
     read_at: float
     ends_at: float
-    """When the endpoint may be asked again."""
+    """Time from which the endpoint may be asked again."""
     began_at: float
     asks_at: float
-    """When this process asks, if nobody else has."""
+    """Time at which this process probes, if no other has."""
 
     @property
     def age(self) -> float:
-        """Seconds since the rest began."""
         return time.monotonic() - self.began_at
 
     @property
     def left(self) -> float:
-        """Seconds until the endpoint is asked again, 0 when that is now."""
+        """Seconds until the endpoint is probed, 0 if that is now."""
         return 0.0 if self.rest.asking else max(self.ends_at - time.monotonic(), 0.0)
 
 
 class _Attended(NamedTuple):
-    ask: Ask
+    probe: Probe
     servers: int
 
 
-class Rests:
-    """An asynchronous context manager. Where the book cannot be read or written, nothing rests."""
+class RestTracker:
+    """Knows the rests while it is entered as a context manager. If the book cannot be read or written,
+    nothing rests."""
 
     def __init__(self, connection: Connection, name: str) -> None:
         self._book = EndpointBook(connection)
         self._publisher = Publisher(connection)
         self._name = f"{name}.{uuid4().hex[:8]}"
-        self._known: dict[str, Known] = {}
+        self._known: dict[str, KnownRest] = {}
         self._attended: dict[str, _Attended] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
@@ -99,21 +98,20 @@ class Rests:
             if task is not None:
                 await end(task)
 
-    def attend(self, key: str, ask: Ask, servers: int) -> None:
-        """Take part in asking an endpoint that rests."""
-        self._attended[key] = _Attended(ask, servers)
+    def attend(self, key: str, probe: Probe, servers: int) -> None:
+        """Takes part in probing an endpoint when it rests."""
+        self._attended[key] = _Attended(probe, servers)
 
-    def of(self, key: str) -> Known | None:
-        """The rest of an endpoint, as far as this process knows."""
+    def of(self, key: str) -> KnownRest | None:
         return self._known.get(key)
 
     async def change(self, seconds: float) -> None:
-        """Wait until something changes, at most so long."""
+        """Waits until something changes, at most `seconds`."""
         with suppress(TimeoutError):
             await waited(self._changed.wait(), seconds)
 
     async def look(self, *, fresh: bool = False) -> None:
-        """Read the book, with `fresh` only if what is known is older than FRESH_SECONDS."""
+        """Reads the book; with `fresh` only if what is known is older than FRESH_SECONDS."""
         async with self._reading:
             if fresh and time.monotonic() - self._read_at < FRESH_SECONDS:
                 return
@@ -121,7 +119,7 @@ class Rests:
             try:
                 stored: dict[str, StoredRest] | None = await self._book.rests()
             except StreamsError as error:
-                log.warning("which endpoints rest is not read: %s", error)
+                log.warning("the endpoint book cannot be read, so rests are not seen: %s", error)
                 stored = None
             self._read_at = at
             if stored is None:
@@ -137,11 +135,11 @@ class Rests:
                 log.warning("endpoint %r rests, for %.0f s: %s", new.rest.endpoint, new.left, new.rest.reason)
             self._tell()
 
-    def _at(self, stored: StoredRest, before: Known | None, at: float) -> Known:
+    def _at(self, stored: StoredRest, before: KnownRest | None, at: float) -> KnownRest:
         if before is not None and before.revision == stored.revision:
             return before
         asks = asks_in(stored.rest, left=stored.left, me=self._name, jitter=random.random())
-        return Known(
+        return KnownRest(
             key=stored.key,
             rest=stored.rest,
             revision=stored.revision,
@@ -158,8 +156,8 @@ class Rests:
     async def begin(
         self, key: str, *, endpoint: str, model: str, reason: str, asked: float | None, answered: bool
     ) -> bool:
-        """Let an endpoint rest, unless it does; whether it does now, which it does not where the book cannot
-        be written or has a record that cannot be read. `answered`: it has answered this process since its
+        """Begins a rest, unless the endpoint rests already. Returns whether it rests now: not if the book
+        cannot be written or its record cannot be read. `answered`: it has answered this process since its
         last rest."""
         try:
             known = await self._book.rest(key)
@@ -175,7 +173,7 @@ class Rests:
                     )
             await self.look()
         except StreamsError as error:
-            log.warning("the rest of endpoint %r is not told: %s", endpoint, error)
+            log.warning("the rest of endpoint %r cannot be stored in the endpoint book: %s", endpoint, error)
             return False
         return key in self._known
 
@@ -183,7 +181,7 @@ class Rests:
         while True:
             for key, one in self._known.items():
                 if key in self._attended and key not in self._asking and one.asks_at <= time.monotonic():
-                    self._asking[key] = asyncio.create_task(self._question(one))
+                    self._asking[key] = asyncio.create_task(self._probe(one))
             turns = [
                 one.asks_at - time.monotonic()
                 for key, one in self._known.items()
@@ -193,8 +191,7 @@ class Rests:
             if time.monotonic() - self._read_at >= POLL_SECONDS:
                 await self.look()
 
-    async def _question(self, known: Known) -> None:
-        """Ask for all, once."""
+    async def _probe(self, known: KnownRest) -> None:
         try:
             await self._ask(known)
         except StreamsError as error:
@@ -204,14 +201,14 @@ class Rests:
         await self.look()
         del self._asking[known.key]
 
-    async def _ask(self, known: Known) -> None:
+    async def _ask(self, known: KnownRest) -> None:
         attended, rest = self._attended[known.key], known.rest
-        lease = QUESTION_SECONDS + GRACE_SECONDS
+        lease = PROBE_SECONDS + GRACE_SECONDS
         mine = msgspec.structs.replace(rest, prober=self._name, seconds=lease, asking=True)
         try:
             if not await self._book.put_rest(known.key, mine, known.revision):
                 return  # somebody else asks
-            refusal = await attended.ask(rest)
+            refusal = await attended.probe(rest)
         except asyncio.CancelledError:
             await self._write_over(
                 known.key, msgspec.structs.replace(rest, seconds=0.0)
@@ -227,7 +224,7 @@ class Rests:
             await self._say(known.key, again)
 
     async def _write_over(self, key: str, rest: Rest) -> bool:
-        """Replace the record by which this process asks, unless it took too long."""
+        """Replaces the record under which this process probes, unless it took too long."""
         taken = await self._book.rest(key)
         if taken is None or taken.rest.prober != self._name or not taken.rest.asking:
             return False

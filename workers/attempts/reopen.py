@@ -1,4 +1,4 @@
-"""Openings of rollouts: which are open, the reopening of aborted ones, the end of one that no attempt ends.
+"""Which rollouts are open, the reopening of aborted ones, and the end of those that no attempt ends.
 
 The newest event on a rollout's `done` subject decides (decision 0001). Its sequence is the fence of the next
 request, and only what is stored over that fence is accepted.
@@ -26,8 +26,8 @@ from orchard.streams.records import StoredEvent
 
 
 def open_at(newest: StoredEvent | None) -> int | None:
-    """The fence of an open rollout's request, from the newest event on its `done` subject; None: it has an
-    outcome, which may be one that cannot be read."""
+    """Returns the fence of an open rollout's request, from the newest event on its `done` subject; None if
+    the rollout has an outcome, readable or not."""
     if newest is None:
         return 0
     return newest.sequence if isinstance(done_payload(newest.event), RolloutReopened) else None
@@ -41,11 +41,11 @@ async def opened(
     source: str,
     ended: Collection[ExitStatus] = (),
 ) -> list[RolloutRequest]:
-    """The requests of those rollouts that are open or, where they aborted, are opened again by this: each
+    """Reopens those of the rollouts that aborted, and returns the requests of all that are open then: each
     with its fence, and a base of attempt numbers above those of the outcomes.
 
     Each request comes with the newest event on its rollout's `done` subject. Left out are finished rollouts,
-    unless they `ended` so, and those that have another newest event by now.
+    unless their exit status is in `ended`, and those that have another newest event by now.
     """
     fences = {request.rollout_id: open_at(newest) for request, newest in rollouts}
     aborted = [
@@ -65,7 +65,7 @@ async def opened(
 
 
 def facts_of(request: RolloutRequest) -> dict[str, Any]:
-    """The fields of RolloutFacts that the request decides."""
+    """Returns the fields of RolloutFacts that the request decides."""
     return {
         "task_id": request.task.task_id,
         "task_source": request.task.source,
@@ -77,7 +77,8 @@ def facts_of(request: RolloutRequest) -> dict[str, Any]:
 
 
 def aborted(request: RolloutRequest, cause: AbortCause, detail: str, deliveries: int = 0) -> RolloutAborted:
-    """The terminal payload of a dead letter or a cancelled request: no worker is named, nothing was spent."""
+    """Returns the terminal payload of a dead letter or a cancelled request: it names no worker and no
+    cost."""
     return RolloutAborted(
         **facts_of(request),
         model_kind=request.model.kind,
@@ -92,7 +93,8 @@ def aborted(request: RolloutRequest, cause: AbortCause, detail: str, deliveries:
 
 
 def cancelled(request: RolloutRequest, started: StoredEvent | None, source: str) -> Event:
-    """The terminal event of a rollout that a cancel ends; `started` is its newest `rollout.started`."""
+    """Returns the terminal event of a rollout that a cancel ends; `started` is its newest
+    `rollout.started`."""
     return make_event(
         aborted(request, AbortCause.CANCELLED, "campaign cancelled"),
         id=f"{request.rollout_id}.cancelled.{request.fence}",
@@ -106,7 +108,8 @@ def cancelled(request: RolloutRequest, started: StoredEvent | None, source: str)
 def _reopening(
     request: RolloutRequest, newest: StoredEvent, reason: str, source: str, ended: Collection[ExitStatus]
 ) -> Event | None:
-    """The event that opens a rollout again that aborted, has an unreadable outcome, or `ended` so."""
+    """Returns the event that reopens a rollout that aborted, has an unreadable outcome, or ended with a
+    status in `ended`."""
     match done_payload(newest.event):
         case RolloutAborted(cause=cause):
             pass
@@ -127,5 +130,4 @@ def _reopening(
 
 
 def _attempt(stored: StoredEvent | None) -> int:
-    """The attempt that an event names, 0 for none."""
     return (stored and stored.event and stored.event.attempt) or 0

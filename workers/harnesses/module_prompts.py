@@ -1,4 +1,4 @@
-"""Orchard's own words for the loop over a shell, from a module of prompts."""
+"""Orchard's own prompt sets for the loop over a shell, each from a module of prompts."""
 
 from collections.abc import Sequence
 from types import MappingProxyType, ModuleType
@@ -9,12 +9,12 @@ from orchard.schemas.messages import ToolCall
 from orchard.schemas.tasks import Task
 from orchard.workers.episode.machine import CommandOutcome
 from orchard.workers.episode.networks import Network, network_of
-from orchard.workers.harnesses.bash_loop import LONGEST_COMMAND, Action, FormatError, Words
+from orchard.workers.harnesses.bash_loop import LONGEST_COMMAND, Action, FormatError, PromptSet
 from orchard.workers.harnesses.bash_prompts import BASH_TOOL
 
 
-class OwnWords(Words):
-    """The words of a module of prompts. See Words."""
+class ModulePrompts(PromptSet):
+    """Takes its texts from a module with SYSTEM, TASK, `observation` and `format_error`."""
 
     tools: tuple[dict[str, Any], ...] = (BASH_TOOL,)
     version = None
@@ -35,27 +35,23 @@ class OwnWords(Words):
         self._prompts = prompts
         self.calls_per_message = calls_per_message
 
-    def opening(self, task: Task) -> tuple[str, str]:
-        """See Words."""
+    def first_messages(self, task: Task) -> tuple[str, str]:
         user = self._prompts.TASK.format(
             statement=task.statement, workdir=task.workdir, network=_told(network_of(task, agent=True))
         )
         return self._prompts.SYSTEM, user
 
     def actions(self, calls: Sequence[ToolCall], finish_reason: str) -> list[Action]:
-        """See Words."""
         try:
             return [Action(call, command) for call, command in parse(calls)]
         except ValueError as error:
             raise FormatError(self._prompts.format_error(str(error), finish_reason)) from error
 
     def observation(self, _action: Action, outcome: CommandOutcome, limit: float) -> str:
-        """See Words."""
         shown: str = self._prompts.observation(outcome, limit)
         return shown
 
     def left_out(self, calls: int) -> str:
-        """See Words."""
         text = f"the message has {calls} calls too many, which were not executed."
         shown: str = self._prompts.format_error(text, "")
         return shown
@@ -70,7 +66,8 @@ def _told(network: Network) -> str:
 
 
 def parse(calls: Sequence[ToolCall]) -> list[tuple[ToolCall, str]]:
-    """Each call with its command, in order; raises ValueError with what is wrong with the first bad one."""
+    """Returns each call with its command, in order. Raises ValueError that says what is wrong with the first
+    bad one."""
     if not calls:
         raise ValueError("the message calls no tool, and every message must call at least one.")
     commands = []

@@ -24,8 +24,8 @@ from orchard.workers.failures import EndpointRests, InfrastructureError
 from orchard.workers.llm import resting, rests
 from orchard.workers.llm.answers import Completion
 from orchard.workers.llm.client import ModelClient
-from orchard.workers.llm.resting import rest_key
-from orchard.workers.llm.rests import Rests
+from orchard.workers.llm.endpoint_rests import RestTracker
+from orchard.workers.llm.rest_policy import rest_key
 from orchard.workers.llm.settings import EndpointSettings
 from tests.workers.conftest import Endpoint
 
@@ -60,7 +60,7 @@ async def process(endpoint: Endpoint, connection: Connection) -> AsyncIterator[C
     async with AsyncExitStack() as stack:
 
         async def made(name: str, *, waits: bool = False, **settings: Any) -> ModelClient:
-            own = await stack.enter_async_context(Rests(connection, name))
+            own = await stack.enter_async_context(RestTracker(connection, name))
             named = EndpointSettings(**{"base_url": endpoint.url, **settings})
             return await stack.enter_async_context(ModelClient({"default": named}, own, waits=waits))
 
@@ -191,7 +191,7 @@ async def test_a_server_that_fails_at_the_question_alone_is_tried_with_what_it_r
         return web.json_response(endpoint.completion("back"))
 
     endpoint.replies.append(reply)
-    async with Rests(connection, "first") as own:
+    async with RestTracker(connection, "first") as own:
         settings = EndpointSettings(base_url=endpoint.url, max_tries=1)
         async with ModelClient({"default": settings}, own) as first:
             with pytest.raises(EndpointRests):
@@ -214,7 +214,7 @@ async def test_a_server_that_fails_at_the_question_alone_is_tried_with_what_it_r
 async def test_when_the_process_that_asks_has_died_another_one_does(
     endpoint: Endpoint, process: Callable[..., Any], connection: Connection
 ) -> None:
-    async with Rests(connection, "first") as own:
+    async with RestTracker(connection, "first") as own:
         settings = EndpointSettings(base_url=endpoint.url)
         async with ModelClient({"default": settings}, own) as first:
             endpoint.answer({"error": {"message": "no"}}, 429, {"Retry-After": "1"})

@@ -1,8 +1,8 @@
-"""Rollouts of a campaign that a model refuses, one after the other: counted in the endpoint book for the
-fleet.
+"""Counts a campaign's rollouts that a model refuses in a row, in the endpoint book for the whole fleet.
 
 A wrong key or an unknown model ends a whole campaign in seconds, each rollout for the same reason. The
-breaker (`pipelines.breaking`) reads the counts and pauses it. An endpoint that rests refuses nobody.
+breaker (`pipelines.campaigns.breaking`) reads the counts and pauses it. An endpoint that rests refuses
+nobody.
 """
 
 import re
@@ -20,7 +20,6 @@ _TRIES = 5
 
 
 def counted(before: CampaignRefused | None, request: RolloutRequest, reason: str) -> CampaignRefused:
-    """The record after another refusal."""
     count = before.count if before is not None else 0
     unlike = before.unlike if before is not None and count else 0
     if before is None or _form(before.reason) != _form(reason):
@@ -39,14 +38,14 @@ def _form(reason: str) -> str:
     return _CHANGES.sub("#", reason)
 
 
-class Refusals:
-    """Tells the book what this process sees."""
+class RefusalCounts:
+    """Adds the refusals that this process meets to the endpoint book."""
 
     def __init__(self, connection: Connection) -> None:
         self._book = EndpointBook(connection)
 
     async def refused(self, request: RolloutRequest, reason: str) -> None:
-        """A rollout ended because its model refused it. Raises StreamsError."""
+        """Counts a rollout that ended because its model refused it. Raises StreamsError."""
         for _ in range(_TRIES):  # each of which loses to another process that counts
             known = await self._find(request)
             record = counted(known.refused if known else None, request, reason)
@@ -54,7 +53,7 @@ class Refusals:
                 return
 
     async def served(self, request: RolloutRequest) -> None:
-        """A rollout came to its end. Raises StreamsError."""
+        """Resets the count after a rollout that finished. Raises StreamsError."""
         for _ in range(_TRIES):
             known = await self._find(request)
             if known is None or not known.refused.count:

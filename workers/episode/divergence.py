@@ -1,4 +1,4 @@
-"""Telling what the world did differently when a recorded command is executed again."""
+"""Compares what a recorded command did with what it does when it is executed again."""
 
 import hashlib
 import re
@@ -16,8 +16,6 @@ _SHOWN = 80
 
 @dataclass(frozen=True)
 class Executed:
-    """A command that a step ran, and what is recorded of it."""
-
     step: int
     call: ToolCall
     node: MessageNode
@@ -25,23 +23,23 @@ class Executed:
 
 @dataclass(frozen=True)
 class Divergence:
-    """A command that did not do what is recorded of it."""
+    """A difference between a command's record and its repetition."""
 
     step: int
     what: str
-    """In words, for a sentence that goes on after the step."""
+    """Describes the difference, for a sentence that continues after the step."""
     timing: bool
-    """Nothing differs but durations, and times of files in a long listing."""
+    """Whether only durations differ, or times of files in a long listing."""
 
 
 def compare(
     command: Executed, outcome: CommandOutcome, shown: str, images: tuple[Image, ...] = ()
 ) -> Divergence | None:
-    """What differs between the record and an `outcome`, of which the model would be `shown` so much, and
-    these `images`."""
+    """Returns the difference between the record and a repeated command's `outcome`, of which the model would
+    see the text `shown` and these `images`; None if there is none."""
     recorded, result = command.node, command.node.result
     if result is None:
-        raise ValueError(f"the message {recorded.node_id} is no result of a command")
+        raise ValueError(f"the message {recorded.node_id} has no result of a command")
     said = f"`{_short(command.call.arguments)}`"
     if outcome.returncode != result.returncode or outcome.timed_out != result.timed_out:
         what = f"{said} returned {_ending(outcome)} where {_recorded_ending(recorded)} is recorded"
@@ -58,12 +56,12 @@ def compare(
 
 
 def timeless(text: str) -> str:
-    """The text without its durations, such as `0.012s`, and without the times in what `ls -l` prints."""
+    """Removes durations, such as `0.012s`, and the times in what `ls -l` prints."""
     return _DURATION.sub("#", _LISTED.sub(r"\1 #", text))
 
 
 def output_sha256(output: str) -> str:
-    """What a replay compares: the hash of a command's whole output, before any cut."""
+    """Hashes a command's whole output, before any cut; this is what a replay compares."""
     return hashlib.sha256(output.encode()).hexdigest()
 
 

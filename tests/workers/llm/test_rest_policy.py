@@ -11,14 +11,14 @@ from orchard.schemas.campaigns import ModelSpec, RolloutRequest, TaskRef
 from orchard.schemas.rests import Rest
 from orchard.streams.endpoints import stored_rest
 from orchard.streams.records import StoredMessage
-from orchard.workers.attempts.refused import counted
-from orchard.workers.llm.resting import (
+from orchard.workers.attempts.refusal_counts import counted
+from orchard.workers.llm.rest_policy import (
     GRACE_SECONDS,
     HELD_SECONDS,
     LONGEST_ASKED,
     LONGEST_PAUSE,
     LONGEST_RELAPSE,
-    Row,
+    RefusalStreak,
     asks_in,
     begins,
     begun,
@@ -32,9 +32,9 @@ from orchard.workers.llm.settings import EndpointSettings
 REST = Rest(endpoint="e", model="m", reason="answered 429: slow down", seconds=1.0, prober="one")
 
 
-def row(*calls: tuple[float, float]) -> Row:
+def row(*calls: tuple[float, float]) -> RefusalStreak:
     """After refusals of calls that set off and came back at these times."""
-    found = Row()
+    found = RefusalStreak()
     for started, now in calls:
         found = refused(found, started=started, now=now)
     return found
@@ -42,7 +42,7 @@ def row(*calls: tuple[float, float]) -> Row:
 
 def test_a_burst_of_refusals_is_one() -> None:
     assert row((0, 1), (0, 1.1), (0.5, 1.2)).count == 1
-    assert row((0, 1), (1.5, 2)) == Row(2, since=1, last=2)
+    assert row((0, 1), (1.5, 2)) == RefusalStreak(2, since=1, last=2)
 
 
 @pytest.mark.parametrize(
