@@ -20,7 +20,7 @@ from orchard.configuration.config import Config
 from orchard.page import rollout as one_rollout
 from orchard.page import server
 from orchard.page.campaigns import CampaignWatch
-from orchard.page.index import STANDING, RolloutIndex
+from orchard.page.index import PAGE_SOURCES, RolloutIndex
 from orchard.page.rollouts import COLUMNS, SORTS, USUAL, BadFilter, Query, page_of, summary_of
 from orchard.page.tables import Tables, one, rows
 from orchard.schemas import events as e
@@ -205,7 +205,7 @@ def test_a_filter_that_cannot_be_is_a_sentence(wrong: dict[str, str]) -> None:
 
 def test_campaigns_have_the_numbers_of_sql(tables: duckdb.DuckDBPyConnection) -> None:
     """Also from the index, which is what the page asks."""
-    found = recorded(tables, STANDING)
+    found = recorded(tables, PAGE_SOURCES)
     assert found == recorded(tables)
     for view in found:
         expected = rows(tables, "select * from conservation where campaign = $name", {"name": view.name})[0]
