@@ -29,7 +29,6 @@ NAME = "state-check"
 PREVENTED = "check_prevented"
 """Cause of a -1 that no check gave."""
 LARGEST_REWARD = 64 * 1024
-"""Most bytes of a file of rewards."""
 
 CLEAN_SHELL = (
     "env -i HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8 sh"
@@ -112,7 +111,6 @@ def _left(task: Task, deadline: float) -> float:
 
 
 async def _checked(check: StateCheck, machine: Machine, limit: float) -> _Seen:
-    """Runs the check; returns how it ended and what it printed."""
     try:
         for path, text in sorted(check.files.items()):
             await machine.write(path, text.encode())

@@ -29,7 +29,6 @@ _DIGITS = 19
 """Digits, or a sign and digits, from which on a number may exceed 64 bits."""
 _LONGEST_WORD = 256
 _EXCERPT = 200
-"""Characters of a reply that an error quotes."""
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +119,6 @@ def read_completion(raw: bytes) -> Completion:
 
 
 def excerpt(raw: bytes) -> str:
-    """Returns the beginning of a body, for an error that quotes it."""
     return " ".join(raw[: 4 * _EXCERPT].decode("utf-8", "replace").split())[:_EXCERPT] or "it is empty"
 
 

@@ -15,15 +15,11 @@ import msgspec
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 30.0
 _FOREVER = 1e9
-"""Seconds that replace an infinite number."""
 
 _QUOTED = 2000
-"""Characters of an error that are read."""
 
 
 class Meaning(StrEnum):
-    """The reason that a try brought no completion."""
-
     TRANSIENT = "transient"
     """Worth trying again: connection lost, time-out, 408, 409, 5xx, a reply that is no answer."""
     THROTTLED = "throttled"
@@ -38,8 +34,6 @@ class Meaning(StrEnum):
 
 
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of an error object that decide its meaning."""
-
     message: str = ""
     code: str = ""
     type: str = ""
