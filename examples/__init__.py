@@ -1,1 +1,1 @@
-"""Demonstrations: each a TOML file of settings and steps, all run by `python -m examples.run FILE`."""
+"""Demonstrations: each is a TOML file of settings and steps, run by `python -m examples.run FILE`."""

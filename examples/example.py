@@ -1,4 +1,4 @@
-"""An example that runs: its folder in a store, its pipeline's configuration, its policy servers."""
+"""A running example: its folder in a store, its pipeline's configuration, its policy servers."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ SERVER_SECONDS = 300.0
 
 
 class CommandFailed(RuntimeError):
-    """A command of an example did not end well."""
+    """A command of an example failed."""
 
     def __init__(self, command: str, code: int) -> None:
         super().__init__(f"`{command}` ended with exit code {code}: run it again to go on")
@@ -29,10 +29,10 @@ class CommandFailed(RuntimeError):
 
 
 class Example:
-    """What the steps of an example work with."""
+    """Context that the steps of an example share."""
 
     session: Session
-    """The pipeline that runs, while steps are done."""
+    """Session of the running pipeline."""
 
     def __init__(
         self,
@@ -41,19 +41,20 @@ class Example:
         steps: list[dict[str, Any]],
         report: list[list[str]],
     ) -> None:
-        """`described` is a file of an example, its placeholders filled in but those of steps and report."""
+        """Takes an example's file as `described`, with its placeholders filled in except those of steps
+        and report."""
         self.steps, self.report = steps, report
         self.directory = Path(store).absolute() / described["directory"]
         self.directory.mkdir(parents=True, exist_ok=True)
         self.campaign: Mapping[str, Any] = described.get("campaign", {})
-        """Fields that all its campaigns have."""
+        """Fields common to all its campaigns."""
         self.seconds: dict[str, float] = {}
-        """Time of each titled step."""
+        """Seconds of each titled step."""
         self.ports = {name: free_port() for name in described.get("endpoints", ["policy"])}
         self.config = self._configuration(store, described["settings"])
 
     def _configuration(self, store: str, settings: Mapping[str, Any]) -> Config:
-        """The configuration of all processes: a policy server is an endpoint like any other."""
+        """Configuration of all processes; each policy server is an ordinary endpoint."""
         policy = {"extra_body": {"return_token_ids": True, "logprobs": True}}
         tables = {
             "up": {"workers": settings["workers"]},
@@ -74,20 +75,20 @@ class Example:
 
     @contextmanager
     def step(self, title: str) -> Iterator[None]:
-        """Show the title of what follows, and note its time."""
+        """Prints the title of the next steps, and starts their clock."""
         console.rule(title)
         began = time.monotonic()
         yield
         self.seconds[title] = time.monotonic() - began
 
     async def committed(self) -> None:
-        """Wait until the tables have what was said."""
+        """Waits until the tables have every event."""
         async with self.session.connection("example") as connection:
             await self.session.committed(connection)
 
     async def command(self, *words: str) -> None:
-        """An `orchard` command in a process of its own, as a user would; it ends before a cancellation does.
-        Raises CommandFailed when it fails."""
+        """Runs an `orchard` command in its own process, which also ends on cancellation. Raises
+        CommandFailed."""
         where = ["--store", self.config.store, "--state", str(self.config.directory)]
         command = [sys.executable, "-P", "-m", "orchard", *where, *words]
         process = await asyncio.create_subprocess_exec(*command, preexec_fn=die_with_parent)
@@ -101,7 +102,7 @@ class Example:
             raise CommandFailed(" ".join(command), code)
 
     async def command_with(self, name: str, file: Path, settings: Mapping[str, Any], *options: str) -> None:
-        """The command with a TOML file of settings, which is written to `file`."""
+        """Runs the command with a TOML file of settings, which is written to `file`."""
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(toml(settings))
         await self.command(name, str(file), *options)
@@ -110,8 +111,8 @@ class Example:
     async def serving(
         self, model: str | Path, name: str = "policy", endpoint: str = "policy", *, blind: bool = False
     ) -> AsyncIterator[None]:
-        """Serve a model by this name at one of the endpoints, for as long as the block runs; `blind`, with
-        black pictures."""
+        """Serves a model by this name at one of the endpoints during the block; `blind`: with black
+        pictures."""
         port_file, log_file = (self.directory / f"{endpoint}.{kind}" for kind in ("port", "log"))
         port_file.unlink(missing_ok=True)
         options = ["--port", str(self.ports[endpoint]), "--port-file", str(port_file), "--name", name]
@@ -138,5 +139,5 @@ class Example:
 
 
 def toml(tree: Mapping[str, Any]) -> str:
-    """A table of TOML; tables in it are inline ones."""
+    """Formats a TOML table; tables in it are inline."""
     return "".join(f"{name} = {toml_value(value)}\n" for name, value in tree.items())

@@ -29,13 +29,13 @@ from orchard.workers.discovery import load
 
 FOLDER = Path(__file__).parent
 OWN = frozenset({"do", "as", "title", "if", "each"})
-"""Keys of a step that are no arguments."""
+"""Keys of a step that are not arguments of its function."""
 _COMMENT = re.compile(r"^(\w+) = .*?# (.+)$", re.MULTILINE)
 
 
 def example(name: str, store: str, **settings: object) -> tuple[Example, dict[str, Any]]:
-    """The example of a file here, and what its placeholders stand for. Raises ConfigError for settings that
-    it has not, or not of that type, and for what its own check refuses."""
+    """Reads the example of a file in this folder, and the values of its placeholders. Raises ConfigError
+    for unknown or mistyped settings, and for those that the example's own check refuses."""
     described = tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
     known = described["settings"]
     for setting, value in settings.items():
@@ -56,7 +56,7 @@ def example(name: str, store: str, **settings: object) -> tuple[Example, dict[st
 
 
 async def run(made: Example, values: dict[str, Any]) -> dict[str, Any]:
-    """Do all steps; what each is kept as. Raises what their commands raise."""
+    """Runs all steps and returns the values that they keep. Raises what their commands raise."""
     async with pipeline(made.config, console.print) as made.session:
         for title, group in _titled(made.steps).items():
             with made.step(title):
@@ -66,7 +66,7 @@ async def run(made: Example, values: dict[str, Any]) -> dict[str, Any]:
 
 
 async def do_step(made: Example, step: Mapping[str, Any], values: dict[str, Any]) -> None:
-    """Do one step, and keep what it gives among the values."""
+    """Runs one step and adds its result to the values."""
     if not filled(step.get("if", True), values):
         return
     name = step["do"]
@@ -81,7 +81,7 @@ async def do_step(made: Example, step: Mapping[str, Any], values: dict[str, Any]
 
 
 def _titled(steps: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """The steps by their titles; one without belongs to the step before it."""
+    """Groups the steps by title; a step without one belongs to the step before."""
     found: dict[str, list[dict[str, Any]]] = {}
     title = ""
     for step in steps:
@@ -91,8 +91,8 @@ def _titled(steps: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
 
 
 def filled(value: Any, values: Mapping[str, Any]) -> Any:
-    """A value of a file with its placeholders filled in: a text that is one alone becomes what it stands
-    for."""
+    """Fills in the placeholders of a value. A text that is one placeholder becomes the placeholder's
+    value."""
     if isinstance(value, dict):
         return {key: filled(each, values) for key, each in value.items()}
     if isinstance(value, list):
@@ -104,7 +104,7 @@ def filled(value: Any, values: Mapping[str, Any]) -> Any:
 
 
 def show(made: Example, values: Mapping[str, Any]) -> None:
-    """The report of the file, and the time of each step."""
+    """Formats the file's report and the time of each step."""
     seconds = made.seconds
     rows: list[tuple[str, str]] = [(*filled(row, values),) for row in made.report]
     rows += [(title, f"{took:.0f} s") for title, took in seconds.items()]
@@ -114,7 +114,7 @@ def show(made: Example, values: Mapping[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run the example that the command line names."""
+    """Runs the example that the command line names."""
     file = Path(sys.argv[1] if len(sys.argv) > 1 else "--help")
     if not file.is_file():
         sys.exit(f"{__doc__}\nFiles: {', '.join(sorted(each.name for each in FOLDER.glob('*.toml')))}")

@@ -1,4 +1,4 @@
-"""Steps that examples have in common: each a function that a file names, with its keys as arguments."""
+"""Steps for all examples: each is a function that a file names, with its keys as arguments."""
 
 import asyncio
 import time
@@ -27,16 +27,16 @@ from orchard.terminal.evaluation_tables import show_results
 from orchard.workers.harnesses.programs.layers import layers_among
 
 POLICY = "policy"
-"""Model name of a policy that is served, and of its endpoint."""
+"""Name of a served policy's model and endpoint."""
 _SFT = {"context": 4096, "optimizer": "muon", "warmup": 0.05, "weight_decay": 0.05, "beta2": 0.95}
-"""Fine-tuning of tiny models."""
+"""Settings for fine-tuning tiny models."""
 
 
 async def campaign(
     example: Example, name: str, tasks: Sequence[TaskRef], model: Mapping[str, Any], **fields: Any
 ) -> None:
-    """Run a campaign to its end, or what is left of it, until its results are in the tables. Raises
-    ConfigError where the store has another under this name."""
+    """Runs or resumes a campaign to its end, and waits until the tables have its results. Raises
+    ConfigError if the store has another one of this name."""
     plain = {"samples": 1, **example.campaign, **fields}
     spec = CampaignSpec(
         name=name,
@@ -70,7 +70,7 @@ async def oracle(
     model: str = "oracle",
     **fields: Any,
 ) -> None:
-    """A campaign that the oracle plays, of the `first` so many tasks."""
+    """Runs a campaign with the oracle on the `first` tasks."""
     spec = {"name": model, "endpoint": "oracle", "kind": ModelKind.ORACLE.value}
     await campaign(example, name, tasks[:first], spec, **fields)
 
@@ -87,7 +87,7 @@ async def measure(
     first: int | None = None,
     blind: bool = False,
 ) -> Score:
-    """pass@1 of a model on the `first` so many tasks, by a campaign."""
+    """Measures pass@1 of a model on the `first` tasks by a campaign."""
     sampled = {"temperature": temperature, "max_tokens": max_tokens, "logprobs": True}
     async with example.serving(model, POLICY, POLICY, blind=blind):
         spec = {"name": POLICY, "endpoint": POLICY, **sampled}
@@ -96,7 +96,7 @@ async def measure(
 
 
 def campaign_score(store: str, campaign: str) -> Score:
-    """pass@1 of a campaign, with its interval. Aborted rollouts are in no count."""
+    """pass@1 of a campaign with its interval, without aborted rollouts."""
     query = """
         select count(resolved), count(*) filter (resolved) from rollouts
         where campaign = ? and resolved is not null group by task_id order by task_id
@@ -107,12 +107,12 @@ def campaign_score(store: str, campaign: str) -> Score:
 
 
 async def annotate(example: Example, *, campaign: str) -> None:
-    """The oracle's values of unresolved trajectories."""
+    """Annotates unresolved trajectories with the oracle's values."""
     await annotate_campaign(example.session, campaign, Asking(model="oracle", endpoint="oracle"), 16)
 
 
 async def program(example: Example, *, name: str) -> None:
-    """A harness that is a program, installed where it is not."""
+    """Installs the program of a harness if needed."""
     async with example.session.sandboxes() as client:
         layers = layers_among(await client.list_images())
     if not any(layer.program == name for layer, _ in layers):
@@ -122,7 +122,7 @@ async def program(example: Example, *, name: str) -> None:
 async def tokenizer(
     example: Example, *, out: str, campaigns: list[str], vocabulary: int, **options: bool
 ) -> str:
-    """A tokenizer trained on what the log of some campaigns says; `options` as in `train_tokenizer`."""
+    """Trains a tokenizer on messages of some campaigns; `options` as in `train_tokenizer`."""
     from orchard.pipelines.datasets.corpus import log_texts
     from orchard.pipelines.datasets.tokenizer import train_tokenizer
 
@@ -134,7 +134,8 @@ async def tokenizer(
 
 
 async def dataset(example: Example, *, out: str, **settings: Any) -> int:
-    """A dataset as `orchard dataset build` makes it, announced in the log; how many examples it has."""
+    """Builds a dataset as `orchard dataset build` does, records it in the log, and returns its number of
+    examples."""
     from orchard.pipelines.datasets.build import build
     from orchard.pipelines.datasets.settings import DatasetSettings
 
@@ -145,7 +146,7 @@ async def dataset(example: Example, *, out: str, **settings: Any) -> int:
 
 
 async def untrained(example: Example, *, out: str, shape: str, tokenizer: str, seed: int) -> None:
-    """A language model as it is before any training."""
+    """Creates an untrained language model."""
     from transformers import AutoTokenizer
 
     from orchard.pipelines.models.directories import save_model
@@ -159,7 +160,7 @@ async def untrained(example: Example, *, out: str, shape: str, tokenizer: str, s
 
 
 async def sft(example: Example, *, out: str, lr: float, **settings: Any) -> None:
-    """`orchard sft`, with an optimizer for tiny models."""
+    """Runs `orchard sft` with an optimizer for tiny models."""
     whole = {"out": out, **settings, **_SFT, "lr": lr, "min_lr": lr / 20}
     await example.command_with("sft", Path(f"{out}.toml"), whole)
 
@@ -173,7 +174,7 @@ async def rl(
     may_stop: bool = False,
     **settings: Any,
 ) -> None:
-    """`orchard rl`. With `may_stop`, a policy that gives it nothing to learn from stays as it is."""
+    """Runs `orchard rl`. With `may_stop`, a policy that the run cannot improve is kept as it is."""
     barren = Path(out) / "nothing-to-learn"
     if barren.exists():
         return
@@ -188,13 +189,12 @@ async def rl(
 
 
 async def keep(example: Example, *, value: object) -> object:
-    """A value under another name."""
     del example
     return value
 
 
 async def newest(example: Example, *, out: str, start: str = "") -> tuple[str, int]:
-    """The newest policy of a run, or the model that it starts from; and how many policies it made."""
+    """Newest policy of a run, or its initial model, and the number of policies."""
     del example
     policies = sorted(Path(out, "policies").glob("version-*"))
     return (str(policies[-1]) if policies else start), len(policies)
@@ -212,7 +212,7 @@ async def suite(
     unproven: bool = False,
     **fields: Any,
 ) -> Results:
-    """`orchard eval` beside a server of each policy; the results, which are shown."""
+    """Runs `orchard eval` with a server for each policy, and prints and returns the results."""
     models = [
         {"name": name, "endpoint": name, "temperature": temperature, "max_tokens": max_tokens}
         for name in policies

@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 _PUBLISHED = {"AsyncSandboxInstance": "AsyncSandbox", "SandboxInstance": "Sandbox"}
-"""Names that the published Orchard Env has for ours."""
+"""Names of the published Orchard Env, mapped to Orchard's."""
 _MODULES = {
     "AsyncContainerProcess": "process",
     "AsyncSandbox": "sandbox",

@@ -8,7 +8,7 @@ from orchard.storage.allocation import ARROW_ALLOCATOR
 
 
 def main() -> None:
-    """Run the command line. Its import takes a while in which Ctrl-C ends the command, too."""
+    """Runs the command line. Ctrl-C ends the command during its long import too."""
     os.environ.update(ARROW_ALLOCATOR)
     try:
         from orchard.cli.app import main as run

@@ -1,4 +1,4 @@
-"""What plug-ins are written with: the types that they implement and are given. docs/extending.md explains.
+"""Public interface for plug-ins: the types that they implement and receive. docs/extending.md explains.
 
 Only what stands here is kept stable for packages of others; everything else may move.
 """
@@ -99,7 +99,7 @@ Opening = WorldContext
 
 
 def graded_by(grader: Grader, settings: msgspec.Struct) -> PluginGrading:
-    """The `grading` of a task that a grader of yours judges."""
+    """`grading` of a task that a plug-in's grader judges."""
     return PluginGrading(grader=grader.name, settings=_plain(settings), in_place=grader.in_place)
 
 

@@ -1,8 +1,8 @@
-"""What a domain adds to the pipelines: one record for each, and how the core finds them.
+"""The record of what a domain adds to the pipelines, and how the core finds them all.
 
-The core names no domain. It asks the records, which name their components as `module:attribute`, loaded at
-first use. Records of Orchard's own domains are in `pipelines/domains/*/__init__.py`; a package of others
-declares an entry point of the group `orchard.pipeline_domains`.
+The core names no domain. It asks the records, which name their components as `module:attribute`,
+loaded at first use. Records of Orchard's own domains are in `pipelines/domains/*/__init__.py`; other
+packages declare an entry point of the group `orchard.pipeline_domains`.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,14 +13,14 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from orchard.schemas.queues import Queue
 from orchard.schemas.tasks import PluginGrading, Task
-from orchard.streams.settings import Queue
 from orchard.workers.discovery import code_of, matching, records
 
 GROUP = "orchard.pipeline_domains"
-"""Entry points of other packages' records."""
+"""Entry-point group of other packages' records."""
 PROVE = Queue(kind="prove", domain="tasks")
-"""Of tasks to be proven, whatever their domain."""
+"""Queue of tasks to prove, whatever their domain."""
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -36,7 +36,6 @@ class TaskKind(NamedTuple):
 
 
 def kind_of(task: Task) -> TaskKind:
-    """The kind of a task."""
     grading = task.grading
     tag = str(type(grading).__struct_config__.tag)
     world = "" if task.world is msgspec.UNSET else task.world.kind
@@ -48,14 +47,13 @@ class ReleasedLayout:
     """A layout in which trajectories are published."""
 
     reader: str
-    """`module:attribute` of a `datasets.importing.LayoutReader`."""
     calls_in_texts: bool = False
-    """Whether calls and their results stand in the texts: a trajectory without tools has none that its
-    harness defines."""
+    """Whether calls and their results are part of the texts, so a trajectory without tools has none that
+    its harness defines."""
 
 
 class RequestKind(NamedTuple):
-    """Requests that are no rollouts and that workers carry out."""
+    """A kind of requests that are not rollouts and that workers handle."""
 
     queue: Queue
     handler: str
@@ -70,15 +68,15 @@ class PipelineDomain:
     package: str
     """Dotted name of the package whose files `sources` and `suites` are."""
     provers: Mapping[TaskKind, str] = field(default_factory=dict)
-    """Kind of tasks to a `tasks.proving.Prover`. Tasks of other kinds are proven as a whole."""
+    """`tasks.proving.Prover` by kind of task. Tasks of other kinds are proven as a whole."""
     contradictions: Mapping[TaskKind, str] = field(default_factory=dict)
-    """Kind of tasks to a `tasks.proving.Contradiction`, which makes impossible ones of them."""
+    """`tasks.proving.Contradiction` by kind of task, which makes impossible tasks of them."""
     task_sources: Mapping[str, str] = field(default_factory=dict)
-    """Name that `orchard tasks from-source` takes to a `tasks.sources.TaskSource`."""
+    """`tasks.sources.TaskSource` by the name that `orchard tasks from-source` takes."""
     exporters: Mapping[str, str] = field(default_factory=dict)
-    """Layout to a `datasets.exporters.interface.Exporter` of that name."""
+    """`datasets.exporters.interface.Exporter` by the name of its layout."""
     released_layouts: Mapping[str, ReleasedLayout] = field(default_factory=dict)
-    """By the name that `orchard dataset import --format` takes."""
+    """Released layouts by the name that `orchard dataset import --format` takes."""
     dataset_preset: Mapping[str, Any] = field(default_factory=dict)
     """What `preset = NAME` sets in a dataset's file."""
     sft_preset: Mapping[str, Any] = field(default_factory=dict)
@@ -86,7 +84,7 @@ class PipelineDomain:
     rl_preset: Mapping[str, Any] = field(default_factory=dict)
     """What `preset = NAME` sets in the file of a reinforcement-learning run."""
     request_kinds: Mapping[str, RequestKind] = field(default_factory=dict)
-    """Kind of requests, as its queue is named, to what a worker needs to serve them."""
+    """Kinds of requests by the name of their queue, each with what a worker needs to serve it."""
     suites: str = "suites/*.toml"
     """Suites of published benchmarks, as a pattern in `package`."""
     sources: tuple[str, ...] = ("__init__.py",)
@@ -94,17 +92,16 @@ class PipelineDomain:
     is in `WorkerDomain.sources`."""
 
     def code(self) -> list[str]:
-        """Digests of `sources`, and its distribution where it is a package of others."""
+        """Digests of the files of `sources`; for another package also its distribution and version."""
         return code_of(self.package, self.sources, GROUP)
 
     def suite_files(self) -> list[Path]:
-        """The files of `suites`, by name."""
         return matching(self.package, [self.suites])
 
 
 @cache
 def domains() -> dict[str, PipelineDomain]:
-    """All domains by name, Orchard's own first; of two with one name the first."""
+    """All domains by name, Orchard's own first; the first of two with one name wins."""
     found: dict[str, PipelineDomain] = {}
     for record in records("orchard.pipelines.domains", GROUP, PipelineDomain):
         found.setdefault(record.name, record)
@@ -112,14 +109,14 @@ def domains() -> dict[str, PipelineDomain]:
 
 
 def offered(field_of: Callable[[PipelineDomain], Mapping[K, T]]) -> dict[K, T]:
-    """What all domains have in one field; of two values under one name that of the first domain."""
+    """The entries of one field over all domains; the first of two with one name wins."""
     return {
         name: value for domain in reversed(domains().values()) for name, value in field_of(domain).items()
     }
 
 
 def request_kinds() -> dict[str, RequestKind]:
-    """All kinds of requests beside rollouts that `orchard worker` serves."""
+    """All kinds of requests other than rollouts that `orchard worker` serves."""
     prove = RequestKind(PROVE, "orchard.pipelines.tasks.prover:task_prover")
     return {PROVE.kind: prove, **offered(lambda domain: domain.request_kinds)}
 

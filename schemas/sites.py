@@ -28,7 +28,7 @@ class SiteSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     seed: int
     """Seed of the content: names, prices, places, order."""
     layout: str
-    """Where things stand: a name of LAYOUTS (`gui.sites.appearance`), or of the tiny family's own."""
+    """Arrangement of the page: a name of LAYOUTS (`gui.sites.appearance`), or of the tiny family's own."""
     theme: str
     """Sizes, colours and fonts: a name of THEMES."""
     fault: Fault | None = None

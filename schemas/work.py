@@ -1,4 +1,4 @@
-"""Requests for work that is no rollout: tasks to be proven, rollouts to be judged."""
+"""Requests for work other than rollouts: tasks to be proven, rollouts to be judged."""
 
 import msgspec
 
@@ -7,20 +7,20 @@ from orchard.schemas.campaigns import ModelSpec, TaskRef
 
 
 class ProveRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One task to be proven or rejected, as it travels on the prove queue."""
+    """Asks for the proof or rejection of one task; travels on the prove queue."""
 
     task: TaskRef
     task_hash: str
     runs: int = 3
-    """Times that the known solution is graded, and as often nothing."""
+    """Times that the known solution, and the empty one, are graded."""
     fence: int = 0
-    """Sequence of the answer to the request before; 0 for none. Only what is stored over it is accepted."""
+    """Sequence of the answer to the request before; 0 for none. Only an answer stored over it is accepted."""
     failures: int = 0
-    """Times that infrastructure failed it."""
+    """Number of times that infrastructure failed it."""
 
 
 class JudgeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One finished rollout to be judged again, as it travels on the judge queue."""
+    """Asks for another judgement of one finished rollout; travels on the judge queue."""
 
     campaign: str
     rollout_id: str
@@ -28,16 +28,17 @@ class JudgeRequest(msgspec.Struct, frozen=True, kw_only=True):
     task: BlobRef
     submission: str
     submission_blob: BlobRef | None
-    """Where the submission is, when it is too long for the request."""
+    """Blob of the submission, if it is too long for the request."""
     protocol: str
-    """Name and version."""
+    """Name and version of the protocol."""
     prompt_hash: str
-    """Of the protocol's own words: a worker with others leaves the request to those that have them."""
+    """Hash of the protocol's own text: a worker with another text leaves the request to those that have this
+    one."""
     model: ModelSpec
-    """Who judges."""
+    """The model that gives the judgement."""
     timeout_seconds: float
-    """Of one answer, with all tries."""
+    """Time limit of one answer, with all tries."""
     fence: int = 0
-    """As ProveRequest."""
+    """Sequence of the answer to the request before: see ProveRequest."""
     failures: int = 0
-    """Times that infrastructure failed it."""
+    """Number of times that infrastructure failed it."""

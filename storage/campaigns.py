@@ -10,11 +10,11 @@ import msgspec
 from orchard.schemas.campaigns import CampaignRecord, CampaignSpec, CampaignState
 from orchard.schemas.decoding import Unreadable, decode
 from orchard.schemas.events import CampaignStateChanged, CampaignSubmitted
+from orchard.schemas.queues import Queue
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import log_position, open_tables
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.connection import Connection
-from orchard.streams.settings import Queue
 
 _SUBMITTED = "select campaign, payload from events where type = 'campaign.submitted' order by sequence"
 _MOVES = "select payload from events where type = 'campaign.state_changed' and campaign = ? order by sequence"

@@ -1,8 +1,8 @@
 """Requests that are answered by one event: offered, watched until each has its answer, and withdrawn.
 
-An answer stands on a subject of its own under compare-and-set, like a rollout's outcome. A request names the
-answer before it as its fence, so that of all who carry it out one is accepted, and the same question can be
-asked again later.
+An answer is on a subject of its own under compare-and-set, like a rollout's outcome. A request names the
+answer before it as its fence, so that one of all answers is accepted, and the same question can be asked
+again later.
 """
 
 import asyncio
@@ -26,20 +26,20 @@ from orchard.streams.reading import bounds, next_message, purge, subjects
 from orchard.streams.replay import replay_batches
 
 LOOK_SECONDS = 2.0
-"""Without an answer, after which the queues are asked where the requests are."""
+"""Seconds without an answer after which the queues are asked for the requests."""
 
 Make = Callable[[str, int, str], QueueEntry]
-"""The request for a key over a fence, for an occasion."""
+"""Makes the request for a key over a fence, for an occasion."""
 
 
 class RequestAnswer(NamedTuple):
-    """What became of a request."""
+    """The answer to a request, or the reason why there is none."""
 
     key: str
     event: Event | None
-    """None: it left the queue without one."""
+    """The answer; None: the request left the queue without one."""
     reason: str = ""
-    """Why there is none."""
+    """Why there is no answer."""
 
 
 class OfferedRequests:
@@ -50,11 +50,11 @@ class OfferedRequests:
         self._kind = kind
         self._start = 0
         self._open: dict[str, QueueEntry] = {}
-        """By the subject of the answer."""
+        """Requests without an answer, by the subject of the answer."""
         self._offered: list[QueueEntry] = []
 
     async def offer(self, keys: Sequence[str], make: Make) -> None:
-        """Put a request for each key on its queue, unless one is there already. Raises QueueFull."""
+        """Puts a request for each key on its queue, unless one is there already. Raises QueueFull."""
         self._start = self._start or (await bounds(self._connection, names.EVENTS)).last + 1
         wanted = {answered_subject(self._kind, key): key for key in keys}
         before = await last_messages(self._connection, names.EVENTS, list(wanted))
@@ -74,7 +74,7 @@ class OfferedRequests:
             )
 
     async def answers(self) -> AsyncGenerator[RequestAnswer, None]:
-        """The answer to each, in the order in which they are accepted, whoever gives them."""
+        """Yields the answer to each request, in the order of acceptance, whoever gives them."""
         pattern = f"{EVENTS_PREFIX}.answered.{self._kind}.>"
         batches = replay_batches(
             self._connection, self._start, subjects=pattern, follow=True, idle=LOOK_SECONDS
@@ -95,13 +95,15 @@ class OfferedRequests:
                         yield RequestAnswer(entry.address.key, None, await self._why(entry))
 
     async def withdraw(self) -> None:
-        """Take what this command has put on the queue off it. What others have begun is still answered."""
+        """Withdraws this command's requests from the queue. A request that a worker has claimed is still
+        answered."""
         await purge(self._connection, names.WORK, [entry.subject for entry in self._offered])
         waiting = [subject for entry in self._offered for subject in (entry.later_subject, entry.due_subject)]
         await purge(self._connection, names.LATER, waiting)
 
     async def _absent(self) -> set[str]:
-        """Those that are on no queue. One that moves from LATER to WORK meanwhile is seen in one of them."""
+        """Finds the requests that are on no queue. One that moves from LATER to WORK meanwhile is seen in one
+        of them."""
         seen: set[str] = set()
         for stream in (names.LATER, names.WORK, names.LATER):
             seen |= set(await subjects(self._connection, stream, f"orchard.*.{self._kind}.>"))
@@ -124,8 +126,8 @@ class OfferedRequests:
 
 @asynccontextmanager
 async def working(requests: OfferedRequests, consumer: Consumer) -> AsyncIterator[None]:
-    """Have this process work on the queue too. Left by an error or a cancellation, the requests are
-    withdrawn, so that nothing goes on that nobody waits for."""
+    """Makes this process work on the queue too. After an error or a cancellation the requests are withdrawn,
+    because nobody waits for them any more."""
     try:
         async with asyncio.TaskGroup() as group:
             group.create_task(consumer.run())

@@ -1,4 +1,4 @@
-"""Claiming long jobs: one request a free slot, leased by heartbeats, settled in one of five ways."""
+"""Claims long jobs: one request for each free slot, leased by heartbeats, settled in one of five ways."""
 
 import asyncio
 import logging
@@ -8,6 +8,7 @@ from typing import Self
 
 from nats.aio.msg import Msg
 
+from orchard.schemas.queues import Queue
 from orchard.streams import names
 from orchard.streams.connection import Connection
 from orchard.streams.deadletter_codec import short_reason
@@ -17,13 +18,12 @@ from orchard.streams.heartbeats import Heartbeats, Lease, check_alive
 from orchard.streams.pull import ACK, NAK, TERM, Puller, settle
 from orchard.streams.reading import delete_message, message_at
 from orchard.streams.records import Delivery
-from orchard.streams.settings import Queue
 
 log = logging.getLogger(__name__)
 
 
 LENT_SECONDS = 0.5
-"""How long a slot that found nothing on its own queue waits on each of the others."""
+"""Seconds that a slot that found nothing on its own queue waits on each of the others."""
 
 
 class Claims:
@@ -38,23 +38,23 @@ class Claims:
         self._pullers: list[Puller] = []
 
     async def start(self) -> None:
-        """Start the heartbeat thread; raises as `connect` does."""
+        """Starts the heartbeat thread; raises as `connect` does."""
         await self._heartbeats.start()
         self._pullers = [Puller(self.connection, names.WORK, queue.consumer) for queue in self._queues]
 
     async def close(self) -> None:
-        """Take nothing more and stop the heartbeats. Settle open claims first: what is left open is
+        """Claims nothing more and stops the heartbeats. Settle open claims first: what is left open is
         delivered again after ack_wait."""
         for puller in self._pullers:
             await puller.close()
         await self._heartbeats.stop()
 
     async def next(self, timeout: float) -> "Claim | None":
-        """The next request, or None after `timeout` seconds without one, or without room for its events;
-        then each queue that is lent to is asked for LENT_SECONDS. May be cancelled: a request that arrives
-        meanwhile is handed back.
+        """Claims the next request; None after `timeout` seconds without one, or without room for its events.
 
-        Raises TopologyError when the queue does not exist, StreamsError when heartbeats have failed.
+        Then each queue that is lent to is asked for LENT_SECONDS. May be cancelled: a request that arrives
+        meanwhile is handed back. Raises TopologyError when the queue does not exist, StreamsError when
+        heartbeats have failed.
         """
         assert self._pullers, "start the claims first"
         check_alive(self._heartbeats)
@@ -104,11 +104,11 @@ class Claim:
         heartbeats.add(self._lease)
 
     async def complete(self) -> None:
-        """The request is done: its outcome is stored already. Confirmed by the server."""
+        """Acknowledges a request that is done: its outcome is stored already. Confirmed by the server."""
         await self._settle(ACK)
 
     async def retry_later(self, entry: QueueEntry, delay: float, reason: str) -> None:
-        """Put `entry` on the queue in `delay` seconds, durably, then let this delivery go.
+        """Puts `entry` on the queue in `delay` seconds, durably, then lets this delivery go.
 
         The old message is acknowledged, not terminated: termination is for poison and makes a dead letter.
         A delayed nak would count as open work and make KEDA start workers that find nothing. An entry that
@@ -119,23 +119,23 @@ class Claim:
         await self._settle(ACK)
 
     async def await_rest(self, entry: QueueEntry, key: str, seconds: float, reason: str) -> None:
-        """As `retry_later`, until the endpoint of this key answers again, which is not asked for
-        `seconds`."""
+        """Puts `entry` off as `retry_later` does, until the endpoint of this key, which is not asked for
+        `seconds`, answers again."""
         log.debug("request %d of %s waits: %s", self.sequence, self.queue.consumer, reason)
         await enqueue_later(self._connection, entry, seconds, awaits=key)
         await self._settle(ACK)
 
     async def terminate(self, reason: str) -> None:
-        """The request is poison and nobody should claim it again: it is kept elsewhere already."""
+        """Terminates a request that nobody can carry out and that is kept elsewhere already."""
         await self._settle(TERM + b" " + short_reason(reason).encode())
 
     async def give_back(self) -> None:
-        """Let the request be delivered again, unless this was its last delivery."""
+        """Hands the request back to be delivered again, unless this was its last delivery."""
         await self._settle(NAK)
 
     @property
     def settled(self) -> bool:
-        """Whether it was settled in one of these ways, or something has gone wrong in it."""
+        """Whether it was settled in one of these ways, or settling has failed."""
         return self._settled
 
     async def _settle(self, verdict: bytes) -> None:
@@ -152,13 +152,13 @@ class Claim:
             self._heartbeats.remove(self._lease)
 
     async def _delete(self) -> None:
-        """Delete the request, unless a stream that lost its tail has given its sequence to another."""
+        """Deletes the request, unless a stream that lost its tail has given its sequence to another."""
         held = await message_at(self._connection, names.WORK, self.sequence)
         if held is not None and (held.subject, held.data) == (self.subject, self.body):
             await delete_message(self._connection, names.WORK, self.sequence)
 
 
 def _tell(loop: asyncio.AbstractEventLoop, lost: asyncio.Event) -> None:
-    """Set an event of the main loop from the heartbeat thread; a loop that is closed has nobody to tell."""
+    """Sets an event of the main loop from the heartbeat thread; a closed loop has no waiter."""
     if not loop.is_closed():
         loop.call_soon_threadsafe(lost.set)

@@ -19,8 +19,8 @@ from orchard.schemas.requests import InvalidRequest, NewerRequest
 from orchard.streams.claims import Claim, Claims
 from orchard.streams.entries import QueueEntry, successor
 from orchard.streams.errors import FAULTS, AwaitsEndpoint
-from orchard.streams.shifts import Shift
 from orchard.streams.tasks import end, waited
+from orchard.streams.worker_lifetime import WorkerLifetime
 
 log = logging.getLogger(__name__)
 
@@ -33,15 +33,16 @@ DRAINING = "draining"
 
 @dataclass(frozen=True, kw_only=True)
 class RetryPolicy:
-    """When a request is tried again after a failure that is not its own; its field `failures` counts them."""
+    """When a request is tried again after a failure that is not its own; the request's `failures` counts
+    these."""
 
     on: tuple[type[Exception], ...] = ()
-    """Errors that say nothing of the request."""
+    """Errors that are not the request's own."""
     first: float
-    """Seconds after the first failure; doubled with each other one."""
+    """Seconds until the next try after the first failure; each further failure doubles them."""
     longest: float = float("inf")
     most: int | None = None
-    """Failures after which the request is a dead letter; None: it is tried for ever."""
+    """Number of failures after which the request is a dead letter; None: it is tried for ever."""
 
     def delay(self, failures: int) -> float:
         """Seconds until another try after so many failures."""
@@ -49,7 +50,7 @@ class RetryPolicy:
 
 
 class PutOff(NamedTuple):
-    """What takes the place of a request that is not done yet."""
+    """The entry that replaces a request that is not done yet."""
 
     entry: QueueEntry
     delay: float
@@ -67,21 +68,21 @@ class Interrupted(Exception):
 
 
 class ClaimedRequest(Generic[R]):
-    """A request in a handler's hands."""
+    """A claimed request, as a handler gets it."""
 
-    def __init__(self, claim: Claim, request: R, shift: Shift) -> None:
+    def __init__(self, claim: Claim, request: R, lifetime: WorkerLifetime) -> None:
         self.claim = claim
         self.request = request
-        self._shift = shift
+        self._lifetime = lifetime
         self._interrupted: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of the part that takes long. It keeps an idle process alive, and raises Interrupted
-        where the process may not wait for its end."""
+        """Runs the part that takes long and returns its result. It keeps an idle process alive; raises
+        Interrupted if the process may not wait for its end."""
         body = asyncio.create_task(work)
         either: set[asyncio.Future[Any]] = {body, self._interrupted}
         try:
-            with self._shift.at_work():
+            with self._lifetime.at_work():
                 await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
                 if not body.done():
                     body.cancel()
@@ -95,40 +96,40 @@ class ClaimedRequest(Generic[R]):
         raise RuntimeError("the work cancelled itself")
 
     def interrupt(self, why: str) -> None:
-        """End what `run` runs, soon."""
+        """Cancels the coroutine that `run` runs."""
         if not self._interrupted.done():
             self._interrupted.set_result(why)
 
 
 class Handler(Protocol[R]):
-    """What a kind of request is and how it is carried out."""
+    """Reads and carries out the requests of one kind."""
 
     @property
     def retries(self) -> RetryPolicy:
-        """What a failure that is not the request's own costs."""
+        """When a request is tried again after a failure that is not its own."""
 
     def read(self, body: bytes) -> R:
-        """The request in a body. Raises InvalidRequest or NewerRequest, whatever the bytes are."""
+        """Decodes a request. Raises InvalidRequest or NewerRequest, whatever the bytes are."""
 
     def entry(self, request: R, occasion: str) -> QueueEntry:
-        """The request's place on its queue; see `streams.entries.entry` for the occasion."""
+        """Makes the request's queue entry; see `streams.entries.entry` for the occasion."""
 
     async def handle(self, delivery: ClaimedRequest[R]) -> PutOff | None:
-        """Carry the request out, or say what takes its place. Killed anywhere and begun again, its result
-        must be accepted once. Raises as the module says."""
+        """Carries the request out, or returns the entry that replaces it. It may be killed anywhere and begun
+        again, so its result must be accepted once. Raises as the module says."""
 
 
 class DeadLetterBox(Protocol):
     """Takes requests that are not carried out here."""
 
     async def reject(self, claim: Claim, reason: str) -> None:
-        """Keep it as a dead letter."""
+        """Keeps the request as a dead letter."""
 
     async def give_back(self, claim: Claim, reason: str) -> None:
-        """Let it be delivered again; after its last delivery keep it as a dead letter."""
+        """Lets the request be delivered again; after its last delivery keeps it as a dead letter."""
 
     async def leave(self, claim: Claim, reason: str) -> None:
-        """Put it off for a later version."""
+        """Puts the request off for a later version."""
 
 
 class Consumer:
@@ -141,39 +142,39 @@ class Consumer:
         handlers: Mapping[str, Handler[Any]],
         *,
         slots: int,
-        shift: Shift | None = None,
+        lifetime: WorkerLifetime | None = None,
         shutdown_seconds: float | None = None,
     ) -> None:
-        """`handlers` by kind, of each queue that `claims` serves. What runs when the process drains may
-        finish within `shutdown_seconds`, then goes back; None: it may take as long as it takes."""
+        """`handlers` are by kind, for each queue that `claims` serves. Work that runs when the process drains
+        may finish within `shutdown_seconds`, then goes back; None: without limit."""
         self.slots = slots
         self.faults = 0
-        """Deliveries that ended in an exception that nobody expected."""
+        """Number of deliveries that ended in an unexpected exception."""
         self.open: set[ClaimedRequest[Any]] = set()
-        """What is being carried out."""
+        """Requests that are being carried out."""
         self._claims = claims
         self._dead = dead
         self._handlers = handlers
-        self._shift = shift or Shift()
+        self._lifetime = lifetime or WorkerLifetime()
         self._shutdown_seconds = shutdown_seconds
         self._draining = asyncio.Event()
         self._hurry = asyncio.Event()
 
     def drain(self) -> None:
-        """Claim nothing more; told again, what runs goes back at once."""
+        """Claims nothing more; the second call hands running requests back at once."""
         if self._draining.is_set():
             self._hurry.set()
-        self._shift.end()
+        self._lifetime.end()
         self._draining.set()
 
     def interrupt(self, why: str, concerns: Callable[[Any], bool]) -> None:
-        """Interrupt what runs for the requests that it concerns."""
+        """Interrupts the running requests that it concerns."""
         for delivery in self.open:
             if concerns(delivery.request):
                 delivery.interrupt(why)
 
     async def run(self) -> None:
-        """Returns when drained, or when the shift is over, and what runs by then is settled. Raises
+        """Runs until drained, or until the lifetime is over, and all running requests are settled. Raises
         StreamsError when nothing can be claimed or settled."""
         async with asyncio.TaskGroup() as group:
             slots = [group.create_task(self._slot()) for _ in range(self.slots)]
@@ -182,15 +183,16 @@ class Consumer:
             await end(drainer)
 
     async def _slot(self) -> None:
-        while self._shift.go_on():
+        while self._lifetime.go_on():
             claim = await self._claim()
             if claim is not None:
                 await self._guarded(claim)
 
     async def _claim(self) -> Claim | None:
-        """The next request, or None: after CLAIM_WAIT_SECONDS without one, at once when the shift is over."""
+        """Claims the next request; None after CLAIM_WAIT_SECONDS without one, at once when the lifetime is
+        over."""
         claiming = asyncio.create_task(self._claims.next(timeout=CLAIM_WAIT_SECONDS))
-        told = asyncio.create_task(self._shift.over.wait())
+        told = asyncio.create_task(self._lifetime.over.wait())
         try:
             await asyncio.wait({claiming, told}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -200,8 +202,8 @@ class Consumer:
         return None if claiming.cancelled() else claiming.result()
 
     async def _guarded(self, claim: Claim) -> None:
-        """One delivery. A fault of this program that it meets costs its own request a delivery, and the
-        other slots nothing."""
+        """Handles one delivery. An unexpected exception costs its own request a delivery, and the other slots
+        nothing."""
         try:
             await self._deliver(claim)
         except FAULTS:
@@ -214,7 +216,7 @@ class Consumer:
     async def _deliver(self, claim: Claim) -> None:
         handler = self._handlers[claim.queue.kind]
         try:
-            delivery = ClaimedRequest(claim, handler.read(claim.body), self._shift)
+            delivery = ClaimedRequest(claim, handler.read(claim.body), self._lifetime)
             again = await self._handle(handler, delivery)
         except NewerRequest as error:
             await self._dead.leave(claim, str(error))

@@ -22,7 +22,7 @@ _EVIDENCE_BYTES = 32 * 1024
 """Bytes that are kept free for the headers: a subject has 4 KiB at most."""
 
 
-class Dead(msgspec.Struct, frozen=True, kw_only=True):
+class DeadRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request that leaves the queue without an outcome, and the reason."""
 
     stream: str = names.WORK
@@ -46,7 +46,7 @@ class Dead(msgspec.Struct, frozen=True, kw_only=True):
         return digest([self.subject, self.message_id or self.request_sequence, content])
 
 
-class DeadLetter(Dead, frozen=True, kw_only=True):
+class DeadLetter(DeadRequest, frozen=True, kw_only=True):
     """A dead request in the dead-letter stream."""
 
     sequence: int
@@ -54,7 +54,7 @@ class DeadLetter(Dead, frozen=True, kw_only=True):
     time: datetime
 
 
-def letter(dead: Dead, limit: int) -> OutgoingMessage:
+def letter(dead: DeadRequest, limit: int) -> OutgoingMessage:
     """Makes the message that records a dead request: one, however often it is sent.
 
     `limit` is the server's for a message, in bytes. A body that leaves no room for the evidence is cut, and

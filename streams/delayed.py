@@ -10,9 +10,10 @@ import logging
 
 from nats.aio.msg import Msg
 
+from orchard.schemas.queues import Queue
 from orchard.streams import names
 from orchard.streams.connection import Connection
-from orchard.streams.deadletter_codec import Dead, letter
+from orchard.streams.deadletter_codec import DeadRequest, letter
 from orchard.streams.enqueue import EnqueueResult, enqueue
 from orchard.streams.entries import EntryAddress, address_in, work_subject
 from orchard.streams.errors import FAULTS, StreamsError
@@ -20,7 +21,6 @@ from orchard.streams.publish import OutgoingMessage, store
 from orchard.streams.publisher import Publisher
 from orchard.streams.pull import ACK, Puller, nak_for, settle
 from orchard.streams.records import Delivery
-from orchard.streams.settings import Queue
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class Delayed:
     async def _bury(self, message: Msg, reason: str) -> None:
         """Makes a request that fits no queue a dead letter."""
         delivery = Delivery.of(message.reply)
-        dead = Dead(
+        dead = DeadRequest(
             stream=names.LATER,
             request_sequence=delivery.sequence,
             subject=message.subject,

@@ -26,9 +26,9 @@ delayed request: of five thousand one comes in some 3 s, of a million hardly mor
 class EnqueueResult(StrEnum):
     STORED = "stored"
     KNOWN = "known"
-    """The same entry is in the stream since an earlier call."""
+    """An earlier call stored this entry, which is still in the stream."""
     TAKEN = "taken"
-    """The same entry was stored by an earlier call, and was claimed and settled since."""
+    """An earlier call stored this entry, which was claimed and settled since."""
     OCCUPIED = "occupied"
     """Another entry of the same request is queued or running (WORK), or delayed (LATER)."""
     FULL = "full"

@@ -14,8 +14,8 @@ import msgspec
 
 from orchard.schemas.campaigns import RolloutRequest
 from orchard.schemas.identity import digest, shard
+from orchard.schemas.queues import Queue
 from orchard.streams.records import whole_number
-from orchard.streams.settings import Queue
 
 _TAIL_TOKENS = 4
 

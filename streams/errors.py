@@ -70,9 +70,9 @@ class AwaitsEndpoint(Exception):
     """A model endpoint rests: a request that needs it waits until it answers again."""
 
     key: str
-    """Of the endpoint in the endpoint book."""
+    """Key of the endpoint in the endpoint book."""
     seconds: float
-    """Until it is asked again."""
+    """Seconds until the endpoint is asked again."""
 
 
 class NotRequeued(StreamsError):

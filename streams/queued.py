@@ -85,7 +85,7 @@ async def remove(connection: Connection, campaign: str, part: str, rollout_ids: 
         await purge(connection, stream, patterns)
 
 
-async def stands(connection: Connection, campaign: str, rollout: str) -> bool:
+async def is_queued(connection: Connection, campaign: str, rollout: str) -> bool:
     """Whether this one rollout is queued, delayed or running."""
     pattern = f"orchard.*.rollout.*.*.{campaign}.{shard(rollout)}.{rollout}.*"
     for stream in (names.LATER, names.WORK, names.LATER):

@@ -1,4 +1,4 @@
-"""Configuration of the wire, and names of queues."""
+"""Configuration of the connection to NATS."""
 
 import re
 from typing import Annotated
@@ -6,8 +6,8 @@ from typing import Annotated
 import msgspec
 
 from orchard.schemas.addresses import check_nats_urls, check_variable
-from orchard.schemas.identity import check_name
 from orchard.schemas.quantities import Count, Duration, Port, Size, Unit
+from orchard.schemas.queues import Queue
 
 
 class NatsSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -98,54 +98,6 @@ class NatsSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
         queues_in(self.queues)
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("nats.tls_cert and nats.tls_key belong together: set both or neither")
-
-
-class Queue(msgspec.Struct, kw_only=True, frozen=True):
-    """A work queue: a kind of request in a domain at a priority, with a consumer of its own."""
-
-    kind: str = "rollout"
-    domain: str = "swe"
-    priority: str = "normal"
-
-    def __post_init__(self) -> None:
-        check_name(self.kind, "queue kind")
-        check_name(self.domain, "queue domain")
-        check_name(self.priority, "queue priority")
-
-    @property
-    def subject(self) -> str:
-        """Prefix of the subjects that requests are published on and claimed from."""
-        return f"orchard.work.{self.kind}.{self.domain}.{self.priority}"
-
-    @property
-    def due_subject(self) -> str:
-        """Prefix of the subjects on which the server puts delayed requests when their time has come."""
-        return f"orchard.due.{self.kind}.{self.domain}.{self.priority}"
-
-    @property
-    def later_subject(self) -> str:
-        """Prefix of the subjects on which delayed requests wait."""
-        return f"orchard.later.{self.kind}.{self.domain}.{self.priority}"
-
-    @property
-    def filters(self) -> list[str]:
-        """Subjects that its consumer claims; the prefix itself is where versions before decision 0012
-        published."""
-        return [self.subject, f"{self.subject}.>"]
-
-    @property
-    def consumer(self) -> str:
-        """Name of the durable pull consumer; KEDA uses it too."""
-        return f"{self.kind}-{self.domain}-{self.priority}"
-
-    @classmethod
-    def of_subject(cls, subject: str) -> "Queue":
-        """Parses the queue from a subject of any of the three forms; raises ValueError for another
-        subject."""
-        tokens = subject.split(".")
-        if len(tokens) < 5 or tokens[0] != "orchard" or tokens[1] not in ("work", "due", "later"):
-            raise ValueError(f"{subject!r} is not the subject of a queue")
-        return cls(kind=tokens[2], domain=tokens[3], priority=tokens[4])
 
 
 def queues_in(text: str) -> list[Queue]:

@@ -9,11 +9,12 @@ from nats.errors import Error as NatsError
 from nats.js import api
 from nats.js.errors import APIError, NotFoundError
 
+from orchard.schemas.queues import Queue
 from orchard.streams import names
 from orchard.streams.connection import Connection
 from orchard.streams.errors import TopologyError
 from orchard.streams.publish import UNSETTLED, PublishRetry, Unavailable
-from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.settings import NatsSettings
 
 log = logging.getLogger(__name__)
 

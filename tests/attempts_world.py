@@ -19,6 +19,7 @@ from orchard.pipelines.campaigns.commands import Campaigns
 from orchard.pipelines.tasks.registry import TaskRegistry
 from orchard.schemas.campaigns import Budget, CampaignSpec, ModelSpec, Timeouts, rollout_requests
 from orchard.schemas.events import TERMINAL_TYPES, AttemptReleased, Event, payload
+from orchard.schemas.queues import Queue
 from orchard.schemas.tasks import Task
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables
@@ -29,7 +30,7 @@ from orchard.streams.connection import Connection, connect
 from orchard.streams.consumer import RetryPolicy
 from orchard.streams.publisher import Publisher
 from orchard.streams.replay import replay
-from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
 from orchard.workers.attempts.dependencies import AttemptDependencies
 from orchard.workers.attempts.queue_maintenance import maintain_queues

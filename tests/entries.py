@@ -1,7 +1,7 @@
 """Queue entries for tests that do not care what is asked for."""
 
+from orchard.schemas.queues import Queue
 from orchard.streams.entries import EntryAddress, QueueEntry
-from orchard.streams.settings import Queue
 
 
 def named(queue: Queue, name: str, body: bytes) -> QueueEntry:

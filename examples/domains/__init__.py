@@ -1,1 +1,1 @@
-"""Steps of examples that are a domain's own."""
+"""Steps of examples for single domains."""

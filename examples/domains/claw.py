@@ -1,4 +1,4 @@
-"""Steps of the example with assistants: small worlds of services, errands in them, drills in copying."""
+"""Steps of the assistants' example: small worlds of services, errands in them, copying drills."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,13 +19,13 @@ from orchard.storage.reader import open_tables
 from orchard.streams.publisher import Publisher
 
 HARNESSES = ("claw-react", "mcp-loop")
-"""The policy learns errands in both, and is improved in the first alone."""
+"""Harnesses: errands are taught in both, and reinforced in the first."""
 SFT, RL = "sft", "rl"
-"""The policies before and after reinforcement learning, whose endpoints have their names."""
+"""Policies before and after reinforcement learning; their endpoints have the same names."""
 
 
 def names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Folder of the policies and names of the runs: another start shares worlds, log and drills with the
+    """Folder of the policies and names of the runs; further starts share worlds, log and drills with the
     first."""
     seed, start = values["seed"], values["start"]
     home = Path(values["store"]) / f"demo-claw-{seed}"
@@ -38,7 +38,7 @@ def names(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _errands(values: Mapping[str, Any]) -> tuple[Errands, Errands]:
-    """Errands to learn from, and errands to measure on that have no statement of the first."""
+    """Plans errands for training, and errands for evaluation without a statement of the first."""
     seed = values["seed"]
     train = Errands(2 * seed + 1, values["worlds"], guesses=values["guesses"])
     known = train.statements(10 * values["tasks"])
@@ -48,7 +48,7 @@ def _errands(values: Mapping[str, Any]) -> tuple[Errands, Errands]:
 async def tasks(
     example: Example, *, held_out: bool, run: str, count: int, rollouts: int, **values: Any
 ) -> list[str]:
-    """Ids of the accepted tasks of a synthesis run, which the seeded author writes and solves."""
+    """Runs the synthesis with the seeded author and returns the ids of accepted tasks."""
     errands = _errands(values)[held_out]
     wanted = Wanted(
         run=run,
@@ -65,7 +65,7 @@ async def tasks(
 
 
 async def drills(example: Example, *, seed: int, count: int, campaigns: Sequence[str]) -> None:
-    """Short drills and long ones in the log, imported as data of others."""
+    """Imports short and long drills into the log as external data."""
     session = example.session
     async with session.connection("example") as connection:
         for long, campaign in enumerate(campaigns):
@@ -85,8 +85,8 @@ _SOLVED = "select distinct task_id from rollouts where campaign = ? and resolved
 async def prompts(
     example: Example, *, ids: list[str], campaign: str, unsolved: bool, least: int
 ) -> list[str]:
-    """The tasks of reinforcement learning: all, or those that the solver's log does not have, so that the
-    policy has not learned them by heart."""
+    """Tasks of reinforcement learning: all, or those without a solution in the log that the policy could
+    have memorized."""
     if not unsolved:
         return ids
     with open_tables(example.config.store) as tables:
@@ -95,7 +95,7 @@ async def prompts(
 
 
 def left_over(ids: list[str], solved: set[str], least: int) -> list[str]:
-    """Those of `ids` that are not solved; all, where fewer than `least` are left."""
+    """Selects the ids that are not solved, or all if fewer than `least` are left."""
     left = sorted({*ids} - solved)
     return left if len(left) >= least else ids
 
@@ -114,7 +114,7 @@ where r.campaign = ? and r.harness = ? and m.role = 'assistant' and m.turn = 1 g
 async def figures(
     example: Example, *, runs: list[str], matrix: str, results: Results, **values: Any
 ) -> dict[str, Any]:
-    """Worlds and tasks that were accepted, mistakes of the author, and what the policies do first."""
+    """Counts of accepted worlds and tasks, the author's mistakes, and the policies' first actions."""
     with open_tables(example.config.store) as tables:
         slots = tables.execute(_SLOTS, [runs]).fetchall()
         looks: dict[str, float] = dict(tables.execute(_LOOKS, [matrix, HARNESSES[0]]).fetchall())
@@ -133,7 +133,7 @@ async def figures(
 
 
 def pass_rate(results: Results, policy: str) -> Score:
-    """pass@1 in the harness of the training. Raises StopIteration where nothing was graded."""
+    """pass@1 in the harness of the training. Raises StopIteration if nothing was graded."""
     return next(
         score
         for cell in results.cells
@@ -144,7 +144,7 @@ def pass_rate(results: Results, policy: str) -> Score:
 
 
 def gain(results: Results) -> Pair:
-    """RL against SFT in the harness of the training, task by task."""
+    """Compares RL and SFT task by task in the harness of the training."""
     cells = {cell.model: cell for cell in results.cells if cell.harness == HARNESSES[0]}
     found = paired(cells[SFT], cells[RL])
     assert found is not None

@@ -1,4 +1,4 @@
-"""Steps of the example with browser agents: generated sites, drawn drills, a model that sees."""
+"""Steps of the browser agents' example: generated sites, drawn drills, a vision model."""
 
 import asyncio
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ _DRAWN = {"screens": screen_drills, "episodes": screen_episodes}
 
 
 def shared(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The folder of what all seeds share, and the sum that each step's loss is divided by."""
+    """Folder that all seeds share, and the divisor of each step's loss."""
     folder = Path(values["store"]) / "demo-gui"
     folder.mkdir(parents=True, exist_ok=True)
     tokens = values["prompts"] * values["size"] * 4 * values["answer_tokens"]
@@ -28,7 +28,7 @@ def shared(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def tasks(example: Example, *, split: Split, count: int, part: int) -> list[TaskRef]:
-    """Tasks of the tiny family, registered by `orchard tasks synthesize gui`."""
+    """Registers tasks of the tiny family by `orchard tasks synthesize gui`."""
     options = ("--sites", SITE, "--limit", str(count), "--seed", str(part), "--layouts", split)
     await example.command("tasks", "synthesize", "gui", *options)
     await example.committed()
@@ -37,7 +37,7 @@ async def tasks(example: Example, *, split: Split, count: int, part: int) -> lis
 
 
 async def drills(example: Example, *, kind: str, count: int, folder: str, harness: str) -> None:
-    """Drills in the log, imported as a user's own data would be."""
+    """Imports drills into the log as external data."""
     if (done := Path(folder) / f"{kind}-imported").exists():
         return
     file = Path(folder) / f"{kind}.parquet"
@@ -53,7 +53,7 @@ async def drills(example: Example, *, kind: str, count: int, folder: str, harnes
 async def untrained(
     example: Example, *, out: str, reader: str, shape: str, tokenizer: str, seed: int
 ) -> None:
-    """A vision-language model before any training, and what makes tokens of texts and pictures."""
+    """Creates an untrained vision-language model with its tokenizer and image processor."""
     from orchard.pipelines.models.directories import load_tokenizer, save_model
     from orchard.pipelines.models.tiny_vision import new_vision_model
 
@@ -68,6 +68,6 @@ async def untrained(
 
 
 async def curves(example: Example, *, run: str) -> None:
-    """Draw the curves of reinforcement learning."""
+    """Draws the curves of reinforcement learning."""
     with open_tables(example.config.store) as tables:
         plot_curves(tables, [run], example.directory / "curves.png")

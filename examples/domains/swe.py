@@ -1,4 +1,4 @@
-"""Steps of the examples with repair tasks: worlds of small modules, each with one mistake to repair."""
+"""Steps of the repair examples: worlds of small modules, each with one bug."""
 
 import asyncio
 import random
@@ -26,7 +26,7 @@ from orchard.workers.domains.swe.oracle.repairs import at_home
 from orchard.workers.episode.diffs import parse_diff
 
 ORACLE, BEFORE, AFTER = "demo-oracle", "demo-rl-before", "demo-after"
-"""Campaigns: of the oracle, and of policies on held-out tasks."""
+"""Names of campaigns: the oracle's, and the policies' on held-out tasks."""
 DEATHS_POLL_SECONDS = 0.1
 
 Refs = list[TaskRef]
@@ -35,7 +35,7 @@ Refs = list[TaskRef]
 async def repair_world(
     example: Example, *, tasks: int, further: int, held_out: int, seed: int, kinds: list[str], functions: int
 ) -> tuple[Refs, Refs]:
-    """Training tasks, `further` ones left out that only later runs take, and held-out tasks."""
+    """Plans training tasks without the `further` ones of later runs, and held-out tasks."""
     train = list(repair_tasks(tasks + further, seed, Split.TRAIN, kinds, functions))
     refs, measured = await _registered(
         example, train, list(repair_tasks(held_out, seed, Split.HELD_OUT, kinds, functions))
@@ -47,7 +47,7 @@ async def repair_world(
 async def reading_world(
     example: Example, *, tasks: int, held_out: int, seed: int, kinds: list[str], functions: int
 ) -> tuple[Refs, Refs]:
-    """The first tasks of both splits in whose folders the oracle reads before it changes a line."""
+    """First tasks of both splits in which the oracle reads before it changes a line."""
 
     def drawn(split: Split, count: int) -> list[Task]:
         every = repair_tasks(None, seed, split, kinds, functions)
@@ -63,7 +63,7 @@ async def reading_world(
 
 
 async def _registered(example: Example, train: Sequence[Task], held_out: Sequence[Task]) -> tuple[Refs, Refs]:
-    """Register repair tasks and make the image that they run in; both splits as the store has them."""
+    """Registers repair tasks, builds their image, and returns both splits as in the store."""
     session, every = example.session, [*train, *held_out]
     async with session.sandboxes() as client:
         await build_repair_image(client, PackageCache(session.directory / "packages"), every)
@@ -76,7 +76,7 @@ async def _registered(example: Example, train: Sequence[Task], held_out: Sequenc
 
 
 def repair_refs(store: str, split: Split, among: Sequence[Task] | None = None) -> Refs:
-    """The repair tasks that the store has, or those of them that are `among` some."""
+    """Repair tasks of the store, or those of them in `among`."""
     prefix, wanted = f"repair-{split}-", None if among is None else {task.task_id for task in among}
     refs = read_task_refs(store, source=SOURCE, only_valid=False)
     return [
@@ -85,8 +85,8 @@ def repair_refs(store: str, split: Split, among: Sequence[Task] | None = None) -
 
 
 def arms(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Names of the matrix' policies: all, and by the harness that they are taught in; None where each
-    harness has one alone."""
+    """Names of the matrix's policies: all, and by the harness that they are taught in; None if each
+    harness has only one."""
     named = {harness: [f"{harness}-{n}" for n in range(values["seeds"])] for harness in values["taught"]}
     every = [policy for policies in named.values() for policy in policies]
     return {"policies": every, "arms": named, "several": named if values["seeds"] > 1 else None}
@@ -95,7 +95,7 @@ def arms(values: Mapping[str, Any]) -> dict[str, Any]:
 async def taught(
     example: Example, *, arms: Mapping[str, list[str]], runs: str, datasets: str, seed: int, **settings: Any
 ) -> dict[str, str]:
-    """The policies of each harness, trained from one base in different orders; where they lie."""
+    """Trains the policies of each harness from one base in different orders, and returns their folders."""
     made = {}
     for harness, policies in arms.items():
         for number, policy in enumerate(policies):
@@ -106,8 +106,7 @@ async def taught(
 
 
 def policy_of_sft(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The policy to start from, and the name of the run. Raises ConfigError where sft.toml has not been
-    through."""
+    """Initial policy and name of the run. Raises ConfigError if sft.toml has not been run."""
     policy = Path(values["store"]) / "demo-sft" / "run" / "model"
     if not policy.is_dir():
         raise ConfigError(f"{values['store']} has no policy to start from: run `make demo-sft` first")
@@ -126,8 +125,8 @@ METHODS = ("bar", "fixed", "dynamic", "frugal")
 
 
 async def new_tasks(example: Example, *, pool: int) -> tuple[Refs, Refs]:
-    """The first training tasks that the policy has not been shown, and the held-out ones. Raises ConfigError
-    for too few, and where sft.toml has not measured the policy, as its figure stands beside ours."""
+    """First training tasks that the policy has not seen, and the held-out ones. Raises ConfigError for too
+    few, and if sft.toml has not measured the policy, whose figure is shown for comparison."""
     store = example.config.store
     with open_tables(store) as tables:
         if (AFTER,) not in tables.execute(_GRADED).fetchall():
@@ -148,7 +147,7 @@ async def new_tasks(example: Example, *, pool: int) -> tuple[Refs, Refs]:
 async def reinforced(
     example: Example, *, deaths: float, size: int, most: int, method: str, seed: int, **settings: Any
 ) -> None:
-    """`orchard rl` by a method, while a share of its sandboxes is destroyed."""
+    """Runs `orchard rl` by a method while a share of its sandboxes is destroyed."""
     if method != "frugal":
         settings["bar"] = {"size": size} | ({"budget": most, "stride": size} if method == "bar" else {})
     async with _deaths(example, deaths, seed):
@@ -170,7 +169,7 @@ async def _deaths(example: Example, share: float, seed: int) -> AsyncIterator[No
 
 
 async def destroy(client: AsyncSandboxClient, share: float, seed: int) -> None:
-    """Delete `share` of all sandboxes soon after they are seen, until cancelled."""
+    """Deletes `share` of all sandboxes soon after they appear, until cancelled."""
     chance = random.Random(seed)
     seen: set[str] = set()
     while True:
@@ -205,7 +204,7 @@ where campaign = ? and role = 'assistant' and turn = 1
 
 
 async def rl_figures(example: Example, *, run: str, method: str, greedy: str) -> dict[str, Any]:
-    """What groups cost and how many rollouts read first; draws the curves of all runs and of all seeds."""
+    """Costs of groups and the share of rollouts that read first; draws the curves of all runs and seeds."""
     store, directory = example.config.store, example.directory
     with open_tables(store) as tables:
         cursor = tables.execute(_FIGURES, {"run": run})

@@ -24,7 +24,7 @@ import msgspec
 from kubernetes_asyncio.config.config_exception import ConfigException
 
 from orchard.injector.errors import SandboxError, SandboxUnavailable
-from orchard.injector.kubernetes.objects import Manifest, Status
+from orchard.injector.kubernetes.objects import ApiStatus, Manifest
 from orchard.injector.kubernetes.refusals import RETRIED, ApiRefused, error_of
 
 REQUEST_TIMEOUT = 15.0
@@ -275,9 +275,9 @@ async def _lines(reply: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
 
 def _refusal(code: int, data: bytes) -> SandboxError:
     try:
-        refusal = msgspec.json.decode(data, type=Status)
+        refusal = msgspec.json.decode(data, type=ApiStatus)
     except msgspec.DecodeError:
-        refusal = Status(code=code, message=data.decode(errors="replace")[:500])
+        refusal = ApiStatus(code=code, message=data.decode(errors="replace")[:500])
     return error_of(code, refusal)
 
 

@@ -16,7 +16,7 @@ from orchard.injector.errors import SandboxError, SandboxUnavailable
 from orchard.injector.kubernetes import pod_metadata
 from orchard.injector.kubernetes.api import PATIENCE, ClusterApi, passing_over, selector
 from orchard.injector.kubernetes.background_task import BackgroundTask
-from orchard.injector.kubernetes.objects import Named, Pod, PodList, Status, WatchEvent
+from orchard.injector.kubernetes.objects import ApiStatus, Named, Pod, PodList, WatchEvent
 from orchard.injector.kubernetes.refusals import ApiRefused
 from orchard.schemas.sandboxes import SANDBOX_ID
 
@@ -220,7 +220,7 @@ class PodCache(BackgroundTask):
 
     def _heed(self, event: WatchEvent) -> None:
         if event.type == "ERROR":
-            refusal = msgspec.json.decode(event.object, type=Status)
+            refusal = msgspec.json.decode(event.object, type=ApiStatus)
             raise ApiRefused(refusal.code, refusal)
         if event.type == "BOOKMARK":
             seen = msgspec.json.decode(event.object, type=Named)

@@ -155,4 +155,6 @@ def _same(present: Pod, born: pod_metadata.CreationRecord, sandbox_id: str) -> P
                     reason="key_reused",
                 )
             return present
-    raise SandboxConflict(f"there is a sandbox {sandbox_id} already", reason="exists")
+    raise SandboxConflict(
+        f"there is a sandbox {sandbox_id} already: choose another sandbox_id", reason="exists"
+    )

@@ -178,7 +178,7 @@ class NodeList(_Read, frozen=True):
     items: list[ClusterNode] = []
 
 
-class Status(_Read, frozen=True):
+class ApiStatus(_Read, frozen=True):
     """The API server's error response."""
 
     code: int = 0
@@ -187,7 +187,7 @@ class Status(_Read, frozen=True):
 
 
 class WatchEvent(_Read, frozen=True):
-    """An event; `type` determines what `object` is: a Pod, a bookmark's metadata or a Status."""
+    """An event; `type` determines what `object` is: a Pod, a bookmark's metadata or an ApiStatus."""
 
     type: str
     object: msgspec.Raw = msgspec.Raw()

@@ -5,7 +5,7 @@ import re
 
 from orchard.injector.agent.interfaces import quantity
 from orchard.injector.errors import SandboxError, SandboxRefused, SandboxRequestInvalid, SandboxUnavailable
-from orchard.injector.kubernetes.objects import Status
+from orchard.injector.kubernetes.objects import ApiStatus
 
 QUOTA_SECONDS = 5.0
 """Seconds before an exhausted quota is tried again."""
@@ -27,13 +27,13 @@ class ApiRefused(SandboxError):
 
     default_reason = "api_refused"
 
-    def __init__(self, code: int, refusal: Status) -> None:
+    def __init__(self, code: int, refusal: ApiStatus) -> None:
         super().__init__(f"the API server answers {code}: {refusal.message or refusal.reason}")
         self.code = code
         self.refusal = refusal
 
 
-def error_of(code: int, refusal: Status) -> SandboxError:
+def error_of(code: int, refusal: ApiStatus) -> SandboxError:
     """Return the typed error for an error response.
 
     The message of admission counts before the status: a webhook chooses its own. Built-in plugins

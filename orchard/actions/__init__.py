@@ -1,1 +1,1 @@
-"""What commands do, apart from how a terminal or a page shows it."""
+"""Actions of commands, independent of how a terminal or a page shows them."""

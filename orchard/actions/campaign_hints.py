@@ -1,14 +1,14 @@
-"""What somebody should do about a campaign or the pipeline, in sentences for terminal and page."""
+"""Advice on a campaign or the pipeline, as sentences for terminal and page."""
 
 from orchard.actions.campaign_status import CampaignView, PipelineView, State
 from orchard.actions.submission import how_to_serve
 
 LAG_SECONDS = 60.0
-"""Age of an event outside of the tables from which the writer counts as late."""
+"""Age in seconds of an event outside the tables from which the writer counts as late."""
 
 
 def hints(view: CampaignView, pipeline: PipelineView) -> list[str]:
-    """What somebody should do, a sentence each."""
+    """Advice, a sentence each."""
     found = [*pipeline.sick, *pipeline.rests]
     if view.state is State.STUCK:
         found.append(f"{view.name}: no worker serves its queue: {how_to_serve(view.queue)}")
@@ -53,7 +53,7 @@ def hints(view: CampaignView, pipeline: PipelineView) -> list[str]:
 
 
 def _how_to_go_on(view: CampaignView) -> str:
-    """After a pause that nobody asked for."""
+    """Advice after a pause that no user asked for."""
     if view.cap_usd is not None and view.spent.usd >= view.cap_usd:
         return f"`orchard resume {view.name} --max-cost USD` goes on with a higher cap"
     if view.cap_usd is None or not view.spent.unpriced:
@@ -66,7 +66,7 @@ def _how_to_go_on(view: CampaignView) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`1 h 04 min`, `12 min 30 s` or `8 s`."""
+    """Formats seconds: `1 h 04 min`, `12 min 30 s` or `8 s`."""
     whole = round(seconds)
     if whole >= 3600:
         return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

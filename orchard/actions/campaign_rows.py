@@ -1,4 +1,4 @@
-"""What the tables say of campaigns: outcomes, work of models, retries, cost."""
+"""Queries of campaigns: outcomes, work of models, retries, cost."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +14,8 @@ RATE_WINDOW_SECONDS = 300
 
 
 class Sources(NamedTuple):
-    """What is asked for outcomes, attempts and events: views and tables, or copies of their columns."""
+    """Names of the relations with outcomes, attempts and events: views and tables, or copies of their
+    columns."""
 
     rollouts: str = "rollouts"
     attempts: str = "tables.attempts_all"
@@ -26,7 +27,7 @@ STORED = Sources()
 
 _GAPS = """count(*) filter (prompt_tokens + completion_tokens is null) as uncounted,
        count(*) filter (cost_usd is null"""
-"""What the sums of a query do not have; a condition more may follow."""
+"""Counts of rows without tokens or cost; the caller may add a condition."""
 _OUTCOMES = f"""
 with mine as (select * from {{rollouts}} where list_contains($names, campaign)),
      bounds as (select campaign, max(time) as ended, min(started_at) as began from mine group by 1)
@@ -60,7 +61,7 @@ from (
     and rollout_id not in (select rollout_id from {{rollouts}} where list_contains($names, rollout_id))
 ) group by 1
 """
-"""Rollouts are given by id; one that has an outcome meanwhile counts there."""
+"""Work of running rollouts, given by id; those that have ended meanwhile count here too."""
 _HACKS = """
 select r.campaign, count(distinct r.rollout_id) as hacks
 from {rollouts} r join tables.rewards_all w on w.rollout_id = r.rollout_id and w.attempt = r.attempt
@@ -83,18 +84,18 @@ from (
 
 @dataclass(frozen=True)
 class Rows:
-    """What the tables say of some campaigns."""
+    """Query results of some campaigns."""
 
     outcomes: list[dict[str, Any]]
     one: dict[str, dict[str, Any]]
-    """All else that is known of a campaign, in one row."""
+    """The other facts of a campaign, in one row."""
     live: dict[str, dict[str, Any]]
     saved: dict[str, dict[str, Any]]
     spent: dict[str, Spent]
 
 
 def read_rows_of(store: str, work: Callable[[duckdb.DuckDBPyConnection], Rows]) -> Rows:
-    """Run `work` on the store's tables, opened for it."""
+    """Opens the store's tables and runs `work` on them."""
     views = ("rollouts", "rewards_all", "attempts_all", "llm_calls_all", "events")
     with open_tables(store, views=views) as tables:
         return work(tables)
@@ -108,7 +109,7 @@ def read_rows(
     up_to: int,
     sources: Sources = STORED,
 ) -> Rows:
-    """Ask all queries; `running` are rollouts without an outcome, `capped` campaigns with a cap."""
+    """Runs all queries; `running` are rollouts without an outcome, `capped` campaigns with a cap."""
     ask = partial(_dicts, tables, sources)
     outcomes = ask(_OUTCOMES, campaigns)
     tried = sorted({row["campaign"] for row in outcomes if row["tried_impossible"]})

@@ -1,4 +1,4 @@
-"""The status of each campaign and of the pipeline: tables, queues and processes asked once, as plain data."""
+"""Status of each campaign and of the pipeline as plain data, read once from tables, queues and processes."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -26,24 +26,24 @@ from orchard.streams.reading import bounds, next_message, server_time, subject_c
 
 
 class State(StrEnum):
-    """A campaign as people see it."""
+    """State of a campaign as users see it."""
 
     RUNNING = "running"
     FINISHED = "finished"
-    """Each rollout has an outcome, and some have a graded one."""
+    """Every rollout has an outcome, and at least one is graded."""
     ABORTED = "aborted"
-    """Each rollout has an outcome, and all of them aborted."""
+    """Every rollout has aborted."""
     PAUSED = "paused"
     CANCELLED = "cancelled"
     ARCHIVED = "archived"
-    """Closed before each rollout had an outcome, and moved to the archive."""
+    """Closed before every rollout had an outcome, and moved to the archive."""
     STUCK = "stuck"
-    """Rollouts are open and nothing moves: no worker serves the queue."""
+    """Rollouts are open, but no worker serves the queue."""
 
 
 @dataclass(frozen=True)
 class InQueues:
-    """Rollouts of one campaign that are claimed, and how many wait for their time."""
+    """Claimed and delayed rollouts of one campaign."""
 
     running: frozenset[str] = frozenset()
     delayed: int = 0
@@ -51,21 +51,21 @@ class InQueues:
 
 @dataclass(frozen=True)
 class Work:
-    """What models did: turns, and tokens and cost as far as they are known."""
+    """Work of models: turns, and tokens and cost as far as they are known."""
 
     turns: int = 0
     tokens: int = 0
     cost_usd: float | None = None
-    """None where nothing is known."""
+    """None if no cost is known."""
     counted: bool = True
-    """Whether the tokens are known of all."""
+    """Whether the tokens of every call are known."""
     priced: bool = True
-    """Whether the cost is."""
+    """Whether the cost of every call is known."""
 
 
 @dataclass(frozen=True)
 class CampaignView:
-    """One campaign now. Aborted rollouts stand beside the graded ones, never among them."""
+    """State and counts of one campaign. Aborted rollouts are counted apart from graded ones."""
 
     name: str
     size: int
@@ -73,22 +73,22 @@ class CampaignView:
     outcomes: dict[str, int] = field(default_factory=dict)
     """Rollouts by outcome: resolved, unresolved, ungraded, and `aborted: <cause>`."""
     waiting: int = 0
-    """Open and not claimed: on the queue, or parked by a pause."""
+    """Number of open rollouts that no worker has claimed: on the queue, or parked by a pause."""
     running: int = 0
     delayed: int = 0
     retries: int = 0
     """Attempts beyond each rollout's first."""
     reconciled: int = 0
-    """Rollouts that were in no queue and were offered again: more than 0 is a fault of ours."""
+    """Rollouts that were missing from the queues and were offered again; more than 0 is a defect."""
     queue: str = ""
     ended: Work = Work()
     """Work of rollouts with an outcome."""
     live: Work = Work()
-    """Work of all attempts of rollouts that run now."""
+    """Work of all attempts of running rollouts."""
     tried_impossible: int = 0
     """Graded rollouts of impossible tasks."""
     hacks: int = 0
-    """Those of them that passed: the model has cheated."""
+    """Passed rollouts of impossible tasks, in which the model has cheated."""
     seconds: float = 0.0
     """Time from the first start to the last outcome."""
     recent: int = 0
@@ -96,69 +96,69 @@ class CampaignView:
     recent_seconds: float = 0.0
     oracle: bool = False
     saved: Work = Work()
-    """What attempts have replayed from dead ones, and so neither asked for nor paid again."""
+    """Work that attempts replayed from dead ones, without new requests or cost."""
     cap_usd: float | None = None
-    """What its model calls may cost before it is paused; None: no cap."""
+    """Cost of model calls at which the campaign is paused; None: no cap."""
     spent: Spent = field(default_factory=Spent)
-    """Cost of all its attempts so far, where it has a cap, as the tables have it."""
+    """Cost of all attempts in the tables, if there is a cap."""
     reason: str = ""
-    """Why it was paused, where nobody asked for that."""
+    """Reason of a pause that no user asked for."""
     untold: tuple[tuple[str, str], ...] = ()
-    """Endpoints and models whose chat template leaves tools out, where a call offered some."""
+    """Endpoints and models that were offered tools although their chat template omits them."""
 
     @property
     def done(self) -> int:
-        """Rollouts with an outcome."""
+        """Number of rollouts with an outcome."""
         return sum(self.outcomes.values())
 
     @property
     def aborted(self) -> int:
-        """Rollouts that ended without a grade because infrastructure failed."""
+        """Number of rollouts that infrastructure aborted."""
         ended = (count for outcome, count in self.outcomes.items() if outcome.startswith("aborted"))
         return sum(ended) - self.blocked
 
     @property
     def blocked(self) -> int:
-        """Rollouts that a site kept out: no failure of the agent nor of infrastructure, and in no rate."""
+        """Number of rollouts that a site blocked; they count as no failure and in no rate."""
         return self.outcomes.get(BLOCKED, 0)
 
     @property
     def over(self) -> bool:
-        """Whether each rollout has an outcome."""
+        """Whether every rollout has an outcome."""
         return self.size > 0 and self.done >= self.size
 
     @property
     def per_second(self) -> float | None:
-        """Outcomes a second lately; None before there are any."""
+        """Recent outcomes per second; None before the first."""
         return self.recent / self.recent_seconds if self.recent and self.recent_seconds > 0 else None
 
     @property
     def seconds_left(self) -> float | None:
-        """Time left at the recent rate; None without a rate."""
+        """Seconds left at the recent rate; None without a rate."""
         return (self.size - self.done) / self.per_second if self.per_second else None
 
 
 @dataclass(frozen=True)
 class PipelineView:
-    """What all campaigns share."""
+    """State that all campaigns share."""
 
     lag_events: int = 0
-    """Events of the stream that the tables do not have yet."""
+    """Number of events that the tables do not have yet."""
     lag_seconds: float = 0.0
-    """Age of the oldest of them."""
+    """Age in seconds of the oldest event that the tables do not have."""
     delayed: int = 0
     dead_letters: int = 0
     processes: dict[str, int] = field(default_factory=dict)
-    """Processes alive, by kind."""
+    """Number of live processes by kind."""
     sick: Sequence[str] = ()
-    """A sentence for each process that does not work."""
+    """Sentences about processes that do not work."""
     rests: Sequence[str] = ()
-    """A sentence for each model endpoint that nobody asks for a while."""
+    """Sentences about model endpoints that are not asked for a while."""
 
 
 @dataclass(frozen=True)
 class Status:
-    """Everything at one moment."""
+    """Status of all campaigns and of the pipeline at one time."""
 
     campaigns: list[CampaignView]
     pipeline: PipelineView
@@ -166,16 +166,16 @@ class Status:
 
 _CANCELLED = f"aborted: {AbortCause.CANCELLED}"
 BLOCKED = f"aborted: {AbortCause.BLOCKED}"
-"""An outcome that is shown apart from other aborts."""
+"""Outcome that is shown apart from other aborts."""
 
 
 def outcome_name(outcome: str) -> str:
-    """How an outcome is shown."""
+    """Name of an outcome for users."""
     return "blocked" if outcome == BLOCKED else outcome
 
 
 def state_of(record: CampaignRecord, outcomes: Mapping[str, int], moving: InQueues, serving: int) -> State:
-    """What a campaign is doing: its record says what was asked for, outcomes and queues what is so.
+    """State of a campaign: its record has what the user asked for, outcomes and queues what happens.
 
     `serving` is the number of workers alive that serve its queue.
     """
@@ -230,7 +230,7 @@ where size is not null order by submitted_at desc
 
 
 def recorded(tables: duckdb.DuckDBPyConnection, sources: Sources = STORED) -> list[CampaignView]:
-    """Every campaign as the tables alone have it, the newest first: where no server runs, nothing moves."""
+    """Every campaign from the tables alone, the newest first: without a server, nothing runs."""
     result = tables.execute(_SUBMITTED).fetchall()
     records = {
         name: CampaignRecord(
@@ -256,7 +256,8 @@ def _view(
     *,
     waits: bool = False,
 ) -> CampaignView:
-    """`waits`: an endpoint rests, for which workers may have ended that come back after it."""
+    """Builds the view of a campaign. `waits`: an endpoint rests, and its workers may have ended until it
+    is back."""
     mine = sorted((row for row in rows.outcomes if row["campaign"] == name), key=lambda row: row["outcome"])
     outcomes = {row["outcome"]: row["rollouts"] for row in mine}
     seconds = max((row["seconds"] or 0.0 for row in mine), default=0.0)
@@ -293,7 +294,7 @@ def _view(
 
 
 def _work(rows: Sequence[Mapping[str, Any]]) -> Work:
-    """The sum of rows; nothing that is known of a cost is no cost of 0."""
+    """Sums rows; an unknown cost stays unknown."""
     usd = sum(row["cost_usd"] or 0.0 for row in rows)
     priced = not any(row["unpriced"] for row in rows)
     return Work(
@@ -306,7 +307,7 @@ def _work(rows: Sequence[Mapping[str, Any]]) -> Work:
 
 
 async def _in_queues(connection: Connection, campaign: str) -> InQueues:
-    """Counts that need no listing of what waits, which may be a million entries."""
+    """Counts that need no listing of waiting requests, of which there may be a million."""
     running, delayed = await asyncio.gather(
         running_now(connection, campaign),
         subjects(connection, names.LATER, f"orchard.*.rollout.*.*.{campaign}.>"),

@@ -1,4 +1,4 @@
-"""Campaigns: submitted, followed, paused, cancelled and resumed."""
+"""Submits, follows, pauses, cancels and resumes campaigns."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from orchard.pipelines.tasks.registry import Needs
 
 STUCK_LOOKS = 30
-"""Looks in a row at an open campaign that nobody works on, after which it is followed no more."""
+"""Consecutive checks that find an open campaign without workers before it is followed no more."""
 
 
 async def submit_campaign(
@@ -35,7 +35,7 @@ async def submit_campaign(
     needs: Mapping[str, "Needs"] | None = None,
     told: Reporter = SILENT,
 ) -> None:
-    """Submit; cancelled in the middle, the same call goes on with the campaign.
+    """Submits a campaign; after a cancellation, the same call resumes it.
 
     With the `needs` of its tasks, raises ConfigError for tasks that would lack a network (`check_network`),
     when workers serve the queue and none of them can run it (`check_workers`), and when its cap could not
@@ -67,26 +67,27 @@ async def resume_campaign(
     max_cost_usd: float | None = None,
     told: Reporter = SILENT,
 ) -> int:
-    """Resume; returns how many rollouts were offered again."""
+    """Resumes a campaign and returns how many rollouts were offered again."""
     async with session.connection("resume") as connection:
         steps = _campaigns(session, connection).resume(name, aborted=aborted, max_cost_usd=max_cost_usd)
         return await _follow(steps, f"resuming {name}", told)
 
 
 async def pause_campaign(session: Session, name: str) -> None:
-    """Change the state; workers see it at their next claim."""
+    """Sets the state, which workers see at their next claim."""
     async with session.connection("pause") as connection:
         await _campaigns(session, connection).pause(name)
 
 
 async def cancel_campaign(session: Session, name: str, told: Reporter = SILENT) -> int:
-    """Cancel; returns how many rollouts were aborted here."""
+    """Cancels a campaign and returns how many rollouts were aborted here."""
     async with session.connection("cancel") as connection:
         return await _follow(_campaigns(session, connection).cancel(name), f"cancelling {name}", told)
 
 
 async def all_campaigns(session: Session) -> tuple[str, Status | None]:
-    """Why nothing is published just now, empty when all is well; and every campaign, None without any."""
+    """Returns why nothing is published (empty: no reason), and the status of every campaign, or None
+    without any."""
     async with session.reading_connection("status") as connection:
         held = await session.held(connection)
         records = {name: record for name, (record, _) in (await CampaignBook(connection).list()).items()}
@@ -122,7 +123,7 @@ async def follow_campaign(session: Session, name: str, every: float) -> AsyncIte
 
 
 async def campaign_spec(session: Session, record: CampaignRecord) -> CampaignSpec:
-    """The plan of a campaign, from its blob."""
+    """Reads the plan of a campaign from its blob."""
     raw = await asyncio.to_thread(session.blobs.get, record.spec)
     return msgspec.json.decode(raw, type=CampaignSpec)
 
@@ -130,7 +131,7 @@ async def campaign_spec(session: Session, record: CampaignRecord) -> CampaignSpe
 async def usual_harnesses(
     session: Session, name: str, domain: str, needs: Mapping[str, "Needs"]
 ) -> tuple[str, ...]:
-    """Harnesses where none is named: the campaign's own, where it goes on, else the default for its tasks."""
+    """Default harnesses: those of the campaign that is resumed, else the default for the tasks."""
     from orchard.actions.needs import by_patch, default_harness
 
     if not all(map(by_patch, needs.values())):  # they had another default before
@@ -147,7 +148,7 @@ def _campaigns(session: Session, connection: Connection) -> "Campaigns":
 
 
 async def _follow(steps: "AsyncIterator[Progress]", title: str, told: Reporter) -> int:
-    """Tell each step; returns how many rollouts were offered."""
+    """Reports each step and returns how many rollouts were offered."""
     offered = 0
     async for step in steps:
         offered = step.offered
@@ -157,7 +158,6 @@ async def _follow(steps: "AsyncIterator[Progress]", title: str, told: Reporter) 
 
 
 async def _queues(session: Session, records: Mapping[str, CampaignRecord]) -> dict[str, str]:
-    """The consumer of each campaign's queue."""
     return {
         name: record.queue or queue_of(await campaign_spec(session, record)).consumer
         for name, record in records.items()

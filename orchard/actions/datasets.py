@@ -1,4 +1,4 @@
-"""Datasets: builds through a queue, their place in the log, trajectories that are imported."""
+"""Builds datasets through a queue, records them in the log, and imports trajectories."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +19,7 @@ from orchard.streams.topology import declare
 
 
 async def build_through_queue(session: Session, build_it: Callable[..., Manifest]) -> Manifest:
-    """Build in a thread, while `orchard dataset worker` processes make the shards that are offered here."""
+    """Builds in a thread, while `orchard dataset worker` processes make the shards offered here."""
     from orchard.pipelines.datasets.queueing import QUEUE, through_queue
 
     loop = asyncio.get_running_loop()
@@ -34,7 +34,8 @@ async def build_through_queue(session: Session, build_it: Callable[..., Manifest
 
 
 async def announce(session: Session, manifest: Manifest, seconds: float) -> bool:
-    """Put the build into the log, with its manifest as a blob; False where this store has no stream here."""
+    """Records the build in the log, with its manifest as a blob; False if this machine has no stream of
+    the store."""
     blob = session.blobs.put(msgspec.json.encode(manifest), "application/json")
     data = DatasetBuilt(
         name=manifest.name,
@@ -73,7 +74,7 @@ async def announce(session: Session, manifest: Manifest, seconds: float) -> bool
 async def import_rollouts(
     session: Session, found: Iterator[Foreign | LeftOut], campaign: str, dataset: str
 ) -> tuple[Imported, str]:
-    """Import what was found into a campaign; what came of it, and where events wait that no writer takes."""
+    """Imports trajectories into a campaign. Returns the counts, and a note if no writer takes the events."""
     async with session.connection_or_server("import") as connection:
         await declare(connection, session.config.nats, [])
         done = await import_trajectories(

@@ -1,4 +1,4 @@
-"""What a domain adds to the front door: commands, ways to make and import tasks, and how its rollouts read.
+"""Records of what a domain adds to commands and page: commands, task routes, and how its rollouts are shown.
 
 The core names no domain. It asks the records, whose references are loaded at first use. Records of Orchard's
 own domains are in `orchard/domains/*/__init__.py`; a package of others declares an entry point of the group
@@ -13,7 +13,7 @@ from typing import Any
 from orchard.workers.discovery import load, records
 
 GROUP = "orchard.front_domains"
-"""Entry points of other packages' records."""
+"""Entry-point group of other packages' records."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,46 +23,46 @@ class TaskRoute:
     run: str
     """Function `(session, words, ...)`; its further parameters become options of the command."""
     words: tuple[str, ...] = ()
-    """First words that choose it; without any it takes what no other route does."""
+    """First words that choose the route; a route without any takes all other words."""
     title: str = ""
-    """Name in the help of its options: `With TITLE: ...`."""
+    """Name of the route in the help of its options: `With TITLE: ...`."""
     argument: str
     """Help of the first word."""
     second: str = ""
     """Help of the word after it."""
     summary: str
-    """Its part of the command's first sentence."""
+    """Part of the command's first sentence."""
     details: str = ""
-    """Its part of the command's help."""
+    """Part of the command's help after the first sentence."""
     examples: tuple[str, ...] = ()
     limit: int = 0
-    """Tasks that are made unless the command line says how many; 0 where that has no such option."""
+    """Default number of tasks; 0 if the route has no such option."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FrontDomain:
-    """What a domain adds to command line and page; references are `module:attribute`."""
+    """Extensions of command line and page by a domain; references are `module:attribute`."""
 
     name: str
     commands: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """Command to the module that has it, by a function `register`, and the sentence that the help shows."""
+    """Commands by name: the module whose function `register` adds each, and its sentence of help."""
     task_commands: tuple[str, ...] = ()
     """Modules with a function `register` that adds commands to `orchard tasks`."""
     synthesis: TaskRoute | None = None
-    """Its way of `orchard tasks synthesize`."""
+    """Route of `orchard tasks synthesize`."""
     imports: TaskRoute | None = None
-    """Its way of `orchard tasks import`."""
+    """Route of `orchard tasks import`."""
     rollout_tables: str = ""
-    """Function `(tables, rollout_id, attempt)` that gives what a terminal shows beside the messages."""
+    """Function `(tables, rollout_id, attempt)` that returns further tables for a terminal."""
     submission: str = ""
-    """Function `(text)`: what to show of a submission of its own kind, perhaps nothing; None for others."""
+    """Function `(text)` that formats a submission of the domain's kind; None for others."""
     solution: str = ""
-    """Function `(task)`: what is known of a solution of its own kind; empty for other tasks."""
+    """Function `(task)` that describes a solution of the domain's kind; empty for other tasks."""
 
 
 @cache
 def domains() -> tuple[FrontDomain, ...]:
-    """All records: first those that take what names no domain, then by name."""
+    """All records by name; those with a route that takes all other words come first."""
     found = {record.name: record for record in reversed(records("orchard.domains", GROUP, FrontDomain))}
     return tuple(sorted(found.values(), key=_order))
 
@@ -72,10 +72,10 @@ def _order(record: FrontDomain) -> tuple[bool, str]:
 
 
 def answers(part: str, *given: object) -> list[Any]:
-    """What the function that each domain names in a field answers."""
+    """Results of the functions that the domains name in a field."""
     return [load(reference)(*given) for each in domains() if (reference := getattr(each, part))]
 
 
 def submission_text(submission: str) -> str | None:
-    """What to show of a submission that is a record; None for one that is text itself, as a patch is."""
+    """Text of a submission that is a record; None if the submission itself is text, such as a patch."""
     return next((text for text in answers("submission", submission) if text is not None), None)

@@ -1,4 +1,4 @@
-"""Which model endpoints rest, in words."""
+"""Describes resting model endpoints in sentences."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -8,11 +8,11 @@ from orchard.streams.endpoints import EndpointBook, StoredRest
 from orchard.streams.errors import TopologyError
 
 MOMENT_SECONDS = 60.0
-"""A rest that ends sooner may be prolonged before somebody has read when it ends."""
+"""Rests shorter than this are shown without their end: they may be prolonged at any time."""
 
 
 async def rest_sentences(connection: Connection) -> Sequence[str]:
-    """One for each endpoint that rests now; none where a process of an older version has declared the
+    """A sentence for each resting endpoint; none if a process of an older version has declared the
     streams."""
     try:
         stored = await EndpointBook(connection).rests()
@@ -24,7 +24,7 @@ async def rest_sentences(connection: Connection) -> Sequence[str]:
 
 
 def rest_sentence(stored: StoredRest, now: datetime) -> str:
-    """Which endpoint rests, until when, and why; `now` is the reader's clock, in its time zone."""
+    """Sentence with the endpoint, the end of its rest, and the reason; `now` is in the reader's time zone."""
     rest = stored.rest
     if stored.left > MOMENT_SECONDS and not rest.asking:
         when = f"until {now + timedelta(seconds=stored.left):%H:%M}"

@@ -1,4 +1,4 @@
-"""Suites as campaigns: submitted, or continued where they stopped."""
+"""Runs evaluation suites as campaigns."""
 
 import msgspec
 
@@ -15,7 +15,7 @@ from orchard.streams.publisher import Publisher
 
 
 async def begin_suite(session: Session, plan: Plan, told: Reporter = SILENT) -> None:
-    """Submit a suite, or go on with it, and put its plan into the log."""
+    """Submits or resumes a suite, and records its plan in the log."""
     name = plan.suite.name
     spec, cap, over = plan.spec, None, False
     async with session.connection("eval") as connection:

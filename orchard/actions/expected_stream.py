@@ -1,4 +1,4 @@
-"""What the tables say the stream of events must hold: the front door's half of `streams.stream_check`."""
+"""What the event stream must contain according to the tables; used by `streams.stream_check`."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ from orchard.streams.stream_state import ExpectedStream
 
 
 async def expected(store_url: str, archive: ArchiveSettings) -> ExpectedStream:
-    """Read what the store and its archive have now. Raises TablesUnreadable when they cannot be read."""
+    """Reads what store and archive have now. Raises TablesUnreadable."""
     try:
         return await asyncio.to_thread(_expected, store_url, archive)
     except StorageError as error:

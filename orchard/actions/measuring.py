@@ -1,4 +1,4 @@
-"""Measured values of a rollout's steps: replayed up to there, continued by a policy, graded."""
+"""Measures the values of a rollout's steps: replays to a step, continues with a policy, grades."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ from orchard.workers.llm.endpoint_rests import RestTracker
 
 @dataclass(frozen=True)
 class MeasureRequest:
-    """What `values measure` is to do."""
+    """Arguments of `values measure`."""
 
     rollout: str
     steps: list[int]
@@ -39,7 +39,7 @@ class MeasureRequest:
     allow_divergence: bool = False
 
     def policy(self, own: ModelSpec) -> ModelSpec:
-        """The rollout's own model, or the one that was named."""
+        """Named model, else the rollout's own."""
         if self.model is None:
             return msgspec.structs.replace(own, endpoint=self.endpoint or own.endpoint)
         oracle = self.model.partition("/")[0] == "oracle"
@@ -54,7 +54,7 @@ class MeasureRequest:
 async def measure_rollout(
     session: Session, wanted: MeasureRequest, told: Reporter = SILENT
 ) -> list[Measurement]:
-    """Measure the steps one after the other, those that can be."""
+    """Measures the steps in sequence, except those that cannot be measured."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)

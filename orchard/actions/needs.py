@@ -1,4 +1,4 @@
-"""What a campaign's tasks need, as the store knows it: harness, plug-ins, network. Told at its submission."""
+"""Requirements of a campaign's tasks: harness, plug-ins, network; checked when it is submitted."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -14,11 +14,11 @@ from orchard.workers.episode.settings import TaskNetwork
 from orchard.workers.graders.plugin import Grader
 
 _SHOWN = 3
-"""Examples in a sentence."""
+"""Maximum number of examples in a sentence."""
 
 
 def needed_plugins(spec: CampaignSpec, needs: Mapping[str, Needs]) -> dict[Kind, set[str]]:
-    """Plug-ins that the campaign's rollouts need. Raises PluginError for one that is not here."""
+    """Plug-ins that the campaign's rollouts need. Raises PluginError for a missing one."""
     graders = {each.grader for each in needs.values() if each.grader is not None}
     for name in graders:
         plugins.need(Kind.GRADER, name)
@@ -26,7 +26,7 @@ def needed_plugins(spec: CampaignSpec, needs: Mapping[str, Needs]) -> dict[Kind,
 
 
 def by_patch(need: Needs) -> bool:
-    """Whether a task is judged by a patch. Raises PluginError for a grader that is not here."""
+    """Whether a task is judged by a patch. Raises PluginError for a missing grader."""
     if need.grader is None:
         return need.patch
     grader: Grader = plugins.need(Kind.GRADER, need.grader)
@@ -34,7 +34,7 @@ def by_patch(need: Needs) -> bool:
 
 
 def default_harness(domain: str, needs: Mapping[str, Needs]) -> str:
-    """The harness where none is named. Raises ConfigError where the tasks have no one that fits all."""
+    """Default harness for the tasks. Raises ConfigError if no harness fits them all."""
     if (chosen := harnesses.default_harness(domain)) is not None:
         return chosen
     patches = sum(map(by_patch, needs.values()))
@@ -48,8 +48,8 @@ def default_harness(domain: str, needs: Mapping[str, Needs]) -> str:
 
 
 def check_network(needs: Mapping[str, Needs], setting: TaskNetwork) -> list[str]:
-    """What the submitter should know of the tasks' network, a sentence each. Raises ConfigError for tasks
-    that ask for one where none is given."""
+    """Notes on the tasks' network, a sentence each. Raises ConfigError if tasks need a network and none is
+    configured."""
     asking = {task: each.network for task, each in needs.items() if each.network not in (None, SHUT.told)}
     unread = [
         task for task, each in needs.items() if each.network is None and each.repo in (HARBOR, TERMINAL_BENCH)

@@ -25,11 +25,11 @@ from orchard.storage.reader import open_tables, refresh
 
 
 class UnknownName(StorageError):
-    """A rollout or an arm that the log does not have."""
+    """The log has no such rollout or arm."""
 
 
 class Arm(NamedTuple):
-    """Rollouts of a campaign; None stands for every harness, and every model, of it."""
+    """Selects rollouts of a campaign; None stands for all harnesses or models."""
 
     campaign: str
     harness: str | None = None
@@ -38,15 +38,15 @@ class Arm(NamedTuple):
 
 @dataclass(frozen=True)
 class TreeNode:
-    """A message with those that answer it."""
+    """A message with its answers."""
 
     message: MessageNode
     kind: CallKind | None
-    """What the model was called for, where that is known; None otherwise and where no model spoke."""
+    """Kind of the model call; None if it is unknown or the message is not a model's."""
     children: "list[TreeNode]" = field(default_factory=list)
 
     def __iter__(self) -> Iterator["TreeNode"]:
-        """This and all below, in the order of a walk down."""
+        """Yields this node and all below it, depth first."""
         waiting = [self]
         while waiting:
             found = waiting.pop()
@@ -55,10 +55,10 @@ class TreeNode:
 
 
 class Log:
-    """A store, open for reading while a pipeline writes to it. It is a context manager."""
+    """A store opened for reading, also while a pipeline writes to it; a context manager."""
 
     def __init__(self, store: str = ".orchard", *, as_of: int | None = None) -> None:
-        """`store` is a directory or `s3://BUCKET/PREFIX`; with `as_of` it is as it was at that sequence.
+        """Opens a directory or `s3://BUCKET/PREFIX`; with `as_of`, the state at that sequence.
 
         Raises StorageError where there is no store.
         """
@@ -75,26 +75,27 @@ class Log:
         self.close()
 
     def close(self) -> None:
-        """Relations of it cannot be asked any more."""
+        """Closes the log; its relations cannot be queried afterwards."""
         self._tables.close()
 
     def refresh(self) -> None:
-        """Show what has been committed since."""
+        """Includes what has been committed since the log was opened."""
         refresh(self._tables, self.store, as_of=self._as_of)
 
     def sql(self, query: str, **parameters: Any) -> duckdb.DuckDBPyRelation:
-        """Any query; `$name` in it is a parameter."""
+        """Runs a query; `$name` in it is a parameter."""
         return self._tables.sql(query, params=parameters or None)
 
     def rollouts(self, **equal: object) -> duckdb.DuckDBPyRelation:
-        """The outcomes of rollouts whose columns are as given: `rollouts(campaign="first", resolved=True)`.
+        """Outcomes of rollouts by column values: `rollouts(campaign="first", resolved=True)`.
 
         Raises ValueError for a column that there is not.
         """
         return self._where("rollouts", equal)
 
     def messages(self, rollout: str) -> duckdb.DuckDBPyRelation:
-        """The messages of a rollout's accepted attempt, by id or its first digits, in the order of the log.
+        """Messages of a rollout's accepted attempt in the order of the log; the rollout by id or its first
+        digits.
 
         Texts over 256 KiB are empty; `tree` has them.
         """
@@ -103,7 +104,7 @@ class Log:
         )
 
     def tree(self, rollout: str) -> list[TreeNode]:
-        """The messages as trees, large texts included: the main conversation first, then those beside it.
+        """Messages as trees, with large texts: the main conversation first, then the others.
 
         A node with several children is where the conversation branched. Raises BlobMissing and BlobCorrupt.
         """
@@ -121,11 +122,11 @@ class Log:
         return roots
 
     def groups(self, run: str) -> duckdb.DuckDBPyRelation:
-        """The groups of a run of reinforcement learning, and what became of each."""
+        """Groups of a reinforcement-learning run, each with its result."""
         return self._where("groups", {"run": run})
 
     def compare(self, first: Arm | str, second: Arm | str) -> Pair:
-        """Two arms, or two campaigns, paired by the tasks that both graded.
+        """Compares two arms or campaigns over the tasks that both graded.
 
         Difference of pass rates (second minus first) with its 95 % interval, tasks gained and lost, and `p`.
         Raises UnknownName where no task is in both.
@@ -137,7 +138,7 @@ class Log:
         return pair
 
     def find(self, rollout: str) -> str:
-        """The whole id of a rollout from its first digits. Raises UnknownName."""
+        """Completes a rollout id from its first digits. Raises UnknownName."""
         found = self.sql(
             "select distinct rollout_id from tables.requests_all where starts_with(rollout_id, $id) limit 2",
             id=rollout,

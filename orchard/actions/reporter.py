@@ -1,14 +1,14 @@
-"""How an action tells its caller what it does meanwhile; the caller decides how that is shown."""
+"""Reports notes and progress of an action; the caller decides how they are shown."""
 
 
 class Reporter:
-    """Shows nothing, as notebooks want it; `orchard.terminal.console.reporting` gives the terminal's."""
+    """Ignores all reports, for notebooks; `orchard.terminal.console.reporting` shows them on a terminal."""
 
     def note(self, text: str, label: str = "") -> None:
-        """Take a sentence for the user; `label` says what kind of note it is."""
+        """Reports a sentence to the user; `label` is the kind of note."""
 
     def progress(self, title: str, done: int, total: int | None, doing: str = "") -> None:
-        """Take how far the work named `title` is; `doing` says what it does or waits for just now."""
+        """Reports progress of the work `title`; `doing` says what it does or waits for now."""
 
 
 SILENT = Reporter()

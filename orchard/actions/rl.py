@@ -1,4 +1,4 @@
-"""Groups of a run of reinforcement learning, written for other trainers."""
+"""Exports groups of a reinforcement-learning run for other trainers."""
 
 from pathlib import Path
 
@@ -23,7 +23,8 @@ async def export_groups(
     baseline: Baseline | None,
     told: Reporter = SILENT,
 ) -> tuple[int, dict[str, list[GroupDropped]]]:
-    """Write a run's groups for another trainer: how many records, and by their reason the skipped groups.
+    """Writes a run's groups for another trainer. Returns the number of records, and of skipped groups by
+    reason.
 
     Raises RunError for a run that cannot be written so, and ConfigError for an unknown layout.
     """

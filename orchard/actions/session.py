@@ -1,4 +1,4 @@
-"""What a command needs of the pipeline: configuration, connection, blobs, tables, sandboxes."""
+"""Access of a command to the pipeline: configuration, connection, blobs, tables, sandboxes."""
 
 import asyncio
 import math
@@ -27,39 +27,39 @@ if TYPE_CHECKING:
     from orchard.injector.client import AsyncSandboxClient
 
 COMMIT_WAIT_SECONDS = 60.0
-"""That a command waits which cannot do without the tables."""
+"""Seconds that a command waits for tables that it needs."""
 WAITING_SECONDS = 10.0
-"""That a command waits which only says how far they are."""
+"""Seconds that a command waits for tables that it only reports on."""
 
 
 class Session:
-    """One command's view of the pipeline it works on."""
+    """Gives a command access to its pipeline."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
 
     @property
     def directory(self) -> Path:
-        """What belongs to this machine: server, sandboxes, caches, logs."""
+        """Folder of this machine's files: server, sandboxes, caches, logs."""
         return self.config.directory
 
     @property
     def blobs(self) -> BlobStore:
-        """The blob store beside the tables."""
         return BlobStore(self.config.store)
 
     def up(self) -> UpRecord | None:
-        """What `orchard up` runs on this store, if anything."""
+        """Record of the running `orchard up` on this store, if any."""
         return running(self.directory)
 
     def endpoints(self) -> dict[str, EndpointSettings]:
-        """The configured endpoints, and the oracle of the pipeline that runs here."""
+        """Configured endpoints, and the oracle of the running pipeline."""
         record = self.up()
         own = {"oracle": EndpointSettings(base_url=record.oracle_url)} if record and record.oracle_url else {}
         return {**own, **self.config.endpoints}
 
     def nats_url(self) -> str:
-        """The configured server, else the embedded one that runs; ConfigError when there is neither."""
+        """Address of the configured server, else of the running embedded one. Raises ConfigError without
+        either."""
         if self.config.nats.url:
             return self.config.nats.url
         if record := self.up():
@@ -71,7 +71,7 @@ class Session:
 
     @asynccontextmanager
     async def connection(self, name: str, *, hold: bool = False) -> AsyncIterator[Connection]:
-        """An open connection to the pipeline's NATS server, for whoever publishes.
+        """Opens a connection to the pipeline's NATS server, for publishers.
 
         Raises StreamHeld when the stream is behind the tables; with `hold` waits instead, before each publish
         and claim, until it is restored.
@@ -81,21 +81,20 @@ class Session:
 
     @asynccontextmanager
     async def reading_connection(self, name: str) -> AsyncIterator[Connection]:
-        """A connection without a guard, for whoever publishes no events, or restores them."""
+        """Opens a connection without a stream check, for commands that publish no events or restore them."""
         async with connect(self.config.nats, name=name, url=self.nats_url()) as connection:
             yield connection
 
     def guard(
         self, connection: Connection, *, hold: bool, settle: float = SETTLE_SECONDS
     ) -> AbstractAsyncContextManager[None]:
-        """Holds what the connection publishes while the stream has not what the tables have; `settle` as
-        `Guard` has it."""
+        """Delays publishing while the stream lacks events that the tables have; `settle` as for `guarded`."""
         look = partial(expected, self.config.store, self.config.archive)
         watch = StreamGuard(connection, self.config.nats, look, room=self.room, settle=settle)
         return guarded(watch, connection, hold=hold)
 
     async def held(self, connection: Connection) -> str:
-        """Why nothing is published or claimed just now, as a sentence; empty when all is well."""
+        """Reason why nothing is published or claimed; empty without one."""
         look = partial(expected, self.config.store, self.config.archive)
         guard = StreamGuard(
             connection, self.config.nats, look, room=self.room, settle=math.inf, on_change=lambda _: None
@@ -104,14 +103,15 @@ class Session:
         return connection.held or connection.waiting or connection.full
 
     async def room(self) -> str:
-        """Why the embedded server has no room for new work; empty when it has, or is on another machine."""
+        """Reason why the embedded server has no disk space for new work; empty if it has, or is on another
+        machine."""
         if self.config.nats.url and not self.up():
             return ""
         return await asyncio.to_thread(disk_shortage, self.directory / "nats", self.config.nats)
 
     @asynccontextmanager
     async def connection_or_server(self, name: str, *, guard: bool = True) -> AsyncIterator[Connection]:
-        """Like `connection`; where nothing runs, it starts the store's own server meanwhile. Without
+        """Opens a connection; if no pipeline runs, starts the store's own server during the block. Without
         `guard` it is for reading and restoring."""
         async with AsyncExitStack() as stack:
             settle = SETTLE_SECONDS
@@ -129,13 +129,13 @@ class Session:
             yield connection
 
     async def committed(self, connection: Connection) -> None:
-        """Wait until all that the stream holds now is in the tables; ConfigError without a writer."""
+        """Waits until the tables have all events of the stream. Raises ConfigError without a writer."""
         if waiting := await self.waiting(connection, COMMIT_WAIT_SECONDS):
             raise ConfigError(waiting)
 
     async def waiting(self, connection: Connection, patience: float = WAITING_SECONDS) -> str:
-        """Which events of the stream the tables of this store do not have, and what to run; empty as soon as
-        they have all. Only where a writer may run is there something to wait for, `patience` seconds."""
+        """Names the events that the tables lack, and the command to run; empty when they have all. Waits
+        `patience` seconds, if a writer may run."""
         last = (await bounds(connection, names.EVENTS)).last
         served = bool(self.config.nats.url or self.up())
         deadline = time.monotonic() + patience * served
@@ -152,7 +152,7 @@ class Session:
 
     @asynccontextmanager
     async def sandboxes(self) -> "AsyncIterator[AsyncSandboxClient]":
-        """A client of the pipeline's sandbox service."""
+        """Opens a client of the pipeline's sandbox service."""
         from orchard.injector.client import AsyncSandboxClient  # a third of a second that most need not wait
 
         settings = self.config.sandbox

@@ -1,4 +1,4 @@
-"""Whether a campaign can run: told when it is submitted, and not by a worker later."""
+"""Checks at submission whether a campaign can run, instead of later in a worker."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -9,14 +9,14 @@ from orchard.schemas.health import ProcessReport
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.plugins import GUIDE, Kind
-from orchard.streams.settings import Queue
+from orchard.schemas.queues import Queue
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.llm.settings import EndpointSettings, uncut
 
 
 async def check_programs(session: Session, harnesses: Iterable[str]) -> None:
-    """Raise InfrastructureError for a harness that is a program and not installed, where the sandbox service
-    can be asked from here: workers may have another."""
+    """Raises InfrastructureError if a harness needs a program that is not installed, as far as the sandbox
+    service can be asked from here; workers may use another service."""
     from orchard.workers.harnesses import get_harness
     from orchard.workers.harnesses.programs.layers import installed
     from orchard.workers.harnesses.programs.runner import ProgramHarness
@@ -41,7 +41,7 @@ def check_workers(
     needed: Mapping[Kind, set[str]],
     configured: Sequence[str],
 ) -> list[str]:
-    """What the submitter should know, a sentence each.
+    """Notes for the submitter, a sentence each.
 
     `working` are the processes alive, `configured` the endpoints known here. Raises ConfigError when workers
     serve the queue and none of them has the plug-ins or endpoints that the campaign needs.
@@ -69,7 +69,7 @@ def check_workers(
 
 
 def unpriced(spec: CampaignSpec, endpoints: Mapping[str, EndpointSettings]) -> list[str]:
-    """Names of the models that have no price in the configuration here."""
+    """Names of models without a price in this configuration."""
     return [
         model.name
         for model in spec.models
@@ -81,8 +81,8 @@ def unpriced(spec: CampaignSpec, endpoints: Mapping[str, EndpointSettings]) -> l
 def check_prices(
     spec: CampaignSpec, endpoints: Mapping[str, EndpointSettings], working: Sequence[ProcessReport] = ()
 ) -> None:
-    """Raise ConfigError where the campaign has a cap, and a model no price at its endpoint: by what the
-    workers say that serve the queue or, without any, by the configuration here."""
+    """Raises ConfigError if the campaign has a cap and a model has no price, by the workers that serve the
+    queue or, without any, by this configuration."""
     if spec.max_cost_usd is None:
         return
     here = {name: list(settings.prices) for name, settings in endpoints.items()}
@@ -103,7 +103,7 @@ def check_prices(
 
 
 def added_fields(spec: CampaignSpec, endpoints: Mapping[str, EndpointSettings]) -> list[str]:
-    """Which fields are sent beside those that somebody wrote, a sentence for each model."""
+    """Sentences about request fields that endpoints add, one for each model."""
     notes = []
     for model in spec.models:
         if model.endpoint in endpoints and (fields := uncut(endpoints[model.endpoint], model)):
@@ -116,7 +116,7 @@ def added_fields(spec: CampaignSpec, endpoints: Mapping[str, EndpointSettings]) 
 
 
 def endpoints_of(models: Sequence[str], given: Sequence[str]) -> list[str]:
-    """The endpoint of each model. Raises ConfigError where it is not said which has which."""
+    """Endpoint of each model. Raises ConfigError if it is ambiguous."""
     if not given:
         return ["oracle" if model == "oracle" else "default" for model in models]
     if len(given) not in (1, len(models)):
@@ -134,12 +134,11 @@ _ADD = (
 
 
 def queue_of(spec: CampaignSpec) -> Queue:
-    """The queue that the campaign's requests are claimed from."""
     return Queue(kind="rollout", domain=spec.domain, priority=spec.priority)
 
 
 def how_to_serve(consumer: str) -> str:
-    """What starts a worker of a queue, as a sentence without its end."""
+    """Advice on starting a worker of a queue, without a full stop."""
     if consumer == (usual := Queue()).consumer:
         return "start one with `orchard up`, or `orchard worker`"
     prefix = usual.consumer.removesuffix(usual.priority)

@@ -44,33 +44,33 @@ from orchard.workers.episode.networks import refusal
 
 @asynccontextmanager
 async def registry(session: Session) -> AsyncIterator[TaskRegistry]:
-    """A registry; when the block ends, what it published is in the tables that other commands read."""
+    """Opens a registry; when the block ends, other commands can read in the tables what it published."""
     async with session.connection("tasks") as connection:
         yield TaskRegistry(Publisher(connection), session.blobs)
         await session.committed(connection)
 
 
 async def register_tasks(session: Session, tasks: Iterable[Task]) -> int:
-    """Import tasks; returns how many are new."""
+    """Imports tasks and returns how many are new."""
     async with registry(session) as kept:
         known = await asyncio.to_thread(known_hashes, session.config.store)
         return len(await kept.register(tasks, known))
 
 
 class Validated(NamedTuple):
-    """Tasks by what validation found."""
+    """Number of tasks by result of validation."""
 
     valid: int
     rejected: int
     undecided: int
-    """Not judged now, because infrastructure failed."""
+    """Tasks not judged because infrastructure failed."""
 
 
 async def validate_tasks(
     session: Session, *, ids: Sequence[str], runs: int, concurrency: int, told: Reporter = SILENT
 ) -> Validated:
-    """Have the named tasks proven, or all unproven ones: by any worker, and `concurrency` at once in this
-    process. Raises ConfigError for one that nothing here can prove."""
+    """Proves the named tasks, or all unproven ones, by any worker and `concurrency` at once in this
+    process. Raises ConfigError for a task that nothing here can prove."""
     chosen = {task_hash(task): task for task in await asyncio.to_thread(_to_validate, session, ids, told)}
     counts: Counter[str] = Counter()
 
@@ -113,7 +113,7 @@ async def validate_tasks(
 
 
 def _verdict(answer: RequestAnswer) -> tuple[str, str]:
-    """`valid`, `rejected` or `undecided`, and what there is to say of it."""
+    """Returns `valid`, `rejected` or `undecided`, and the details."""
     match payload(answer.event) if answer.event is not None else None:
         case TaskValidated() as event:
             return "valid", event.detail or ""
@@ -147,7 +147,7 @@ def _to_validate(session: Session, ids: Sequence[str], told: Reporter) -> list[T
 async def impossible_tasks(
     session: Session, *, ids: Sequence[str], limit: int, concurrency: int, told: Reporter = SILENT
 ) -> int:
-    """Make up to `limit` impossible variants of proven tasks; returns how many are new."""
+    """Makes up to `limit` impossible variants of proven tasks and returns how many are new."""
     store = session.config.store
     every = await asyncio.to_thread(partial(read_tasks, store, ids=ids, only_valid=True))
     known = {each.labels.get("impossible_of") for each in every}
@@ -170,8 +170,9 @@ async def impossible_tasks(
 def read_directories(
     session: Session, root: Path, image: str, source: str, *, strict: bool, told: Reporter = SILENT
 ) -> tuple[list[Task], list[LeftOut]]:
-    """The tasks of the directories at `root`, in their own images, built where need be, or in `image`; from
-    `source`, unless that is empty. Raises NotImported for none, or with `strict` for fewer than all."""
+    """Reads the tasks of the directories at `root`, in their own images, which are built if needed, or in
+    `image`; `source` replaces theirs unless it is empty. Raises NotImported for none or, with `strict`,
+    for fewer than all."""
     found, left_out = read_all(root)
     insist(str(root), len(found), left_out, strict=strict)
     tasks = []

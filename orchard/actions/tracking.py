@@ -1,4 +1,4 @@
-"""Training metrics where people have them: TensorBoard's files, MLflow, Weights & Biases, by their packages.
+"""Sends training metrics to TensorBoard's files, MLflow and Weights & Biases by their own packages.
 
 The log has every figure anyway (views `training_steps` and `policy_steps`). So what a tracker does not take
 is a warning and training goes on, and steps that a resumed run tells again are passed over.
@@ -20,27 +20,27 @@ log = logging.getLogger(__name__)
 Fact = TrainingStarted | TrainingStep | TrainingFinished | PolicyStep
 
 _PACKAGES = {"tensorboard": "tensorboard", "mlflow": "mlflow-skinny", "wandb": "wandb"}
-"""What to install for each tracker."""
+"""Package of each tracker."""
 
 
 class Tracker(Protocol):
-    """One run in one place."""
+    """A run in one tracker."""
 
     last: int
-    """The newest step that it has; 0 without any."""
+    """Newest recorded step; 0 without any."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Take the figures of a step after `last`."""
+        """Records the metrics of a step after `last`."""
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """Closes the run."""
 
 
 class TensorBoard:
-    """Event files in DIRECTORY/RUN, one for each command: they are shown as one curve."""
+    """Writes event files in DIRECTORY/RUN, one for each command; TensorBoard shows them as one curve."""
 
     def __init__(self, directory: Path, run: str, first: int) -> None:
-        """`first` is the first step that will come: what older files have from it on is not shown."""
+        """Opens a file; `first` is the next step: later ones in older files are not shown."""
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer: Any = SummaryWriter(str(directory / run), purge_step=first)
@@ -56,7 +56,7 @@ class TensorBoard:
 
 
 class MLflow:
-    """One run of an experiment, found again by its name."""
+    """Records a run of an experiment, which is found again by its name."""
 
     def __init__(self, uri: str | None, project: str, run: str, params: Mapping[str, str]) -> None:
         mlflow = importlib.import_module("mlflow")
@@ -82,7 +82,8 @@ class MLflow:
 
 
 class WandB:
-    """One run of a project, resumed by its name. Its own variables (WANDB_MODE, WANDB_API_KEY) hold."""
+    """Records a run of a project, which is resumed by its name. W&B's variables (WANDB_MODE,
+    WANDB_API_KEY) apply."""
 
     def __init__(self, directory: Path, project: str, run: str, params: Mapping[str, str]) -> None:
         wandb = importlib.import_module("wandb")
@@ -101,15 +102,15 @@ class WandB:
 
 
 class Tracking:
-    """A sink of facts for all trackers that are configured; a context manager."""
+    """Sends facts to all configured trackers; a context manager."""
 
     def __init__(self, settings: TrackingSettings, state: Path) -> None:
-        """Raises ConfigError for a package that is not installed, naming it."""
+        """Opens the trackers. Raises ConfigError for a package that is not installed."""
         self._settings = settings
         self._directory = Path(settings.directory) if settings.directory else state / "tracking"
         self._trackers: dict[str, Tracker] = {}
         self.given_up: set[str] = set()
-        """Those that failed."""
+        """Names of trackers that failed."""
         for name in settings.names:
             try:
                 importlib.import_module(name)
@@ -126,7 +127,7 @@ class Tracking:
             self._try(name, lambda tracker: tracker.close())
 
     def put(self, fact: Fact) -> None:
-        """Tell every tracker."""
+        """Sends a fact to every tracker."""
         match fact:
             case TrainingStarted():
                 self._open(fact.run, fact.resumed_step + 1, _params(fact))

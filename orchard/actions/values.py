@@ -1,4 +1,4 @@
-"""Values of unresolved trajectories, step by step: asked for until each trajectory has a verdict."""
+"""Annotates unresolved trajectories step by step until each has a verdict."""
 
 import asyncio
 import os
@@ -18,8 +18,8 @@ from orchard.streams.claims import Claims
 from orchard.streams.connection import Connection
 from orchard.streams.consumer import Consumer
 from orchard.streams.publisher import Publisher
-from orchard.streams.shifts import Shift
 from orchard.streams.topology import declare
+from orchard.streams.worker_lifetime import WorkerLifetime
 from orchard.workers.attempts.deadletters import DeadLetters
 from orchard.workers.llm.client import ModelClient
 from orchard.workers.llm.endpoint_rests import RestTracker
@@ -28,7 +28,8 @@ from orchard.workers.llm.endpoint_rests import RestTracker
 async def annotate_campaign(
     session: Session, campaign: str, asking: Asking, slots: int, told: Reporter = SILENT
 ) -> dict[str, int]:
-    """Offer what is open, and work on the queue until all of it has its verdict: how many of each kind.
+    """Offers open annotations and works on the queue until all have a verdict. Returns the number of each
+    kind.
 
     Raises ConfigError for a campaign without an outcome.
     """
@@ -58,7 +59,9 @@ async def annotate_campaign(
             if not missing:
                 consumer.drain()
 
-        consumer = await stack.enter_async_context(annotating(session, connection, slots, Shift(), count))
+        consumer = await stack.enter_async_context(
+            annotating(session, connection, slots, WorkerLifetime(), count)
+        )
         annotators = {one.annotator for one in requests}
         watching = asyncio.create_task(_watch(session, annotators, missing, consumer.drain))
         await consumer.run()
@@ -72,10 +75,10 @@ async def annotating(
     session: Session,
     connection: Connection,
     slots: int,
-    shift: Shift,
+    lifetime: WorkerLifetime,
     done: Callable[[Event], None] | None = None,
 ) -> AsyncIterator[Consumer]:
-    """A consumer of annotation requests, to be run; `done` is told of each verdict."""
+    """A consumer of annotation requests to be run; `done` receives each verdict."""
     async with (
         RestTracker(connection, "annotator") as rests,
         ModelClient(session.endpoints(), rests) as models,
@@ -86,13 +89,13 @@ async def annotating(
         annotator = Annotator(Publisher(connection), models, cases, name=name, done=done)
         dead = DeadLetters(connection)
         try:
-            yield Consumer(claims, dead, {QUEUE.kind: annotator}, slots=slots, shift=shift)
+            yield Consumer(claims, dead, {QUEUE.kind: annotator}, slots=slots, lifetime=lifetime)
         finally:
             cases.close()
 
 
 async def _watch(session: Session, annotators: set[str], missing: set[str], over: Callable[[], None]) -> None:
-    """Strike off what others on the queue have done; `over` when nothing is left to wait for."""
+    """Removes what other consumers have done; sets `over` when nothing is left."""
     while missing:
         await asyncio.sleep(5.0)
         missing -= await asyncio.to_thread(_judged, session.config.store, annotators)

@@ -1,1 +1,1 @@
-"""Orchard's sandboxes for other agent frameworks: one small module each, an extra each."""
+"""Adapters that give other agent frameworks Orchard's sandboxes: one module and one extra each."""

@@ -15,28 +15,25 @@ from orchard.injector.client import AsyncSandboxClient
 from orchard.injector.sandbox import AsyncSandbox
 
 LONGEST = 24 * 3600.0
-"""Seconds of a command that has no time limit of its own."""
+"""Time limit in seconds of commands without one of their own."""
 
 
 class OrchardEnvironment(BaseEnvironment):
-    """One sandbox of the service at SANDBOX_BASE_URL, from the task's `docker_image`."""
+    """Runs a task in a sandbox of the service at SANDBOX_BASE_URL, made from its `docker_image`."""
 
     _client: AsyncSandboxClient | None = None
     _sandbox: AsyncSandbox | None = None
 
     @staticmethod
     def type() -> str:
-        """See BaseEnvironment."""
         return "orchard"
 
     @property
     def capabilities(self) -> EnvironmentCapabilities:
-        """See BaseEnvironment."""
         return EnvironmentCapabilities(disable_internet=True)
 
     @classmethod
     def resource_capabilities(cls) -> EnvironmentResourceCapabilities:
-        """See BaseEnvironment."""
         return EnvironmentResourceCapabilities(cpu_limit=True, memory_limit=True)
 
     def _validate_definition(self) -> None:
@@ -47,7 +44,7 @@ class OrchardEnvironment(BaseEnvironment):
             )
 
     async def start(self, force_build: bool) -> None:
-        """See BaseEnvironment. Nothing is built here."""
+        """Creates the sandbox; images are never built here."""
         cpus, memory = self._effective_cpus, self._effective_memory_mb
         self._client = AsyncSandboxClient()
         self._sandbox = await self._client.create_sandbox(
@@ -61,7 +58,7 @@ class OrchardEnvironment(BaseEnvironment):
         await self._upload_environment_dir_after_start()
 
     async def stop(self, delete: bool) -> None:
-        """See BaseEnvironment. A sandbox that is not deleted would have nobody left to delete it."""
+        """Deletes the sandbox even if `delete` is false: nobody else would."""
         if self._client is not None:
             await self._client.close()
             self._client = self._sandbox = None
@@ -74,7 +71,7 @@ class OrchardEnvironment(BaseEnvironment):
         timeout_sec: int | None = None,
         user: str | int | None = None,
     ) -> ExecResult:
-        """See BaseEnvironment. Raises RuntimeError when the time is up."""
+        """Runs a command. Raises RuntimeError on a timeout."""
         runs_as = self._resolve_user(user)
         job = await self._running.exec(
             command,
@@ -89,20 +86,18 @@ class OrchardEnvironment(BaseEnvironment):
         return ExecResult(stdout=job.stdout, stderr=job.stderr or job.error, return_code=code)
 
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
-        """See BaseEnvironment. The file's mode is kept."""
+        """Uploads a file with its mode."""
         mode = Path(source_path).stat().st_mode & 0o7777
         await self._running.upload_file(source_path, target_path, mode=mode)
 
     async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
-        """See BaseEnvironment."""
         await self._running.upload_directory(source_dir, target_dir)
 
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
-        """See BaseEnvironment."""
         await self._running.download_file(source_path, target_path)
 
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
-        """See BaseEnvironment. Links that could lead out of `target_dir` are left out."""
+        """Downloads a directory without links that could lead out of `target_dir`."""
         await self._running.download_directory(source_dir, target_dir)
 
     @property

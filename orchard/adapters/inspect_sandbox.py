@@ -27,7 +27,7 @@ from orchard.schemas.sandboxes import JobEnding
 
 @sandboxenv(name="orchard")
 class OrchardSandbox(SandboxEnvironment):
-    """One sandbox of the service at SANDBOX_BASE_URL, without network, for each sample."""
+    """Gives each sample a sandbox of the service at SANDBOX_BASE_URL, without network."""
 
     def __init__(self, client: AsyncSandboxClient, sandbox: AsyncSandbox) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class OrchardSandbox(SandboxEnvironment):
     async def sample_init(
         cls, task_name: str, config: Any, metadata: dict[str, str]
     ) -> dict[str, SandboxEnvironment]:
-        """See SandboxEnvironment; the configuration is the name of an image."""
+        """Creates a sandbox; `config` is the name of an image."""
         client = AsyncSandboxClient()
         try:
             return {"default": cls(client, await client.create_sandbox(str(config or "host")))}
@@ -50,7 +50,7 @@ class OrchardSandbox(SandboxEnvironment):
     async def sample_cleanup(
         cls, task_name: str, config: Any, environments: dict[str, SandboxEnvironment], interrupted: bool
     ) -> None:
-        """Delete what `sample_init` made."""
+        """Deletes the sandbox of `sample_init`."""
         for environment in environments.values():
             await environment.as_type(cls)._client.close()
 
@@ -65,7 +65,7 @@ class OrchardSandbox(SandboxEnvironment):
         timeout_retry: bool = True,
         concurrency: bool = True,
     ) -> ExecResult[str]:
-        """See SandboxEnvironment. Nothing is tried again: a command runs once, whatever its time-out."""
+        """Runs a command once, whatever `timeout_retry` says: it may not be safe to repeat."""
         stdin, words, staged = input, cmd, ""
         if isinstance(input, bytes):
             try:
@@ -103,7 +103,6 @@ class OrchardSandbox(SandboxEnvironment):
         return ExecResult(job.succeeded, code if code >= 0 else 128 - code, job.stdout, said)
 
     async def write_file(self, file: str, contents: str | bytes) -> None:
-        """See SandboxEnvironment."""
         try:
             await self.sandbox.upload_content(contents, _place(file))
         except SandboxRequestInvalid as error:
@@ -114,7 +113,6 @@ class OrchardSandbox(SandboxEnvironment):
     @overload
     async def read_file(self, file: str, text: Literal[False]) -> bytes: ...
     async def read_file(self, file: str, text: bool = True) -> str | bytes:
-        """See SandboxEnvironment."""
         limit = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE
         try:
             data = await self.sandbox.download_content(_place(file), limit=limit)

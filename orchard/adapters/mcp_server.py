@@ -21,11 +21,11 @@ from orchard.injector.errors import SandboxError
 from orchard.injector.sandbox import AsyncSandbox
 
 IN_ONE_ANSWER = 64 * 1024
-"""Bytes of a file or of an output: more is too much for a model."""
+"""Maximum bytes of a file or an output that a model is given."""
 
 
 def server(image: str, block_network: bool = True, base_url: str | None = None) -> MCPServer:
-    """Its sandbox lives as long as the connection. `base_url` None: SANDBOX_BASE_URL."""
+    """Makes a server whose sandbox lives as long as the connection. `base_url` None: SANDBOX_BASE_URL."""
     held: list[AsyncSandbox] = []
 
     @asynccontextmanager
@@ -39,7 +39,7 @@ def server(image: str, block_network: bool = True, base_url: str | None = None) 
 
     @contextmanager
     def told() -> Iterator[AsyncSandbox]:
-        """The sandbox; what it cannot do is told to the model in the service's sentence."""
+        """Yields the sandbox; its errors reach the model as the service's sentences."""
         try:
             yield held[0]
         except SandboxError as error:

@@ -15,26 +15,26 @@ import msgspec
 from orchard.injector.blocking import SandboxClient
 
 SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
-"""What a command prints first that ends the task; the rest is the submission."""
+"""First line of output that ends the task; the rest of the output is the submission."""
 
 
 class OrchardEnvironmentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `environment:` of the agent's configuration may have."""
+    """The section `environment:` of the agent's configuration."""
 
     image: str
     cwd: str = "/workspace"
     env: dict[str, str] = {}
     timeout: float = 30.0
-    """Seconds of one command."""
+    """Time limit of one command in seconds."""
     block_network: bool = True
     cpu: str | None = None
     memory: str | None = None
     base_url: str | None = None
-    """Address of the service; None: SANDBOX_BASE_URL, and the key from SANDBOX_API_KEY."""
+    """Address of the service, whose key is in SANDBOX_API_KEY; None: SANDBOX_BASE_URL."""
 
 
 class OrchardEnvironment:
-    """One sandbox, for as long as the object is there or until `cleanup`."""
+    """Holds a sandbox until `cleanup` or until it is garbage-collected."""
 
     def __init__(self, **config: Any) -> None:
         self.config = msgspec.convert(config, OrchardEnvironmentConfig)
@@ -50,7 +50,8 @@ class OrchardEnvironment:
     def execute(
         self, action: dict[str, Any], cwd: str = "", *, timeout: float | None = None
     ) -> dict[str, Any]:
-        """Run a command; raises Submitted when it says that the task is done. A dead sandbox is an error."""
+        """Runs a command. Raises Submitted if its output ends the task, and an error if the sandbox is
+        dead."""
         job = self._sandbox.exec(
             str(action.get("command", "")),
             timeout or self.config.timeout,
@@ -67,16 +68,15 @@ class OrchardEnvironment:
         return output
 
     def get_template_vars(self, **variables: Any) -> dict[str, Any]:
-        """Variables of the agent's prompts."""
         return {**self._shown(), **platform.uname()._asdict(), **variables}
 
     def serialize(self) -> dict[str, Any]:
-        """Settings for the trajectory, without values of variables, which may be secrets."""
+        """Settings for the trajectory, without the values of variables, which may be secrets."""
         kind = f"{type(self).__module__}.{type(self).__name__}"
         return {"info": {"config": {"environment": self._shown(), "environment_type": kind}}}
 
     def cleanup(self) -> None:
-        """Delete the sandbox. May be called again."""
+        """Deletes the sandbox; further calls do nothing."""
         self._client.close()
 
     def _shown(self) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from orchard.processes.rl_run import enter
 from orchard.schemas.groups import GroupOutcome
 
 _runs: dict[str, ExternalTrainer] = {}
-"""What this process has handed out, by name. All of it is in the log as well."""
+"""Trainers of this process by run; the log has their state too."""
 
 
 def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
@@ -50,7 +50,8 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
 
 
 def check_arguments(args: Any, settings: RlSettings, ours: bool) -> None:
-    """Raises ConfigError where slime would cut a batch differently, or normalize our advantages again."""
+    """Checks slime's arguments. Raises ConfigError if slime would split batches differently or normalize
+    Orchard's advantages again."""
     if settings.frugal is not None:
         raise ConfigError(UNEQUAL)
     wanted = {"rollout_batch_size": settings.prompts_per_step, "n_samples_per_prompt": settings.bar.size}
@@ -63,7 +64,7 @@ def check_arguments(args: Any, settings: RlSettings, ours: bool) -> None:
 
 
 def train_output(handed: list[Chosen], ours: bool, terms: Terms) -> Any:
-    """slime's own objects, of groups with their sequences."""
+    """Converts groups with their sequences to slime's own objects."""
     types, base = import_module("slime.utils.types"), import_module("slime.rollout.base_types")
     samples = []
     for group, rows in handed:

@@ -34,7 +34,7 @@ _LIMITS = [f"of {route.title} {route.limit}" for route in _SYNTHESES if route.li
 
 def import_(
     context: typer.Context,
-    file: Annotated[str, typer.Argument(help=f"{'; or '.join(route.argument for route in _IMPORTS)}.")],
+    file: Annotated[Path, typer.Argument(help=f"{'; or '.join(route.argument for route in _IMPORTS)}.")],
     directory: Annotated[Path | None, typer.Argument(help=_SECOND)] = None,
     strict: Strict = False,
     skip_malformed: SkipMalformed = False,
@@ -42,7 +42,7 @@ def import_(
     options: dict[str, Any],
 ) -> None:
     del skip_malformed
-    words = [file] if directory is None else [file, str(directory)]
+    words = [str(each) for each in (file, directory) if each is not None]
     route = chosen(_IMPORTS, words)
     if not route.words and directory is not None:
         known = [word for each in _IMPORTS for word in each.words]

@@ -14,8 +14,8 @@ from orchard.pipelines.values.curves import Curve, shape_statistics
 from orchard.pipelines.values.requests import QUEUE, Asking
 from orchard.processes.signals import call_on_signals
 from orchard.storage.reader import open_tables
-from orchard.streams.shifts import Shift, share_of
 from orchard.streams.topology import declare
+from orchard.streams.worker_lifetime import WorkerLifetime, share_of
 from orchard.terminal.console import console, reporting
 from orchard.terminal.tables import rows_table
 
@@ -89,10 +89,10 @@ def worker(
 
 
 async def _worker(session: Session, slots: int, idle_exit: float, max_age: float) -> None:
-    shift = Shift(idle=idle_exit, age=share_of(max_age))
+    lifetime = WorkerLifetime(idle=idle_exit, age=share_of(max_age))
     async with session.connection("annotator") as connection:
         await declare(connection, session.config.nats, [QUEUE])
-        async with annotating(session, connection, slots, shift) as consumer:
+        async with annotating(session, connection, slots, lifetime) as consumer:
             call_on_signals(asyncio.get_running_loop(), consumer.drain)
             await consumer.run()
 

@@ -32,38 +32,38 @@ RETIRED = {
     "from having two outcomes: remove it, and use `orchard log archive` to move closed campaigns out of the "
     "stream"
 }
-"""Keys of earlier versions and the sentence for who still has them."""
+"""Keys that earlier versions had, each with a sentence that says what replaces it."""
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot be used, in one sentence."""
+    """The configuration cannot be used; the text is one sentence."""
 
 
 class UpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What `orchard up` runs (configuration section `[up]`)."""
+    """Processes that `orchard up` runs (configuration section `[up]`)."""
 
     workers: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 2
-    """Worker processes."""
+    """Number of worker processes."""
     oracle: bool = True
     """Run the oracle teacher, the endpoint named `oracle`."""
     page: bool = True
     """Serve the page, as `orchard ui` does, on loopback."""
     page_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8780
-    """Its port; another one where that is taken."""
+    """Port of the page; if it is taken, a free one."""
     shutdown_seconds: Seconds = 30.0
-    """How long running rollouts may go on after Ctrl-C before they go back to the queue."""
+    """Seconds that running rollouts may take to finish after Ctrl-C before they go back to the queue."""
     restart_seconds: Seconds = 0.5
     """Pause before a process that ended by itself is started again."""
 
 
 class OracleSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the oracle teacher plays (configuration section `[oracle]`)."""
+    """Behaviour of the oracle teacher (configuration section `[oracle]`)."""
 
     mix: dict[str, Weight] = msgspec.field(default_factory=DEFAULT_MIX.copy)
-    """Shares of its behaviours, where a rollout asks for none of them by name."""
+    """Share of each behaviour among rollouts that name none."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a mix that cannot be drawn from."""
+        """Checks the mix. Raises ValueError."""
         checked_mix(self.mix)
 
 
@@ -76,33 +76,31 @@ class TrackingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     to: str = ""
     """Names of TRACKERS, separated by commas; empty: nowhere."""
     project: str = "orchard"
-    """MLflow's experiment, W&B's project."""
+    """Name of MLflow's experiment and of the W&B project."""
     directory: str | None = None
     """Folder of TensorBoard's files, with a folder for each run. Default: `tracking` in the state
     directory."""
     mlflow_uri: str | None = None
-    """Address of MLflow's tracking server. Default: what MLFLOW_TRACKING_URI says, else as MLflow itself
-    does."""
+    """Address of MLflow's tracking server. Default: MLFLOW_TRACKING_URI, else MLflow's own default."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError for an unknown name."""
+        """Checks the names. Raises ValueError."""
         if unknown := set(self.names) - set(TRACKERS):
             raise ValueError(f"tracking.to knows {', '.join(TRACKERS)}, not {', '.join(sorted(unknown))}")
 
     @property
     def names(self) -> list[str]:
-        """Those in `to`."""
         return [name.strip() for name in self.to.split(",") if name.strip()]
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that can be configured."""
+    """The whole configuration."""
 
     store: str = ".orchard"
     """Directory, or `s3://bucket/prefix`, of tables and blobs."""
     state: str | None = None
-    """Directory of what belongs to this machine: embedded NATS server, local sandboxes, package cache, logs.
-    Default: the store where that is a directory, else a folder named after it below `.orchard`."""
+    """Directory of this machine's files: embedded NATS server, local sandboxes, package cache, logs.
+    Default: the store if it is a directory, else a folder named after it below `.orchard`."""
     nats: NatsSettings = NatsSettings()
     sandbox: SandboxSettings = SandboxSettings()
     worker: WorkerSettings = WorkerSettings()
@@ -114,10 +112,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     plugins: PluginSettings = PluginSettings()
     tracking: TrackingSettings = TrackingSettings()
     endpoints: dict[str, EndpointSettings] = {}
-    """Models' endpoints by name; a campaign's model names one of them."""
+    """Model endpoints by name; a campaign's model names one of them."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a path that cannot be one."""
+        """Checks store and directory. Raises ValueError."""
         for key, path in (("store", self.store), ("state", self.state)):
             if path == "" or "\0" in (path or ""):
                 raise ValueError(f"{key} is {path!r}, which names no directory: name one")
@@ -129,14 +127,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def directory(self) -> Path:
-        """The state directory, absolute."""
+        """Absolute path of the state directory."""
         scheme, remote, name = self.store.rpartition("://")
         default = Path(".orchard", scheme, *name.split("/")) if remote else Path(self.store)
         return (Path(self.state) if self.state else default).expanduser().absolute()
 
 
 def load(flags: Mapping[str, Any] | None = None, *, file: Path | None = None) -> Config:
-    """The configuration that holds here.
+    """Loads the configuration from its file, the environment and flags.
 
     `flags` maps dotted paths (`worker.slots`) to values; None values are flags that were not given. Raises
     ConfigError for a file that is missing or malformed, an unknown key, or a value of the wrong type.
@@ -171,15 +169,14 @@ def load(flags: Mapping[str, Any] | None = None, *, file: Path | None = None) ->
 
 
 def place(file: Path | None = None) -> Path:
-    """Path of the configuration file, which may not exist: as given, as ORCHARD_CONFIG says, or in this
-    folder."""
+    """Path of the configuration file, which may not exist: `given`, ORCHARD_CONFIG, or `orchard.toml`
+    here."""
     return file or Path(os.environ.get(FILE_VARIABLE, FILE_NAME))
 
 
 def checked(tree: Any, origins: Mapping[str, str] | None = None) -> Config:
-    """The configuration in a tree of plain values, each of its key's type; raises ConfigError for what cannot
-    be. `origins` say where values come from, by their dotted paths: the file is that of the empty path.
-    """
+    """Converts a tree of plain values to the configuration. Raises ConfigError for a value that its key
+    refuses."""
     try:
         return msgspec.convert(tree, Config)
     except msgspec.ValidationError as error:
@@ -193,12 +190,12 @@ def checked(tree: Any, origins: Mapping[str, str] | None = None) -> Config:
 
 
 _ALWAYS = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
-"""Variables with the keys of a store on S3, which no key of the configuration names."""
+"""Environment variables with the keys of a store on S3; no configuration key names them."""
 
 
 def secrets(config: Config, environment: Mapping[str, str]) -> dict[str, str]:
-    """The operator's secrets by name: the values of all variables that the configuration names, and the
-    passwords in its addresses."""
+    """Secrets by name: values of the variables that the configuration names, and passwords in its
+    addresses."""
     names = {*_ALWAYS, *_variables_in(config)}
     found = {name: value for name in sorted(names) if (value := environment.get(name))}
     passwords = [urlsplit(url.strip()).password for url in (config.nats.url or "").split(",")]
@@ -206,7 +203,7 @@ def secrets(config: Config, environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _variables_in(value: Any) -> Iterator[str]:
-    """Names of environment variables: texts of keys that end with `_env`."""
+    """Names of environment variables: values of the keys that end with `_env`."""
     if isinstance(value, msgspec.Struct):
         for name in value.__struct_fields__:
             inner = getattr(value, name)

@@ -1,4 +1,4 @@
-"""The configuration as a TOML file with a comment for each key: its documentation, and its default."""
+"""Writes the configuration as TOML, with a comment for each key: its documentation and its default."""
 
 import json
 import re
@@ -19,12 +19,12 @@ HEAD = (
 
 
 def as_toml(config: msgspec.Struct) -> str:
-    """The file that sets what holds: reading it gives `config` again. A key without a value is a comment."""
+    """Text of a file that loads as `config`. A key without a value is a comment."""
     return "\n".join([*_comment(HEAD), "", *_table(config, ())]) + "\n"
 
 
 def _table(values: msgspec.Struct, path: tuple[str, ...]) -> Iterator[str]:
-    """The lines of a struct: its values, then the tables below it."""
+    """Lines of a struct: its values, then its tables."""
     texts, below = told(type(values)), list[str]()
     for field in msgspec.structs.fields(values):
         value, name = getattr(values, field.name), field.encode_name
@@ -48,7 +48,7 @@ def _table(values: msgspec.Struct, path: tuple[str, ...]) -> Iterator[str]:
 def _tables(
     values: dict[str, msgspec.Struct], inner: type[msgspec.Struct], path: tuple[str, ...]
 ) -> Iterator[str]:
-    """A table for each name; where there is none, an example as a comment."""
+    """Lines of a table for each name; without any, an example as a comment."""
     for name, each in values.items():
         yield from ["", _header((*path, name)), *_table(each, (*path, name))]
     if not values:
@@ -60,7 +60,6 @@ def _tables(
 
 
 def struct_of(kind: Type) -> type[msgspec.Struct] | None:
-    """The struct that a dictionary of structs holds."""
     match kind:
         case DictType(value_type=StructType(cls=shape)):
             return shape
@@ -70,7 +69,7 @@ def struct_of(kind: Type) -> type[msgspec.Struct] | None:
 
 
 def told(shape: type[msgspec.Struct]) -> dict[str, str]:
-    """What is said of each key, with its unit where the words do not name it."""
+    """Comment of each key, with its unit if the text does not name it."""
     tables = dict.fromkeys(shape.__struct_fields__, "")
     return {
         one.name: one.meaning.replace(". None:", ". Not set:").replace("None:", "not set:")
@@ -106,7 +105,7 @@ def _key(name: str) -> str:
 
 
 def toml_value(value: Any) -> str:
-    """A plain value in TOML; JSON's strings are TOML's, save for one character."""
+    """Formats a plain value as TOML; JSON strings are TOML strings, but for DEL."""
     match value:
         case bool():
             return str(value).lower()

@@ -1,4 +1,4 @@
-"""Finds where a tree of plain values is not what a type wants, and says what is wrong there.
+"""Finds the first value in a tree that its type refuses, and describes the fault.
 
 msgspec names a place inside a table of free names as `[...]`; here each such table is looked into.
 """
@@ -12,14 +12,14 @@ import msgspec
 
 
 class ConfigFault(NamedTuple):
-    """A value that cannot be."""
+    """A value that its type refuses."""
 
     path: tuple[str, ...]
     reason: str
 
 
 def fault(value: Any, shape: Any, path: tuple[str, ...] = ()) -> ConfigFault | None:
-    """The first value that its type refuses, as deep as it can be named; None where there is none."""
+    """Finds the first value that its type refuses, as deep as it can be named; None if there is none."""
     try:
         msgspec.convert(value, shape)
         return None
@@ -34,7 +34,6 @@ def fault(value: Any, shape: Any, path: tuple[str, ...] = ()) -> ConfigFault | N
 
 
 def members(shape: Any) -> list[Any]:
-    """The types that an annotation allows."""
     if get_origin(shape) is Annotated:
         return members(get_args(shape)[0])
     if get_origin(shape) in (Union, types.UnionType):
@@ -43,15 +42,15 @@ def members(shape: Any) -> list[Any]:
 
 
 def parts(shape: Any) -> dict[str, Any]:
-    """The types of a struct's fields by their names; of a dictionary with names as keys under `*`."""
+    """Types of a struct's fields by name; of a dictionary's values under `*`."""
     if isinstance(shape, type) and issubclass(shape, msgspec.Struct):
         return {field.encode_name: field.type for field in msgspec.structs.fields(shape)}
     return {"*": get_args(shape)[1]} if get_origin(shape) is dict else {}
 
 
 def _inside(value: Any, shape: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Key, value and type of what is in a table; where there is no such key no type, and the keys that there
-    are in place of the value."""
+    """Yields key, value and type of each entry of a table. For an unknown key the type is None and the
+    value is the list of known keys."""
     for kind in members(shape):
         known = parts(kind)
         if known and isinstance(value, dict):
@@ -67,8 +66,8 @@ def _no_key(path: tuple[str, ...], key: str, known: list[str]) -> str:
 
 
 def _quoted(value: Any, shape: Any) -> str:
-    """The mistake of a number or truth value in quotes; empty for any other. Other texts may be secrets, and
-    are not repeated."""
+    """Describes a number or boolean in quotes; empty for other texts, which may be secrets and are not
+    repeated."""
     if not isinstance(value, str) or str in members(shape):
         return ""
     try:

@@ -29,23 +29,23 @@ _PLAIN = {
     msgspec.Raw: "JSON",
 }
 _UNBOUNDED = 1e9
-"""Upper bounds from here on only guard against nonsense."""
+"""Upper bounds from here on are sanity limits and are not documented."""
 
 
 class Described(NamedTuple):
-    """A field, in words."""
+    """Description of a field for readers."""
 
     name: str
     type: str
     unit: str
     default: str
-    """Written like TOML or JSON; empty where a value is required."""
+    """Default as TOML or JSON; empty if a value is required."""
     meaning: str
 
 
 def describe(struct: type[msgspec.Struct], meanings: Mapping[str, str]) -> Iterator[Described]:
-    """The fields of a struct. `meanings` are for fields without a docstring. Raises KeyError for one that has
-    neither."""
+    """Describes the fields of a struct. `meanings` describe fields without a docstring. Raises KeyError
+    for a field that has neither."""
     hints = get_type_hints(struct, include_extras=True)
     documented = docstrings(struct)
     for field in msgspec.structs.fields(struct):
@@ -61,7 +61,7 @@ def describe(struct: type[msgspec.Struct], meanings: Mapping[str, str]) -> Itera
 
 @cache
 def docstrings(owner: type) -> Mapping[str, str]:
-    """Attribute to the docstring under it, without the last full stop; inherited ones too."""
+    """Docstrings of attributes by name, without the last full stop; inherited ones too."""
     found: dict[str, str] = {}
     for one in reversed(owner.__mro__):
         if not one.__module__.startswith("orchard."):
@@ -75,13 +75,12 @@ def docstrings(owner: type) -> Mapping[str, str]:
 
 
 def summary(owner: type) -> str:
-    """The docstring of a class on one line; empty where it has none of its own."""
+    """Docstring of a class on one line; empty if it has none of its own."""
     text = owner.__dict__.get("__doc__") or ""
     return "" if text.startswith(f"{owner.__name__}(") else " ".join(text.split())
 
 
 def named(hint: Any) -> Iterator[type[msgspec.Struct] | type[Enum]]:
-    """Structs and enumerations that a type hint names."""
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct | Enum):
         yield hint
     for part in get_args(hint):
@@ -89,7 +88,7 @@ def named(hint: Any) -> Iterator[type[msgspec.Struct] | type[Enum]]:
 
 
 def in_words(hint: Any) -> str:
-    """A type hint, for readers who do not know Python's."""
+    """Describes a type hint to readers who do not know Python's."""
     arguments = get_args(hint)
     match get_origin(hint):
         case None if isinstance(hint, type) and issubclass(hint, msgspec.Struct | Enum):
@@ -111,7 +110,7 @@ def in_words(hint: Any) -> str:
 
 
 def _extras(hint: Any) -> Iterator[Any]:
-    """What stands beside the types in a hint, at any depth."""
+    """Yields the metadata of a hint's annotations, at any depth."""
     if get_origin(hint) is Annotated:
         yield from hint.__metadata__
     for part in get_args(hint):
@@ -139,7 +138,7 @@ def _default(field: msgspec.structs.FieldInfo) -> str:
 
 
 def in_toml(value: Any) -> str:
-    """A value as one would write it; `none` for what is left out."""
+    """Formats a value as in a file; `none` for None."""
     match value:
         case None:
             return "none"

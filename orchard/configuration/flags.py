@@ -1,4 +1,4 @@
-"""Flags of commands laid over the configuration, and what child processes must be told of them."""
+"""Applies command-line flags to the configuration, and passes them to child processes."""
 
 import os
 
@@ -9,8 +9,7 @@ from orchard.workers.llm.settings import EndpointSettings
 
 
 def replaced(config: Config, section: str, **changes: object) -> Config:
-    """The configuration with given flags of one section; None means the flag was not given.
-    Raises ConfigError."""
+    """Applies the given flags of one section; None means not given. Raises ConfigError."""
     given = {name: value for name, value in changes.items() if value is not None}
     tree = msgspec.to_builtins(config)
     tree[section] |= given
@@ -18,7 +17,7 @@ def replaced(config: Config, section: str, **changes: object) -> Config:
 
 
 def with_endpoint(config: Config, base_url: str | None, api_key_env: str | None) -> Config:
-    """The configuration with the endpoint `default` as the flags, or OPENAI_BASE_URL, name it."""
+    """Sets the endpoint `default` from the flags or from OPENAI_BASE_URL."""
     known = config.endpoints.get("default")
     url = base_url or (known.base_url if known else None) or os.environ.get("OPENAI_BASE_URL")
     if url is None:
@@ -38,7 +37,8 @@ def with_endpoint(config: Config, base_url: str | None, api_key_env: str | None)
 
 
 def endpoint_environment(config: Config) -> dict[str, str]:
-    """The endpoint `default` for child processes. The key itself stays in the variable it is in."""
+    """Variables that set the endpoint `default` in child processes. They name the key's variable, not the
+    key."""
     endpoint = config.endpoints.get("default")
     if endpoint is None:
         return {}
@@ -48,5 +48,5 @@ def endpoint_environment(config: Config) -> dict[str, str]:
 
 
 def up_environment(config: Config) -> dict[str, str]:
-    """What the children of `up` must know beside the file and the environment: flags given to `up`."""
+    """Variables that pass the flags of `up` on to its children."""
     return {**endpoint_environment(config), "ORCHARD_WORKER__SLOTS": str(config.worker.slots)}

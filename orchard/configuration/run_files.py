@@ -1,4 +1,4 @@
-"""What runs on a state directory, as the other commands on this machine find it."""
+"""Files by which commands on this machine find the pipeline that runs on a state directory."""
 
 import fcntl
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ UNSAFE_HOST = "unsafe-host"
 
 
 class UpRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """`run/up.json`: how other commands on this machine find what runs."""
+    """Content of `run/up.json`, by which other commands on this machine find the running pipeline."""
 
     pid: int
     nats_url: str
@@ -19,12 +19,12 @@ class UpRecord(msgspec.Struct, frozen=True, kw_only=True):
     oracle_url: str | None
     page_url: str | None = None
     children: dict[str, int]
-    """Process ids by name, as of the last start of any."""
+    """Process ids by name, updated at each start of a process."""
 
 
 @dataclass(frozen=True)
 class RunFiles:
-    """Paths in a state directory of what belongs to the running pipeline."""
+    """Paths of the running pipeline's files in a state directory."""
 
     directory: Path
 
@@ -42,7 +42,6 @@ class RunFiles:
 
     @property
     def search_index(self) -> Path:
-        """The page's full-text index (`orchard.page.search_index`)."""
         return self.directory / "run" / "words.sqlite"
 
     @property
@@ -55,7 +54,7 @@ class RunFiles:
 
 
 def running(directory: Path) -> UpRecord | None:
-    """What runs on this state directory, or None when nothing does: the lock, not the file, decides."""
+    """Reads the record of the pipeline that runs on this directory; None unless its lock is held."""
     files = RunFiles(directory)
     try:
         with files.lock.open("a") as lock:

@@ -1,4 +1,4 @@
-"""Settings from `ORCHARD_*` variables of the environment, and which of those variables are settings at all.
+"""Reads settings from `ORCHARD_*` variables, and tells them from variables that are not settings.
 
 `ORCHARD_WORKER__SLOTS` is the key `worker.slots`. Other programs use the prefix too: Kubernetes sets
 `ORCHARD_PORT` in every pod beside a Service named `orchard`. Those are left alone. One whose name is nearly
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 PREFIX = "ORCHARD_"
 FILE_VARIABLE = "ORCHARD_CONFIG"
 _OTHERS = {FILE_VARIABLE, "ORCHARD_AGENT_SECRET", "ORCHARD_SANDBOX_DISK", "ORCHARD_SANDBOX_FILES"}
-"""Variables that Orchard reads and that are no keys of the configuration."""
+"""Variables that Orchard reads but that are not keys of the configuration."""
 _KUBERNETES = re.compile(
     r"ORCHARD(_\w+)?_("
     r"SERVICE_(HOST|PORT(_\w+)?)=.*"
@@ -29,18 +29,18 @@ _KUBERNETES = re.compile(
     r"|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?=.*)",
     re.DOTALL,
 )
-"""What Kubernetes sets for a Service whose name begins with `orchard`."""
+"""Variables that Kubernetes sets for a Service whose name begins with `orchard`."""
 _CLOSE = 0.8
 
 
 class UnknownVariable(ValueError):
-    """A variable that looks like a setting and is none; the text is a sentence that names it."""
+    """A variable looks like a setting but names no key; the text is a sentence with its name."""
 
 
 def settings(
     environment: Mapping[str, str], shape: type[msgspec.Struct], retired: Container[str] = ()
 ) -> Iterator[tuple[str, list[str]]]:
-    """Name and path of each variable that is a key of `shape`, or `retired` by its dotted path.
+    """Finds the variables that are keys of `shape`, or `retired` by their dotted paths, as name and path.
 
     Raises UnknownVariable.
     """
@@ -56,8 +56,8 @@ def settings(
 
 
 def typed(shape: Any, path: Sequence[str], text: str) -> Any:
-    """The value that a text is where `shape` wants one at a path: `4` is a number there where a number is
-    wanted. The text itself where it is none, for `faults` to name."""
+    """Converts a text to the type that `shape` has at a path: `4` becomes a number for a numeric key. A
+    text that does not convert is returned unchanged, for `faults` to name."""
     if path:
         inner = [part for one in members(shape) if (part := parts(one).get(path[0], parts(one).get("*")))]
         return typed(inner[0], path[1:], text) if inner else text
@@ -68,7 +68,7 @@ def typed(shape: Any, path: Sequence[str], text: str) -> Any:
 
 
 def _admits(kind: Type, path: list[str]) -> bool:
-    """Whether values of this type can have something at a path."""
+    """Whether values of this type have the path."""
     if not path:
         return True
     match kind:
@@ -83,7 +83,8 @@ def _admits(kind: Type, path: list[str]) -> bool:
 
 
 def _check(name: str, kind: Type) -> None:
-    """Raise UnknownVariable for what was meant as a setting, by its two underscores; warn of what may be."""
+    """Raises UnknownVariable for a variable with two underscores that is no setting; warns of ones that
+    resemble a setting."""
     keys = {"_".join(path).upper(): "__".join(path).upper() for path in _paths(kind)}
     tables = {key.partition("*")[0] for key in keys if "*" in key}
     own = name.removeprefix(PREFIX)
@@ -98,7 +99,7 @@ def _check(name: str, kind: Type) -> None:
 
 
 def _paths(kind: Type, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Path of every value that has no parts; `*` stands for a name that is free."""
+    """Yields the path of every plain value; `*` stands for a free name."""
     match kind:
         case StructType(fields=fields):
             for field in fields:

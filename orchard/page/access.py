@@ -27,7 +27,7 @@ POLICY = "; ".join(
         "frame-ancestors 'none'",
     )
 )
-"""No inline script and no inline style: what is escaped wrongly does nothing."""
+"""Allows no inline script or style, so markup that is escaped wrongly has no effect."""
 HEADERS = {
     "Content-Security-Policy": POLICY,
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -43,15 +43,14 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Access:
-    """The middleware. `token` is the secret of the address; `private` asks for it on loopback too."""
+    """Middleware that checks every request; `token` is the page's secret, and `private` asks for it on
+    loopback too."""
 
     def __init__(self, token: str, *, loopback: bool, private: bool, hosts: Collection[str]) -> None:
         self._token, self._loopback, self._hosts = token, loopback, hosts
         self._for_all = private or not loopback
 
     def middleware(self) -> Middleware:
-        """Middleware for `web.Application`."""
-
         @web.middleware
         async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
             began = time.perf_counter()
@@ -90,15 +89,15 @@ class Access:
         return await handler(request)
 
     def knows(self, request: web.Request) -> bool:
-        """Whether the browser has shown the token."""
+        """Whether the request's cookie holds the token."""
         return self._is_token(request.cookies.get(self._cookie(request), ""))
 
     def _is_token(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(), self._token.encode())
 
     def _admitted(self, request: web.Request) -> web.Response:
-        """The request's address without the token, so that nobody shares it by mistake; it stays in a
-        cookie."""
+        """Redirects to the address without the token, which is kept in a cookie: so nobody shares it by
+        mistake."""
         left = urlencode([(name, value) for name, value in request.query.items() if name != "token"])
         path = "/" + request.path.lstrip("/\\")
         reply = web.Response(status=303, headers={"Location": path + (f"?{left}" if left else "")})
@@ -108,5 +107,5 @@ class Access:
         return reply
 
     def _cookie(self, request: web.Request) -> str:
-        """Cookies do not know ports, and each store has a page of its own."""
+        """Name of the cookie, one for each port: each store has a page of its own."""
         return f"orchard-page-{request.host.rpartition(':')[2]}" if ":" in request.host else "orchard-page"

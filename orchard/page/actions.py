@@ -1,4 +1,5 @@
-"""What the page can change: pause, resume or cancel a campaign, requeue a dead letter; each asks first."""
+"""Changes that the page makes: pause, resume or cancel a campaign, requeue a dead letter; each is
+confirmed."""
 
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ConfirmedAction(NamedTuple):
-    """A change, as it is asked and done."""
+    """A change, and the texts that ask for its confirmation."""
 
     question: str
     consequence: str
@@ -50,25 +51,25 @@ ACTIONS = {
 
 
 class Actions:
-    """GET asks, POST does. `Access` lets only those with the token and from this page do it."""
+    """Routes of changes: GET shows the confirmation, POST makes the change. `Access` checks token and
+    origin."""
 
     def __init__(self, site: "PageSite") -> None:
         self._site = site
 
     def register(self, app: web.Application) -> None:
-        """Add the routes."""
         app.router.add_get("/do/{action}", self.ask)
         app.router.add_post("/do/{action}", self.do)
 
     async def ask(self, request: web.Request) -> web.Response:
-        """The question, with a button."""
+        """Shows the confirmation."""
         action, name = self._chosen(request), request.query.get("of", "")
         return await self._site.page(
             request, "confirm.html", action=action, verb=request.match_info["action"], name=name
         )
 
     async def do(self, request: web.Request) -> web.Response:
-        """Does it and shows where it can be seen."""
+        """Makes the change and redirects to the page that shows its effect."""
         action = self._chosen(request)
         name = str((await request.post()).get("of", ""))
         await action.do(self._site.session, name)

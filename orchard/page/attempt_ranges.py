@@ -1,4 +1,4 @@
-"""Ranges of the log that attempts lie in: queries for a rollout look there alone."""
+"""Ranges of the event log that hold one attempt, so that queries for a rollout read nothing else."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -10,26 +10,26 @@ from orchard.page.tables import Row, rows
 from orchard.storage.reader import within
 
 FOREVER = 2**62
-"""A sequence that no log reaches."""
+"""A sequence higher than that of any event."""
 Near = Callable[[duckdb.DuckDBPyConnection, str, int, int], str]
-"""What `within` does."""
+"""Function that limits a query to a range of sequences, as `within` does."""
 
 
 class AttemptRange(NamedTuple):
-    """Range of the log that one attempt of a rollout lies in."""
+    """Range of the event log that holds one attempt of a rollout."""
 
     request: Row
     outcome: Row | None
     attempts: list[Row]
     attempt: int | None
     accepted: bool
-    """Whether it is the attempt that the outcome is of."""
+    """Whether the rollout's outcome is that of this attempt."""
     first: int
     last: int
-    """FOREVER where it may have more."""
+    """FOREVER while more events may follow."""
 
     def mine(self, found: Iterable[Row], key: str = "") -> list[Row]:
-        """Those rows of the rollout that are of this attempt; of those with one `key` the first."""
+        """Selects the rows of this attempt; with `key`, the first row of each value."""
         rows = [r for r in found if r["attempt"] == self.attempt and self.first <= r["sequence"] <= self.last]
         return once(rows, key) if key else rows
 
@@ -40,8 +40,8 @@ def attempt_ranges(
     attempt: int | None = None,
     near: Near = within,
 ) -> dict[str, AttemptRange]:
-    """Ranges of the rollouts that there are, in the order of their requests. `attempt` None: the accepted or
-    newest one."""
+    """Ranges of the rollouts that exist, in the order of their requests. `attempt` None: the accepted or
+    newest."""
     ids = {"ids": list(rollouts)}
     asked = {row["rollout_id"]: row for row in rows(tables, questions.ASKED, ids)}
     if not asked:

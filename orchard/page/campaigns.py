@@ -1,4 +1,4 @@
-"""Campaigns as the page shows them: `orchard status` where a pipeline runs, else what the tables have."""
+"""Campaigns for the page: as `orchard status` while a pipeline runs, else from the tables alone."""
 
 import asyncio
 import logging
@@ -18,11 +18,11 @@ from orchard.streams.tasks import end
 log = logging.getLogger(__name__)
 
 FRESH_SECONDS = 1.0
-"""What queues and processes say is asked again after it; tables by their position."""
+"""Age at which queues and processes are read again; tables are read again when their position moves."""
 AGAIN_SECONDS = 5.0
-"""Between two tries to reach the pipeline's server, and two looks whether it is still there."""
+"""Interval of connection attempts, and of checks that the connection is open."""
 PATIENCE_SECONDS = 5.0
-"""A page waits so long for queues and processes, and then shows what the tables have."""
+"""Maximum wait for queues and processes; then the page shows the tables alone."""
 
 
 @dataclass(frozen=True)
@@ -31,15 +31,15 @@ class Overview:
 
     campaigns: Sequence[CampaignView]
     pipeline: PipelineView | None
-    """None where no server was reached."""
+    """None if the pipeline's server is not reachable."""
     position: int
     version: int
-    """Counts what has changed."""
+    """Number of changes so far."""
     taken: float = field(default=0.0, compare=False)
 
 
 class CampaignWatch:
-    """The newest overview, made for all who look at once: ten open pages cost as much as one."""
+    """Keeps the newest overview for all open pages: ten cost as much as one."""
 
     def __init__(self, session: Session, tables: Tables) -> None:
         self._session, self._tables = session, tables
@@ -51,15 +51,14 @@ class CampaignWatch:
 
     @property
     def connection(self) -> Connection | None:
-        """Connection to the pipeline's server; None while there is none."""
+        """Connection to the pipeline's server; None until it is reachable."""
         return self._connection
 
     def start(self) -> None:
-        """Connect to the pipeline's server, now or as soon as there is one."""
+        """Connects to the pipeline's server as soon as it is reachable."""
         self._connecting = asyncio.create_task(self._connect())
 
     async def close(self) -> None:
-        """Disconnect."""
         if self._connecting is not None:
             await end(self._connecting)
 

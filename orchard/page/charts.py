@@ -15,10 +15,8 @@ from orchard.pipelines.evaluation.results import Pair
 
 
 class BarPart(NamedTuple):
-    """One stretch of a bar."""
-
     kind: str
-    """Class of its colour."""
+    """CSS class."""
     value: float
     title: str
 
@@ -134,7 +132,7 @@ def curve(values: Sequence[float], rises: Sequence[Sequence[int]], of: str) -> M
 
 
 class TurnTime(NamedTuple):
-    """What one turn took, in seconds."""
+    """Seconds of one turn, by what used them."""
 
     turn: int
     address: str
@@ -181,7 +179,7 @@ def strip(turns: Sequence[TurnTime]) -> Markup:
 
 
 def lines(curves: Mapping[str, Sequence[tuple[float, float]]], of: str) -> Markup:
-    """One figure of several runs over their steps, each a line of its own class."""
+    """Draws one figure of several runs over their steps, each run as a line with its own CSS class."""
     points = [point for line in curves.values() for point in line]
     finite = [point for point in points if math.isfinite(point[1])]
     if not finite:

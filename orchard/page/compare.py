@@ -14,11 +14,11 @@ from orchard.pipelines.campaigns.scores import Tally, pass_at
 from orchard.pipelines.evaluation.results import Cell, Pair, paired
 
 ARMS = 60
-"""That can be chosen, the newest first."""
+"""Maximum number of arms to choose from, the newest first."""
 
 
 class ComparedArm(NamedTuple):
-    """What is compared: rollouts of a campaign under one harness and model."""
+    """Rollouts of a campaign under one harness and model."""
 
     campaign: str
     harness: str
@@ -26,12 +26,12 @@ class ComparedArm(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The arm as a part of an address."""
+        """Value of the arm in a query string."""
         return json.dumps(list(self), ensure_ascii=False, separators=(",", ":"))
 
     @classmethod
     def of(cls, key: str) -> "ComparedArm":
-        """Raises BadFilter."""
+        """Parses `key`. Raises BadFilter."""
         try:
             campaign, harness, model = json.loads(key)
         except (ValueError, TypeError):
@@ -41,13 +41,13 @@ class ComparedArm(NamedTuple):
         return cls(str(campaign), str(harness), str(model))
 
     def address(self, **filters: str) -> str:
-        """Its rollouts."""
+        """Address of the arm's rollouts."""
         return "/rollouts?" + urlencode({**self._asdict(), **filters})
 
 
 @dataclass(frozen=True)
 class ComparedTask:
-    """One cell of the matrix: as the view `pass_rates` counts, and as a score over tasks."""
+    """Totals of one arm, counted as the view `pass_rates` counts them, and its mean pass rate over tasks."""
 
     arm: ComparedArm
     rollouts: int
@@ -70,7 +70,7 @@ class Changed:
 
     @property
     def gain(self) -> float:
-        """Second minus first, of the shares that resolved."""
+        """Pass rate of the second arm minus that of the first."""
         return pass_at(self.second, 1) - pass_at(self.first, 1)
 
     def beside(self, first: ComparedArm, second: ComparedArm) -> str:
@@ -137,8 +137,8 @@ and task_id = $task and resolved is not null order by resolved = $resolved desc,
 def examples(
     tables: duckdb.DuckDBPyConnection, first: ComparedArm, second: ComparedArm, task: str
 ) -> tuple[str, str] | None:
-    """A rollout of each arm: one that resolved the task of the arm that does it more often, one that did not
-    of the other. None where an arm has none that was graded."""
+    """Ids of two graded rollouts of a task: a resolved one of the better arm, an unresolved one of the
+    other. None if an arm has no graded rollout of it."""
     tallies = [tallied(tables, arm).tallies.get(task) for arm in (first, second)]
     if tallies[0] is None or tallies[1] is None:
         return None
@@ -174,7 +174,7 @@ class Tallied(NamedTuple):
 
 
 def tallied(tables: duckdb.DuckDBPyConnection, arm: ComparedArm) -> Tallied:
-    """Tallies by task, of those with a graded rollout."""
+    """Tallies of an arm by task; tasks without a graded rollout are absent."""
     found = rows(tables, _TASKS, arm._asdict())
     return Tallied(
         {row["task_id"]: Tally(graded=row["graded"], resolved=row["resolved"]) for row in found},
@@ -184,7 +184,7 @@ def tallied(tables: duckdb.DuckDBPyConnection, arm: ComparedArm) -> Tallied:
 
 
 def compare(first: Tallied, second: Tallied) -> Comparison | None:
-    """Both, paired by task; None where no task was graded in both."""
+    """Compares two arms over the tasks that both graded; None without such a task."""
     pair = paired(_cell(first), _cell(second))
     if pair is None:
         return None
@@ -209,7 +209,7 @@ def compare(first: Tallied, second: Tallied) -> Comparison | None:
 
 
 def _parts(changes: Sequence[Changed], of: Callable[[Changed], str]) -> list[ComparedPart]:
-    """The largest difference first."""
+    """Groups changes by `of`, the largest difference first."""
     grouped: dict[str, list[Changed]] = {}
     for change in changes:
         grouped.setdefault(of(change), []).append(change)

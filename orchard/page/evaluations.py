@@ -1,5 +1,5 @@
-"""Evaluations: the matrix of harness x model with a way to the rollouts of each cell, and the tables of
-`orchard eval report`."""
+"""Evaluations: the matrix of harness and model, with links to rollouts, and the tables of `orchard eval
+report`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,20 +29,17 @@ _SOURCES = "select unnest(map_entries(task_sets)) as set from evaluations where 
 
 @dataclass(frozen=True)
 class MatrixCell:
-    """A cell of the matrix."""
-
     cell: Cell
     said: str
-    """pass@1 with its interval."""
+    """Text of pass@1 with its confidence interval."""
     shade: int | None
-    """Number from 0 to SHADES - 1; None without a graded rollout."""
+    """Shade from 0 to SHADES - 1; None without a graded rollout."""
     address: str
-    """Address of its rollouts."""
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """One task set: models down, harnesses across."""
+    """Results of one task set: a row for each model, a column for each harness."""
 
     task_set: str
     harnesses: list[str]
@@ -51,25 +48,24 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """All that its page shows."""
-
     campaign: str
     cells: Sequence[Cell]
     matrices: list[Matrix]
     pairs: list[tuple[Pair, str]]
-    """Each with its difference in words."""
+    """Pairs, each with the text of its difference."""
     tables: list[Table]
 
 
 def known_evaluations(tables: duckdb.DuckDBPyConnection) -> list[Row]:
-    """All, the newest first."""
+    """Evaluations with their counts, the newest first."""
     return rows(tables, _KNOWN)
 
 
 def evaluated(
     tables: duckdb.DuckDBPyConnection, campaign: str
 ) -> tuple[Results, dict[str, list[str]]] | None:
-    """Its results, and the sources of tasks of each task set; None where there is no such evaluation."""
+    """Results of an evaluation, and the task sources of each task set; None if there is no such
+    evaluation."""
     try:
         results = read_results(tables, campaign)
     except EvaluationError:

@@ -1,4 +1,4 @@
-"""Failed rollouts in clusters that explain themselves: how it ended, the first failing test, the last error.
+"""Clusters failed rollouts by how they ended, the first failing test, and the last error.
 
 It is a grouping, not a model: the same words in, the same cluster out. At most LOOKED rollouts are looked at,
 the newest ones, and the page says so.
@@ -18,9 +18,9 @@ from orchard.storage.reader import within
 
 LOOKED = 2_000
 FEW = 10
-"""Tests that are not many."""
+"""Maximum number of failing tests that the title calls a few."""
 ENDING = 600
-"""Characters of a command's result that an error is looked for in."""
+"""Characters at the end of a command's output that are searched for an error."""
 _FAILED = """
 select sequence, rollout_id, attempt, task_id, harness, model, outcome, exit_status, cause, turns
 from page.ended where (outcome = 'unresolved' or outcome = 'aborted')
@@ -55,18 +55,16 @@ _ERROR = re.compile(
 
 @dataclass(frozen=True)
 class FailureCluster:
-    """Rollouts that failed alike."""
-
     title: str
     why: list[str]
-    """Words of its newest rollout."""
+    """Sentences about the newest rollout of the cluster."""
     rollouts: list[Row]
     exit_status: str
     cause: str
 
     @property
     def tasks(self) -> int:
-        """Different ones."""
+        """Number of distinct tasks."""
         return len({row["task_id"] for row in self.rollouts})
 
 
@@ -77,7 +75,7 @@ class Failures:
     clusters: list[FailureCluster]
     looked: int
     complete: bool
-    """Whether these are all failed rollouts."""
+    """False if there are more failed rollouts than the LOOKED newest."""
 
 
 def failures(
@@ -131,7 +129,7 @@ def failures(
 def _signature(
     row: Row, grade: Row | None, error: Row | None, repeat: Row | None, clean: Callable[[str], str]
 ) -> tuple[tuple[str, ...], list[str]]:
-    """What a rollout is put together by, the title first, and the same in sentences."""
+    """Key of a rollout's cluster, the title first, and sentences that explain it."""
     if row["outcome"] == "aborted":
         return (f"aborted: {row['cause']}",), [f"Infrastructure failed: {row['cause']}"]
     ended = row["exit_status"] or "no exit status"

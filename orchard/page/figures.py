@@ -1,4 +1,4 @@
-"""Numbers for people, the same on every page: `12,345`, `1.2 M`, `3 min 05 s`, `64.3 %`."""
+"""Formats numbers the same on every page: `12,345`, `1.2 M`, `3 min 05 s`, `64.3 %`."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -9,7 +9,6 @@ NONE = "–"
 
 
 def count(value: float | None) -> str:
-    """Whole numbers in full."""
     return NONE if value is None else f"{value:,.0f}"
 
 
@@ -25,19 +24,19 @@ def short(value: float | None) -> str:
 
 
 def share(value: float | None) -> str:
-    """A part of 1, in per cent."""
+    """Formats a fraction of 1 in per cent."""
     return NONE if value is None else f"{100 * value:.1f} %"
 
 
 def usd(value: float | None) -> str:
-    """Dollars, with enough digits to see a small price."""
+    """Formats dollars, with enough digits for small prices."""
     if value is None:
         return NONE
     return f"${value:,.2f}" if value >= 1 or not value else f"${value:.3g}"
 
 
 def duration(value: float | None) -> str:
-    """Seconds as a person says them; below ten with a decimal."""
+    """Formats seconds; those below ten with a decimal."""
     if value is None:
         return NONE
     if value < 0.0995:
@@ -46,7 +45,7 @@ def duration(value: float | None) -> str:
 
 
 def ago(value: datetime | None) -> str:
-    """How long before now a UTC time was."""
+    """Formats the time since a UTC time."""
     if value is None:
         return NONE
     seconds = max((datetime.now(UTC).replace(tzinfo=None) - value).total_seconds(), 0.0)
@@ -56,7 +55,6 @@ def ago(value: datetime | None) -> str:
 
 
 def moment(value: datetime | None) -> str:
-    """A UTC time to the second."""
     return NONE if value is None else f"{value:%Y-%m-%d %H:%M:%S}"
 
 
@@ -75,4 +73,4 @@ FILTERS: dict[str, Any] = {
     "moment": moment,
     "score": score,
 }
-"""What templates call them."""
+"""Filters by their name in templates."""

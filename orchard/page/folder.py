@@ -1,4 +1,4 @@
-"""Pages as files in a folder: addresses become links among the files, keys of known vendors are masked."""
+"""Writes pages as files: addresses become links among the files, and keys of known vendors are masked."""
 
 import re
 from collections import Counter
@@ -18,29 +18,28 @@ from orchard.workers.masking import masked
 
 T = TypeVar("T")
 PICTURES = 10_000_000
-"""Bytes of all pictures, of which each rollout has its share and what those before it left."""
+"""Maximum bytes of all pictures. Each rollout may use its share and what earlier ones left."""
 SHORTEST_KEY = 16
 KEY = 8_192
-"""No key has more characters. Texts are read so far beyond where they are cut, that a key which the cut goes
-through is masked too."""
+"""Maximum characters of a key. Texts are read this far beyond their cut, so that a key across it is masked
+too."""
 _ADDRESS = re.compile(r'(href|src|action)="(/[^"]*)"')
 _OTHER_SIGHTS = frozenset({"leaf", "as_of", "attempt"})
-"""Parameters of a rollout's address that ask for what the folder does not have."""
+"""Query parameters that select what the folder does not have."""
 
 
 @dataclass(frozen=True)
 class WrittenReport:
-    """What a report has."""
+    """Counts of a finished report."""
 
     rollouts: int
     files: int
     bytes: int
     secrets: Mapping[str, int]
-    """Keys that were masked, by the page they were found on."""
+    """Number of masked keys by page."""
     pictures: int = 0
-    """Pictures that are in it."""
     left_out: int = 0
-    """Pictures that had no room."""
+    """Pictures omitted for their size."""
 
 
 class Folder:
@@ -52,9 +51,9 @@ class Folder:
         self.renderer = Renderer(Path(store).name if "://" not in store else store)
         self.blobs = _MaskedBlobs(store, self)
         self.files: dict[str, str] = {}
-        """File of each address that is no rollout's."""
+        """File of each address that is not a rollout's."""
         self.rollouts: list[str] = []
-        """Ids of those that have a page."""
+        """Ids of the rollouts that have a page."""
         self.room = 0
         """Bytes of pictures that may still be written."""
         self._known: frozenset[str] = frozenset()
@@ -63,10 +62,10 @@ class Folder:
         self._page = ""
         self._count = self._bytes = 0
         self._pictures: dict[str, str] = {}
-        """File of each picture; empty for one that is left out."""
+        """File of each picture; empty if it is left out."""
 
     def begin(self, rollouts: Sequence[str]) -> None:
-        """Makes the folder, with what all pages need. Raises OSError."""
+        """Creates the folder with style sheet, script and icon. Raises OSError."""
         self.rollouts, self._known = list(rollouts), frozenset(rollouts)
         self._out.mkdir(parents=True, exist_ok=True)
         for name in ("page.css", "page.js", "icon.svg"):
@@ -74,7 +73,7 @@ class Folder:
             self._put(self._out / name, body)
 
     def save(self, name: str, template: str, path: str, **values: Any) -> None:
-        """A page, at the address `path`, as a file. What comes from the log is scrubbed already."""
+        """Renders a page of the address `path` into a file. Its values must be scrubbed."""
         self._page = name
         values |= {"may_change": False, "path": path, "report": self._title, "nav": self._nav, "live": None}
         html = self.renderer.page(template, values)
@@ -83,7 +82,7 @@ class Folder:
         self._put(self._out / name, html.encode("utf-8", "replace"))
 
     def finish(self) -> WrittenReport:
-        """Write the list of what was masked, and say what the folder has."""
+        """Writes the list of masked keys and returns the report's counts."""
         self._page = "secrets"
         lines = [f"{number} in {page}" for page, number in sorted(self._secrets.items())]
         told = "Keys of known vendors that were masked, by page:\n" + ("\n".join(lines) or "none") + "\n"
@@ -96,7 +95,7 @@ class Folder:
         return WrittenReport(len(self.rollouts), self._count, self._bytes, secrets, there, left_out)
 
     def clean(self, text: str) -> str:
-        """The text with keys masked, and counted for the page that is made."""
+        """Masks keys in the text and counts them for the current page."""
         if len(text) < SHORTEST_KEY:
             return text
         found = masked(text)
@@ -105,7 +104,7 @@ class Folder:
         return found.text
 
     def scrubbed(self, value: T, page: str = "") -> T:
-        """A copy with keys masked in each text of it, for `page` or the one that was made last."""
+        """Copies `value` with keys masked in every text, counted for `page` or the last page."""
         self._page = page or self._page
         found: T = self._mapped(value)
         return found

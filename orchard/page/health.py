@@ -1,4 +1,4 @@
-"""What must not be wrong: processes, the writer's lag, dead letters, endpoints, unreadable events."""
+"""State of processes, the writer's lag, dead letters, endpoints, and unreadable events."""
 
 from dataclasses import dataclass, field
 
@@ -39,8 +39,6 @@ class Letter:
 
 @dataclass(frozen=True)
 class PipelineHealth:
-    """All of it."""
-
     endpoints: list[Row]
     unreadable: list[Row]
     causes: list[Row]
@@ -50,7 +48,7 @@ class PipelineHealth:
 
 
 def recorded(tables: duckdb.DuckDBPyConnection, position: int) -> PipelineHealth:
-    """What the tables say."""
+    """Reads the tables' part."""
     return PipelineHealth(
         rows(tables, _ENDPOINTS, {"from": max(position - RECENT, 0)}),
         rows(tables, _UNREADABLE),

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Overviews:
-    """Pages over many rollouts."""
+    """Routes of the pages over many rollouts."""
 
     def __init__(self, site: "PageSite") -> None:
         self._site = site
@@ -37,7 +37,6 @@ class Overviews:
         takes a while."""
 
     def register(self, app: web.Application) -> None:
-        """Add the routes."""
         app.router.add_get("/tasks", self.tasks)
         app.router.add_get("/tasks/{id:.+}", self.task)
         app.router.add_get("/compare", self.compare)
@@ -61,7 +60,6 @@ class Overviews:
         return await self._site.page(request, "tasks.html", **shown, live=live)
 
     async def task(self, request: web.Request) -> web.Response:
-        """One task."""
         name = request.match_info["id"]
         found = await self._site.tables.ask(known, name)
         if found.task is None and not found.cells:
@@ -98,14 +96,12 @@ class Overviews:
         return await self._site.page(request, "compare.html", **shown, live=self._site.live_log)
 
     async def failures(self, request: web.Request) -> web.Response:
-        """Failed rollouts in clusters."""
         campaign = request.query.get("campaign") or None
         found = await self._site.tables.ask(failures, campaign)
         live = self._site.live_log
         return await self._site.page(request, "failures.html", found=found, campaign=campaign, live=live)
 
     async def runs(self, request: web.Request) -> web.Response:
-        """Training runs."""
         found = await self._site.tables.ask(runs, request.query.getall("run", []), number(request, "before"))
         overview = await self._site.watch.newest()
         live = ("version", overview.version)
@@ -129,12 +125,11 @@ class Overviews:
         return await self._site.page(request, "beside.html", found=found)
 
     async def evaluations(self, request: web.Request) -> web.Response:
-        """All evaluations."""
         found = await self._site.tables.ask(known_evaluations)
         return await self._site.page(request, "evaluations.html", found=found, live=self._site.live_log)
 
     async def evaluation(self, request: web.Request) -> web.Response:
-        """One: its matrix, and the tables of `orchard eval report`."""
+        """Shows an evaluation's matrix and the tables of `orchard eval report`."""
         name = request.match_info["campaign"]
         at, shown = self._evaluations.get(name, (-1, None))
         if shown is None or at != await self._site.tables.position():

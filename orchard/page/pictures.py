@@ -30,12 +30,11 @@ class ShownPicture:
 
     @property
     def address(self) -> str:
-        """Address of its bytes."""
         return f"/rollouts/{self.rollout}/pictures/{self.sha256}"
 
     @property
     def overlay(self) -> Markup:
-        """What the calls point at, as SVG over the picture; nothing where they point at nothing."""
+        """Marks the points that the calls name, as SVG over the picture; empty without points."""
         pointed = [points(call["arguments"]) for call in self.calls]
         marks = [_mark(each, self.width, self.height) for each in pointed if each]
         if not marks:

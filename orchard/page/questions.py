@@ -1,4 +1,4 @@
-"""What pages of rollouts ask the tables, for some rollouts at once; `rollout` puts the answers together."""
+"""Queries for the page of a rollout, each for several rollouts at once; `rollout` joins the results."""
 
 from orchard.storage.views import VIEWS
 

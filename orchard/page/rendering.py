@@ -84,7 +84,7 @@ class Renderer:
     def rollout(
         self, found: ShownRollout, view: RolloutView, blobs: BlobStore, most: int = DIFF
     ) -> dict[str, Any]:
-        """What the template of one rollout shows, of diff and log at most so many characters. Reads blobs."""
+        """Values for the rollout's template, with at most `most` characters of diff and log. Reads blobs."""
         outcome = found.outcome or {}
         log, left_out = "", 0
         reward = found.rewards[-1] if found.rewards else None
@@ -152,7 +152,7 @@ class Renderer:
         }
 
     def whole_message(self, row: Any, blobs: BlobStore) -> bytes:
-        """One message as plain text: reasoning, text, calls."""
+        """Formats a message as plain text: reasoning, text, calls."""
         node = stored_node(blobs, row)
         return "\n\n".join(_sections(node)).encode("utf-8", "replace")
 

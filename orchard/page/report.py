@@ -27,16 +27,16 @@ from orchard.storage.reader import open_tables, position
 
 Progress = Callable[[int, int], object]
 BYTES = 36_000_000
-"""Size of all pages of rollouts, about: what can be mailed."""
+"""Approximate size of all rollout pages together, small enough to mail."""
 MOST_PAIRS = 200
-"""Tasks gained and lost that are shown side by side."""
+"""Maximum number of gained and lost tasks shown side by side."""
 _HEAD, _MARKUP = 13_000, 1_900
 """Bytes around the turns of a rollout, and of a turn's markup."""
 _SHORTEST = 100
-"""Characters of a text that stay, however many texts there are."""
+"""Minimum characters shown of a text."""
 _VIEW = one_rollout.RolloutView(window=100_000, others=False)
 BATCH = 2_000
-"""Messages of the rollouts that are read at once."""
+"""Maximum messages of the rollouts that one query reads."""
 _COPIED = (
     *("messages_all", "llm_calls_all", "rewards_all", "rollouts_all", "requests_all", "values_all"),
     *("service_calls_all", "judgements_all"),
@@ -49,14 +49,12 @@ class UnknownReport(StorageError):
 
 @dataclass(frozen=True)
 class _Store:
-    """What reports read."""
-
     tables: duckdb.DuckDBPyConnection
     url: str
     campaigns: dict[str, CampaignView]
 
     def arms(self, campaign: str) -> list[ComparedArm]:
-        """Report of a campaign. Raises UnknownReport."""
+        """Arms of a campaign. Raises UnknownReport."""
         if campaign not in self.campaigns:
             raise UnknownReport(
                 f"the tables have no campaign {campaign!r} to compare: `orchard status` lists them"
@@ -153,7 +151,7 @@ def _run(known: _Store, name: str, out: Path, progress: Progress | None) -> Writ
 def _comparison(
     known: _Store, first: str, second: str, out: Path, progress: Progress | None
 ) -> WrittenReport:
-    """Arms of two campaigns that have the same harness and model; else the newest arm of each."""
+    """Compares the arms of two campaigns that share harness and model, else the newest arm of each."""
     arms = [known.arms(first), known.arms(second)]
     if not all(arms):
         raise UnknownReport(f"no rollout of {first if not arms[0] else second} has ended: compare them later")
@@ -210,7 +208,7 @@ def _compared(
 
 
 def _copy(tables: duckdb.DuckDBPyConnection, rollouts: Sequence[str]) -> None:
-    """Tables of these rollouts alone, by rollout: a thousand are read one by one."""
+    """Copies the rows of these rollouts into tables of their own, sorted by rollout for fast reads."""
     tables.execute(
         "create or replace table page.reported as select unnest($ids::varchar[]) as rollout_id",
         {"ids": list(rollouts)},
@@ -234,7 +232,7 @@ def _rows(tables: duckdb.DuckDBPyConnection, query: Query) -> Iterator[list[dict
 
 
 def _rollouts(tables: duckdb.DuckDBPyConnection, folder: Folder, progress: Progress | None) -> None:
-    """A page of each, all together of about BYTES."""
+    """Writes a page for each rollout, all together of about BYTES."""
     count = len(folder.rollouts)
     asked = "select rollout_id, count(*) from tables.messages_all group by rollout_id"
     messages: dict[str, int] = dict(tables.execute(asked).fetchall())
@@ -255,7 +253,7 @@ def _rollouts(tables: duckdb.DuckDBPyConnection, folder: Folder, progress: Progr
 
 
 def _batches(rollouts: Sequence[str], messages: Mapping[str, int]) -> Iterator[list[str]]:
-    """Rollouts that are read at once: of BATCH messages together, or one."""
+    """Splits rollouts into batches of at most BATCH messages, or one rollout."""
     some, size = list[str](), 0
     for name in rollouts:
         if some and size + messages.get(name, 0) > BATCH:
@@ -268,13 +266,14 @@ def _batches(rollouts: Sequence[str], messages: Mapping[str, int]) -> Iterator[l
 
 
 def _view(room: int, messages: int) -> one_rollout.RolloutView:
-    """A view with texts so long that the page has about `room` bytes."""
+    """View whose texts are cut so that the page has about `room` bytes."""
     each = (room - _HEAD - _MARKUP * (messages // 2)) // max(2 * messages, 1)
     return replace(_VIEW, text=min(max(each, _SHORTEST), one_rollout.TEXT))
 
 
 def _copied(_: duckdb.DuckDBPyConnection, query: str, *__: int) -> str:
-    """What `_copy` has made is asked whole."""
+    """Replaces `within` for the tables that `_copy` made: they hold nothing else, so the query stays as it
+    is."""
     return query
 
 

@@ -20,7 +20,6 @@ from orchard.schemas.llm_calls import CallKind
 from orchard.storage.reader import within
 
 WINDOW = 40
-"""Turns on one page."""
 TEXT = 12_000
 """Characters of one text; the whole is an address of its own."""
 FOUND = 60
@@ -42,7 +41,7 @@ def find(tables: duckdb.DuckDBPyConnection, prefix: str) -> list[str]:
 
 @dataclass(frozen=True)
 class ShownTurn:
-    """One turn of the path that is shown: numbers, without texts."""
+    """Figures of one turn of the shown path."""
 
     number: int
     nodes: list[str]
@@ -57,7 +56,7 @@ class ShownTurn:
 
     @property
     def seconds(self) -> float:
-        """All of it."""
+        """Total seconds of the turn."""
         return self.model + self.command + self.wait
 
 
@@ -75,7 +74,7 @@ class SideConversation:
 
 @dataclass(frozen=True)
 class RolloutView:
-    """What of a rollout is looked at."""
+    """Selects the part of a rollout to show."""
 
     attempt: int | None = None
     """None: the accepted one, or the newest."""
@@ -87,13 +86,13 @@ class RolloutView:
     """First turn of the window."""
     find: str = ""
     window: int = WINDOW
-    """Turns of the window."""
+    """Number of turns in the window."""
     text: int = TEXT
     """Characters of one text that are shown."""
     beyond: int = 0
-    """Characters that are read besides, before and after those left out."""
+    """Further characters to read before and after the part left out."""
     others: bool = True
-    """Whether other rollouts of the same task are looked for."""
+    """Whether to find other rollouts of the same task."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,7 @@ class ShownRollout:
     attempt: int | None
     attempts: list[Row]
     turns: list[ShownTurn]
-    """All of the path."""
+    """All turns of the path."""
     window: list[ShownTurn]
     texts: dict[str, Row]
     """Texts of the window by node id."""
@@ -129,7 +128,7 @@ class ShownRollout:
     services: list[Row] = field(default_factory=list)
     """The audit log: calls of the services of the task's world, SERVICES at most."""
     verdicts: list[Row] = field(default_factory=list)
-    """Rulings of judging models."""
+    """Verdicts of model judges."""
     others: list[Row] = field(default_factory=list)
     """Ended rollouts of the same task, the most alike first."""
     has_tokens: bool = False
@@ -160,7 +159,7 @@ def read(
 def read_all(
     tables: duckdb.DuckDBPyConnection, rollouts: Sequence[str], view: RolloutView, near: Near = within
 ) -> list[ShownRollout]:
-    """Those of these rollouts that there are, each question asked once for all of them."""
+    """Reads the rollouts that exist, with one query of each kind for all of them."""
     known = attempt_ranges(tables, rollouts, view.attempt, near)
     if not known:
         return []
@@ -311,7 +310,7 @@ def _known(numbers: Iterable[Any]) -> Any:
 def _branches(
     path: Sequence[str], nodes: dict[str, Row], calls: dict[str, Row]
 ) -> Iterable[SideConversation]:
-    """What is not on the path, by where it leaves it. A branch with branches of its own is one."""
+    """Conversations beside the path, by the message where they leave it. Nested branches count as one."""
     on, roots = set(path), dict[str, str]()
     members: dict[str, list[str]] = {}
     for node, row in nodes.items():

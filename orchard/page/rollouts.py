@@ -46,7 +46,7 @@ COLUMNS = {
     "cost": "Cost",
     "ended": "Ended",
 }
-"""What a row can show beside its outcome and name, each with its title."""
+"""Optional columns of the list, by title."""
 USUAL = ("task", "harness", "model", "turns", "tokens", "seconds", "reward", "cost", "ended")
 _RANGE = re.compile(r"(-?\d+(?:\.\d+)?)?(\.\.)?(-?\d+(?:\.\d+)?)?")
 
@@ -65,7 +65,7 @@ class BadFilter(ValueError):
 
 @dataclass(frozen=True)
 class Query:
-    """What is asked for, as the address has it."""
+    """A parsed query string of the rollout list."""
 
     filters: dict[str, str] = field(default_factory=dict)
     sort: str = "newest"
@@ -230,7 +230,7 @@ class HistogramBin:
 
 @dataclass(frozen=True)
 class Distribution:
-    """One column of all rows that match."""
+    """Distribution of one column over all matching rows."""
 
     name: str
     low: float | None
@@ -375,7 +375,7 @@ def answer(
 
 
 def choices(tables: duckdb.DuckDBPyConnection) -> dict[str, list[str]]:
-    """What the columns of EQUAL can be, for lists to choose from."""
+    """Values of each column of EQUAL, for selection lists."""
     found = rows(
         tables,
         " union all ".join(

@@ -49,7 +49,7 @@ join page.asked q using (rollout_id)
 
 
 class WordQuery(NamedTuple):
-    """What of a search the index can answer."""
+    """Part of a search that the full-text index answers."""
 
     words: tuple[str, ...] = ()
     """All of them in one message; one that ends in `*` is the beginning of a word."""
@@ -106,7 +106,7 @@ class SearchIndex:
             yield [row[0] for row in rows]
 
     def close(self) -> None:
-        """The file stays."""
+        """Closes the index; its file stays."""
         if self._index is not None:
             self._index.close()
         self._index, self._upto = None, 0
@@ -179,7 +179,7 @@ def _term(word: str) -> str:
 
 
 def _name_of(store: str) -> str:
-    """What tells it from another store at the same place."""
+    """Name that distinguishes this store from another one at the same location."""
     location = Location.parse(store)
     try:
         table = DeltaTable(location.table_url(EVENTS), storage_options=location.storage_options)

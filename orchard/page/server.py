@@ -105,14 +105,12 @@ class PageSite:
     # --- pages -----------------------------------------------------------------------------------
 
     async def campaigns(self, request: web.Request) -> web.Response:
-        """All campaigns."""
         overview = await self.watch.newest()
         return await self.page(
             request, "campaigns.html", overview=overview, live=("version", overview.version)
         )
 
     async def rollouts(self, request: web.Request) -> web.Response:
-        """Rollouts by filter."""
         query = Query.of(request.query)
         found = await self.tables.ask(answer, self.search_index, query, await self.tables.position())
         if found.read < 1 and (self._reading is None or self._reading.done()):
@@ -121,7 +119,6 @@ class PageSite:
         return await self.page(request, "rollouts.html", query=query, found=found, live=live)
 
     async def rollout(self, request: web.Request) -> web.Response:
-        """One rollout."""
         name = await self._rollout_id(request)
         view = rollouts_.RolloutView(
             attempt=number(request, "attempt"),
@@ -158,7 +155,7 @@ class PageSite:
         return await self.page(request, "tokens.html", found=found, as_table=as_table, **shown)
 
     async def message(self, request: web.Request) -> web.Response:
-        """One message whole, as plain text."""
+        """Sends a whole message as plain text."""
         name, node = await self._rollout_id(request), request.match_info["node"]
         found = await self.tables.ask(whole.message, name, node)
         if found is None:
@@ -172,7 +169,7 @@ class PageSite:
         return _text(await self._blob_or(found, "submission"))
 
     async def test_log(self, request: web.Request) -> web.Response:
-        """What the tests printed, whole, as plain text."""
+        """Sends the tests' whole output as plain text."""
         name = await self._rollout_id(request)
         found = await self.tables.ask(whole.test_log, name)
         return _text(await self._blob_or(found, "log"))
@@ -216,7 +213,6 @@ class PageSite:
                 continue
 
     async def health(self, _: web.Request) -> web.Response:
-        """Whether it answers."""
         return web.json_response({"status": "ok"})
 
     async def static(self, request: web.Request) -> web.Response:

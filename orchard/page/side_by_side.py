@@ -12,9 +12,9 @@ from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import within
 
 TURNS = 20
-"""On one page."""
+"""Turns on one page."""
 TEXT = 4_000
-"""Characters of one text."""
+"""Characters shown of one text."""
 Messages = list[dict[str, Any]]
 
 
@@ -28,7 +28,8 @@ class TurnPair:
 
     @property
     def same(self) -> bool:
-        """Whether both said the same, and had said the same before: ids of messages are hashes of both."""
+        """Whether both sides have the same messages up to here: ids of messages are hashes over their
+        ancestors."""
         return self.left is not None and self.right is not None and self.left[0].nodes == self.right[0].nodes
 
 

@@ -43,7 +43,8 @@ class Tables:
         return self._position
 
     async def ask(self, work: Callable[..., T], *arguments: Any) -> T:
-        """What `work(connection, *arguments)` returns. Raises StorageError, and what `work` raises."""
+        """Runs `work(connection, *arguments)` on the tables' thread. Raises StorageError, and what `work`
+        raises."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._do, work, arguments)
 
     async def position(self) -> int:
@@ -92,5 +93,5 @@ def rows(tables: duckdb.DuckDBPyConnection, query: str, parameters: object = Non
 
 
 def one(tables: duckdb.DuckDBPyConnection, query: str, parameters: object = None) -> Row | None:
-    """Its first row; None without any."""
+    """First row of the result, or None."""
     return next(iter(rows(tables, query, parameters)), None)

@@ -32,7 +32,7 @@ where task_id = $task and state <> 'imported' order by sequence
 
 @dataclass(frozen=True)
 class ListedTask:
-    """One page of tasks."""
+    """One page of the task list."""
 
     rows: list[Row]
     more: bool
@@ -54,7 +54,7 @@ def listed(
 
 @dataclass(frozen=True)
 class TaskOverview:
-    """What the log has of one task, beside its blob."""
+    """Recorded facts of one task."""
 
     task: Row | None
     cells: list[Row]

@@ -136,7 +136,7 @@ def _title(text: str) -> str:
 
 
 class ShownDiff(NamedTuple):
-    """What a patch does to one file."""
+    """Changes of a patch to one file."""
 
     name: str
     added: int

@@ -30,11 +30,10 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 PART = 2_000
-"""Tokens on one page."""
 COLOURS = ("logprob", "version", "loss", "advantage")
-"""What a token's colour can tell."""
+"""Quantities that a token's colour can show."""
 _LIKELY = [math.log(p) for p in (0.9, 0.5, 0.1, 0.01, 0.001)]
-"""A log-probability below each of them is one class further."""
+"""Thresholds between the colour classes of log-probabilities."""
 
 _NODES = """
 select node_id, any_value(parent) as parent, any_value(role) as role, any_value(turn) as turn,
@@ -65,37 +64,36 @@ class AnswerTokens:
     node: str
     turn: int
     trains: bool
-    """Whether its tokens are in the loss where the rollout is trained on."""
+    """Whether the message's tokens enter the loss if the rollout is trained on."""
     sequence: int
-    """Sequence of its event."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """What became of the rollout in its group."""
+    """Use of the rollout in a training run."""
 
     run: str
     version: int | None
-    """Policy version that was trained on it; None: none was."""
+    """Policy version that was trained on the rollout, or None."""
     why_not: str
-    """Empty where one was."""
+    """Reason if no version was trained on it."""
     advantage: float | None
 
 
 @dataclass(frozen=True)
 class Token:
-    """One token. What the policy read has neither log-probability nor version."""
+    """One token. Log-probability and version are None for tokens of the context."""
 
     place: int
     id: int
     text: str | None
-    """None without a tokenizer."""
+    """Decoded text; None without a tokenizer."""
     logprob: float | None
     version: int | None
     in_loss: bool
     advantage: float | None
     kind: str
-    """Class of its colour."""
+    """CSS class."""
 
 
 @dataclass(frozen=True)
@@ -253,7 +251,7 @@ def _token(
 
 
 def _text(tokenizer: "Tokenizer", token: int) -> str:
-    """What the token stands for; its name in the vocabulary where it is a part of a character."""
+    """Text of the token, or its name in the vocabulary if it is part of a character."""
     text: str = tokenizer.decode([token], skip_special_tokens=False)
     if "\ufffd" in text or not text:
         return str(tokenizer.id_to_token(token) or f"?{token}")

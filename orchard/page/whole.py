@@ -1,4 +1,5 @@
-"""What of a rollout has an address of its own: a message whole, the submission, the tests' log, a picture."""
+"""Parts of a rollout with an address of their own: a whole message, the submission, the tests' log, a
+picture."""
 
 import duckdb
 
@@ -15,12 +16,10 @@ and list_contains(list_transform(images, lambda i: i.sha256), $sha256) limit 1
 
 
 def message(tables: duckdb.DuckDBPyConnection, rollout: str, node: str) -> Row | None:
-    """One message; None where there is none."""
     return _looked_for(tables, _MESSAGE, {"id": rollout, "node": node})
 
 
 def has_picture(tables: duckdb.DuckDBPyConnection, rollout: str, sha256: str) -> bool:
-    """Whether a message of the rollout has this picture."""
     return _looked_for(tables, _NAMED, {"id": rollout, "sha256": sha256}) is not None
 
 
@@ -33,7 +32,7 @@ def submission(tables: duckdb.DuckDBPyConnection, rollout: str) -> tuple[str, st
 
 
 def test_log(tables: duckdb.DuckDBPyConnection, rollout: str) -> tuple[str, str | None] | None:
-    """What the tests printed, by the newest grade of the accepted attempt; None without one."""
+    """Output of the tests in the newest grade of the accepted attempt, or None."""
     place = attempt_ranges(tables, [rollout]).get(rollout)
     if place is None or not place.accepted:
         return None

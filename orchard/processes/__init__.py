@@ -1,1 +1,1 @@
-"""The processes of a running pipeline, each with no more imports than it needs."""
+"""Processes of a running pipeline, each of which imports only what it needs."""

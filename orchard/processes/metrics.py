@@ -87,7 +87,7 @@ FAMILIES = {
         "select coalesce(max(sequence), 0) from events",
     ),
 }
-"""Name of each family: its help, and a query of labels followed by the value."""
+"""Help text of each family, and a query for its labels and value."""
 
 _RECENT = """
 create temp view steps as unpivot (
@@ -108,21 +108,21 @@ class _Given(Collector):
 
 
 def families(store_url: str) -> list[GaugeMetricFamily]:
-    """Every family, from the store as it is now. Raises StorageError where it cannot be read."""
+    """Reads every family from the store. Raises StorageError."""
     with open_tables(store_url) as tables:
         tables.execute(_RECENT)
         return [_family(tables, name, text, query) for name, (text, query) in FAMILIES.items()]
 
 
 def render(found: Iterable[GaugeMetricFamily]) -> str:
-    """The families in Prometheus' text format."""
+    """Formats the families in Prometheus' text format."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Given(found))
     return generate_latest(registry).decode()
 
 
 def application(store_url: str) -> web.Application:
-    """`GET /metrics`; 503 with the reason while the store cannot be read."""
+    """Answers `GET /metrics`; with 503 and the reason while the store cannot be read."""
     one_at_a_time = asyncio.Lock()
 
     async def metrics(_request: web.Request) -> web.Response:
@@ -139,7 +139,7 @@ def application(store_url: str) -> web.Application:
 
 
 def main() -> int:
-    """Serve until SIGTERM or SIGINT; the exit status."""
+    """Serves until SIGTERM or SIGINT and returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m orchard.processes.metrics", description=__doc__)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=9464)

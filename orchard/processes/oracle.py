@@ -1,4 +1,4 @@
-"""The process of the oracle."""
+"""Runs the oracle's server."""
 
 import asyncio
 from functools import partial
@@ -10,7 +10,7 @@ from orchard.workers.oracle.server import OracleServer
 
 
 async def run_oracle(session: Session, port: int) -> None:
-    """The oracle over every task of the store."""
+    """Serves the oracle with all tasks of the store."""
     stop = stop_on_signals(asyncio.get_running_loop())
     config = session.config
     async with OracleServer(partial(read_tasks, config.store), config.oracle.mix, port=port):

@@ -1,4 +1,4 @@
-"""The whole pipeline for as long as a block lasts."""
+"""Runs the whole pipeline during a block."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -12,7 +12,7 @@ from orchard.processes.up import Supervisor
 
 @asynccontextmanager
 async def pipeline(config: Config, announce: Callable[[str], None]) -> AsyncIterator[Session]:
-    """Run everything that `orchard up` runs, for as long as the block lasts."""
+    """Runs everything that `orchard up` runs until the block ends."""
     session = Session(config)
     stop, ready = asyncio.Event(), asyncio.Event()
     environment = up_environment(config)

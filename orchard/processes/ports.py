@@ -1,4 +1,4 @@
-"""Ports and sockets of this machine."""
+"""Finds free ports and listening sockets of this machine."""
 
 import asyncio
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on just now."""
+    """Returns a loopback port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -15,7 +15,7 @@ def free_port() -> int:
 
 
 def listening(wanted: int) -> socket.socket:
-    """A socket that listens on the wanted port of loopback, or on any where that is taken."""
+    """Returns a socket that listens on the wanted loopback port or, if it is taken, on a free one."""
     try:
         return socket.create_server(("127.0.0.1", wanted))
     except OSError:
@@ -23,7 +23,7 @@ def listening(wanted: int) -> socket.socket:
 
 
 async def accepts(address: int | Path) -> bool:
-    """Whether somebody listens on a port of loopback, or on a socket file."""
+    """Whether something listens on a loopback port or a socket file."""
     try:
         if isinstance(address, int):
             _, writer = await asyncio.open_connection("127.0.0.1", address)

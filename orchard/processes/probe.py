@@ -1,4 +1,4 @@
-"""What a cluster asks a process that nobody calls: whether it lives, whether it works, and its figures.
+"""Probe server of processes without a service: liveness, readiness and metrics.
 
 `GET /healthy` is answered for as long as the process's event loop turns, `/ready` says in a sentence why the
 process does no work (503), `/metrics` is Prometheus' text.
@@ -14,7 +14,7 @@ from orchard.processes.metrics import render
 from orchard.streams.connection import Connection
 
 Numbers = Callable[[], Mapping[str, float]]
-"""More figures of the process, by the names in `HELP`."""
+"""Further metrics of the process, by names of `HELP`."""
 
 HELP = {
     "orchard_process_working": "1 when the process is connected and nothing holds it, else 0.",
@@ -22,14 +22,14 @@ HELP = {
     "orchard_nats_certificate_end_seconds": "When the certificate of the NATS server ends, in Unix time.",
     "orchard_writer_position": "Sequence in the stream of the last event that the writer has committed.",
 }
-"""Each family of `/metrics`; the last two where they are known."""
+"""Help of each family of `/metrics`; the last two are optional."""
 
 
 @asynccontextmanager
 async def probing(
     port: int | None, kind: str, connection: Connection, numbers: Numbers = dict
 ) -> AsyncIterator[None]:
-    """Answer on `port` of every address for as long as the block lasts; nothing where it is None.
+    """Serves the probe on `port` of every address during the block; `port` None: does nothing.
 
     Raises OSError when the port is taken.
     """
@@ -59,14 +59,14 @@ async def probing(
 
 
 def reason(connection: Connection) -> str:
-    """Why the process does no work, as a sentence; empty when it does."""
+    """Sentence that says why the process does no work; empty if it works."""
     if connection.held or connection.waiting:
         return connection.held or connection.waiting
     return "" if connection.trusted else f"no connection to NATS at {connection.host}"
 
 
 def families(kind: str, connection: Connection, numbers: Mapping[str, float]) -> list[GaugeMetricFamily]:
-    """Those of `HELP` that are known, each with one sample."""
+    """Metrics of `HELP` with a known value, each with one sample."""
     values = {
         "orchard_process_working": float(not reason(connection)),
         "orchard_process_held": float(bool(connection.held)),

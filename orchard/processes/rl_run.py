@@ -1,4 +1,5 @@
-"""A reinforcement-learning run as processes: coordinator, trainer and, where it is ours, the policy server.
+"""Runs reinforcement learning as processes: coordinator, trainer and, unless it is external, the policy
+server.
 
 Each is a command of its own and keeps nothing that the log does not have, so whichever dies is started again.
 """
@@ -24,7 +25,7 @@ from orchard.pipelines.rl.runs import UNMATCHED, choose_tasks, choose_traps, mak
 from orchard.pipelines.rl.settings import Engine, RlSettings
 from orchard.pipelines.rl.stepping import RunStopped
 from orchard.processes.children import die_with_parent
-from orchard.streams.settings import Queue
+from orchard.schemas.queues import Queue
 from orchard.streams.topology import declare
 from orchard.workers.harnesses import get_harness, version_of
 from orchard.workers.llm.settings import EndpointSettings
@@ -78,13 +79,12 @@ def _policy_endpoint(session: Session, settings: RlSettings) -> EndpointSettings
 
 
 def server_address(session: Session, settings: RlSettings) -> str:
-    """Address of the policy server, without the version path. Raises ConfigError, too."""
+    """Address of the policy server without the version path. Raises ConfigError if it is not configured."""
     return _address(_policy_endpoint(session, settings).base_url)
 
 
 def serving_engines(session: Session, settings: RlSettings) -> list[ServingEngine]:
-    """What serves the run's policies: every server of its endpoint, with the key that this names; ConfigError
-    as above."""
+    """Servers of the policy's endpoint, with its API key. Raises ConfigError if it is not configured."""
     endpoint = _policy_endpoint(session, settings)
     return [
         ServingEngine(
@@ -103,7 +103,7 @@ def _address(url: str) -> str:
 
 
 class RunProcesses:
-    """The children of one run. All die with this process, also when it is killed."""
+    """Child processes of one run. The kernel kills them if this process dies."""
 
     def __init__(
         self, session: Session, settings: RlSettings, file: Path, server: str, told: Reporter = SILENT
@@ -125,8 +125,8 @@ class RunProcesses:
             self._commands["server"] = [sys.executable, "-P", "-m", "orchard.pipelines.policy"]
 
     async def run(self) -> None:
-        """Run until coordinator and trainer are through. Raises RunError for one that cannot go on,
-        RunStopped where it ended the run."""
+        """Runs until coordinator and trainer have finished. Raises RunError if one fails for good,
+        RunStopped if it ended the run."""
         tasks = {name: asyncio.create_task(self._keep(name)) for name in self._commands}
         work = {tasks["coordinator"], tasks["trainer"]}
         try:
@@ -143,7 +143,7 @@ class RunProcesses:
                 await asyncio.wait(tasks.values())
 
     async def _keep(self, name: str) -> None:
-        """Start a child again until it ends well, ends the run, or fails TRIES times one after another."""
+        """Restarts a child until it succeeds, ends the run, or fails TRIES times in a row."""
         if name == "coordinator" and "server" in self._commands:
             await self._serving()  # what was asked for earlier would abort for want of a server
         failures = 0
@@ -161,7 +161,7 @@ class RunProcesses:
             await asyncio.sleep(RESTART_SECONDS)
 
     async def _serving(self) -> None:
-        """Wait until the policy server answers. One that cannot start ends the run by itself."""
+        """Waits until the policy server answers; the run's other checks notice one that cannot start."""
         async with aiohttp.ClientSession() as client:
             while True:
                 try:
@@ -173,7 +173,7 @@ class RunProcesses:
                 await asyncio.sleep(SERVING_POLL_SECONDS)
 
     async def _child(self, name: str) -> int:
-        """Run a child once; its exit code."""
+        """Runs a child once and returns its exit code."""
         with (self._directory / f"{name}.log").open("ab") as output:
             child = await asyncio.create_subprocess_exec(
                 *self._command(name), stdout=output, stderr=output, preexec_fn=die_with_parent
@@ -195,7 +195,7 @@ class RunProcesses:
             await child.wait()
 
     def _command(self, name: str) -> list[str]:
-        """The server starts with the newest policy, and looks again when it serves."""
+        """Command line of a child; the policy server's names the newest policy."""
         command = self._commands[name]
         if name != "server":
             return command

@@ -1,4 +1,4 @@
-"""`orchard up` keeps its NATS server: started again when it ends, and when a full disk has stuck it."""
+"""Restarts the NATS server of `orchard up` when it exits, and when a full disk has blocked it."""
 
 import asyncio
 import logging
@@ -28,7 +28,7 @@ LOOK_SECONDS = 2.0
 
 
 class ServerSupervisor:
-    """Watches one embedded server that is started already, until cancelled."""
+    """Supervises a running embedded server until cancelled."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class ServerSupervisor:
         started: Callable[[], None],
         pause: float,
     ) -> None:
-        """`started` is called after each start; `pause` are seconds before one."""
+        """Calls `started` after each start; `pause` is the delay in seconds before a restart."""
         self._server = server
         self._settings = settings
         self._announce = announce
@@ -46,7 +46,7 @@ class ServerSupervisor:
         self._pause = pause
 
     async def run(self) -> None:
-        """Start the server again whenever it ends, and end it when only that helps."""
+        """Restarts the server when it exits, and stops it when only a restart frees it."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._start_again())
             tasks.create_task(self._unstick())
@@ -95,7 +95,7 @@ class ServerSupervisor:
                 await asyncio.sleep(self._pause + LOOK_SECONDS)
 
     async def _compare(self, connection: Connection) -> None:
-        """Say once what a stream has lost since the last look, also one of an earlier run."""
+        """Reports once what a stream has lost since the last check or run."""
         seen, now = read_last_sequences(self._server.store), await last_sequences(connection)
         for sentence in lost_ends(seen, now):
             self._announce(f"{sentence}; requests that were lost are offered again, by `orchard resume` too")

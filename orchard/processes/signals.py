@@ -9,20 +9,20 @@ from orchard.streams.tasks import end
 
 
 def stop_on_signals(loop: asyncio.AbstractEventLoop) -> asyncio.Event:
-    """An event that SIGTERM and SIGINT set."""
+    """Returns an event that SIGTERM and SIGINT set."""
     stop = asyncio.Event()
     call_on_signals(loop, stop.set)
     return stop
 
 
 def call_on_signals(loop: asyncio.AbstractEventLoop, told: Callable[[], None]) -> None:
-    """Call it at each SIGTERM and SIGINT."""
+    """Registers a handler of SIGTERM and SIGINT."""
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told)
 
 
 async def run_until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
-    """Run `work` until `stop` is set; what it raises is raised."""
+    """Runs `work` until `stop` is set and raises what it raises."""
     stopping, working = asyncio.create_task(stop.wait()), asyncio.create_task(work)
     await asyncio.wait({stopping, working}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()

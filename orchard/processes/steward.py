@@ -1,4 +1,4 @@
-"""The process of the steward."""
+"""Runs the maintenance of the queues."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 async def run_steward(session: Session, probe_port: int | None = None) -> None:
-    """The housekeeping of the queues until told to stop."""
+    """Runs the maintenance of the queues until SIGTERM or SIGINT."""
     stop = stop_on_signals(asyncio.get_running_loop())
     async with session.reading_connection("steward") as connection:
         await declare(connection, session.config.nats, [])

@@ -24,7 +24,7 @@ log = logging.getLogger("orchard.processes.stuck_jobs")
 
 WORKERS = "app.kubernetes.io/name=worker"
 SCALED = "scaledjob.keda.sh/name"
-"""A label that KEDA gives each of its Jobs."""
+"""Label that KEDA sets on each of its Jobs."""
 HOPELESS = frozenset(
     {
         "ErrImagePull",
@@ -39,11 +39,12 @@ HOPELESS = frozenset(
         "CrashLoopBackOff",
     }
 )
-"""Reasons for which a container waits that no waiting helps. Of them a sidecar alone may loop in crashes."""
+"""Reasons of waiting containers that waiting does not resolve. Of them a sidecar alone may loop in
+crashes."""
 SLOW = frozenset({"ContainerCreating", "PodInitializing"})
-"""Reasons that a large image has, too, while it is pulled; a volume whose Secret is missing has no other."""
+"""Reasons that also occur while a large image is pulled; a volume whose Secret is missing has no other."""
 PATIENCE = 3
-"""Times as long such a container gets."""
+"""Factor by which such a container may wait longer."""
 
 
 class _Waiting(msgspec.Struct):
@@ -78,14 +79,14 @@ class _Status(msgspec.Struct, rename="camel"):
 
 
 class WorkerPod(msgspec.Struct):
-    """What is read of a Pod."""
+    """The fields of a Pod that this module reads."""
 
     metadata: _Metadata
     status: _Status
 
 
 class WorkerPods(msgspec.Struct):
-    """A list of them, as the API server answers."""
+    """The API server's list of Pods."""
 
     items: list[WorkerPod]
 
@@ -97,20 +98,20 @@ class _JobStatus(msgspec.Struct, rename="camel"):
 
 
 class WorkerJob(msgspec.Struct):
-    """What is read of a Job."""
+    """The fields of a Job that this module reads."""
 
     metadata: _Metadata
     status: _JobStatus
 
 
 class WorkerJobs(msgspec.Struct):
-    """A list of them, as the API server answers."""
+    """The API server's list of Jobs."""
 
     items: list[WorkerJob]
 
 
 def stuck(pods: WorkerPods, now: datetime, after: timedelta) -> Iterator[tuple[str, str]]:
-    """(Job, why) of each Pod that is pending for longer than `after` and whose containers cannot start."""
+    """Finds Pods that are pending longer than `after` and cannot start, as (Job, reason)."""
     for pod in pods.items:
         jobs = [owner.name for owner in pod.metadata.owner_references if owner.kind == "Job"]
         age = now - pod.metadata.creation_timestamp
@@ -125,7 +126,8 @@ def stuck(pods: WorkerPods, now: datetime, after: timedelta) -> Iterator[tuple[s
 
 
 def without_pods(jobs: WorkerJobs, now: datetime, after: timedelta) -> Iterator[tuple[str, str]]:
-    """(Job, why) of each that has had no Pod for longer than `after`: the cluster refuses to make it."""
+    """Finds Jobs without a Pod for longer than `after`, as (Job, reason): the cluster refuses to create
+    it."""
     for job in jobs.items:
         status = job.status
         if now - job.metadata.creation_timestamp >= after and not (
@@ -135,7 +137,7 @@ def without_pods(jobs: WorkerJobs, now: datetime, after: timedelta) -> Iterator[
 
 
 async def clear(api: ClusterApi, namespace: str, after: timedelta) -> int:
-    """Delete what is stuck; how many Jobs. Raises SandboxUnavailable and ApiRefused."""
+    """Deletes stuck Jobs and returns their number. Raises SandboxUnavailable and ApiRefused."""
     path = f"/api/v1/namespaces/{namespace}/pods"
     pods = await api.get(
         WorkerPods, path, {"labelSelector": WORKERS, "fieldSelector": "status.phase=Pending"}
@@ -162,7 +164,7 @@ async def _run(namespace: str, after: timedelta, kubeconfig: str | None) -> None
 
 
 def main() -> int:
-    """One pass; the exit status."""
+    """Makes one pass and returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m orchard.processes.stuck_jobs", description=__doc__)
     parser.add_argument("--namespace", default="orchard", help="where the workers are")
     parser.add_argument("--after", type=float, default=600.0, help="seconds that a Pod may take to start")

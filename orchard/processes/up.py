@@ -40,25 +40,25 @@ from orchard.streams.topology import declare
 
 READY_SECONDS = 180.0
 SERVICES = ("agent", "orchestrator", "oracle")
-"""Children without which nothing can start; others may wait for what is not there yet."""
+"""Children that must be ready before others start; the others wait for what they need."""
 WATCH_AGAIN_SECONDS = 15.0
 
 
 @dataclass
 class Child:
-    """One process of the tree."""
+    """A process of the tree."""
 
     name: str
     command: list[str]
     stop_seconds: float
     descriptors: tuple[int, ...] = ()
-    """Open descriptors of this process that it gets under the same numbers."""
+    """Open descriptors of this process that the child inherits under the same numbers."""
     cleans_up_alone: bool = False
-    """It notices our end by itself and removes what it made, instead of being killed with us."""
+    """Whether the child notices the end of its parent and cleans up, so that the kernel must not kill it."""
     process: asyncio.subprocess.Process | None = None
     restarts: int = 0
     failed: bool = False
-    """Its last end was its own doing."""
+    """Whether its last exit was a failure of its own."""
     monitor: asyncio.Task[None] | None = None
 
 
@@ -77,11 +77,11 @@ class Supervisor:
     _pids: dict[str, int] = field(default_factory=dict)
     _ports: dict[str, int] = field(default_factory=dict)
     _page: socket.socket | None = None
-    """Socket that the page listens on, open from the start: nobody can take its port, and a page that is
-    started again answers who came meanwhile."""
+    """Socket of the page, open from the start: the port stays reserved, and requests wait while the page
+    restarts."""
 
     async def run(self, stop: asyncio.Event, ready: asyncio.Event | None = None) -> None:
-        """Run until `stop` is set. Raises ConfigError when another `up` holds the store."""
+        """Runs until `stop` is set. Raises ConfigError if another `up` holds the store."""
         files = RunFiles(self.config.directory)
         files.logs.mkdir(parents=True, exist_ok=True)
         async with AsyncExitStack() as stack:
@@ -117,8 +117,8 @@ class Supervisor:
                 await end(stopping)
 
     def _check_stream_is_here(self) -> None:
-        """Raises ConfigError where another `up` works on the store: with its own state directory it has the
-        stream of events, and this one would have an empty one."""
+        """Checks that no other `up` works on the store, whose event stream would be in the other's state
+        directory. Raises ConfigError."""
         location = Location.parse(self.config.store)
         if self.config.nats.url or location.is_s3 or (self.config.directory / "nats").exists():
             return
@@ -130,12 +130,12 @@ class Supervisor:
             )
 
     def hurry(self) -> None:
-        """Stop without waiting for what runs: it goes back to the queue at once."""
+        """Stops without waiting for running rollouts, which go back to the queue at once."""
         self._hurried = True
 
     @property
     def _store(self) -> str:
-        """Absolute, whatever folder a child works in."""
+        """Absolute location of the store: children may work in other folders."""
         store = self.config.store
         return store if "://" in store else str(Path(store).expanduser().absolute())
 
@@ -152,21 +152,21 @@ class Supervisor:
 
     @property
     def _own_sandboxes(self) -> bool:
-        """Whether sandboxes are this machine's, isolated or, where asked for by that name, not at all."""
+        """Whether sandboxes run on this machine, isolated or not."""
         return self.config.sandbox.url in (None, UNSAFE_HOST)
 
     @property
     def oracle_url(self) -> str | None:
-        """Address of the oracle teacher; None when it does not run."""
+        """Address of the oracle teacher; None if it does not run."""
         return f"http://127.0.0.1:{self._ports['oracle']}/v1" if self.config.up.oracle else None
 
     @property
     def page_url(self) -> str | None:
-        """Address of the page; None when it does not run."""
+        """Address of the page; None if it does not run."""
         return f"http://127.0.0.1:{self._page.getsockname()[1]}/" if self._page else None
 
     async def _start_children(self) -> None:
-        """Returns when everything runs. Raises ConfigError when a service fails or is not ready in time."""
+        """Starts everything. Raises ConfigError if a service fails or is not ready in time."""
         for child in self._plan():
             self._children.append(child)
             await self._start(child)
@@ -174,7 +174,6 @@ class Supervisor:
         await self._services_ready()
 
     def _plan(self) -> list[Child]:
-        """The children in start order."""
         orchard = [sys.executable, "-P", "-m", "orchard"]
         python = [sys.executable, "-P", "-m"]
         shutdown = self.config.up.shutdown_seconds
@@ -219,7 +218,7 @@ class Supervisor:
         return plan
 
     def _child_environment(self, child: Child) -> dict[str, str]:
-        """What a child must know, and no more: keys of models are for workers alone."""
+        """Environment of a child: only workers get the keys of models."""
         keys = {endpoint.api_key_env for endpoint in self.config.endpoints.values()}
         secret = set() if child.name.startswith("worker-") else keys
         environment = {
@@ -269,7 +268,7 @@ class Supervisor:
         temporary.replace(path)
 
     async def _monitor(self, child: Child) -> None:
-        """Start `child` again whenever it ends, until we stop."""
+        """Restarts `child` whenever it exits, until `stop`."""
         while True:
             assert child.process is not None
             code = await child.process.wait()
@@ -292,7 +291,7 @@ class Supervisor:
         await ServerSupervisor(server, self.config.nats, self.announce, started, pause).run()
 
     async def _watch_stream(self) -> None:
-        """Say when workers hold, and why: the children look themselves."""
+        """Reports when workers pause and why; the children check for themselves."""
         nats = self.config.nats
         room = (
             None
@@ -312,7 +311,7 @@ class Supervisor:
                 await asyncio.sleep(WATCH_AGAIN_SECONDS)
 
     async def _services_ready(self) -> None:
-        """Wait until every service of ours accepts connections."""
+        """Waits until every local service accepts connections."""
         services: list[tuple[str, int | Path]] = []
         if self._own_sandboxes:
             services.append(("agent", self.config.directory / "sandboxes" / SOCKET))
@@ -330,7 +329,7 @@ class Supervisor:
                 raise ConfigError(f"{name} did not start within {READY_SECONDS:g} s: read {path}") from error
 
     def _check_services(self) -> None:
-        """Raise ConfigError when one has ended by itself before all were ready."""
+        """Raises ConfigError if a service exits before all are ready."""
         for child in self._children:
             if child.failed and child.name in SERVICES:
                 path = RunFiles(self.config.directory).logs / f"{child.name}.log"
@@ -338,7 +337,7 @@ class Supervisor:
                 raise ConfigError(f"{child.name} could not start ({lines[-1].strip()}): read {path}")
 
     async def _stop_children(self) -> None:
-        """Stop in reverse order of start; equal kinds (all workers) together."""
+        """Stops children in reverse order of start; equal kinds, such as workers, together."""
         self._stopping = True
         self._hurried = self._hurried or not self._ready
         workers = [child for child in self._children if child.name.startswith("worker-")]
@@ -381,7 +380,7 @@ def _write_private(path: Path, text: str) -> None:
 
 
 class _locked:
-    """Holds the store's lock for as long as this process lives."""
+    """Takes the store's lock, which this process holds until it ends."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""The process of a worker."""
+"""Runs a worker."""
 
 import asyncio
 import os
@@ -15,11 +15,11 @@ from orchard.pipelines.domain import request_kinds
 from orchard.processes.signals import call_on_signals
 from orchard.schemas.health import ProcessReport
 from orchard.schemas.plugins import Kind
+from orchard.schemas.queues import Queue
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.claims import Claims
 from orchard.streams.health import reporting
 from orchard.streams.publisher import Publisher
-from orchard.streams.settings import Queue
 from orchard.streams.topology import declare
 from orchard.workers import harnesses, plugins
 from orchard.workers.attempts.dependencies import AttemptDependencies
@@ -33,11 +33,11 @@ from orchard.workers.llm.endpoint_rests import RestTracker
 from orchard.workers.llm.settings import EndpointSettings
 
 ALL = ["all"]
-"""Every kind of request."""
+"""Name that stands for every kind of request."""
 
 
 async def run_worker(session: Session, name: str | None, kinds: Sequence[str]) -> None:
-    """One worker process for requests of these kinds, or ALL, until drained."""
+    """Runs a worker for requests of these kinds, or ALL, until it is drained."""
     config = session.config
     name = name or f"{socket.gethostname()}-{os.getpid()}"
     queues = _queues(config.worker, kinds)
@@ -84,7 +84,7 @@ async def run_worker(session: Session, name: str | None, kinds: Sequence[str]) -
 
 
 def _queues(settings: WorkerSettings, kinds: Sequence[str]) -> list[Queue]:
-    """What the worker claims from: where it finds nothing in the first, it looks into the others."""
+    """Queues that the worker claims from, its own first, then those that it helps out."""
     own = Queue(domain=settings.domain, priority=settings.priority)
     lent = [Queue(domain=own.domain, priority=priority) for priority in settings.lent_to]
     known = {"rollout": [own, *lent]} | {kind: [one.queue] for kind, one in request_kinds().items()}

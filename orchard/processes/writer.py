@@ -1,4 +1,4 @@
-"""The process of the writer, and of archiving by age."""
+"""Runs the writer, and archiving by age."""
 
 import asyncio
 from datetime import timedelta
@@ -20,11 +20,11 @@ from orchard.streams.tasks import end
 from orchard.streams.topology import declare
 
 HELD_SECONDS = 0.5
-"""Between two looks of the writer at whether the stream is whole."""
+"""Seconds between the writer's checks of the stream."""
 
 
 async def run_writer(session: Session, probe_port: int | None = None) -> None:
-    """The writer until told to stop; it commits what the stream holds before it ends.
+    """Runs the writer until SIGTERM or SIGINT; it commits the stream's events before it ends.
 
     While the stream is not whole it lets go of the store, for `store restore-stream`.
     """
@@ -47,7 +47,7 @@ async def run_writer(session: Session, probe_port: int | None = None) -> None:
 async def _write_while_whole(
     session: Session, connection: Connection, stop: asyncio.Event, numbers: dict[str, float]
 ) -> None:
-    """One run of the writer, until `stop` is set or the guard holds; `numbers` are kept for the probe."""
+    """Writes until `stop` is set or the stream check fails; `numbers` are kept for the probe."""
     config, pause = session.config, asyncio.Event()
     writer = Writer(config.store, connection, config.writer, config.archive)
 

@@ -1,4 +1,4 @@
-"""The reference of configuration files and of the environment."""
+"""Writes the reference of configuration files and environment variables."""
 
 from collections.abc import Iterable, Iterator
 from enum import Enum
@@ -76,7 +76,7 @@ _VARIABLES = (
 
 
 def configuration() -> str:
-    """The page: `orchard.toml`, the files of single commands, the environment."""
+    """Text of the page: `orchard.toml`, the files of single commands, the environment."""
     return page(
         "Configuration",
         _INTRODUCTION,
@@ -90,7 +90,7 @@ def configuration() -> str:
 
 
 def _sections(struct: type[msgspec.Struct], path: str = "") -> Iterator[str]:
-    """The plain keys of a table as a table, then each table below it under a heading of its own."""
+    """Lists the plain keys of a table, then each table below it under its own heading."""
     hints = get_type_hints(struct, include_extras=True)
     parts = {
         name: one for name, hint in hints.items() for one in named(hint) if issubclass(one, msgspec.Struct)
@@ -116,7 +116,8 @@ def _sections(struct: type[msgspec.Struct], path: str = "") -> Iterator[str]:
 
 
 def _written(told: str, hint: Any) -> str:
-    """A type as it is written in a file: without null, and with the words of enumerations."""
+    """Describes a type as its values are written in a file, without null and with the members of
+    enumerations."""
     for one in named(hint):
         words = " or ".join(code(str(member.value)) for member in one) if issubclass(one, Enum) else ""
         told = told.replace(f"[{one.__name__}](#{one.__name__.lower()})", words)

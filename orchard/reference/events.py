@@ -1,4 +1,4 @@
-"""The reference of events."""
+"""Writes the reference of events."""
 
 import re
 from enum import Enum
@@ -23,7 +23,7 @@ _KINDS = {struct.__name__: kind for kind, struct in EVENT_TYPES.items()}
 
 
 def events() -> str:
-    """The page: the envelope, each type, and the records that are parts of them."""
+    """Text of the page: the envelope, each event type, and the records inside them."""
     types = [(f"[`{kind}`]({anchor(kind)})", summary(struct)) for kind, struct in EVENT_TYPES.items()]
     sections = [f"### {kind}\n\n{summary(each)}\n\n{_fields(each)}" for kind, each in EVENT_TYPES.items()]
     shared = [
@@ -44,7 +44,7 @@ def events() -> str:
 
 
 def _parts() -> set[type[msgspec.Struct] | type[Enum]]:
-    """Structs and enumerations that are types of fields, at any depth."""
+    """Structs and enumerations among the types of fields, at any depth."""
     found: set[type[msgspec.Struct] | type[Enum]] = set()
     waiting: list[type[msgspec.Struct]] = [Event, *EVENT_TYPES.values()]
     while waiting:
@@ -69,7 +69,7 @@ def _fields(struct: type[msgspec.Struct]) -> str:
 
 
 def _linked(words: str) -> str:
-    """A field's type, where it may be the payload of an event with a section of its own."""
+    """Describes a field's type, with a link if it is the payload of an event."""
 
     def section(link: re.Match[str]) -> str:
         kind = _KINDS.get(link[1])

@@ -1,4 +1,4 @@
-"""Words that many records share, and what tables and views hold: what no docstring of one struct can say."""
+"""Meanings of fields that many records share, and of tables, views and their columns."""
 
 FIELDS: dict[str, str] = {
     "aborted": "Rollouts that ended without a grade; they have no reward",
@@ -130,7 +130,7 @@ TABLES: dict[str, str] = {
     "archives_all": "Parts of campaigns that are in the archive",
     "unreadable_all": "Events that could not be made into a row, with the reason",
 }
-"""What a row of a stored table is."""
+"""Meaning of a row of each stored table."""
 
 VIEWS: dict[str, str] = {
     "events": TABLES["events"],
@@ -179,7 +179,7 @@ VIEWS: dict[str, str] = {
     "archives": TABLES["archives_all"],
     "unreadable": TABLES["unreadable_all"],
 }
-"""What a row of a view is."""
+"""Meaning of a row of each view."""
 
 _EVALUATED = {
     "task_set": "Name of the set in the suite",
@@ -311,4 +311,4 @@ COLUMNS: dict[str, dict[str, str]] = {
     "evaluations": {"suite_sha256": "Blob with the suite"},
     "policies_all": {"plan_sha256": "Blob with the plan of the run"},
 }
-"""Meanings that hold in one table or view only."""
+"""Meanings of columns in one table or view only."""

@@ -1,4 +1,4 @@
-"""Pieces of Markdown."""
+"""Builds Markdown for the generated pages."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -7,12 +7,11 @@ GENERATED = "<!-- Written by `make schemas` from the code: change the docstrings
 
 
 def page(title: str, *parts: str) -> str:
-    """A generated page."""
     return "\n\n".join([f"# {title}", GENERATED, *filter(None, parts)]) + "\n"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table without the columns that are empty in every row."""
+    """Formats a table without the columns that are empty in every row."""
     found = [head, *rows]
     used = [number for number, cells in enumerate(zip(*found, strict=True)) if any(cells[1:])]
     lines = [" | ".join(row[number].replace("|", "\\|") for number in used) for row in found]
@@ -20,10 +19,10 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def code(text: str) -> str:
-    """Text as code, if there is any."""
+    """Formats text as code; empty text stays empty."""
     return f"`{text}`" if text else ""
 
 
 def anchor(heading: str) -> str:
-    """Target of a link to a heading, by GitHub's rule."""
+    """Anchor of a heading, by GitHub's rule."""
     return "#" + re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")

@@ -1,4 +1,4 @@
-"""The reference of tables and views."""
+"""Writes the reference of tables and views."""
 
 from collections.abc import Iterator, Mapping
 from tempfile import TemporaryDirectory
@@ -23,7 +23,7 @@ Nothing is lost with a table: `orchard store rebuild` makes all of them again fr
 
 
 def tables() -> str:
-    """The page: what to ask, then every view and every table with its columns."""
+    """Text of the page: examples of queries, then every view and table with its columns."""
     with TemporaryDirectory() as store, open_tables(store) as connection:
         shown, stored = (
             {name: connection.sql(f"select * from {schema}{name}").to_arrow_table().schema for name in names}
@@ -41,7 +41,7 @@ def tables() -> str:
 
 
 def _view(view: str, schema: pa.Schema, stored: Mapping[str, pa.Schema]) -> str:
-    """The columns of a view: by reference to the table whose columns it has, where there is one."""
+    """Columns of a view; a view with the columns of a table refers to that table."""
     whole = {name: each for name, each in stored.items() if set(each.names) <= set(schema.names)}
     base = max(whole, key=lambda name: len(whole[name]), default=None)
     if base is None:
@@ -60,7 +60,7 @@ def _columns(name: str, schema: pa.Schema) -> str:
 
 
 def _said(name: str) -> dict[str, str]:
-    """Docstrings of the fields that the rows of a table, or view of its name, are made of."""
+    """Docstrings of the fields behind the columns of a table, or of a view of its name."""
     sources = [Event] if name == EVENTS else [struct for struct, (place, _) in ROWS.items() if place == name]
     found: dict[str, str] = {}
     for struct in sources:

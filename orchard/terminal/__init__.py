@@ -1,1 +1,1 @@
-"""What a terminal shows: the console, tables, and how commands that import tell what they left out."""
+"""Output on a terminal: the console, tables, and the summary of left-out items of imports."""

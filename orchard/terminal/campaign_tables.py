@@ -1,4 +1,4 @@
-"""Campaigns and the pipeline at a glance, as tables for a terminal."""
+"""Tables of campaigns and the pipeline for a terminal."""
 
 from collections.abc import Sequence
 
@@ -25,7 +25,6 @@ _STYLES = {
 
 
 def campaign_table(view: CampaignView, pipeline: PipelineView) -> RenderableType:
-    """The live display of `orchard watch`."""
     bar = Table.grid()  # a bar alone does not end its line
     bar.add_row(ProgressBar(total=max(view.size, 1), completed=view.done, width=50))
     counts = Table(box=None, show_header=False)
@@ -47,7 +46,7 @@ def campaign_table(view: CampaignView, pipeline: PipelineView) -> RenderableType
 
 
 def campaign_line(view: CampaignView, pipeline: PipelineView = _ALONE) -> str:
-    """A campaign in one line, for a log."""
+    """Summary of a campaign in one line."""
     facts = [*_works(view), *_cap(view), *pipeline.rests]
     return f"{view.name}: {_numbers(view)}" + "".join(f"; {fact}" for fact in facts)
 
@@ -61,7 +60,7 @@ def _numbers(view: CampaignView) -> str:
 
 
 def _works(view: CampaignView) -> list[str]:
-    """What rollouts have done that ended, that run, and that second attempts did not pay again."""
+    """Work of ended and running rollouts, and work that was replayed, a text each."""
     kinds = {"ended": view.ended, "running": view.live, "replayed from dead attempts": view.saved}
     return [f"{what}: {_work(work, view)}" for what, work in kinds.items() if work.turns]
 
@@ -87,7 +86,7 @@ def _least(work: Work, cost: str) -> str:
 
 
 def status_table(views: Sequence[CampaignView], pipeline: PipelineView) -> RenderableType:
-    """All campaigns, and what they share."""
+    """Tables of all campaigns and of the pipeline."""
     blocked = any(view.blocked for view in views)
     columns = (
         *("campaign", "state", "size", "resolved", "unresolved", "aborted", *["blocked"] * blocked),

@@ -1,4 +1,4 @@
-"""A campaign that is followed on a terminal."""
+"""Follows a campaign on a terminal."""
 
 import time
 
@@ -11,11 +11,11 @@ from orchard.terminal.campaign_tables import campaign_line, campaign_table
 from orchard.terminal.console import console
 
 PLAIN_SECONDS = 10.0
-"""Between two lines of progress where the output is no terminal."""
+"""Seconds between progress lines if the output is no terminal."""
 
 
 async def watch_campaign(session: Session, name: str, every: float) -> CampaignView:
-    """Show the campaign until it is over, stopped or stuck; returns the last view."""
+    """Shows the campaign until it is over, stopped or stuck, and returns the last view."""
     shown = time.monotonic()
     with Live(console=console, refresh_per_second=4) as live:
         async for status in follow_campaign(session, name, every):

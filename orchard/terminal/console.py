@@ -1,4 +1,4 @@
-"""The console that commands print to: as wide as the terminal, and wide where there is none."""
+"""Console that commands print to: as wide as the terminal, and wide without one."""
 
 import re
 import sys
@@ -25,7 +25,7 @@ console = Console(width=None if sys.stdout.isatty() else 160)
 
 
 def progress(unit: str = "") -> Progress:
-    """A bar that counts so many of `unit`, and disappears when it is done."""
+    """Progress bar that counts `unit` and disappears when it is done."""
     ends = (TextColumn(unit), TimeRemainingColumn()) if unit else (TimeElapsedColumn(),)
     return Progress(
         TextColumn("{task.description}"),
@@ -39,7 +39,7 @@ def progress(unit: str = "") -> Progress:
 
 
 class TerminalReporter(Reporter):
-    """Prints notes, and draws one bar for each title."""
+    """Prints notes, and draws a bar for each title."""
 
     def __init__(self, bar: Progress) -> None:
         self._bar = bar
@@ -57,11 +57,11 @@ class TerminalReporter(Reporter):
 
 @contextmanager
 def reporting(unit: str = "") -> Iterator[Reporter]:
-    """What an action tells is shown for as long as the block lasts."""
+    """Yields a reporter that shows an action's notes and progress until the block ends."""
     with progress(unit) as bar:
         yield TerminalReporter(bar)
 
 
 def shown(text: str) -> str:
-    """Stored text without the characters that steer a terminal: models and sandboxes wrote it."""
+    """Removes the characters that control a terminal: models and sandboxes wrote the text."""
     return _STEERING.sub(lambda found: f"\\x{ord(found[0]):02x}", text)

@@ -1,4 +1,4 @@
-"""How commands end by an error: what a user can mend as one sentence, a defect with its trace."""
+"""Ends commands on errors: a sentence for what the user can fix, a traceback for a defect."""
 
 import os
 import re
@@ -27,11 +27,11 @@ MISTAKES = (
     ("orchard.workers.failures", "InfrastructureError"),
     ("orchard.workers.harnesses", "UnknownHarness"),
 )
-"""What a user can mend: shown as one sentence, exit code 1. Anything else is a defect and shows its trace."""
+"""Errors that a user can fix: shown as one sentence, exit code 1. Others are defects and show a traceback."""
 
 
 def mistakes() -> tuple[type[Exception], ...]:
-    """The classes of MISTAKES that can have been raised: whose modules were imported."""
+    """Classes of MISTAKES whose modules are imported: only they can have been raised."""
     loaded = [(sys.modules.get(module), name) for module, name in MISTAKES]
     return tuple(getattr(module, name) for module, name in loaded if module is not None)
 
@@ -40,7 +40,7 @@ _EXTRA = re.compile(r"extra == ['\"]([^'\"]+)")
 
 
 def _leaves(group: ExceptionGroup[Exception]) -> Iterator[Exception]:
-    """The errors in a group of tasks that failed, however deep."""
+    """Errors in an exception group, at any depth."""
     for error in group.exceptions:
         if isinstance(error, ExceptionGroup):
             yield from _leaves(error)
@@ -49,7 +49,7 @@ def _leaves(group: ExceptionGroup[Exception]) -> Iterator[Exception]:
 
 
 def tell(*errors: object) -> None:
-    """Show mistakes of a user on stderr; brackets in them are their own and no markup."""
+    """Prints a user's mistakes on stderr without reading brackets as markup."""
     from rich.console import Console
     from rich.text import Text
 
@@ -59,7 +59,7 @@ def tell(*errors: object) -> None:
 
 
 def _missing_package(error: ModuleNotFoundError) -> str | None:
-    """The sentence for a package of an extra that is not installed; None for any other module."""
+    """Sentence that names the extra of a package that is not installed; None for other modules."""
     from importlib import metadata  # slow, and needed once in a while
 
     package = (error.name or "").partition(".")[0]
@@ -75,7 +75,7 @@ def _missing_package(error: ModuleNotFoundError) -> str | None:
 
 
 def run_told(run: Callable[[], object]) -> None:
-    """Run a command: mistakes of a user become one sentence each, Ctrl-C the exit status 130."""
+    """Runs a command: a user's mistakes become one sentence each, Ctrl-C the exit status 130."""
     os.umask(0o077)  # the store holds gold patches and trajectories: they are the owner's alone
     try:
         run()

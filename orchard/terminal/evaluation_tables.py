@@ -1,4 +1,4 @@
-"""Results of an evaluation as tables."""
+"""Prints the results of an evaluation."""
 
 from orchard.pipelines.evaluation.report import tables_of
 from orchard.pipelines.evaluation.results import Results
@@ -7,6 +7,5 @@ from orchard.terminal.tables import rows_table
 
 
 def show_results(results: Results) -> None:
-    """Print every table."""
     for table in tables_of(results):
         console.print(rows_table(list(table.columns), list(table.rows), title=table.title))

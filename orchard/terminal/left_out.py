@@ -1,4 +1,4 @@
-"""How commands that import tell what they left out: by name, in the last line, and by the exit status."""
+"""Reports what an import left out: by name, in the last line, and by the exit status."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
@@ -27,7 +27,7 @@ SkipMalformed = Annotated[
 
 
 def tell_left_out(left_out: Sequence[LeftOut], directory: Path) -> None:
-    """Name what was left out; of many the first, and a file below `directory` that has all of them."""
+    """Prints the first items left out, and the path of a file below `directory` that lists all."""
     if not left_out:
         return
     console.print("[yellow]left out:[/]")
@@ -42,12 +42,12 @@ def tell_left_out(left_out: Sequence[LeftOut], directory: Path) -> None:
 
 
 def counted(left_out: Sequence[LeftOut]) -> str:
-    """What the last line adds."""
+    """End of the command's last line."""
     return f", {len(left_out)} left out" if left_out else ""
 
 
 def end(left_out: Sequence[LeftOut]) -> None:
-    """End the command by PARTLY where something was left out."""
+    """Exits with PARTLY if something was left out."""
     if left_out:
         raise typer.Exit(PARTLY)
 
@@ -65,8 +65,8 @@ def import_shown(
     strict: bool,
     then: str = PROVE,
 ) -> None:
-    """Import the `good` tasks of a source, tell what is left out of it, and what to do `then`. Raises
-    NotImported for none at all, or with `strict` for fewer than all."""
+    """Imports the `good` tasks of a source, and prints what is left out and what to do `then`. Raises
+    NotImported for no task or, with `strict`, for fewer than all."""
     insist(source, good, left_out, strict=strict)
     new = asyncio.run(register_tasks(session, tasks()))
     tell_left_out(left_out, session.directory)
@@ -79,7 +79,7 @@ def import_shown(
 
 
 def import_shown_rows(session: Session, file: Path, read: Reader, *, strict: bool, then: str = PROVE) -> None:
-    """Import the tasks of a file's rows, told as `import_shown` does."""
+    """Imports the tasks of a file's rows like `import_shown`."""
     if not file.is_file():
         raise ConfigError(f"{file} does not exist: give a .parquet or .jsonl file")
     rows = check_rows(file, read)

@@ -1,4 +1,4 @@
-"""Options that commands of several modules have."""
+"""Options of commands in several modules."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""Rows as a table of a terminal."""
+"""Formats rows as a terminal's table."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ SHOWN_ROWS = 200
 def rows_table(
     names: Sequence[str], rows: Sequence[Sequence[Any]], title: str | None = None
 ) -> RenderableType:
-    """A result as a table; what is beyond the first rows is counted."""
+    """Formats a result as a table, with the number of further rows."""
     table = Table(*map(escape, names), title=title, title_justify="left", header_style="bold")
     for row in rows[:SHOWN_ROWS]:
         table.add_row(*(cell(value) for value in row))
@@ -26,7 +26,6 @@ def rows_table(
 
 
 def cell(value: Any) -> Text:
-    """A value as the text of a cell."""
     if value is None:
         return Text("")
     if isinstance(value, float):

@@ -34,35 +34,31 @@ from orchard.streams.reading import next_message
 
 SOURCE = "orchard/archive"
 LOOK_SECONDS = 600.0
-"""Between two looks for campaigns that have been closed for long enough."""
+"""Pause between two looks for campaigns that have been closed for long enough."""
 
 log = logging.getLogger(__name__)
 
 
 class _PlannedSteps(msgspec.Struct, frozen=True):
-    """What is read of the plan of a reinforcement-learning run."""
+    """The one field that archiving reads of a reinforcement-learning run's plan."""
 
     steps: int
     """Optimizer steps, each of which makes a policy."""
 
 
 class CampaignProgress(NamedTuple):
-    """A campaign as the tables know it."""
-
     campaign: str
     newest: datetime
     """When the stream stored its newest event; UTC."""
     last: int
     """Sequence of its newest event on a subject of its own that archiving did not publish."""
     requested: int
-    """Rollouts."""
     outcomes: int
     plan_sha256: str | None
-    """Of a run of reinforcement learning."""
+    """Plan of a reinforcement-learning run; None for other campaigns."""
     version: int
-    """The newest policy of the run."""
     state: str
-    """As the log has told it last."""
+    """The state that the newest event about it gives; empty before there is one."""
 
 
 _STANDINGS = f"""
@@ -88,17 +84,14 @@ order by s.campaign
 
 
 def campaigns_progress(store_url: str) -> list[CampaignProgress]:
-    """Every campaign that the tables have events of."""
     with open_tables(store_url, memory=MEMORY_LIMIT) as tables:
         rows = tables.execute(_STANDINGS).fetchall()
     return [CampaignProgress(row[0], row[1].replace(tzinfo=UTC), *row[2:]) for row in rows]
 
 
 def open_because(progress: CampaignProgress, record: CampaignRecord | None, steps: int | None) -> str:
-    """Why a campaign is not closed, as the rest of a sentence about it; empty when it is.
-
-    `steps` is how many policies the plan of a run wants.
-    """
+    """Say why a campaign is still open, as the rest of a sentence; empty when it is closed. `steps` is
+    how many policies the plan of a run wants."""
     if record is not None and record.state is CampaignState.CANCELLED:
         return ""
     if record is not None and record.offered < record.size:
@@ -114,8 +107,6 @@ def open_because(progress: CampaignProgress, record: CampaignRecord | None, step
 
 
 class Archiving:
-    """Archives and restores the campaigns of one store."""
-
     def __init__(
         self, connection: Connection, store_url: str, blobs: BlobStore, settings: ArchiveSettings
     ) -> None:
@@ -124,7 +115,8 @@ class Archiving:
         self._book = CampaignBook(connection)
 
     async def closed(self, older_than: timedelta = timedelta(0)) -> list[str]:
-        """Campaigns that are closed, had no event for so long, and are not wholly in the archive."""
+        """List the campaigns that are closed, had no event for `older_than`, and are not wholly in the
+        archive."""
         book = await self._book.list()
         latest = datetime.now(UTC) - older_than
         parts = await asyncio.to_thread(self.shelf.parts)
@@ -140,7 +132,6 @@ class Archiving:
         return found
 
     async def _left(self, progress: CampaignProgress, record: CampaignRecord | None, reached: int) -> bool:
-        """Whether a run that was killed has left something to do for a campaign that is sealed."""
         if record is not None:
             return record.state is not CampaignState.ARCHIVED or progress.state != CampaignState.ARCHIVED
         own = campaign_subjects(progress.campaign)
@@ -148,9 +139,10 @@ class Archiving:
         return first is not None and first.sequence <= reached
 
     async def archive(self, campaign: str) -> AsyncIterator[ArchiveProgress]:
-        """Move a closed campaign's events into the archive. Killed anywhere, the next call goes on.
+        """Move a closed campaign's events into the archive; a call after a kill resumes.
 
-        Raises ArchiveRefused for a campaign that is not closed or not known, and as `archive_events`.
+        Raises ArchiveRefused for a campaign that is open or unknown, and whatever `archive_events`
+        raises.
         """
         known = {one.campaign: one for one in await asyncio.to_thread(campaigns_progress, self._store_url)}
         if campaign not in known:
@@ -201,7 +193,8 @@ class Archiving:
             yield ArchiveProgress("verifying", events, total)
 
     async def run(self, older_than: timedelta) -> None:
-        """Archive what has been closed for so long, until cancelled. Failures are told and tried again."""
+        """Archive campaigns that have been closed for `older_than`, until cancelled. Failures are logged
+        and retried."""
         while True:
             try:
                 for campaign in await self.closed(older_than):
@@ -225,7 +218,7 @@ class Archiving:
         return f"was cancelled and has {len(left)} rollouts that no one has ended yet" if left else ""
 
     async def _move(self, campaign: str, record: CampaignRecord, revision: int, state: CampaignState) -> None:
-        """Change the state by compare-and-set, and tell. Raises CampaignConflict."""
+        """Change the state by compare-and-set, and publish the change. Raises CampaignConflict."""
         if state not in CAMPAIGN_MOVES[record.state]:
             raise ArchiveRefused(f"campaign {campaign!r} is {record.state} and cannot become {state}")
         moved = msgspec.structs.replace(record, state=state)

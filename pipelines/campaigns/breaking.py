@@ -16,15 +16,14 @@ from orchard.streams.errors import CampaignConflict, CampaignUnreadable, Topolog
 log = logging.getLogger("orchard.breaker")
 
 LOOK_SECONDS = 2.0
-"""Between two looks at the counts."""
 BREAKS_AT = 5
-"""Equal refusals in a row."""
+"""Equal refusals in a row that pause a campaign."""
 UNLIKE_BREAKS_AT = 20
 """Refusals in a row, whatever their reasons: several servers behind one address have several words."""
 
 
 def broken(refused: CampaignRefused) -> str:
-    """Why the campaign must not go on, as a clause; empty where it may."""
+    """Say why the campaign must be paused, as a clause; empty where it may run."""
     count, reason = refused.count, refused.reason
     if count < BREAKS_AT:
         count, reason = count + refused.unlike, f"the last: {reason}"
@@ -34,20 +33,22 @@ def broken(refused: CampaignRefused) -> str:
 
 
 class Breaker:
-    """Any number of these may run: the pause is one compare-and-set. The log is told of it by `spending`."""
+    """Pauses campaigns whose model refuses every rollout. Any number of these may run: the pause is one
+    compare-and-set, and `spending` writes it into the log."""
 
     def __init__(self, connection: Connection) -> None:
         self._book = EndpointBook(connection)
         self._campaigns = CampaignBook(connection)
 
     async def run(self, pause: float = LOOK_SECONDS) -> None:
-        """Look after look until cancelled; raises StreamsError."""
+        """Look again and again until cancelled; raises StreamsError."""
         while True:
             await self.look()
             await asyncio.sleep(pause)
 
     async def look(self) -> None:
-        """Pause what is refused, and forget the refusals of what does not run: a resume begins anew."""
+        """Pause refused campaigns, and forget the refusals of those that are not running, so that a
+        resumed one starts at zero."""
         try:
             stored = await self._book.refusals()
         except TopologyError as error:
@@ -58,7 +59,6 @@ class Breaker:
                 await self._book.put_refusal(msgspec.structs.replace(one.refused, count=0), one.revision)
 
     async def _runs_on(self, one: StoredRefusal) -> bool:
-        """Whether the campaign runs after this look."""
         name, reason = one.refused.campaign, broken(one.refused)
         try:
             known = await self._campaigns.get(name)

@@ -27,6 +27,7 @@ from orchard.schemas.campaigns import (
     spec_hash,
 )
 from orchard.schemas.events import CampaignSubmitted, Event, make_event
+from orchard.schemas.queues import Queue
 from orchard.schemas.requests import check_limits
 from orchard.storage.blobs import BlobStore
 from orchard.storage.spending import Spent, spent_now
@@ -36,7 +37,6 @@ from orchard.streams.enqueue import EnqueueResult
 from orchard.streams.entries import FIRST, QueueEntry, in_round, rollout_entry
 from orchard.streams.publisher import Publisher
 from orchard.streams.queued import running_now
-from orchard.streams.settings import Queue
 from orchard.workers.attempts.reopen import open_at, opened
 from orchard.workers.harnesses import built_in_names, get_harness, version_of
 
@@ -46,17 +46,15 @@ FULL_QUEUE_PAUSE = 1.0
 
 
 class CampaignError(ValueError):
-    """Something the user can mend, in one sentence."""
+    pass
 
 
 class OtherPlan(CampaignError):
-    """A name that is taken by a campaign of other tasks or settings."""
+    """The campaign's name is taken by one with other tasks or settings."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a submit or resume is: `done` of `total` rollouts looked at, `offered` put on the queue."""
-
     done: int
     total: int
     offered: int
@@ -147,8 +145,8 @@ class Campaigns:
         return record, revision
 
     async def _offer(self, entries: list[QueueEntry]) -> AsyncIterator[tuple[int, bool]]:
-        """Put those on the queue that are on none; yields how many so far and whether it is full, at last
-        (how many, False)."""
+        """Enqueue those that are in no queue; yields how many so far and whether the queue is full, at
+        last (how many, False)."""
         stored = 0
         while True:
             placed = await self._publisher.offer_absent(entries)
@@ -162,14 +160,14 @@ class Campaigns:
             await asyncio.sleep(FULL_QUEUE_PAUSE)
 
     async def pause(self, name: str) -> None:
-        """Stop starting rollouts; the ones that run are finished. Requests stay where they are, until a
-        worker that claims one lets it go."""
+        """Stop starting rollouts; running ones finish. Requests stay queued until a worker that claims
+        one releases it."""
         await self._move(name, CampaignState.PAUSED)
 
     async def cancel(self, name: str) -> AsyncIterator[Progress]:
-        """Stop at once: workers interrupt the running attempts and end their rollouts; all others abort here
-        with cause cancelled, and their requests leave the queue. Run again after a kill, it goes on. What a
-        dead worker held the steward ends (`reconciling`)."""
+        """Stop at once: workers interrupt the running attempts and end their rollouts; all others abort
+        here with cause cancelled, and their requests leave the queue. A call after a kill resumes.
+        `reconciling` ends what a dead worker held."""
         record = await self._move(name, CampaignState.CANCELLED)
         spec = await self._spec(record)
         running = await running_now(self._connection, name)
@@ -184,13 +182,11 @@ class Campaigns:
     async def resume(
         self, name: str, *, aborted: bool = True, max_cost_usd: float | None = None
     ) -> AsyncIterator[Progress]:
-        """Go on: offer every open rollout that is on no queue, and with `aborted` reopen what infrastructure
-        aborted. Rollouts with an outcome are never touched, queued and running ones are left alone. A resume
-        that was killed goes on where it was.
-
-        `max_cost_usd` is the cap from now on, 0 for none; None leaves it. Calls so far whose cost is not
-        known are let pass. Raises CampaignError where the campaign has cost as much already, StorageError.
-        """
+        """Resume: offer every open rollout that is in no queue, and with `aborted` reopen what
+        infrastructure aborted. Rollouts with an outcome are never touched, queued and running ones are
+        left alone. A call after a kill resumes. `max_cost_usd` is the cap from now on, 0 for none;
+        None leaves it. Calls so far whose cost is not known are let pass. Raises CampaignError where
+        the campaign has cost as much already, StorageError."""
         record, revision = await self._begin_resume(name, max_cost_usd)
         spec = await self._spec(record)
         done = first = record.resumed or 0
@@ -212,7 +208,8 @@ class Campaigns:
         await self._book.update(name, over, revision)
 
     async def _begin_resume(self, name: str, max_cost_usd: float | None) -> tuple[CampaignRecord, int]:
-        """The campaign running, in a new round from its first rollout on, or in the one that was killed."""
+        """Set the campaign running: in a new round from its first rollout on, or in the round that was
+        killed."""
         record, revision = await self._find(name)
         if record.state is CampaignState.ARCHIVED:
             raise CampaignError(_archived(name))
@@ -265,8 +262,6 @@ class Campaigns:
     async def _move(
         self, name: str, state: CampaignState, resumed: int | None = None, **changes: float | int | None
     ) -> CampaignRecord:
-        """Change the state and these fields by compare-and-set; a move that CAMPAIGN_MOVES does not permit
-        raises. With `resumed` a new round begins."""
         record, revision = await self._find(name)
         if record.state is CampaignState.ARCHIVED:
             raise CampaignError(_archived(name))
@@ -311,7 +306,7 @@ def _archived(name: str) -> str:
 
 
 def requested_event(request: RolloutRequest) -> Event:
-    """The request as a fact in the log, beside the one on the queue."""
+    """The request as an event of the log; the queue holds another copy."""
     return make_event(
         request,
         id=f"{request.rollout_id}.requested",

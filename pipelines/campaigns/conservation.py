@@ -22,14 +22,14 @@ from orchard.storage.reader import open_tables, position
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.connection import Connection
 from orchard.streams.publisher import Publisher
-from orchard.streams.queued import Queued, queued, stands
+from orchard.streams.queued import Queued, is_queued, queued
 from orchard.streams.replay import replay_batches
 from orchard.workers.attempts.reopen import open_at
 
 LOOKS = 3
-"""At a rollout that is nowhere, before it is a finding."""
+"""Times that a rollout in no queue is looked up before it is a finding."""
 PAUSE_SECONDS = 1.0
-"""Between two of them: longer than a request needs from one place to the next."""
+"""Pause between two of them: longer than a request takes from one queue to another."""
 _UNQUEUED = frozenset({"measured"})
 """Campaigns whose rollouts never stand in a queue: the command that requests them runs them itself."""
 _ONE_BY_ONE = 100
@@ -40,7 +40,7 @@ _NAMED = 5
 
 @dataclass
 class Balance:
-    """Where the requested rollouts of one campaign are; ids are in one set at most."""
+    """The requested rollouts of one campaign by where they are; an id is in one set at most."""
 
     campaign: str
     state: str = ""
@@ -48,18 +48,19 @@ class Balance:
     accepted: int = 0
     aborted: int = 0
     open: set[str] = field(default_factory=set)
-    """Requested and without an outcome: those in all sets below."""
+    """Requested and without an outcome: the union of the sets below."""
     waiting: set[str] = field(default_factory=set)
     delayed: set[str] = field(default_factory=set)
     running: set[str] = field(default_factory=set)
     parked: set[str] = field(default_factory=set)
-    """In no queue, because the campaign is paused, cancelled or archived, or its command runs them itself."""
+    """Rollouts that no queue holds because the campaign is paused, cancelled or archived, or its command
+    runs them itself."""
     unoffered: set[str] = field(default_factory=set)
-    """In no queue yet, because a submit or resume has not come to them."""
+    """Rollouts that a submit or resume has yet to enqueue."""
     missing: set[str] = field(default_factory=set)
-    """In no place."""
+    """Rollouts that are nowhere: each is a finding."""
     strangers: set[str] = field(default_factory=set)
-    """With an outcome, but never requested."""
+    """Rollouts that have an outcome but were never requested."""
 
     def count(self, outcome: str, change: int) -> None:
         """Count an outcome, `accepted` or `aborted`, or take it back."""
@@ -70,13 +71,13 @@ class Balance:
 
     @property
     def holds(self) -> bool:
-        """Whether each rollout is in its one place."""
+        """Whether each rollout is in exactly one place."""
         placed = (self.waiting, self.delayed, self.running, self.parked, self.unoffered)
         total = self.accepted + self.aborted + sum(map(len, placed))
         return self.requested == total and not self.missing and not self.strangers
 
     def findings(self) -> list[str]:
-        """What does not hold, a sentence each."""
+        """Sentences that each say what does not hold."""
         found = []
         if self.missing:
             found.append(
@@ -100,8 +101,6 @@ def _named(rollouts: Collection[str]) -> str:
 
 
 class Change(NamedTuple):
-    """A request or outcome in the stream: type of the event, campaign, rollout."""
-
     kind: str
     campaign: str
     rollout: str
@@ -143,7 +142,7 @@ _KNOWN = "select distinct rollout_id from tables.requests_all where rollout_id i
 
 
 def balances_of_tables(store_url: str) -> list[Balance]:
-    """What the tables alone say: every open rollout counts as parked, because no queue was looked at."""
+    """Balances by the tables alone: every open rollout counts as parked, because no queue was read."""
     found, _ = _tables(store_url)
     for balance in found.values():
         balance.parked = balance.open
@@ -160,8 +159,6 @@ async def balances(connection: Connection, store_url: str, blobs: BlobStore) -> 
 
 
 class _Audit:
-    """One check of everything."""
-
     def __init__(self, connection: Connection, store_url: str, blobs: BlobStore) -> None:
         self._connection, self._store_url, self._blobs = connection, store_url, blobs
         self._book = CampaignBook(connection)
@@ -187,7 +184,7 @@ class _Audit:
         ]
 
     async def _later(self, reached: int) -> list[Change]:
-        """Requests and outcomes in the stream after `reached`, in their order."""
+        """Requests and outcomes in the stream after sequence `reached`, in order."""
         kinds = {*DONE_TYPES, "rollout.requested"}
         subjects = [f"{EVENTS_PREFIX}.*.*.rollout.requested", f"{EVENTS_PREFIX}.done.>"]
         changes: list[Change] = []
@@ -202,7 +199,8 @@ class _Audit:
         return changes
 
     async def _look_again(self, balance: Balance) -> None:
-        """Where the rollouts that were seen nowhere are: moved, ended, or not offered yet; the rest stays."""
+        """Find the rollouts that were seen nowhere: moved, ended, or not offered yet; the rest stays
+        missing."""
         for look in range(LOOKS):
             if look:
                 await asyncio.sleep(PAUSE_SECONDS)
@@ -230,10 +228,10 @@ class _Audit:
     async def _in_a_queue(self, campaign: str, suspects: Collection[str]) -> set[str]:
         if len(suspects) > _ONE_BY_ONE:
             return set(suspects) & (await queued(self._connection, campaign)).everything
-        return {rollout for rollout in suspects if await stands(self._connection, campaign, rollout)}
+        return {rollout for rollout in suspects if await is_queued(self._connection, campaign, rollout)}
 
     async def _unoffered(self, record: CampaignRecord | None, suspects: Collection[str]) -> set[str]:
-        """Those that a submit or resume under way, or killed, has not come to."""
+        """The suspects that a submit or resume, under way or killed, has yet to enqueue."""
         if record is None or (record.offered >= record.size and record.resumed is None):
             return set()
         raw = await asyncio.to_thread(self._blobs.get, record.spec)
@@ -257,7 +255,7 @@ def _tables(store_url: str) -> tuple[dict[str, Balance], int]:
 
 
 def _apply(store_url: str, reached: int, found: dict[str, Balance], changes: list[Change]) -> None:
-    """Take in the changes after the tables' position."""
+    """Apply the changes after the tables' position."""
     ids = list({change.rollout for change in changes})
     with open_tables(store_url, as_of=reached) as tables:
         requested = {rollout for (rollout,) in tables.execute(_KNOWN, {"ids": ids}).fetchall()}
@@ -269,8 +267,8 @@ def _apply(store_url: str, reached: int, found: dict[str, Balance], changes: lis
 def apply_changes(
     found: dict[str, Balance], changes: Iterable[Change], requested: set[str], outcomes: dict[str, str]
 ) -> None:
-    """Take in changes in their order. `requested` and `outcomes` (`accepted` or `aborted`) are what is
-    known of these rollouts, and are brought up to date too."""
+    """Apply changes in order. `requested` and `outcomes` (`accepted` or `aborted`) are what is known of
+    these rollouts; both are brought up to date."""
     for kind, campaign, rollout in changes:
         balance = found.setdefault(campaign, Balance(campaign))
         if kind == "rollout.requested":

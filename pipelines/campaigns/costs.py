@@ -78,18 +78,18 @@ note = "Not in the paper's table: what the set-up that its text describes costs.
 
 
 class RatesError(ValueError):
-    """A rate card that cannot be used, in one sentence."""
+    pass
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is priced: sandboxes of one size, all at once, for so long."""
+    """The sandboxes that are priced: equal in size, all at once, for some hours."""
 
     sandboxes: int
     hours: float
     vcpu: float
-    """Of each sandbox."""
+    """vCPUs of each sandbox."""
     memory_gib: float
-    """Of each sandbox."""
+    """Memory of each sandbox, GiB."""
 
     def __post_init__(self) -> None:
         if min(self.sandboxes, self.hours, self.vcpu, self.memory_gib) <= 0:
@@ -137,7 +137,7 @@ class PerSandbox(
 class Cluster(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="cluster"
 ):
-    """Nodes of one's own: as many as hold the sandboxes, and those of the services."""
+    """Nodes that the user runs: as many as hold the sandboxes, and those of the services."""
 
     name: str
     node_hourly: float
@@ -150,13 +150,13 @@ class Cluster(
     note: str = ""
 
     def sandboxes_per_node(self, workload: Workload) -> int:
-        """How many fit by vCPU and memory, with nothing kept back for the node itself."""
+        """Number that fits by vCPU and memory, with nothing reserved for the node itself."""
         return math.floor(
             min(self.node_vcpu / workload.vcpu, self.node_memory_gib / workload.memory_gib) + 1e-9
         )
 
     def nodes(self, workload: Workload) -> int:
-        """Sandbox nodes. Raises RatesError when not even one sandbox fits on a node."""
+        """Number of sandbox nodes. Raises RatesError when not even one sandbox fits on a node."""
         fit = self.sandboxes_per_node(workload)
         if fit < 1:
             raise RatesError(
@@ -172,7 +172,7 @@ class Cluster(
 
 
 class RateCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A workload, what can be had for it, and the offer that the others are compared with."""
+    """A workload, the offers for it, and the baseline that they are compared with."""
 
     workload: Workload
     offers: list[Metered | PerSandbox | Cluster]
@@ -180,20 +180,18 @@ class RateCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class CostLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the table."""
+    """One row of the price table."""
 
     name: str
     sandbox_hourly: float
     """USD for a sandbox and hour."""
     total: float
-    """USD for the whole workload."""
     relative: float
     """Difference to the baseline as a share of it: -0.9 is 90 % cheaper; 0 for the baseline."""
     note: str
 
 
 def read_rates(text: str) -> RateCard:
-    """A rate card from TOML. Raises RatesError for one that is malformed."""
     try:
         card = msgspec.toml.decode(text, type=RateCard)
     except msgspec.DecodeError as error:
@@ -207,7 +205,7 @@ def read_rates(text: str) -> RateCard:
 
 
 def price(card: RateCard) -> list[CostLine]:
-    """Every offer, in the card's order. Raises RatesError as `Cluster.nodes` does."""
+    """Price every offer, in the card's order. Raises RatesError where a sandbox does not fit on a node."""
     totals = {offer.name: offer.cost(card.workload) for offer in card.offers}
     baseline = totals[card.baseline]
     if baseline <= 0:

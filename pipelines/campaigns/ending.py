@@ -1,7 +1,7 @@
-"""The end of a cancelled campaign's rollouts: those without a worker get their outcome here.
+"""Ends the rollouts of a cancelled campaign that no worker holds.
 
-Outcomes are published under the fence of the rollout's opening, so whoever ends one twice, or beside a worker
-that does so itself, harms nothing.
+Outcomes are published under the fence of the rollout's opening, so ending one twice, or while a worker
+ends it, does no harm.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,6 @@ from orchard.workers.attempts.reopen import cancelled, open_at
 
 
 async def abort(publisher: Publisher, requests: Sequence[RolloutRequest], source: str) -> int:
-    """End those that are open, with cause cancelled; how many."""
     rollouts = [request.rollout_id for request in requests]
     newest = await publisher.outcomes(rollouts)
     starts = await publisher.starts(rollouts)
@@ -32,14 +31,15 @@ async def abort(publisher: Publisher, requests: Sequence[RolloutRequest], source
 
 
 async def clear(connection: Connection, publisher: Publisher, campaign: str) -> None:
-    """Take what waits in a queue and has an outcome off it."""
+    """Remove the campaign's queued requests whose rollouts have an outcome."""
     async for shard, part in queued_by_shard(connection, campaign):
         rollouts = sorted(part.waiting | part.delayed)
         await remove(connection, campaign, shard, await _over(publisher, rollouts))
 
 
 async def open_in_queues(connection: Connection, publisher: Publisher, campaign: str) -> set[str]:
-    """Rollouts that stand in a queue and have no outcome. Lists subjects alone, which every role may."""
+    """The campaign's rollouts that are in a queue and have no outcome. Needs permission to list subjects
+    alone, which every role has."""
     pattern = f"orchard.*.rollout.*.*.{campaign}.>"
     held = {
         spot.key

@@ -39,28 +39,26 @@ from orchard.streams.connection import Connection
 from orchard.streams.enqueue import EnqueueResult
 from orchard.streams.entries import rollout_entry
 from orchard.streams.publisher import Publisher
-from orchard.streams.queued import SHARDS, listed_by_shard, stands
+from orchard.streams.queued import SHARDS, is_queued, listed_by_shard
 from orchard.streams.reading import bounds
 from orchard.workers.attempts.reopen import open_at
 
 log = logging.getLogger("orchard.reconciler")
 
 PAUSE_SECONDS = 20.0
-"""Between two passes: longer than a request needs from one queue to the next."""
+"""Pause between two passes: longer than a request takes from one queue to another."""
 _AT_ONCE = 1000
 _OFFERED_AT_ONCE = 500
 _SUSPECTS = 10_000
-"""Of one campaign in one pass: where a whole queue was lost, the later passes find the others."""
+"""Suspects of one campaign in one pass: where a whole queue was lost, later passes find the rest."""
 _ID_BYTES = 12
 REQUEUED = f"{EVENTS_PREFIX}.*.*.request.requeued"
 SOURCE = "orchard/steward"
 
 
 class Ledger:
-    """The rollouts of one campaign in the order of its plan, and which of them are known to be over.
-
-    16 bytes and a bit for each rollout.
-    """
+    """The rollouts of one campaign in the order of its plan, and whether each is known to be over: 16
+    bytes and a bit each."""
 
     def __init__(self) -> None:
         self._ids = {shard: bytearray() for shard in SHARDS}
@@ -70,7 +68,6 @@ class Ledger:
         self.open = 0
 
     def add(self, rollout: str) -> None:
-        """The next rollout of the plan."""
         shard = rollout[:2]
         self._ids[shard] += bytes.fromhex(rollout)
         self._places[shard].append(self.size)
@@ -89,7 +86,6 @@ class Ledger:
         }
 
     def end(self, place: int) -> None:
-        """The rollout at this place has its outcome."""
         if not self._over[place >> 3] >> (place & 7) & 1:
             self._over[place >> 3] |= 1 << (place & 7)
             self.open -= 1
@@ -104,12 +100,12 @@ def reconcilable(record: CampaignRecord) -> int:
 
 
 def missing(open_: Mapping[str, int], listed: Collection[str]) -> list[str]:
-    """The open rollouts that stand in no queue."""
+    """The open rollouts that are in no queue."""
     return [rollout for rollout in open_ if rollout not in listed]
 
 
 class Suspect(NamedTuple):
-    """An open rollout that stands in no queue: its place in the plan, and the fence of its opening."""
+    """An open rollout that is in no queue: its index in the plan, and the fence of its opening."""
 
     place: int
     rollout_id: str
@@ -117,7 +113,7 @@ class Suspect(NamedTuple):
 
 
 def twice(before: Collection[Suspect], now: Collection[Suspect]) -> list[Suspect]:
-    """Those that were found, at the same fence, in both of two passes; in the order of the plan."""
+    """The suspects of both passes at the same fence, in the order of the plan."""
     return sorted(set(before) & set(now))
 
 
@@ -142,18 +138,17 @@ class Reconciler:
         self._blobs = blobs
         self._known: dict[str, _Campaign] = {}
         self._held: dict[str, set[str]] = {}
-        """Open rollouts of cancelled campaigns that stood in a queue in the last pass."""
         self._heard = 0
-        """Sequence in the log up to which requeued dead letters were heard of."""
+        """Sequence in the log up to which events of requeued dead letters were read."""
 
     async def run(self, pause: float = PAUSE_SECONDS) -> None:
-        """Pass after pass until cancelled; raises StreamsError."""
+        """Run passes until cancelled; raises StreamsError."""
         while True:
             await self.look()
             await asyncio.sleep(pause)
 
     async def look(self) -> int:
-        """One pass over all running campaigns; how many rollouts were offered again."""
+        """Run one pass over all running campaigns; returns how many rollouts were offered again."""
         book = {name: record for name, (record, _) in (await self._book.list()).items()}
         self._known = {name: one for name, one in self._known.items() if name in book}
         await self._forget_requeued()
@@ -170,8 +165,9 @@ class Reconciler:
         return offered
 
     async def _end(self, name: str, record: CampaignRecord) -> None:
-        """End those rollouts of a cancelled campaign that were open and in a queue in the last pass already:
-        a living worker has ended what it held by now. Who gets such a request later lets it go."""
+        """End those rollouts of a cancelled campaign that were open and queued in the last pass already:
+        a living worker has ended its own by now. A worker that claims such a request later releases
+        it."""
         before, now = (
             self._held.pop(name, set()),
             await open_in_queues(self._connection, self._publisher, name),
@@ -215,7 +211,7 @@ class Reconciler:
         return await self._offer(name, record, candidates) if candidates else 0
 
     async def _remembered(self, name: str, record: CampaignRecord) -> _Campaign:
-        """What is known of the campaign, nothing after it was resumed or grew."""
+        """What is known of the campaign; nothing after it was resumed or grew."""
         known = self._known.get(name)
         same = known is not None and known.rounds == record.rounds
         if known is not None and same and (known.ledger is not None or known.offered == record.offered):
@@ -228,7 +224,7 @@ class Reconciler:
         return known
 
     async def _offer(self, name: str, record: CampaignRecord, candidates: list[Suspect]) -> int:
-        """Offer those again that are still nowhere, each after a last look of its own; how many."""
+        """Offer again those that a last look finds open and in no queue; returns how many."""
         spec = await self._spec(record)
         offered = 0
         for start in range(0, len(candidates), _OFFERED_AT_ONCE):
@@ -261,8 +257,8 @@ class Reconciler:
         return len(again)
 
     async def _nowhere(self, name: str, one: Suspect) -> bool:
-        """Whether the rollout is still open at this fence and in no queue, as the leaders have it."""
-        if await stands(self._connection, name, one.rollout_id):
+        """Whether the rollout is still open at this fence and in no queue, read from the stream leaders."""
+        if await is_queued(self._connection, name, one.rollout_id):
             return False
         return open_at(await self._publisher.outcome(one.rollout_id)) == one.fence
 
@@ -283,7 +279,6 @@ def _reconciled(request: RolloutRequest, occasion: str) -> Event:
 
 
 async def _plan(spec: CampaignSpec) -> AsyncIterator[str]:
-    """The rollout ids of a plan in order. A million take seconds, so others have their turn."""
     for number, rollout in enumerate(rollout_ids(spec)):
         if number % _AT_ONCE == 0:
             await asyncio.sleep(0)

@@ -17,7 +17,7 @@ _TAIL = 0.025
 
 
 class Tally(msgspec.Struct, frozen=True, kw_only=True):
-    """One task's graded rollouts."""
+    """One task's graded rollouts: how many, and how many resolved it."""
 
     graded: int
     resolved: int
@@ -50,12 +50,11 @@ def pass_all(tally: Tally, k: int) -> float:
 
 
 class Leaderboard(msgspec.Struct, frozen=True, kw_only=True):
-    """pass@k and pass^k as leaderboards count them: any, and all, of exactly `k` trials. Not the unbiased
-    estimates `pass_at` and `pass_all`, which differ where a task has more trials than `k`."""
+    """Leaderboard figures: whether any, and all, of exactly `k` trials resolved the task. Not the
+    unbiased estimates `pass_at` and `pass_all`, which differ where a task has more trials than `k`."""
 
     k: int
     tasks: int
-    """Tasks whose first `k` trials without an error are counted."""
     errored: int
     """Trials without an outcome: shown, and never failures."""
     short: int
@@ -63,11 +62,11 @@ class Leaderboard(msgspec.Struct, frozen=True, kw_only=True):
     any_of: float | None
     """Share of the counted tasks that at least one trial passed; None without any task."""
     all_of: float | None
-    """Share that all passed."""
+    """Share of the counted tasks that all trials passed; None without any task."""
 
 
 def leaderboard(trials: Iterable[Sequence[bool | None]], k: int = 3) -> Leaderboard:
-    """By the trials of each task in their order, None for one that errored."""
+    """Compute the figures from the trials of each task in order, None for one that errored."""
     tasks = [
         ([each for each in task if each is not None][:k], task.count(None)) for task in map(list, trials)
     ]
@@ -98,13 +97,6 @@ def score(
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Bounds of 95 % of the mean of a task's value, each in [0, 1], over all tasks that there might be.
-
-    Below FEW_TASKS tasks Clopper and Pearson's, of as many trials as there are tasks: no values in [0, 1]
-    spread more than those of a coin. Above, Agresti and Coull's with the spread that the values have: half a
-    squared quantile of tasks at 0, and as many at 1, stand beside them, so that equal values do not make it
-    a point. Decision 0094 has the coverage of both.
-    """
     tasks, total = len(values), sum(values)
     if tasks >= FEW_TASKS:
         return _widened(values, 0.0, 1.0, beside=_Z**2 / 2)
@@ -134,7 +126,6 @@ def _widened(values: Sequence[float], least: float, most: float, *, beside: floa
 
 
 def _lowest_rate(successes: int, trials: int) -> float:
-    """The rate at which so many successes or more have a chance of 2.5 %."""
     if not successes:
         return 0.0
     low, high = 0.0, 1.0

@@ -1,4 +1,4 @@
-"""The pause of campaigns whose model calls have cost as much as they may, or nobody knows how much."""
+"""Pauses campaigns whose model calls have cost as much as they may, or an unknown amount."""
 
 import asyncio
 import logging
@@ -26,7 +26,7 @@ SOURCE = "orchard/steward"
 
 
 def reached(record: CampaignRecord, spent: Spent) -> str:
-    """Why the campaign must not go on, as a clause; empty where it may."""
+    """Say why the campaign must be paused, as a clause; empty where it may run."""
     cap = record.max_cost_usd
     if cap is None:
         return ""
@@ -41,8 +41,8 @@ def reached(record: CampaignRecord, spent: Spent) -> str:
 
 
 class CostWatch:
-    """Pauses running campaigns whose cap is reached, or cannot be kept. Any number of these may run: the
-    pause is one compare-and-set, and the log is told of it by whoever reads it in the book."""
+    """Pauses running campaigns whose cap is reached or cannot be kept. Any number of these may run: the
+    pause is one compare-and-set, and whoever reads it in the bucket publishes its event."""
 
     def __init__(self, connection: Connection, store_url: str) -> None:
         self._connection = connection
@@ -51,20 +51,20 @@ class CostWatch:
         self._store_url = store_url
         self._capped: dict[str, CampaignEntry] = {}
         self._spent: dict[str, Spent] = {}
-        """Of those. A call whose event is in the log twice counts twice here, and once in the tables."""
+        """Cost of each running campaign. A call whose event is in the log twice counts twice here, and
+        once in the tables."""
         self._revision = 0
-        """Of the book, up to which it was read."""
+        """Revision of the bucket up to which it was read."""
         self._lost = asyncio.Event()
         connection.on_loss(self._lost.set)
 
     async def run(self, pause: float = LOOK_SECONDS) -> None:
-        """Look after look until cancelled; raises StreamsError."""
         while True:
             await self.look()
             await asyncio.sleep(pause)
 
     async def look(self) -> None:
-        """Read what is new in book and log, and pause what has reached its cap."""
+        """Read new entries of bucket and log, and pause the campaigns that have reached their cap."""
         if self._lost.is_set():
             # A server that comes back may have lost its newest messages, and give their sequences to others.
             self._lost.clear()
@@ -83,7 +83,7 @@ class CostWatch:
                 await self._pause(entry, reason)
 
     async def _in_tables(self, campaigns: list[str]) -> dict[str, Spent]:
-        """Nothing where the tables cannot be read: the stream has it all, and a cap must hold."""
+        """Cost by the tables; empty where they cannot be read: the stream has it all, and a cap must hold."""
         try:
             return await asyncio.to_thread(spent_in_tables, self._store_url, campaigns)
         except (StorageError, duckdb.Error) as error:
@@ -111,7 +111,7 @@ class CostWatch:
         log.warning("campaign %s is paused: %s", entry.name, reason)
 
     async def _tell(self, entry: CampaignEntry) -> None:
-        """Tell the log of a pause, unless it has it: who wrote it into the book may have died since."""
+        """Publish a pause, unless the log has it: who paused the campaign may have died before it did."""
         event = state_changed(entry, CampaignState.RUNNING, SOURCE)
         newest = await last_message(self._connection, names.EVENTS, event_subject(event))
         told = newest.as_event.event if newest else None

@@ -1,7 +1,7 @@
-"""Building a dataset: candidates cut into shards, shards made by processes, then the manifest, last.
+"""Builds a dataset: cuts candidates into shards, has processes make them, writes the manifest last.
 
-A build that was stopped goes on with the shards it lacks; its range stays the one it began with. The hash is
-over the digests of rows in the order of the log, so shards and processes leave no trace in it.
+A build that was stopped resumes with the missing shards; its range stays the one it began with. The
+hash is over the digests of rows in the order of the log, so shards and processes leave no trace in it.
 """
 
 import multiprocessing
@@ -46,15 +46,13 @@ SHARD_TRAJECTORIES = 500
 _STATE = ".build.json"
 
 Shards = Callable[[ShardWork, list[list[Candidate]], list[int]], Iterator[ShardReport]]
-"""Makes the shards of these indices into the build's directory; the report of each as it is there."""
+"""Makes the shards of these indices in the build's directory; yields the report of each as it is finished."""
 
 Progress = Callable[[int, int], None]
-"""Called with trajectories done and in all."""
+"""Called with the number of finished trajectories and of all."""
 
 
 class _State(msgspec.Struct, frozen=True, kw_only=True):
-    """What an unfinished build in a directory is."""
-
     config_hash: str
     code_version: str
     as_of: int
@@ -72,11 +70,11 @@ def build(
     progress: Progress | None = None,
     shards_by: Shards | None = None,
 ) -> Manifest:
-    """Build into the directory `out`, or go on with a build there; its manifest. Shards are made by so many
-    processes, or by `shards_by`.
+    """Build into the directory `out`, or resume a build there; returns its manifest.
 
-    `as_of` is the last sequence of the log that counts; None: the newest that every table has. Raises
-    DatasetError, MaskError where a mask does not hold, and StorageError; nothing that was made is lost then.
+    `processes` of this machine make the shards, or `shards_by` does. `as_of` is the last sequence of
+    the log that counts; None: the newest that every table has. Raises DatasetError, MaskError where a
+    mask does not hold, and StorageError; nothing that was made is lost then.
     """
     tokenizer = ChatTokenizer.load(settings.tokenizer)
     tokenizer_sha256 = encoder_sha256(tokenizer, settings)
@@ -113,7 +111,6 @@ def build(
 
 
 def _clean(out: Path) -> None:
-    """Remove what only an unfinished build needs."""
     for left in (*out.glob(".report-*.json"), out / _STATE):
         left.unlink(missing_ok=True)
     for spill in out.glob(".spill-*"):
@@ -128,7 +125,7 @@ def _enter(
     as_of: int | None,
     shard_trajectories: int,
 ) -> _State | Manifest:
-    """The state of the build in `out`: a new one, the one to go on with, or the dataset that is there."""
+    """The state of the build in `out`: new or to be resumed; the manifest where the dataset is finished."""
     hashed, version = config_hash(settings, tokenizer_sha256), code_version()
     if (out / MANIFEST).exists():
         there = read_manifest(out)
@@ -154,7 +151,7 @@ def _enter(
 
 
 def _reports(work: ShardWork, shards: list[list[Candidate]], shards_by: Shards) -> Iterator[ShardReport]:
-    """Reports of all shards as they come, first of those that were there already."""
+    """Reports of all shards as they come, first of those that were finished before."""
     todo = []
     for index in range(len(shards)):
         path = _report_path(work.out, index)
@@ -168,7 +165,7 @@ def _reports(work: ShardWork, shards: list[list[Candidate]], shards_by: Shards) 
 
 
 def locally(processes: int) -> Shards:
-    """Shards made by processes of this machine; by this one alone where there is one or one shard."""
+    """Makes shards in processes of this machine; in this one where one process or one shard is asked for."""
 
     def reports(work: ShardWork, shards: list[list[Candidate]], todo: list[int]) -> Iterator[ShardReport]:
         if processes == 1 or len(todo) <= 1:

@@ -48,10 +48,8 @@ where m.role = 'assistant' and r.resolved group by r.rollout_id
 
 
 class Chosen(NamedTuple):
-    """What a dataset is made of."""
-
     candidates: list[Candidate]
-    """By the sequence of their outcome."""
+    """Rollouts to make examples of, by the sequence of their outcome."""
     contaminated: dict[str, Reason]
     """Task with graded rollouts to why none of them trains."""
 
@@ -103,7 +101,7 @@ def candidates(
 def _unfit(
     one: Candidate, source: Source, excluded: AbstractSet[str], out: Mapping[str, Reason]
 ) -> str | None:
-    """Why nothing of a rollout may train; `excluded` has ids and repositories."""
+    """Say why nothing of a rollout may train, None where it may; `excluded` has ids and repositories."""
     if one.exit_status == ExitStatus.UNANSWERED and not source.unanswered:
         return "unanswered"
     if one.task_id in excluded or one.repo in excluded:

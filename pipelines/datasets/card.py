@@ -18,8 +18,6 @@ _SHOWN = 12
 
 @dataclass
 class Summary:
-    """What one pass over the rows collects."""
-
     tokens: list[int] = field(default_factory=list)
     trained: list[float] = field(default_factory=list)
     """Share of tokens that train."""
@@ -27,17 +25,14 @@ class Summary:
     starts: list[float] = field(default_factory=list)
     """Where in the kept part rise segments begin, from 0 to 1."""
     lengths: list[int] = field(default_factory=list)
-    """Actions in rise segments."""
     tables: dict[str, Counter[str]] = field(default_factory=dict)
     resolved: Counter[str] = field(default_factory=Counter)
-    """Resolved rows by source."""
 
 
 _GROUPS = ("task_source", "repo", "harness", "model", "model_kind", "annotator", "exit_status")
 
 
 def summarize(directory: Path) -> Summary:
-    """One pass over the rows."""
     found = Summary(tables={name: Counter() for name in _GROUPS})
     for row in read_rows(directory):
         found.tokens.append(row.tokens)

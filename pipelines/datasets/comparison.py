@@ -14,8 +14,6 @@ from orchard.pipelines.datasets.rows import Row, read_rows, row_digest
 
 @dataclass(frozen=True)
 class Difference:
-    """What distinguishes dataset `b` from dataset `a`."""
-
     equal: bool
     facts: dict[str, tuple[str, str]]
     """Facts of the manifests that differ, with both values."""

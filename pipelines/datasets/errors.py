@@ -1,12 +1,12 @@
-"""What can go wrong with a dataset, in one sentence that names the fix."""
+"""Errors of datasets; each message is one sentence that names the fix."""
 
 
 class DatasetError(Exception):
-    """A configuration, tokenizer, directory or row that no dataset can be made from or read of."""
+    """A configuration, tokenizer, directory or row is unusable."""
 
 
 class ExampleError(DatasetError):
-    """One conversation that cannot be made an example: it is dropped and counted, the others go on."""
+    """One conversation cannot be made an example: it is dropped and counted, the build continues."""
 
 
 class MaskError(ExampleError):

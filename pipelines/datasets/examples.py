@@ -1,7 +1,7 @@
-"""From a trajectory to an example: which turns train, where it ends, and why it may be left out. Pure.
+"""Turns a trajectory into an example: which turns train, where it ends, and why it may be left out.
 
-Resolved: every assistant turn trains. Unresolved: only those in rise segments; what comes before stays as
-context, and all after the last trained turn is cut off, because it cannot train.
+Pure. Resolved: every assistant turn trains. Unresolved: only those in rise segments; what comes before
+stays as context, and all after the last trained turn is cut off, because it cannot train.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -36,18 +36,18 @@ class Candidate(Origin, frozen=True, kw_only=True):
     """`imported`, `valid` or `rejected`; empty where the log does not have the task."""
     harness_version: str | None = None
     tools: str = ""
-    """JSON text, of imported trajectories alone."""
+    """JSON text; imported trajectories alone have it."""
     layout: str = ""
-    """Of imported trajectories: what they came in."""
+    """Released layout that an imported trajectory came in."""
     base: float = 0.0
     curve: tuple[float, ...] = ()
     value_sequence: int = 0
-    """0: nobody has annotated it."""
+    """Sequence of its annotation's event; 0: not annotated."""
     turns: int = 0
 
 
 class Dropped(StrEnum):
-    """Why a trajectory gave no example. The names are keys of the manifest's counts."""
+    """Why a trajectory gave no example. The values are keys of the manifest's counts."""
 
     NO_MESSAGES = "dropped_no_messages"
     OTHER_STEPS = "dropped_values_of_other_steps"
@@ -71,13 +71,13 @@ class Draft:
     trained: tuple[int, ...]
     segments: tuple[Segment, ...]
     masked: int
-    """Turns that would have trained but for what is wrong with them."""
+    """Turns that would have trained but for a fault in them."""
     images: tuple[Image, ...] = ()
     """Pictures of the conversation, in their order."""
     messages: Sequence[Message] = ()
-    """Of the row, where they are not those of the conversation: with parts for pictures."""
+    """The row's messages, where they differ from the conversation's: with parts for pictures."""
     of_turn: bool = False
-    """Whether it is the example of one turn already."""
+    """Whether it was cut to one turn already."""
 
 
 def draft(
@@ -90,10 +90,10 @@ def draft(
     number: int = 0,
     cut: Collection[tuple[str, str]] = (),
 ) -> Draft | Dropped:
-    """The example that a trajectory gives, or why it gives none. `known` are the names of its tools, `cut`
-    answers that a limit ended, by rollout id and node id.
+    """The example that a trajectory gives, or why it gives none.
 
-    Of a program, `path` is its branch `number`, and of its answers train those in `own`, by node id.
+    `known` are the names of its tools, `cut` answers that a limit ended, by rollout id and node id. Of
+    a program's forest, `path` is branch `number`, and only answers in `own` (node ids) train.
     """
     turns = assistants(path)
     if not turns:
@@ -149,7 +149,8 @@ def segments_of(
 def finished(
     one: Draft, encoded: Encoded | ExampleError, tools_json: str, settings: DatasetSettings
 ) -> list[Row | Dropped]:
-    """The rows of a draft whose conversation has its tokens: one, or of `pairs` one for each trained turn."""
+    """The rows of a draft whose conversation was tokenized: one, or with `pairs` one for each trained
+    turn."""
     if one.of_turn or not settings.pairs or isinstance(encoded, ExampleError):
         return [finish(one, encoded, tools_json, settings)]
     return [_pair(one, encoded, step, tools_json, settings) for step in one.trained]
@@ -158,7 +159,6 @@ def finished(
 def _pair(
     one: Draft, encoded: Encoded, step: int, tools_json: str, settings: DatasetSettings
 ) -> Row | Dropped:
-    """The example of one turn: its answer trains, what was asked before it is context, cut from the left."""
     first, stop = encoded.spans[step]
     most = settings.filters.max_tokens
     if stop - first > most:
@@ -183,7 +183,7 @@ def _pair(
 def finish(
     one: Draft, encoded: Encoded | ExampleError, tools_json: str, settings: DatasetSettings
 ) -> Row | Dropped:
-    """The row of a draft whose conversation has its tokens, or why it has none."""
+    """The row of a draft whose conversation was tokenized, or why it has none."""
     if isinstance(encoded, ExampleError):
         return Dropped.NOT_AS_SAID if isinstance(encoded, MaskError) else Dropped.TEMPLATE
     end = encoded.spans[-1][1]  # what the template writes after the last turn trains nothing
@@ -215,7 +215,7 @@ def finish(
 
 
 def leaked_steps(path: Iterable[MessageNode]) -> set[int]:
-    """Steps whose observation is an infrastructure error. Rollouts of ours have none: they abort."""
+    """Steps whose observation is an infrastructure error. Orchard's own rollouts have none: they abort."""
     return {
         node.turn - 1
         for node in path
@@ -231,10 +231,10 @@ def _faults(
     known: Collection[str],
     may_say: Collection[int],
 ) -> dict[int, Dropped]:
-    """What is wrong with steps. An action that parsed was executed, so a result answers it. Steps in
-    `may_say` need no call: the one with which a rollout ends, and those of programs. Without tools the text
-    is the action, and what the user says next is its result; so it is where the user speaks a tool's result,
-    since the model wrote its calls into its text."""
+    """Maps steps to their fault. An action that parsed was executed, so a result answers it. Steps in
+    `may_say` need no call: the one with which a rollout ends, and those of programs. Without tools the
+    text is the action, and the user's next message is its result; so it is where the user role carries
+    a tool's result, since the model wrote its calls into its text."""
     executed = {(node.turn, node.tool_call_id) for node in path if node.role is Role.TOOL}
     answered = {
         node.turn

@@ -1,7 +1,7 @@
-"""Trajectories that other systems made, or that were published, as rollouts in the log.
+"""Imports trajectories of other systems, or published ones, as rollouts in the log.
 
-Each is a rollout of one attempt in a campaign, with its own tools and metadata kept as they were. Domains
-bring the layouts in which rows are published.
+Each is a rollout of one attempt in a campaign; its tools and metadata are kept unchanged. Domains
+bring the layouts of published rows.
 """
 
 from collections import Counter
@@ -50,7 +50,7 @@ class _Call(msgspec.Struct, frozen=True):
 
 
 class Message(msgspec.Struct, frozen=True):
-    """As released rows have them."""
+    """A chat message in the form of released rows."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | None = None
@@ -59,7 +59,7 @@ class Message(msgspec.Struct, frozen=True):
 
     @property
     def said(self) -> list[object]:
-        """What is in it: equal whether a field is null, empty or absent."""
+        """The message's content: equal whether a field is null, empty or absent."""
         calls = [
             [call.id or "", call.function.name or "", call.function.arguments or ""]
             for call in self.tool_calls or ()
@@ -69,7 +69,7 @@ class Message(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Took:
-    """What a trajectory took, as its file says; None where it does not."""
+    """Time, calls and tokens of a trajectory, as its file states them; None where it does not."""
 
     started_at: datetime | None = None
     seconds: float | None = None
@@ -83,8 +83,6 @@ class Took:
 
 @dataclass(frozen=True, kw_only=True)
 class Foreign:
-    """A trajectory that another system made: one attempt of one rollout."""
-
     task_id: str
     source: str
     repo: str
@@ -94,29 +92,25 @@ class Foreign:
     row: int
     """Number of the row in what was read, from 0."""
     nodes: Sequence[MessageNode]
-    """The tree, parents first."""
     leaf: str | None = None
     """Last message of the main conversation; None: the last of `nodes`."""
     exit_status: ExitStatus
     resolved: bool | None
-    """None: nobody graded it."""
+    """None: not graded."""
     reward: float | None = None
     """None: 1 for a resolved one, else -1."""
     layout: str
     tools: str
-    """JSON text."""
     metadata: str
     """JSON text, kept as it was."""
     flags: tuple[str, ...] = ()
     took: Took = Took()
     calls: Sequence[LLMCall] = ()
-    """Of the model, each with what the file says of it."""
+    """Calls of the model, each with what the file says of it."""
 
 
 @dataclass(frozen=True)
 class Imported:
-    """What came of an import."""
-
     rollouts: int
     there_already: int
     flags: dict[str, int]
@@ -127,13 +121,14 @@ class LayoutReader(Protocol):
     """Reads trajectories out of the files of one released layout."""
 
     def __call__(self, files: Sequence[Path], blobs: BlobStore, harness: str) -> Iterator[Foreign | LeftOut]:
-        """The trajectories, made by `harness`, and what is none with the reason; pictures go into `blobs`."""
+        """Yield the trajectories, attributed to `harness`, and a reason for each row that is none;
+        pictures go into `blobs`."""
 
 
 def read_layout(
     layout: str, files: Sequence[Path], blobs: BlobStore, harness: str
 ) -> Iterator[Foreign | LeftOut]:
-    """The trajectories of a released layout. Raises DatasetError for one that no domain has."""
+    """Read the trajectories of a released layout. Raises DatasetError for a layout that no domain has."""
     known = offered(lambda domain: domain.released_layouts)
     if layout not in known:
         raise DatasetError(f"--format {layout!r} is not known: use {' or '.join(sorted(known))}")
@@ -144,7 +139,7 @@ def read_layout(
 def parquet_rows(
     files: Sequence[Path], columns: Sequence[str]
 ) -> Iterator[tuple[int, dict[str, Any] | LeftOut]]:
-    """Rows with their number over all files; of a file that cannot be read, or not to its end, why."""
+    """Rows with their number over all files, and for a file that cannot be read to its end the reason."""
     number = 0
     for place in files:
         try:
@@ -173,8 +168,6 @@ async def import_trajectories(
     campaign: str,
     dataset: str,
 ) -> Imported:
-    """Publish the events of each trajectory, unless its rollout has an outcome already. Raises what
-    publishing raises."""
     check_name(campaign)
     done, there, flags, left_out = 0, 0, Counter[str](), list[LeftOut]()
     for one in found:
@@ -198,7 +191,6 @@ async def import_trajectories(
 
 
 def events_of(blobs: BlobStore, one: Foreign, *, campaign: str, dataset: str) -> list[e.Event]:
-    """The events of one trajectory: request, start, import, messages, reward where there is one, outcome."""
     nodes = list(one.nodes)
     statement = next((node.content for node in nodes if node.role is Role.USER), "")
     rollout = rollout_id(campaign, one.task_id, one.harness, one.model, one.sample)
@@ -284,13 +276,13 @@ def events_of(blobs: BlobStore, one: Foreign, *, campaign: str, dataset: str) ->
 
 
 def sample_of(content: Any) -> int:
-    """A number that tells a trajectory from others of its task and model: equal content, equal number, in
-    whichever file and at whichever place it stands."""
+    """Derive a sample number from the content: equal content, equal number, in whichever file and at
+    whichever position."""
     return int(digest(content, 12), 16)
 
 
 def decoded(column: str, text: Any, kind: type[T]) -> T:
-    """The value of a column of JSON text. Raises DatasetError with what is wrong."""
+    """Decode a column of JSON text. Raises DatasetError that names the column and the fault."""
     try:
         return msgspec.json.decode(text, type=kind)
     except msgspec.ValidationError as error:
@@ -327,7 +319,7 @@ def next_node(
 
 
 def thought(content: str) -> tuple[str, str]:
-    """Reasoning and text of a content that begins with a thought between tags."""
+    """Split a content that begins with a thought between tags into reasoning and text."""
     head, mark, rest = content.partition("</think>")
     if not mark or not head.startswith("<think>"):
         return "", content

@@ -1,15 +1,15 @@
-"""Tokenizing lines and words apart, where that gives the tokenizer's own tokens: they come again and again.
+"""Tokenizes lines and words apart, where that gives the tokenizer's own tokens, since both repeat.
 
-A byte-level tokenizer cuts a text into words by a pattern, from left to right, and no token goes over the
-border of a word. So a text may be cut at a place that is a border in every text, if no word before it looks
-past it. Where that is depends on the pattern. In the form of GPT-2 a run of white space is one word up to its
-last character, but wholly one word at the end of a text: a text may be cut only before the run. In the form
-of GPT-4 a run that holds a line end is one word up to the last of them, which punctuation before it may take:
-a text may be cut only behind it. Lines of ASCII alone are cut into words here, where the classes of
-characters leave no doubt. Each token stands for bytes, so decoding is joining them. Unicode's form NFC, to
-which tokenizers of Qwen bring a text first, joins nothing with a line end and leaves ASCII as it is.
-
-`LineCutter.of` compares with the tokenizer itself before it trusts any of this.
+A byte-level tokenizer cuts a text into words by a pattern, from left to right, and no token crosses
+the border of a word. So a text may be cut at a place that is a border in every text, if no word before
+it looks past it. Where that is depends on the pattern. In the form of GPT-2 a run of white space is
+one word up to its last character, but wholly one word at the end of a text: a text may be cut only
+before the run. In the form of GPT-4 a run that holds a line end is one word up to the last of them,
+which punctuation before it may take: a text may be cut only behind it. Lines of ASCII alone are cut
+into words here, where the classes of characters leave no doubt. Each token stands for bytes, so
+decoding is joining them. Unicode's form NFC, to which tokenizers of Qwen bring a text first, joins
+nothing with a line end and leaves ASCII unchanged. `LineCutter.of` compares with the tokenizer itself
+before it trusts any of this.
 """
 
 import json
@@ -36,7 +36,7 @@ BORDERS = {
     _GPT4 % "": _BEHIND_LINE_ENDS,
     _GPT4 % "{1,3}": _BEHIND_LINE_ENDS,
 }
-"""Where a text may be cut, by the pattern of its tokenizer."""
+"""Pattern of a tokenizer to the rule for where a text may be cut."""
 
 _KINDS = (
     "a",
@@ -62,8 +62,6 @@ _LONGEST = 3
 
 
 class LineCutter:
-    """Cuts texts into lines, and gives tokens their bytes."""
-
     def __init__(self, table: list[bytes], pattern: str) -> None:
         self._table = table
         self._border = BORDERS[pattern]
@@ -71,7 +69,7 @@ class LineCutter:
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> Self | None:
-        """For a tokenizer with which cutting gives its own tokens, else None."""
+        """A cutter for a tokenizer whose tokens cutting leaves unchanged, else None."""
         backend: Any = getattr(tokenizer, "backend_tokenizer", None)
         pattern = _known_pattern(json.loads(backend.to_str())) if backend is not None else None
         if pattern is None:
@@ -89,7 +87,8 @@ class LineCutter:
         return cutter if cutter._agrees(backend, list(added.values())) else None
 
     def _agrees(self, backend: Any, added: Sequence[str]) -> bool:
-        """Whether the tokenizer has the tokens of lines and of words for short texts of all kinds."""
+        """Whether cutting into lines and words gives the tokenizer's own tokens for short texts of all
+        kinds."""
         special = re.compile("|".join(map(re.escape, added)) or "(?!)")
         kinds = (*_KINDS, *added[:2])
         trials = [
@@ -104,7 +103,6 @@ class LineCutter:
         return all([i for piece in pieces for i in ids[piece]] == ids[text] for text, pieces in apart)
 
     def cut(self, text: str) -> list[str]:
-        """The lines of a text; joined they are the text."""
         return self._border.split(text)
 
     def words(self, line: str) -> list[str] | None:
@@ -112,7 +110,7 @@ class LineCutter:
         return self._word.findall(line) if line.isascii() else None
 
     def bytes_of(self, ids: Sequence[int]) -> bytes:
-        """What the tokens stand for."""
+        """The bytes that the tokens stand for."""
         return b"".join(map(self._table.__getitem__, ids))
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -121,7 +119,6 @@ class LineCutter:
 
 
 def ascii_pattern(pattern: str) -> str:
-    """A known pattern in the terms of `re`, for texts of ASCII alone."""
     return re.sub(
         r"\[[^\]]*\]|\\p\{[LN]\}",
         lambda found: (
@@ -134,7 +131,7 @@ def ascii_pattern(pattern: str) -> str:
 
 
 def _known_pattern(tokenizer: dict[str, Any]) -> str | None:
-    """The pattern of a tokenizer of which the rule holds."""
+    """The tokenizer's pattern, where BORDERS has a rule for it."""
     before, decoder = tokenizer.get("pre_tokenizer") or {}, tokenizer.get("decoder") or {}
     normalizer = tokenizer.get("normalizer") or {"type": "NFC"}
     if normalizer not in ({"type": "NFC"}, {"type": "Sequence", "normalizers": []}):

@@ -18,12 +18,10 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     tokens: int
     sha256: str
-    """Over the digests of its rows, in order."""
+    """Digest over the digests of its rows, in order."""
 
 
 class Range(msgspec.Struct, frozen=True, kw_only=True):
-    """Sequences of the event log, both inclusive."""
-
     first: int
     last: int
 
@@ -33,7 +31,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     sha256: str
-    """Over the digests of all rows, in order, however they are cut into shards."""
+    """Digest over the digests of all rows, in order, however they are cut into shards."""
     range: Range
     code_version: str
     config_hash: str
@@ -48,12 +46,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     counts: dict[str, int]
     """Trajectories and examples by what filters and selection decided."""
     contaminated: dict[str, Reason] = {}
-    """Task that was left out to the reason and the held-out task that it is, or is like."""
+    """Tasks left out, each with the reason and the held-out task that it equals or resembles."""
     shards: tuple[Shard, ...]
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """The manifest of a dataset; DatasetError when there is none, as before a build has ended."""
+    """Read a dataset's manifest. Raises DatasetError where there is none: the build has not ended."""
     path = directory / MANIFEST
     try:
         return msgspec.json.decode(path.read_bytes(), type=Manifest)
@@ -68,5 +66,5 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """The last file of a build, put in place at once: with it the dataset is whole."""
+    """Write the manifest atomically, last: with it the dataset is complete."""
     write_whole(directory, MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")

@@ -21,7 +21,7 @@ from orchard.storage.blobs import BlobStore
 from orchard.workers.episode.prompts import chat_messages, newest
 
 Tokens = Callable[[int, int], int]
-"""Tokens of a picture of so many pixels in width and height."""
+"""Maps a picture's width and height in pixels to its number of tokens."""
 
 _SHOWN = """
 select distinct node, coalesce(len(images_shown), 0) from tables.llm_calls_all
@@ -30,14 +30,14 @@ where list_contains($rollouts, rollout_id)
 
 
 def read_shown(tables: duckdb.DuckDBPyConnection, rollouts: Collection[str]) -> dict[str, int]:
-    """How many pictures each answer of these rollouts was made from, by its node, whichever attempt asked."""
+    """Number of pictures that each answer of these rollouts was made from, by its node, whichever attempt
+    asked."""
     if not rollouts:
         return {}
     return dict(tables.execute(_SHOWN, {"rollouts": list(rollouts)}).fetchall())
 
 
 def has_pictures(path: Iterable[MessageNode]) -> bool:
-    """Whether any message has one."""
     return any(node.images for node in path)
 
 
@@ -49,8 +49,8 @@ def of_turns(
     tokens: Tokens,
     cut: Collection[tuple[str, str]] = (),
 ) -> list[Draft] | Dropped:
-    """The draft of a trajectory with pictures as one for each turn that trains. `shown` is that of
-    `read_shown`."""
+    """Split the draft of a trajectory with pictures into one for each turn that trains. `shown` comes
+    from `read_shown`."""
     turns = assistants(path)
     found = []
     for step in one.trained:
@@ -100,8 +100,8 @@ def _of_turn(
 
 
 def picture_tokens(name: str) -> tuple[Tokens, str]:
-    """How many tokens pictures have, by the image processor beside a tokenizer, and what it is, as text.
-    Raises DatasetError where there is none."""
+    """Load the image processor beside a tokenizer: its count of a picture's tokens, and its configuration
+    as text. Raises DatasetError where there is none."""
     try:
         from orchard.pipelines.vision.reading import PictureReader  # it brings torch
 
@@ -112,14 +112,15 @@ def picture_tokens(name: str) -> tuple[Tokens, str]:
 
 
 def encoder_sha256(tokenizer: ChatTokenizer, settings: DatasetSettings) -> str:
-    """Of all that makes tokens of a conversation: with pictures, of the image processor, too."""
+    """Digest of everything that makes tokens of a conversation: the tokenizer, and with pictures the
+    image processor."""
     if settings.pictures == "none":
         return tokenizer.sha256
     return digest([tokenizer.sha256, picture_tokens(settings.tokenizer)[1]], 64)
 
 
 def copy_pictures(shards: Iterable[Path], blobs: BlobStore, out: Path) -> None:
-    """Put the pictures that rows name among the blobs of the dataset's directory, each once. Raises
+    """Copy the pictures that rows name into the blobs of the dataset's directory, each once. Raises
     StorageError."""
     kept = BlobStore(out)
     for shard in shards:

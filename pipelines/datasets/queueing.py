@@ -1,9 +1,9 @@
-"""Shards of a build made by workers that claim them from a queue, on any machine that sees the store.
+"""Builds shards in workers that claim them from a queue, on any machine that sees the store.
 
-What they share lies in the store below `builds/<id>`: the candidates of each shard, then its rows and its
-report. A shard's bytes depend on nothing else, so one that is made twice is the same shard, and whoever dies
-costs only time: its claim is delivered again, and a coordinator that is started again asks for what is
-missing.
+The shared files lie in the store below `builds/<id>`: the candidates of each shard, then its rows and
+its report. A shard's bytes depend on nothing else, so one that is made twice is the same shard, and a
+process that dies costs only time: its claim is delivered again, and a restarted coordinator asks for
+what is missing.
 """
 
 import asyncio
@@ -27,6 +27,7 @@ from orchard.pipelines.datasets.shards import ShardMaker, ShardReport, ShardWork
 from orchard.pipelines.datasets.tokenization import ChatTokenizer
 from orchard.pipelines.datasets.version import code_version
 from orchard.schemas.identity import digest
+from orchard.schemas.queues import Queue
 from orchard.schemas.requests import read_known
 from orchard.storage.durable import write_whole
 from orchard.storage.errors import StorageError, store_errors
@@ -34,27 +35,26 @@ from orchard.storage.location import Location
 from orchard.streams.claims import Claims
 from orchard.streams.consumer import ClaimedRequest, Consumer, RetryPolicy
 from orchard.streams.entries import FIRST, EntryAddress, QueueEntry, entry
-from orchard.streams.settings import Queue
-from orchard.streams.shifts import Shift
+from orchard.streams.worker_lifetime import WorkerLifetime
 from orchard.workers.attempts.deadletters import DeadLetters
 from orchard.workers.masking import masked
 
 QUEUE = Queue(kind="dataset", domain="shards")
 POLL_SECONDS = 0.5
 OFFER_SECONDS = 15.0
-"""After so many without a finished shard, those that are missing are offered again: one that is queued or
-claimed is refused by the server."""
+"""Seconds without a finished shard after which the missing ones are offered again; the server refuses one
+that is queued or claimed."""
 _FAULT = 300
-"""Characters of an unexpected error that the coordinator is told."""
+"""Maximum characters of an unexpected error in a report to the coordinator."""
 
 log = logging.getLogger("orchard.dataset")
 
 Offer = Callable[[Sequence[QueueEntry]], None]
-"""Puts entries on the queue that are not on it; called from a thread."""
+"""Enqueues the entries that are not queued; called from a thread."""
 
 
 class ShardRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One shard, as it travels on the queue."""
+    """The request for one shard, as it travels on the queue."""
 
     build: str
     index: int
@@ -63,19 +63,16 @@ class ShardRequest(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer_sha256: str
     settings: DatasetSettings
     failures: int = 0
-    """Times that a worker left it to others."""
 
 
 class _Made(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker says of a shard: a report and the SHA-256 of its file, or why it cannot be made."""
-
     report: ShardReport | None = None
     sha256: str = ""
     fault: str = ""
 
 
 class _Files:
-    """What coordinator and workers of one build share. Raises StorageError."""
+    """The files that coordinator and workers of one build share. Raises StorageError."""
 
     def __init__(self, store: str, build: str) -> None:
         self._location = Location.parse(store)
@@ -94,11 +91,10 @@ class _Files:
         return None if raw is None else msgspec.json.decode(raw, type=_Made | None)
 
     def forget(self, index: int) -> None:
-        """What was said of a shard: it can be asked for again."""
+        """Delete a shard's report, so that it can be requested again."""
         self.write(f"made-{index:05}.json", b"null")
 
     def clear(self) -> None:
-        """Does nothing where nothing is."""
         with store_errors(self._location.url), suppress(FileNotFoundError):
             self._location.filesystem.delete_dir(self._location.key("builds", self._build))
 
@@ -108,9 +104,9 @@ def _candidates_file(index: int) -> str:
 
 
 def through_queue(offer: Offer) -> Shards:
-    """Shards that workers make (`ShardWorker`), for `build`; waits for them as long as it takes.
+    """Makes shards by workers (`ShardWorker`), for `build`; waits for them without a limit.
 
-    Raises DatasetError with what a worker said of a shard that cannot be made.
+    Raises DatasetError with the worker's reason for a shard that cannot be made.
     """
 
     def reports(work: ShardWork, shards: list[list[Candidate]], todo: list[int]) -> Iterator[ShardReport]:
@@ -152,7 +148,7 @@ def through_queue(offer: Offer) -> Shards:
 
 
 def _brought(files: _Files, out: Path, index: int, made: _Made) -> ShardReport:
-    """Bring a finished shard into the directory of the build."""
+    """Copy a finished shard into the directory of the build."""
     if made.report is None:
         raise DatasetError(f"shard {index} cannot be made: {made.fault}")
     rows = files.read(f"rows-{index:05}.parquet") or b""
@@ -169,26 +165,22 @@ def _entry(request: ShardRequest, occasion: str) -> QueueEntry:
 
 
 class OtherCode(Exception):
-    """The build wants rows of another version of this code: a worker of that version makes them."""
+    """The build needs another version of this code: a worker of that version makes the shard."""
 
 
 class ShardWorker:
-    """Handles requests for shards."""
-
     retries = RetryPolicy(on=(StorageError, OtherCode), first=20.0, longest=20.0)
 
     def __init__(self, store: str, scratch: Path) -> None:
         self._store = store
         self._scratch = scratch
         self._makers: dict[str, ShardMaker] = {}
-        """Of the newest build: tables and tokenizer are opened once."""
+        """Maker of the newest build: tables and tokenizer are opened once."""
 
     def read(self, body: bytes) -> ShardRequest:
-        """See Handler."""
         return read_known(body, ShardRequest, "a shard request")
 
     def entry(self, request: ShardRequest, occasion: str) -> QueueEntry:
-        """See Handler."""
         return _entry(request, occasion)
 
     async def handle(self, delivery: ClaimedRequest[ShardRequest]) -> None:
@@ -238,12 +230,12 @@ class ShardWorker:
 
 @contextmanager
 def shard_consumer(store: str, claims: Claims, idle_exit: float = 0.0) -> Iterator[Consumer]:
-    """Makes shards, one at a time; ends after `idle_exit` seconds without any (0: never)."""
+    """A consumer that makes shards, one at a time; ends after `idle_exit` seconds without any (0: never)."""
     with tempfile.TemporaryDirectory(prefix="orchard-shards-") as scratch:
         yield Consumer(
             claims,
             DeadLetters(claims.connection),
             {QUEUE.kind: ShardWorker(store, Path(scratch))},
             slots=1,
-            shift=Shift(idle=idle_exit),
+            lifetime=WorkerLifetime(idle=idle_exit),
         )

@@ -26,14 +26,12 @@ _GROUP_ROWS = 256
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """Consecutive steps that train, both inclusive, counted from 0."""
-
     first: int
     last: int
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """The graded rollout that an example is of, as the tables tell of it."""
+    """The graded rollout that an example is made of, by the tables."""
 
     rollout_id: str
     attempt: int
@@ -50,7 +48,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     reward: float
     resolved: bool
     done_sequence: int
-    """Of the rollout's terminal event in the log."""
+    """Sequence of the rollout's terminal event in the log."""
 
 
 class Row(Origin, frozen=True, kw_only=True):
@@ -62,7 +60,6 @@ class Row(Origin, frozen=True, kw_only=True):
     annotator: str
     """Layer whose values chose the segments; empty for resolved trajectories."""
     turns: int
-    """Assistant messages in the example."""
     trained_turns: tuple[int, ...]
     """Steps that train, counted from 0 over the example's assistant messages."""
     segments: tuple[Segment, ...]
@@ -70,7 +67,7 @@ class Row(Origin, frozen=True, kw_only=True):
     stored_turns: int
     """Trained turns whose tokens are those that were sampled, not tokenized again."""
     value_sequence: int
-    """Of the annotation's event; 0 for resolved trajectories."""
+    """Sequence of the annotation's event; 0 for resolved trajectories."""
     messages: str
     """JSON text: OpenAI chat messages, arguments as text, reasoning as `reasoning_content`."""
     tools: str
@@ -78,7 +75,6 @@ class Row(Origin, frozen=True, kw_only=True):
     input_ids: Ids
     loss_mask: Mask
     images: tuple[str, ...] = ()
-    """SHA-256 of the pictures whose tokens are in `input_ids`, in their order."""
 
     @property
     def tokens(self) -> int:
@@ -90,7 +86,7 @@ class Row(Origin, frozen=True, kw_only=True):
 
 
 class TokenRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What a trainer needs of a row."""
+    """The columns of a row that a trainer reads."""
 
     example_id: str
     rollout_id: str
@@ -98,12 +94,12 @@ class TokenRow(msgspec.Struct, frozen=True, kw_only=True):
     input_ids: Ids
     loss_mask: Mask
     images: tuple[str, ...] = ()
-    """As `Row.images`; the bytes are blobs of the dataset's directory."""
+    """SHA-256 of the row's pictures; the bytes are blobs of the dataset's directory."""
 
 
 _ARRAYS = ("input_ids", "loss_mask")
 _IMAGES = "images"
-"""Not in datasets that are older than pictures."""
+"""Column that datasets older than pictures lack."""
 _PLAIN = tuple(name for name in Row.__struct_fields__ if name not in (*_ARRAYS, _IMAGES))
 _TOKEN_COLUMNS = list(TokenRow.__struct_fields__)
 
@@ -153,7 +149,6 @@ def rows_sha256(digests: Iterable[bytes]) -> str:
 
 
 def to_table(rows: Sequence[Row]) -> pa.Table:
-    """Rows as Arrow, in the columns of SCHEMA."""
     columns: dict[str, Any] = {name: [getattr(row, name) for row in rows] for name in _PLAIN}
     columns["segments"] = [[msgspec.structs.asdict(segment) for segment in row.segments] for row in rows]
     columns[_IMAGES] = [row.images for row in rows]
@@ -169,7 +164,6 @@ def to_table(rows: Sequence[Row]) -> pa.Table:
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    """One shard, put in place at once."""
     temporary = path.with_name(f".{path.name}")
     pq.write_table(
         to_table(rows), temporary, compression="zstd", compression_level=1, row_group_size=_GROUP_ROWS
@@ -178,7 +172,7 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
 
 
 def read_rows(directory: Path) -> Iterator[Row]:
-    """All rows of a finished dataset, in order, some at a time. Raises DatasetError where there is none."""
+    """Read all rows of a finished dataset, in order, in batches. Raises DatasetError where there is none."""
     columns = [*_PLAIN, *_ARRAYS, _IMAGES]
     for batch in _batches(directory, columns):
         ids, masks, images = _arrays(batch, "input_ids"), _arrays(batch, "loss_mask"), _images(batch)
@@ -190,7 +184,6 @@ def read_rows(directory: Path) -> Iterator[Row]:
 
 
 def read_tokens(directory: Path) -> Iterator[TokenRow]:
-    """As `read_rows`, without what a trainer does not need: nothing else is read from the disk."""
     for batch in _batches(directory, _TOKEN_COLUMNS):
         names = ("example_id", "rollout_id", "resolved")
         plain = zip(*(batch.column(name).to_pylist() for name in names), strict=True)
@@ -230,7 +223,7 @@ def _lists(arrays: Sequence[npt.NDArray[Any]], kind: pa.DataType) -> pa.ListArra
 
 
 def _arrays(batch: pa.RecordBatch, name: str) -> list[npt.NDArray[Any]]:
-    """The column's lists as numpy arrays of their own, writable."""
+    """The column's lists as writable numpy copies."""
     column = batch.column(name)
     offsets = column.offsets.to_numpy()
     values = column.values.to_numpy(zero_copy_only=False)

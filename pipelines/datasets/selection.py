@@ -13,31 +13,32 @@ from orchard.pipelines.datasets.settings import Strategy
 
 @dataclass(frozen=True)
 class Choice:
-    """What a strategy looks at."""
+    """What a strategy knows of a trajectory."""
 
     rollout_id: str
     repo: str
     task_id: str = ""
     gold_files: int = 0
     gold_lines: int = 0
-    """Of the task's gold patch; 0 where there is none."""
+    """Lines of the task's gold patch; 0 where there is none."""
     turns: int = 0
     length: int = 0
-    """Characters of all that the model said."""
+    """Characters of all assistant messages."""
 
 
 @dataclass
 class Caps:
-    """How many of one task and of one repository may be taken, and what was, over all selections."""
+    """Limits on the trajectories of one task and of one repository, over all selections, and the count of
+    those taken."""
 
     per_task: int | None = None
     per_repo: int | None = None
     turned_away: Counter[str] = field(default_factory=Counter)
-    """`dropped_task_cap` and `dropped_repo_cap` to how many would have been taken but for it."""
+    """`dropped_task_cap` and `dropped_repo_cap` to the number that only the cap kept out."""
     _taken: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def admit(self, one: Choice) -> bool:
-        """Count one that comes, where there is room for it."""
+        """Count a trajectory, if the caps have room for it; returns whether."""
         task, repo = ("task", one.task_id), ("repo", one.repo)
         for cap, key in ((self.per_task, task), (self.per_repo, repo)):
             if cap is not None and self._taken[key] >= cap:
@@ -76,7 +77,6 @@ def select(
 
 
 def lottery(seed: int, rollout_id: str) -> bytes:
-    """The place of a rollout in a shuffle that anybody can repeat."""
     return hashlib.sha256(f"{seed}:{rollout_id}".encode()).digest()
 
 
@@ -85,7 +85,7 @@ def _random(shuffled: list[Choice]) -> list[Choice]:
 
 
 def _diverse(shuffled: list[Choice]) -> list[Choice]:
-    """Round by round, one of each repository; the order in a round is by lot."""
+    """Order round by round, one of each repository; the order in a round is random."""
     taken: Counter[str] = Counter()
     rounds: dict[int, list[Choice]] = defaultdict(list)
     for one in shuffled:
@@ -119,7 +119,7 @@ def _composite(shuffled: list[Choice]) -> list[Choice]:
 
 
 def _shortest(shuffled: list[Choice]) -> list[Choice]:
-    """Round by round, one of each task."""
+    """Order round by round, one of each task."""
     order = {id(one): place for place, one in enumerate(shuffled)}
     taken: Counter[str] = Counter()
     rounds: dict[int, list[Choice]] = defaultdict(list)

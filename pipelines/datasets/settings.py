@@ -1,4 +1,4 @@
-"""What a dataset is to be: its TOML configuration, every key of it, and the hash of it."""
+"""The TOML configuration of a dataset, and the hash of it."""
 
 import tomllib
 from pathlib import Path
@@ -19,66 +19,65 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 Strategy = Literal[
     "random", "diverse-repo", "concentrated-repo", "multi-file", "large-diff", "composite", "shortest"
 ]
-"""Of the paper's Table 9, and the shortest of each task, of section 4.3."""
+"""Strategies of the paper's Table 9, and the shortest of each task, of section 4.3."""
 Pictures = Literal["none", "shown"] | Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which rollouts come into question; an empty list means all."""
+    """Which rollouts are candidates; an empty list means all."""
 
     campaigns: tuple[str, ...] = ()
-    """The campaign `measured` is taken only where it is named."""
     harnesses: tuple[str, ...] = ()
-    """Names of harnesses."""
+    """Names of the harnesses whose rollouts are candidates."""
     models: tuple[str, ...] = ()
-    """Names of models."""
+    """Names of the models whose rollouts are candidates."""
     task_sources: tuple[str, ...] = ()
-    """Sources of tasks."""
+    """Sources of the tasks whose rollouts are candidates."""
     model_kinds: tuple[ModelKind, ...] = (ModelKind.MODEL,)
     """Rollouts that an oracle played are taken only where they are named: `["oracle"]`."""
     truncated: bool = True
     """Take rollouts that ran out of a budget and were graded."""
     unanswered: bool = False
-    """Take also those whose time ran out while the model owed an answer: its server may have been busy."""
+    """Take also rollouts whose time ran out while the model owed an answer: its server may have been busy."""
     exclude: tuple[str, ...] = ()
     """Patterns over task ids and repositories that are left out; `@FILE` stands for its lines, and lies
     beside this file."""
     unproven: bool = False
-    """Take rollouts of tasks that `orchard tasks validate` has not proven, too; of rejected ones never."""
+    """Take also rollouts of tasks that `orchard tasks validate` has not proven; those of rejected tasks
+    never."""
 
 
 class Values(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What trains of unresolved trajectories."""
+    """Which turns of unresolved trajectories train."""
 
     annotator: str = ""
     """Layer whose newest annotation counts; empty: unresolved trajectories are left out."""
     eps: Annotated[float, msgspec.Meta(gt=0, le=1)] = EPS
-    """Credit that a step of a rise segment has at least."""
+    """Minimum credit of a step in a rise segment."""
     segments: Convention = "actions"
     """`paper-closed` takes one step before each rise, too."""
 
 
 class Filters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What no example may have; each filter is counted."""
+    """What excludes an example; each filter is counted."""
 
     max_tokens: Annotated[int, msgspec.Meta(gt=0), Unit("tokens")] = 65536
-    """Of an example."""
+    """Maximum tokens of an example."""
     bad_turns: Literal["drop", "mask"] = "drop"
     """A call of a tool that the harness does not define, an action that does not parse: leave the whole
     example out, as the paper does, or keep such turns as context that does not train."""
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How many trajectories, and which. The filters come after, so that a dataset may have fewer."""
+    """How many trajectories are taken, and which. The filters come after, so a dataset may have fewer."""
 
     strategy: Strategy = "random"
-    """How they are chosen."""
     resolved: Count | None = None
     """Resolved trajectories, at most; None: all."""
     unresolved: Count | None = None
-    """The same of unresolved ones, counted among those with a rise segment."""
+    """Unresolved trajectories, at most, counted among those with a rise segment; None: all."""
     seed: int = 0
-    """Of the choice."""
+    """Seed of random choices and ties."""
     per_task: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """Trajectories of one task, at most, resolved ones first; None: all."""
     per_repo: Annotated[int, msgspec.Meta(ge=1)] | None = None
@@ -86,7 +85,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class DatasetSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A dataset's configuration file."""
+    """The configuration file of a dataset."""
 
     name: str
     """Name of the dataset, in its manifest and in the log."""
@@ -100,12 +99,12 @@ class DatasetSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     stored_tokens: bool = True
     """Sampled token ids win over tokenizing again."""
     pairs: bool = False
-    """One example for each trained turn: all before it is context, and where it is longer than
-    `filters.max_tokens` its begin is cut off. They keep the id of their trajectory."""
+    """Make one example for each trained turn: all before it is context, whose beginning is cut off where
+    it is longer than `filters.max_tokens`. The examples keep the id of their trajectory."""
     pictures: Pictures = "none"
-    """Pictures of an example: those that the model was shown (`shown`), or so many, the newest, whatever it
-    was shown. With `none`, trajectories with pictures are left out. The tokenizer must be that of a
-    vision-language model, with its image processor, and examples are pairs."""
+    """Pictures of an example: those that the model was shown (`shown`), or this many, the newest,
+    whatever it was shown. With `none`, trajectories with pictures are left out. The tokenizer must be
+    that of a vision-language model, with its image processor, and examples are pairs."""
 
     def __post_init__(self) -> None:
         check_name(self.name, "dataset")

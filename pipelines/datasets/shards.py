@@ -1,5 +1,3 @@
-"""One shard of a build, in a process of its own: candidates in, a Parquet file and its account out."""
-
 import atexit
 import gc
 import multiprocessing
@@ -33,11 +31,11 @@ from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables
 
 MEMORY_LIMIT = "700MB"
-"""Of DuckDB, in each process."""
+"""Memory limit of DuckDB in each process."""
 
 
 class ShardWork(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process must know to make any shard of a build."""
+    """Everything that a process needs to make any shard of a build."""
 
     store: str
     as_of: int
@@ -46,8 +44,6 @@ class ShardWork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShardReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a finished shard is."""
-
     index: int
     rows: int
     tokens: int
@@ -55,12 +51,10 @@ class ShardReport(msgspec.Struct, frozen=True, kw_only=True):
     resolved: int
     counts: dict[str, int]
     digests: list[bytes]
-    """Of its rows, in order."""
+    """Digests of the shard's rows, in order."""
 
 
 class ShardMaker:
-    """Makes shards; opens the store and the tokenizer once."""
-
     def __init__(self, work: ShardWork) -> None:
         self._work = work
         self._tables: duckdb.DuckDBPyConnection = open_tables(work.store, as_of=work.as_of)
@@ -140,7 +134,7 @@ class ShardMaker:
         shown: Mapping[str, int],
         cut: Collection[tuple[str, str]],
     ) -> list[Draft] | Dropped:
-        """The examples of a draft: one, or of a conversation with pictures one for each turn."""
+        """Split a draft with pictures into one for each turn; others stay one."""
         settings = self._work.settings
         if isinstance(one, Dropped):
             return one
@@ -153,7 +147,6 @@ class ShardMaker:
         return of_turns(one, way, settings, shown, self._picture_tokens, cut)
 
     def _with_tools(self, candidates: list[Candidate]) -> list[Candidate]:
-        """The candidates with the tools that the log has of them, where these are those of each task."""
         told = [
             one.rollout_id
             for one in candidates
@@ -170,7 +163,7 @@ class ShardMaker:
     def _whole(
         self, one: Candidate, tree: dict[str, MessageNode], cut: Collection[tuple[str, str]]
     ) -> tuple[Draft | Dropped, Sequence[MessageNode], str]:
-        """The one conversation of a harness of ours, or of an imported trajectory."""
+        """The one conversation of a built-in harness, or of an imported trajectory."""
         written = one.tools and msgspec.json.decode(one.tools)
         tools: tuple[dict[str, Any], ...] = tuple(written or ())
         if not written and one.layout not in self._calls_in_texts:
@@ -186,7 +179,8 @@ class ShardMaker:
         made: dict[str, Made],
         cut: Collection[tuple[str, str]],
     ) -> list[tuple[Draft | Dropped, Sequence[MessageNode], str]]:
-        """The branches of a program's rollout; of an unresolved one that of its leaf, which has values."""
+        """The branches of a program's rollout; of an unresolved one only that of its leaf, which has
+        values."""
         found: list[tuple[Draft | Dropped, Sequence[MessageNode], str]] = []
         ways = branches(tree, one.leaf, made)
         for number, way in enumerate(ways if one.resolved else ways[:1]):
@@ -206,7 +200,6 @@ _maker: ShardMaker | None = None
 
 
 def start_process(work: ShardWork) -> None:
-    """Initializer of a pool's process."""
     global _maker
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are what runs in parallel
@@ -217,7 +210,7 @@ def start_process(work: ShardWork) -> None:
 
 
 def _end_with_parent() -> None:
-    """A pool's processes would wait for ever for more work from a build that was killed."""
+    """End this process when its parent dies: it would wait forever for work from a build that was killed."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -225,7 +218,7 @@ def _end_with_parent() -> None:
 
 
 def make_shard(index: int, candidates: list[Candidate]) -> ShardReport:
-    """In a process that `start_process` has prepared."""
+    """Make a shard in a process that `start_process` has prepared."""
     assert _maker is not None
     report = _maker.make(index, candidates)
     gc.collect()
@@ -233,5 +226,4 @@ def make_shard(index: int, candidates: list[Candidate]) -> ShardReport:
 
 
 def shard_path(out: Path, index: int) -> Path:
-    """Where shard `index` lies."""
     return out / f"rows-{index:05}.parquet"

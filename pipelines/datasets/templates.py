@@ -1,4 +1,5 @@
-"""The chat template of a tokenizer: conversations as text, in which nobody's words are control tokens."""
+"""Renders conversations with a tokenizer's chat template, in which no message's text becomes a control
+token."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,21 +26,21 @@ from orchard.pipelines.datasets.turns import (
 )
 
 DATE = datetime(2024, 7, 26, tzinfo=UTC)
-"""What a template that asks for the date is told, so that equal conversations give equal rows on any day.
-Llama's own templates write it where they have no clock."""
+"""The date that a template is given, so that equal conversations give equal rows on any day. Llama's own
+templates write it where they have no clock."""
 
 START, END = "\ufdd0", "\ufdd1"
-"""Between them stands a control token that is text. Unicode has them for a program's own use: nobody's text
+"""Marks around a control token that is text. Unicode reserves them for a program's own use, so no text
 should hold one. Icons of fonts are among the characters that transformers marks with."""
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _LEVELS = 200
-"""Of objects and lists in arguments and tools. Python's stack has room for little more than twice as many."""
+"""Maximum nesting of objects and lists in arguments and tools. Python's stack has room for little more
+than twice as many."""
 
 
 class ChatTemplate:
-    """Writes conversations. Raises DatasetError for a tokenizer without a template, or with one that cannot
-    serve."""
+    """A chat template. Raises DatasetError for a tokenizer without one, or with one that is unusable."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
         if not isinstance(tokenizer.chat_template, str):
@@ -58,7 +59,8 @@ class ChatTemplate:
             or not _made_of_text(tokenizer.backend_tokenizer, token.content, number)
         )
         self.marks_itself = bool(_GENERATION.search(self.source))
-        """It tells where assistant text is, by `generation` blocks; others are written by turns."""
+        """Whether it marks assistant text by `generation` blocks; other templates are rendered turn by
+        turn."""
         eos = self.special.get("eos_token", "")
         self.end = end_mark(self._written, self._control, eos)
         """The token that ends an answer."""
@@ -107,14 +109,13 @@ class ChatTemplate:
         return [self._marked(item, levels - 1) for item in value]
 
     def _written(self, messages: Sequence[Message], tools: Tools, generating: bool) -> str:
-        """Text of the template."""
         return self._rendered(messages, tools, generating=generating)[0]
 
     def _rendered(
         self, messages: Sequence[Message], tools: Tools, *, generating: bool = False, marking: bool = False
     ) -> tuple[str, list[tuple[int, int]]]:
-        """As `render_jinja_template` of transformers, which copies all messages first: these are plain. With
-        `marking` also the spans of `generation` blocks."""
+        """Render like `render_jinja_template` of transformers, without its copies: these messages are
+        plain. With `marking` also the spans of `generation` blocks."""
         given: dict[str, Any] = {
             "messages": _alias_reasoning_fields(messages),
             "tools": list(tools) or None,
@@ -134,12 +135,13 @@ class ChatTemplate:
 
 
 def _made_of_text(backend: Any, content: str, number: int) -> bool:
-    """Whether the vocabulary makes an added token of plain text anyway, as Gemma's runs of white space."""
+    """Whether the vocabulary makes an added token of plain text anyway, as Gemma does of runs of white
+    space."""
     text = backend.normalizer.normalize_str(content) if backend.normalizer else content
     pieces = backend.pre_tokenizer.pre_tokenize_str(text) if backend.pre_tokenizer else [(text, ())]
     return [token.id for piece, _ in pieces for token in backend.model.tokenize(piece)] == [number]
 
 
 def any_of(tokens: Iterable[str]) -> re.Pattern[str]:
-    """A pattern of tokens, of which a longer one goes before those that it contains."""
+    """A pattern that matches any of the tokens, longer ones first."""
     return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or "(?!)")

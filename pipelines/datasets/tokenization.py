@@ -1,10 +1,10 @@
-"""Conversations as tokens, with the span of each assistant message, checked against the tokenizer itself.
+"""Tokenizes conversations with the span of each assistant message, checked against the tokenizer itself.
 
-A conversation is rendered once by the chat template and cut where assistant text begins and ends. The parts
-are tokenized apart, as a policy server does it: a prompt ends where generation starts. So the tokens of a
-span are exactly those of the assistant's own text, its end mark included: the tokenizer is given it whole.
-Only context is put together from lines and words that were seen before. Control tokens that stand inside a
-message or a tool's description are text: an observation cannot end a turn.
+A conversation is rendered once by the chat template and cut where assistant text begins and ends. The
+parts are tokenized apart, as a policy server does it: a prompt ends where generation starts. So the
+tokens of a span are exactly those of the assistant's own text, its end mark included: the tokenizer is
+given it whole. Only context is put together from lines and words that were seen before. Control tokens
+that stand inside a message or a tool's description are text: an observation cannot end a turn.
 """
 
 import hashlib
@@ -27,73 +27,71 @@ from orchard.pipelines.datasets.turns import Message
 from orchard.pipelines.vision.places import PICTURE
 
 CACHED_CHARACTERS = 10_000_000
-"""After so many, a memory of texts and their tokens begins anew and keeps what was used since it last did."""
+"""Characters after which a cache of texts and their tokens is emptied of all that was not used since it
+last was."""
 
 _MARKS = dict(zip(map(ord, (START, END)), mark_control_tokens("x", re.compile("x")).split("x"), strict=True))
-"""Our markers, and those that transformers reads."""
 _ID_BYTES = 4
 _FRAME = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
-"""What Qwen's templates write for a picture; the token in the middle is repeated."""
+"""Tokens that Qwen's templates write for a picture; the one in the middle is repeated."""
 _PROOF = 64
-"""Of so many conversations one is tokenized whole as well and its ids are compared."""
+"""One conversation in this many is tokenized whole as well and its ids are compared."""
 _PROBES = ("a\n", "b  ", "\tc\n\n", "`é漢`", " d")
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """One example to be. `stored` has the sampled token ids of assistant messages, by message index; `cut`
-    the indices of those that a limit of tokens ended."""
+    """A conversation to tokenize. `stored` has the sampled token ids of assistant messages, by message
+    index; `cut` the indices of those that a limit of tokens ended."""
 
     name: str
-    """Of the example, for errors."""
+    """Name of the example, for error messages."""
     messages: Sequence[Message]
     tools: Sequence[dict[str, Any]] = ()
     stored: Mapping[int, Sequence[int]] = field(default_factory=dict)
     cut: Collection[int] = ()
     pictures: Sequence[int] = ()
-    """Tokens of each picture, in the order in which PICTURE stands for them in the messages' contents."""
+    """Number of tokens of each picture, in the order in which PICTURE stands for them in the messages'
+    contents."""
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """The tokens of a conversation."""
-
     input_ids: Ids
     spans: tuple[tuple[int, int], ...]
-    """For each assistant message its first token and the one after its last."""
+    """The first token of each assistant message and the one after its last."""
     stored: frozenset[int]
     """Indices of assistant messages, counted among these, whose stored ids were taken."""
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Text between two cuts."""
-
     text: str
     marked: bool
-    """Holds control tokens that are text, between START and END."""
+    """Whether it holds control tokens that are text, between START and END."""
     whole: bool
-    """Said by an assistant, so it may train: no short cut is taken for its tokens."""
+    """Whether an assistant said it, so it may train: it is tokenized whole."""
     pieces: list[str]
-    """What is tokenized apart; joined they are the text."""
+    """Texts that are tokenized apart; joined they are the part."""
 
 
 class _Memory:
-    """Tokens of texts, int32: prompts, commands and lines of files come again and again, thoughts do not."""
+    """A cache of texts to their tokens, int32: prompts, commands and lines of files repeat, thoughts do
+    not."""
 
     def __init__(self) -> None:
         self.now: dict[str, bytes] = {}
-        """What was asked for since the memory last began anew."""
+        """Entries that were used since the cache was last emptied."""
         self._before: dict[str, bytes] = {}
         self._characters = 0
 
     def begin(self) -> None:
-        """Forget, where it is time to, what was not asked for lately."""
+        """Drop the entries that were not used lately, once the cache is full."""
         if self._characters > CACHED_CHARACTERS:
             self._before, self.now, self._characters = self.now, {}, 0
 
     def unknown(self, texts: Iterable[str]) -> list[str]:
-        """Those of the texts that are not remembered, each once; all others are in `now` afterwards."""
+        """Those of the texts that are not cached, each once; all others are in `now` afterwards."""
         now, before = self.now, self._before
         found = []
         for text in dict.fromkeys([text for text in texts if text not in now]):
@@ -104,13 +102,12 @@ class _Memory:
         return found
 
     def put(self, text: str, ids: bytes) -> None:
-        """Remember."""
         self.now[text] = ids
         self._characters += len(text)
 
 
 class ChatTokenizer:
-    """A named tokenizer with its chat template. Raises DatasetError for one that cannot serve."""
+    """A tokenizer with its chat template. Raises DatasetError for one that is unusable."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
         self.name = name
@@ -126,26 +123,26 @@ class ChatTokenizer:
         self.template = ChatTemplate(tokenizer, name)
         self._end = self.template.end
         self.end_id: int | None = tokenizer.convert_tokens_to_ids(self._end) if self._end else None
-        """Of the token that ends an answer."""
+        """Id of the token that ends an answer."""
         self._end_bytes = np.array([self.end_id or 0], np.int32).tobytes()
         self._added = any_of(tokenizer.added_tokens_encoder)
         self._lines = LineCutter.of(tokenizer)
         self._memory = _Memory()
-        """Of texts between cuts, and of lines where lines can be tokenized apart."""
+        """Tokens of the texts between cuts, and of lines where lines can be tokenized apart."""
         self._said = _Memory()
-        """Of what assistants said, whose tokens are those that the tokenizer gives for the whole text."""
+        """Tokens of assistant messages, each tokenized whole."""
         self._words = _Memory()
         self._lossy: set[str] = set()
-        """Texts that were tokenized at once and whose tokens do not stand for their very bytes."""
+        """Texts whose tokens, at once, do not stand for their very bytes."""
         self._unsafe: dict[str, str] = {}
-        """Texts that cannot be told from a control token that stands in them, and why."""
+        """Texts in which a control token that is text cannot be told from a real one, and why."""
         self._check_pieces()
         known = tokenizer.get_vocab()
         self._frame = [known.get(token) for token in _FRAME]
 
     @classmethod
     def load(cls, name: str) -> "ChatTokenizer":
-        """From a directory, or by name from the Hub or its cache."""
+        """Load from a directory, or by name from the Hub or its cache."""
         try:
             tokenizer = AutoTokenizer.from_pretrained(name)
         except (OSError, ValueError, KeyError) as error:
@@ -169,8 +166,6 @@ class ChatTokenizer:
         return text
 
     def render(self, conversation: Conversation) -> tuple[str, list[tuple[int, int]]]:
-        """The text of a conversation and the span of characters of each assistant message, as `ChatTemplate`
-        writes it; an ExampleError names the example."""
         try:
             return self.template.write(conversation.messages, conversation.tools)
         except ExampleError as error:
@@ -195,7 +190,7 @@ class ChatTokenizer:
         return [self._joined(one, parts) for one, parts in zip(conversations, cut, strict=True)]
 
     def _parts(self, conversation: Conversation) -> list[_Part] | ExampleError:
-        """Texts between the cuts: even ones are context, odd ones are assistant text."""
+        """The parts between the cuts: even ones are context, odd ones are assistant text."""
         try:
             text, spans = self.render(conversation)
         except ExampleError as error:
@@ -224,7 +219,7 @@ class ChatTokenizer:
         return parts
 
     def _pictured(self, text: str) -> _Part:
-        """Context with pictures: the texts between them are tokenized apart."""
+        """A part of context with pictures: the texts between them are tokenized apart."""
         first, *others = (self._part(piece, said=False) for piece in text.split(PICTURE))
         pieces = [*first.pieces, *(piece for part in others for piece in (PICTURE, *part.pieces))]
         return _Part(text, START in text or END in text, False, [piece for piece in pieces if piece])
@@ -236,7 +231,7 @@ class ChatTokenizer:
         return _Part(text, marked, False, self._lines.cut(text))
 
     def _learn(self, parts: Sequence[_Part]) -> None:
-        """Tokenize what is not remembered."""
+        """Tokenize what is not cached."""
         memory = self._memory
         memory.begin()
         memory.put(PICTURE, b"")  # its tokens are not those of a text
@@ -257,7 +252,8 @@ class ChatTokenizer:
                 memory.put(text, np.array(ids, np.int32).tobytes())
 
     def _marked_ids(self, text: str) -> list[int]:
-        """Raises ValueError for a text in which what is marked cannot be told."""
+        """Tokenize a text with marked control tokens. Raises ValueError where they cannot be told from
+        real ones."""
         for mark in _MARKS.values():
             if mark in text:
                 raise ValueError(f"U+{ord(mark):X} and a text that spells a control token stand side by side")
@@ -265,7 +261,8 @@ class ChatTokenizer:
         return ids
 
     def _learn_words(self, cutter: LineCutter, lines: list[str]) -> list[str]:
-        """Put lines together from their words; those that have no words are left to be tokenized whole."""
+        """Join lines from the tokens of their words; returns the lines that have no words, to be
+        tokenized whole."""
         memory, known = self._memory, self._words
         known.begin()
         plain: list[str] = []
@@ -343,7 +340,7 @@ class ChatTokenizer:
         return Encoded(input_ids, tuple(spans), frozenset(taken))
 
     def _prove(self, parts: Sequence[_Part]) -> None:
-        """Raise DatasetError for context whose pieces have other ids than the whole text."""
+        """Compare some context tokenized whole with its pieces. Raises DatasetError where the ids differ."""
         context = [part for part in parts if not part.marked and PICTURE not in part.pieces]
         found = self._backend.encode_batch_fast([part.text for part in context], add_special_tokens=False)
         for part, encoding in zip(context, found, strict=True):
@@ -360,12 +357,12 @@ class ChatTokenizer:
         return np.array([begin, *[token] * tokens, end], np.int32).tobytes()
 
     def _is_sure(self, part: _Part) -> bool:
-        """Whether each piece's tokens were seen to stand for its very bytes, so that together they do."""
+        """Whether each piece's tokens are known to stand for its very bytes, so that together they do."""
         return self._lines is not None and not part.marked and self._lossy.isdisjoint(part.pieces)
 
     def _wrong(self, ids: Ids, spans: list[tuple[int, int]], said: Mapping[int, str]) -> int | None:
-        """The mask's proof: what trains decodes to what the assistant said, but for the form of accented
-        letters, of which some tokenizers know one alone. The first turn that does not."""
+        """The first turn whose trained tokens do not decode to what the assistant said, None where all
+        do. The form of accented letters is ignored: some tokenizers know one alone."""
         for turn, text in said.items():
             first, end = spans[turn]
             part = ids[first:end].tolist()
@@ -375,8 +372,8 @@ class ChatTokenizer:
         return None
 
     def _sampled_here(self, ids: Sequence[int], message: Message) -> bool:
-        """Whether sampled ids are this tokenizer's: they decode to a text that holds what the message says.
-        Ids of another vocabulary do not, and the text is tokenized then."""
+        """Whether sampled ids are of this vocabulary: they decode to a text that holds the message. Else
+        the text is tokenized."""
         size = len(self.tokenizer)
         if not ids or min(ids) < 0 or max(ids) >= size:
             return False
@@ -386,7 +383,8 @@ class ChatTokenizer:
         return all(words.strip() in text for words in said)
 
     def _check_pieces(self) -> None:
-        """Parts are tokenized apart: the tokenizer must not add anything at the beginning of a text."""
+        """Check that the tokenizer adds nothing at the beginning of a text, since parts are tokenized
+        apart."""
         ids = [i for text in _PROBES for i in self._backend.encode(text, add_special_tokens=False).ids]
         if self._backend.decode(ids, skip_special_tokens=False) != "".join(_PROBES):
             raise DatasetError(

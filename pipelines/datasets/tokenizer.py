@@ -1,9 +1,3 @@
-"""Tokenizers trained here, for where none can be downloaded: byte-level BPE with a compact chat template.
-
-The template is in the manner of Qwen's, `<|im_start|>role ... <|im_end|>`, with tool calls as JSON between
-`<tool_call>` tags. It never rewrites earlier turns: what was sampled stays as it was sampled.
-"""
-
 from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import Path
@@ -18,16 +12,16 @@ END_OF_TEXT = "<|endoftext|>"
 START = "<|im_start|>"
 END = "<|im_end|>"
 MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
-"""Tokens of their own that are part of what an assistant says, so decoding keeps them."""
+"""Tokens that are part of an assistant's text, so decoding keeps them."""
 CONTROL = (END_OF_TEXT, START, END, *MARKS)
-"""All tokens that are no text."""
+"""All tokens that are not text."""
 
 _SCHEMA = "{{ (tool.function if tool.function is defined else tool) | tojson }}"
 _NAME = "{{ (tool.function if tool.function is defined else tool).name }}"
 
 
 def chat_template(*, schemas: bool = True) -> str:
-    """The Jinja text of the template. Without `schemas` it tells a model the names of its tools alone."""
+    """The Jinja text of the template. Without `schemas` it gives a model the names of its tools alone."""
     text = (
         files("orchard.pipelines.datasets")
         .joinpath("chat_template.jinja")
@@ -47,9 +41,10 @@ def train_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """Train on `texts` and save a directory that `transformers.AutoTokenizer` loads.
 
-    Equal texts give an equal tokenizer. `vocab_size` includes the 256 bytes and the special tokens; fewer
-    tokens come out of texts too small for it. With `pictures` it has the tokens that stand for them, too.
-    `schemas` is that of `chat_template`: tools' schemas can be longer than all else that a tiny model reads.
+    Equal texts give an equal tokenizer. `vocab_size` includes the 256 bytes and the special tokens;
+    small texts give fewer. With `pictures` it has the tokens that stand for them, too. Without
+    `schemas` the template leaves out tools' schemas, which can be longer than all else that a tiny
+    model reads.
     """
     special = [END_OF_TEXT, START, END, *(PICTURE_TOKENS if pictures else ())]
     tokenizer = Tokenizer(models.BPE())

@@ -1,4 +1,4 @@
-"""The tools that each harness defines, as the model was told of them."""
+"""The tools that each harness offers its model."""
 
 from typing import Any
 
@@ -15,12 +15,12 @@ def harness_tools(harness: str, version: str | None) -> tuple[dict[str, Any], ..
 
 
 def has_tools_in_log(harness: str, version: str | None) -> bool:
-    """Whether the tools of a harness in the worker are those of each task, as the log has them."""
+    """Whether the log has the tools of each task, for a harness in the worker."""
     return getattr(_harness(harness, version), "tools_in_log", False)
 
 
 def is_program(harness: str, version: str | None) -> bool:
-    """Whether the log has the tools of each call, and no name says them: of programs and of worlds."""
+    """Whether the tools are known from the log of each call alone: programs and worlds."""
     found = _harness(harness, version)
     return isinstance(found, ProgramHarness) or (getattr(found, "tools_in_log", False) and not found.tools)
 

@@ -1,12 +1,11 @@
-"""Conversations by a model's own chat template, with no earlier turn rewritten.
+"""Renders conversations with a model's own chat template, with no earlier turn rewritten.
 
-Most templates write the newest turn in one way and earlier turns in another: they drop reasoning, or add an
-empty block of it. Then a prompt is not the beginning of the next one, and a turn is not trained as it was
-sampled. So every turn is written here as the template writes the newest one, and what stands between two
-turns as the template writes it after the newest one. What a template does not rewrite comes out equal.
-
-What a template has no words for (tools, calls, reasoning, results of tools) is written in the form of the
-model's family where the vocabulary shows it, else in that of Hermes and Qwen.
+Most templates write the newest turn in one way and earlier turns in another: they drop reasoning, or
+add an empty block of it. Then a prompt is not the beginning of the next one, and a turn is not trained
+as it was sampled. So every turn is written here as the template writes the newest one, and what stands
+between two turns as the template writes it after the newest one. What a template does not rewrite
+comes out equal. What a template cannot express (tools, calls, reasoning, results of tools) is written
+in the form of the model's family where the vocabulary shows it, else in that of Hermes and Qwen.
 """
 
 import json
@@ -21,15 +20,15 @@ from orchard.schemas.decoding import Unreadable, decode_text
 Message = dict[str, Any]
 Tools = Sequence[dict[str, Any]]
 Render = Callable[[Sequence[Message], Tools, bool], str]
-"""A template, given messages, tools and whether an answer follows. Raises ExampleError."""
+"""Renders messages and tools, with the generation prompt where the flag is set. Raises ExampleError."""
 
 _TEXT = "\ue0f5"
-"""Stands for the text of a message, to find what a template writes around it."""
+"""Placeholder for the text of a message, to find what a template writes around it."""
 _WORDS = "\ue0f6"
-"""Stands for the text of the message after it."""
+"""Placeholder for the text of the message after it."""
 _ASK: Message = {"role": "user", "content": "?"}
 OPENING = "<think>\n"
-"""With which an answer begins, where it has reasoning; some generation prompts write it."""
+"""The beginning of an answer with reasoning; some generation prompts write it."""
 _CLOSE = "\n</think>\n\n"
 _ARGUMENTS = '{"key": "value"}'
 _CALLS = [{"id": "call00000", "type": "function", "function": {"name": "probe", "arguments": _ARGUMENTS}}]
@@ -38,11 +37,9 @@ _TOOL = {"type": "function", "function": {"name": "probe", "description": "", "p
 
 
 class TurnWriter:
-    """Writes conversations with one template."""
-
     def __init__(self, render: Render, end: str, vocabulary: Collection[str], mark: str) -> None:
-        """`end` is that of `end_mark`; after `mark` it is text. Raises DatasetError for a template without
-        one, or that does not write an answer after its own generation prompt."""
+        """Raises DatasetError for a template without an `end` mark (see `end_mark`), or that does not
+        write an answer after its own generation prompt. After `mark`, `end` is text."""
         self._render = render
         self._end, self._marked_end = end, mark + end
         self._form = _form_of(vocabulary)
@@ -64,7 +61,7 @@ class TurnWriter:
         self.takes_text = self._shows(_ARGUMENTS, [_ASK, _said("", _CALLS)])
         self._has_calls = self._shows("value", [_ASK, self._adapted(_said("", _CALLS))])
         self.takes_text |= not self._has_calls
-        """Calls have their arguments as a text, else as the object of `with_objects`."""
+        """Whether calls have their arguments as a text; else as an object (`with_objects`)."""
         said = self._adapted(_said(_TEXT, _CALLS))
         self._has_reasoning = self._shows(_TEXT, [_ASK, {**_said("a"), "reasoning_content": _TEXT}])
         self._has_tools = self._shows("probe", [_ASK], [_TOOL])
@@ -74,11 +71,9 @@ class TurnWriter:
             self._keeps_calls &= self._follows(said, {"role": "user", "content": _WORDS})
 
     def write(self, messages: Sequence[Message], tools: Tools) -> tuple[str, list[tuple[int, int]]]:
-        """The text, and of each assistant message the span of characters, its end mark included. `messages`
-        have the arguments of calls as `takes_text` says.
-
-        Raises ExampleError for a conversation that the template refuses.
-        """
+        """Render messages whose calls have arguments as `takes_text` says; returns the text, and of each
+        assistant message the span of characters, its end mark included. Raises ExampleError for a
+        conversation that the template refuses."""
         if tools and not self._has_tools:
             messages, tools = _with_tools(messages, tools), ()
         if not self._has_results:
@@ -118,7 +113,7 @@ class TurnWriter:
         return answer.removeprefix(_CLOSE) if answer.startswith(_CLOSE) else self._opening + answer
 
     def _native(self, message: Message) -> str | None:
-        """The template's own words, None where they leave something out."""
+        """The answer as the template itself writes it, None where it leaves something out."""
         calls, reasoning = message.get("tool_calls") or (), message.get("reasoning_content") or ""
         if (calls and not self._has_calls) or (reasoning and not self._has_reasoning):
             return None
@@ -132,7 +127,7 @@ class TurnWriter:
         return answer if whole and all(word.strip() in answer for word in words) else None
 
     def _between(self, said: Message, run: Sequence[Message], asks: bool) -> str:
-        """What follows the end mark of an assistant message, up to where the next one begins."""
+        """The text between the end mark of an assistant message and the beginning of the next one."""
         if not run and not asks:
             return self._tail
         stub = _said(_TEXT)
@@ -148,7 +143,7 @@ class TurnWriter:
         return with_words(text[at + len(self._end) :], run)
 
     def _follows(self, said: Message, message: Message) -> bool:
-        """Whether a message is written after the end mark of `said`."""
+        """Whether the template writes `message` after the end mark of `said`."""
         try:
             return bool(self._between(said, [message], True))
         except ExampleError:
@@ -182,21 +177,21 @@ def end_mark(render: Render, control: re.Pattern[str], eos: str) -> str:
 
 
 def _after(text: str, prompt: str) -> str:
-    """What follows the text of an answer, or the prompt where the template writes no earlier answer."""
+    """The text after an answer, or after the prompt where the template writes no earlier answer."""
     return text.partition(_TEXT)[2] if _TEXT in text else text.removeprefix(prompt)
 
 
 def forms(vocabulary: Collection[str]) -> str:
-    """All that is written here in place of a template, to be searched for control tokens."""
+    """All fixed text that is written here in place of a template, to be searched for control tokens."""
     calls = _form_of(vocabulary)("", _CALLS)
     results = _without_results([_RESULT])
     return "".join([OPENING, _CLOSE, calls, *(message["content"] for message in results)])
 
 
 def with_words(text: str, messages: Sequence[Message], answers: Sequence[tuple[int, int]] = ()) -> str:
-    """A template's text, if it has what each of these messages says, one after the other or those of the
-    system first, as it is or in JSON, but for white space at its ends; `answers` are the spans of those of
-    the assistant. Raises ExampleError: no message is left out in silence."""
+    """Return `text` if every message's content appears in it in order, else raise ExampleError: no
+    message may be left out in silence. System messages may come first, contents may be in JSON, white
+    space at their ends does not count; `answers` are the spans of the assistant's messages."""
     system_first = sorted(messages, key=lambda message: message["role"] != "system")
     missing = [_missing(text, order, answers) for order in (messages, system_first)]
     if all(missing):
@@ -205,8 +200,8 @@ def with_words(text: str, messages: Sequence[Message], answers: Sequence[tuple[i
 
 
 def _missing(text: str, messages: Sequence[Message], answers: Sequence[tuple[int, int]]) -> str:
-    """The role of the first message whose words do not stand behind those of the messages before it, "" where
-    all do."""
+    """The role of the first message whose content is not behind those of the messages before it, "" where
+    all are."""
     spans = iter([*answers, (len(text), len(text))])
     at, (stop, following) = 0, next(spans)
     for message in messages:
@@ -223,7 +218,6 @@ def _missing(text: str, messages: Sequence[Message], answers: Sequence[tuple[int
 
 
 def with_objects(message: Message) -> Message:
-    """A message whose calls have arguments as the object that they spell, where they spell one."""
     if not message.get("tool_calls"):
         return message
     calls = []
@@ -249,7 +243,7 @@ def _emptied(call: Message) -> Message:
 
 
 def _with_tools(messages: Sequence[Message], tools: Tools) -> list[Message]:
-    """The tools as lines of JSON at the end of the system message."""
+    """Append the tools, as lines of JSON, to the system message."""
     lines = "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
     if messages and messages[0]["role"] == "system":
         system = {**messages[0], "content": f"{messages[0]['content']}\n\n{lines}"}
@@ -258,7 +252,7 @@ def _with_tools(messages: Sequence[Message], tools: Tools) -> list[Message]:
 
 
 def _without_results(messages: Sequence[Message]) -> Iterator[Message]:
-    """Results of tools as messages of the user."""
+    """Turn results of tools into messages of the user."""
     for role, run in groupby(messages, lambda message: message["role"]):
         if role == "tool":
             results = (f"<tool_response>\n{message['content']}\n</tool_response>" for message in run)
@@ -268,7 +262,7 @@ def _without_results(messages: Sequence[Message]) -> Iterator[Message]:
 
 
 def _form_of(vocabulary: Collection[str]) -> Callable[[str, Sequence[Message]], str]:
-    """How calls are written after a text."""
+    """The function that appends calls to a text, in the form of the vocabulary's family."""
     if "<｜tool▁calls▁begin｜>" in vocabulary:
         return _deepseek
     return _llama if "<|start_header_id|>" in vocabulary else _hermes

@@ -1,5 +1,5 @@
-"""The version of the code that makes rows: of the package, and of the sources that decide what a row is,
-those of domains as their records name them."""
+"""The version of the code that makes rows: the package's, and a digest of the sources that decide what a
+row is."""
 
 import hashlib
 from collections.abc import Iterator
@@ -34,7 +34,6 @@ _HELD_OUT = ("pipelines/tasks/overlap.py", "pipelines/tasks/held_out.py", "worke
 
 
 def sources() -> Iterator[Path]:
-    """The files of the core that decide what a row is."""
     for pattern in (*_CONVERSATIONS, *_TOOLS, *_HELD_OUT):
         yield from sorted(ROOT.glob(pattern))
 

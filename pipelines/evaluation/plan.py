@@ -1,4 +1,4 @@
-"""What a suite asks for, before anything runs: rollouts, images, and what they may cost."""
+"""Plans a suite before anything runs: rollouts, images, and their expected cost."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from orchard.storage.reader import open_tables
 
 
 class Experience(NamedTuple):
-    """Means over the rollouts that the log has of a harness and a model, or of the model alone."""
+    """Means over the log's rollouts of a harness and a model, or of the model alone."""
 
     rollouts: int
     turns: float
@@ -33,11 +33,11 @@ class Planned(NamedTuple):
     tasks: int
     rollouts: int
     like: Experience | None
-    """What such rollouts took so far; None for a model that never ran here."""
+    """Means of earlier rollouts of the same kind; None for a model that never ran here."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """A suite with its tasks."""
+    """A suite with its tasks and their rollouts."""
 
     suite: Suite
     spec: CampaignSpec
@@ -45,17 +45,17 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     images: dict[str, int]
     """Image to the number of tasks that run in it."""
     done: int
-    """Rollouts of the campaign that have an outcome already."""
+    """Rollouts of the campaign that have an outcome."""
 
     @property
     def most_usd(self) -> float | None:
-        """What all rollouts cost at most; None without a limit."""
+        """Upper limit of the cost of all rollouts; None without a limit."""
         each = self.suite.budget.cost_usd
         return each * self.spec.size if each else None
 
     @property
     def expected_usd(self) -> float | None:
-        """By what the log has of these models; None where it has nothing of one of them."""
+        """Expected cost by the log's means; None where it has nothing of one of the models."""
         costs = [cell.like.cost_usd if cell.like else None for cell in self.cells]
         known = [
             cost * cell.rollouts for cost, cell in zip(costs, self.cells, strict=True) if cost is not None
@@ -64,11 +64,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gone_on(made: CampaignSpec, cap: float | None, wanted: CampaignSpec) -> tuple[CampaignSpec, float | None]:
-    """How a suite goes on whose campaign was `made` and has `cap` now: the plan to submit, and the new cap.
-
-    The new cap is in USD, 0 for none, where the suite's file was given another; None leaves the campaign's.
-    Only a cap may differ: of any other plan the submission says so.
-    """
+    """How to resume a suite whose campaign was `made` and has `cap` now: the plan to submit, and the new
+    cap. The new cap is in USD, 0 for none, where the suite's file was given another; None leaves the
+    campaign's. Only a cap may differ: of any other plan the submission says so."""
     same = msgspec.structs.replace(wanted, max_cost_usd=made.max_cost_usd)
     if msgspec.structs.replace(same, harness_versions=made.harness_versions) != made:
         return wanted, None
@@ -106,7 +104,7 @@ def plan_suite(suite: Suite, store: str) -> Plan:
 
 
 def _experience(tables: duckdb.DuckDBPyConnection) -> Mapping[tuple[str, str], Experience]:
-    """By model and harness; with an empty harness, by model alone."""
+    """Means by model and harness; with an empty harness, by model alone."""
     rows = tables.execute(
         "select model, coalesce(harness, ''), count(*), avg(turns), avg(prompt_tokens + completion_tokens), "
         "avg(seconds), avg(cost_usd), grouping(harness) = 0 from rollouts where status <> 'aborted' "

@@ -1,4 +1,5 @@
-"""`preds.json`: the patches of an evaluation, in the format that harnesses of published benchmarks grade."""
+"""Writes `preds.json`: the patches of an evaluation, in the format that harnesses of published benchmarks
+grade."""
 
 import json
 from pathlib import Path

@@ -1,7 +1,8 @@
 """Intervals over replicates: over policies trained with different seeds, or over samples of one model.
 
-An interval over tasks says how a score would move with other tasks. It says nothing about another seed of
-training; for that the seed is the unit. Here each replicate is one number, and the interval is Student's.
+An interval over tasks says how a score would move with other tasks. It says nothing about another seed
+of training; for that the seed is the unit. Here each replicate is one number, and the interval is
+Student's.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,28 +33,27 @@ class Mean(NamedTuple):
 
     value: float
     half_width: float | None
-    """None where all replicates are equal: nothing can be said about another one."""
+    """Half of the interval of 95 %; None where all replicates are equal: nothing can be said about
+    another one."""
 
 
 class Replicates(msgspec.Struct, frozen=True, kw_only=True):
-    """pass@1 of two or more replicates under one harness, each the mean over its graded tasks."""
-
     task_set: str
     harness: str
     arm: str
-    """Of the policies; a model's own name where its samples are the replicates."""
+    """Name of the policies' arm; a model's own name where its samples are the replicates."""
     trained: bool
     """Whether they are policies, trained with different seeds, or samples of one model."""
     scores: dict[str, float]
-    """By policy or sample."""
+    """Score by policy or sample."""
 
     @property
     def what(self) -> str:
-        """What is repeated, and how often."""
+        """The kind and number of replicates, in words."""
         return f"{len(self.scores)} {'seeds of training' if self.trained else 'samples'}"
 
     def mean(self) -> Mean:
-        """Over the replicates."""
+        """Mean over the replicates."""
         return _mean(list(self.scores.values()))
 
     def paired_with(self, other: "Replicates") -> bool:
@@ -94,7 +94,7 @@ def comparable(groups: Iterable[Replicates]) -> list[tuple[Replicates, Replicate
 
 
 def read_replicates(tables: duckdb.DuckDBPyConnection, campaign: str) -> tuple[Replicates, ...]:
-    """Those of an evaluation, where there are two or more replicates with graded rollouts."""
+    """The replicates of an evaluation, where two or more have graded rollouts."""
     rows = tables.execute(
         "select task_set, harness, arm, trained, replicate, pass_at_1 from evaluation_runs "
         "where campaign = ? and tasks > 0 "

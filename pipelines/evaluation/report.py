@@ -1,4 +1,4 @@
-"""The tables of an evaluation's results, for a terminal, Markdown and CSV; and the matrix as a picture."""
+"""The tables of an evaluation's results, for a terminal, Markdown and CSV; and the matrix as a plot."""
 
 import csv
 from collections.abc import Callable, Sequence
@@ -28,15 +28,13 @@ CELL_COLUMNS = (
 
 
 class Table(NamedTuple):
-    """A title, names of columns, and rows of texts."""
-
     title: str
     columns: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
 
 
 def tables_of(results: Results) -> list[Table]:
-    """For each task set: scores, the matrix of pass@1, costs; then the paired differences of all."""
+    """Tables of each task set: scores, the matrix of pass@1, costs; then the paired differences of all."""
     found: list[Table] = []
     for name in results.task_sets:
         cells = [cell for cell in results.cells if cell.task_set == name]
@@ -115,7 +113,7 @@ def _costs(name: str, cells: Sequence[Cell]) -> Table:
 
 
 def _over_replicates(results: Results) -> list[Table]:
-    """What stands beside the intervals over tasks: those over seeds of training, or over samples."""
+    """Tables of intervals over seeds of training, or over samples."""
     if not results.groups:
         return []
     head = ("task set", "harness", "model or arm", "replicates")
@@ -163,17 +161,17 @@ def _usd(total: float | None, by: int) -> str:
 
 
 def share(score: Score | None) -> str:
-    """`64.3% [60.1%, 68.2%]`; empty where there is none."""
+    """Format a score, `64.3% [60.1%, 68.2%]`; empty where there is none."""
     return "" if score is None else str(score)
 
 
 def points(score: Score) -> str:
-    """`+7.5 [+3.1, +11.8]`: hundredths of a difference."""
+    """Format a difference in hundredths, `+7.5 [+3.1, +11.8]`."""
     return "{:+.1f} [{:+.1f}, {:+.1f}]".format(*(100 * x for x in (score.value, score.low, score.high)))
 
 
 def markdown(results: Results) -> str:
-    """The whole report."""
+    """Render the whole report as Markdown."""
     parts = [f"# Evaluation {results.campaign}", _HOW]
     for table in tables_of(results):
         lines = [table.columns, tuple("---" for _ in table.columns), *table.rows]

@@ -1,4 +1,4 @@
-"""What an evaluation measured, read from the log alone: a cell for each task set, harness and model."""
+"""Reads an evaluation's results from the log alone: a cell for each task set, harness and model."""
 
 from collections.abc import Iterable, Sequence
 from itertools import combinations, groupby
@@ -37,7 +37,7 @@ class TaskResult(NamedTuple):
     malformed: int
     turns: int
     tokens: int | None
-    """None where an endpoint did not say."""
+    """Tokens; None where an endpoint did not report them."""
     cost_usd: float | None
     """None where no price is known."""
     seconds: float
@@ -50,10 +50,10 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     harness: str
     model: str
     tasks: dict[str, Tally]
-    """By id, those with at least one graded rollout."""
+    """Tallies by task id, of tasks with at least one graded rollout."""
     requested: int
     aborted: int
-    """Without an outcome by our fault: in no score."""
+    """Rollouts that infrastructure aborted: in no score."""
     blocked: int = 0
     """Kept out by their site, by a captcha for example: in no score either, and not among the aborted."""
     malformed: int = 0
@@ -62,22 +62,19 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int | None
     """None where those of a rollout are not known."""
     cost_usd: float | None
-    """None where that of a rollout is not known."""
     seconds: float
 
     @property
     def graded(self) -> int:
-        """Rollouts with an outcome."""
+        """Number of graded rollouts."""
         return sum(tally.graded for tally in self.tasks.values())
 
     @property
     def resolved(self) -> int:
-        """Rollouts that resolved their task."""
         return sum(tally.resolved for tally in self.tasks.values())
 
     @property
     def open(self) -> int:
-        """Rollouts that have not ended."""
         return self.requested - self.graded - self.aborted - self.blocked
 
     def pass_at(self, k: int) -> Score | None:
@@ -85,12 +82,12 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         return self._score(k, every=False)
 
     def pass_all(self, k: int) -> Score | None:
-        """Unbiased pass^k, as above."""
+        """Unbiased pass^k; None where no task has `k` graded rollouts."""
         return self._score(k, every=True)
 
     def board(self, k: int) -> Leaderboard:
-        """As leaderboards count, over the tasks with exactly `k` graded rollouts: of more, nobody knows here
-        which were the first."""
+        """Leaderboard figures over the tasks with exactly `k` graded rollouts: of more, the first ones
+        are unknown here."""
         trials: list[list[bool | None]] = [
             [place < tally.resolved for place in range(tally.graded)]
             for tally in self.tasks.values()
@@ -119,10 +116,10 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
 
     task_set: str
     first: tuple[str, str]
-    """Harness and model."""
+    """Harness and model of the first cell."""
     second: tuple[str, str]
     difference: Score
-    """Of the pass rates: second minus first."""
+    """Difference of the pass rates: second minus first."""
     gained: int
     """Tasks with a higher pass rate in the second."""
     lost: int
@@ -137,12 +134,12 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def differs(self) -> bool:
-        """Whether both say so: the interval of the difference is on one side of 0, and p is below 0.05."""
+        """Whether the interval of the difference is on one side of 0, and p is below 0.05."""
         return (self.difference.low > 0 or self.difference.high < 0) and self.p < 0.05
 
 
 class Results(msgspec.Struct, frozen=True, kw_only=True):
-    """An evaluation as the log has it up to some sequence."""
+    """The results of an evaluation up to some sequence of the log."""
 
     campaign: str
     k: tuple[int, ...]
@@ -151,7 +148,7 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def task_sets(self) -> list[str]:
-        """In the order of their names."""
+        """Names of the task sets, sorted."""
         return sorted({cell.task_set for cell in self.cells})
 
     def pairs(self) -> list[Pair]:

@@ -1,4 +1,4 @@
-"""A suite: what an evaluation asks, as a TOML file (docs/evaluation.md)."""
+"""A suite: the TOML file of an evaluation (docs/evaluation.md)."""
 
 import random
 import tomllib
@@ -33,22 +33,22 @@ class TaskSet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Tasks that one figure is about: all of a source, or some of it."""
 
     source: str
-    """As `orchard tasks list` shows it."""
+    """Source of the tasks, which `orchard tasks list` shows."""
     name: str = ""
-    """In the tables; empty: the source."""
+    """Name of the set in the tables; empty: the source."""
     repo: str | None = None
     """Only tasks of this repository."""
     ids: tuple[str, ...] = ()
-    """Only these; `*` matches anything."""
+    """Ids of the only tasks that are taken; `*` matches anything."""
     limit: Positive | None = None
-    """So many of them, drawn by `seed`."""
+    """Maximum number of tasks, drawn by `seed`."""
     seed: int = 0
     unproven: bool = False
     """Take tasks that `orchard tasks validate` has not proven, too."""
 
     @property
     def title(self) -> str:
-        """What the tables call it."""
+        """The set's name in the tables."""
         return self.name or self.source
 
 
@@ -64,7 +64,7 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     is made of their scores."""
     samples: Positive = 1
     k: tuple[Positive, ...] = ()
-    """Of pass@k and pass^k; empty: 1 and `samples`."""
+    """Values of k for pass@k and pass^k; empty: 1 and `samples`."""
     budget: Budget = Budget()
     timeouts: Timeouts = Timeouts()
     max_tries: Positive = 3
@@ -98,7 +98,7 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def arm_of(self) -> dict[str, str]:
-        """Arm by model."""
+        """Maps models to their arm."""
         return {model: arm for arm, models in self.arms.items() for model in models}
 
     @property
@@ -120,7 +120,7 @@ def read_suite(file: Path) -> Suite:
 
 
 def published() -> dict[str, Path]:
-    """Suites of published benchmarks by name: files to copy."""
+    """Suites of published benchmarks by name."""
     own = Path(__file__).parent.glob("suites/*.toml")
     of_domains = (file for domain in domains().values() for file in domain.suite_files())
     return {file.stem: file for file in sorted([*own, *of_domains], key=lambda file: file.stem)}
@@ -149,7 +149,6 @@ def chosen_tasks(store: str, wanted: TaskSet) -> list[TaskRef]:
 
 
 def campaign_of(suite: Suite, tasks: Sequence[TaskRef]) -> CampaignSpec:
-    """The suite's campaign over these tasks."""
     return CampaignSpec(
         name=suite.name,
         tasks=tuple(tasks),

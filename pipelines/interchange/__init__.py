@@ -1,1 +1,1 @@
-"""Trajectories as files that other systems write and read."""
+"""Reads and writes trajectories in the file formats of other systems."""

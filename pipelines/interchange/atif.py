@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 VERSION = "ATIF-v1.7"
-"""What is written. Read are all versions 1.x: later ones add optional fields."""
+"""Version that is written. All versions 1.x are read: later ones add optional fields."""
 
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
@@ -20,8 +20,6 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ToolCall(_Record, frozen=True, kw_only=True):
-    """An action."""
-
     tool_call_id: str
     function_name: str
     arguments: dict[str, Any]
@@ -36,15 +34,13 @@ class SubagentRef(_Record, frozen=True, kw_only=True):
 
 
 class Source(_Record, frozen=True, kw_only=True):
-    """Where a picture is: a path, relative to the trajectory's file or absolute, or a URL."""
+    """Address of a picture: a path, relative to the trajectory's file or absolute, or a URL."""
 
     media_type: str = ""
     path: str = ""
 
 
 class Part(_Record, frozen=True, kw_only=True):
-    """A piece of a message that is not text alone."""
-
     type: str
     text: str | None = None
     source: Source | None = None
@@ -54,7 +50,7 @@ Content = str | list[Part]
 
 
 class Result(_Record, frozen=True, kw_only=True):
-    """What an action brought; `source_call_id` is a call of the same step."""
+    """The result of an action; `source_call_id` is a call of the same step."""
 
     source_call_id: str | None = None
     content: Content | None = None
@@ -68,8 +64,6 @@ class Observation(_Record, frozen=True, kw_only=True):
 
 
 class Metrics(_Record, frozen=True, kw_only=True):
-    """One model call."""
-
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
@@ -80,8 +74,6 @@ class Metrics(_Record, frozen=True, kw_only=True):
 
 
 class Step(_Record, frozen=True, kw_only=True):
-    """A message, with its actions and their results where an agent wrote it. Numbered from 1."""
-
     step_id: int
     source: Literal["system", "user", "agent"]
     message: Content
@@ -96,8 +88,6 @@ class Step(_Record, frozen=True, kw_only=True):
 
 
 class Agent(_Record, frozen=True, kw_only=True):
-    """The harness and its model."""
-
     name: str
     version: str
     model_name: str | None = None
@@ -129,5 +119,5 @@ class Trajectory(_Record, frozen=True, kw_only=True):
 
 
 def parts_of(content: Content | None) -> Sequence[Part]:
-    """A content as parts."""
+    """Convert a content to parts."""
     return [Part(type="text", text=content or "")] if isinstance(content, str | None) else content

@@ -1,4 +1,4 @@
-"""Rollouts of the log as ATIF files: every accepted attempt whole, its branches and subagents beside it."""
+"""Writes rollouts of the log as ATIF files: every accepted attempt whole, with its branches and subagents."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -18,7 +18,7 @@ TOGETHER = 100
 PICTURES = "images"
 """Directory of the pictures, beside the files."""
 KEY = "orchard"
-"""Of what the format has no field for, in `extra`."""
+"""Key in `extra` of the data that the format has no field for."""
 _FACTS = (
     *("rollout_id", "campaign", "task_id", "task_source", "repo", "sample", "attempt", "status"),
     *("exit_status", "cause", "reward", "resolved"),
@@ -36,9 +36,8 @@ Row = Mapping[str, Any]
 def write_trajectories(
     tables: duckdb.DuckDBPyConnection, blobs: BlobStore, campaign: str, out: Path
 ) -> Iterator[Path]:
-    """A file `ROLLOUT.json` for each rollout of the campaign that ended with messages, as they are written,
-    and the pictures of the messages. A file that is there already is left as it is. Raises BlobMissing or
-    BlobCorrupt."""
+    """Yield a file `ROLLOUT.json` for each rollout of the campaign that ended with messages, as they are
+    written with their pictures. An existing file stays unchanged. Raises BlobMissing or BlobCorrupt."""
     out.mkdir(parents=True, exist_ok=True)
     rollouts = iter(_rows(tables, _ROLLOUTS, [campaign]))
     while some := list(islice(rollouts, TOGETHER)):
@@ -73,7 +72,7 @@ def _place(image: Image) -> str:
 
 
 def _content(node: MessageNode) -> tuple[atif.Content, dict[str, Any] | None]:
-    """The text of a message, or its parts; and what the format has no field for."""
+    """The text of a message, or its parts; and the data that the format has no field for."""
     if not node.images:
         return node.content, None
     parts = [
@@ -86,7 +85,7 @@ def _content(node: MessageNode) -> tuple[atif.Content, dict[str, Any] | None]:
 
 
 def _whole(blobs: BlobStore, row: Row) -> MessageNode:
-    """The message with all that is known of its tokens."""
+    """The message with all its token records."""
     node = stored_node(blobs, row)
     if node.tokens is None or row["token_ids"] is None:
         return node  # none, or whole already
@@ -180,7 +179,8 @@ def _step(node: MessageNode, number: int, call: Row | None, copied: bool) -> ati
 
 
 def _call(name: str, function: str, arguments: str) -> atif.ToolCall:
-    """Arguments that are no JSON object, or not written as this library would, stay beside it as text."""
+    """A call; arguments that are no JSON object, or not in this library's spelling, are kept as text
+    beside it."""
     try:
         found = msgspec.json.decode(arguments, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError):

@@ -1,4 +1,5 @@
-"""What a trajectory took, by ATIF's metrics and by what Harbor writes beside it. Pure; unknown is None."""
+"""Reads the time, tokens and cost of a trajectory, from ATIF's metrics and the files that Harbor writes
+beside it. Pure; unknown is None."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -15,14 +16,14 @@ _LARGEST = 2**53
 
 
 class Span(msgspec.Struct, frozen=True):
-    """When a phase of a trial began and ended, in ISO 8601."""
+    """The begin and end of a phase of a trial, in ISO 8601."""
 
     started_at: str | None = None
     finished_at: str | None = None
 
 
 class AgentResult(msgspec.Struct, frozen=True):
-    """What Harbor says of the agent's work."""
+    """Harbor's summary of the agent's work."""
 
     n_input_tokens: int | None = None
     n_output_tokens: int | None = None
@@ -30,7 +31,7 @@ class AgentResult(msgspec.Struct, frozen=True):
 
 
 class Phases(Span, frozen=True):
-    """The parts of Harbor's result.json that say what a trial took."""
+    """The phases of a trial in Harbor's result.json."""
 
     agent_result: AgentResult | None = None
     environment_setup: Span | None = None
@@ -68,7 +69,6 @@ def took(found: atif.Trajectory, trial: Phases | None) -> Took:
 def call_of(
     step: atif.Step, agent: atif.Agent, parent: str | None, node: str, turn: int, kind: CallKind | None
 ) -> LLMCall | None:
-    """The call of the model that made the message `node`; None where the step says nothing of one."""
     metrics = step.metrics
     if metrics is None or step.is_copied_context or step.llm_call_count == 0:
         return None
@@ -103,14 +103,14 @@ def _asked(found: atif.Trajectory) -> Iterator[atif.Step]:
 
 
 def _calls(steps: Sequence[atif.Step]) -> int | None:
-    """How often a model was asked, where at least one step says that it was."""
+    """Number of model calls, where at least one step has one."""
     if not any(step.metrics or step.llm_call_count for step in steps):
         return None
     return _known(sum(step.llm_call_count or 1 for step in steps))
 
 
 def _known(number: N | None) -> N | None:
-    """A count, a price or a time that can be one, and that the tables can hold."""
+    """A count, price or time that is possible and that the tables can hold, else None."""
     return None if number is None or not 0 <= number <= _LARGEST else number
 
 
@@ -119,7 +119,7 @@ def _first(*numbers: N | None) -> N | None:
 
 
 def _sum(numbers: Iterable[N | None]) -> N | None:
-    """None where there is none, or one of them is not known."""
+    """The sum; None where there is no number, or one is not known."""
     known = [_known(number) for number in numbers]
     said = [number for number in known if number is not None]
     return sum(said) if said and len(said) == len(known) else None
@@ -136,7 +136,7 @@ def _between(start: datetime | None, end: datetime | None) -> float | None:
 
 
 def _time(text: str | None) -> datetime | None:
-    """A moment, of which one without a zone is in UTC."""
+    """Parse a time; one without a zone is in UTC."""
     try:
         found = datetime.fromisoformat(text or "")
     except ValueError:

@@ -1,4 +1,5 @@
-"""ATIF files as trajectories for the log: one conversation and its subagents become one tree of messages."""
+"""Reads ATIF files as trajectories for the log: one conversation and its subagents become one tree of
+messages."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -21,23 +22,23 @@ from orchard.workers.episode.pictures import NotAPicture, read_picture
 LAYOUT = "atif"
 SOURCE = "atif"
 _LARGEST = 32 * 1024 * 1024
-"""Bytes of a picture."""
+"""Maximum bytes of a picture."""
 _ROLES = {"system": Role.SYSTEM, "user": Role.USER, "agent": Role.ASSISTANT}
 
 
 class _Own(msgspec.Struct, frozen=True):
-    """What our own export says beside the format."""
+    """Fields that Orchard's own export adds to the format."""
 
     task_id: str = ""
     task_source: str = ""
     repo: str = ""
     exit_status: ExitStatus = ExitStatus.FINISHED
     resolved: bool | msgspec.UnsetType | None = msgspec.UNSET
-    """Unset: the file is of somebody else, and the grade is beside it."""
+    """Unset: another program wrote the file, and the grade is beside it."""
     arguments: str | None = None
-    """Of a call, as the model wrote them."""
+    """Arguments of a call in the model's own spelling."""
     captions: tuple[str, ...] = ()
-    """Of the pictures of a message."""
+    """Captions of the pictures of a message."""
 
 
 def _own(record: atif.Trajectory | atif.ToolCall | atif.Step | atif.Result) -> _Own:
@@ -49,7 +50,7 @@ class _Verdict(msgspec.Struct, frozen=True):
 
 
 class _Trial(Phases, frozen=True, kw_only=True):
-    """What Harbor writes beside a trial's trajectory."""
+    """The files that Harbor writes beside a trial's trajectory."""
 
     task_name: str
     source: str | None = None
@@ -57,7 +58,7 @@ class _Trial(Phases, frozen=True, kw_only=True):
 
 
 def trajectory_files(places: Iterable[Path]) -> list[Path | LeftOut]:
-    """The files themselves; of a directory, all trajectory.json below it, or else its JSON files."""
+    """The files themselves; in a directory, all trajectory.json below it, or else its JSON files."""
     found: list[Path | LeftOut] = []
     for place in places:
         if place.is_dir():
@@ -129,7 +130,7 @@ def _foreign(number: int, file: Path, raw: bytes, found: atif.Trajectory, blobs:
 
 
 def _trial(file: Path) -> _Trial | None:
-    """Of Harbor's layout: TRIAL/agent/trajectory.json beside TRIAL/result.json."""
+    """The trial of a file in Harbor's layout: TRIAL/agent/trajectory.json beside TRIAL/result.json."""
     result = file.resolve().parent.parent / "result.json"
     if file.parent.name != "agent" or not result.is_file():
         return None
@@ -142,7 +143,7 @@ def _resolved(trial: _Trial | None) -> bool | None:
 
 
 _Read = Callable[[atif.Content | None, Sequence[str]], tuple[str, tuple[Image, ...]]]
-"""Text and pictures of a content, of which the captions are known."""
+"""Reads text and pictures of a content, with the pictures' captions."""
 
 
 def _add(
@@ -152,8 +153,8 @@ def _add(
     read: _Read,
     kind: CallKind | None,
 ) -> str:
-    """Adds the messages of one conversation, and the calls of the model by message; the id of its last.
-    Copied context is the same path again."""
+    """Add the messages of one conversation, and the calls of the model by message; returns the id of its
+    last. Copied context is the same path again."""
     parent: str | None = None
     turn = 0
     for number, step in enumerate(found.steps, start=1):
@@ -213,7 +214,7 @@ def _placed(
     content: atif.Content | None,
     captions: Sequence[str],
 ) -> tuple[str, tuple[Image, ...]]:
-    """Text and pictures of a content. What is no picture beside the file leaves a mark and a flag."""
+    """Text and pictures of a content. A picture that is not beside the file leaves a mark and a flag."""
     text, images = "", list[Image]()
     for part in atif.parts_of(content):
         if part.type == "text":
@@ -244,8 +245,8 @@ def _placed(
 
 
 def _beside(directory: Path, source: atif.Source) -> bytes | None:
-    """A file in the directory of a trajectory; None for one elsewhere: a trajectory of others names no file
-    of this machine."""
+    """Read a file in the directory of a trajectory; None for one elsewhere: a foreign trajectory may name
+    no file of this machine."""
     try:
         file = (directory / source.path).resolve()
         inside = file.is_relative_to(directory.resolve()) and file.is_file()

@@ -20,7 +20,7 @@ from transformers.utils import logging as transformers_logging
 from orchard.pipelines.models.errors import ModelError, require_package
 
 ADAPTER = "adapter_config.json"
-"""Of a directory that holds an adapter, as `peft` writes it, and no weights."""
+"""File of a directory that holds an adapter, as `peft` writes it, and no weights."""
 
 
 def load_model(name: str | Path, *, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
@@ -91,11 +91,10 @@ def save_model(
     processor: Any = None,
     state: dict[str, Any] | None = None,
 ) -> None:
-    """Write a model, and its tokenizer and image processor when given, as a directory that appears whole or
-    not at all.
+    """Write a model, and its tokenizer and image processor when given, atomically as a directory.
 
-    `state` replaces the model's own weights, where these are sharded over processes. Of a model with an
-    adapter, the adapter is written.
+    `state` replaces the model's own weights, where these are sharded over processes. Of a model with
+    an adapter, the adapter is written.
     """
     temporary = directory.with_name(f".{directory.name}.partial")
     temporary.mkdir(parents=True, exist_ok=True)

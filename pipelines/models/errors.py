@@ -1,11 +1,11 @@
-"""What a user can mend about a model, and how torch is loaded; importable without torch."""
+"""Errors of models that a user can fix, and how torch is loaded; importable without torch."""
 
 import os
 from importlib.util import find_spec
 
 
 class ModelError(ValueError):
-    """A model directory or shape that cannot be used, in one sentence that names the fix."""
+    """A model directory or shape is unusable; the message is one sentence that names the fix."""
 
 
 def require_torch(what: str) -> None:
@@ -25,7 +25,8 @@ def require_torch(what: str) -> None:
 
 
 def require_installed(what: str) -> None:
-    """As `require_torch`, for a process that only starts others which load torch: seconds less."""
+    """Check what `require_torch` checks, without loading torch: for a process that only starts others,
+    seconds less."""
     for package in ("torch", "transformers"):
         require_package(package, what)
 

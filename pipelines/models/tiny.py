@@ -10,8 +10,6 @@ from orchard.pipelines.models.errors import ModelError
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """The dimensions of a Qwen3 model, without its vocabulary."""
-
     hidden_size: int
     intermediate_size: int
     num_hidden_layers: int
@@ -66,9 +64,10 @@ SHAPES = {
     ),
 }
 SHAPES["tiny-far"] = msgspec.structs.replace(SHAPES["tiny-test"], rope_theta=1_000_000.0)
-"""By name. With 2,048 tokens of vocabulary: 0.2, 0.2, 0.6, 1.05, 2.2 and 0.2 million parameters. `tiny-copy`
-has the weights of `tiny-test` in two heads of 32, which learn sooner to copy than four of 16. `tiny-far` has
-the rope_theta of Qwen3: what it learned to copy over 100 tokens it soon copies over 1,500."""
+"""Presets by name. With 2,048 tokens of vocabulary they have 0.2, 0.2, 0.6, 1.05, 2.2 and 0.2 million
+parameters. `tiny-copy` has the weights of `tiny-test` in two heads of 32, which learn sooner to copy
+than four of 16. `tiny-far` has the rope_theta of Qwen3: what it learned to copy over 100 tokens it
+soon copies over 1,500."""
 
 
 def new_model(
@@ -105,5 +104,4 @@ def new_model(
 
 
 def parameters(model: torch.nn.Module) -> int:
-    """How many numbers a model has; tied ones count once."""
     return sum(parameter.numel() for parameter in model.parameters())

@@ -20,10 +20,10 @@ from orchard.pipelines.models.tiny import SHAPES, Shape
 
 
 class Sight(msgspec.Struct, frozen=True, kw_only=True):
-    """The dimensions of a vision tower, and how much of a picture it is given."""
+    """The dimensions of a vision tower, and the size of the pictures it is given."""
 
     family: str = "qwen3_vl"
-    """`qwen3_vl` or `qwen2_5_vl`."""
+    """Model family: `qwen3_vl` or `qwen2_5_vl`."""
     text: str
     """Shape of the language model, of `tiny.SHAPES`."""
     hidden_size: int
@@ -34,15 +34,16 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True):
     merge: int
     """Patches of a token's side."""
     pixels: int
-    """Of a picture at most, after scaling."""
+    """Maximum pixels of a picture, after scaling."""
     deepstack: tuple[int, ...] = ()
     """Layers whose features go to the first layers of the language model; of Qwen3-VL alone."""
     places: int = 256
     """Learned positions of patches, a square number; of Qwen3-VL alone."""
     places_std: float | None = None
-    """Of them at the start; None: what the class sets, 0.02. Beside pixels that is next to nothing."""
+    """Standard deviation of the learned positions at the start; None: what the class sets, 0.02. Beside
+    pixels that is next to nothing."""
     mean: float = 0.5
-    """Of pixels, taken from them; then they are divided by `std`."""
+    """Mean of pixels, which is subtracted; then they are divided by `std`."""
     std: float = 0.5
 
 
@@ -74,8 +75,8 @@ SIGHTS = {
         std=0.25,
     ),
 }
-"""By name. `tiny-vision` has 0.6 million parameters with 768 tokens of vocabulary, and 25 tokens for a
-picture. Its pixels count from the light ground of the pages that it sees."""
+"""Presets by name. `tiny-vision` has 0.6 million parameters with 768 tokens of vocabulary, and 25 tokens
+for a picture. Its pixels count from the light ground of the pages that it sees."""
 
 
 def new_vision_model(

@@ -11,7 +11,8 @@ from orchard.pipelines.policy.serving import ServingSettings, serve
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run with arguments, the process's own by default. What a user can mend is one sentence, exit code 1."""
+    """Run with arguments, the process's own by default. An error that the user can fix is printed as one
+    sentence, exit code 1."""
     defaults = {name: value for name, value in _defaults().items() if name != "model"}
     parser = argparse.ArgumentParser(prog="python -m orchard.pipelines.policy", description=__doc__)
     parser.add_argument("model", type=Path)

@@ -1,7 +1,8 @@
-"""Reading a generated text back into a message, by the form in which the chat template writes one.
+"""Reads a generated text back into a message, by the form in which the chat template writes one.
 
-The form is Qwen's and Hermes's: `<think>` text `</think>`, then text, then `<tool_call>` JSON `</tool_call>`
-for each call. What does not follow it to the letter stays text: a half-made call is not repaired.
+The form is Qwen's and Hermes's: `<think>` text `</think>`, then text, then `<tool_call>` JSON
+`</tool_call>` for each call. What does not follow it to the letter stays text: a half-made call is not
+repaired.
 """
 
 import re
@@ -27,7 +28,7 @@ _CALLS = msgspec.json.Decoder(_Call)
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """An assistant message as OpenAI's fields have it."""
+    """An assistant message with OpenAI's fields."""
 
     content: str
     reasoning: str = ""

@@ -11,18 +11,14 @@ _FINE, _COARSE = 64, 256
 
 
 def visible(length: int) -> int:
-    """How many places a step looks at when the longest sequence has `length`: few, for few shapes.
-
-    Steps of 256 above 256, as the attention kernel sums in blocks and rounds by how a block was cut: a row's
-    sum is the same for all lengths that this function returns.
-    """
+    """Number of positions that a step attends to when the longest sequence has `length`: few values, for
+    few shapes. Steps of 256 above 256, as the attention kernel sums in blocks and rounds by how a
+    block was cut: a row's sum is the same for all lengths that this function returns."""
     step = _FINE if length <= _COARSE else _COARSE
     return -(-length // step) * step
 
 
 class Cache:
-    """Static tensors [layers, slots, key heads, places, width]; the last place takes what nobody reads."""
-
     def __init__(self, model: Qwen3, *, slots: int, context: int) -> None:
         self.slots, self.context = -(-slots // ROWS) * ROWS, context
         places = visible(context) + 1
@@ -62,7 +58,6 @@ class Cache:
         return attend
 
     def exchange(self, one: int, other: int, places: int) -> None:
-        """Swap what two slots hold at their first `places` places."""
         for held in (self._keys, self._values):
             first, second = held[:, one, :, :places], held[:, other, :, :places]
             kept = first.clone()

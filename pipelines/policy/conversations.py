@@ -16,11 +16,12 @@ from orchard.schemas.identity import digest
 
 _REMEMBERED = 100_000
 _IMAGES = "images"
-"""In a plain message, what its pictures are: it tells paths apart and is not written."""
+"""Field of a plain message for its pictures: it tells paths apart and is not rendered."""
 
 
 class Prompts:
-    """Prompts of conversations in tokens, and answers in messages, by one tokenizer and its template."""
+    """Renders conversations to prompt tokens, and reads answers into messages, with one tokenizer and its
+    template."""
 
     def __init__(self, tokenizer: ChatTokenizer) -> None:
         self._tokenizer = tokenizer
@@ -62,7 +63,7 @@ class Prompts:
         prompt: Sequence[int],
         ids: Sequence[int],
     ) -> Message:
-        """The message that sampled tokens say; it is remembered with them."""
+        """The message that sampled tokens spell; both are remembered."""
         opened = self._tokenizer.decode(prompt[-len(OPENING) :]).endswith(OPENING)
         message = read_message(
             self.text(ids),
@@ -90,16 +91,13 @@ class Prompts:
         return message
 
     def text(self, ids: Sequence[int]) -> str:
-        """What tokens say, without the mark that ended them."""
         ended = bool(ids) and ids[-1] in self.stop_ids
         return self._tokenizer.decode(ids[:-1] if ended else ids)
 
     def token(self, token: int) -> str:
-        """One token's text."""
         return self._tokenizer.decode([token])
 
     def tokens(self, text: str) -> list[int]:
-        """The tokens of a plain text, special ones recognized."""
         ids: list[int] = self._tokenizer.tokenizer.encode(text, add_special_tokens=False)
         return ids
 
@@ -135,7 +133,7 @@ def _plain(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _paths(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[str]:
-    """For each message a hash of all up to it, without reasoning, which clients may leave out."""
+    """Hashes of each message with all before it, without reasoning, which clients may leave out."""
     paths, path = [], digest(list(tools))
     for message in messages:
         kept = {name: value for name, value in message.items() if name != "reasoning_content"}

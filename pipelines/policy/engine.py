@@ -1,9 +1,7 @@
 """Continuous batching: one thread, one token for every running request a step; requests join and leave
-between steps.
-
-Weights are exchanged between two steps. Requests under way go on: what they have so far stays, its keys and
-values are computed again with the new weights, and every later token is the new version's alone.
-"""
+between steps. Weights are exchanged between two steps. Running requests continue: their tokens so far
+stay, keys and values are computed again with the new weights, and every later token is the new
+version's alone."""
 
 import threading
 import time
@@ -24,15 +22,15 @@ from orchard.schemas.messages import VersionRun
 
 
 class Overloaded(Exception):
-    """As many requests wait as may: ask again later."""
+    """The queue of waiting requests is full: retry later."""
 
 
 class Stopping(Exception):
-    """The engine takes no more requests, or gave this one up as it stopped."""
+    """The engine is stopping: it takes no requests, and gave this one up."""
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes of an engine."""
+    """Limits of an engine."""
 
     slots: int = 32
     """Requests that generate at once."""
@@ -48,20 +46,16 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Generated(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request got."""
-
     ids: list[int]
     logprobs: list[float]
     versions: list[VersionRun]
     finish_reason: str
-    """`stop` or `length`."""
+    """Why generation ended: `stop` or `length`."""
     cached: int
     """Tokens of the prompt that were not read again."""
 
 
 class Figures(msgspec.Struct):
-    """Counts since the start, and what is going on."""
-
     requests: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -74,18 +68,16 @@ class Figures(msgspec.Struct):
 
 
 Ends = Callable[[Sequence[int]], bool]
-"""Whether an answer, given its tokens so far, is complete for another reason than a stop token."""
+"""Tells whether an answer, by its tokens so far, is complete for another reason than a stop token."""
 
 
 class _Task:
-    """A request, waiting or running."""
-
     def __init__(
         self, prompt: Sequence[int], sampling: Sampling, ends: Ends | None, layout: Layout | None
     ) -> None:
         self.tokens = list(prompt)
         self.keys = layout.keys if layout else self.tokens
-        """What tells the tokens from those of other requests: of a picture more than that it is one."""
+        """Keys of the prefix cache: token ids, with the picture's content in place of its tokens."""
         self.layout = layout
         self.prompt = len(prompt)
         self.sampling = sampling
@@ -116,7 +108,7 @@ class _Task:
         return torch.cat([self.layout.positions[:, first:end], said.expand(3, -1)], dim=1)
 
     def pictures(self, first: int, end: int) -> Iterator[tuple[int, Shown, int, int]]:
-        """Of the pictures between two tokens: where one begins or goes on, counted from `first`, and which of
+        """Pictures between two tokens: where each begins or continues, counted from `first`, and which of
         its tokens these are."""
         for begin, stop, shown in self.layout.pictures if self.layout else ():
             if max(begin, first) < min(stop, end):
@@ -124,7 +116,8 @@ class _Task:
 
 
 class _Slot:
-    """A place in the cache: the keys of the tokens whose vectors it holds, and who generates there."""
+    """A row of the cache: the keys of the tokens whose vectors it holds, and the task that generates
+    there."""
 
     def __init__(self) -> None:
         self.held: list[int] = []
@@ -146,11 +139,10 @@ class Engine:
         self._changed = threading.Condition()
         self._draining = self._stopped = False
         self.ended: Future[BaseException | None] = Future()
-        """Done when the thread is: with the error that ended it, or None."""
+        """Resolved when the thread has ended: with the error that ended it, or None."""
         self._thread = threading.Thread(target=self._run, name="policy-engine", daemon=True)
 
     def start(self) -> None:
-        """Begin to generate."""
         self._thread.start()
 
     def submit(
@@ -204,7 +196,7 @@ class Engine:
         return done
 
     def stop(self, drain_seconds: float) -> None:
-        """Take no more requests, finish those there are within `drain_seconds`, give up the rest."""
+        """Refuse new requests, finish the present ones within `drain_seconds`, give up the rest."""
         with self._changed:
             self._draining = True
             self._changed.notify()
@@ -228,7 +220,7 @@ class Engine:
             self._give_up(Stopping())
 
     def _wait_for_work(self) -> bool:
-        """Until there is something to do; False when there never will be."""
+        """Wait until there is work; False when there never will be."""
         with self._changed:
             while not self._stopped:
                 if self._waiting or self._exchanges or self._running():
@@ -251,7 +243,7 @@ class Engine:
             done.set_result(self.version)
 
     def _admit(self) -> None:
-        """Give free slots to those that wait, as far as their prompts are quickly read."""
+        """Give free slots to waiting requests, up to the prefill limit."""
         admitted: list[tuple[int, _Task]] = []
         budget = self.settings.prefill
         free = [number for number, slot in enumerate(self._slots) if slot.task is None]
@@ -276,8 +268,9 @@ class Engine:
         self._read(admitted)
 
     def _bring(self, number: int, free: list[int], prefix: list[int]) -> None:
-        """Into the slot `number` what the best of the `free` slots holds: most of the prompt, else least of
-        any. A step computes all slots up to the highest in use, so the lowest is used and not the best."""
+        """Copy into slot `number` the best prefix that the `free` slots hold: most of the prompt, else
+        the least of any. A step computes all slots up to the highest in use, so the lowest is used and
+        not the best."""
         slots = self._slots
         best = max(free, key=lambda n: (_common(slots[n].held, prefix), -len(slots[n].held), -n))
         if best != number:
@@ -286,8 +279,7 @@ class Engine:
             here.held, there.held = there.held, here.held
 
     def _read(self, tasks: list[tuple[int, _Task]]) -> None:
-        """Compute keys and values of what the slots do not hold yet of what these have before their last
-        token."""
+        """Compute the keys and values that the slots lack, up to before each task's last token."""
         pieces: list[tuple[int, int, int]] = []
         ids: list[int] = []
         positions: list[torch.Tensor] = []
@@ -317,7 +309,6 @@ class Engine:
         )
 
     def _step(self) -> None:
-        """One token for each request that runs."""
         running = self._running()
         if not running:
             return
@@ -366,7 +357,7 @@ class Engine:
             )
 
     def _give_up(self, error: BaseException) -> None:
-        """Answer everyone who still waits: nothing will come."""
+        """Fail all waiting and running requests with `error`."""
         with self._changed:
             self._draining = self._stopped = True
             left = [*self._waiting, *(task for _, task in self._running())]
@@ -380,7 +371,7 @@ class Engine:
 
 
 def _form(model: Qwen3) -> tuple[object, ...]:
-    """What must not change while requests are under way."""
+    """The model's shape, which must not change while requests run."""
     return model.vocabulary, model.key_heads, model.width, len(model.layers), model.tower is None
 
 

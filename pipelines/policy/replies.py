@@ -1,4 +1,5 @@
-"""The replies of the policy server: OpenAI's fields, with vLLM's for token ids and our runs of versions."""
+"""The replies of the policy server: OpenAI's fields, with vLLM's for token ids and Orchard's runs of
+versions."""
 
 from typing import Any
 
@@ -17,7 +18,6 @@ def chat_reply(
     message: Message,
     created: int,
 ) -> dict[str, Any]:
-    """Body of a chat completion."""
     said: dict[str, Any] = {"role": "assistant", "content": message.content}
     if message.reasoning:
         said["reasoning_content"] = message.reasoning

@@ -1,4 +1,4 @@
-"""The bodies that the policy server accepts. What it cannot do it refuses: nothing asked for is ignored."""
+"""The bodies that the policy server accepts. It refuses what it cannot do: no field is ignored."""
 
 from typing import Annotated, Any, TypeVar
 
@@ -9,7 +9,7 @@ from orchard.schemas.decoding import Unreadable, decode
 
 
 class BadRequest(ValueError):
-    """A request that would be refused again; `code` as OpenAI names it."""
+    """A request that would be refused again; `code` is OpenAI's name for the fault."""
 
     def __init__(self, message: str, code: str | None = None, status: int = 400) -> None:
         super().__init__(message)
@@ -22,7 +22,7 @@ Probability = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 
 class _Choosing(msgspec.Struct, kw_only=True):
-    """Fields that both kinds of completion share. None is as good as absent, as clients send it."""
+    """Fields that both kinds of completion share. None is the same as absent, since clients send both."""
 
     model: str
     max_tokens: int | None = None
@@ -32,11 +32,12 @@ class _Choosing(msgspec.Struct, kw_only=True):
     seed: int | None = None
     stop: str | list[str] | None = None
     ignore_eos: bool | None = None
-    """vLLM's: go on to `max_tokens` whatever is sampled."""
+    """Extension of vLLM: continue to `max_tokens` whatever is sampled."""
     return_token_ids: bool | None = None
-    """vLLM's: ids of prompt and answer in the reply, here with the policy versions that sampled them."""
+    """Extension of vLLM: ids of prompt and answer in the reply, here with the policy versions that
+    sampled them."""
     return_tokens_as_token_ids: bool | None = None
-    """vLLM's: log-probabilities name a token `token_id:<n>`."""
+    """Extension of vLLM: log-probabilities name a token `token_id:<n>`."""
     stream: bool | None = None
     n: int | None = None
     presence_penalty: float | None = None
@@ -46,7 +47,7 @@ class _Choosing(msgspec.Struct, kw_only=True):
     min_p: float | None = None
 
     def sampling(self, stop_ids: frozenset[int], most: int) -> Sampling:
-        """How to choose tokens; `most` where the request sets no limit. Raises BadRequest."""
+        """The request's sampling options; `most` where it sets no limit of tokens. Raises BadRequest."""
         limit = most if self.limit is None else self.limit
         if limit < 1:
             raise BadRequest("max_tokens must be 1 or more")
@@ -61,7 +62,6 @@ class _Choosing(msgspec.Struct, kw_only=True):
 
     @property
     def limit(self) -> int | None:
-        """Most tokens of the answer."""
         return self.max_tokens
 
     @property
@@ -71,7 +71,7 @@ class _Choosing(msgspec.Struct, kw_only=True):
         return [stop for stop in stops if stop]
 
     def refused(self) -> list[str]:
-        """Names of fields that ask for what this server does not do."""
+        """Names of fields that ask for what this server cannot do."""
         neutral = {
             "stream": False,
             "n": 1,
@@ -85,8 +85,6 @@ class _Choosing(msgspec.Struct, kw_only=True):
 
 
 class ChatRequest(_Choosing, kw_only=True):
-    """Body of POST /v1/chat/completions."""
-
     messages: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
@@ -123,13 +121,10 @@ class CompletionRequest(_Choosing, kw_only=True):
 
 
 class ReloadRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Body of POST /admin/reload."""
-
     path: str
-    """Directory of the weights, of the same shape and tokenizer as those being served."""
     version: Annotated[int, msgspec.Meta(ge=0)]
     run: str = ""
-    """Run that they are a policy of, as `/health` says from then on."""
+    """Run whose policy they are, which `/health` reports from then on."""
 
 
 Body = TypeVar("Body", ChatRequest, CompletionRequest, ReloadRequest)

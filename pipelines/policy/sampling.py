@@ -1,4 +1,4 @@
-"""Choosing tokens: a batch of distributions, each with its own temperature, cuts and random numbers."""
+"""Chooses tokens: a batch of distributions, each with its own temperature, cuts and random numbers."""
 
 import secrets
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 
     max_tokens: int
     temperature: float = 1.0
-    """0: always the most probable token."""
+    """Temperature; 0: always the most probable token."""
     top_p: float = 1.0
     top_k: int = 0
-    """0: no cut."""
+    """Number of most probable tokens to choose from; 0: all."""
     seed: int | None = None
     stop_ids: frozenset[int] = frozenset()
     """Tokens that end the answer; the one that did is its last."""
@@ -32,7 +32,6 @@ class Draws:
         self._ready: list[float] = []
 
     def next(self) -> float:
-        """The next number."""
         if not self._ready:
             self._ready = torch.rand(_DRAWN_AT_ONCE, generator=self._generator).tolist()[::-1]
         return self._ready.pop()

@@ -88,18 +88,17 @@ class PolicyServer:
 
     @property
     def url(self) -> str:
-        """With the version path, as clients want it."""
+        """Base URL with the version path, which clients expect."""
         return f"http://{self.host}:{self.port}/v1"
 
     async def start(self) -> None:
-        """Begin to serve."""
         self.engine.start()
         await self._runner.setup()
         await web.TCPSite(self._runner, self.host, self.port).start()
         self.port = self._runner.addresses[0][1]
 
     async def stop(self) -> None:
-        """Refuse new requests, finish those under way as long as it may take, close."""
+        """Refuse new requests, finish the running ones within the drain time, close."""
         self._draining = True
         await asyncio.to_thread(self.engine.stop, self._drain_seconds)
         await self._runner.cleanup()
@@ -160,7 +159,7 @@ class PolicyServer:
         return _json(completion_reply(self.name, body, self._prompts, prompt, generated, text, created))
 
     async def _reload(self, request: web.Request) -> web.Response:
-        """New weights, whatever their version: a run may go back to an older policy."""
+        """Load new weights, whatever their version: a run may go back to an older policy."""
         body = read_body(await request.read(), ReloadRequest)
         started = time.monotonic()
         try:
@@ -172,10 +171,8 @@ class PolicyServer:
         return web.json_response({"policy_version": version, "seconds": time.monotonic() - started})
 
     async def load(self, directory: Path, version: int) -> None:
-        """Serve the weights in `directory`, unless those of this version or a newer one are served by now.
-
-        Raises ModelError or ValueError for weights that cannot be used.
-        """
+        """Serve the weights in `directory`, unless those of this version or a newer one are served by
+        now. Raises ModelError or ValueError for unusable weights."""
         async with self._reloading:
             if version > self.engine.version:
                 await self._exchange(directory, version)
@@ -202,7 +199,7 @@ class PolicyServer:
     async def _generate(
         self, prompt: Sequence[int], body: ChatRequest | CompletionRequest, pictures: Sequence[Shown] = ()
     ) -> Generated:
-        """An answer; when the client goes away the request leaves the batch."""
+        """Generate an answer; when the client disconnects the request leaves the batch."""
         sampling = body.sampling(self._prompts.stop_ids, self.engine.settings.context)
         future = self._submit(prompt, sampling, self._ends(body.stops), pictures)
         try:
@@ -241,7 +238,8 @@ class PolicyServer:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Who may ask, and errors in OpenAI's form: what a browser sends for any page is refused."""
+        """Check access, and answer errors in OpenAI's form. Requests that a browser sends on behalf of
+        any page are refused."""
         strange = refusal(request, loopback=is_loopback(self.host), hosts=self._hosts)
         if strange is not None:
             return _error(*strange)

@@ -15,19 +15,18 @@ log = logging.getLogger(__name__)
 
 
 class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server process is told. Importable without torch."""
+    """Options of a server process. Importable without torch."""
 
     model: Path
     """Hugging Face directory of a Qwen3, Qwen3-VL or Qwen2.5-VL model, with its tokenizer."""
     name: str = "policy"
-    """Model name that requests give."""
+    """Model name in requests."""
     version: int = 0
-    """Policy version of these weights."""
     run: str = ""
-    """Run that they are a policy of; empty: none."""
+    """Run whose policy these weights are; empty: none."""
     host: str = "127.0.0.1"
     port: int = 8800
-    """0 chooses one."""
+    """Port to listen on; 0 chooses a free one."""
     port_file: Path | None = None
     """File that gets the port once the server listens."""
     newest_file: Path | None = None
@@ -40,15 +39,16 @@ class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
     waiting: Annotated[int, msgspec.Meta(ge=0)] = 256
     prefix_cache: bool = False
     dtype: str = "float32"
-    """`float32` or `bfloat16`."""
+    """dtype of the weights: `float32` or `bfloat16`."""
     threads: int = 0
     """CPU threads; 0: torch decides."""
     drain_seconds: float = 30.0
-    """How long running requests may go on after SIGTERM."""
+    """Seconds that running requests have after SIGTERM."""
     allowed_hosts: tuple[str, ...] = ()
-    """Names that it is asked by beside those of this machine, as behind a proxy."""
+    """Host names that it accepts besides those of this machine, for example behind a proxy."""
     blind: bool = False
-    """Answer as if every picture were black: what the policy reaches so, it does not owe to seeing."""
+    """Answer as if every picture were black: the score that the policy still reaches is not owed to
+    seeing."""
 
 
 def serve(settings: ServingSettings) -> int:

@@ -1,4 +1,4 @@
-"""What a served model sees: the pictures of a prompt, and the vision tower that makes vectors of them."""
+"""The pictures of a prompt, and the vision tower that turns them into vectors."""
 
 import asyncio
 import base64
@@ -14,7 +14,7 @@ from orchard.pipelines.vision.places import Grid, positions, runs
 from orchard.pipelines.vision.reading import BadPicture, PictureReader, Seen
 
 MOST_PICTURES = 64
-"""Of one request."""
+"""Maximum pictures of one request."""
 _KEPT_PICTURES = 256
 _KEPT_BYTES = 2**28
 _DATA_URL = re.compile(r"data:image/[a-z+.-]+;base64,", re.I)
@@ -24,7 +24,7 @@ class Shown(NamedTuple):
     """A picture in a prompt."""
 
     sha256: str
-    """Of its bytes: equal pictures have equal vectors."""
+    """SHA-256 of its bytes: equal pictures have equal vectors."""
     seen: Seen
 
 
@@ -45,7 +45,6 @@ class Sight:
         return [await self._picture(url) for url in urls]
 
     def tokens(self, pictures: Sequence[Shown]) -> list[int]:
-        """Tokens of each picture."""
         reader = self._reader
         return [picture.seen.grid.tokens(reader.merge) for picture in pictures] if reader else []
 
@@ -76,40 +75,38 @@ def of_url(url: object) -> bytes:
 
 
 class Features(NamedTuple):
-    """What a picture is to the language model, or some tokens of it."""
+    """A picture, or some of its tokens, as vectors for the language model."""
 
     rows: torch.Tensor
-    """[tokens, size]: in place of the embeddings of its tokens."""
+    """[tokens, size]: replaces the embeddings of its tokens."""
     deep: tuple[torch.Tensor, ...]
-    """[tokens, size] each: added behind the first layers; none in models without."""
+    """[tokens, size] each: added after the first layers; empty in models without."""
 
     def part(self, first: int, end: int) -> "Features":
-        """Of the tokens from `first` to before `end`."""
+        """The vectors of the tokens from `first` to before `end`."""
         return Features(self.rows[first:end], tuple(layer[first:end] for layer in self.deep))
 
 
 class Placed(NamedTuple):
-    """A picture where it stands."""
-
     first: int
     end: int
     shown: Shown
 
 
 class Layout(NamedTuple):
-    """A prompt with its pictures, as an engine reads it."""
+    """A prompt with its pictures, in the form that an engine reads."""
 
     pictures: list[Placed]
     keys: list[int]
-    """What tells prompts apart: token ids, and below 0 for the tokens of a picture what is its own."""
+    """Token ids, and for a picture's tokens a number below 0 that identifies the picture."""
     positions: torch.Tensor
-    """[3, tokens]."""
+    """[3, tokens]: three positions of each token."""
     shift: int
-    """From the number of a token that comes later to its position: 0 or less."""
+    """Difference from a later token's number to its position: 0 or less."""
 
 
 class Tower:
-    """The vision tower of a model. Its pictures' vectors are kept while its weights are."""
+    """The vision tower of a model. Caches the vectors of pictures as long as its weights stay."""
 
     def __init__(self, visual: Any, config: Any) -> None:
         """`visual` is the module of `transformers`, on the device; `config` that of the whole model."""
@@ -120,7 +117,7 @@ class Tower:
         self._held = 0
 
     def layout(self, prompt: Sequence[int], pictures: Sequence[Shown]) -> Layout:
-        """Where the pictures of a prompt stand. Raises ValueError unless its picture tokens are theirs."""
+        """Find where the pictures of a prompt are. Raises ValueError unless its picture tokens are theirs."""
         if prompt[-1] == self.token:
             raise ValueError("a prompt cannot end with a picture")
         grids = [picture.seen.grid for picture in pictures]
@@ -138,7 +135,6 @@ class Tower:
 
     @torch.inference_mode()
     def features(self, picture: Shown) -> Features:
-        """The vectors of a picture."""
         if (known := self._known.get(picture.sha256)) is not None:
             self._known.move_to_end(picture.sha256)
             return known

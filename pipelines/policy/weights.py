@@ -49,8 +49,8 @@ class Qwen3:
     """Weights in memory and the pass over them. Without gradients; safe to share between threads."""
 
     def __init__(self, config: Any, state: dict[str, torch.Tensor], visual: Any = None) -> None:
-        """`state` as `transformers` names it; `visual` is the vision tower of a model that has one. Raises
-        ModelError for what this pass does not compute."""
+        """`state` has the names of `transformers`; `visual` is the vision tower of a model that has one.
+        Raises ModelError for what this pass does not compute."""
         _check(config)
         self.tower = Tower(visual, config) if visual is not None else None
         self._unsaid = torch.tensor(never_said(config), dtype=torch.int64)
@@ -110,7 +110,7 @@ class Qwen3:
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[rows, vocabulary] in float32."""
+        """Logits [rows, vocabulary] in float32."""
         found = (functional.rms_norm(hidden, (hidden.shape[1],), self.norm, self.epsilon) @ self.head).float()
         return found.index_fill_(1, self._unsaid, NEVER) if len(self._unsaid) else found
 
@@ -150,7 +150,7 @@ def load_weights(directory: Path, *, device: torch.device, dtype: torch.dtype) -
 
 
 def _axes(rope: dict[str, Any], width: int) -> torch.Tensor:
-    """Of each dimension of a head, which of the three positions turns it."""
+    """For each dimension of a head, which of the three positions rotates it."""
     sections = rope["mrope_section"]
     axes = torch.zeros(width // 2, dtype=torch.int64)
     if rope.get("mrope_interleaved"):

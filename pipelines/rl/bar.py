@@ -1,8 +1,8 @@
-"""Balanced Adaptive Rollout: which rollouts of a prompt to ask for, and which of them to train on.
+"""Balanced Adaptive Rollout: which rollouts of a prompt to request, and which of them to train on.
 
-The paper's Algorithm 1 (section 3.3.3) as one pure function, `decide`, over what is known of a prompt's
-rollouts. Where the paper is silent, the functions say what they do. Nothing is remembered between calls, so a
-coordinator may die anywhere and decide again from the log.
+The paper's Algorithm 1 (section 3.3.3) as one pure function, `decide`, over what is known of a
+prompt's rollouts. Where the paper is silent, the functions say what they do. Nothing is remembered
+between calls, so a coordinator may die anywhere and decide again from the log.
 """
 
 from collections.abc import Sequence
@@ -16,24 +16,23 @@ from orchard.schemas.outcomes import RolloutStatus
 
 
 class BarSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Algorithm 1's quantities, by its letters; raises ValueError for those that fit no group."""
+    """Quantities of Algorithm 1, with its letters. Raises ValueError for values that fit no group."""
 
     size: int = 8
     """N: rollouts of a training group."""
     budget: int = 16
     """N_max: rollouts of a prompt at most; aborted ones do not count."""
     stride: int | None = None
-    """s: rollouts asked for at once; None is N. The paper's setting is s = N_max."""
+    """s: rollouts requested at once; None is N. The paper's setting is s = N_max."""
     interval: tuple[float, float] | None = (0.375, 0.625)
-    """[rho_min, rho_max]: the positive share of a balanced group. None: every group of N will do, as in GRPO
-    with fixed N and in dynamic sampling, which differ in what the group filter keeps."""
+    """[rho_min, rho_max]: the positive share of a balanced group. None: any N rollouts are a group, as in
+    GRPO with fixed N and in dynamic sampling, which differ in what the group filter keeps."""
     max_aborts: int | None = None
-    """Rollouts of a prompt that infrastructure may cost before no more are asked for; None: as many as the
-    budget. The prompt fails then, unless those that are graded make a group."""
+    """Infrastructure aborts of a prompt's rollouts after which no more are requested; None: as many as
+    the budget. The prompt fails then, unless those that are graded make a group."""
 
     @property
     def step(self) -> int:
-        """The stride that holds."""
         return self.stride or self.size
 
     def __post_init__(self) -> None:
@@ -49,7 +48,6 @@ class BarSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def abort_limit(self) -> int:
-        """The limit of aborts that holds."""
         return self.budget if self.max_aborts is None else self.max_aborts
 
     @property
@@ -73,12 +71,13 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
 
     status: RolloutStatus
     tokens: int | None = 0
-    """Of the response; None where an endpoint did not say."""
+    """Tokens of the response; None where an endpoint did not report them."""
     reward: float | None = None
     cause: str = ""
-    """Why it was aborted."""
+    """Cause of an abort; empty for a graded rollout."""
     untrained: bool = False
-    """Nobody learns of how it ended: the last to come into a group, and left out of its batch."""
+    """Whether its ending is excluded from training: such a rollout comes last into a group, and is left
+    out of its batch."""
 
     def __post_init__(self) -> None:
         if (self.reward is None) != (self.status is RolloutStatus.ABORTED):
@@ -86,43 +85,39 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Slot(msgspec.Struct, frozen=True, kw_only=True):
-    """One place in a prompt's pool: all that was tried for it, oldest first, and whether one runs now."""
+    """One slot in a prompt's pool: all attempts for it, oldest first, and whether one runs now."""
 
     tried: tuple[Rollout, ...] = ()
     running: bool = False
 
 
 class Assemble(msgspec.Struct, frozen=True, kw_only=True):
-    """Train on these."""
-
     slots: tuple[int, ...]
-    """Places in the pool, positive rollouts first."""
+    """Indices into the pool, positive rollouts first."""
     outcome: GroupOutcome
     positive: int
     degenerate: bool
-    """All rewards are equal: its advantages are zero everywhere."""
+    """Whether all rewards are equal: its advantages are zero everywhere."""
 
 
 class Generate(msgspec.Struct, frozen=True, kw_only=True):
-    """Ask for these, wait for those that run."""
-
     slots: tuple[int, ...]
-    """Places to fill: new ones behind the pool's end, and old ones that were aborted. Empty: only wait."""
+    """Slots to fill: new ones behind the pool's end, and old ones that were aborted. Empty: only wait."""
 
 
 class GiveUp(msgspec.Struct, frozen=True, kw_only=True):
-    """The prompt fails: infrastructure took too many of its rollouts."""
+    """The prompt fails: infrastructure aborted too many of its rollouts."""
 
     causes: tuple[str, ...]
 
 
 Decision = Assemble | Generate | GiveUp
 _MEASURED = Assemble(slots=(), outcome=GroupOutcome.IMPOSSIBLE, positive=0, degenerate=True)
-"""Of an impossible task."""
+"""Decision for an impossible task: a group without members."""
 
 
 def decide(pool: Sequence[Slot], settings: BarSettings, *, impossible: bool = False) -> Decision:
-    """What to do next for a prompt whose rollouts stand as in `pool`.
+    """Decide what to do next for a prompt whose rollouts are those of `pool`.
 
     A stride is judged when all of it is graded: judging earlier would prefer short rollouts. Of an
     impossible task one stride is enough, and its group has no members, however many were aborted.
@@ -147,7 +142,6 @@ def decide(pool: Sequence[Slot], settings: BarSettings, *, impossible: bool = Fa
 def _rest(
     pool: Sequence[Slot], graded: dict[int, Rollout], settings: BarSettings, *, impossible: bool
 ) -> Assemble | Generate | None:
-    """What the rollouts that are there make, once no more are asked for; None: no group."""
     if any(slot.running for slot in pool):
         return Generate(slots=())
     if impossible:
@@ -205,7 +199,6 @@ def _flat(slots: Sequence[int], graded: dict[int, Rollout]) -> bool:
 
 
 def is_positive(rollout: Rollout) -> bool:
-    """Whether a graded rollout is of the positive class."""
     return rollout.reward is not None and rollout.reward > 0
 
 

@@ -1,7 +1,7 @@
-"""Rollouts that brought no group to learn from: how many since the last one, and when a run stops for them.
+"""Counts rollouts that made no group to learn from since the last one, and stops a run for them.
 
-A policy that never succeeds, or always, makes groups of equal rewards alone. Dynamic sampling drops them and
-asks for more, so nothing in the plan would ever end such a run.
+A policy that never succeeds, or always, makes groups of equal rewards alone. Dynamic sampling drops
+them and asks for more, so nothing in the plan would ever end such a run.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,20 +17,20 @@ from orchard.streams.records import StoredEvent
 from orchard.streams.replay import replay_batches
 
 STEPS = 10
-"""Steps' worth of rollouts that a run may spend so, unless its settings say how many."""
+"""Default of `patience`, in steps' worth of rollouts."""
 
 
 class NothingToLearn(RunError):
-    """A run that spent its patience."""
+    """The run made no group to learn from within its patience."""
 
     exit_code = 3
 
 
 class Barren(NamedTuple):
-    """What decided prompts cost since the newest group that trains."""
+    """Cost of the prompts decided since the newest group that trains."""
 
     rollouts: int = 0
-    """Finished, whatever became of them."""
+    """Finished rollouts, graded or aborted."""
     succeeded: int = 0
     aborted: int = 0
 
@@ -40,8 +40,8 @@ class Barren(NamedTuple):
 
 
 def barren(progress: Progress, first: int = 0) -> Barren:
-    """Of the prompts from number `first` on, what those cost that follow the newest group that trains. A
-    group that waits counts as one, until it is dropped."""
+    """Cost of the prompts from number `first` on that follow the newest group that trains. A group that
+    waits counts as one, until it is dropped."""
     keep = progress.plan.keep_degenerate
     teaching = [
         group.prompt
@@ -66,12 +66,10 @@ def barren(progress: Progress, first: int = 0) -> Barren:
 async def stop_barren(
     connection: Connection, plan: RunPlan, start: int, patience: int | None, say: Callable[[str], None]
 ) -> None:
-    """Follow a run whose events begin at sequence `start`, and `say` after each step's worth of rollouts that
-    none came of. What it had spent before now does not count, so a run that stopped may be gone on with.
-
-    Returns when the run is finished. Raises NothingToLearn after `patience` rollouts (None: STEPS steps'
-    worth).
-    """
+    """Follow a run whose events begin at sequence `start`, and `say` after each step's worth of rollouts
+    that made no group. Rollouts before this call do not count, so a stopped run can be resumed.
+    Returns when the run is finished. Raises NothingToLearn after `patience` rollouts (None: STEPS
+    steps' worth)."""
     worth = plan.prompts_per_step * plan.slots
     limit = STEPS * worth if patience is None else patience
     progress, told = Progress(plan), 0

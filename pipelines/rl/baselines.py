@@ -1,4 +1,4 @@
-"""How rewards of a group become advantages. No torch."""
+"""Turns the rewards of a group into advantages. No torch."""
 
 from collections.abc import Sequence
 from statistics import fmean, stdev
@@ -14,11 +14,10 @@ def advantages(
     counted: Sequence[bool],
     baseline: Baseline = Baseline.NORMALIZED,
 ) -> list[float]:
-    """What `baseline` makes of rewards within each group; by default (r - mean) / (std + 1e-6), std with
-    N - 1. 0 for members that are not `counted`.
+    """Advantages of `baseline` within each group; by default (r - mean) / (std + 1e-6), std with N - 1.
 
-    Groups are told apart by their id alone. Members that are not counted, such as padding, stay out of mean
-    and std. Raises ValueError for a group with fewer than two that count.
+    0 for members that are not `counted`, such as padding, which stay out of mean and std. Groups are
+    told apart by their id alone. Raises ValueError for a group with fewer than two that count.
     """
     members: dict[str, list[float]] = {}
     for reward, group, counts in zip(rewards, groups, counted, strict=True):
@@ -36,7 +35,7 @@ def advantages(
 
 
 def _scale(rewards: Sequence[float], baseline: Baseline) -> float:
-    """What r - mean of a group is divided by."""
+    """The divisor of r - mean in a group."""
     match baseline:
         case Baseline.NORMALIZED:
             return stdev(rewards) + STD_EPSILON

@@ -1,8 +1,8 @@
 """The coordinator: turns a run's finished rollouts into groups, and missing groups into rollout requests.
 
-Its memory is the log. Killed anywhere it folds the events again and goes on: a rollout's id follows from
-its place, a prompt has one decision by compare-and-set, and what the log has without an outcome is offered to
-the queue again, which refuses what stands there already.
+Its memory is the log. Killed anywhere, it folds the events again and resumes: a rollout's id follows
+from its slot, a prompt has one decision by compare-and-set, and requests without an outcome are
+offered again to the queue, which refuses duplicates.
 """
 
 import asyncio
@@ -48,14 +48,14 @@ log = logging.getLogger("orchard.rl")
 
 
 class RunError(ValueError):
-    """A run that cannot be started or gone on with, in one sentence."""
+    """A run cannot be started or resumed; the message is one sentence."""
 
     exit_code = 1
-    """Of the command that it ends."""
+    """Exit code of the command that it ends."""
 
 
 async def begin(connection: Connection, blobs: BlobStore, plan: RunPlan) -> int:
-    """Put the run into the log unless it is there; the sequence its events begin at.
+    """Publish the run's start unless the log has it; returns the sequence its events begin at.
 
     Raises RunError when the name belongs to a run with another plan.
     """
@@ -79,7 +79,7 @@ async def begin(connection: Connection, blobs: BlobStore, plan: RunPlan) -> int:
 
 
 async def beginning(connection: Connection, run: str) -> tuple[RunStarted, int] | None:
-    """What the log says of a run's start, and at which sequence. Raises RunError where it cannot be read."""
+    """A run's start in the log, and its sequence. Raises RunError where it cannot be read."""
     for subject in type_subjects(run, "run.started"):
         if (first := await next_message(connection, names.EVENTS, 1, subject)) is not None:
             break
@@ -93,14 +93,14 @@ async def beginning(connection: Connection, run: str) -> tuple[RunStarted, int] 
 
 
 async def refuse_archived(connection: Connection, run: str) -> None:
-    """Raises RunError for a run whose events have left the stream: it would fold nothing and begin again."""
+    """Raise RunError for a run whose events have left the stream: it would fold nothing and begin again."""
     subject = f"{EVENTS_PREFIX}.{run}.*.campaign.archived"
     if await next_message(connection, names.EVENTS, 1, subject) is not None:
         raise RunError(f"run {run!r} is finished and archived: choose another name")
 
 
 def subjects(run: str) -> list[str]:
-    """What a run's progress is folded from."""
+    """Subjects of the events that a run's progress is folded from."""
     types = ("rollout.requested", "group.dropped", "policy.updated", "budget.raised")
     return [
         *(f"{EVENTS_PREFIX}.{run}.*.{kind}" for kind in types),
@@ -110,7 +110,8 @@ def subjects(run: str) -> list[str]:
 
 
 class Coordinator:
-    """Drives one run until the trainer has had all its groups. Two at once do no harm, only double work."""
+    """Drives one run until the trainer has had all its groups. Two at once do no harm, but double the
+    work."""
 
     def __init__(
         self,
@@ -118,22 +119,20 @@ class Coordinator:
         plan: RunPlan,
         served: Callable[[int], Awaitable[None]] | None = None,
     ) -> None:
-        """`served` waits until the engine serves a policy version: rollouts are asked for when it serves the
-        log's newest."""
+        """`served` waits until the engine serves a policy version: rollouts are requested once it serves
+        the log's newest."""
         self._served = served
         self.progress = Progress(plan)
         self._plan = plan
         self._connection = connection
         self._publisher = Publisher(connection)
         self._look: set[int] = set()
-        """Prompts of which something was heard since they were last decided."""
+        """Prompts with events since they were last decided."""
         self._seen = 0
 
     async def run(self, start: int) -> None:
-        """Fold the log from sequence `start`, then follow it and act until the run is finished.
-
-        Raises the errors of Publisher; a full queue is waited for.
-        """
+        """Fold the log from sequence `start`, then follow it and act until the run is finished. Waits
+        while the queue is full. Raises the errors of Publisher."""
         last = (await bounds(self._connection, names.EVENTS)).last
         async for batch in replay_batches(self._connection, start, subjects=subjects(self._plan.name)):
             self._fold(batch)
@@ -162,7 +161,7 @@ class Coordinator:
             self._look.add(prompt)
 
     async def _act(self) -> None:
-        """Decide what changed, drop what does not train, begin what is missing."""
+        """Decide what changed, drop what does not train, request what is missing."""
         while self._look:
             prompt = self._look.pop()
             if not self.progress.prompts[prompt].decided:
@@ -175,7 +174,8 @@ class Coordinator:
         await self._begin_prompts()
 
     async def _raise_budget(self) -> None:
-        """Before any prompt with the new budget is begun, so that all of its rollouts have the same."""
+        """Raise the budget before any prompt with the new one is opened, so that all of its rollouts have
+        the same."""
         raised = self.progress.raise_due()
         if raised is None:
             return
@@ -205,7 +205,7 @@ class Coordinator:
                 await self._record(failure, prompt)
 
     async def _policy_served(self) -> None:
-        """What is asked for next is sampled by the newest policy."""
+        """Wait until the engine serves the newest policy, which samples the next rollouts."""
         if self._served is not None and not self.progress.finished:
             await self._served(self.progress.version)
 
@@ -217,15 +217,15 @@ class Coordinator:
         await self._ask(prompt, slot)
 
     async def _ask(self, prompt: int, slot: int) -> None:
-        """A first request: the log, then the queue, so that every outcome is of a rollout the log knows."""
+        """Request a slot's first rollout: first in the log, then in the queue, so that every outcome is
+        of a rollout the log knows."""
         request = self.progress.request(prompt, slot)
         event = requested_event(request)
         self.progress.apply(event, await self._publisher.event(event))
         await self._offer([rollout_entry(request, FIRST)])
 
     async def _reopen(self, prompt: int, slot: int, place: Place) -> None:
-        """Another chance for a rollout that trains nobody: first the log, because its sequence is the new
-        fence."""
+        """Reopen a rollout without a reward: first in the log, because its sequence is the new fence."""
         again = await opened(
             self._publisher,
             [(self.progress.request(prompt, slot), await self._publisher.outcome(place.rollout_id))],
@@ -238,8 +238,8 @@ class Coordinator:
         await self._offer([rollout_entry(request, FIRST) for request in again])
 
     async def _offer_open(self) -> None:
-        """Offer all that has no outcome and is on no queue: a coordinator may have died between the log and
-        the queue."""
+        """Offer all rollouts without an outcome that are on no queue: a coordinator may have died between
+        the log and the queue."""
         occasion = f"restart-{uuid4().hex}"
         for number in self.progress.undecided:
             for slot, place in self.progress.prompts[number].places.items():
@@ -251,7 +251,7 @@ class Coordinator:
                     await self._offer([rollout_entry(request, occasion)])
 
     async def _offer(self, entries: Sequence[QueueEntry]) -> None:
-        """Put what is on no queue on the work queue; waits while that is full."""
+        """Enqueue the entries that are on no queue; waits while the queue is full."""
         while entries:
             placed = await self._publisher.offer_absent(entries)
             entries = [
@@ -274,7 +274,8 @@ class Coordinator:
     def _frugal_group(
         self, prompt: int, group: Grown | OneClass, carried: Sequence[tuple[int, int]]
     ) -> GroupAssembled:
-        """`carried` are places that earlier prompts of the task left over, as the decision saw them."""
+        """`carried` are the slots that earlier prompts of the task left over, in the order of the
+        decision."""
         grown = isinstance(group, Grown)
         own = [(prompt, slot) for slot in group.slots] if isinstance(group, Grown) else []
         taken = list(carried[: group.carried]) if isinstance(group, Grown) else []
@@ -321,7 +322,7 @@ class Coordinator:
         )
 
     async def _record(self, data: GroupAssembled | PromptFailed | PromptSkipped, prompt: int) -> None:
-        """Store the decision; where another coordinator was first, its decision holds."""
+        """Store the decision; where another coordinator was first, that decision holds."""
         event = make_event(
             data,
             id=f"{self._plan.name}.decided.{prompt}",

@@ -10,10 +10,10 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class StepCurriculum(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When the agent may take more steps than the run's `budget.steps`, with which a run begins."""
+    """When rollouts may take more steps than the run's `budget.steps`, with which it begins."""
 
     steps: Count
-    """Of a rollout, from then on."""
+    """Maximum steps of a rollout from then on."""
     window: Count = 10
     """Optimizer steps over which the score is averaged."""
     rise: Annotated[float, msgspec.Meta(ge=0)] = 0.01
@@ -21,7 +21,7 @@ class StepCurriculum(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def stopped_rising(scores: Sequence[float], settings: StepCurriculum) -> bool:
-    """Whether the newest window of scores is no better than the one before; not while there are too few."""
+    """Whether the newest window of scores is no better than the one before; False while there are too few."""
     if len(scores) < 2 * settings.window:
         return False
     newest, before = scores[-settings.window :], scores[-2 * settings.window : -settings.window]

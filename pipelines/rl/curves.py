@@ -1,4 +1,4 @@
-"""Pictures of reinforcement learning: a run's curves, and what-if as bars."""
+"""Plots of reinforcement learning: a run's curves, and what-if as bars."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,7 +42,8 @@ def plot_curves(tables: duckdb.DuckDBPyConnection, runs: Sequence[str], path: Pa
 
 
 def _plot_hacks(tables: duckdb.DuckDBPyConnection, run: str, axis: Any) -> None:
-    """The share of hacks among the run's rollouts of impossible tasks, by policy version, if it has any."""
+    """Plot the share of hacks among the run's rollouts of impossible tasks, by policy version, if it has
+    any."""
     rates = hack_rates(tables, run)
     if rates:
         versions = [rate.version for rate in rates]
@@ -57,10 +58,10 @@ def plot_seeds(
     held_out: Sequence[tuple[str, Score]],
     path: Path,
 ) -> None:
-    """Draw the runs of one method, that differ by their seed, as PNG.
+    """Draw the runs of one method, which differ by their seed, as PNG.
 
-    Left the pass rate of the rollouts of each step: every run, their mean and the range over them. Right the
-    named pass rates on held-out tasks with their intervals.
+    Left the pass rate of the rollouts of each step: every run, their mean and the range over them.
+    Right the named pass rates on held-out tasks with their intervals.
     """
     pyplot = _pyplot()
     figure, (training, held) = pyplot.subplots(1, 2, figsize=(11, 4.2), width_ratios=(3, 2))

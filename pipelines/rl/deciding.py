@@ -1,4 +1,4 @@
-"""The decisions about a run's prompts, by its method, from what the log says: pure functions of the fold."""
+"""Decides about a run's prompts, by its method, from the folded log. Pure."""
 
 from collections.abc import Iterator
 
@@ -12,13 +12,13 @@ from orchard.pipelines.rl.progress import Place, Progress
 from orchard.schemas.groups import GroupOutcome, PromptSkipped
 
 Places = list[tuple[int, int]]
-"""Prompts with a slot of each."""
+"""Slots, each as prompt and index in its pool."""
 FrugalGroup = tuple[Grown | OneClass, Places]
-"""With the places that were left over, newest first, of which the decision takes the first ones."""
+"""A decision with the slots that were left over, newest first, of which it takes the first ones."""
 
 
 def decide(progress: Progress, prompt: int) -> Assemble | Generate | GiveUp | FrugalGroup:
-    """What to do next for a prompt that was opened and is not decided."""
+    """Decide what to do next for an open prompt."""
     plan = progress.plan
     pool = progress.prompts[prompt].pool(plan)
     if plan.frugal is None:
@@ -40,7 +40,7 @@ def decide(progress: Progress, prompt: int) -> Assemble | Generate | GiveUp | Fr
 
 
 def skipped(progress: Progress, prompt: int) -> PromptSkipped | None:
-    """Why a prompt that comes up next is passed over; None: it is opened, as other methods open all."""
+    """Say why the next prompt is passed over; None: it is opened, as other methods open all."""
     plan = progress.plan
     if plan.frugal is None or plan.is_trap(prompt):
         return None
@@ -103,14 +103,14 @@ def left_over(progress: Progress, prompt: int) -> Places:
 
 
 def rate(progress: Progress) -> float:
-    """Information that the run's groups have, for each graded rollout that its decided prompts cost."""
+    """Mean information of the run's groups for each graded rollout that its decided prompts cost."""
     decided = [one for one in progress.decisions.values() if one.outcome is not GroupOutcome.IMPOSSIBLE]
     cost = sum(one.generated for one in decided)
     return sum(information(one.positive, len(one.members)) for one in decided) / cost if cost else 0.0
 
 
 def _places(progress: Progress, task: str) -> Iterator[tuple[int, int, Place]]:
-    """Finished places of a task, with their prompts and slots."""
+    """Finished slots of a task, as prompt, index and state."""
     for number in progress.prompts_of.get(task, []):
         for slot, place in progress.prompts[number].places.items():
             if not place.running:
@@ -118,7 +118,7 @@ def _places(progress: Progress, task: str) -> Iterator[tuple[int, int, Place]]:
 
 
 def _version(progress: Progress, place: Place) -> int:
-    """The newest policy version that the log had when a rollout was asked for."""
+    """The newest policy version that the log had when a rollout was requested."""
     return max((version for version, at in progress.updates.items() if at < place.requested), default=0)
 
 

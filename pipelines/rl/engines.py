@@ -1,9 +1,9 @@
-"""The engine that serves a run's policy: how it takes a new one, and which one it serves.
+"""Hands policies to the engine that serves a run, and asks it which one it serves.
 
-Engines load a policy from its directory, which they must see under the same path, and name it by run and
-version: `first#7`. Requests in flight are kept: they pause, and go on with the new weights. Routes of SGLang
-as its 0.5.23 has them ("SGLang for RL Systems"), of vLLM as its 0.32 has them (entrypoints/serve/dev/rlhf,
-under VLLM_SERVER_DEV_MODE=1).
+Engines load a policy from its directory, which they must see under the same path, and name it by run
+and version: `first#7`. Requests in flight are kept: they pause, and resume with the new weights.
+Routes of SGLang are those of its 0.5.23 ("SGLang for RL Systems"), of vLLM those of its 0.32
+(entrypoints/serve/dev/rlhf, under VLLM_SERVER_DEV_MODE=1).
 """
 
 import asyncio
@@ -21,29 +21,29 @@ from orchard.pipelines.rl.settings import Engine
 
 POLL_SECONDS = 0.5
 LOAD_SECONDS = 600.0
-"""That an engine may take to load a policy."""
+"""Timeout for loading a policy."""
 _TELL_SECONDS = 30.0
 _AWAY = (502, 503, 504)
-"""What a proxy answers for an engine that is starting."""
+"""Status codes of a proxy whose engine is starting."""
 RESUME_PAUSES = (0.5, 1.0, 2.0, 4.0)
-"""Seconds between tries to resume an engine that answers with an error."""
+"""Seconds between retries of resuming an engine that answers with an error."""
 
 log = logging.getLogger("orchard.rl.engines")
 
 
 class Refused(RuntimeError):
-    """An engine that is there and does not take a policy, in one sentence."""
+    """A reachable engine does not take a policy; the message is one sentence."""
 
 
 class Call(NamedTuple):
-    """One POST."""
+    """One POST to an engine."""
 
     route: str
     body: dict[str, Any] | None = None
 
 
 class Exchange(NamedTuple):
-    """How an engine takes a policy. What pauses it is undone by `after`, whatever happens between."""
+    """The calls that give an engine a policy. `after` undoes the pause, whatever happens between."""
 
     before: tuple[Call, ...]
     load: tuple[Call, ...]
@@ -89,11 +89,11 @@ _LABELS = {
     Engine.SGLANG: ("/get_model_info", ("weight_version",)),
     Engine.VLLM: ("/weight_info", ("weight_version",)),
 }
-"""Route and fields that say which policy is served."""
+"""Route and fields that report which policy is served."""
 
 
 class ServingEngine:
-    """One engine at `address` (without the version path), with the key that it asks for, for one run."""
+    """One engine at `address` (without the version path), with its key, for one run."""
 
     def __init__(
         self, kind: Engine, address: str, run: str, *, key: str | None = None, adapter: str | None = None
@@ -103,14 +103,12 @@ class ServingEngine:
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._one = asyncio.Lock()
         self._given: Newest | None = None
-        """Policy that this process gave it last, and that it generates with."""
+        """Policy that this process gave it last and that it generates with."""
 
     async def version(self) -> int | None:
-        """The run's policy version that it serves; -1 for any other weights, such as those that it began with
-        or another run's; None while it is away.
-
-        Raises Refused where it has no route that says so.
-        """
+        """The run's policy version that it serves; -1 for any other weights, such as those that it began
+        with or another run's; None while it is away. Raises Refused where it has no route that reports
+        it."""
         route, fields = _LABELS[self.kind]
         try:
             async with self._session(_TELL_SECONDS) as session, session.get(self.address + route) as reply:
@@ -126,9 +124,9 @@ class ServingEngine:
         return int(number[1]) if number else -1
 
     async def take(self, newest: Newest) -> None:
-        """Have it serve a policy, unless it got that one from this process and serves it. What its label says
-        is not enough: the process that gave it may have died before generation was resumed.
+        """Give it a policy, unless it got that one from this process and serves it.
 
+        Its label is not enough: the process that gave it may have died before generation was resumed.
         Raises Refused, and aiohttp's errors and TimeoutError where it is away.
         """
         async with self._one:
@@ -154,7 +152,7 @@ class ServingEngine:
             self._given = newest
 
     async def wait_for(self, version: int) -> None:
-        """Until it serves that policy version of the run, or a newer one. Raises Refused."""
+        """Wait until it serves that policy version of the run, or a newer one. Raises Refused."""
         told = time.monotonic()
         while (served := await self.version()) is None or served < version:
             if time.monotonic() - told > _TELL_SECONDS:
@@ -205,7 +203,8 @@ class ServingEngine:
 
 
 async def all_serve(engines: Iterable[ServingEngine], version: int) -> None:
-    """Until each of the engines serves that policy version of the run, or a newer one. Raises Refused."""
+    """Wait until each of the engines serves that policy version of the run, or a newer one. Raises
+    Refused."""
     for engine in engines:
         await engine.wait_for(version)
 

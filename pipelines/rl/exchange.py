@@ -1,7 +1,7 @@
 """Groups in the layouts of other trainers: slime's samples, prime-rl's training samples, verl's batches.
 
-Pure: what a group trains on and its run's terms in, JSON-ready records out. Ids, masks,
-log-probabilities and advantages are exactly those that our own trainer would use.
+Pure: a group with its members and its run's terms in, JSON-ready records out. Ids, masks,
+log-probabilities and advantages are exactly those that Orchard's own trainer would use.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,31 +22,31 @@ Members = Sequence[Sequence[TokenSequence]]
 
 
 class Terms(NamedTuple):
-    """What holds for all groups of a run."""
+    """The settings that all groups of a run share."""
 
     slots: int
-    """Rollouts of a prompt at most, by which those of the run are numbered."""
+    """Maximum rollouts of a prompt, by which those of the run are numbered."""
     baseline: Baseline
-    """How rewards become advantages."""
+    """Baseline that turns rewards into advantages."""
     temperature: float = 1.0
-    """At which the policy was sampled."""
+    """Sampling temperature of the policy."""
 
 
 UNEQUAL = (
     "frugal sampling makes groups of unequal sizes, and slime takes equal ones: set another `method`, or "
     "export them as prime-rl or verl"
 )
-"""Why slime is not given the groups of a frugal run."""
+"""Reason why slime is not given the groups of a frugal run."""
 
 Layout = Callable[[GroupAssembled, Members, Terms], Iterator[Record]]
 
 
 def slime_samples(group: GroupAssembled, members: Members, terms: Terms) -> Iterator[Record]:
-    """`Sample`s as their `to_dict` has them: one for each sequence of a member. Where its harness rewrote
-    history these are siblings with one `rollout_id`: slime keeps them in one step, as one rollout. No other
-    rollout of the run has that id.
+    """Records in the form of slime's `Sample.to_dict`: one for each sequence of a member.
 
-    slime normalizes rewards over the N samples of a group; with that off, `metadata["advantage"]` is ours.
+    Where its harness rewrote history these are siblings with one `rollout_id`: slime keeps them in one
+    step, as one rollout. No other rollout of the run has that id. slime normalizes rewards over the N
+    samples of a group; with that off, `metadata["advantage"]` is Orchard's.
     """
     for place, (member, rows, advantage) in enumerate(_members(group, members, terms)):
         number = group.prompt * terms.slots + place
@@ -92,8 +92,8 @@ def prime_samples(group: GroupAssembled, members: Members, terms: Terms) -> Iter
 
 
 def verl_rows(group: GroupAssembled, members: Members, terms: Terms) -> Iterator[Record]:
-    """One row of a batch for each sequence, before padding: prompts go left, responses right; `uid` is the
-    group's key. verl knows of policy versions only the oldest and the newest."""
+    """One row of a batch for each sequence, before padding: prompts go left, responses right; `uid` is
+    the group's key. verl has room for the oldest and the newest policy version alone."""
     for member, rows, advantage in _members(group, members, terms):
         for row in rows:
             first = row.mask.index(1)
@@ -169,5 +169,5 @@ def _members(
 
 
 def _versions(row: TokenSequence) -> list[int]:
-    """Of the policies that sampled tokens of a sequence, rising."""
+    """Policy versions that sampled tokens of a sequence, rising."""
     return sorted({version for version, trains in zip(row.versions, row.mask, strict=True) if trains})

@@ -1,4 +1,5 @@
-"""A run's groups for another trainer, from its log: what the run's own trainer would train on."""
+"""Reads a run's groups for another trainer from its log: the groups that the run's own trainer would
+train on."""
 
 import sys
 from collections.abc import AsyncIterator
@@ -18,10 +19,11 @@ from orchard.streams.replay import replay, replay_batches
 async def exported(
     connection: Connection, plan: RunPlan, start: int, blobs: BlobStore, *, whole: bool
 ) -> AsyncIterator[Chosen | GroupDropped]:
-    """The groups of a run whose events begin at sequence `start`, in their order, or why one is skipped.
+    """Yield the groups of a run whose events begin at sequence `start`, in order, or why one is skipped.
 
-    Skipped is what the run's trainer dropped, and what any would; members that it left out are left out.
-    With `whole` a group that lost one is skipped. Raises StorageError where a blob cannot be read.
+    Groups that the run's trainer dropped, or that any would, are skipped; members that it left out are
+    left out. With `whole` a group that lost one is skipped. Raises StorageError where a blob cannot be
+    read.
     """
     drops, left_out = await _judged(connection, plan.name, start)
     # Age and length are the trainer's to judge: the log says what it dropped and left out.
@@ -38,7 +40,7 @@ async def exported(
 
 
 async def _judged(connection: Connection, run: str, start: int) -> tuple[dict[str, GroupDropped], set[str]]:
-    """What the run's trainer dropped, by group id, and the rollouts that it left out."""
+    """Groups that the run's trainer dropped, by id, and the rollouts that it left out."""
     drops: dict[str, GroupDropped] = {}
     left_out: set[str] = set()
     subjects = [f"{EVENTS_PREFIX}.{run}.*.{kind}" for kind in ("group.dropped", "policy.updated")]

@@ -1,7 +1,7 @@
-"""Groups for a trainer that is not ours: handed out step by step, the same again for the same step.
+"""Hands groups to an external trainer step by step, the same again for the same step.
 
-What a step was given is in the log as `policy.updated`, which also tells the coordinator that these groups
-are used. A trainer that goes back to a checkpoint and asks again is given the same, in the same order.
+Each step's groups are in the log as `policy.updated`, which also tells the coordinator that they are
+used. A trainer that goes back to a checkpoint and asks again is given the same, in the same order.
 """
 
 from collections.abc import Iterable
@@ -25,16 +25,16 @@ SOURCE = "orchard/rl/handing"
 
 
 class ExternalTrainer:
-    """What one run hands out. `start` is the sequence of the run's first event."""
+    """The groups of one run. `start` is the sequence of the run's first event."""
 
     def __init__(self, plan: RunPlan, blobs: BlobStore, start: int, limits: Limits) -> None:
-        """A group is as many versions behind as steps were given out since it was assembled."""
+        """A group is as many versions behind as steps were handed out since it was assembled."""
         self.plan = plan
         self._feed = Feed(plan, blobs)
         self._next = start
         self._limits = limits
         self._updates: dict[int, tuple[int, PolicyUpdated]] = {}
-        """By version, with its sequence in the log."""
+        """Updates by version, each with its sequence in the log."""
 
     async def step(self, connection: Connection, number: int) -> list[Chosen]:
         """The groups of step `number`, counted from 0: `prompts_per_step` of them. Waits for them.
@@ -82,13 +82,13 @@ class ExternalTrainer:
                 self._updates.setdefault(update.version, (stored.sequence, update))
 
     def _forget(self, number: int) -> None:
-        """What earlier steps were given is not asked for again by the same trainer."""
+        """Drop the groups of earlier steps: the same trainer does not ask for them again."""
         for version in [version for version in self._updates if version <= number]:
             for name in self._updates[version][1].groups:
                 self._feed.done_with(name)
 
     async def _choose(self, steps: Steps, number: int) -> list[Chosen]:
-        """A whole step's groups, noted in the log as given out; none while there are too few."""
+        """Choose a whole step's groups and publish the choice; none while there are too few."""
         chosen = await steps.choose(number, self._given_before)
         if chosen:
             groups = [group for group, _ in chosen]
@@ -99,7 +99,7 @@ class ExternalTrainer:
         return chosen
 
     def _given_before(self, group: GroupAssembled) -> int:
-        """Steps that were given out when the group was assembled. The versions that the other trainer's
-        server reports may begin anew when it is started again."""
+        """Steps that were handed out when the group was assembled. The versions that the other trainer's
+        server reports may begin anew when it is restarted."""
         assembled = self._feed.sequences_of[group.group_id]
         return sum(sequence < assembled for sequence, _ in self._updates.values())

@@ -1,7 +1,7 @@
-"""What the trainer reads of the log: groups in their order, with the tokens of their members. No torch.
+"""Folds the log for the trainer: groups in order, with the tokens of their members.
 
-Messages are kept while their rollout may still be chosen, and forgotten when its prompt is decided without it
-or its group is done.
+No torch. Messages are kept while their rollout may still be chosen, and forgotten when its prompt is
+decided without it or its group is done.
 """
 
 import asyncio
@@ -30,17 +30,16 @@ from orchard.streams.records import StoredEvent
 from orchard.workers.episode.large_messages import whole
 
 Attempt = tuple[str, int]
-"""Rollout id and attempt."""
+"""A rollout's id and the number of its attempt."""
 
 
 def feed_subjects(run: str) -> list[str]:
-    """What the trainer follows."""
     kinds = ("message.appended", "llm.called")
     return [*subjects(run), *(f"{EVENTS_PREFIX}.{run}.*.{kind}" for kind in kinds)]
 
 
 class Feed:
-    """Folds events; gives the groups that wait, oldest first."""
+    """Folds events; yields the waiting groups, oldest first."""
 
     def __init__(
         self, plan: RunPlan, blobs: BlobStore, check: Callable[[TokenSequence], None] = lambda _: None
@@ -53,18 +52,19 @@ class Feed:
         self._blobs = blobs
         self._messages: dict[Attempt, dict[str, MessageNode]] = {}
         self._parents: dict[Attempt, dict[str, str | None]] = {}
-        """Of all messages, by node id."""
+        """Parents of all messages, by node id."""
         self._kinds: dict[Attempt, dict[str, CallKind]] = {}
-        """Of the calls that programs made, by the node that answered; no harness of ours is here."""
+        """Kinds of the calls that programs made, by the answer's node id; built-in harnesses have no
+        entry."""
         self._shown: dict[str, dict[str, tuple[str, ...]]] = {}
         """Pictures in the prompt of each answer of a rollout, whichever attempt asked."""
         self._left: dict[int, int] = {}
-        """Prompts that were given up, and the policy version then: a later group may have their rollouts."""
+        """Prompts that were given up, with the policy version then: a later group may have their rollouts."""
         self._settled: set[str] = set()
-        """Rollouts that are in no group that waits and can come into none."""
+        """Rollouts that are in no waiting group and can join none."""
 
     def take(self, batch: Iterable[StoredEvent]) -> None:
-        """Take in events of the log, in their order."""
+        """Apply events of the log, in order."""
         for stored in batch:
             event = stored.fact
             if event is not None and event.campaign == self.progress.plan.name:
@@ -115,8 +115,8 @@ class Feed:
         self._forget({place.rollout_id for place in places} - keep)
 
     def _settle_left(self) -> None:
-        """Forget what is too old to join a group, and in none. The coordinator may not yet know of the newest
-        version, so rollouts are kept for one more than it may use."""
+        """Forget rollouts that are in no group and too old to join one. The coordinator may not yet know
+        of the newest version, so rollouts are kept for one more than it may use."""
         frugal, version = self.progress.plan.frugal, self.progress.version
         waiting = {member.rollout_id for group in self.progress.ready for member in group.members}
         for prompt, then in list(self._left.items()):
@@ -134,7 +134,6 @@ class Feed:
 
     @property
     def waiting(self) -> list[GroupAssembled]:
-        """Groups neither trained on nor dropped, in the order of the log."""
         keep = self.progress.plan.keep_degenerate
         return [group for group in self.progress.ready if keep or not group.degenerate]
 
@@ -159,7 +158,7 @@ class Feed:
                 await asyncio.to_thread(self._check, row)
 
     def _training(self, member: GroupMember) -> list[MessageNode]:
-        """The answers that train; of a program not all do."""
+        """The answers that train; some answers of a program do not."""
         attempt = member.rollout_id, member.attempt
         nodes = self._messages.get(attempt, {})
         if (kinds := self._kinds.get(attempt)) is None:
@@ -176,10 +175,10 @@ class Feed:
         return node.tokens or TokenRecord(ids=())
 
     def done_with(self, name: str) -> None:
-        """As `done`, by a group's id; one that the log does not know changes nothing."""
+        """Forget a group by its id; an unknown id changes nothing."""
         if name in self.progress.groups:
             self.done(self.progress.groups[name])
 
     def done(self, group: GroupAssembled) -> None:
-        """A group was trained on or dropped: its messages are not needed again."""
+        """Forget the messages of a group that was trained on or dropped."""
         self._forget({member.rollout_id for member in group.members})

@@ -40,24 +40,26 @@ class FrugalSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     most: Annotated[int, msgspec.Meta(ge=2)] = 8
     """Rollouts of the largest group."""
     stride: Count = 4
-    """Rollouts asked for at once after the first stride."""
+    """Rollouts requested at once after the first stride."""
     give_up: Annotated[int, msgspec.Meta(ge=2)] = 8
     """Equal rewards after which a prompt is given up in any case."""
     decay: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9
     """A rollout counts this much less in the posterior for each policy version since."""
     prior: tuple[Above, Above] = (0.5, 0.5)
-    """Alpha and beta of a task that nothing is known of."""
+    """Alpha and beta of a task without rollouts."""
     aim: Above = 0.12
-    """Learnability p (1 - p), of 0.25 at most, from which on a prompt is never skipped, as where nothing is
-    known; below it, it is opened with its share of this as probability."""
+    """Learnability p (1 - p), of 0.25 at most, from which on a prompt is never skipped, as where nothing
+    is known; below it, a prompt is opened with the probability of its share of this."""
     explore: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.1
     """Probability with which any prompt is opened, at least."""
     coverage: Count = 8
     """Times in a row that a task may be skipped for having little to teach."""
     reuse: Annotated[int, msgspec.Meta(ge=0)] = 1
-    """Policy versions that rollouts left over may be behind to join a later group; 0: of this version."""
+    """Policy versions that left-over rollouts may be behind to join a later group; 0: only those of the
+    current version."""
     max_aborts: int | None = None
-    """Rollouts of a prompt that infrastructure may cost; None: as many as `most`."""
+    """Infrastructure aborts of a prompt's rollouts after which no more are requested; None: as many as
+    `most`."""
 
     def __post_init__(self) -> None:
         if self.most < self.least or (self.most - self.least) % self.stride:
@@ -71,12 +73,11 @@ class FrugalSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def abort_limit(self) -> int:
-        """The limit of aborts that holds."""
         return self.most if self.max_aborts is None else self.max_aborts
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """Graded rollouts of a task that were asked for under one policy version."""
+    """Graded rollouts of a task that were requested under one policy version."""
 
     version: int
     positive: int
@@ -84,7 +85,7 @@ class Evidence(msgspec.Struct, frozen=True):
 
 
 class Skipped(msgspec.Struct, frozen=True, kw_only=True):
-    """Pass the prompt over; the fields are those of the event."""
+    """The prompt is passed over; the fields are those of the event."""
 
     reason: SkipReason
     chance: float
@@ -94,7 +95,7 @@ class Skipped(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Grown(msgspec.Struct, frozen=True, kw_only=True):
-    """Train on all graded rollouts of the prompt, and on the first `carried` of those left over."""
+    """All graded rollouts of the prompt train, with the first `carried` of those left over."""
 
     slots: tuple[int, ...]
     carried: int
@@ -105,7 +106,7 @@ class Grown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OneClass(msgspec.Struct, frozen=True, kw_only=True):
-    """Give the prompt up: its rewards, and those left over, are all equal."""
+    """The prompt is given up: its rewards, and those left over, are all equal."""
 
     positive: int
     reason: StopReason
@@ -114,7 +115,7 @@ class OneClass(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def posterior(seen: Iterable[Evidence], version: int, settings: FrugalSettings) -> Posterior:
-    """Of a task's pass rate under policy `version`; the order of what was seen does not matter."""
+    """Posterior of a task's pass rate under policy `version`; the order of `seen` does not matter."""
     alpha, beta = settings.prior
     for one in sorted(seen, key=lambda one: (one.version, one.graded, one.positive)):
         weight = settings.decay ** max(version - one.version, 0)
@@ -124,12 +125,13 @@ def posterior(seen: Iterable[Evidence], version: int, settings: FrugalSettings) 
 
 
 def opening(belief: Posterior, settings: FrugalSettings) -> float:
-    """Probability with which a prompt of this belief is opened."""
+    """Probability with which a prompt of this posterior is opened."""
     return min(1.0, max(settings.explore, belief.learnability / settings.aim))
 
 
 def visit(belief: Posterior, settings: FrugalSettings, *, seed: str, skipped_in_a_row: int) -> Skipped | None:
-    """Whether a prompt is passed over; None: it is opened. `seed` decides the draw, so it can be repeated."""
+    """Decide whether a prompt is passed over; None: it is opened. `seed` decides the draw, so it can be
+    repeated."""
     share = opening(belief, settings)
     if skipped_in_a_row >= settings.coverage or random.Random(seed).random() < share:
         return None
@@ -149,11 +151,11 @@ def decide(
     rate: float,
     settings: FrugalSettings,
 ) -> Grown | OneClass | Generate | GiveUp:
-    """What to do next for a prompt that was opened.
+    """Decide what to do next for an open prompt.
 
-    `pool` are its own slots, as BAR has them; `carried` graded rollouts that earlier prompts of the task left
-    over, newest first; `belief` knows of all of them; `rate` is the run's information for each graded
-    rollout so far. A stride is judged when all of it is graded.
+    `pool` are its own slots, as in BAR; `carried` graded rollouts that earlier prompts of the task
+    left over, newest first; `belief` includes all of them; `rate` is the run's information for each
+    graded rollout so far. A stride is judged when all of it is graded.
     """
     aborted = [rollout for slot in pool for rollout in slot.tried if rollout.reward is None]
     own = {at: slot.tried[-1] for at, slot in enumerate(pool) if slot.tried and not slot.running}
@@ -196,7 +198,7 @@ def _stop(
     *,
     exhausted: bool,
 ) -> StopReason | None:
-    """Why no more is asked for; None: another stride."""
+    """Say why no more rollouts are requested; None: another stride."""
     mixed = 0 < positive < size
     if exhausted:
         return StopReason.ABORTS

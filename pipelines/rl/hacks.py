@@ -1,12 +1,12 @@
-"""How often a run's policies pass impossible tasks."""
+"""Counts how often a run's policies pass impossible tasks."""
 
 import duckdb
 import msgspec
 
 
 class HackRate(msgspec.Struct, frozen=True, kw_only=True):
-    """Rollouts of impossible tasks that one policy version made, how many of them passed, and the share with
-    its interval of 95 %."""
+    """Rollouts of impossible tasks by one policy version, how many of them passed, and the share with its
+    interval of 95 %."""
 
     version: int
     rollouts: int
@@ -29,5 +29,5 @@ where campaign = ? and policy_version is not null order by 1
 
 
 def hack_rates(tables: duckdb.DuckDBPyConnection, run: str) -> list[HackRate]:
-    """By policy version; none where nobody has tried an impossible task."""
+    """Rates by policy version; none without rollouts of impossible tasks."""
     return msgspec.convert(tables.sql(_RATES, params=[run]).to_arrow_table().to_pylist(), list[HackRate])

@@ -24,21 +24,19 @@ class Posterior(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mean(self) -> float:
-        """Expected pass rate."""
         return self.alpha / (self.alpha + self.beta)
 
     @property
     def learnability(self) -> float:
-        """Expected p (1 - p)."""
         weight = self.alpha + self.beta
         return self.alpha * self.beta / (weight * (weight + 1))
 
     def after(self, positive: int, negative: int) -> "Posterior":
-        """With this many more graded rollouts."""
+        """The posterior with this many more graded rollouts."""
         return Posterior(alpha=self.alpha + positive, beta=self.beta + negative)
 
     def predictive(self, rollouts: int) -> Iterator[tuple[int, float]]:
-        """How many of the next `rollouts` are positive, and with which chance: the beta-binomial."""
+        """Yield each number of positives among the next `rollouts` with its chance: the beta-binomial."""
         for positive in range(rollouts + 1):
             yield positive, exp(beta_binomial(self, positive, rollouts))
 
@@ -52,7 +50,7 @@ def beta_binomial(belief: Posterior, positive: int, rollouts: int) -> float:
 
 
 def information(positive: int, size: int) -> float:
-    """Of a group, in units of the gradient of its prompt's log-odds; 0 for an empty one."""
+    """Information of a group, in units of the gradient of its prompt's log-odds; 0 for an empty one."""
     return positive * (size - positive) / size if size else 0.0
 
 

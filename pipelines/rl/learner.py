@@ -1,4 +1,4 @@
-"""One optimizer step on whole groups: rollouts in, new weights and figures out."""
+"""Takes one optimizer step on whole groups: rollouts in, new weights and figures out."""
 
 import math
 import time
@@ -31,7 +31,7 @@ from orchard.storage.errors import BlobCorrupt, BlobMissing
 
 @dataclass(frozen=True)
 class Trained:
-    """One rollout of a batch."""
+    """One rollout of a batch, with its sequences."""
 
     rollout_id: str
     group: str
@@ -40,7 +40,7 @@ class Trained:
 
     @property
     def tokens(self) -> int:
-        """That train."""
+        """Number of tokens that train."""
         return sum(sum(sequence.mask[1:]) for sequence in self.sequences)
 
 
@@ -55,17 +55,17 @@ class _Row:
 
 
 class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What one step did, as means over its trained tokens where nothing else is said."""
+    """Figures of one step: means over its trained tokens where nothing else is said."""
 
     loss: float
     lr: float
     grad_norm: float
-    """Before clipping; of the last update."""
+    """Norm of the last update's gradient, before clipping."""
     tokens: int
-    """Read, context included."""
+    """Tokens read, context included."""
     trained_tokens: int
     entropy: float
-    """Of the policy at the places that were sampled, in nats."""
+    """Entropy of the policy at the sampled positions, in nats."""
     clipped: float
     ratio: float
     kl: float
@@ -79,12 +79,12 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NotFinite(ArithmeticError):
-    """A step whose loss, gradient, weights or figures are not finite: it makes no policy."""
+    """Loss, gradient, weights or figures of a step are not finite: it makes no policy."""
 
     def __init__(self, what: str, *, changed: bool) -> None:
         super().__init__(what)
         self.changed = changed
-        """Weights were changed: the model must be loaded again."""
+        """Whether weights were changed: the model must be loaded again."""
 
 
 class Learner:
@@ -183,7 +183,7 @@ class Learner:
         return done
 
     def _rows(self, batch: Rows[Trained], found: Rows[float]) -> list[_Row]:
-        """Every sequence of the part with its rollout's advantage and weight."""
+        """Every sequence of this process's part with its rollout's advantage and weight."""
         weights = rollout_weights([rollout.tokens for rollout in batch], self.settings.loss)
         rows = []
         for rollout, advantage, weight in zip(batch, found, weights, strict=True):
@@ -216,7 +216,7 @@ class Learner:
 
     @torch.no_grad()
     def _logprobs(self, rows: list[_Row]) -> list[torch.Tensor]:
-        """Of this process's packs of `rows`, by the weights as they are now."""
+        """Log-probabilities of this process's packs of `rows`, by the current weights."""
         found = []
         for members in self._packs(rows):
             pack = self._pack(members)
@@ -276,7 +276,7 @@ class Learner:
 
 
 def as_row(sequence: TokenSequence, name: str, *, resolved: bool = False) -> TokenRow:
-    """A sequence as a row of a dataset, of a rollout of this name."""
+    """Make a dataset row of a sequence, under the name of its rollout."""
     mask = np.asarray(sequence.mask, dtype=np.int8)
     mask[0] = 0
     return TokenRow(
@@ -290,7 +290,8 @@ def as_row(sequence: TokenSequence, name: str, *, resolved: bool = False) -> Tok
 
 
 def sees(eyes: Eyes | None) -> Callable[[TokenSequence], None]:
-    """Raises NotSampled for a sequence whose pictures cannot be read, or whose tokens are not theirs."""
+    """A check that raises NotSampled for a sequence whose pictures cannot be read, or whose tokens are
+    not theirs."""
 
     def check(sequence: TokenSequence) -> None:
         if eyes is None:

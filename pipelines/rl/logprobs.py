@@ -17,18 +17,18 @@ from orchard.pipelines.models.picture_tokens import NEVER, never_said
 from orchard.pipelines.sft.loss import Pack, trained_logits
 
 ROWS = 512
-"""Tokens whose logits are there at once."""
+"""Tokens whose logits are in memory at once."""
 _PIECE = 16
-"""Of these, of which there is one more copy at a time."""
+"""Tokens of these whose logits are in memory a second time."""
 _AFTERWARDS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
-"""Settings of models that change logits behind the output layer."""
+"""Settings of models that change logits after the output layer."""
 
 
 def trained_logprobs(
     model: PreTrainedModel, pack: Pack, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of the pack's trained tokens, [trained]: log-probabilities at `temperature`, and entropies in nats,
-    through which no gradient flows."""
+    """Log-probabilities at `temperature` and entropies in nats of the pack's trained tokens, [trained]
+    each; no gradient flows through the entropies."""
     if not len(pack.targets):
         nothing = trained_logits(model, pack).float().sum() * 0.0
         return nothing.expand(0), nothing.detach().expand(0)
@@ -45,9 +45,10 @@ def trained_logprobs(
 def _in_parts(
     model: PreTrainedModel, targets: torch.Tensor, temperature: float, unsaid: list[int]
 ) -> Iterator[None]:
-    """Has the model's output layer answer with `_of_logits`, [1, trained, 2], in place of logits.
+    """Makes the model's output layer answer with `_of_logits`, [1, trained, 2], in place of logits.
 
-    The layer is asked where the model asks it, so that its weights are whole there where they are sharded.
+    The layer is called where the model calls it, so that its weights are whole there where they are
+    sharded.
     """
     layer = model.get_output_embeddings()
     plain = layer.forward
@@ -69,14 +70,14 @@ def _in_parts(
 def _of_logits(
     logits: torch.Tensor, targets: torch.Tensor, temperature: float, unsaid: list[int]
 ) -> torch.Tensor:
-    """[tokens, 2]: log-probability of the target, and entropy; without the tokens `unsaid`. Nobody else may
-    read `logits` afterwards."""
+    """[tokens, 2]: log-probability of the target, and entropy; without the tokens `unsaid`. Overwrites
+    `logits`."""
     found: torch.Tensor = _InPlace.apply(logits, targets, temperature, unsaid)  # type: ignore[no-untyped-call]
     return found
 
 
 class _InPlace(torch.autograd.Function):
-    """In the memory of the logits: they become what is saved, and that becomes their gradient."""
+    """Computes in the memory of the logits: they become what is saved, and that becomes their gradient."""
 
     @staticmethod
     def forward(
@@ -99,7 +100,7 @@ class _InPlace(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        """Of the log-probability alone."""
+        """The gradient of the log-probability alone."""
         scaled, targets, sums = context.saved_tensors
         outer = gradients[0][:, 0] / context.temperature
         gradient = scaled.exp_().mul_((-outer / sums)[:, None])

@@ -1,4 +1,4 @@
-"""Which loss a run of reinforcement learning trains with, and the published ones by name; no torch."""
+"""The loss settings of a reinforcement-learning run, and the published losses by name; no torch."""
 
 from enum import StrEnum
 from typing import Any
@@ -23,15 +23,11 @@ class Objective(StrEnum):
     CLIP = "clip"
     """The ratio, clipped where that is the worse: PPO, GRPO, GSPO."""
     CISPO = "cispo"
-    """The log-probability, weighted with the clipped ratio through which no gradient flows, so that no token
-    loses its gradient: https://arxiv.org/abs/2506.13585, equation 4."""
     REINFORCE = "reinforce"
-    """The log-probability alone."""
+    """The log-probability, unweighted."""
 
 
 class Baseline(StrEnum):
-    """How rewards of a group become advantages."""
-
     NORMALIZED = "normalized"
     """(r - mean) / (std + 1e-6): GRPO."""
     MEAN = "mean"
@@ -41,14 +37,14 @@ class Baseline(StrEnum):
 
 
 class KlEstimator(StrEnum):
-    """Of the divergence from the reference policy, by d = logp - logp_ref of a sampled token."""
+    """Estimators of the divergence from the reference policy, with d = logp - logp_ref of a sampled token."""
 
     K1 = "k1"
-    """d"""
+    """Estimates by d itself."""
     K2 = "k2"
-    """d^2 / 2"""
+    """Estimates by half the square, d^2 / 2."""
     K3 = "k3"
-    """exp(-d) - 1 + d"""
+    """Estimates by exp(-d) - 1 + d."""
 
 
 CLIPS = {Ratio.TOKEN: (0.2, 0.28), Ratio.SEQUENCE: (3e-4, 4e-4)}
@@ -73,11 +69,11 @@ _UNUSED: dict[str, tuple[str, ...]] = {
     Objective.CISPO: ("dual_clip",),
     Objective.REINFORCE: ("ratio", "clip_low", "clip_high", "dual_clip"),
 }
-"""Settings that the built-in loss has no place for."""
+"""Settings that each objective ignores, which may not be set."""
 
 
 class LossSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One loss; raises ValueError for quantities that make none."""
+    """Settings of one loss. Raises ValueError for values that make none."""
 
     function: str | None = None
     """Plug-in that computes it instead of the built-in `policy_loss`, from the same settings: its name, or
@@ -106,12 +102,12 @@ class LossSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Upper bound of exp(logp_old - logp_sampled), the weight that mends the mismatch between the trainer's
     and the server's probabilities of the same weights (TIS). None: no such weight."""
     importance_range: tuple[float, float] | None = None
-    """In its place: where that weight lies outside, the token does not train; inside, the weight stays as it
-    is (IcePop, https://arxiv.org/abs/2510.18855, with [0.5, 5])."""
+    """Range of that weight, in place of the bound: outside, the token does not train; inside, the weight
+    is unchanged (IcePop, https://arxiv.org/abs/2510.18855, with [0.5, 5])."""
     divergence_limit: float | None = None
-    """In nats a token. A sequence with a negative advantage does not train where the mean of logp_sampled -
-    logp over its trained tokens is above this: it comes from another policy (off-policy masking,
-    https://arxiv.org/abs/2512.02556)."""
+    """Limit of divergence in nats a token. A sequence with a negative advantage does not train where the
+    mean of logp_sampled - logp over its trained tokens is above this: it comes from another policy
+    (off-policy masking, https://arxiv.org/abs/2512.02556)."""
     kl: float = 0.0
     """Weight of the divergence from the reference, which is the policy that the run started from; 0: none."""
     kl_estimator: KlEstimator = KlEstimator.K3
@@ -119,7 +115,6 @@ class LossSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def clips(self) -> tuple[float, float]:
-        """`clip_low` and `clip_high` that hold."""
         low, high = CLIPS[self.ratio]
         return low if self.clip_low is None else self.clip_low, (
             high if self.clip_high is None else self.clip_high
@@ -197,8 +192,8 @@ def with_recipe(given: Any, preset: dict[str, Any] | None = None) -> Any:
 
 
 def told_loss(settings: LossSettings) -> dict[str, Any]:
-    """What a run's hash has of its loss: clips as they hold, and what is younger than stored runs only where
-    it is not the default."""
+    """The loss in a run's hash: clips as they hold, and settings younger than stored runs only where they
+    are not the default."""
     told: dict[str, Any] = msgspec.to_builtins(settings)
     told["clip_low"], told["clip_high"] = settings.clips
     default = msgspec.to_builtins(LossSettings())

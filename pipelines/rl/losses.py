@@ -26,26 +26,26 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True):
     """The trained tokens of some sequences; all tensors are [tokens]."""
 
     logprobs: torch.Tensor
-    """By the weights that train; the gradient flows through these alone."""
+    """Log-probabilities by the weights that train; the gradient flows through these alone."""
     old: torch.Tensor
-    """By the trainer's weights before the step, computed by the trainer."""
+    """Log-probabilities by the trainer's weights before the step, computed by the trainer."""
     sampled: torch.Tensor | None
-    """As the policy server reported them when it sampled; None when it did not."""
+    """Log-probabilities that the policy server reported when it sampled; None when it did not."""
     advantages: torch.Tensor
     weights: torch.Tensor
-    """Of the token's rollout, by `rollout_weights`."""
+    """Weight of the token's rollout, by `rollout_weights`."""
     sequence: torch.Tensor
     """int64: which sequence of the pack the token is of, from 0. A sequence is whole within its pack."""
     reference: torch.Tensor | None = None
-    """By the weights that the run started from; None where `kl` is 0."""
+    """Log-probabilities by the weights that the run started from; None where `kl` is 0."""
 
 
 class LossFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened in a loss, as sums over `tokens`, so that packs add up."""
+    """Figures of a loss, as sums over `tokens`: the caller adds them over packs."""
 
     tokens: int
     clipped: float
-    """Tokens where a clip decided, so that no gradient flows."""
+    """Tokens whose ratio was clipped, so that no gradient flows."""
     ratio: float
     kl: float
     """k3 estimate of KL(old || new), the divergence from the old policy, in nats: exp(d) - 1 - d by
@@ -60,7 +60,7 @@ class LossFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Loss = Callable[[Tokens, LossSettings], tuple[torch.Tensor, LossFigures]]
-"""The part of the batch's loss that some tokens make, as a scalar, and what happened in it."""
+"""Computes some tokens' part of the batch's loss, as a scalar, and its figures."""
 
 
 def get_loss(settings: LossSettings) -> Loss:
@@ -72,10 +72,10 @@ def get_loss(settings: LossSettings) -> Loss:
 
 
 def rollout_weights(tokens: Sequence[int], settings: LossSettings) -> list[float]:
-    """What each trained token of a rollout weighs in the loss of the whole batch.
+    """Weight of each trained token of a rollout in the loss of the whole batch.
 
-    `tokens` are the trained tokens of each rollout, over all its sequences. A rollout without any weighs
-    nothing and counts for nothing.
+    `tokens` are the trained tokens of each rollout, over all its sequences. A rollout without any
+    weighs nothing and counts for nothing.
     """
     rollouts = sum(count > 0 for count in tokens)
     match settings.reduction:
@@ -91,10 +91,8 @@ def rollout_weights(tokens: Sequence[int], settings: LossSettings) -> list[float
 
 
 def policy_loss(batch: Tokens, settings: LossSettings) -> tuple[torch.Tensor, LossFigures]:
-    """The part of the batch's loss that these tokens make, and what happened in it.
-
-    Log-ratios are held within +-20, so that one token cannot make the loss infinite.
-    """
+    """These tokens' part of the batch's loss, and its figures. Log-ratios are held within +-20, so that
+    one token cannot make the loss infinite."""
     losses, ratio, clipped = _objective(batch, settings)
     importance, truncated = _importance(batch, settings)
     kept = _on_policy(batch, settings)
@@ -120,7 +118,7 @@ def policy_loss(batch: Tokens, settings: LossSettings) -> tuple[torch.Tensor, Lo
 
 
 def _objective(batch: Tokens, settings: LossSettings) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of each token its loss, its ratio, and whether a clip decided."""
+    """Loss and ratio of each token, and whether a clip decided."""
     log_ratio = (batch.logprobs - batch.old).clamp(-_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT)
     if settings.ratio is Ratio.SEQUENCE:
         log_ratio = _mean_over_sequences(log_ratio, batch.sequence)
@@ -143,7 +141,7 @@ def _objective(batch: Tokens, settings: LossSettings) -> tuple[torch.Tensor, tor
 
 
 def _mean_over_sequences(values: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:
-    """For each token the mean of `values` over the tokens of its sequence."""
+    """The mean of `values` over each token's sequence, for each token."""
     count = int(sequence.max()) + 1 if len(sequence) else 0
     sums = values.new_zeros(count).index_add(0, sequence, values)
     sizes = values.new_zeros(count).index_add(0, sequence, torch.ones_like(values))
@@ -151,7 +149,8 @@ def _mean_over_sequences(values: torch.Tensor, sequence: torch.Tensor) -> torch.
 
 
 def _importance(batch: Tokens, settings: LossSettings) -> tuple[torch.Tensor, torch.Tensor]:
-    """Importance weights, through which no gradient flows, and where they were held or are out of range."""
+    """Importance weights, through which no gradient flows, and where they were limited or are out of
+    range."""
     nowhere = torch.zeros_like(batch.old, dtype=torch.bool)
     limit, span = settings.importance_limit, settings.importance_range
     if batch.sampled is None:
@@ -175,7 +174,7 @@ def _on_policy(batch: Tokens, settings: LossSettings) -> torch.Tensor:
 
 
 def _divergence(batch: Tokens, settings: LossSettings) -> torch.Tensor:
-    """Of each token the estimate of the divergence from the reference."""
+    """Estimate of each token's divergence from the reference."""
     if batch.reference is None:
         return torch.zeros_like(batch.old)
     d = batch.logprobs - batch.reference

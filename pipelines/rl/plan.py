@@ -19,14 +19,14 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All that decides which rollouts a run asks for. Its rollouts are those of the campaign `name`."""
+    """Everything that decides which rollouts a run requests. Its rollouts are those of the campaign
+    `name`."""
 
     name: str
     tasks: tuple[TaskRef, ...]
     impossible: Annotated[float, msgspec.Meta(ge=0, le=0.9)] = 0.0
     """Share of prompts that are impossible tasks: they measure cheating, and none is trained on."""
     traps: tuple[TaskRef, ...] = ()
-    """The impossible tasks."""
     harness: str
     model: ModelSpec
     bar: BarSettings = BarSettings()
@@ -37,9 +37,9 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ahead: Annotated[int, msgspec.Meta(ge=0)] = 1
     """Steps whose groups may be made while one trains; 0 waits for the trainer."""
     oversample: Annotated[float, msgspec.Meta(ge=1)] = 1.25
-    """Prompts open for each group that is missing: some will be dropped."""
+    """Prompts open for each missing group: some groups will be dropped."""
     max_in_flight: Count = 512
-    """Rollouts asked for and not finished."""
+    """Rollouts requested and not finished, at most."""
     seed: int = 0
     domain: str = DEFAULT_DOMAIN
     priority: str = "normal"
@@ -48,15 +48,16 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     timeouts: Timeouts = Timeouts()
     max_tries: int = 3
     harness_version: str | None = None
-    """See RolloutRequest."""
+    """Version of the harness, None for one without versions."""
     frugal: FrugalSettings | None = None
     """Frugal sampling, in place of `bar`."""
     unanswered: bool = False
-    """Train on rollouts whose time ran out while the model owed an answer. They count as aborted else."""
+    """Train on rollouts whose time ran out while the model owed an answer. Otherwise they count as
+    aborted."""
     untrained: tuple[ExitStatus, ...] = ()
     """Endings whose rollouts come last into a group, and are left out of its batch."""
     baseline: Baseline | None = None
-    """How the trainer makes advantages of rewards, for exports; None in plans of before it was there."""
+    """The trainer's baseline, for exports; None in plans that are older than this field."""
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -81,12 +82,12 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def groups(self) -> int:
-        """That the whole run trains on."""
+        """Number of groups that the whole run trains on."""
         return self.prompts_per_step * self.steps
 
     @property
     def method(self) -> str:
-        """`frugal`, or `bar`, or what its settings make of it: `fixed` (GRPO), `dynamic` sampling (DAPO)."""
+        """Name of the method: `frugal`, `bar`, `fixed` (GRPO) or `dynamic` sampling (DAPO)."""
         if self.frugal is not None:
             return "frugal"
         if self.bar.interval is not None:
@@ -100,22 +101,22 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def slots(self) -> int:
-        """Rollouts of a prompt, at most."""
+        """Maximum rollouts of a prompt."""
         return self.frugal.most if self.frugal is not None else self.bar.budget
 
     @property
     def least_members(self) -> int:
-        """Members that a group has, at least."""
+        """Minimum members of a group."""
         return self.frugal.least if self.frugal is not None else self.bar.size
 
     def begun(self, slots: int) -> int:
-        """Slots of the strides that were begun, where so many slots were asked for."""
+        """Slots of all strides that were begun when `slots` slots were requested."""
         later = self.frugal.stride if self.frugal is not None else self.first
         return self.first + max(0, -(-(slots - self.first) // later)) * later if slots else 0
 
     def task_of(self, prompt: int) -> TaskRef:
-        """The task of a prompt: every pass goes through all tasks in an order of its own. So do the prompts
-        of impossible tasks, which come at even distances."""
+        """The task of a prompt: every pass goes through all tasks in an order of its own. So do the
+        prompts of impossible tasks, which come at even distances."""
         traps = self._traps_before(prompt)
         tasks, number = (self.traps, traps) if self.is_trap(prompt) else (self.tasks, prompt - traps)
         turn, place = divmod(number, len(tasks))
@@ -152,7 +153,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return sample >= 0 and rollout == self.request(*self.place_of(sample)).rollout_id
 
     def sample_of(self, prompt: int, slot: int) -> int:
-        """The sample index that a slot is in the campaign."""
+        """The sample index of a slot in the campaign."""
         return prompt * self.slots + slot
 
     def place_of(self, sample: int) -> tuple[int, int]:
@@ -160,10 +161,10 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return divmod(sample, self.slots)
 
     def prompts_to_open(self, *, trained: int, ready: int, undecided: int, in_flight: int) -> int:
-        """How many prompts to begin now: back-pressure from the trainer, bounded in flight.
+        """Number of prompts to open now: back-pressure from the trainer, bounded in flight.
 
-        `trained` and `ready` are groups (used; waiting for the trainer), `undecided` prompts, `in_flight`
-        rollouts.
+        `trained` and `ready` are groups (used; waiting for the trainer), `undecided` prompts,
+        `in_flight` rollouts.
         """
         wanted = min(self.prompts_per_step * (1 + self.ahead), self.groups - trained) - ready
         opening = ceil(max(wanted, 0) * self.oversample) - undecided
@@ -172,7 +173,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def plan_hash(plan: RunPlan) -> str:
-    """32 hexadecimal digits over what decides which rollouts a run asks for. A field that is younger than
+    """32 hexadecimal digits over what decides which rollouts a run requests. A field that is younger than
     stored plans counts only where it is not the default, so that a plan keeps its hash."""
     built = msgspec.to_builtins(plan, order="deterministic")
     del built["baseline"]

@@ -12,20 +12,17 @@ _POLICIES = "policies"
 
 
 class Newest(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy and where it lies."""
-
     path: str
     version: int
 
 
 def policy_directory(out: Path, version: int) -> Path:
-    """Where a policy version of the run in `out` lies."""
     return out / _POLICIES / f"version-{version:06}"
 
 
 def write_newest(file: Path, newest: Newest, *, keep: int) -> None:
-    """Name the newest policy, and delete what is newer, which an earlier run left there, and all but the
-    `keep` newest."""
+    """Write the newest policy's name, and delete newer policies, which an earlier run left there, and all
+    but the `keep` newest."""
     write_whole(file.parent, file.name, msgspec.json.encode(newest))
     place = Path(newest.path)
     found = sorted(place.parent.glob("version-*"))

@@ -1,4 +1,4 @@
-"""Where a run stands, folded from its events: pure, in any number of passes, whoever published them."""
+"""The progress of a run, folded from its events: pure, in any number of passes, whoever published them."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
@@ -25,16 +25,16 @@ from orchard.schemas.outcomes import ExitStatus, RolloutStatus
 
 @dataclass
 class Place:
-    """One slot of a prompt. Outcomes are by their sequence, so that seeing one again changes nothing."""
+    """One slot of a prompt. Outcomes are keyed by sequence, so that applying one again changes nothing."""
 
     rollout_id: str
     outcomes: dict[int, Rollout] = field(default_factory=dict)
     attempt: int = 0
-    """Of the newest outcome."""
+    """Attempt of the newest outcome."""
     reopened: set[int] = field(default_factory=set)
     """Sequences of the aborted outcomes that were reopened."""
     requested: int = 0
-    """Sequence at which it was asked for first."""
+    """Sequence of its first request."""
 
     @property
     def last(self) -> int:
@@ -47,7 +47,7 @@ class Place:
 
     @property
     def slot(self) -> Slot:
-        """As `bar.decide` sees it."""
+        """The slot in the form of `bar.decide`."""
         return Slot(tried=tuple(self.outcomes[at] for at in sorted(self.outcomes)), running=self.running)
 
 
@@ -59,34 +59,32 @@ class Prompt:
     decided: bool = False
 
     def pool(self, plan: RunPlan) -> list[Slot]:
-        """All slots of the strides that were begun; what a killed coordinator did not ask for is empty."""
         begun = plan.begun(max(self.places, default=-1) + 1)
         return [self.places[at].slot if at in self.places else Slot() for at in range(begun)]
 
 
 class Progress:
-    """The fold. `apply` may be given any event; those of other campaigns and types change nothing."""
+    """The fold. `apply` accepts any event; those of other campaigns and types change nothing."""
 
     def __init__(self, plan: RunPlan) -> None:
         self.plan = plan
         self.prompts: dict[int, Prompt] = {}
         self.groups: dict[str, GroupAssembled] = {}
-        """Assembled to be trained on, by id, in the order of the log."""
+        """Groups to train on, by id, in the order of the log."""
         self.dropped: dict[str, GroupDropped] = {}
         self._refused: dict[str, int] = {}
-        """Of refused steps, group id to the policy version that was newest."""
+        """Groups of refused steps: id to the policy version that was newest."""
         self.failed: dict[int, PromptFailed] = {}
         self.skipped: dict[int, PromptSkipped] = {}
         self.decisions: dict[int, GroupAssembled] = {}
-        """Of prompts that were asked for, groups without members among them."""
+        """Decisions by prompt, groups without members among them."""
         self.prompts_of: dict[str, list[int]] = {}
-        """By task id, in the order in which they came up."""
+        """Prompts by task id, in the order in which they came up."""
         self.updates: dict[int, int] = {}
-        """Policy version to the sequence at which the log has it."""
+        """Policy version to the sequence of its event."""
         self.trained: dict[str, int] = {}
         """Group id to the policy version made from it."""
         self.version = 0
-        """Newest policy version."""
         self.scores: dict[int, float] = {}
         """Pass rate of the groups that made each policy version."""
         self.raised: BudgetRaised | None = None
@@ -102,12 +100,10 @@ class Progress:
 
     @property
     def undecided(self) -> list[int]:
-        """Prompts that were begun and have no group yet."""
         return [number for number, prompt in self.prompts.items() if not prompt.decided]
 
     @property
     def in_flight(self) -> int:
-        """Rollouts asked for and not finished."""
         return sum(place.running for prompt in self.prompts.values() for place in prompt.places.values())
 
     @property
@@ -121,7 +117,7 @@ class Progress:
         return len(self.trained) >= self.plan.groups
 
     def apply(self, event: Event, sequence: int) -> int | None:
-        """Take in one event; the prompt that may have to be decided again, if one."""
+        """Apply one event; returns the prompt that may have to be decided again, if any."""
         if event.campaign != self.plan.name:
             return None
         match payload(event):
@@ -165,7 +161,7 @@ class Progress:
         return None
 
     def pass_rate(self, groups: Iterable[str]) -> float:
-        """Over all graded rollouts of these groups' prompts, whether they were chosen or not."""
+        """Pass rate over all graded rollouts of these groups' prompts, chosen or not."""
         rewards = [
             rollout.reward
             for name in groups
@@ -177,12 +173,12 @@ class Progress:
         return sum(reward > 0 for reward in rewards) / max(len(rewards), 1)
 
     def request(self, prompt: int, slot: int) -> RolloutRequest:
-        """The rollout of one slot of a prompt, the same whenever it is asked for."""
+        """The rollout of one slot of a prompt, the same whenever it is requested."""
         raised = self.raised is not None and prompt >= self.raised.prompt
         return self.plan.request(prompt, slot, self.raised.steps if self.raised and raised else None)
 
     def raise_due(self) -> BudgetRaised | None:
-        """The raise of the budget that is due now, if one is: decided by nothing but the log."""
+        """The raise of the budget that is due now, if any: decided by the log alone."""
         curriculum = self.plan.curriculum
         if curriculum is None or self.raised is not None:
             return None
@@ -200,7 +196,7 @@ class Progress:
         )
 
     def member(self, prompt: int, slot: int) -> GroupMember:
-        """A graded rollout as its group names it."""
+        """A graded rollout in the form of a group's member."""
         place = self.prompts[prompt].places[slot]
         rollout = place.outcomes[place.last]
         assert rollout.reward is not None
@@ -213,7 +209,7 @@ class Progress:
         )
 
     def trains(self, prompt: int, slot: int) -> bool:
-        """Whether somebody learns of how a graded rollout ended."""
+        """Whether a graded rollout's ending counts for training."""
         place = self.prompts[prompt].places[slot]
         return not place.outcomes[place.last].untrained
 
@@ -242,8 +238,9 @@ def as_rollout(
     unanswered: bool = False,
     untrained: Collection[ExitStatus] = (),
 ) -> Rollout:
-    """An outcome as BAR sees it. One that the recipe does not grade counts as aborted: it has no reward. So
-    does one whose time ran out while the model owed an answer, unless `unanswered` ones train."""
+    """An outcome in the form of BAR. One that the recipe does not grade counts as aborted: it has no
+    reward. So does one whose time ran out while the model owed an answer, unless `unanswered` ones
+    train."""
     if isinstance(outcome, RolloutAborted):
         return Rollout(status=RolloutStatus.ABORTED, cause=outcome.cause.value)
     if outcome.exit_status is ExitStatus.UNANSWERED and not unanswered:

@@ -27,13 +27,13 @@ where campaign = ? and resolved is not null and exit_status <> 'unanswered' grou
 """
 
 UNMATCHED = "exclude_patterns_unmatched"
-"""Patterns of `tasks.exclude` that name no task of the store, among the counts of `choose_tasks`."""
+"""Count of the patterns of `tasks.exclude` that name no task of the store, in `choose_tasks`."""
 _SHARED = {*RunPlan.__struct_fields__} & {*RlSettings.__struct_fields__} - {"model", "tasks"}
-"""Settings that a plan takes as they are."""
 
 
 def make_plan(settings: RlSettings, tasks: tuple[TaskRef, ...], traps: tuple[TaskRef, ...] = ()) -> RunPlan:
-    """The plan of a run on these tasks, and on impossible ones; RunError for settings that make none."""
+    """The plan of a run on these tasks, and on impossible ones. Raises RunError for settings that make
+    none."""
     try:
         return RunPlan(
             name=settings.run,

@@ -1,8 +1,9 @@
-"""From sampled messages to training sequences: the very ids that were sampled, each trained on once.
+"""Turns sampled messages into training sequences: the very ids that were sampled, each trained on once.
 
-The prompt of a message is what the server read before it. Where that is what a sequence holds already, and a
-tail, the sequence goes on; where a harness rewrote history, a new one begins, and what it repeats is context.
-Pictures are part of a prompt: their tokens are all alike, so what they are counts, too.
+The prompt of a message is what the server read before it. Where that is what a sequence holds already,
+and a tail, the sequence continues; where a harness rewrote history, a new one begins, and what it
+repeats is context. Pictures are part of a prompt: their tokens are all alike, so their digests are
+compared, too.
 """
 
 import math
@@ -13,29 +14,29 @@ from orchard.schemas.messages import TokenRecord
 
 
 class NotSampled(ValueError):
-    """A message without what training needs, in one sentence."""
+    """A message lacks what training needs; the error's message is one sentence."""
 
 
 @dataclass
 class TokenSequence:
-    """One row. All lists have one entry for each token; those of the context are 0, 0.0 and -1."""
+    """A training sequence. All lists have one entry for each token; those of the context are 0, 0.0 and
+    -1."""
 
     ids: list[int]
     mask: list[int] = field(default_factory=list)
     """1 where the policy sampled the token."""
     logprobs: list[float] = field(default_factory=list)
-    """Of the sampled tokens, under the policy that sampled them."""
+    """Log-probabilities of the sampled tokens, under the policy that sampled them."""
     versions: list[int] = field(default_factory=list)
     images: list[str] = field(default_factory=list)
     """SHA-256 of the pictures whose tokens are in `ids`, in their order: not one for each token."""
 
     def context(self, ids: Iterable[int]) -> None:
-        """Append what the policy read."""
+        """Append tokens that the policy read."""
         for token in ids:
             self._append(token, 0, 0.0, -1)
 
     def sampled(self, tokens: TokenRecord) -> None:
-        """Append what the policy said."""
         runs = {run.start: run.version for run in tokens.versions}
         version = -1
         for at, (token, logprob) in enumerate(zip(tokens.ids, tokens.logprobs, strict=True)):

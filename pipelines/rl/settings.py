@@ -34,20 +34,20 @@ class TaskPool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Which tasks are prompts; an empty list means all."""
 
     sources: tuple[str, ...] = ()
-    """Sources of tasks."""
+    """Sources of the tasks that are prompts."""
     ids: tuple[str, ...] = ()
     """Patterns over task ids, as `repair-train-*`."""
     measured_in: str | None = None
     """Campaign whose graded rollouts say how hard a task is; tasks that it did not try are left out."""
     above: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
-    """Keep tasks with a pass rate above this ..."""
+    """Keep tasks with a pass rate above this."""
     at_most: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.5
-    """... and at most this."""
+    """Keep tasks with a pass rate of at most this."""
     exclude: tuple[str, ...] = ()
     """Patterns over task ids and repositories that are never prompts; `@FILE` stands for its lines, and lies
     beside the settings."""
     held_out: HeldOut = HeldOut()
-    """Tasks that measure, which are no prompts, nor are those that are nearly the same."""
+    """Evaluation tasks, which are no prompts, nor are those that are nearly the same."""
     unproven: bool = False
     """Take tasks that `orchard tasks validate` has not proven, too; rejected ones never."""
     per_repo: Count | None = None
@@ -55,11 +55,11 @@ class TaskPool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     limit: Count | None = None
     """Tasks, at most; None: all."""
     seed: int = 0
-    """Of the draw that `per_repo` and `limit` make."""
+    """Seed of the draw that `per_repo` and `limit` make."""
 
 
 class Engine(StrEnum):
-    """What serves the policy."""
+    """The program that serves the policy."""
 
     ORCHARD = "orchard"
     """`orchard serve-policy`, which `orchard rl` starts where the endpoint is on this machine."""
@@ -68,10 +68,8 @@ class Engine(StrEnum):
 
 
 class RlSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One run."""
-
     run: str
-    """Name of the run, and of the campaign that its rollouts are."""
+    """Name of the run, and of the campaign of its rollouts."""
     model: str
     """Hugging Face directory to start from: what `orchard sft` wrote."""
     out: str
@@ -83,66 +81,67 @@ class RlSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields=
     hack_limit: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.05
     """The run warns of a policy that surely passes more than this share of them."""
     harness: str = "orchard-bash"
-    """Harness of the rollouts."""
+    """Name of the harness of the rollouts."""
     endpoint: str = "policy"
     """Endpoint of the configuration at which the workers find the policy server."""
     served_as: str = "policy"
     """Model name at that endpoint."""
     engine: Engine = Engine.ORCHARD
-    """What answers there: it is given each new policy, and asked which one it serves before rollouts."""
+    """The program behind the endpoint: it is given each new policy, and asked which one it serves before
+    rollouts."""
     bar: BarSettings = BarSettings()
     frugal: FrugalSettings | None = None
     """Frugal sampling, in place of `bar`; `method = "frugal"` sets it."""
     keep_degenerate: bool = False
     """Train on groups of one class too, with advantages of zero: GRPO with fixed N."""
     unanswered: bool = False
-    """Train on rollouts whose time ran out while the policy's server owed an answer. They count as aborted
-    else: how busy the server was is no fault of the policy."""
+    """Train on rollouts whose time ran out while the policy's server owed an answer. Otherwise they count
+    as aborted: how busy the server was is no fault of the policy."""
     untrained: tuple[ExitStatus, ...] = ()
-    """Endings of which nobody learns: such rollouts come last into a group, and are left out of its batch."""
+    """Endings that do not train: such rollouts come last into a group, and are left out of its batch."""
     loss: LossSettings = LossSettings()
     prompts_per_step: Annotated[Count, Unit("groups")] = 16
     """Groups in one optimizer step."""
     steps: Count = 150
-    """Optimizer steps."""
+    """Optimizer steps of the run."""
     updates: Count = 1
     """Optimizer updates from the rollouts of one step."""
     ahead: Annotated[int, msgspec.Meta(ge=0)] = 1
     """Steps whose rollouts may run while one trains."""
     oversample: Annotated[float, msgspec.Meta(ge=1)] = 1.25
-    """Groups that are asked for, as a multiple of those that a step needs."""
+    """Groups that are requested, as a multiple of those that a step needs."""
     max_in_flight: Count = 512
-    """Rollouts that are asked for at once."""
+    """Rollouts that are requested at once, at most."""
     patience: Annotated[Count, Unit("rollouts")] | None = None
-    """Rollouts without a group to learn from after which `orchard rl` stops, as where the policy never
-    succeeds; None: as many as ten steps ask for at most."""
+    """Rollouts without a group to learn from after which `orchard rl` stops, for example because the
+    policy never succeeds; None: as many as ten steps request at most."""
     staleness: Annotated[int, msgspec.Meta(ge=0)] = 2
     """Policy versions that a group's oldest token may be behind."""
 
     lr: Positive = 1e-6
-    """Learning rate at its highest."""
+    """Peak learning rate."""
     beta2: Fraction = 0.98
-    """Of AdamW: decay of the mean of its square."""
+    """Decay of the mean of the squared gradient in AdamW."""
 
     activation_checkpointing: bool = False
     """Compute activations again in the backward pass, to save memory."""
 
     max_tokens: Tokens = 4096
-    """Of one answer."""
+    """Maximum tokens of one answer."""
     temperature: Positive = 1.0
-    """At which the policy is sampled; what trains are the probabilities at this temperature."""
+    """Sampling temperature of the policy; the probabilities at this temperature train."""
     budget: Budget = Budget()
     curriculum: StepCurriculum | None = None
-    """`{ steps = 30 }`: so many steps of a rollout once the pass rate stops rising under `budget.steps`."""
+    """Steps of a rollout once the pass rate stops rising under `budget.steps`, as in `{ steps = 30 }`."""
     timeouts: Timeouts = Timeouts()
     max_tries: Count = 3
-    """Attempts of a rollout after infrastructure failures."""
+    """Maximum attempts of a rollout after infrastructure failures."""
     domain: str = DEFAULT_DOMAIN
     """Kind of work, a part of the name of the queue."""
     priority: str = "normal"
-    """Priority of the queue."""
+    """Priority of the requests in the queue."""
     keep_policies: Count = 1
-    """Newest policies that stay on disk, and at any rate those that rollouts may still be sampled by."""
+    """Newest policies that stay on disk; those that rollouts may still be sampled by always stay."""
 
 
 _PAPER: dict[str, Any] = {
@@ -153,13 +152,11 @@ _PAPER: dict[str, Any] = {
     "precision": "bfloat16",
     "bar": {"size": 8, "budget": 16, "stride": 16, "interval": [0.375, 0.625]},
 }
-"""The paper's balanced groups. Endings over the wall and over the context train nobody: its filter of groups
-takes them for noise."""
 
 
 METHODS: dict[str, bool] = {"fixed": True, "dynamic": False, "frugal": False}
-"""Methods without an interval of positive shares, which TOML cannot say, and whether they keep groups of one
-class: GRPO with fixed N, dynamic sampling, and frugal sampling."""
+"""Methods without an interval of positive shares, which TOML cannot express, and whether they keep groups
+of one class: GRPO with fixed N, dynamic sampling, and frugal sampling."""
 
 
 def settings_from(tree: dict[str, Any]) -> RlSettings:
@@ -230,8 +227,8 @@ def read_settings(file: Path) -> RlSettings:
 
 
 def settings_hash(settings: RlSettings) -> str:
-    """32 hexadecimal digits over what the result depends on: not over paths, threads, what is kept and when a
-    run stops."""
+    """32 hexadecimal digits over the settings that the result depends on: not over paths, threads, what
+    is kept and when a run stops."""
     told = msgspec.to_builtins(
         msgspec.structs.replace(settings, out="", threads=0, keep_checkpoints=1, keep_policies=1)
     )

@@ -1,4 +1,4 @@
-"""The steps of a run, the same for every trainer: which groups one trains on, and what the log is told."""
+"""The steps of a run, the same for every trainer: which groups one trains on, and the events it publishes."""
 
 import logging
 from collections.abc import Awaitable, Callable, Container, Iterable
@@ -20,13 +20,13 @@ log = logging.getLogger("orchard.rl")
 
 
 class RunStopped(RunError):
-    """A run that its trainer ends: started again, it would fail the same way."""
+    """The trainer ends the run: started again, it would fail the same way."""
 
     exit_code = 4
 
 
 def fitting(group: GroupAssembled, rows: Rows, context: int) -> Chosen:
-    """A group without the members of whose ending nobody learns and those that have a sequence of more than
+    """A group without the members whose ending does not train and those that have a sequence of more than
     `context` tokens: the others train, with advantages among themselves."""
     unfit = {
         member.rollout_id
@@ -37,7 +37,6 @@ def fitting(group: GroupAssembled, rows: Rows, context: int) -> Chosen:
 
 
 def without(group: GroupAssembled, rows: Rows, left_out: Container[str]) -> Chosen:
-    """A group without the members of these rollouts."""
     pairs = zip(group.members, rows, strict=True)
     kept = [(member, own) for member, own in pairs if member.rollout_id not in left_out]
     members = tuple(member for member, _ in kept)
@@ -45,27 +44,25 @@ def without(group: GroupAssembled, rows: Rows, left_out: Container[str]) -> Chos
 
 
 class Limits(NamedTuple):
-    """What a group must keep to be trained on."""
+    """Conditions that a group must meet to be trained on."""
 
     staleness: int
-    """Policy versions that it may be behind."""
+    """Maximum policy versions that it may be behind."""
     context: int
-    """Tokens of a sequence; a member with a longer one is left out."""
+    """Maximum tokens of a sequence; a member with a longer one is left out."""
     whole: bool = False
-    """No member may be left out: the trainer takes groups of N."""
+    """Whether no member may be left out: the trainer takes groups of N."""
     one_sequence: bool = False
-    """Each member is one sequence, as where no harness rewrote history."""
+    """Whether each member must be one sequence, as where no harness rewrote history."""
 
 
 class Steps:
-    """Takes the groups of one step after another from a feed."""
-
     def __init__(
         self, feed: Feed, limits: Limits, source: str, publish: Callable[[Event], Awaitable[int]]
     ) -> None:
         """`publish` stores an event, from `source`, and returns its sequence."""
         self.dropped = 0
-        """Groups dropped; a trainer may count anew."""
+        """Number of groups dropped; a trainer may reset it."""
         self._feed, self._limits, self._source, self._publish = feed, limits, source, publish
 
     async def choose(
@@ -73,8 +70,8 @@ class Steps:
     ) -> list[Chosen]:
         """The groups that policy `version` trains on next; none while there are too few.
 
-        A group that cannot be trained on is dropped, with a reason in the log. `oldest` is as `refusal` has
-        it; by default what the tokens name. Raises what `publish` raises.
+        A group that cannot be trained on is dropped, with a reason in the log. `oldest` is as in
+        `refusal`; by default it reads the tokens' versions. Raises what `publish` raises.
         """
         prompts = self._feed.progress.plan.prompts_per_step
         waiting = self._feed.waiting
@@ -114,7 +111,6 @@ class Steps:
         checkpoint: str = "",
         left_out: Iterable[str] = (),
     ) -> tuple[int, PolicyUpdated]:
-        """Say in the log which groups a step took, counted from 1; the event's sequence and payload."""
         run = self._feed.progress.plan.name
         update = PolicyUpdated(
             run=run,
@@ -128,7 +124,7 @@ class Steps:
         return await self.tell(update, f"{run}.policy.{step}"), update
 
     async def tell(self, data: msgspec.Struct, name: str) -> int:
-        """Store an event of the run and take it in; its sequence."""
+        """Publish an event of the run and apply it; returns its sequence."""
         event = make_event(data, id=name, source=self._source, campaign=self._feed.progress.plan.name)
         sequence = await self._publish(event)
         self._feed.progress.apply(event, sequence)
@@ -142,7 +138,7 @@ class Steps:
         return tuple(name for name in all_members if name not in kept)
 
     async def refuse(self, groups: Iterable[GroupAssembled], detail: str) -> None:
-        """Drop groups on which a step came to no finite numbers."""
+        """Drop groups whose step gave no finite numbers."""
         for group in groups:
             await self._drop(dropped(group, DropReason.NOT_FINITE, detail))
 
@@ -156,9 +152,10 @@ class Steps:
 def refusal(
     group: GroupAssembled, chosen: Chosen, limits: Limits, *, size: int, version: int, oldest: int
 ) -> GroupDropped | None:
-    """Why the policy `version` is not trained on what `fitting` left of a group, or None.
+    """Say why policy `version` does not train on what `fitting` left of a group, or None.
 
-    `oldest` is the oldest policy version that sampled a token of that, below 0 where a token names none.
+    `oldest` is the oldest policy version that sampled a token of that, below 0 where a token names
+    none.
     """
     left, rows = chosen
     alike = not group.degenerate and len({member.reward for member in left.members}) < 2
@@ -188,7 +185,8 @@ def refusal(
 
 
 def oldest_version(rows: Rows) -> int:
-    """The oldest policy version that sampled a token of a group; -1 where a token names none, or none is."""
+    """The oldest policy version that sampled a token of a group; -1 where a token names none, or nothing
+    was sampled."""
     return min(
         (
             version
@@ -202,5 +200,5 @@ def oldest_version(rows: Rows) -> int:
 
 
 def dropped(group: GroupAssembled, reason: DropReason, detail: str) -> GroupDropped:
-    """Why a group is not trained on, as the log has it."""
+    """The event of a group that is not trained on."""
     return GroupDropped(run=group.run, group_id=group.group_id, reason=reason, detail=detail)

@@ -1,8 +1,8 @@
 """The trainer: takes groups from the log, trains, and hands each new policy to the server.
 
-What makes a killed run exact: a step's checkpoint is written before its `policy.updated` event, and holds
-what that event says. A trainer that starts finds its newest checkpoint, publishes the event if the log lacks
-it, and goes on with the first group that no update names.
+What makes a killed run exact: a step's checkpoint is written before its `policy.updated` event, and
+holds the event's content. A trainer that starts finds its newest checkpoint, publishes the event if
+the log lacks it, and resumes with the first group that no update names.
 """
 
 import asyncio
@@ -41,35 +41,35 @@ from orchard.streams.replay import replay_batches
 
 SOURCE = "orchard/rl/trainer"
 MERGED = "model"
-"""Where the last policy of a run with adapters lies in `out`, merged into the model."""
+"""Directory in `out` of the last policy of a run with adapters, merged into the model."""
 LOOK_SECONDS = 5.0
-"""Between two looks at which policy is served: an engine that was started again has forgotten."""
+"""Pause between two checks of which policy is served: a restarted engine has forgotten."""
 REFUSED_POLICIES = 5
 """Times that an engine may refuse a policy before the run stops."""
 REFUSED_IN_A_ROW = 3
-"""Steps that may come to no finite numbers before a run stops."""
+"""Steps in a row without finite numbers before a run stops."""
 
 log = logging.getLogger("orchard.rl.trainer")
 
 
 class TrainerState(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a run stands, in its checkpoints."""
+    """The position of a run, in its checkpoints."""
 
     settings_hash: str
     step: int = 0
     """Optimizer steps done; the policy version that they made is the same number."""
     position: int = 0
-    """Sequence of the last group that was looked at."""
+    """Sequence of the last group that was considered."""
     groups: tuple[str, ...] = ()
-    """Trained on in the last step."""
+    """Ids of the groups that the last step trained on."""
     left_out: tuple[str, ...] = ()
-    """Rollouts of these that were too long."""
+    """Rollouts of these groups that were too long."""
     fact: PolicyStep | None = None
-    """What the last step did."""
+    """The last step's event."""
 
 
 class Trainer:
-    """One run's trainer. Each of `engines` serves its policies; none where nobody does."""
+    """One run's trainer. Each of `engines` serves its policies; there may be none."""
 
     def __init__(
         self,
@@ -95,9 +95,9 @@ class Trainer:
         self._processes = processes
         self._engines = tuple(engines) if processes.first else ()
         self._newest: Newest | None = None
-        """What they are to serve: OUT may still name a policy of an earlier run."""
+        """Policy that the engines are to serve: OUT may still name a policy of an earlier run."""
         self._refused: Counter[ServingEngine] = Counter()
-        """Times in a row that each refused that."""
+        """Times in a row that each engine refused that policy."""
         self._tokenizer = load_tokenizer(settings.model)
         apart = settings.loss.kl and settings.lora is None
         reference = load_model(settings.model) if apart else None
@@ -145,7 +145,7 @@ class Trainer:
                 return
 
     async def _batches(self, start: int, last: int) -> AsyncIterator[list[StoredEvent]]:
-        """First nothing, so that what waits already is looked at; then what is new."""
+        """Yield an empty batch first, so that waiting groups are considered at once; then new events."""
         yield []
         subjects = feed_subjects(self.plan.name)
         async for batch in replay_batches(
@@ -154,7 +154,7 @@ class Trainer:
             yield batch
 
     async def _restore(self) -> None:
-        """Go back to the newest checkpoint, and make the log say what it says: it may lack the last step."""
+        """Load the newest checkpoint, and publish its last step if the log lacks it."""
         newest = self._checkpoints.newest()
         version = self._feed.progress.version
         if newest is not None:
@@ -213,8 +213,8 @@ class Trainer:
         self._idle_since = time.monotonic()
 
     async def _refuse(self, groups: list[GroupAssembled], error: NotFinite) -> None:
-        """Go back to the policy as it was, for other groups. Raises RunStopped after several in a row, by the
-        log; RunError where only a new start gets the policy back."""
+        """Return to the policy before the step, for other groups. Raises RunStopped after several in a
+        row, by the log; RunError where only a new start gets the policy back."""
         step = self._state.step + 1
         await self._steps.refuse(groups, f"step {step}: {error}")
         refused = self._feed.progress.refused // self.plan.prompts_per_step
@@ -232,12 +232,12 @@ class Trainer:
             await asyncio.to_thread(self._checkpoints.load, self._learner.model, [self._learner.optimizer])
 
     def _save(self) -> None:
-        """Before the log says so: what it says of a policy must be there."""
+        """Write the checkpoint before the event: the log may name only a policy that exists."""
         self._write_policy()
         self._checkpoints.save(self._learner.model, [self._learner.optimizer], self._state)
 
     def _write_policy(self) -> None:
-        """The policy as a directory. All processes call it."""
+        """Write the policy as a directory. All processes call it."""
         version = self._state.step
         state = whole_weights(self._learner.model, self._processes)
         if self._processes.first:
@@ -283,7 +283,7 @@ class Trainer:
         )
 
     async def _publish_step(self) -> None:
-        """Figures first: where the log has the update, it has these too."""
+        """Publish the figures first: where the log has the update, it has these too."""
         state = self._state
         assert state.fact is not None
         await self._steps.tell(state.fact, f"{self.plan.name}.step.{state.step}")
@@ -291,11 +291,11 @@ class Trainer:
         await self._steps.update(state.step, state.groups, state.position, checkpoint, state.left_out)
 
     async def _publish(self, event: Event) -> int:
-        """Every process makes the same events; the first one says them."""
+        """Publish from the first process alone; every process makes the same events."""
         return await self._publisher.event(event) if self._processes.first else 0
 
     def _check(self, row: TokenSequence) -> None:
-        """Raises NotSampled for tokens that this run did not sample, or that the model cannot be shown."""
+        """Raise NotSampled for tokens that this run did not sample, or that the model cannot be shown."""
         if (newest := max(row.versions)) > self._state.step:
             raise NotSampled(
                 f"a token names policy version {newest} and the run has made {self._state.step}: its engine "
@@ -304,7 +304,7 @@ class Trainer:
         self._sees(row)
 
     async def _announce(self) -> None:
-        """Name the newest policy for a server that starts, and give it to those that are there."""
+        """Name the newest policy for a server that starts, and give it to running ones."""
         version = self._state.step
         if not version:
             await asyncio.to_thread(self._write_policy)  # an engine may hold another run's weights till then
@@ -345,7 +345,7 @@ class Trainer:
         return True
 
     async def _keep_served(self, engine: ServingEngine) -> None:
-        """For ever: give the newest policy to an engine that serves other weights."""
+        """Give the newest policy to an engine that serves other weights, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             await self._offer(engine)

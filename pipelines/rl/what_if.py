@@ -1,9 +1,10 @@
-"""What other methods and settings are expected to make of a log's tasks, with no model.
+"""Estimates what other methods and settings would make of a log's tasks, with no model.
 
-Posterior-predictive: a task's graded rollouts make a Beta posterior over its pass rate, whose prior is fitted
-to all tasks of the log; worlds are drawn from it, and each cell is dealt one pass over all tasks of every
-world, by the pipeline's own decision functions. So no cell loses the prompts of which the log has too few
-rollouts, and all cells see the same rewards. A policy that learns meanwhile is not in it.
+Posterior-predictive: a task's graded rollouts make a Beta posterior over its pass rate, whose prior is
+fitted to all tasks of the log; worlds are drawn from it, and each cell is dealt one pass over all
+tasks of every world, by the pipeline's own decision functions. So no cell loses the prompts of which
+the log has too few rollouts, and all cells see the same rewards. A policy that learns meanwhile is not
+in it.
 """
 
 import random
@@ -23,9 +24,9 @@ from orchard.pipelines.rl.information import Posterior, beta_binomial, informati
 from orchard.schemas.outcomes import RolloutStatus
 
 PROMPTS = 2_000
-"""That each cell is dealt, at least: as many worlds as that takes."""
+"""Minimum prompts that each cell is dealt: as many worlds as that takes."""
 WORLDS = 20
-"""At least, for the interval."""
+"""Minimum number of worlds, for the interval."""
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +38,6 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """Method and sizes in a few words."""
         if self.frugal is not None:
             return f"frugal {self.frugal.least} to {self.frugal.most}"
         more = f" max={self.bar.budget} s={self.bar.step}" if self.bar.interval else ""
@@ -45,7 +45,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Yield(msgspec.Struct, frozen=True, kw_only=True):
-    """What a cell makes of the log's tasks on average. Rollouts and tokens count all that was generated."""
+    """Mean result of a cell over the log's tasks. Rollouts and tokens count all that was generated."""
 
     cell: Cell
     prompts: int
@@ -59,23 +59,21 @@ class Yield(msgspec.Struct, frozen=True, kw_only=True):
     positive_share: float | None
     """Mean over the groups with both classes."""
     rollouts: float
-    """Of one pass."""
+    """Rollouts of one pass."""
     tokens: float
     information: float
-    """Of one pass: the sum over its groups of k (n - k) / n."""
+    """Information of one pass: the sum over its groups of k (n - k) / n."""
     low: float
-    """5 % of the worlds have less information for each 1,000 rollouts ..."""
+    """Information for each 1,000 rollouts that 5 % of the worlds are below."""
     high: float
-    """... and 5 % more."""
+    """Information for each 1,000 rollouts that 5 % of the worlds are above."""
 
     @property
     def groups_per_thousand(self) -> float:
-        """Groups with both classes for each 1,000 rollouts."""
         return 1000 * self.informative / self.rollouts
 
     @property
     def information_per_thousand(self) -> float:
-        """Information of 1,000 rollouts."""
         return 1000 * self.information / self.rollouts
 
     def information_per_update(self, groups: int) -> float:
@@ -84,13 +82,12 @@ class Yield(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Group(msgspec.Struct, frozen=True):
-    """What became of a prompt."""
+    """The result of a prompt."""
 
     positive: int
     size: int
-    """0: no group."""
     used: int
-    """Rollouts."""
+    """Rollouts that the prompt used."""
 
 
 def grid(
@@ -168,7 +165,7 @@ def dealt(rollouts: Sequence[Rollout], settings: BarSettings) -> Group | None:
 def foraged(
     rollouts: Sequence[Rollout], known: Sequence[Evidence], rate: float, settings: FrugalSettings
 ) -> Group:
-    """The same by frugal sampling, of a prompt that is opened."""
+    """The result of an open prompt by frugal sampling."""
     used = 0
     while True:
         hits = sum(map(is_positive, rollouts[:used]))
@@ -200,7 +197,7 @@ def what_if(pools: Mapping[str, Sequence[Rollout]], cells: Sequence[Cell]) -> li
 def _deal(
     world: _World, pools: Mapping[str, Sequence[Rollout]], cell: Cell, total: "_Sums", number: int
 ) -> None:
-    """One pass of a cell over a world."""
+    """Deal a cell one pass over a world."""
     before = total.information, total.rollouts
     for task in world.order:
         rollouts, settings = world.rollouts[task], cell.frugal
@@ -220,7 +217,7 @@ def _deal(
 
 
 class _Sums:
-    """Of a cell over all worlds."""
+    """Sums of a cell over all worlds."""
 
     def __init__(self) -> None:
         self.opened = self.informative = self.trained = self.rollouts = self.tokens = 0

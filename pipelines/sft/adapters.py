@@ -48,7 +48,7 @@ def add_adapter(model: PreTrainedModel, settings: Lora, *, base: str, seed: int)
 
 
 def _tied(model: PreTrainedModel) -> list[str]:
-    """Layers with an adapter whose own weights stand elsewhere in the model, too."""
+    """Layers with an adapter whose own weights the model uses elsewhere, too."""
     places = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
     return [
         name.removesuffix(".base_layer")

@@ -120,4 +120,4 @@ def _on_gpu(
 
 
 def _no_mask(*_: Any, **__: Any) -> None:
-    """What `transformers` calls for the mask: there is none to make."""
+    """Replaces the mask function of `transformers`: there is no mask."""

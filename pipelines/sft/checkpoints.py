@@ -1,7 +1,7 @@
-"""Checkpoints that continue bit for bit: weights, optimizer, random states and the place in the data.
+"""Checkpoints that continue bit for bit: weights, optimizer, random states and the position in the data.
 
-One directory for each, `step-<n>`; it gets its name only when it is whole. Sharded runs write one file for
-each process (torch.distributed.checkpoint) and may resume with another number of processes.
+One directory for each, `step-<n>`; it gets its name only when it is whole. Sharded runs write one file
+for each process (torch.distributed.checkpoint) and may resume with another number of processes.
 """
 
 import shutil
@@ -28,21 +28,21 @@ from orchard.schemas.training import TrainingStep
 _POSITION = "position.json"
 _PREFIX = "step-"
 _TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False)
-"""What does not train is not in a checkpoint: the model that a run starts from has it."""
+"""Options that leave frozen weights out of a checkpoint: the model that a run starts from has them."""
 
 
 class Position(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a run stands."""
+    """The position of a fine-tuning run."""
 
     settings_hash: str
     dataset_sha256: str
     step: int = 0
-    """Optimizer steps done; all about the next batch follows from it."""
+    """Optimizer steps done; the next batch follows from it."""
     tokens: int = 0
     trained_tokens: int = 0
 
     def after(self, step: TrainingStep) -> "Position":
-        """Where the run stands when `step` is done."""
+        """The position after `step`."""
         return msgspec.structs.replace(
             self,
             step=step.step,
@@ -52,7 +52,7 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stand(Protocol):
-    """Where a run of any kind stands; a msgspec struct."""
+    """The position of a run of any kind; a msgspec struct."""
 
     @property
     def step(self) -> int: ...
@@ -96,14 +96,14 @@ class Checkpoints(Generic[S]):
         self._processes.wait()
 
     def newest(self) -> S | None:
-        """Where the newest checkpoint stands; None when there is none."""
+        """Position of the newest checkpoint; None when there is none."""
         places = self._places()
         if not places:
             return None
         return msgspec.json.decode((places[-1] / _POSITION).read_bytes(), type=self._kind)
 
     def load(self, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """Put the newest checkpoint into model and optimizer. All processes call it."""
+        """Load the newest checkpoint into model and optimizer. All processes call it."""
         place = self._places()[-1]
         weights, moments = get_state_dict(model, optimizers, options=_TRAINED)
         # Tensors are loaded in place; what is no tensor comes back in the dictionary that is given.
@@ -126,7 +126,7 @@ class Checkpoints(Generic[S]):
 
 
 def same_run(checkpoint: Position, start: Position, out: Path) -> None:
-    """Raises TrainingError where a checkpoint belongs to other settings or data than the run's start."""
+    """Raise TrainingError where a checkpoint belongs to other settings or data than the run's start."""
     for what, then, now in (
         ("another configuration", checkpoint.settings_hash, start.settings_hash),
         ("another dataset", checkpoint.dataset_sha256, start.dataset_sha256),
@@ -147,7 +147,7 @@ def whole_weights(model: torch.nn.Module, processes: Processes) -> dict[str, Any
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the warning that one process is one process."""
+    """Silences the warning that one process is one process."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield

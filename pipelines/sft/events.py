@@ -1,4 +1,4 @@
-"""A run's facts as events in the log, published beside the training by a thread of their own.
+"""Publishes a run's facts as events, beside the training in a thread of their own.
 
 An event's id follows from run, configuration and step, so a resumed run that repeats steps after its
 checkpoint stores nothing twice.
@@ -19,7 +19,7 @@ from orchard.streams.connection import Connection
 from orchard.streams.publisher import Publisher
 
 CAMPAIGN = "training"
-"""Training events belong to no campaign of rollouts: this name is reserved for them."""
+"""Reserved campaign name: training events belong to no campaign of rollouts."""
 _BATCH = 64
 
 
@@ -56,7 +56,6 @@ class EventSink:
         self._thread = threading.Thread(target=self._run, name="training-events", daemon=True)
 
     def put(self, fact: Fact) -> None:
-        """Publish a fact soon."""
         if self._error is not None:
             raise self._error
         self._facts.put(fact)
@@ -91,7 +90,7 @@ class EventSink:
         return training_event(fact, self._config_hash)
 
     async def _batches(self) -> AsyncIterator[list[Fact]]:
-        """What is there, as soon as something is; ends with the sink."""
+        """Yield the facts that have come, as soon as there are any; ends with the sink."""
         while True:
             facts = [await asyncio.to_thread(self._facts.get)]
             while len(facts) < _BATCH and not self._facts.empty():

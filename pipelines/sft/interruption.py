@@ -1,4 +1,4 @@
-"""A run that is told to stop ends after its step, with a checkpoint of it."""
+"""Ends a run that is told to stop after its step, with a checkpoint of it."""
 
 import signal
 import threading
@@ -17,9 +17,10 @@ class RunInterrupted(TrainingError):
 
 
 class StopSignals:
-    """Remembers SIGTERM and SIGINT while it is open; a second one of a kind does what it does otherwise.
+    """Remembers SIGTERM and SIGINT while it is open; a second one has its default effect.
 
-    A context manager. Python delivers signals to the main thread alone: opened in another, it hears none.
+    A context manager. Python delivers signals to the main thread alone: opened in another, it hears
+    none.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""A pack of examples as tensors, and the loss on it: on the next token, where the mask says so."""
+"""A pack of examples as tensors, and the loss of the next tokens that the mask selects."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,18 +17,14 @@ _LOGIT_ROWS = 8192
 
 
 class Pack(msgspec.Struct, frozen=True, kw_only=True):
-    """Examples one after another in one sequence."""
-
     ids: torch.Tensor
-    """[1, tokens], int64."""
+    """Token ids [1, tokens], int64."""
     positions: torch.Tensor
     """[1, tokens]: starts from 0 with each example. For a model that sees pictures [3, 1, tokens]."""
     lengths: list[int]
-    """Tokens of each example."""
     sources: torch.Tensor
-    """[trained]: places whose next token trains."""
+    """[trained]: positions whose next token trains."""
     targets: torch.Tensor
-    """[trained]: those next tokens."""
     pictures: PackedPictures | None = None
 
 

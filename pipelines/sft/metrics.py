@@ -1,4 +1,4 @@
-"""What a run says while it runs: JSON lines, events in the log, and a picture at the end."""
+"""Reports of a running run: JSON lines, events in the log, and a plot at the end."""
 
 from pathlib import Path
 from typing import Protocol
@@ -18,7 +18,7 @@ class Sink(Protocol):
 
 
 class JsonLines:
-    """One line for each step in a file. A resumed run cuts off what came after its checkpoint."""
+    """Writes one line for each step into a file. A resumed run cuts off what came after its checkpoint."""
 
     def __init__(self, path: Path, after_step: int) -> None:
         kept = [step for step in read_steps(path) if step.step <= after_step] if path.exists() else []

@@ -16,8 +16,6 @@ from orchard.pipelines.vision.reading import PictureReader, Pictures, Seen
 
 
 class PackedPictures(msgspec.Struct, frozen=True, kw_only=True):
-    """Pictures of a pack, one after another in the order of its tokens."""
-
     pixels: torch.Tensor
     """[patches, values of a patch]."""
     grids: torch.Tensor
@@ -36,8 +34,8 @@ class Eyes:
         self._pictures, self._token = pictures, token
 
     def not_blind(self, rows: Sequence[TokenRow]) -> Sequence[TokenRow]:
-        """The rows of a pack, and where none has a picture one more, of a single token that is one: nobody
-        sees it or trains on it. Where a model is spread over processes, all must go through its tower."""
+        """The rows of a pack, and where none has a picture one more, of a single picture token that does
+        not train. Where a model is spread over processes, all must go through its tower."""
         if any(row.images for row in rows):
             return rows
         token = np.array([self._token], np.int32)
@@ -74,7 +72,6 @@ class Eyes:
 
 
 def packed_pictures(seen: Sequence[Seen], device: torch.device) -> PackedPictures:
-    """Pictures in their order."""
     pixels = np.concatenate([one.pixels for one in seen])
     return PackedPictures(
         pixels=torch.from_numpy(pixels).to(device, non_blocking=True),
@@ -83,10 +80,8 @@ def packed_pictures(seen: Sequence[Seen], device: torch.device) -> PackedPicture
 
 
 def eyes_of(model: PreTrainedModel, processor: Any, fetch: Callable[[str], bytes]) -> Eyes | None:
-    """What finds pictures for a model with this image processor; None where it has none.
-
-    `fetch` gives the bytes of a picture by its SHA-256.
-    """
+    """Finder of pictures for a model with this image processor; None where it has none. `fetch` gives the
+    bytes of a picture by its SHA-256."""
     token = picture_token(model.config)
     if token is None or processor is None:
         return None

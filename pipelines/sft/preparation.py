@@ -1,4 +1,4 @@
-"""What a run starts from: checked rows, weights, tokenizer, and an optimizer over what may change."""
+"""The start of a run: checked rows, weights, tokenizer, and optimizers over what trains."""
 
 import fnmatch
 import hashlib
@@ -19,13 +19,11 @@ from orchard.pipelines.sft.settings import Optimization, Optimizer, SftSettings,
 
 
 class Start(NamedTuple):
-    """What a run starts from."""
-
     model: PreTrainedModel
-    """In float32."""
+    """The model in float32."""
     tokenizer: PreTrainedTokenizerBase
     processor: Any = None
-    """Of pictures, for a model that sees them."""
+    """Image processor, for a model that sees pictures."""
 
 
 def starting_point(settings: SftSettings) -> Start:
@@ -46,7 +44,7 @@ def starting_point(settings: SftSettings) -> Start:
 
 
 def check_rows(rows: Sequence[TokenRow], *, context: int, vocabulary: int, sees: bool = False) -> None:
-    """Raises TrainingError for rows that cannot train as they are: none is cut, skipped or made up. `sees`
+    """Raise TrainingError for rows that cannot train unchanged: none is cut, skipped or made up. `sees`
     says whether the model takes pictures."""
     if not rows:
         raise TrainingError("the dataset has no rows: build it from a campaign with finished rollouts")
@@ -74,7 +72,7 @@ def check_rows(rows: Sequence[TokenRow], *, context: int, vocabulary: int, sees:
 
 
 def freeze(model: torch.nn.Module, patterns: Sequence[str]) -> list[str]:
-    """Take parameters whose names match a pattern out of training; their names."""
+    """Exclude parameters whose names match a pattern from training; returns their names."""
     found = []
     for name, parameter in model.named_parameters():
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
@@ -97,7 +95,8 @@ def parameters_sha256(weights: Mapping[str, torch.Tensor], names: Iterable[str])
 def make_optimizers(
     model: PreTrainedModel, settings: SftSettings, processes: int
 ) -> list[torch.optim.Optimizer]:
-    """Each has a part of what is not frozen. Raises TrainingError when nothing would train."""
+    """Optimizers that share the parameters that are not frozen. Raises TrainingError when nothing would
+    train."""
     trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
     if not trained:
         raise TrainingError(f"every parameter is frozen by {list(settings.freeze)}: narrow the patterns")
@@ -127,7 +126,7 @@ def make_optimizers(
 
 
 def adam(parameters: Iterable[torch.nn.Parameter], settings: Optimization) -> torch.optim.AdamW:
-    """AdamW over what is not frozen; only parameters of two dimensions and more decay."""
+    """AdamW over the parameters that train; only those of two dimensions and more decay."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     groups = [
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": settings.weight_decay},
@@ -145,7 +144,7 @@ def adam(parameters: Iterable[torch.nn.Parameter], settings: Optimization) -> to
 def set_rate(
     optimizers: Iterable[torch.optim.Optimizer], number: int, steps: int, settings: Optimization
 ) -> float:
-    """Give optimizers the learning rate of step `number` of `steps`, counted from 0; the rate."""
+    """Set the optimizers' learning rate for step `number` of `steps`, counted from 0; returns it."""
     lr = learning_rate(number, steps=steps, peak=settings.lr, floor=settings.min_lr, warmup=settings.warmup)
     for optimizer in optimizers:
         for group in optimizer.param_groups:

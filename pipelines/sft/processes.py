@@ -26,7 +26,6 @@ class Processes(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def first(self) -> bool:
-        """Whether this is the one that writes files and reports."""
         return self.rank == 0
 
     def summed(self, value: float) -> float:
@@ -38,7 +37,6 @@ class Processes(msgspec.Struct, frozen=True, kw_only=True):
         return tensor.item()
 
     def largest(self, value: float) -> float:
-        """The largest of a number in all processes."""
         if self.count == 1:
             return value
         tensor = torch.tensor(value, dtype=torch.float64, device=self.device)
@@ -46,7 +44,7 @@ class Processes(msgspec.Struct, frozen=True, kw_only=True):
         return tensor.item()
 
     def wait(self) -> None:
-        """Until all processes are here."""
+        """Wait until all processes are here."""
         if self.count > 1:
             dist.barrier()
 
@@ -80,11 +78,9 @@ def joined(threads: int) -> Iterator[Processes]:
 
 
 def _settle() -> None:
-    """Until gloo's threads sleep: they outlive the group, and may still hold what they exchanged last.
-
-    One that lets go of a tensor while the interpreter ends aborts the process: the run is over, its files are
-    written, and `torchrun` calls it failed.
-    """
+    """Wait until gloo's threads sleep: they outlive the group, and may still hold what they exchanged
+    last. One that releases a tensor while the interpreter ends aborts the process: the run is over,
+    its files are written, and `torchrun` calls it failed."""
     busy = True
     while busy:
         time.sleep(0.01)  # who waits for the interpreter's lock gets it now
@@ -119,14 +115,13 @@ def shard(model: torch.nn.Module, processes: Processes, precision: Precision) ->
 
 
 def autocast(processes: Processes, precision: Precision) -> AbstractContextManager[Any]:
-    """The context of a forward pass."""
     if precision is Precision.FLOAT32:
         return nullcontext()
     return torch.autocast(processes.device.type, dtype=torch.bfloat16)
 
 
 def last_backward(model: torch.nn.Module, last: bool) -> None:
-    """Gradients are exchanged after the last of a step's backward passes, not after each."""
+    """Exchange gradients after the last of a step's backward passes, not after each."""
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(last)
 
@@ -138,7 +133,7 @@ def finite(model: torch.nn.Module) -> bool:
 
 
 def clipped(model: torch.nn.Module, limit: float) -> float:
-    """Scale the gradient to a norm of at most `limit` (0: leave it); its norm before."""
+    """Scale the gradient to a norm of at most `limit` (0: leave it); returns its norm before."""
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), limit or float("inf"))
     if isinstance(norm, DTensor):
         norm = norm.full_tensor()

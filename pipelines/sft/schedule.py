@@ -1,4 +1,5 @@
-"""Which examples train at which step, in which packs, at which learning rate: pure functions of numbers."""
+"""Chooses which examples train at which step, in which packs, at which learning rate: pure functions of
+numbers."""
 
 import math
 from collections.abc import Sequence
@@ -21,12 +22,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def steps_per_epoch(self) -> int:
-        """The last step of an epoch may have fewer examples; no example is left out or taken twice."""
+        """Number of steps; the last step of an epoch may have fewer examples: no example is left out or
+        taken twice."""
         return math.ceil(self.examples / self.global_batch)
 
     @property
     def steps(self) -> int:
-        """Optimizer steps of the whole run."""
         steps = self.epochs * self.steps_per_epoch
         return steps if self.max_steps is None else min(steps, self.max_steps)
 
@@ -37,15 +38,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return [int(index) for index in order[within * self.global_batch :][: self.global_batch]]
 
     def epoch(self, step: int) -> float:
-        """How many epochs have passed after `step` steps."""
+        """Number of epochs that `step` steps are."""
         return step / self.steps_per_epoch
 
 
 def learning_rate(step: int, *, steps: int, peak: float, floor: float, warmup: float) -> float:
-    """Of step `step`, counted from 0: linear to `peak` over `warmup` of the steps, cosine to `floor`.
-
-    The last step has exactly `floor`; without warm-up the first has exactly `peak`.
-    """
+    """Learning rate of step `step`, counted from 0: linear to `peak` over `warmup` of the steps, cosine
+    to `floor`. The last step has exactly `floor`; without warm-up the first has exactly `peak`."""
     rising = round(warmup * steps)
     if step < rising:
         return peak * (step + 1) / rising

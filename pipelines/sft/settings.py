@@ -18,18 +18,18 @@ Tokens = Annotated[Count, Unit("tokens")]
 
 
 class TrainingError(ValueError):
-    """A run that cannot start or go on, in one sentence that names the fix."""
+    """A run cannot start or continue; the message is one sentence that names the fix."""
 
 
 class Precision(StrEnum):
-    """Of the matrix products; weights and optimizer are float32 in both."""
+    """dtype of matrix multiplications; weights and optimizer are float32 in both."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
 
 
 class Optimizer(StrEnum):
-    """What turns gradients into steps."""
+    """The optimization algorithm."""
 
     ADAMW = "adamw"
     MUON = "muon"
@@ -41,52 +41,52 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """A low-rank adapter that trains in place of the weights: https://arxiv.org/abs/2106.09685, by `peft`."""
 
     rank: Count = 16
-    """Of the two matrices whose product is added to a matrix of the model."""
+    """Rank of the two matrices whose product is added to a matrix of the model."""
     alpha: Positive = 32.0
     """The product is scaled by this over `rank`."""
     targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-    """Last parts of the names of the layers that get one."""
+    """Last parts of the names of the layers that get an adapter."""
 
 
 class Optimization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What every training run has: its optimizer and its machine."""
+    """Settings that every training run has: its optimizer and its machine."""
 
     lr: Positive = 1e-5
-    """Learning rate at its highest."""
+    """Peak learning rate."""
     min_lr: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     """Learning rate at the end; it falls along a cosine."""
     warmup: Fraction = 0.0
     """Share of the steps over which the learning rate rises from zero, linearly."""
     weight_decay: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    """Of matrices; norms and biases never decay."""
+    """Weight decay of matrices; norms and biases never decay."""
     beta1: Fraction = 0.9
-    """Of AdamW: decay of the mean of the gradient."""
+    """Decay of the mean of the gradient in AdamW."""
     beta2: Fraction = 0.999
-    """Of AdamW: decay of the mean of its square."""
+    """Decay of the mean of the squared gradient in AdamW."""
     epsilon: Positive = 1e-8
-    """Of AdamW."""
+    """Constant in AdamW's denominator, against division by zero."""
     clip: Annotated[float, msgspec.Meta(ge=0)] = 1.0
-    """Largest norm of the gradient; 0: no clipping."""
+    """Maximum norm of the gradient; 0: no clipping."""
     context: Tokens = 65_536
-    """Tokens of one packed sequence. A longer example is refused: the dataset build is where to prune. A
+    """Maximum tokens of one sequence. A longer example is refused: the dataset build is where to prune. A
     longer rollout is dropped with a reason."""
     pack_tokens: Tokens | None = None
-    """Tokens of examples that share one forward and backward pass, at most; a longer example has one of
-    its own. Lower it where memory runs out: the gradients of a step's passes are summed. None: `context`."""
+    """Maximum tokens of the examples that share one forward and backward pass; a longer example has one
+    of its own. Lower it where memory runs out: the gradients of a step's passes are summed. None:
+    `context`."""
     precision: Precision = Precision.FLOAT32
-    """Of the matrix products."""
+    """dtype of matrix multiplications."""
     seed: int = 0
-    """Of weights from scratch and of the order of examples or prompts."""
+    """Seed of weights from scratch and of the order of examples or prompts."""
     threads: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """CPU threads of each process that trains; 0: torch decides."""
     keep_checkpoints: Count = 2
     """Newest checkpoints that stay on disk."""
     lora: Lora | None = None
-    """Train an adapter instead of the weights; `{}`: one of the defaults."""
+    """Train an adapter instead of the weights; `{}` takes the defaults."""
 
 
 class SftSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One run. Exactly one of `model` and `shape` says what is trained."""
+    """Settings of one fine-tuning run. Exactly one of `model` and `shape` says what is trained."""
 
     run: str = "sft"
     """Name in metrics and events."""
@@ -104,16 +104,17 @@ class SftSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields
     epochs: Count = 5
     """Passes over the dataset."""
     max_steps: Count | None = None
-    """Optimizer steps at most; the schedule ends there."""
+    """Maximum optimizer steps; the schedule ends there."""
     global_batch: Annotated[Count, Unit("examples")] = 128
     """Examples in one optimizer step, over all processes."""
     packing: bool = True
-    """False: one example for each forward pass, for architectures whose layers mix packed examples."""
+    """Put several examples into one forward pass. False: one each, for architectures whose layers mix
+    packed examples."""
 
     optimizer: Optimizer = Optimizer.ADAMW
-    """`muon` is for small models from scratch."""
+    """Optimization algorithm; `muon` is for small models from scratch."""
     freeze: tuple[str, ...] = ()
-    """Parameters that do not train: patterns over their names, as `*visual*`."""
+    """Patterns over the names of parameters that do not train, such as `*visual*`."""
 
     activation_checkpointing: bool = False
     """Compute activations again in the backward pass, to save memory."""
@@ -138,7 +139,6 @@ def over_preset(tree: dict[str, Any], presets: dict[str, dict[str, Any]]) -> dic
 
 
 def converted(tree: dict[str, Any], kind: type[S]) -> S:
-    """Settings of a kind from a whole tree. Raises TrainingError."""
     try:
         settings = msgspec.convert(tree, kind)
     except msgspec.ValidationError as error:
@@ -163,7 +163,7 @@ def settings_from(tree: dict[str, Any]) -> SftSettings:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """What a TOML file says. Raises TrainingError."""
+    """Read a TOML file. Raises TrainingError."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -183,7 +183,7 @@ _RUNTIME = ("out", "threads", "checkpoint_every", "keep_checkpoints", "run")
 
 
 def settings_hash(settings: SftSettings) -> str:
-    """Equal for settings that make the same weights: where they are written does not count."""
+    """Hash that is equal for settings that make the same weights: output paths do not count."""
     fields = msgspec.to_builtins(settings)
     # Settings that are younger than stored runs count only where they are set.
     left_out = (*_RUNTIME, *(name for name in ("lora", "pack_tokens") if getattr(settings, name) is None))

@@ -52,8 +52,6 @@ class Trainer:
         processes: Processes,
         eyes: Eyes | None = None,
     ) -> None:
-        """`model` is put on the device, prepared for packs and sharded; `eyes` find the pictures of rows.
-        Raises TrainingError, ModelError."""
         vocabulary = model.config.get_text_config().vocab_size
         check_rows(rows, context=settings.context, vocabulary=vocabulary, sees=eyes is not None)
         self.settings, self.rows, self.processes, self.model = settings, rows, processes, model
@@ -72,12 +70,12 @@ class Trainer:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         self._frozen = freeze(model, settings.freeze)
         self.frozen_sha256 = self._frozen_sha256(dict(model.named_parameters()))
-        """Of what does not train, as it was at the start; None where everything trains."""
+        """Digest of the frozen weights at the start; None where everything trains."""
         shard(model, processes, settings.precision)
         self.optimizers = make_optimizers(model, settings, processes.count)
 
     def check_frozen(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Raises TrainingError where something changed that must not; `weights` are whole, by name."""
+        """Raise TrainingError where a frozen weight changed; `weights` are whole, by name."""
         if self._frozen_sha256(weights) != self.frozen_sha256:
             raise TrainingError(
                 f"weights that {list(self.settings.freeze)} freezes are not what they were at the start: "
@@ -90,7 +88,7 @@ class Trainer:
     def step(self, number: int) -> TrainingStep:
         """Do step `number`, counted from 0: forward and backward over its packs, then one update.
 
-        Raises TrainingError, with the weights as they were, where the gradient is not finite.
+        Raises TrainingError, with the weights unchanged, where the gradient is not finite.
         """
         started = time.monotonic()
         settings, processes = self.settings, self.processes
@@ -147,10 +145,10 @@ def train(
     sinks: Callable[[], Sequence[Sink]] = tuple,
     code_version: str = "",
 ) -> Path:
-    """Do a run, or what is left of it, and return its model directory, `<out>/model`.
+    """Run or resume the training and return its model directory, `<out>/model`.
 
-    `sinks` is called once, in the process that reports. Raises TrainingError, of which RunInterrupted is one,
-    ModelError, DatasetError.
+    `sinks` is called once, in the process that reports. Raises TrainingError, of which RunInterrupted
+    is one, ModelError, DatasetError.
     """
     out = Path(settings.out)
     with joined(settings.threads) as processes, StopSignals() as stop:

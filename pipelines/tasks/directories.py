@@ -30,7 +30,7 @@ LARGEST = 16 * 1024 * 1024
 """Bytes of the tests, or of the solution, of one task."""
 
 REWARDS = ("/logs/verifier/reward.json", "/logs/verifier/reward.txt")
-"""Where Harbor's tests leave their verdict; the first that is there counts."""
+"""Files in which Harbor's tests leave their verdict; the first that exists counts."""
 _PYTEST = b"""\
 python3 -c 'import pytest' || exit 127
 python3 -m pytest -rA "$TEST_DIR/test_outputs.py"
@@ -43,7 +43,7 @@ _HOST_VARIABLE = re.compile(r"\$\{\w+")
 
 
 class Directory(msgspec.Struct, frozen=True, kw_only=True):
-    """What a task directory says, whatever its format."""
+    """A task directory, whatever its format."""
 
     path: Path
     source: str
@@ -56,16 +56,16 @@ class Directory(msgspec.Struct, frozen=True, kw_only=True):
     """Brought to /solution for the proof; empty when there is none."""
     solve_command: str = "bash /solution/solve.sh"
     variables: dict[str, str] = {}
-    """For the tests."""
+    """Environment variables of the tests."""
     solution_variables: dict[str, str] = {}
     environment: dict[str, str] = {}
-    """For every command of the agent."""
+    """Environment variables of every command of the agent."""
     timeout_seconds: float
     asks: Asked
     rewards: tuple[str, ...] = ()
-    """Where the tests leave their verdict; empty: it is their exit status."""
+    """Files in which the tests leave their verdict; empty: their exit status is the verdict."""
     image: str = ""
-    """One that is published; else it is to be built from `context`."""
+    """Published image; empty: it is built from `context`."""
     context: Path
     """Directory of the Dockerfile."""
     workdir: str = ""
@@ -75,12 +75,11 @@ class Directory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def task_id(self) -> str:
-        """The name, in one word."""
         return self.name.replace("/", "__")
 
     @property
     def image_name(self) -> str:
-        """The image's name; where it is to be built, another one for other files. Raises TaskError."""
+        """The image's name; where it is built, it differs for other files. Raises TaskError."""
         if self.image:
             return self.image
         files = {name: _digest(path) for name, path in _paths(self.context).items()}
@@ -89,7 +88,6 @@ class Directory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def dockerfile(self) -> Path:
-        """What the image is built from."""
         return self.context / "Dockerfile"
 
 
@@ -118,7 +116,8 @@ def read_all(root: Path) -> tuple[list[Directory], list[LeftOut]]:
 
 
 def read_directory(path: Path) -> Directory:
-    """Raises TaskError, with the path, for what is no task or needs more than one sandbox."""
+    """Read a task directory. Raises TaskError, with the path, for a directory that is no task or needs
+    more than one sandbox."""
     try:
         read = _harbor(path) if _format(path) == HARBOR else _terminal_bench(path)
         parse_cores(read.cpu)
@@ -133,7 +132,7 @@ def read_directory(path: Path) -> Directory:
 def directory_task(
     directory: Directory, image: str, workdir: str = "", environment: Mapping[str, str] | None = None
 ) -> Task:
-    """The task in `image`; `workdir` and `environment` are what the image says of itself, where known."""
+    """The task in `image`; `workdir` and `environment` are the image's own, where known."""
     workdir = directory.workdir or workdir or _last_workdir(directory.dockerfile)
     solution = directory.solution
     return Task(
@@ -160,8 +159,9 @@ def directory_task(
 
 
 def _check(directory: Directory, workdir: str, environment: Mapping[str, str]) -> StateCheck:
-    """The tests come to a place that no agent can guess, and from there to /tests, where it left nothing.
-    What must be done before they run, and cannot be, ends as what cannot be executed does."""
+    """The check brings the tests to a path that no agent can guess, and from there to /tests, where the
+    agent left nothing. A preparation that fails has the exit status of a command that cannot be
+    executed."""
     texts = {path: text for path, data in directory.tests.items() if (text := text_of(data)) is not None}
     binary = {path: data for path, data in directory.tests.items() if path not in texts}
     place = f"/tmp/tests-{digest([texts, sorted(binary)], 24)}"
@@ -195,13 +195,13 @@ def _placed(root: str, files: Mapping[str, bytes]) -> str:
 
 
 def _exports(variables: Mapping[str, str]) -> str:
-    """Shell that sets the variables, but for those whose names it cannot say."""
+    """Shell that sets the variables whose names it can express."""
     said = ((name, shlex.quote(value)) for name, value in variables.items() if name.isidentifier())
     return "".join(f"export {name}={value}\n" for name, value in said)
 
 
 def _last_workdir(dockerfile: Path) -> str:
-    """As the last WORKDIR of the last stage says; / where none does."""
+    """Path of the last WORKDIR of the last stage; / where there is none."""
     workdir = PurePosixPath("/")
     text = dockerfile.read_text(encoding="utf-8", errors="replace") if dockerfile.is_file() else ""
     for line in text.splitlines():  # comments may be in any encoding

@@ -1,14 +1,14 @@
-"""What can be wrong with tasks on the way in. Each message is one sentence that names the fix."""
+"""Errors of tasks before they are registered. Each message is one sentence that names the fix."""
 
 from orchard.pipelines.tasks.left_out import LeftOut
 
 
 class TaskError(ValueError):
-    """Something about tasks that the user can mend."""
+    """A fault of tasks that the user can fix."""
 
 
 class MalformedRow(TaskError):
-    """A row that is not a task: names the row, the column where it is one's fault, and what is wrong."""
+    """A row is not a task: the message names the row, the column at fault, and what is wrong."""
 
     def __init__(self, row: int, column: str, problem: str) -> None:
         self.left_out = LeftOut(f"row {row}, column {column}" if column else f"line {row}", problem)
@@ -22,7 +22,7 @@ class IndexFailed(TaskError):
 
 
 class NotATask(TaskError):
-    """A pair of releases that cannot become a task; `reason` is a word as in `task.rejected`."""
+    """A pair of releases cannot become a task; `reason` is a word as in `task.rejected`."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)

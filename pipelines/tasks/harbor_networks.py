@@ -1,7 +1,8 @@
-"""What a Harbor task asks of the network, by the rules of Harbor 0.26. Pure.
+"""Reads the network that a Harbor task asks for, by the rules of Harbor 0.26.
 
-The environment has a policy: `network_mode` (`public`, `no-network`, `allowlist` with `allowed_hosts`), else
-the older `allow_internet`, else public. `[agent]` and `[verifier]` may each have another for their own time.
+Pure. The environment has a policy: `network_mode` (`public`, `no-network`, `allowlist` with
+`allowed_hosts`), else the older `allow_internet`, else public. `[agent]` and `[verifier]` may each
+have another for their own time.
 """
 
 from collections.abc import Sequence
@@ -19,17 +20,17 @@ _NEEDS_MODE = f'allowed_hosts needs network_mode = "{_ALLOWLIST}"'
 
 
 class Policy(msgspec.Struct, frozen=True):
-    """As `[environment]`, `[agent]` and `[verifier]` have it."""
+    """The network keys of `[environment]`, `[agent]` and `[verifier]`."""
 
     network_mode: str | None = None
     allowed_hosts: tuple[str, ...] | None = None
     allow_internet: bool | None = None
-    """Of `[environment]` alone."""
+    """Older key, in `[environment]` alone."""
 
 
 def asked_for(environment: Policy, agent: Policy, verifier: Policy) -> Network:
-    """The network of the task's sandbox. Raises ValueError for what is no policy of Harbor's, and for what
-    Orchard does not have: another network for the check than for the agent, hosts by pattern."""
+    """The network of the task's sandbox. Raises ValueError for an unknown policy, and for those that
+    Orchard lacks: another network for the check than for the agent, hosts by pattern."""
     baseline = _network(environment)
     if baseline is None:
         baseline = Network() if environment.allow_internet is False else PUBLIC
@@ -62,7 +63,7 @@ def _network(policy: Policy) -> Network | None:
 
 
 def _rules(hosts: Sequence[str]) -> tuple[str, ...]:
-    """Hosts at the ports of the web: a sandbox lets through no host as a whole."""
+    """Rules for the hosts at the ports of the web: a sandbox lets through no host as a whole."""
     if len(hosts) * len(PORTS) > EGRESS:
         raise ValueError(
             f"allowed_hosts has {len(hosts)} entries, and a sandbox takes {EGRESS // len(PORTS)}"

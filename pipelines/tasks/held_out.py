@@ -1,4 +1,4 @@
-"""What must not train: excluded tasks, held-out tasks, and tasks that are nearly the same as these."""
+"""Finds what must not train: excluded tasks, held-out tasks, and tasks that are nearly the same as these."""
 
 import re
 from collections import defaultdict
@@ -32,12 +32,12 @@ _COMMENT = re.compile(r"(^|\s)#.*")
 
 
 class HeldOut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Tasks that measure, and so never train: neither they nor tasks that are nearly the same."""
+    """Evaluation tasks, which never train: neither they nor tasks that are nearly the same."""
 
     tasks: tuple[str, ...] = ()
     """Patterns over sources, ids and repositories of tasks in the store, as `terminal-bench-2`."""
     evaluations: bool = True
-    """Hold out what any evaluation in the log (`orchard eval`) asked for, too."""
+    """Hold out also the tasks of every evaluation in the log (`orchard eval`)."""
     similarity: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.5
     """Share of a statement's or a gold patch's shingles at which two tasks are nearly the same."""
     repos: bool = False
@@ -45,7 +45,7 @@ class HeldOut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Known(NamedTuple):
-    """A task by what the tables have of it."""
+    """A task, by its columns in the tables."""
 
     task_id: str
     source: str
@@ -56,9 +56,9 @@ class Reason(msgspec.Struct, frozen=True):
     """Why a task does not train."""
 
     name: str
-    """`held_out`, `near_held_out` or `held_out_repo`."""
+    """Name of the reason: `held_out`, `near_held_out` or `held_out_repo`."""
     of: str
-    """The held-out task."""
+    """Id of the held-out task."""
 
 
 def listed(patterns: Sequence[str], directory: Path) -> tuple[str, ...]:
@@ -80,10 +80,9 @@ def listed(patterns: Sequence[str], directory: Path) -> tuple[str, ...]:
 
 
 def matches(patterns: Iterable[str], names: AbstractSet[str]) -> dict[str, set[str]]:
-    """Of each pattern the names that it is, which may have brackets themselves, or matches by wildcards.
-
-    Only wildcards are compared with every name: a list of benchmarks names thousands of tasks.
-    """
+    """Names that match each pattern: equal ones, which may have brackets themselves, or matches by
+    wildcards. Only wildcards are compared with every name: a list of benchmarks names thousands of
+    tasks."""
     found = {pattern: {pattern} & names for pattern in patterns}
     for pattern in filter(_WILDCARD.search, found):
         found[pattern].update(filter(re.compile(translate(pattern)).match, names))
@@ -93,9 +92,9 @@ def matches(patterns: Iterable[str], names: AbstractSet[str]) -> dict[str, set[s
 def contaminated(
     tables: duckdb.DuckDBPyConnection, blobs: BlobStore, held_out: HeldOut, tasks: Iterable[Known]
 ) -> dict[str, Reason]:
-    """Those of the tasks that may not train, by id.
+    """The tasks that may not train, by id.
 
-    A task that the store does not have, as of imported trajectories, is compared by what the user said first
+    A task that the store lacks, as of imported trajectories, is compared by the user's first message
     in its rollouts. Raises TaskError for a pattern that names no task, and the blob store's errors.
     """
     stored = {row[0]: row for row in tables.execute(_STORED).fetchall()}

@@ -1,4 +1,4 @@
-"""What an import leaves out: a bad item costs itself, and is named with its reason. Pure."""
+"""The account of what an import leaves out: a bad item costs itself, and is named with its reason. Pure."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -31,7 +31,7 @@ class NotImported(ValueError):
 
 
 def insist(source: str, good: int, left_out: Sequence[LeftOut], *, strict: bool) -> None:
-    """Raises NotImported where nothing can be imported, or `strict` and not all of it."""
+    """Raise NotImported where nothing can be imported, or `strict` and not all of it."""
     if left_out and (strict or not good):
         raise NotImported(source, good, left_out)
 

@@ -17,9 +17,9 @@ from typing import NamedTuple
 from orchard.workers.episode.diffs import parse_diff
 
 WORDS = 3
-"""Of a statement, in one shingle: a change of every tenth word leaves three quarters of them."""
+"""Words of a statement in one shingle: a change of every tenth word leaves three quarters of them."""
 TOKENS = 5
-"""Of a patch, in one shingle."""
+"""Tokens of a patch in one shingle."""
 ENOUGH = 20
 """Shingles of a text that may lie inside a longer one by more than chance: a release holds many repairs."""
 SHORT = 8
@@ -27,7 +27,7 @@ SHORT = 8
 BOILERPLATE_REPOS = 5
 """A shingle in tasks of so many repositories says nothing about one of them."""
 _MOST_BOILERPLATE = 0.8
-"""A text of which more is boilerplate is compared whole: then it is itself what has been copied around."""
+"""Share of boilerplate above which a text is compared whole: then boilerplate itself was copied."""
 
 _UNSPACED = "\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0003ffff"
 """Han characters and kana, as ranges of a character class. Korean has spaces."""
@@ -49,7 +49,7 @@ _COMMENTS = (
     | {suffix: re.compile(r"\s*;") for suffix in ("clj", "cljs", "el", "lisp", "scm")}
     | {suffix: re.compile(r"\s*%") for suffix in ("erl", "hrl", "tex")}
 )
-"""By a file's suffix, how a line begins that is a comment alone. Other files are compared with comments."""
+"""Pattern of a line that is a comment alone, by a file's suffix. Other files are compared with comments."""
 _NO_COMMENT = re.compile(r"(?!)")
 
 Shingles = frozenset[str]
@@ -57,7 +57,7 @@ Shingles = frozenset[str]
 
 @dataclass(frozen=True)
 class TaskText:
-    """What is compared of a task."""
+    """The texts of a task that are compared."""
 
     task_id: str
     repo: str
@@ -80,7 +80,7 @@ class Match(NamedTuple):
     held_out: str
     similarity: float
     by: str
-    """`statement` or `patch`."""
+    """Text that matched: `statement` or `patch`."""
 
 
 def repo_name(repo: str) -> str:
@@ -120,8 +120,8 @@ def _shingles(parts: Sequence[str], size: int) -> Shingles:
 def near(held_out: Sequence[TaskText], training: Iterable[TaskText], least: float) -> dict[str, Match]:
     """For each training task that is like a held-out one, by at least `least` of 1, the most alike.
 
-    Likeness of two texts is the larger of the share of shingles that they share among all that they have,
-    and, where the smaller has ENOUGH, the share of its shingles that stand in the larger one.
+    Likeness of two texts is the larger of the share of shingles that they share among all that they
+    have, and, where the smaller has ENOUGH, the share of its shingles that stand in the larger one.
     """
     indexes = {by: _Index(held_out, by) for by in ("statement", "patch")}
     for one in training:  # of a training set there may be too many to hold all their shingles
@@ -137,7 +137,7 @@ def near(held_out: Sequence[TaskText], training: Iterable[TaskText], least: floa
 
 
 class _Reduced(NamedTuple):
-    """Of a text what may match: its shingles that the index has, and how many it has in all."""
+    """The shingles of a text that the index has, and how many it has in all."""
 
     task_id: str
     repo: str
@@ -146,7 +146,7 @@ class _Reduced(NamedTuple):
 
 
 class _Index:
-    """The held-out texts of one kind, by shingle, and what was compared with them."""
+    """The held-out texts of one kind by shingle, compared with training texts."""
 
     def __init__(self, held_out: Sequence[TaskText], by: str) -> None:
         self._by = by
@@ -171,7 +171,8 @@ class _Index:
             self._repos[shingle].add(one.repo)
 
     def scores(self) -> Iterator[tuple[str, int, float]]:
-        """Training task, place of the held-out one, likeness; pairs that share next to nothing left out."""
+        """Training task, index of the held-out one, likeness; pairs that share next to nothing are left
+        out."""
         plain = {shingle for shingle, repos in self._repos.items() if len(repos) >= BOILERPLATE_REPOS}
         held = [_telling(one, plain) for one in self._held]
         for one in self._added:
@@ -194,7 +195,7 @@ def _likeness(one: _Reduced, told: _Reduced, other: _Reduced, other_told: _Reduc
 
 
 def _telling(text: _Reduced, plain: set[str]) -> _Reduced:
-    """The text without boilerplate."""
+    """Drop the boilerplate from a text."""
     kept = text.shared - plain
     size = text.size - len(text.shared) + len(kept)
     return text._replace(size=size, shared=kept) if size > (1 - _MOST_BOILERPLATE) * text.size else text

@@ -18,20 +18,20 @@ SOURCE = "prompts"
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One row. What it leaves out, the command line or the default gives."""
+    """One row. The command line or the default supplies what it leaves out."""
 
     prompt: str
-    """What the model reads."""
+    """Prompt of the model."""
     id: str = ""
-    """Of the task; made of the prompt where it is empty."""
+    """Id of the task; empty: a digest of the prompt."""
     check: str = ""
     """Shell text, run in `workdir` after the agent is done; exit status 0 is solved."""
     files: dict[str, str] = {}
-    """Absolute path to text: what the check needs, brought only then."""
+    """Absolute path to text: files that the check needs, brought only then."""
     grader: str = ""
     """Name of a plug-in that judges, in place of `check`."""
     settings: dict[str, Any] = {}
-    """What that grader must know."""
+    """Settings of that grader."""
     solution: str = ""
     """Shell text that solves it, for the proof; a diff where the grader judges a diff."""
     image: str = ""
@@ -43,12 +43,12 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     cpu: str = "1"
     memory: str = "2Gi"
     timeout_seconds: Duration = 600.0
-    """Limit of the check."""
+    """Timeout of the check, seconds."""
     labels: dict[str, str] = {}
 
 
 class Defaults(msgspec.Struct, frozen=True, kw_only=True):
-    """What rows do not say themselves."""
+    """Values for what rows leave out."""
 
     source: str = SOURCE
     image: str = "host"
@@ -58,7 +58,6 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def task_from_prompt(row: Mapping[str, Any], number: int, defaults: Defaults) -> Task:
-    """The task of a row; `number` is its line. Raises MalformedRow."""
     try:
         given = msgspec.convert(dict(row), Prompt)
         workdir = given.workdir or defaults.workdir

@@ -1,7 +1,7 @@
-"""What repeated grading of the known solution and of nothing proves about a task. Pure.
+"""The verdict of repeated gradings of the known solution and of nothing.
 
-This is the rule for tasks that are judged as a whole, by a check or a plug-in. Domains bring others
-(`orchard.pipelines.domain`).
+Pure. This is the rule for tasks that are judged as a whole, by a check or a plug-in. Domains bring
+others (`orchard.pipelines.domain`).
 """
 
 from collections.abc import Sequence
@@ -16,22 +16,22 @@ class Proven(msgspec.Struct, frozen=True, kw_only=True):
     """The known solution resolves `task`, and nothing at all does not, in every run."""
 
     task: Task
-    """The task itself, or the one that is left without its unsteady tests."""
+    """The task itself, or the one that remains without its unsteady tests."""
     dropped: dict[str, str] = {}
-    """Dropped test to why."""
+    """Reason of each dropped test."""
     detail: str | None = None
     """What the runs could not show, or how the proof was made."""
     runs: int = 1
     """Gradings of the known solution, and as many of nothing."""
     without_canary: tuple[str, ...] | None = None
-    """See TaskValidated."""
+    """Tests without a canary, as in TaskValidated."""
 
 
 class Refuted(msgspec.Struct, frozen=True, kw_only=True):
-    """The task is not fit for use."""
+    """The verdict that a task is unfit for use."""
 
     reason: str
-    """As in `task.rejected`."""
+    """Reason, as in `task.rejected`."""
     detail: str
 
 

@@ -1,4 +1,4 @@
-"""Proofs of tasks on a queue: any number of workers prove, each request has one accepted verdict."""
+"""Proves tasks from a queue: any number of workers prove, each request has one accepted verdict."""
 
 import asyncio
 import logging
@@ -47,14 +47,12 @@ class TaskProver:
         self._client = client
         self._task_network = task_network
         self._validators: dict[int, Validator] = {}
-        """By the number of runs: what one has learned of a task's checks serves the next request."""
+        """Validators by number of runs: what one has learned of a task's checks serves the next request."""
 
     def read(self, body: bytes) -> ProveRequest:
-        """See Handler."""
         return read_prove_request(body)
 
     def entry(self, request: ProveRequest, occasion: str) -> QueueEntry:
-        """See Handler."""
         place = EntryAddress(CAMPAIGN, request.task_hash, request.fence)
         return entry(PROVE, place, occasion, msgspec.json.encode(request))
 
@@ -82,7 +80,7 @@ class TaskProver:
 
 
 def task_prover(dependencies: AttemptDependencies) -> TaskProver:
-    """The handler of a worker."""
+    """The factory of the handler, for a worker."""
     network = dependencies.sandbox_settings.task_network
     return TaskProver(
         dependencies.publisher, dependencies.blobs, dependencies.sandboxes, task_network=network

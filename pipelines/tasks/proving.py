@@ -1,4 +1,4 @@
-"""What a proof of a task is made with: fresh sandboxes, and gradings as a worker makes them."""
+"""The means of a proof: fresh sandboxes, and gradings like a worker's."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -36,8 +36,6 @@ _LOG_END = 300
 
 
 class ValidationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How tasks are proven."""
-
     runs: int = 3
     """Gradings of the known solution, and as many of nothing."""
     creation_seconds: float = 120.0
@@ -45,7 +43,7 @@ class ValidationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
 
 class ProofContext:
-    """Sandboxes and gradings for proofs. With `play`, a prover that could do without acts a task out."""
+    """Sandboxes and gradings for proofs. With `play`, a prover acts a task out where it could do without."""
 
     def __init__(
         self,
@@ -115,7 +113,7 @@ class ProofContext:
             )
 
     async def _solve(self, task: Task, solution: str, machine: Machine) -> None:
-        """Do what an agent would have done in its own sandbox: run the solution, a shell script."""
+        """Act in the sandbox as an agent would: run the solution, a shell script."""
         await prepare(task, machine, self.settings.grading_seconds)
         if solution:
             await solve(task, machine, self._timeouts(task).grading)
@@ -125,7 +123,7 @@ class ProofContext:
         return as_published(task, Budget(), given)[1]
 
     def _log_end(self, reward: Reward) -> str:
-        """The end of the log of a check, which says in one word why; tests are named one by one instead."""
+        """The end of a check's log, where its verdict is one word; tests are named one by one instead."""
         if reward.tests or reward.log is None:
             return ""
         return ": " + self.blobs.get(reward.log).decode(errors="replace").strip()[-_LOG_END:]
@@ -135,8 +133,8 @@ class Prover(Protocol):
     """Proves the tasks of one kind."""
 
     async def __call__(self, task: Task, context: ProofContext) -> Verdict:
-        """The verdict on a task. Raises InfrastructureError: of a cause in UNFIT, the task is rejected for
-        it."""
+        """Reach the verdict on a task. Raises InfrastructureError: of a cause in UNFIT, the task is
+        rejected for it."""
 
 
 class Contradiction(Protocol):

@@ -1,8 +1,8 @@
-"""Tasks in the store: a blob for each, its history as events, and reading them back.
+"""Tasks in the store: a blob for each, its history as events.
 
-`task.imported` names the blob; `task.validated` and `task.rejected` say what became of that `task_hash`. An
-import is known by its hash, so importing twice is one import. A verdict is a new fact each time it is
-reached.
+`task.imported` names the blob; `task.validated` and `task.rejected` hold the verdict on that
+`task_hash`. An import is known by its hash, so importing twice is one import. A verdict is a new fact
+each time it is reached.
 """
 
 import asyncio
@@ -38,28 +38,27 @@ BATCH = 100
 
 
 class StoredTask(msgspec.Struct, frozen=True, kw_only=True):
-    """A task as the store's `tasks` table has it."""
+    """A task's row in the store's `tasks` table."""
 
     ref: TaskRef
     task_hash: str
     state: str
-    """`imported`, `valid` or `rejected`."""
+    """State of the task: `imported`, `valid` or `rejected`."""
     reason: str
     detail: str
 
 
 class TaskRegistry:
-    """Puts tasks and verdicts into the pipeline."""
-
     def __init__(self, publisher: Publisher, blobs: BlobStore) -> None:
         self._publisher = publisher
         self._blobs = blobs
 
     async def register(self, tasks: Iterable[Task], known: Mapping[str, str] | None = None) -> list[TaskRef]:
-        """Store the tasks and publish their import; the references of those that were new.
+        """Store the tasks and publish their import; returns the references of those that were new.
 
-        `known` maps task ids to hashes that need no import (`known_hashes`). Raises the errors of the blob
-        store and of the publisher; what was registered before stays so, and registering again goes on.
+        `known` maps task ids to hashes that need no import (`known_hashes`). Raises the errors of the
+        blob store and of the publisher; what was registered before stays so, and registering again
+        resumes.
         """
         new: list[TaskRef] = []
         for batch in _batches(task for task in tasks if (known or {}).get(task.task_id) != task_hash(task)):
@@ -73,9 +72,9 @@ class TaskRegistry:
         return new
 
     async def record(self, validation: Validation, request: ProveRequest | None = None) -> None:
-        """Publish a verdict; a task that lost unsteady tests replaces the one it came from. As the answer to
-        a `request` it comes last: a prover that is killed before is followed by another. Raises
-        OutcomeRefused where the request has another answer."""
+        """Publish a verdict; a task that lost unsteady tests replaces the one it came from. As the answer
+        to a `request` it comes last: a killed prover is followed by another. Raises OutcomeRefused
+        where the request has another answer."""
         verdict, task = validation.event, validation.task
         if validation.dropped:
             await self._publisher.event(_verdict(replaced(validation)))
@@ -89,13 +88,12 @@ class TaskRegistry:
 
 
 def reference(task: Task, blobs: BlobStore) -> TaskRef:
-    """Store a task, if it is not there already."""
+    """Store a task, unless the store has it."""
     blob = blobs.put(msgspec.json.encode(task), MEDIA_TYPE)
     return TaskRef(task_id=task.task_id, source=task.source, repo=task.repo, blob=blob)
 
 
 def imported(task: Task, blob: BlobRef) -> TaskImported:
-    """What the log says of a new task."""
     fail_to_pass, pass_to_pass = judging_tests(task.grading)
     gold = parse_diff(task.gold_patch)
     return TaskImported(
@@ -114,7 +112,8 @@ def imported(task: Task, blob: BlobRef) -> TaskImported:
 
 
 def _labels(task: Task) -> dict[str, str]:
-    """The task's own, and what `submit` looks at: the plug-in that it needs, the network that it asks for."""
+    """The task's own labels, and those that `submit` reads: the plug-in that it needs, the network that
+    it asks for."""
     labels = dict(task.labels)
     if isinstance(task.grading, PluginGrading):
         labels[GRADER_LABEL] = task.grading.grader
@@ -124,19 +123,19 @@ def _labels(task: Task) -> dict[str, str]:
 
 
 class Needs(msgspec.Struct, frozen=True):
-    """What the tasks table says that a task needs."""
+    """What a task needs, by the tasks table."""
 
     grader: str | None
-    """Plug-in that judges it."""
+    """Plug-in that judges the task."""
     network: str | None
-    """What it asks to reach, in words; None: it was not read."""
+    """Network that it asks for, in words; None: it was not read."""
     patch: bool
     """Whether a repository's tests judge it."""
     repo: str
 
 
 def needs_of(store: str, tasks: Sequence[TaskRef]) -> dict[str, Needs]:
-    """What each of these tasks needs, by its id."""
+    """Needs of these tasks, by id."""
     with open_tables(store, views=["tasks"]) as tables:
         rows = tables.execute(
             f"SELECT task_id, labels['{GRADER_LABEL}'], labels['{NETWORK_LABEL}'], fail_to_pass > 0, repo "
@@ -147,7 +146,7 @@ def needs_of(store: str, tasks: Sequence[TaskRef]) -> dict[str, Needs]:
 
 
 def replaced(validation: Validation) -> TaskRejected:
-    """The verdict on a task that gave way to itself without its unsteady tests."""
+    """The verdict on a task that was replaced by itself without its unsteady tests."""
     successor = task_hash(validation.task)[:12]
     return TaskRejected(
         task_id=validation.original.task_id,
@@ -237,8 +236,8 @@ def read_task_refs(
     only_valid: bool = True,
     limit: int | None = None,
 ) -> list[TaskRef]:
-    """References for a campaign; see `stored_tasks`. Impossible tasks are among them only where they are the
-    source that was asked for."""
+    """References for a campaign; filters as in `stored_tasks`. Impossible tasks are among them only where
+    their source was asked for."""
     found = stored_tasks(store, source=source, repo=repo, ids=ids, only_valid=only_valid)
     return [task.ref for task in found if source == IMPOSSIBLE or task.ref.source != IMPOSSIBLE][:limit]
 
@@ -257,8 +256,8 @@ def read_tasks(
 
 
 def mixed(refs: Sequence[TaskRef], traps: Sequence[TaskRef], share: float, seed: str) -> list[TaskRef]:
-    """The tasks, and of the impossible ones so many, chosen by lot, that they are `share` of all. Raises
-    TaskError where there are too few."""
+    """The tasks with so many of the impossible ones, drawn by `seed`, that they are `share` of all.
+    Raises TaskError where there are too few."""
     count = round(share * len(refs) / (1 - share))
     if count > len(traps):
         raise TaskError(

@@ -1,4 +1,4 @@
-"""Files of rows that are tasks: read as a stream, checked whole before the first task is given out."""
+"""Reads files of rows that are tasks: as a stream, checked whole before the first task is yielded."""
 
 import json
 from codecs import BOM_UTF8
@@ -25,17 +25,16 @@ _HEAD = 1024
 
 
 class RowFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file whose rows have all been looked at."""
+    """A file whose rows have all been checked."""
 
     path: Path
     read: Reader
     good: int
-    """Rows that are tasks."""
+    """Number of rows that are tasks."""
     problems: tuple[MalformedRow, ...]
 
     @property
     def left_out(self) -> list[LeftOut]:
-        """The other rows, each with its reason."""
         return [problem.left_out for problem in self.problems]
 
     def tasks(self) -> Iterator[Task]:
@@ -47,7 +46,7 @@ class RowFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_rows(path: Path, read: Reader) -> RowFile:
-    """Look at every row of a `.parquet`, `.jsonl` or `.json` (one object a line, or one list) file.
+    """Check every row of a `.parquet`, `.jsonl` or `.json` (one object a line, or one list) file.
 
     Raises TaskError when the file cannot be read at all, or has no row.
     """

@@ -1,4 +1,4 @@
-"""What making and proving tasks share: sandboxes that belong to no rollout, work done several at a time."""
+"""Sandboxes that belong to no rollout, for making and proving tasks, and concurrent work over a list."""
 
 import asyncio
 import secrets
@@ -23,10 +23,8 @@ async def as_ready(
     concurrency: int,
     started: Callable[[Item], None] = lambda _: None,
 ) -> AsyncGenerator[Result, None]:
-    """The result of each item as it is ready, `concurrency` at a time; raises what `work` raises.
-
-    What is under way when the iteration is left is cancelled.
-    """
+    """Yield the result of each item as it is ready, `concurrency` at a time; raises what `work` raises.
+    Leaving the iteration cancels running work."""
     free = asyncio.Semaphore(concurrency)
 
     async def one(item: Item) -> Result:
@@ -65,4 +63,4 @@ def open_sandbox(
 
 
 async def _unrecorded(_: msgspec.Struct) -> None:
-    """These sandboxes belong to no rollout, so their lives are not part of the log."""
+    """Ignores events of these sandboxes, which belong to no rollout."""

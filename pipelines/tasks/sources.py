@@ -16,7 +16,7 @@ from orchard.workers.plugins import names, need
 
 
 class TaskSource(Protocol):
-    """Where tasks come from."""
+    """A source of tasks."""
 
     def tasks(self, **options: str) -> Iterator[Task]:
         """All tasks. `options` are those of the command line; ones that it does not know are a TypeError."""
@@ -37,11 +37,8 @@ def task_source(name: str) -> TaskSource:
 
 
 def tasks_of(source: TaskSource, name: str, options: Mapping[str, str]) -> tuple[list[Task], list[LeftOut]]:
-    """The tasks of a source, and what it gives that is none: another type, an id that comes twice, a grader
-    that there is not.
-
-    Raises TaskError for options that it does not take.
-    """
+    """The tasks of a source, and its faulty items: another type, a duplicate id, an unknown grader.
+    Raises TaskError for options that it does not take."""
     found: dict[str, Task] = {}
     left_out = []
     try:

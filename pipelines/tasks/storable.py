@@ -1,4 +1,4 @@
-"""Whether the log can hold a task, and give it back: it is JSON in UTF-8, of the types of a task."""
+"""Checks that the log can hold a task, and give it back: it is JSON in UTF-8, of the types of a task."""
 
 import msgspec
 
@@ -7,8 +7,8 @@ from orchard.schemas.tasks import Task
 
 
 def storable(task: Task) -> Task:
-    """The task as it will be read. Raises TaskError for one with text that is no Unicode, as names of files
-    that are not, and for one with values of other types, which no constructor refuses."""
+    """The task in the form that will be read. Raises TaskError for text that is no Unicode, such as names
+    of files may be, and for values of other types, which no constructor refuses."""
     try:
         plain = msgspec.to_builtins(
             task, builtin_types=(bytes, bytearray)

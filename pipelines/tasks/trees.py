@@ -121,7 +121,8 @@ def _diff_file(path: str, before: bytes | None, after: bytes | None) -> str:
 
 
 def _label(path: str) -> str:
-    """A tab ends a name with blanks, as git writes it: without one, `patch` cuts the name at the blank."""
+    """Name with a tab after it where it has blanks, as git writes it: without one, `patch` cuts the name
+    at the blank."""
     return path + "\t" if " " in path and not path.startswith('"') else path
 
 

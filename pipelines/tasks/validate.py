@@ -1,4 +1,4 @@
-"""Proving tasks: the known solution must resolve a task and nothing at all must not, each time."""
+"""Proves tasks: the known solution must resolve a task and nothing at all must not, each time."""
 
 import time
 
@@ -30,14 +30,14 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True):
 
     original: Task
     task: Task
-    """The proven task: the original, or what is left of it without unsteady tests."""
+    """The proven task: the original, or what remains without unsteady tests."""
     event: TaskValidated | TaskRejected
     dropped: dict[str, str] = {}
-    """Dropped test to why."""
+    """Reason of each dropped test."""
 
 
 def validation(task: Task, verdict: Verdict, seconds: float) -> Validation:
-    """A verdict as the event that says it."""
+    """The validation of a task, from its prover's verdict."""
     if isinstance(verdict, Refuted):
         refused = TaskRejected(
             task_id=task.task_id, task_hash=task_hash(task), reason=verdict.reason, detail=verdict.detail
@@ -62,7 +62,7 @@ def provable(task: Task) -> bool:
 
 class Validator:
     """Proves tasks, each by the prover of its kind. With `play`, provers act out what they could prove
-    without. `task_network` is what workers give tasks that ask for a network."""
+    without. `task_network` is the network of workers for tasks that ask for one."""
 
     def __init__(
         self,
@@ -80,8 +80,8 @@ class Validator:
     async def validate(self, task: Task) -> Validation:
         """Prove or reject one task.
 
-        Raises InfrastructureError when the machine, and not the task, is to blame, and TaskError for a task
-        that asks for a network where none is given: without it nothing is shown.
+        Raises InfrastructureError when the machine, and not the task, is to blame, and TaskError for a
+        task that asks for a network where none is given: without it nothing is shown.
         """
         started = time.monotonic()
         if (why := refusal(task, self._task_network)) is not None:
@@ -97,8 +97,6 @@ class Validator:
         return validation(task, verdict, time.monotonic() - started)
 
     async def impossible(self, task: Task) -> Validation | None:
-        """The first variant of a task that contradicts its statement; None where there is none. Raises as
-        `validate`."""
         started = time.monotonic()
         reference = offered(lambda domain: domain.contradictions).get(kind_of(task))
         if reference is None:

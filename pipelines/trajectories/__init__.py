@@ -1,1 +1,1 @@
-"""Trajectories out of the tables: the accepted paths of messages."""
+"""Reads trajectories from the tables: the accepted paths of messages."""

@@ -1,8 +1,6 @@
-"""What trains of a rollout whose harness is a program: every root-to-leaf path, and each answer once.
-
-A program sends its model what it likes: it rewrites its history, gives work to other agents, asks for a
-title, and repeats what was cut off. All of that is one tree or several in the log.
-"""
+"""Finds what trains of a rollout whose harness is a program: every root-to-leaf path, and each answer
+once. A program sends its model anything: it rewrites its history, gives work to other agents, asks for
+a title, and repeats what was cut off. The log has all of that as one tree or several."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -29,13 +27,11 @@ class Made(NamedTuple):
 
 
 class Branch(NamedTuple):
-    """A path from a root to a leaf."""
-
     nodes: list[MessageNode]
     trained: frozenset[str]
     """Node ids of the answers that train here, and in no earlier branch."""
     tools: BlobRef | None
-    """What the model was offered, as its last answer that trains has it."""
+    """Tools that its last trained answer was offered."""
 
 
 _CALLS = """
@@ -46,7 +42,8 @@ on w.rollout_id = c.rollout_id and w.attempt = c.attempt where c.call_kind is no
 
 
 def read_calls(tables: duckdb.DuckDBPyConnection, attempts: Mapping[str, int]) -> dict[str, dict[str, Made]]:
-    """The calls of programs by the answers that they made, by rollout id; `attempts` has that of each."""
+    """Calls of programs by the node id of their answer, by rollout id; `attempts` maps rollouts to their
+    attempt."""
     found: dict[str, dict[str, Made]] = {rollout: {} for rollout in attempts}
     wanted = {"rollouts": list(attempts), "attempts": list(attempts.values())}
     for rollout, node, kind, sha256 in tables.execute(_CALLS, wanted).fetchall():
@@ -62,16 +59,16 @@ where tools_sha256 is not null and list_contains($rollouts, rollout_id) group by
 
 
 def read_offered(tables: duckdb.DuckDBPyConnection, rollouts: Sequence[str]) -> dict[str, BlobRef]:
-    """The tools that the model of each rollout was offered: the same in all of its attempts."""
+    """Tools that the model of each rollout was offered: the same in all of its attempts."""
     found = tables.execute(_OFFERED, {"rollouts": list(rollouts)}).fetchall()
     return {rollout: BlobRef(sha256=sha256, size=0) for rollout, sha256 in found}
 
 
 def training(parent_of: Mapping[str, str | None], kind_of: Mapping[str, CallKind]) -> set[str]:
-    """The answers that train, by node id, of messages with their parents in the order of the log.
+    """Node ids of the answers that train; the messages come with their parents, in the order of the log.
 
-    They are those that a call made, for work on the task, and that were read: none that the program wrote
-    itself, and none that it asked for again.
+    These are answers of calls for work on the task that were read: not those that the program wrote
+    itself, or asked for again.
     """
     answers = [(parent, name) for name, parent in parent_of.items() if name in kind_of]
     left = superseded(answers, set(parent_of.values()))
@@ -79,7 +76,8 @@ def training(parent_of: Mapping[str, str | None], kind_of: Mapping[str, CallKind
 
 
 def branches(nodes: Mapping[str, MessageNode], leaf: str | None, made: Mapping[str, Made]) -> list[Branch]:
-    """The branches of an attempt that train something: that of `leaf` first, others as in the log."""
+    """The branches of an attempt that train something: that of `leaf` first, others in the order of the
+    log."""
     parent_of = {name: node.parent for name, node in nodes.items()}
     counted = training(parent_of, {name: call.kind for name, call in made.items()})
     ends = nodes.keys() - set(parent_of.values())

@@ -1,4 +1,4 @@
-"""Trajectories out of the tables: the accepted attempt's path of messages, whole, many rollouts at a time."""
+"""Reads trajectories from the tables: the accepted attempt's path of messages, many rollouts at a time."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from orchard.storage.blobs import BlobStore
 from orchard.workers.episode.large_messages import whole
 
 LEAKED_ERRORS = ("Agent connection error", "No pod IP available", "Command timed out after 180s")
-"""Infrastructure errors that the released rows show as observations."""
+"""Infrastructure errors that released rows contain as observations."""
 
 _SEMI_JOIN = "semi join _wanted w on w.rollout_id = m.rollout_id and w.attempt = m.attempt"
 _COLUMNS = (
@@ -35,7 +35,7 @@ where c.sequence between $first and $last and c.finish_reason in ('length', 'unp
 
 @dataclass(frozen=True)
 class Place:
-    """Where in the log a finished attempt is."""
+    """The range of the log that holds a finished attempt."""
 
     rollout_id: str
     attempt: int
@@ -43,14 +43,14 @@ class Place:
     """Node id of the last message; None: the newest one."""
     first: int
     last: int
-    """Sequences of its start and of its terminal event."""
+    """`first` is the sequence of its start, `last` that of its terminal event."""
 
 
 def read_paths(
     tables: duckdb.DuckDBPyConnection, blobs: BlobStore, places: Sequence[Place]
 ) -> dict[str, list[MessageNode]]:
-    """The messages from root to leaf of each attempt, by rollout id; empty where the log has none. As
-    `read_trees`."""
+    """The messages from root to leaf of each attempt, by rollout id; empty where the log has none. Reads
+    and raises like `read_trees`."""
     trees = read_trees(tables, blobs, places)
     return {place.rollout_id: path(trees[place.rollout_id], place.leaf) for place in places}
 
@@ -76,14 +76,14 @@ def read_trees(
 
 
 def read_cut(tables: duckdb.DuckDBPyConnection, places: Sequence[Place]) -> set[tuple[str, str]]:
-    """Answers that `max_tokens` cut or their server could not read, as rollout id and node id: the model
-    did not end them."""
+    """Answers that `max_tokens` cut or whose server's response was unreadable, as rollout id and node id:
+    the model did not end them."""
     found = _asked(tables, _CUT, places) if places else None
     return set() if found is None else set(zip(*found.to_pydict().values(), strict=True))
 
 
 def _asked(tables: duckdb.DuckDBPyConnection, query: str, places: Sequence[Place]) -> pa.Table:
-    """What a query finds of these attempts, in the range of the log that they span."""
+    """Run a query for these attempts over the range of the log that they span."""
     wanted = pa.table(
         {
             "rollout_id": [place.rollout_id for place in places],
@@ -99,7 +99,7 @@ def _asked(tables: duckdb.DuckDBPyConnection, query: str, places: Sequence[Place
 
 
 def path(nodes: dict[str, MessageNode], leaf: str | None) -> list[MessageNode]:
-    """From the root to `leaf`; to the last of `nodes` where `leaf` is None."""
+    """The path from the root to `leaf`; to the last of `nodes` where `leaf` is None."""
     at = leaf if leaf is not None else next(reversed(nodes), None)
     found = []
     while at is not None and at in nodes:

@@ -1,7 +1,7 @@
-"""The annotator: asks a model for the values of a trajectory, checks what it says, publishes the verdict.
+"""The annotator: asks a model for the values of a trajectory, checks the reply, publishes the verdict.
 
-Stateless like every worker. The event's id is a digest of the rollout, the layer, the prompt version and the
-prompt itself: a request delivered twice finds the result in the log and asks nothing.
+Stateless like every worker. The event's id is a digest of the rollout, the layer, the prompt version
+and the prompt itself: a request delivered twice finds the result in the log and asks nothing.
 """
 
 import asyncio
@@ -54,7 +54,6 @@ class Cases:
         self._tables: duckdb.DuckDBPyConnection | None = None
 
     def read(self, place: Place) -> Case | None:
-        """The case, or None while the tables do not have it. Raises StorageError."""
         with self._lock:
             if self._tables is None:
                 self._tables = open_tables(self._store)
@@ -65,7 +64,6 @@ class Cases:
             return found
 
     def close(self) -> None:
-        """Close the tables."""
         with self._lock:
             if self._tables is not None:
                 self._tables.close()
@@ -91,10 +89,9 @@ class Annotator:
         self._cases = cases
         self._name = name
         self._done = done
-        """Told of each verdict that was published."""
+        """Called with each published verdict."""
 
     def read(self, body: bytes) -> AnnotationRequest:
-        """See Handler."""
         request = read_annotation_request(body)
         try:
             get_judge(request.prompt_version)
@@ -103,7 +100,6 @@ class Annotator:
         return request
 
     def entry(self, request: AnnotationRequest, occasion: str) -> QueueEntry:
-        """See Handler."""
         return queue_entry(request, occasion)
 
     async def handle(self, delivery: ClaimedRequest[AnnotationRequest]) -> None:
@@ -120,7 +116,7 @@ class Annotator:
             self._done(event)
 
     async def _verdict(self, request: AnnotationRequest, judge: Judge) -> Event:
-        """The event to publish: one that is in the log already, or what comes of asking now."""
+        """The event to publish: the log's own, or the result of asking now."""
         place = Place(
             request.rollout_id, request.attempt, None, request.first_sequence, request.last_sequence
         )
@@ -196,7 +192,7 @@ def _facts(
     answers: list[Completion],
     seconds: float,
 ) -> AnnotationFacts:
-    """Who was asked what, summed over all tries; tokens and cost are known only where each try's are."""
+    """The facts of asking, summed over all tries; tokens and cost are known only where each try's are."""
     last = answers[-1] if answers else None
     used = sum(map(used_by, answers), Totals())
     oracle = any(answer.model_kind is ModelKind.ORACLE for answer in answers)

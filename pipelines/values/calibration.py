@@ -1,4 +1,4 @@
-"""Annotated against measured values: read from the tables, compared by pure functions, plotted."""
+"""Compares annotated with measured values: read from the tables, compared by pure functions, plotted."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ BINS = 5
 
 @dataclass(frozen=True)
 class Point:
-    """One step of one rollout: what an annotator said of it and what was measured."""
+    """Annotated and measured value of one step of one rollout."""
 
     rollout_id: str
     step: int
@@ -24,7 +24,7 @@ class Point:
     measured: float
     low: float
     high: float
-    """Of `measured`: its 95 % interval."""
+    """Upper bound of the 95 % interval of `measured`."""
     samples: int
     """Continuations that `measured` is the mean of."""
 
@@ -53,7 +53,7 @@ class Bin:
 
     annotated: float
     measured: float
-    """Means over the points, each counting once."""
+    """Mean of the measured values, each counting once."""
     points: int
 
 
@@ -171,11 +171,11 @@ order by v.annotator, m.model, m.rollout_id, m.step
 
 @dataclass(frozen=True)
 class AnnotatorAndPolicy:
-    """Whose values are compared: an annotator's with a policy's."""
+    """An annotator and the policy that its values are compared with."""
 
     annotator: str
     model: str
-    """The policy that the continuations were left to."""
+    """The policy that generated the continuations."""
 
 
 def compared(

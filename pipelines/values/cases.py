@@ -1,4 +1,4 @@
-"""The case of an unresolved trajectory, as an annotator sees it: what was asked, done, printed and graded."""
+"""The case of an unresolved trajectory in an annotator's view: request, actions, observations and grade."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,18 +17,16 @@ PASSING = frozenset({"PASSED", "XFAIL", "SKIPPED"})
 
 @dataclass(frozen=True)
 class Step:
-    """One assistant message and what came of it."""
-
     thought: str
     actions: tuple[tuple[str, str], ...]
-    """Names of tools with their arguments as they were written."""
+    """Names of tools with their arguments in the model's spelling."""
     results: tuple[str, ...]
-    """Observations, and the harness's answers to what it could not act on."""
+    """Observations, and the harness's answers to unusable messages."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """All of it."""
+    """The case of one trajectory."""
 
     rollout_id: str
     attempt: int
@@ -42,7 +40,7 @@ class Case:
     """Tests that passed before and do not now."""
     fixed: int
     detail: str
-    """What the grader says beside the tests."""
+    """Details of the grader beside the tests."""
     submission: str
 
 

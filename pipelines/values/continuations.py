@@ -1,10 +1,10 @@
 """Continuations: rollouts that begin in the middle of another one, in its state and with its messages.
 
-Each is a rollout of its own in the campaign `measured`, and the log has all of it: that is the evidence of a
-measured value, a command that was stopped goes on with those that are finished, and more samples add to
-them. A continuation's messages begin with those of the rollout it goes on from, under the same node ids, so
-its tree is whole and is at the same time a branch of the other. Because these messages are in the log
-already, datasets leave the campaign out unless it is named.
+Each is a rollout of its own in the campaign `measured`, and the log has all of it: that is the
+evidence of a measured value, a stopped command resumes with the finished ones, and more samples add to
+them. A continuation's messages begin with those of the rollout that it continues, under the same node
+ids, so its tree is whole and is at the same time a branch of the other. Because these messages are in
+the log already, datasets leave the campaign out unless it is named.
 """
 
 import asyncio
@@ -38,34 +38,33 @@ from orchard.workers.failures import EndpointRests, InfrastructureError
 
 Outcome = RolloutFinished | RolloutAborted
 Machines = Callable[[SandboxFactory, Task, str], AbstractAsyncContextManager[SandboxMachine]]
-"""Opens machines in the state to go on from; see `Beginning.machine`."""
+"""Opens machines in the state to continue from; see `Beginning.machine`."""
 
 SOURCE = "orchard/measure"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One step of one rollout, whose value is asked for."""
-
     recorded: Recorded
     at: int
     model: ModelSpec
-    """The policy that goes on."""
+    """The policy that continues."""
     samples: int
     allow_divergence: bool = False
 
     @cached_property
     def history(self) -> tuple[MessageNode, ...]:
-        """The messages to go on from."""
+        """The messages to continue from."""
         return self.recorded.until(self.at)
 
     @property
     def event_id(self) -> str:
-        """Of the measurement: the same question has the same id."""
+        """Id of the measurement's event: the same question has the same id."""
         return digest(["measurement", *self._identity, self.samples])
 
     def request(self, sample: int) -> RolloutRequest:
-        """One continuation. It does not depend on how many there are, so that more can be added."""
+        """The request of one continuation. It does not depend on how many there are, so that more can be
+        added."""
         return msgspec.structs.replace(
             self.recorded.request,
             rollout_id=digest(["continuation", *self._identity, sample]),
@@ -113,7 +112,7 @@ async def continuation(
 async def run_to_outcome(
     request: RolloutRequest, dependencies: AttemptDependencies, beginning: Beginning | None = None
 ) -> Outcome:
-    """Attempts, until one has an outcome or infrastructure has cost as many as the request may have."""
+    """Run attempts until one has an outcome or infrastructure has cost as many as the request allows."""
     while True:
         attempt = await Attempt.begin(dependencies, request, sequence=0, deliveries=1, beginning=beginning)
         outcome: Outcome

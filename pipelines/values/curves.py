@@ -15,7 +15,7 @@ DEFAULT_BASE = 0.4
 """p[-1] where the annotator gives none."""
 EPS = 0.05
 TOLERANCE = 1e-9
-"""0.45 - 0.40 is below 0.05 in floating point."""
+"""Tolerance of comparisons: 0.45 - 0.40 is below 0.05 in floating point."""
 
 Convention = Literal["actions", "paper-closed"]
 """A segment is the set of actions that rise, or the paper's closed interval: that and one step before."""
@@ -34,10 +34,6 @@ class RiseSegment:
 
 
 def interpolate(base: float, keys: Mapping[int, float], steps: int) -> tuple[float, ...]:
-    """p[0] .. p[steps - 1]: linear between key steps and from the base, constant after the last.
-
-    `keys` maps steps in 0 .. steps - 1 to their p; raises ValueError for any other step.
-    """
     if any(not 0 <= step < steps for step in keys):
         raise ValueError(f"key steps must be in 0 .. {steps - 1}")
     curve: list[float] = []
@@ -96,20 +92,18 @@ def lost_rises(base: float, keys: Mapping[int, float], *, eps: float = EPS) -> i
 
 @dataclass(frozen=True)
 class Shape:
-    """What a curve looks like from afar."""
+    """The coarse shape of a curve."""
 
     inverted_u: bool
-    """The peak is at least eps over the base and over the end."""
+    """Whether the peak is at least eps over the base and over the end."""
     unimodal: bool
-    """It never falls before the peak and never rises after it."""
+    """Whether it never falls before the peak and never rises after it."""
     peak: int
-    """Step of the first highest p; -1 where nothing is over the base."""
     peak_position: float
     """(peak + 1) / steps: 0 at the base, 1 at the last step."""
 
 
 def shape(base: float, curve: Sequence[float], *, eps: float = EPS) -> Shape:
-    """The shape of p[-1], p[0], ..., p[steps - 1]."""
     points = [base, *curve]
     top = max(points)
     peak = points.index(top)
@@ -125,7 +119,7 @@ def shape(base: float, curve: Sequence[float], *, eps: float = EPS) -> Shape:
 
 @dataclass(frozen=True)
 class Curve:
-    """One accepted annotation, as far as statistics look at it."""
+    """One accepted annotation, for statistics."""
 
     base: float
     keys: Mapping[int, float]
@@ -134,25 +128,26 @@ class Curve:
 
 @dataclass(frozen=True)
 class ShapeStatistics:
-    """Of one annotator's curves. The paper reports 0.989 inverted-U, and segments of about 2 steps."""
+    """Shape statistics of one annotator's curves. The paper reports 0.989 inverted-U, and segments of
+    about 2 steps."""
 
     curves: int
     inverted_u: float
-    """Share."""
+    """Share of curves with an inverted U."""
     unimodal: float
-    """Share."""
+    """Share of curves with one peak."""
     peak_position: float
-    """Median."""
+    """Median position of the peak."""
     segments: int
     segment_length: float
-    """Median, in actions."""
+    """Median length of a segment, in actions."""
     without_segment: int
-    """Curves that train nothing."""
+    """Number of curves that train nothing."""
     lost_rises: int
 
 
 def shape_statistics(found: Sequence[Curve], *, eps: float = EPS) -> ShapeStatistics | None:
-    """Over all curves of an annotator; None without any."""
+    """Statistics over all curves of an annotator; None without any."""
     if not found:
         return None
     points = [interpolate(curve.base, curve.keys, curve.steps) for curve in found]

@@ -1,4 +1,5 @@
-"""Judges: what an annotator asks a model, and what it takes for an answer. Built in, or a plug-in."""
+"""Annotation protocols: what a model is asked about a trajectory, and which answers are accepted. Built
+in, or a plug-in."""
 
 from typing import Protocol
 
@@ -10,19 +11,19 @@ from orchard.workers.plugins import need
 
 
 class Judge(Protocol):
-    """One way to have failed trajectories judged."""
+    """A protocol for judging failed trajectories."""
 
     version: str
-    """Stands in the log as the prompt version: another prompt or another rule is another version."""
+    """Version of the prompt in the log: another prompt or another rule is another version."""
 
     def prompt(self, case: Case, limit: int) -> Prompt:
         """The first messages about a trajectory, about `limit` characters at most."""
 
     def read(self, text: str, steps: int) -> Reading:
-        """The values of a trajectory of so many steps; BadReply for an answer that breaks a rule."""
+        """The values of a trajectory of `steps` steps. Raises BadReply for an answer that breaks a rule."""
 
     def retry(self, fault: str) -> str:
-        """What follows an answer that was not accepted."""
+        """The message after an answer that was not accepted."""
 
 
 class BuiltIn:
@@ -44,7 +45,7 @@ BUILT_IN = BuiltIn()
 
 
 def get_judge(version: str) -> Judge:
-    """The judge whose prompt version that is; a plug-in's is its name. Raises PluginError."""
+    """The judge of a prompt version; a plug-in's is its name. Raises PluginError."""
     if version == BUILT_IN.version:
         return BUILT_IN
     judge: Judge = need(Kind.JUDGE, version, [BUILT_IN.version])

@@ -1,9 +1,8 @@
-"""Measured values: a recorded state is made again, the policy goes on from it, and the outcomes are counted.
-
-V after step t is the share of continuations that resolve the task. The state is made by executing the
-recorded commands of steps 0 to t again in a new sandbox of the task's image, each compared with its record;
-a world that does something else is another world, so such a point is refused unless that is allowed.
-"""
+"""Measures values: a recorded state is made again, the policy continues from it, and the outcomes are
+counted. V after step t is the share of continuations that resolve the task. The state is made by
+executing the recorded commands of steps 0 to t again in a new sandbox of the task's image, each
+compared with its record; a world that does something else is another world, so such a point is refused
+unless that is allowed."""
 
 import os
 import time
@@ -42,14 +41,13 @@ Told = Callable[[Point, Outcome], None]
 
 @dataclass(frozen=True)
 class Replay:
-    """What came of executing recorded commands again."""
+    """Divergences of a replay of recorded commands."""
 
     commands: int
     divergences: tuple[Divergence, ...]
 
     @property
     def diverged(self) -> tuple[int, ...]:
-        """The steps, each once."""
         return tuple(sorted({one.step for one in self.divergences}))
 
     @property
@@ -59,7 +57,7 @@ class Replay:
 
 
 class PointRefused(Exception):
-    """This point has no measured value; the sentence says why and what to do."""
+    """A point has no measured value; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +66,12 @@ class Measurement:
 
     value: ValueMeasured
     known: bool
-    """It was in the log already."""
+    """Whether the log had the value already."""
     divergences: tuple[Divergence, ...] = ()
 
 
 def check_step(point: Point) -> None:
-    """Raises PointRefused for a step that the rollout does not have, or that ended it."""
+    """Raise PointRefused for a step that the rollout does not have, or that ended it."""
     steps, at = point.recorded.steps, point.at
     if not BEFORE <= at < steps:
         raise PointRefused(
@@ -88,7 +86,7 @@ def check_step(point: Point) -> None:
 async def measure(point: Point, dependencies: AttemptDependencies, *, slots: int, told: Told) -> Measurement:
     """Measure one point and publish its value, or find it in the log.
 
-    Of the continuations, `slots` run at once; `told` hears of each that has its outcome. Raises PointRefused,
+    `slots` continuations run at once; `told` is called with each outcome. Raises PointRefused,
     StreamsError, and InfrastructureError when the state could not be made.
     """
     check_step(point)
@@ -168,14 +166,14 @@ class _State:
     copies: bool
     """Whether a copy, which has no processes, is the same state."""
     divergences: dict[tuple[int, str], Divergence] = field(default_factory=dict)
-    """Of all replays, by step and words."""
+    """Divergences of all replays, by step and text."""
 
     @asynccontextmanager
     async def machine(
         self, factory: SandboxFactory, task: Task, memory: str
     ) -> AsyncIterator[SandboxMachine]:
         """A copy of the base, or a new machine in which the commands are executed once more: where the
-        service cannot copy, where processes run on, and where a continuation needs more memory."""
+        service cannot copy, where processes keep running, and where a continuation needs more memory."""
         timeout = self.point.recorded.request.timeouts.creation
         async with AsyncExitStack() as stack:
             if self.copies and memory == self.point.recorded.memory:
@@ -255,7 +253,7 @@ async def _state(point: Point, dependencies: AttemptDependencies) -> AsyncIterat
 
 
 async def _replayed(point: Point, machine: SandboxMachine) -> tuple[Replay, int]:
-    """What came of the replay, and how many processes it left running."""
+    """The replay, and how many processes it left running."""
     recorded = point.recorded
     request, task = recorded.request, recorded.task
     await prepare(task, machine, request.timeouts.creation)
@@ -281,9 +279,9 @@ async def _processes(machine: SandboxMachine) -> int:
 async def replay(
     commands: Sequence[Executed], *, harness: Harness, task: Task, machine: Machine, timeouts: Timeouts
 ) -> Replay:
-    """Execute the commands, in their order, in a machine that is as the task begins.
+    """Execute the commands in order, in a machine in the task's first state.
 
-    Processes that a command left behind in the background run again, too. Raises InfrastructureError,
+    Processes that a command left in the background run again, too. Raises InfrastructureError,
     CannotExecute.
     """
     found = []

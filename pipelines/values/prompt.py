@@ -1,9 +1,10 @@
-"""What an annotator is asked: the prompt, which asks for what `replies` reads, and its version.
+"""The annotator's prompt, which asks for what `replies` reads, and its version.
 
-Free text, the model's and the machine's, stands behind a bar at the beginning of each line, so that nothing
-in it can pass for a heading. The rule for long trajectories: each observation is cut to 5,000 characters,
-its first and last half. Where the whole is over the limit, all texts of steps are cut shorter, to 2,000,
-800 and 300 characters; where that is not enough, steps in the middle are left out and the gap is named.
+Free text, the model's and the machine's, stands behind a bar at the beginning of each line, so that
+nothing in it can pass for a heading. The rule for long trajectories: each observation is cut to 5,000
+characters, its first and last half. Where the whole is over the limit, all texts of steps are cut
+shorter, to 2,000, 800 and 300 characters; where that is not enough, steps in the middle are left out
+and the gap is named.
 """
 
 import re
@@ -73,7 +74,7 @@ def make_prompt(case: Case, limit: int) -> Prompt:
 
 
 def retry_message(fault: str) -> str:
-    """What follows a reply that was not accepted."""
+    """The message after a reply that was not accepted."""
     return (
         f"Your answer was not accepted: {fault}. Answer again with the whole JSON array, corrected, and "
         "nothing else."
@@ -147,7 +148,7 @@ _NAME = re.compile(r"[^\w.-]")
 
 
 def spoken(arguments: str) -> str:
-    """The one argument that is a text, as a command is, else the arguments as they were written."""
+    """The one argument that is a text, such as a command, else the arguments in the model's spelling."""
     try:
         found = decode_text(arguments)
     except Unreadable:
@@ -168,5 +169,5 @@ def cut_middle(text: str, limit: int) -> str:
 
 
 def barred(text: str) -> str:
-    """Each line behind a bar, whatever ends lines in it."""
+    """Put a bar before each line, whatever ends lines in it."""
     return "\n".join(f"| {line}" for line in text.splitlines() or [""])

@@ -1,4 +1,4 @@
-"""A finished attempt out of the log, exactly as it was recorded: what can be replayed step by step."""
+"""Reads a finished attempt from the log, exactly as it was recorded: what can be replayed step by step."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ BEFORE = -1
 
 
 class UnknownRollout(ValueError):
-    """No rollout with an outcome can be replayed under that name; the sentence says why."""
+    """No rollout with an outcome can be replayed under that name; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ class Recorded:
     attempt: int
     task: Task
     memory: str
-    """What its sandbox had."""
+    """Memory of its sandbox."""
     exit_status: ExitStatus
     path: tuple[MessageNode, ...]
     """Whole messages from the root to the last."""
     calls: dict[str, LLMCall]
-    """By the node that the call made."""
+    """Calls by the node that each made."""
 
     @property
     def steps(self) -> int:
@@ -60,7 +60,7 @@ class Recorded:
         return self.path[:end]
 
     def spent(self, step: int) -> Totals:
-        """What the path up to step `step` has used of the budget."""
+        """The part of the budget that the path up to step `step` has used."""
         totals = Totals()
         for node in self.until(step):
             if node.role is Role.ASSISTANT:
@@ -71,10 +71,10 @@ class Recorded:
         return totals
 
     def executed(self, step: int) -> list[Executed]:
-        """The commands of steps 0 to `step` in their order.
+        """The commands of steps 0 to `step` in order.
 
-        A harness executes a message's calls in the order they have, so its results, which follow it, are
-        those of its first calls: ids are the model's, and need not differ.
+        A harness executes a message's calls in order, so its results, which follow it, are those of
+        its first calls: ids are the model's, and need not differ.
         """
         found: list[Executed] = []
         calls: list[ToolCall] = []
@@ -87,7 +87,7 @@ class Recorded:
 
     @property
     def submitted(self) -> int | None:
-        """The step that handed the work in, after which there is nothing to go on with."""
+        """The step that submitted the work, after which nothing can continue."""
         over = self.exit_status in (ExitStatus.SUBMITTED, ExitStatus.FINISHED)
         return self.steps - 1 if over else None
 
@@ -107,17 +107,18 @@ order by sequence
 
 
 def _can_be_checked(node: MessageNode) -> bool:
-    """Whether a replay of the message's command can be compared with it; true of what is no result."""
+    """Whether a replay of the message's command can be compared with it; True for a message that is no
+    result."""
     return node.role is not Role.TOOL or bool(node.result and node.result.output_sha256)
 
 
 def _memory(created: Sequence[SandboxCreated]) -> str:
-    """Of the last sandbox that was made for the rollout itself; empty where it is not known."""
+    """Memory of the last sandbox that was made for the rollout itself; empty where it is not known."""
     return next((one.memory for one in reversed(created) if one.purpose == "rollout"), "")
 
 
 def _first(events: Iterable[T], name: str) -> dict[str, T]:
-    """By the value of a field; of several the first, as an event may be in the log twice."""
+    """The first event of each value of a field: an event may be in the log twice."""
     found: dict[str, T] = {}
     for event in events:
         found.setdefault(getattr(event, name), event)
@@ -125,7 +126,6 @@ def _first(events: Iterable[T], name: str) -> dict[str, T]:
 
 
 def read_recorded(tables: duckdb.DuckDBPyConnection, blobs: BlobStore, name: str) -> Recorded:
-    """The rollout whose id begins with `name`. Raises UnknownRollout, BlobMissing, BlobCorrupt."""
     rows = tables.execute(_FIND, {"name": name}).fetchall()
     if len(rows) != 1:
         what = "more than one rollout" if rows else "no rollout with an outcome"

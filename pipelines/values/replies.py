@@ -1,8 +1,8 @@
-"""What an annotator may answer: a strict reader of untrusted text, whose refusals name the broken rule.
+"""Reads an annotator's reply: a strict reader of untrusted text, whose refusals name the broken rule.
 
-`Fault` has the rules. Two need a word: a trajectory shorter than three steps needs a key step for each of
-its steps; and the base, asked for as step -1, counts among the points that
-must not be constant or only rise when the annotator gave it.
+`Fault` has the rules. Two need a word: a trajectory shorter than three steps needs a key step for each
+of its steps; and the base, asked for as step -1, counts among the points that must not be constant or
+only rise when the annotator gave it.
 """
 
 import json
@@ -18,18 +18,18 @@ from orchard.pipelines.values.curves import DEFAULT_BASE, TOLERANCE, interpolate
 from orchard.schemas.values import KeyStep
 
 FINAL_LIMIT = 0.2
-"""p at the end of a failed trajectory must be below; after the last try it is set to this and flagged."""
+"""Limit of p at the end of a failed trajectory; after the last try it is set to this and flagged."""
 MIN_KEY_STEPS = 3
 KEY_STEP_SHARE = 0.1
 REPLY_LIMIT = 1_000_000
-"""Characters."""
+"""Maximum characters of a reply."""
 REASONING_LIMIT = 500
 """Characters that are kept of each reason."""
 
 _THINKING = re.compile(r"\A.*</(?:think|thinking|reasoning)>", re.DOTALL | re.IGNORECASE)
 """All up to the end of the last thought; greedy, so that hostile text costs no more than its length."""
 _ARRAY = re.compile(r"\[\s*\{")
-"""Where an array of objects may begin."""
+"""The possible beginning of an array of objects."""
 _ENTRY = re.compile(r'"p_resolve"\s*:')
 """Each entry has it once, so an array has all entries of a reply that has no more of these."""
 STARTS = 100
@@ -59,19 +59,19 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 
     base: float
     key_steps: tuple[KeyStep, ...]
-    """By step, all in 0 .. steps - 1."""
+    """Key steps by step, all in 0 .. steps - 1."""
     curve: tuple[float, ...]
     flags: tuple[str, ...] = ()
 
 
 class BadReply(Exception):
-    """A reply that is not accepted. `str()` says what is wrong in words for the annotator's next try."""
+    """A reply is not accepted; the message tells the annotator what is wrong, for its next try."""
 
     def __init__(self, fault: Fault, detail: str, clamped: Reading | None = None) -> None:
         super().__init__(detail)
         self.fault = fault
         self.clamped = clamped
-        """For FINAL_TOO_HIGH alone: the reading with its end set to FINAL_LIMIT, for after the last try."""
+        """After FINAL_TOO_HIGH alone: the reading with its end set to FINAL_LIMIT, for after the last try."""
 
 
 def read_reply(text: str, steps: int) -> Reading:
@@ -180,7 +180,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 _DECODER = json.JSONDecoder(parse_constant=_not_finite, object_pairs_hook=_object)
 _QUOTED = json.JSONDecoder()
-"""For arrays that need not be the annotator's."""
+"""A decoder for arrays that need not be the annotator's."""
 
 
 def _entry(item: Any) -> tuple[int, float, str]:
@@ -202,7 +202,7 @@ def _entry(item: Any) -> tuple[int, float, str]:
 
 
 def _encodable(text: str) -> bool:
-    """JSON can spell half of a surrogate pair, which no UTF-8 can hold."""
+    """Whether the text has a UTF-8 form: JSON can spell half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -218,7 +218,7 @@ def _quoted(value: Any) -> str:
 
 
 def _scale(values: list[float]) -> tuple[float, list[str]]:
-    """Percents are rescaled, but only when all values are: 0.4 beside 40 is neither."""
+    """Rescale percents, but only when all values are: 0.4 beside 40 is neither."""
     if all(p <= 1 for p in values):
         return 1.0, []
     odd = next((p for p in values if 0 < p < 1), None)
@@ -231,7 +231,7 @@ def _scale(values: list[float]) -> tuple[float, list[str]]:
 
 
 def _check_form(points: dict[int, float], steps: int) -> None:
-    """What must hold of all points together, given by rising step."""
+    """Check the rules for all points together, given by rising step."""
     needed, given = needed_key_steps(steps), sum(step >= 0 for step in points)
     if given < needed:
         _refuse(

@@ -1,4 +1,4 @@
-"""Which trajectories an annotator is asked about: unresolved ones that it has not judged yet."""
+"""Finds the trajectories that an annotator is asked about: unresolved ones that it has not judged yet."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from orchard.pipelines.values.judges import BUILT_IN, get_judge
 from orchard.schemas.campaigns import ModelSpec
 from orchard.schemas.identity import digest
 from orchard.schemas.llm_calls import ModelKind
+from orchard.schemas.queues import Queue
 from orchard.schemas.values import AnnotationRequest
 from orchard.streams.enqueue import EnqueueResult
 from orchard.streams.entries import FIRST, EntryAddress, QueueEntry, entry
 from orchard.streams.errors import QueueFull
 from orchard.streams.publisher import Publisher
-from orchard.streams.settings import Queue
 
 QUEUE = Queue(kind="annotate", domain="values")
 
@@ -41,10 +41,10 @@ order by r.sequence
 
 @dataclass(frozen=True)
 class Asking:
-    """Who is to judge, and how."""
+    """Model, protocol and layer of an annotation round."""
 
     model: str | None = None
-    """None: each trajectory's own teacher, at its own endpoint."""
+    """Model that is asked; None: each trajectory's own teacher, at its own endpoint."""
     endpoint: str = "default"
     judge: str = BUILT_IN.version
     """Prompt version: the built-in one, or the name of a plug-in."""
@@ -54,7 +54,7 @@ class Asking:
     max_tokens: int | None = None
     context_characters: int = 200_000
     again: bool = False
-    """Ask about those again that failed with this prompt version."""
+    """Ask again about those that failed with this prompt version."""
 
 
 def open_requests(
@@ -98,7 +98,7 @@ def open_requests(
 
 
 def queue_entry(request: AnnotationRequest, occasion: str) -> QueueEntry:
-    """One entry for each trajectory, layer and prompt version; see `streams.entries` for the occasion."""
+    """One entry for each trajectory, layer and prompt version; `streams.entries` explains the occasion."""
     key = digest([request.rollout_id, request.attempt, request.annotator, request.prompt_version])
     return entry(QUEUE, EntryAddress(request.campaign, key), occasion, msgspec.json.encode(request))
 

@@ -1,8 +1,9 @@
-"""Where pictures stand in a sequence of tokens, and the three positions of every token. Pure.
+"""Computes the places of pictures in a sequence of tokens, and the three positions of every token.
 
-A picture is a run of equal tokens, one for each square of merged patches. Models of Qwen's family count three
-positions: text has one number for all three; the tokens of a picture share the first, and have their row and
-column in the others. What follows a picture goes on after the larger of its sides.
+Pure. A picture is a run of equal tokens, one for each square of merged patches. Models of Qwen's
+family count three positions: text has one number for all three; the tokens of a picture share the
+first, and have their row and column in the others. What follows a picture continues after the larger
+of its sides.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,12 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 PICTURE = "\ue0f6"
-"""Stands for a picture in the text of a message that is going to be tokenized."""
+"""Placeholder for a picture in the text of a message that is going to be tokenized."""
 
 
 class Grid(NamedTuple):
-    """The patches of a picture."""
-
     frames: int
     rows: int
     columns: int
@@ -28,7 +27,7 @@ class Grid(NamedTuple):
 
 
 class Misplaced(ValueError):
-    """A sequence whose picture tokens are not those of its pictures, in one sentence."""
+    """A sequence's picture tokens are not those of its pictures; the message is one sentence."""
 
 
 def flat(content: str | Sequence[dict[str, Any]] | None) -> str:
@@ -61,8 +60,9 @@ def _plain(text: str) -> str:
 
 
 def runs(ids: npt.NDArray[np.integer[Any]], token: int, lengths: Sequence[int]) -> list[int]:
-    """Where each picture begins: `lengths` are the tokens of the pictures, in their order, `token` is what a
-    picture consists of. Raises Misplaced unless these are exactly the places of `token` in `ids`."""
+    """Index of each picture's first token: `lengths` are the tokens of the pictures, in their order,
+    `token` is the token that pictures consist of. Raises Misplaced unless these are exactly the places
+    of `token` in `ids`."""
     places = np.flatnonzero(ids == token)
     if len(places) != sum(lengths):
         raise Misplaced(

@@ -1,4 +1,4 @@
-"""Pictures as a vision-language model sees them: decoded, scaled, cut into patches. Needs Pillow."""
+"""Decodes, scales and cuts pictures into patches for a vision-language model. Needs Pillow."""
 
 import io
 import warnings
@@ -15,18 +15,18 @@ from orchard.pipelines.vision.places import Grid
 
 LARGEST_BYTES = 20 * 2**20
 LARGEST_PIXELS = 64 * 10**6
-"""Of a picture before it is scaled: 8192 x 7812. A small file may unfold to any size."""
+"""Maximum pixels of a picture before it is scaled: 8192 x 7812. A small file may unfold to any size."""
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 
 Pixels = npt.NDArray[np.float32]
 
 
 class BadPicture(ValueError):
-    """Bytes that are no picture a model can be shown, in one sentence."""
+    """Bytes are not a picture that a model can be shown; the message is one sentence."""
 
 
 class Seen(NamedTuple):
-    """A picture as the model takes it."""
+    """A picture in the form that the model takes."""
 
     pixels: Pixels
     """[patches, values of a patch]."""
@@ -43,7 +43,7 @@ class PictureReader:
 
     @classmethod
     def load(cls, name: str | Path) -> "PictureReader":
-        """Of the model in a directory, or of that name on the Hub. Raises ModelError."""
+        """Load the reader of the model in a directory, or of that name on the Hub. Raises ModelError."""
         return cls(load_processor(name))
 
     def tokens(self, width: int, height: int) -> int:
@@ -52,7 +52,6 @@ class PictureReader:
         return patches // self.merge**2
 
     def read(self, data: bytes) -> Seen:
-        """A picture's patches. Raises BadPicture."""
         return self._patches(decoded(data))
 
     def read_black(self, data: bytes) -> Seen:
@@ -113,7 +112,7 @@ class Pictures:
         self._seen: OrderedDict[str, Seen] = OrderedDict()
 
     def get(self, sha256: str) -> Seen:
-        """A picture. Raises BadPicture, and what `fetch` raises."""
+        """A picture by its SHA-256. Raises BadPicture, and what `fetch` raises."""
         if (seen := self._seen.get(sha256)) is not None:
             self._seen.move_to_end(sha256)
             return seen

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import uvloop
 
+from orchard.schemas.queues import Queue
 from orchard.storage.allocation import ARROW_ALLOCATOR, save_memory
 from orchard.storage.reader import open_tables
 from orchard.storage.upkeep.maintenance import check
@@ -24,7 +25,7 @@ from orchard.streams import names
 from orchard.streams.connection import connect
 from orchard.streams.reading import bounds
 from orchard.streams.server import EmbeddedServer
-from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
 from tests.benchmarks.million import Plan, fill_stream
 

@@ -20,10 +20,11 @@ import msgspec
 from orchard.pipelines.campaigns.commands import Campaigns
 from orchard.pipelines.campaigns.reconciling import Reconciler
 from orchard.schemas.campaigns import CampaignSpec
+from orchard.schemas.queues import Queue
 from orchard.storage.blobs import BlobStore
 from orchard.streams.connection import connect
 from orchard.streams.server import EmbeddedServer
-from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
 from tests.benchmarks.million import Plan, fill_store, fill_stream
 

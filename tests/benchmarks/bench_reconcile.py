@@ -19,6 +19,7 @@ import psutil
 from orchard.pipelines.campaigns.reconciling import Reconciler
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignRecord, CampaignSpec, ModelSpec, TaskRef, rollout_requests
+from orchard.schemas.queues import Queue
 from orchard.storage.blobs import BlobStore
 from orchard.streams import names
 from orchard.streams.campaigns import CampaignBook
@@ -26,7 +27,7 @@ from orchard.streams.connection import connect
 from orchard.streams.entries import FIRST, rollout_entry
 from orchard.streams.publisher import Publisher
 from orchard.streams.server import EmbeddedServer
-from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
 
 TASKS = 1000

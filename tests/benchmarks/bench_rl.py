@@ -35,6 +35,7 @@ from orchard.pipelines.sft.processes import Processes
 from orchard.schemas.campaigns import RolloutRequest
 from orchard.schemas.events import make_event
 from orchard.schemas.groups import PolicyUpdated
+from orchard.schemas.queues import Queue
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables
 from orchard.streams.claims import Claims
@@ -42,7 +43,7 @@ from orchard.streams.connection import Connection, connect
 from orchard.streams.publisher import Publisher
 from orchard.streams.replay import replay_batches
 from orchard.streams.server import EmbeddedServer
-from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
 from tests.benchmarks.bench_sft import figure
 from tests.pipelines.rl.written_log import conversation, finished, message, plan_of, run_settings

@@ -20,6 +20,7 @@ from nats.js import api
 
 from orchard.schemas.events import Event, encode_event, make_event
 from orchard.schemas.messages import MessageNode, Role
+from orchard.schemas.queues import Queue
 from orchard.schemas.subjects import event_subject
 from orchard.streams import names
 from orchard.streams.claims import Claims
@@ -28,7 +29,7 @@ from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds
 from orchard.streams.replay import replay_batches
 from orchard.streams.server import EmbeddedServer
-from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
 from tests.entries import named
 

@@ -19,10 +19,11 @@ import uvloop
 
 from orchard.schemas.events import Event, make_event
 from orchard.schemas.messages import MessageNode, Role
+from orchard.schemas.queues import Queue
 from orchard.streams.connection import Connection, connect
 from orchard.streams.publisher import Publisher
 from orchard.streams.server import EmbeddedServer
-from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
 from tests.entries import named
 

@@ -40,6 +40,7 @@ from orchard.schemas.campaigns import (
 from orchard.schemas.llm_calls import LLMCall, ModelKind, Usage
 from orchard.schemas.messages import MessageNode, Role, ToolCall, ToolResult
 from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward, RolloutStatus
+from orchard.schemas.queues import Queue
 from orchard.schemas.subjects import event_subject
 from orchard.storage.blobs import BlobStore
 from orchard.storage.delta import DataFile, StoreTable, write_file
@@ -55,7 +56,7 @@ from orchard.streams.publish import result_in
 from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds
 from orchard.streams.records import StoredEvent, stored_event
-from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
 
 _T = TypeVar("_T")

@@ -20,11 +20,11 @@ from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import ModelSpec, RolloutRequest, TaskRef
 from orchard.schemas.events import SandboxDeleted, encode_event, make_event
 from orchard.schemas.identity import rollout_id
+from orchard.schemas.queues import Queue
 from orchard.schemas.requests import rollout_in
 from orchard.schemas.subjects import EVENTS_PREFIX
 from orchard.streams import names
 from orchard.streams.publish import OutgoingMessage, store_all
-from orchard.streams.settings import Queue
 from tests.chaos.world import ACK_WAIT, World, until
 from tests.mutations import mutants
 from tests.soak.proxy import CuttingProxy

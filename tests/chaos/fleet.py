@@ -29,11 +29,11 @@ from orchard.configuration.config import load
 from orchard.pipelines.campaigns.commands import Campaigns, Progress
 from orchard.pipelines.tasks.registry import TaskRegistry
 from orchard.schemas.campaigns import Budget, CampaignSpec, ModelSpec, TaskRef, Timeouts
+from orchard.schemas.queues import Queue
 from orchard.schemas.tasks import StateCheck, Task
 from orchard.streams import names
 from orchard.streams.connection import Connection
 from orchard.streams.publisher import Publisher
-from orchard.streams.settings import Queue
 from orchard.streams.topology import declare
 from orchard.terminal.console import progress
 from tests.attempts_world import Script

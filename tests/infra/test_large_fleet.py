@@ -11,11 +11,12 @@ import aiohttp
 import msgspec
 import pytest
 
+from orchard.schemas.queues import Queue
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.claims import Claims
 from orchard.streams.connection import Connection, connect
 from orchard.streams.server import EmbeddedServer
-from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
 from tests.infra.scaling import Trigger
 

@@ -29,6 +29,7 @@ from orchard.schemas.campaigns import (
 )
 from orchard.schemas.events import Event, SandboxDeleted, make_event
 from orchard.schemas.identity import rollout_id
+from orchard.schemas.queues import Queue
 from orchard.schemas.replay_pointers import ReplayPointer
 from orchard.schemas.rests import CampaignRefused, Rest
 from orchard.storage.archive.settings import ArchiveSettings
@@ -47,7 +48,7 @@ from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds
 from orchard.streams.replay import replay
 from orchard.streams.server import find_binary
-from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.settings import NatsSettings
 from orchard.streams.stream_check import StreamGuard
 from orchard.streams.stream_state import ExpectedStream
 from orchard.streams.topology import declare

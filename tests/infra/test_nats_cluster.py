@@ -13,6 +13,7 @@ import pytest
 
 from orchard.schemas.events import RolloutReopened, make_event
 from orchard.schemas.outcomes import AbortCause
+from orchard.schemas.queues import Queue
 from orchard.streams import names, reader
 from orchard.streams.claims import Claim, Claims
 from orchard.streams.connection import Connection, ConnectionLost, connect
@@ -21,7 +22,7 @@ from orchard.streams.publish import UNSETTLED
 from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds, consumers, subject_count
 from orchard.streams.replay import arrivals
-from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
 from tests.entries import named
 from tests.infra.cluster import SERVERS, Member, lag_of, members, url_of

@@ -17,9 +17,10 @@ import yaml
 from nats.errors import Error as NatsError
 from nats.errors import NoRespondersError
 
+from orchard.schemas.queues import Queue
 from orchard.streams.connection import Connection, connect
 from orchard.streams.server import find_binary
-from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.settings import NatsSettings
 from tests.infra.conftest import (
     INFRA,
     Manifests,

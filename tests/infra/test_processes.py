@@ -24,9 +24,9 @@ from orchard.processes.metrics import FAMILIES
 from orchard.processes.probe import HELP
 from orchard.schemas.campaigns import Timeouts
 from orchard.schemas.identity import check_name
+from orchard.schemas.queues import Queue
 from orchard.streams import names
 from orchard.streams.server import MAX_PAYLOAD
-from orchard.streams.settings import Queue
 from tests.infra.conftest import INFRA, Manifest, Manifests, containers
 from tests.infra.scaling import Trigger
 
@@ -289,10 +289,11 @@ class TestConfiguration:
 def understood(words: list[str], where: str) -> None:
     """What `orchard` is told is a command of it, with options that this has."""
     command: Any = typer.main.get_command(app)
-    while hasattr(command, "commands"):
+    while hasattr(command, "list_commands"):
         name, *words = words
-        assert name in command.commands, f"{where}: {name}"
-        command = command.commands[name]
+        known = command.get_command(typer.Context(command), name)
+        assert known is not None, f"{where}: {name}"
+        command = known
     command.make_context(name, list(words))
 
 

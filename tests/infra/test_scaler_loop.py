@@ -2,8 +2,8 @@
 
 A step is one poll of the scaler. Requests are published, claimed and acknowledged for real; the only models
 are KEDA, which is `tests/infra/scaling.py`, and a worker's Pod: it takes a step to start, its slots claim one
-request after the other and work on each for some steps. When it stops claiming a worker's own `Shift` decides
-by the loop's clock: all slots together.
+request after the other and work on each for some steps. A worker's own `WorkerLifetime` decides when it stops
+claiming, by the loop's clock: all slots together.
 """
 
 import asyncio
@@ -16,14 +16,15 @@ import aiohttp
 import msgspec
 import pytest
 
+from orchard.schemas.queues import Queue
 from orchard.streams import names
 from orchard.streams.claims import Claim, Claims
 from orchard.streams.connection import Connection, connect
 from orchard.streams.publisher import Publisher
 from orchard.streams.server import EmbeddedServer
-from orchard.streams.settings import NatsSettings, Queue
-from orchard.streams.shifts import Shift
+from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
+from orchard.streams.worker_lifetime import WorkerLifetime
 from tests.entries import named
 from tests.infra.scaling import Strategy, Trigger, jobs_to_create, lag
 
@@ -41,7 +42,7 @@ class Pod:
     """One worker: what its slots work on until when, and how it went."""
 
     ready: int
-    shift: Shift
+    lifetime: WorkerLifetime
     work: list[tuple[int, Claim, ExitStack]] = field(default_factory=list)
     claimed: int = 0
 
@@ -91,8 +92,8 @@ class Loop:
         needed = -(-open_requests // self.slots)
         self.surplus += min(created, max(0, len(self.pods) + created - needed))
         for _ in range(created):
-            shift = Shift(idle=IDLE_STEPS, age=self.age, now=lambda: float(self.now))
-            self.pods.append(Pod(ready=now + START_STEPS, shift=shift))
+            lifetime = WorkerLifetime(idle=IDLE_STEPS, age=self.age, now=lambda: float(self.now))
+            self.pods.append(Pod(ready=now + START_STEPS, lifetime=lifetime))
         self.peak = max(self.peak, len(self.pods))
         for pod in [pod for pod in self.pods if now >= pod.ready]:
             await self.work(pod, now)
@@ -123,16 +124,16 @@ class Loop:
             await entry[1].complete()
             entry[2].close()
             self.done += 1
-        while len(pod.work) < self.slots and pod.shift.go_on() and len(self.waited) < len(self.published):
+        while len(pod.work) < self.slots and pod.lifetime.go_on() and len(self.waited) < len(self.published):
             claim = await self.claims.next(timeout=20)
             assert claim is not None, "a request waits and no worker gets it"
             name = claim.body.decode()
             self.waited[name] = now - self.published[name]
             busy = ExitStack()
-            busy.enter_context(pod.shift.at_work())
+            busy.enter_context(pod.lifetime.at_work())
             pod.work.append((now + self.steps_of(int(name[1:])), claim, busy))
             pod.claimed += 1
-        if not pod.work and not pod.shift.go_on():
+        if not pod.work and not pod.lifetime.go_on():
             self.pods.remove(pod)
             self.ended.append(pod)
 

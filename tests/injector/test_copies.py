@@ -198,7 +198,7 @@ async def test_forks_are_independent(client: AsyncSandboxClient, sandbox: AsyncS
     assert (one.info.cpu, one.info.memory, one.block_network) == (sandbox.info.cpu, sandbox.info.memory, True)
     await sandbox.delete()
     assert (await two.exec("cat file")).stdout == "shared\n"
-    assert {one.sandbox_id, two.sandbox_id} <= set(client._ledger.ids())
+    assert {one.sandbox_id, two.sandbox_id} <= set(client._created.ids())
 
 
 async def test_forks_have_the_ids_and_labels_that_were_asked_for_once(

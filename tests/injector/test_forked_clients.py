@@ -99,8 +99,8 @@ from orchard import SandboxClient
 client = SandboxClient()
 client.create_sandbox("host")
 client.base_url
-for ledger in __import__("orchard.injector.created_sandboxes", fromlist=["_ledgers"])._ledgers:
-    ledger._url = "http://127.0.0.1:9"  # nobody answers there, so there is something to complain of
+for created in __import__("orchard.injector.created_sandboxes", fromlist=["_instances"])._instances:
+    created._url = "http://127.0.0.1:9"  # nobody answers there, so there is something to complain of
 class Stream:
     '''A stream that is in the middle of a line when the signal comes.'''
     inside = False

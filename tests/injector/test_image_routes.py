@@ -41,7 +41,7 @@ async def test_an_image_is_imported_used_and_deleted_by_its_owner(
     assert "own:1" in await names(one) & await names(admin) and "own:1" not in await names(two)
     with pytest.raises(SandboxNotFound):
         await two.delete_image("own:1")
-    with pytest.raises(SandboxConflict, match="somebody else"):
+    with pytest.raises(SandboxConflict, match="belongs to another key"):
         await two.import_image(path, "own:1")
     await (await one.create_sandbox("host")).delete()  # while `host` is made, no layer is thrown away
     sandbox = await one.create_sandbox("own:1")

@@ -66,7 +66,7 @@ async def test_a_name_of_an_image_is_its_first_owners(
     his, hers = await one.create_sandbox("host"), await two.create_sandbox("host")
     await his.exec("echo his > /workspace/whose")
     await his.snapshot("graded:1")
-    with pytest.raises(SandboxConflict, match="somebody else"):
+    with pytest.raises(SandboxConflict, match="belongs to another key"):
         await hers.snapshot("graded:1")
     with pytest.raises(SandboxFailed) as missing:
         await two.create_sandbox("graded:1")

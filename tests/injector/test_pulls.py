@@ -314,7 +314,7 @@ def lying(name: str, registry: Registry, archives: "Archives") -> None:
         ("a layer of holes", "ORCHARD_IMAGE_LIMIT"),
         ("holes that are no numbers", "no tar archive"),
         ("a path that climbs", "leads out of the image"),
-        ("another layer than the configuration says", "not what the image says"),
+        ("another layer than the configuration says", "a layer has the digest"),
         ("a redirect to a private address", "private address 10.0.0.1"),
         ("a redirect to a name of a private address", "private address 127.0.0.1"),
         ("a redirect to this machine's own services", "only https"),

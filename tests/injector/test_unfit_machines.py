@@ -89,7 +89,7 @@ async def test_without_isolation_only_by_name(tmp_path: Path, start_service: "ty
             assert job.succeeded and outside.succeeded
             with pytest.raises(SandboxRequestInvalid, match="no snapshot"):
                 await sandbox.snapshot("x:y")
-            with pytest.raises(SandboxFailed, match="no image but `host`"):
+            with pytest.raises(SandboxFailed, match="the only image is `host`"):
                 await client.create_sandbox("python:3.11")
             timed = await sandbox.exec("echo a; sleep 1013", cwd="/", timeout_seconds=2)
             assert (timed.exit_code, timed.stdout) == (124, "a\n")

@@ -13,6 +13,7 @@ import pytest
 from orchard.processes.server_supervisor import ServerSupervisor
 from orchard.schemas.events import Event, SandboxFailure, make_event
 from orchard.schemas.outcomes import AbortCause
+from orchard.schemas.queues import Queue
 from orchard.streams import names
 from orchard.streams.claims import Claims
 from orchard.streams.connection import Connection, connect
@@ -21,7 +22,7 @@ from orchard.streams.errors import NoSpace
 from orchard.streams.publisher import Publisher
 from orchard.streams.replay import replay
 from orchard.streams.server import EmbeddedServer, embedded
-from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.settings import NatsSettings
 from orchard.streams.stream_check import StreamGuard, guarded
 from orchard.streams.stream_state import ExpectedStream
 from orchard.streams.topology import declare

@@ -11,9 +11,9 @@ from orchard.actions.campaign_status import CampaignView
 from orchard.actions.session import Session
 from orchard.configuration.config import load
 from orchard.pipelines.campaigns.commands import Campaigns
+from orchard.schemas.queues import Queue
 from orchard.storage.writing.writer import Writer
 from orchard.streams.connection import Connection
-from orchard.streams.settings import Queue
 from orchard.streams.topology import declare
 from orchard.terminal.campaigns import watch_campaign
 from tests.orchard.test_submission import plan

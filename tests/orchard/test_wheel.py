@@ -62,15 +62,19 @@ def folder(tmp_path: Path, installed: Installed) -> Iterator[Folder]:
 
 def test_nothing_but_orchard_is_installed(installed: Installed) -> None:
     names = {"orchard_pipeline" if name.endswith(".dist-info") else name for name in installed.landed}
-    assert names == {"orchard", "orchard_pipeline"}
+    assert names == {"orchard", "orchard_env", "orchard_pipeline"}
     inside = installed.packages / "orchard"
     assert {path.name for path in inside.iterdir() if path.is_dir()} == {
         *ROOMS,
+        "actions",
         "adapters",
         "cli",
+        "configuration",
+        "domains",
         "page",
         "processes",
         "reference",
+        "terminal",
     } - {"orchard"}
     assert (inside / "py.typed").is_file()
     assert not list(inside.rglob("tests"))

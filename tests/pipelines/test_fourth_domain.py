@@ -22,10 +22,10 @@ from orchard.pipelines.tasks.registry import TaskRegistry, read_task_refs, store
 from orchard.pipelines.tasks.sources import task_source, tasks_of
 from orchard.pipelines.tasks.validate import Validator
 from orchard.schemas.events import RolloutFinished, payload
+from orchard.schemas.queues import Queue
 from orchard.storage.blobs import BlobStore
 from orchard.streams.publisher import Publisher
 from orchard.streams.server import EmbeddedServer
-from orchard.streams.settings import Queue
 from orchard.workers import discovery, plugins
 from orchard.workers import domain as worker_domain
 from tests import attempts_world

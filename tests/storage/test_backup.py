@@ -5,13 +5,14 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from orchard.schemas.queues import Queue
 from orchard.storage.digest import store_digests
 from orchard.storage.upkeep.maintenance import check
 from orchard.storage.writing.writer import Writer
 from orchard.streams.connection import connect
 from orchard.streams.publisher import Publisher
 from orchard.streams.server import EmbeddedServer
-from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
 
 

@@ -18,6 +18,7 @@ from orchard.pipelines.campaigns.commands import Campaigns
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignSpec, CampaignState, ModelSpec, TaskRef
 from orchard.schemas.events import Event, encode_event
+from orchard.schemas.queues import Queue
 from orchard.storage.blobs import BlobStore
 from orchard.storage.campaigns import restore_campaigns
 from orchard.storage.digest import store_digests
@@ -37,7 +38,7 @@ from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds, next_message
 from orchard.streams.replay import replay
 from orchard.streams.server import EmbeddedServer
-from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.settings import NatsSettings
 from orchard.streams.stream_check import StreamGuard, guarded
 from orchard.streams.stream_state import ExpectedStream
 from orchard.streams.topology import declare

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from orchard.schemas.queues import Queue
 from orchard.storage.allocation import ARROW_ALLOCATOR
 from orchard.storage.reader import open_tables
 from orchard.storage.upkeep.maintenance import check
 from orchard.streams.connection import Connection
 from orchard.streams.publisher import Publisher
 from orchard.streams.server import EmbeddedServer
-from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
 from tests.benchmarks.million import Plan, fill_stream
 

@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from orchard.schemas.queues import Queue
 from orchard.storage.digest import store_digests
 from orchard.storage.reader import open_tables
 from orchard.storage.tables import DERIVED
@@ -11,7 +12,7 @@ from orchard.streams import names
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.connection import Connection
 from orchard.streams.reading import bounds
-from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
 from tests.benchmarks.million import OPEN_FATES, Plan, fill_store, fill_stream
 

@@ -17,9 +17,10 @@ from orchard.schemas.events import Event, RolloutAborted, SandboxDeleted, make_e
 from orchard.schemas.identity import rollout_id
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.outcomes import AbortCause
+from orchard.schemas.queues import Queue
 from orchard.streams.connection import Connection, connect
 from orchard.streams.server import EmbeddedServer, find_binary
-from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
 
 Eventually = Callable[[Callable[[], Awaitable[bool]]], Awaitable[None]]

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from orchard.schemas.events import Event
+from orchard.schemas.queues import Queue
 from orchard.streams import names
 from orchard.streams.claims import Claim, Claims
 from orchard.streams.connection import Connection, connect
@@ -17,7 +18,7 @@ from orchard.streams.errors import OutcomeRefused
 from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds, delete_message
 from orchard.streams.server import EmbeddedServer
-from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
 from orchard.workers.attempts.deadletters import DeadLetters
 from tests.entries import named

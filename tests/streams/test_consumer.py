@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
+from orchard.schemas.queues import Queue
 from orchard.schemas.requests import read_known
 from orchard.streams import names
 from orchard.streams.claims import Claims
@@ -16,7 +17,6 @@ from orchard.streams.entries import FIRST, EntryAddress, QueueEntry, entry
 from orchard.streams.errors import AwaitsEndpoint
 from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds, last_message, next_message
-from orchard.streams.settings import Queue
 from orchard.workers.attempts.deadletters import DeadLetters
 from tests.streams.conftest import Eventually
 

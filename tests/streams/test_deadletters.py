@@ -17,6 +17,7 @@ from orchard.schemas.events import (
     payload,
 )
 from orchard.schemas.outcomes import AbortCause, ExitStatus, RolloutStatus
+from orchard.schemas.queues import Queue
 from orchard.streams import names
 from orchard.streams.claims import Claim, Claims
 from orchard.streams.connection import Connection
@@ -27,7 +28,6 @@ from orchard.streams.publish import store
 from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds
 from orchard.streams.replay import replay
-from orchard.streams.settings import Queue
 from orchard.streams.topology import declare
 from orchard.streams.undelivered import Undelivered
 from orchard.workers.attempts.deadletters import DeadLetters

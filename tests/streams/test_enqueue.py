@@ -8,6 +8,7 @@ import pytest
 
 from orchard.schemas.campaigns import RolloutRequest
 from orchard.schemas.events import Event
+from orchard.schemas.queues import Queue
 from orchard.streams import enqueue, names
 from orchard.streams.claims import Claim, Claims
 from orchard.streams.connection import Connection
@@ -28,7 +29,6 @@ from orchard.streams.errors import NameReused
 from orchard.streams.publish import OutgoingMessage, PublishResult
 from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds, subjects
-from orchard.streams.settings import Queue
 from tests.entries import named
 
 Make = Callable[[int], RolloutRequest]

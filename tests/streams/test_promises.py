@@ -8,6 +8,7 @@ import msgspec
 
 from orchard.schemas.campaigns import RolloutRequest
 from orchard.schemas.events import Event, RolloutStarted, make_event
+from orchard.schemas.queues import Queue
 from orchard.streams import names
 from orchard.streams.claims import Claims
 from orchard.streams.connection import Connection, connect
@@ -17,7 +18,7 @@ from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds
 from orchard.streams.replay import replay
 from orchard.streams.server import EmbeddedServer
-from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
 from orchard.workers.attempts.queue_maintenance import maintain_queues
 

@@ -14,6 +14,7 @@ import pytest
 from orchard.schemas.campaigns import RolloutRequest
 from orchard.schemas.events import Event, RolloutReopened, RolloutStarted, make_event
 from orchard.schemas.outcomes import AbortCause
+from orchard.schemas.queues import Queue
 from orchard.streams import names
 from orchard.streams import publisher as publisher_module
 from orchard.streams.connection import Connection, connect
@@ -32,7 +33,7 @@ from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds
 from orchard.streams.replay import replay
 from orchard.streams.server import EmbeddedServer
-from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
 from tests.entries import named
 

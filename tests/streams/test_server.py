@@ -10,12 +10,13 @@ import psutil
 import pytest
 
 from orchard.schemas.events import Event
+from orchard.schemas.queues import Queue
 from orchard.streams.connection import Connection, connect
 from orchard.streams.errors import NatsRefused, ServerFailed
 from orchard.streams.publisher import Publisher
 from orchard.streams.replay import replay
 from orchard.streams.server import EmbeddedServer
-from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
 
 PARENT = """

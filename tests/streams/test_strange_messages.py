@@ -5,6 +5,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from orchard.schemas.queues import Queue
 from orchard.schemas.replay_pointers import pointer_subject
 from orchard.streams.batches import messages_of
 from orchard.streams.claims import Claims
@@ -19,7 +20,6 @@ from orchard.streams.reading import bounds, last_message, message_at
 from orchard.streams.replay import replay
 from orchard.streams.replay_pointers import ReplayPointers
 from orchard.streams.server import MAX_PAYLOAD, EmbeddedServer
-from orchard.streams.settings import Queue
 from orchard.streams.stream_check import StreamGuard
 from orchard.streams.stream_state import ExpectedStream
 from orchard.streams.undelivered import Undelivered

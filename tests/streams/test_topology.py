@@ -6,10 +6,11 @@ import msgspec
 import pytest
 from nats.js import api
 
+from orchard.schemas.queues import Queue
 from orchard.streams import names
 from orchard.streams.connection import Connection
 from orchard.streams.errors import TopologyError
-from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import libfaketime
 import pytest
 
+from orchard.schemas.queues import Queue
 from orchard.streams import names
 from orchard.streams.connection import Connection
 from orchard.streams.publisher import Publisher
 from orchard.streams.reading import next_message
 from orchard.streams.server import EmbeddedServer
-from orchard.streams.settings import Queue
 from tests.entries import named
 from tests.streams.wrong_clock import DELAY
 

@@ -7,9 +7,10 @@ import asyncio
 import sys
 from datetime import UTC, datetime
 
+from orchard.schemas.queues import Queue
 from orchard.streams.claims import Claims
 from orchard.streams.connection import connect
-from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.settings import NatsSettings
 from tests.entries import named
 
 DELAY = 30.0

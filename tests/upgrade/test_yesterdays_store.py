@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from orchard.pipelines.campaigns.commands import Campaigns
+from orchard.schemas.queues import Queue
 from orchard.storage.digest import store_digests
 from orchard.storage.reader import open_tables
 from orchard.storage.upkeep.maintenance import check, rebuild_derived, rebuild_events
@@ -24,7 +25,7 @@ from orchard.streams.campaigns import CampaignBook
 from orchard.streams.connection import connect
 from orchard.streams.reading import bounds
 from orchard.streams.server import EmbeddedServer
-from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
 from tests.chaos.world import pipeline, session_for
 from tests.tiny_tasks import build_tiny_image

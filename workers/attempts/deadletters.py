@@ -12,11 +12,12 @@ import msgspec
 from orchard.schemas.campaigns import RolloutRequest
 from orchard.schemas.events import RequestDeadLettered, RequestRequeued, make_event
 from orchard.schemas.outcomes import AbortCause
+from orchard.schemas.queues import Queue
 from orchard.schemas.requests import InvalidRequest, read_rollout_request, rollout_in
 from orchard.streams import names
 from orchard.streams.claims import Claim
 from orchard.streams.connection import Connection
-from orchard.streams.deadletter_codec import Dead, DeadLetter, letter, read_letter
+from orchard.streams.deadletter_codec import DeadLetter, DeadRequest, letter, read_letter
 from orchard.streams.enqueue import Enqueued, EnqueueResult
 from orchard.streams.entries import address_in, entry, for_newer, rollout_entry
 from orchard.streams.errors import NotRequeued, OutcomeRefused
@@ -24,7 +25,6 @@ from orchard.streams.publish import OutgoingMessage, store
 from orchard.streams.publisher import Publisher
 from orchard.streams.reading import delete_message, last_message, message_at, next_message
 from orchard.streams.records import StoredMessage
-from orchard.streams.settings import Queue
 from orchard.workers.attempts.reopen import aborted, open_at, opened
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class DeadLetters:
     async def reject(self, claim: Claim, reason: str) -> None:
         """Ends the rollout of a claimed request that no worker can carry out, keeps it as a dead letter and
         takes it off the queue."""
-        dead = Dead(
+        dead = DeadRequest(
             request_sequence=claim.sequence,
             subject=claim.subject,
             consumer=claim.queue.consumer,
@@ -103,7 +103,7 @@ class DeadLetters:
 
     async def bury(self, message: StoredMessage, consumer: str, reason: str, deliveries: int) -> None:
         """Records that a request on the queue is dead, and then takes it off."""
-        dead = Dead(
+        dead = DeadRequest(
             request_sequence=message.sequence,
             subject=message.subject,
             consumer=consumer,
@@ -175,7 +175,7 @@ class DeadLetters:
             )
         return again[0]
 
-    async def _keep(self, dead: Dead) -> None:
+    async def _keep(self, dead: DeadRequest) -> None:
         """Records a dead request: outcome, letter, event. It is still on the queue afterwards.
 
         A request whose rollout has an outcome is not dead but done: only its acknowledgement was missing.
@@ -214,7 +214,7 @@ class DeadLetters:
             )
         )
 
-    async def _abort(self, request: RolloutRequest, dead: Dead) -> bool:
+    async def _abort(self, request: RolloutRequest, dead: DeadRequest) -> bool:
         """Ends the rollout, so that its campaign can end. Returns False if it has another outcome already."""
         poison = dead.reason.startswith("terminated")
         cause = AbortCause.INVALID_REQUEST if poison else AbortCause.ATTEMPTS_EXHAUSTED

@@ -23,8 +23,8 @@ from orchard.streams.claims import Claim, Claims
 from orchard.streams.consumer import ClaimedRequest, Consumer, Handler, Interrupted, PutOff
 from orchard.streams.entries import QueueEntry, after_attempt, rollout_entry, successor
 from orchard.streams.errors import OutcomeRefused, StreamsError
-from orchard.streams.shifts import Shift, share_of
 from orchard.streams.tasks import end
+from orchard.streams.worker_lifetime import WorkerLifetime, share_of
 from orchard.workers.attempts.deadletters import DeadLetters
 from orchard.workers.attempts.dependencies import AttemptDependencies
 from orchard.workers.attempts.refusal_counts import RefusalCounts
@@ -66,7 +66,7 @@ class Worker:
             DeadLetters(claims.connection),
             {"rollout": self, **(others or {})},
             slots=settings.slots,
-            shift=Shift(idle=settings.idle_exit_seconds, age=share_of(settings.max_age_seconds)),
+            lifetime=WorkerLifetime(idle=settings.idle_exit_seconds, age=share_of(settings.max_age_seconds)),
             shutdown_seconds=shutdown_seconds,
         )
 

@@ -1,4 +1,5 @@
-"""Front door of the domain Claw: tasks of assistants in worlds of services, and how their rollouts read."""
+"""Commands and views of the domain Claw: tasks of assistants in worlds of services, and how their rollouts
+are shown."""
 
 from orchard.actions.domain import FrontDomain, TaskRoute
 

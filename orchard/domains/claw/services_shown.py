@@ -1,4 +1,4 @@
-"""How rollouts and tasks in worlds of services read: calls by tool, injected errors, judges' verdicts."""
+"""Shows rollouts and tasks in worlds of services: calls by tool, injected errors, judges' verdicts."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -26,7 +26,7 @@ from judgements_all where rollout_id = ? and attempt = ? order by sequence
 
 
 def worlds_tables(tables: duckdb.DuckDBPyConnection, rollout: str, attempt: int) -> Iterator[RenderableType]:
-    """Tables of the services' calls and of the judges' verdicts, where there are any."""
+    """Tables of the services' calls and of the judges' verdicts, if there are any."""
     calls, rulings = (_rows(tables, query, rollout, attempt) for query in (_CALLS, _RULINGS))
     if calls:
         table = _table("services used", "tool", "calls", "failed", "injected errors", "called by")
@@ -47,12 +47,12 @@ def worlds_tables(tables: duckdb.DuckDBPyConnection, rollout: str, attempt: int)
 
 
 def submission(text: str) -> str | None:
-    """Empty for the record of a world of services, which is no text to read; None for anything else."""
+    """Empty for a submission from a world of services, which is not text to read; None for others."""
     return "" if is_bundle(text) else None
 
 
 def solution(task: Task) -> str:
-    """What is known of the solution of a task that is graded by its bundle; empty for any other."""
+    """Describes the solution of a task that its bundle grades; empty for other tasks."""
     case = case_of(task)
     return f"known: {len(case.solution)} calls" if case else ""
 

@@ -1,4 +1,4 @@
-"""`tasks synthesize claw`: a run of the synthesis loop, with its report."""
+"""`tasks synthesize claw`: runs the synthesis loop and prints its report."""
 
 from typing import NamedTuple
 
@@ -17,8 +17,6 @@ from orchard.terminal.console import console, reporting
 
 
 class Options(NamedTuple):
-    """Options of the command line."""
-
     run: str
     limit: int
     seed: int
@@ -30,7 +28,7 @@ class Options(NamedTuple):
 
 
 async def synthesize_claw(session: Session, options: Options) -> None:
-    """Make the tasks, with a progress bar, and print what was caught and what it cost."""
+    """Makes the tasks with a progress bar, and prints what was caught and what it cost."""
     try:
         check_name(options.run, "run")
     except ValueError as error:
@@ -57,7 +55,7 @@ async def synthesize_claw(session: Session, options: Options) -> None:
 
 
 async def with_progress(session: Session, wanted: Wanted, author: Author | None) -> SynthesisResult:
-    """A run with a progress bar; what was caught, and what it cost, is printed at its end."""
+    """Runs the loop with a progress bar, and prints at its end what was caught and what it cost."""
     accepted = 0
     with reporting() as bar:
 

@@ -1,4 +1,4 @@
-"""A run of the synthesis loop in this process, with what it needs of a session."""
+"""Runs the synthesis loop in this process, with a session's connection, blobs and tables."""
 
 import os
 import socket
@@ -24,14 +24,14 @@ from orchard.workers.llm.endpoint_rests import RestTracker
 from orchard.workers.llm.settings import EndpointSettings
 
 SEEDED = ModelSpec(name=MODEL, endpoint=MODEL, kind=ModelKind.ORACLE)
-"""The author that is no model, at an endpoint that is there while a run with an Author lasts."""
+"""Author that is no model; a run with an `Author` serves its endpoint."""
 
 
 class SynthesisResult(msgspec.Struct, frozen=True):
-    """What a run made."""
+    """Result of a run."""
 
     tasks: list[Task]
-    """Accepted tasks in the order of their slots, which are in the registry and in the tables."""
+    """Accepted tasks in the order of their slots, in registry and tables."""
     report: Report
 
 
@@ -41,7 +41,7 @@ async def synthesized(
     author: Author | None = None,
     told: Callable[[SynthesisStep], None] = lambda _: None,
 ) -> SynthesisResult:
-    """Do a run, or what is left of it. With `author` the endpoint of SEEDED is that one, served here."""
+    """Starts or resumes a run. With `author`, the endpoint of SEEDED is that one, served here."""
     async with AsyncExitStack() as stack:
         connection = await stack.enter_async_context(session.connection("synthesis"))
         queue = queue_of(wanted.run)

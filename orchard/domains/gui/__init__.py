@@ -1,4 +1,5 @@
-"""Front door of the domain GUI: tasks on sites, the funnel, judging again, and how its rollouts read."""
+"""Commands and views of the domain GUI: tasks on sites, the funnel, repeated judging, and how its rollouts
+are shown."""
 
 from orchard.actions.domain import FrontDomain, TaskRoute
 from orchard.pipelines.domains.gui.web_rows import PROTOCOLS

@@ -1,4 +1,4 @@
-"""`tasks funnel`: a large pool of web tasks into a clean seed set (docs/gui.md)."""
+"""`tasks funnel`: filters a large pool of web tasks into a clean seed set (docs/gui.md)."""
 
 import asyncio
 import json
@@ -29,7 +29,6 @@ from orchard.terminal.tables import rows_table
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to `tasks`."""
     app.command("funnel")(funnel)
 
 
@@ -119,7 +118,7 @@ def funnel(
 
 
 def columns_of(given: Sequence[str]) -> dict[str, str]:
-    """Parts of a row to the columns that say them. Raises ConfigError."""
+    """Maps parts of a row to the columns that contain them. Raises ConfigError."""
     pairs = [text.partition("=") for text in given]
     for part, equals, name in pairs:
         if part not in COLUMNS or not (equals and name):
@@ -141,7 +140,7 @@ def _encoder(session: Session, model: str | None, endpoint: str) -> Encoder:
 def _pool(
     files: Sequence[Path], columns: Mapping[str, str], left_out: list[LeftOut], strict: bool
 ) -> tuple[list[Intent], dict[tuple[int, int], str]]:
-    """The intents of all rows, and by file and row their ids, which are made unique."""
+    """Intents of all rows, and their unique ids by file and row."""
     pool: list[Intent] = []
     places: dict[tuple[int, int], str] = {}
     used: Counter[str] = Counter()
@@ -158,8 +157,8 @@ def _pool(
 def _read(
     file: Path, columns: Mapping[str, str], left_out: list[LeftOut], strict: bool
 ) -> Iterator[tuple[int, Intent]]:
-    """The intents of a file by row; what is none is added to `left_out`. Raises NotImported at the end where
-    there is none at all, or `strict` and not all are."""
+    """Intents of a file by row; invalid rows are added to `left_out`. Raises NotImported at the end if
+    none is valid or, with `strict`, if not all are."""
     good, bad = 0, []
     for number, row in read_rows(file):
         try:
@@ -179,7 +178,7 @@ def _read(
 
 
 def _stored(session: Session, source: str) -> tuple[list[Intent], dict[tuple[int, int], str]]:
-    """The web tasks of a source in the store, by id. Raises ConfigError where there are none."""
+    """Web tasks of a source in the store, by id. Raises ConfigError if there are none."""
     pool = []
     for task in read_tasks(session.config.store, source=source):
         if not isinstance(task.world, msgspec.UnsetType) and task.world.kind == WORLD:
@@ -196,7 +195,7 @@ def _renamed(intent: Intent, name: str) -> Intent:
 
 
 def _intents(files: Iterable[Path], left_out: list[LeftOut], strict: bool) -> frozenset[str]:
-    """The intents of benchmark files, as they are compared."""
+    """Intents of benchmark files, normalized for comparison."""
     return frozenset(normal(intent.text) for file in files for _, intent in _read(file, {}, left_out, strict))
 
 

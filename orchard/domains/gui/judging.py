@@ -1,4 +1,5 @@
-"""`judge`: a finished campaign judged again by another protocol or model, and how far judges are right."""
+"""`judge`: judges a finished campaign again by another protocol or model, and measures judges against
+graders."""
 
 import asyncio
 import signal
@@ -48,7 +49,6 @@ _COLUMNS = [
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
     app.command("judge")(judge)
 
 
@@ -102,7 +102,7 @@ def judge(
 async def judge_campaign(
     session: Session, campaign: str, wanted: JudgeSettings, slots: int = 8, max_cost: float | None = None
 ) -> bool:
-    """Judge what has no verdict yet; whether all of it has one now."""
+    """Judges rollouts without a verdict; returns whether all have one now."""
     if wanted.model is None:
         raise ConfigError("no model judges: name one with --model, or set judge.model")
     endpoints = session.endpoints()
@@ -131,13 +131,12 @@ async def judge_campaign(
                 f"nothing to judge in {campaign}: all {episodes.judged} rollouts have their verdict"
             )
             return True
-        asked = [episode.request(campaign, wanted) for episode in episodes.open]
-        foreign = await asyncio.to_thread(partial(_foreign, session, asked))
-        if len(foreign) == len(asked):
+        foreign = await asyncio.to_thread(partial(_foreign, session, episodes.open))
+        if len(foreign) == len(episodes.open):
             raise ConfigError(
                 f"no rollout of {campaign!r} was handed in by a browser agent: nothing to judge"
             )
-        requests = {key: one for one in asked if (key := verdict_key(one)) not in foreign}
+        requests = {key: one for one in episodes.open if (key := verdict_key(one)) not in foreign}
         tally = JudgingTally(max_cost)
         rests = await stack.enter_async_context(RestTracker(connection, "judge"))
         models = await stack.enter_async_context(ModelClient(endpoints, rests, waits=True))
@@ -198,7 +197,7 @@ def _tell(tally: JudgingTally, asked: int, foreign: int) -> bool:
 
 
 def show_agreement(session: Session, campaign: str) -> None:
-    """Print how far each judge of the campaign agrees with its graders."""
+    """Prints the agreement of each judge with the campaign's graders."""
     with open_tables(session.config.store) as tables:
         found = read_pairs(tables, campaign)
     if not found:

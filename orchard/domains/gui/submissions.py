@@ -1,4 +1,4 @@
-"""How what a browser agent hands in is read."""
+"""Formats submissions of browser agents."""
 
 import msgspec
 
@@ -6,7 +6,7 @@ from orchard.schemas.gui import GuiSubmission
 
 
 def submission(text: str) -> str | None:
-    """What was answered and where the browser ended; None for text that is no such record."""
+    """Answer and final address of a browser agent's submission; None for other text."""
     try:
         browsed = msgspec.json.decode(text, type=GuiSubmission)
     except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):

@@ -1,4 +1,4 @@
-"""`tasks synthesize gui`: tasks on generated sites, proven and registered."""
+"""`tasks synthesize gui`: makes, proves and registers tasks on generated sites."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -24,8 +24,6 @@ from orchard.workers.domains.gui.sites.goals import KINDS
 
 
 class GuiOptions(NamedTuple):
-    """Options of the command line."""
-
     seed: int
     limit: int
     sites: tuple[str, ...]
@@ -37,7 +35,7 @@ class GuiOptions(NamedTuple):
 
 
 async def synthesize_gui(session: Session, options: GuiOptions) -> None:
-    """Make the tasks, prove those that are new, and register them. Making them again adds nothing."""
+    """Makes the tasks, and proves and registers new ones. A repetition adds nothing."""
     tasks = _made(options)
     known = await asyncio.to_thread(known_hashes, session.config.store)
     new = [task for task in tasks if known.get(task.task_id) != task_hash(task)]

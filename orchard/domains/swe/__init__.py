@@ -1,4 +1,4 @@
-"""Front door of the domain SWE: tasks from releases, benchmarks and repositories; the quick start."""
+"""Commands of the domain SWE: tasks from releases, benchmarks and repositories; the quick start."""
 
 from orchard.actions.domain import FrontDomain, TaskRoute
 

@@ -1,4 +1,4 @@
-"""`tasks from-repo`: a task of a commit in a git repository (docs/own-tasks.md)."""
+"""`tasks from-repo`: makes a task of a commit in a git repository (docs/own-tasks.md)."""
 
 import asyncio
 from pathlib import Path
@@ -16,8 +16,6 @@ from orchard.terminal.console import console, reporting
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to `tasks`."""
-
     @app.command("from-repo")
     def from_repo(
         context: typer.Context,

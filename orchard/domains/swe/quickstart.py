@@ -1,4 +1,4 @@
-"""`quickstart`: the main job from nothing, in one command: tasks, proof, campaign, results."""
+"""`quickstart`: tasks, proof, campaign and results in one command."""
 
 import asyncio
 import re
@@ -41,8 +41,6 @@ FOR_SHOW = "select rollout_id from rollouts where campaign = $name and resolved 
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to the application."""
-
     @app.command()
     def quickstart(
         context: typer.Context,
@@ -119,7 +117,7 @@ async def _work(config: Config, tasks: int, samples: int, model: str, campaign: 
 
 
 def _aborted(session: Session, campaign: str) -> int:
-    """Rollouts that an earlier run left without a reward because something of ours failed."""
+    """Rollouts of an earlier run that infrastructure failures left without a reward."""
     with open_tables(session.config.store) as tables:
         found = tables.execute(
             "select count(*) from rollouts where campaign = ? and status = 'aborted'", [campaign]
@@ -128,7 +126,7 @@ def _aborted(session: Session, campaign: str) -> int:
 
 
 async def _prepare_tasks(session: Session, wanted: int) -> None:
-    """Make and prove tasks until `wanted` are proven; raises ConfigError when the catalogue ends."""
+    """Makes and proves tasks until `wanted` are proven. Raises ConfigError if the catalogue ends."""
     attempted = wanted
     while True:
         proven = len(read_task_refs(session.config.store, source="pypi-releases"))

@@ -1,4 +1,4 @@
-"""Tasks from releases on PyPI, and of a repository's own change."""
+"""Makes tasks from releases on PyPI, and from a repository's own change."""
 
 import asyncio
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from orchard.pipelines.tasks.validate import Validation, Validator
 from orchard.schemas.events import TaskRejected
 
 RECENT_PAIRS = 30
-"""Neighbouring releases of a package that --any-release tries, newest first."""
+"""Number of neighbouring releases that --any-release tries, newest first."""
 
 
 async def synthesize_tasks(
@@ -32,7 +32,7 @@ async def synthesize_tasks(
     uncatalogued: bool = False,
     told: Reporter = SILENT,
 ) -> int:
-    """Make up to `limit` tasks, those that are there included; returns how many are new."""
+    """Makes up to `limit` tasks, existing ones included, and returns how many are new."""
     cache = PackageCache(session.directory / "packages")
     pairs = await _recent_pairs(cache, packages) if uncatalogued else catalogue(packages)
     async with registry(session) as tasks, session.sandboxes() as client:
@@ -65,7 +65,8 @@ async def _recent_pairs(cache: PackageCache, packages: Sequence[str]) -> list[Pa
 async def own_task(
     session: Session, change: Change, wanted: Wanted, *, runs: int, told: Reporter = SILENT
 ) -> Validation:
-    """Make and prove the task of a repository's change. Raises TaskError where it is none, or is rejected."""
+    """Makes and proves the task of a repository's change. Raises TaskError if the change makes no task, or
+    the task is rejected."""
     settings = SynthesisSettings(cpu=wanted.cpu, memory=wanted.memory, test_seconds=wanted.seconds)
     async with registry(session) as tasks, session.sandboxes() as client:
         environments = Environments(client, PackageCache(session.directory / "packages"), settings)

@@ -1,5 +1,3 @@
-"""Layouts of chat messages: Hugging Face and TRL, slime, verl, prime-rl."""
-
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -90,7 +88,6 @@ def _verl_rl(row: Row) -> Iterator[Record]:
 
 
 def schema_of(**columns: pa.DataType) -> pa.Schema:
-    """A schema of these columns."""
     return pa.schema(list(columns.items()))
 
 

@@ -1,4 +1,4 @@
-"""What an exporter is: a schema, a projection of a row, and the words for what is lost."""
+"""Interface of an exporter: a schema, a projection of a row, and sentences for what is lost."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ EXTRAS = "orchard"
 MARK = "<image>"
 """Stands for a picture in a text."""
 PICTURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-"""As the feature Image of the package `datasets` has it."""
+"""Arrow type of a picture: that of the feature Image of the package `datasets`."""
 
 
 @dataclass(frozen=True)
@@ -23,16 +23,16 @@ class Exporter:
 
     name: str
     consumer: str
-    """Who reads it."""
+    """Name of the program that reads the layout."""
     schema: pa.Schema
     project: Callable[[Row], Iterator[Record]]
     """The records of one row, none where the layout has no place for it."""
     losses: Callable[[Row], Iterator[str]]
-    """What the layout cannot say of one row, in words that are the same for all rows of a kind."""
+    """Sentences for what the layout loses of one row, equal for all rows of a kind."""
     always: tuple[str, ...] = ()
-    """What it can say of no row."""
+    """Sentences for what the layout loses of every row."""
     format: str = "parquet"
-    """`parquet` or `jsonl`."""
+    """File format: `parquet` or `jsonl`."""
     pictures: str = ""
     """Column of pictures, one for each `<image>` of the texts in their order. `project` names them by their
     SHA-256; where the schema lacks the column, rows with pictures get it, and `project` knows nothing of it.
@@ -50,18 +50,18 @@ def written(content: Any) -> str:
 
 
 def nothing(_: Row) -> Iterator[str]:
-    """For layouts that lose nothing that depends on the row."""
+    """Losses of layouts that lose nothing that depends on the row."""
     yield from ()
 
 
 def parts_of_trajectories(row: Row) -> Iterator[str]:
-    """For layouts that train every assistant message or none."""
+    """Losses of layouts that train every assistant message or none."""
     if len(row.trained_turns) < row.turns:
         yield "turns that do not train (rise segments): every assistant message trains there"
 
 
 def text_only(row: Row) -> Iterator[str]:
-    """For layouts without tokens."""
+    """Losses of layouts without tokens."""
     if row.stored_turns:
         yield "sampled token ids: the consumer tokenizes the text again"
 
@@ -69,7 +69,6 @@ def text_only(row: Row) -> Iterator[str]:
 def both(
     *losses: Callable[[Row], Iterator[str]],
 ) -> Callable[[Row], Iterator[str]]:
-    """All losses of several kinds."""
 
     def found(row: Row) -> Iterator[str]:
         for each in losses:
@@ -79,7 +78,7 @@ def both(
 
 
 def plain(row: Row) -> Mapping[str, Any]:
-    """Where a row came from, for layouts with room for it."""
+    """Metadata of a row's origin, for layouts with room for it."""
     return {
         "example_id": row.example_id,
         "rollout_id": row.rollout_id,

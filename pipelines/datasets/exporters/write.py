@@ -1,5 +1,3 @@
-"""Writing an export: rows streamed through a projection, what is lost counted and told."""
-
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -35,13 +33,12 @@ _BATCH = 256
 
 
 def built_in() -> dict[str, Exporter]:
-    """Exporters by name, without plug-ins."""
     of_domains = offered(lambda domain: domain.exporters)
     return _OF_NO_DOMAIN | {name: load(reference) for name, reference in of_domains.items()}
 
 
 def layouts() -> Iterator[Exporter]:
-    """All that there are, plug-ins last. Raises PluginError for one that cannot be loaded."""
+    """Yields all layouts, plug-ins last. Raises PluginError for one that cannot be loaded."""
     yield from built_in().values()
     for name in names(Kind.EXPORTER):
         yield need(Kind.EXPORTER, name)
@@ -49,14 +46,13 @@ def layouts() -> Iterator[Exporter]:
 
 @dataclass(frozen=True)
 class Exported:
-    """What came of an export."""
+    """The account of an export."""
 
     file: Path
     records: int
     left_out: int
-    """Rows that the layout has no place for."""
     lost: dict[str, int]
-    """What could not be said, and of how many rows."""
+    """Each loss with the number of rows that it concerns."""
 
 
 def export(dataset: Path, layout: str, out: Path) -> Exported:
@@ -166,13 +162,13 @@ def _records(
 
 
 def _picture(blobs: BlobStore, sha256: str) -> Record:
-    """As PICTURE. Raises BlobMissing, BlobCorrupt."""
+    """The picture in the type PICTURE. Raises BlobMissing, BlobCorrupt."""
     data = blobs.read(sha256)
     return {"bytes": data, "path": f"{sha256}.{read_picture(data).media_type.rpartition('/')[2]}"}
 
 
 def _url(blobs: BlobStore, sha256: str) -> str:
-    """As JSON takes it. Raises as `_picture` does."""
+    """The picture as a data URL, for JSON. Raises BlobMissing, BlobCorrupt."""
     data = blobs.read(sha256)
     return data_url(data, read_picture(data).media_type)
 

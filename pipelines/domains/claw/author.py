@@ -23,31 +23,29 @@ from orchard.workers.llm.answers import ORACLE_FINGERPRINT
 MODEL = "seeded-author"
 MISTAKES_SHARE = 0.3
 REPAIRED_SHARE = 0.7
-"""Of the mistakes that it is told of."""
+"""Share of the reported mistakes that it repairs."""
 SLOPPY_SHARE = 0.25
-"""Of the rollouts in which it leaves the last call out."""
+"""Share of the rollouts in which it leaves the last call out."""
 _REFERENCE = re.compile(r"\(Reference (\d+)/(\d+)\.\)")
 
 
 class Repertoire(Protocol):
-    """What the author writes of, and how its solver goes about it."""
+    """The subjects that the author writes about, and how its solver acts."""
 
-    def plot(self, seed: int, slot: int) -> Plot:
-        """The plot of a slot, without a mistake; a new one each time, which may be changed."""
+    def plot(self, seed: int, slot: int) -> Plot: ...
 
     def moves(self, statement: str, seed: int) -> list[ReferenceCall] | None:
-        """The calls of the solver in the rollout of this seed; None for a statement that it does not know."""
+        """The calls of the solver in the rollout of this seed; None for an unknown statement."""
 
 
 class Templates:
-    """The author's own: templates over six services. Statements end with the place of their plot."""
+    """The author's own repertoire: templates over six services. Statements end with the place of their
+    plot."""
 
     def plot(self, seed: int, slot: int) -> Plot:
-        """See Repertoire."""
         return plot_of(seed, slot)
 
     def moves(self, statement: str, seed: int) -> list[ReferenceCall] | None:
-        """See Repertoire: the reference solution, now and then without its last call."""
         found = _REFERENCE.search(statement)
         if found is None:
             return None
@@ -102,7 +100,7 @@ class Author:
         )
 
     def answer(self, step: str, seed: int, slot: int, turn: int) -> str:
-        """What it says as the author: a function of these and its share of mistakes."""
+        """The author's answer: a function of the arguments and its share of mistakes."""
         mistake = mistake_of(seed, slot, self._mistakes)
         if step == SynthesisAction.PROPOSE:
             return msgspec.json.encode(self._idea(seed, slot, mistake)).decode()
@@ -131,12 +129,11 @@ class Author:
 
 
 def plot_of(seed: int, slot: int) -> Plot:
-    """The plot of a slot, without a mistake."""
     return plot(random.Random(f"{seed}-{slot}"), f"{seed}/{slot}")
 
 
 def mistake_of(seed: int, slot: int, share: float) -> str | None:
-    """The mistake that it makes in a slot."""
+    """The mistake that the author makes in a slot, None where it makes none."""
     dice = random.Random(f"{seed}-{slot}-errs")
     if dice.random() >= share:
         return None
@@ -231,8 +228,8 @@ DRAFT_MISTAKES: dict[str, Callable[[Plot, random.Random], str]] = {
 
 
 def solved(repertoire: Repertoire, messages: list[dict[str, Any]], seed: int) -> dict[str, Any]:
-    """The next message of its solver: its calls one by one, again where a call failed. A program puts
-    the date before the statement."""
+    """The next message of the author's solver: its calls one by one, again where a call failed. A program
+    puts the date before the statement."""
     said = next((str(each["content"]) for each in messages if each["role"] == "user"), "")
     moves = repertoire.moves(said.strip().rpartition("\n\n")[2], seed)
     if moves is None:

@@ -37,7 +37,7 @@ LARGEST = 256 * 1024 * 1024
 _LEFT_OUT = frozenset({"__pycache__", ".git", "node_modules", ".venv"})
 _NAME = re.compile(r"[\w.-]+")
 _MEDIA = re.compile(r"\[(?:media attached[^:\]]*|(?:image|audio|video): *source):\s*([^\]]+)\]", re.I)
-"""A picture, sound or film in the user's words."""
+"""A picture, audio or video in the user's words."""
 _WORKSPACE_SERVER = f"src/{WORKSPACE_SERVER}"
 
 
@@ -82,7 +82,7 @@ class _UserAgent(msgspec.Struct):
 
 
 class _Definition(msgspec.Struct):
-    """What is read of a `task.yaml`; it has more, which its grader reads."""
+    """The fields that are read of a `task.yaml`; it has more, which its grader reads."""
 
     task_id: str
     prompt: _Prompt
@@ -102,10 +102,10 @@ class _Definition(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Reading:
-    """How a checkout is to be read."""
+    """Options for reading a checkout."""
 
     image: str = "host"
-    """Image with `python` and what the services and graders import."""
+    """Image with `python` and the modules that services and graders import."""
     python: str = "python3"
     error_rate: float = 0.0
     source: str = NAME
@@ -113,14 +113,13 @@ class Reading:
 
 @dataclass
 class Read:
-    """What a checkout gave."""
-
     tasks: list[Task]
     left_out: list[LeftOut]
 
 
 def read_checkout(root: Path, put: Put, reading: Reading) -> Read:
-    """The tasks of a checkout, and which are left out. Raises TaskError for what is no checkout."""
+    """Read the tasks of a checkout, and what is left out. Raises TaskError for a directory that is no
+    checkout."""
     if not (root / _WORKSPACE_SERVER).is_file() or not (root / "tasks").is_dir():
         raise TaskError(f"{root} is no checkout of Claw-Eval: it needs {_WORKSPACE_SERVER} and tasks")
     files = sorted(root.glob("tasks/*/task.yaml"))
@@ -151,7 +150,7 @@ def _definition(file: Path) -> _Definition:
 
 
 def _check(definition: _Definition, file: Path) -> None:
-    """Raises TaskError for what no harness here can do, or no grader judges."""
+    """Raise TaskError for a task that no harness here can do, or no grader judges."""
     if definition.user_agent.enabled:
         raise TaskError("its user is played by a model, which no harness here does")
     if shown := [*definition.prompt.attachments, *_MEDIA.findall(definition.prompt.text)]:
@@ -252,7 +251,6 @@ def _shared(root: Path) -> Iterator[Path]:
 
 
 def _named(root: Path, folder: Path, name: str) -> Path:
-    """The file that a task names: in its directory, else in the checkout. Raises TaskError."""
     if Path(name).is_absolute() or ".." in Path(name).parts:
         raise TaskError(f"it names the file {name}, which leads out of its directory")
     found = next((path for path in (folder / name, root / name) if path.is_file()), None)

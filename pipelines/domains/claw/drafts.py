@@ -1,4 +1,4 @@
-"""What an author answers, read strictly: an idea, and a draft of a task."""
+"""Reads an author's answers strictly: an idea, or a draft of a task."""
 
 import re
 from datetime import UTC, datetime
@@ -14,28 +14,27 @@ from orchard.schemas.tasks import PluginGrading, Task, WorldUse
 
 SOURCE = "claw-synthesis"
 ANSWER_LIMIT = 400_000
-"""Characters."""
+"""Maximum characters of an answer."""
 _FENCE = re.compile(r"```(?:json)?[ \t]*\r?\n(.*?)\r?\n?```", re.DOTALL)
 _THINKING = re.compile(r"\A.*</(?:think|thinking|reasoning)>", re.DOTALL | re.IGNORECASE)
 
 
 class BadAnswer(ValueError):
-    """An answer that is not of the form that was asked for; the text says why, in words for the author."""
+    """An answer has another form than was asked for; the message tells the author why."""
 
 
 class Idea(msgspec.Struct, frozen=True, kw_only=True):
-    """What a task could be about."""
+    """A subject for a task."""
 
     title: str
     goal: str
-    """What the user wants, in one sentence."""
     services: tuple[str, ...]
     seeded_mistake: str | None = None
-    """See SynthesisStep."""
+    """Label of a seeded author's mistake, which no check reads."""
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """What is proven: a world, its tests, and the calls that solve it."""
+    """A world, its tests, and the calls that solve it: the subject of a proof."""
 
     statement: str
     world: ClawWorld
@@ -55,15 +54,15 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     owner: str = "me@example.com"
     files: dict[str, str] = {}
     tools: tuple[str, ...] = ()
-    """As in ClawWorld."""
+    """Tools of the services that the task offers, as in ClawWorld."""
     workspace: tuple[str, ...] = WORKSPACE_TOOLS
-    """As in ClawWorld."""
+    """Tools of the workspace that the task offers, as in ClawWorld."""
     seeded_mistake: str | None = None
-    """See SynthesisStep."""
+    """Label of a seeded author's mistake, which no check reads."""
 
     @property
     def world(self) -> ClawWorld:
-        """The world that a task of it has: services alone, unless there are files."""
+        """The world of the draft's task: services alone, unless there are files."""
         return ClawWorld(
             now=self.now if self.now.tzinfo else self.now.replace(tzinfo=UTC),
             services=self.services,
@@ -75,7 +74,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def case(self) -> Case:
-        """What is to be proven of it."""
+        """The part of the draft that is proven."""
         tests = ClawTests(script=self.script)
         return Case(statement=self.statement, world=self.world, tests=tests, solution=self.solution)
 
@@ -86,12 +85,10 @@ _MOVES = msgspec.json.Decoder(tuple[ReferenceCall, ...])
 
 
 def read_idea(answer: str) -> Idea:
-    """The idea in an answer. Raises BadAnswer."""
     return _read(_IDEAS, answer)  # type: ignore[no-any-return]
 
 
 def read_draft(answer: str) -> Draft:
-    """The draft in an answer. Raises BadAnswer."""
     draft: Draft = _read(_DRAFTS, answer)
     if not draft.statement.strip() or not draft.solution or not draft.services:
         raise BadAnswer("statement, services and solution must not be empty")
@@ -111,7 +108,7 @@ def _read(decoder: Any, answer: str) -> Any:
 
 
 def task_of(draft: Draft, labels: dict[str, str] | None = None) -> Task:
-    """The task that a draft makes. Its id hangs on what a solver meets and how it is judged."""
+    """The task of a draft. Its id is a digest of what a solver meets and how it is judged."""
     world = msgspec.to_builtins(draft.world)
     return Task(
         task_id=f"claw-{digest([draft.statement, world, draft.script], 12)}",
@@ -129,8 +126,8 @@ def task_of(draft: Draft, labels: dict[str, str] | None = None) -> Task:
 
 
 def case_of(task: Task) -> Case | None:
-    """What is to be proven of a task that is graded by its bundle; None for any other. Raises ValueError for
-    settings or a solution that cannot be read."""
+    """The part of a task that is proven, for one that is graded by its bundle; None for any other. Raises
+    ValueError for settings or a solution that cannot be read."""
     world, grading = task.world, task.grading
     if world is msgspec.UNSET or world.kind != DOMAIN or not isinstance(grading, PluginGrading):
         return None

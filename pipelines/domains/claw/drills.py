@@ -1,9 +1,9 @@
-"""Drills: what a tiny model learns before its first errand, to copy words and to find a value beside a name.
+"""Drills for a tiny model before its first errand: to copy words and to find a value beside a name.
 
-From nothing, a model of 0.2 million parameters learns the forms of calls long before it copies a name that it
-has not seen. Short texts teach that soonest: most drills have a word or two, and some have ten. Once it
-copies, drills of two calls teach it to take a value out of a result. They are of the words of errands, but no
-errand, world, tool or test script is among them.
+From nothing, a model of 0.2 million parameters learns the forms of calls long before it copies a name
+that it has not seen. Short texts teach that soonest: most drills have a word or two, and some have
+ten. Once it copies, drills of two calls teach it to take a value out of a result. They are of the
+words of errands, but no errand, world, tool or test script is among them.
 """
 
 import json
@@ -53,7 +53,7 @@ def drills(seed: int, count: int, *, long: bool = False) -> Iterator[tuple[int, 
 
 
 def _few(dice: random.Random, most: int) -> int:
-    """From 1 to `most`, and rather less."""
+    """A number from 1 to `most`, small ones more often."""
     return min(dice.randint(1, most), dice.randint(1, most))
 
 
@@ -71,7 +71,7 @@ def _repeated(dice: random.Random) -> Messages:
 
 
 def _looked_up(dice: random.Random) -> Messages:
-    """Records, and what stands in one of them beside a name."""
+    """Records, and a value beside a name in one of them."""
     count = _few(dice, 6)
     names = list(map(" ".join, zip(dice.sample(_WORDS, count), dice.sample(_WORDS, count), strict=True)))
     field, form = dice.choice((("email", "{}@example.com"), ("code", "{}"), ("place", "{}"), ("id", "p{}")))

@@ -22,11 +22,11 @@ TOOLS = (
 )
 NOW = datetime(2026, 4, 10, 9, 0, tzinfo=UTC)
 PEOPLE, PRODUCTS = 6, 5
-"""In each world."""
+"""Number of people and of products in each world."""
 TIDY = 3
-"""Each so manieth world is tidy."""
+"""One world in this many is tidy."""
 MOST = 20_000
-"""Plots that a statement is looked for in."""
+"""Maximum plots to search for a statement."""
 HANDLES = (
     *("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "harbor", "indigo", "jasper", "kestrel"),
     *("lagoon", "maple", "nectar", "onyx", "pebble", "quartz", "raven", "saffron", "tundra", "umber"),
@@ -50,16 +50,15 @@ class Errands:
         self._taken = set(without)
         self._plots: list[Plot] = []
         self._places: dict[str, int] = {}
-        """Of plots, by statement."""
+        """Index of each plot by its statement."""
 
     def plot(self, seed: int, slot: int) -> Plot:
-        """See Repertoire."""
         if seed != self.seed:
             raise ValueError(f"these are the errands of seed {self.seed}, not {seed}")
         return _copied(self._made(slot))
 
     def moves(self, statement: str, seed: int) -> list[ReferenceCall] | None:
-        """See Repertoire: it looks and acts, or guesses and acts."""
+        """The solver's calls: it looks and acts, or guesses and acts."""
         while statement not in self._places and len(self._plots) < MOST:
             self._made(len(self._plots))
         if statement not in self._places:
@@ -70,7 +69,7 @@ class Errands:
         return [_guessed(look.arguments["query"], act)]
 
     def statements(self, count: int) -> frozenset[str]:
-        """Of the first plots."""
+        """Statements of the first `count` plots."""
         return frozenset(self._made(slot).statement for slot in range(count))
 
     def world(self, slot: int) -> int:
@@ -129,7 +128,7 @@ def _article(name: str) -> str:
 
 
 def _guessed(name: str, act: ReferenceCall) -> ReferenceCall:
-    """The call with what the name suggests."""
+    """The call with the value that the name suggests."""
     guess = {"product_id": _article(name)} if "product_id" in act.arguments else {"to": [_address(name)]}
     return ReferenceCall(tool=act.tool, arguments={**act.arguments, **guess})
 

@@ -1,4 +1,4 @@
-"""What is wrong with an idea, before anything is written of it. Pure."""
+"""Finds what is wrong with an idea, before anything is written of it. Pure."""
 
 import re
 from collections.abc import Collection
@@ -21,17 +21,16 @@ _UNSAFE = re.compile(
 
 
 def words(idea: Idea) -> frozenset[str]:
-    """What tells it from others."""
     return words_of(f"{idea.title}: {idea.goal}")
 
 
 def words_of(text: str) -> frozenset[str]:
-    """The words of an idea as text, `TITLE: GOAL`."""
+    """Words of an idea given as text, `TITLE: GOAL`."""
     return frozenset(_WORD.findall(text.lower()))
 
 
 def wrong(idea: Idea, known: Collection[frozenset[str]]) -> tuple[Check, str] | None:
-    """The first thing that is wrong; `known` are the words of earlier ideas."""
+    """The first fault of an idea; `known` are the words of earlier ideas."""
     if absent := [name for name in idea.services if name not in SERVICES]:
         return Check.INFEASIBLE, f"there is no service {absent[0]!r}: there is {', '.join(SERVICES)}"
     if not idea.services:

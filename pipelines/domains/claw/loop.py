@@ -1,9 +1,9 @@
 """The synthesis run: steps on a queue, each artefact an event, accepted tasks in the registry.
 
-A step is a request on the queue; its handler asks, checks, publishes what came of it, and offers the next
-step. Killed anywhere, the same command goes on: what is done is in the log, what is not is on the queue.
-Which slots are proposed, and which tasks are taken, hangs on the seed and the answers, not on how steps
-overlap.
+A step is a request on the queue; its handler asks, checks, publishes the result, and offers the next
+step. Killed anywhere, the same command resumes: what is done is in the log, what is not is on the
+queue. Which slots are proposed, and which tasks are taken, depends on the seed and the answers, not on
+how steps overlap.
 """
 
 import asyncio
@@ -29,6 +29,7 @@ from orchard.schemas.claw import BUNDLES, DOMAIN
 from orchard.schemas.decoding import Unreadable, decode_whole
 from orchard.schemas.events import RolloutFinished, TaskValidated, make_event, payload
 from orchard.schemas.identity import digest, rollout_id
+from orchard.schemas.queues import Queue
 from orchard.schemas.requests import read_known
 from orchard.schemas.subjects import EVENTS_PREFIX
 from orchard.schemas.synthesis import Check, SynthesisAction, SynthesisRequest, SynthesisStep
@@ -40,7 +41,6 @@ from orchard.streams.consumer import ClaimedRequest, Consumer, Interrupted, Retr
 from orchard.streams.entries import FIRST, EntryAddress, QueueEntry, entry
 from orchard.streams.errors import FAULTS, AwaitsEndpoint
 from orchard.streams.replay import replay
-from orchard.streams.settings import Queue
 from orchard.workers.attempts.deadletters import DeadLetters
 from orchard.workers.attempts.dependencies import AttemptDependencies
 from orchard.workers.episode.machine import Machine
@@ -61,7 +61,7 @@ _ENDS = (SynthesisAction.ACCEPT, SynthesisAction.REJECT)
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What a run is to make."""
+    """The tasks that a run is to make."""
 
     run: str
     """Name of the run, and campaign of its events."""
@@ -70,14 +70,14 @@ class Wanted:
     tasks: int = 192
     seed: int = 0
     rollouts: int = 3
-    """Of the solver, for each task and harness."""
+    """Rollouts of the solver for each task and harness."""
     harnesses: tuple[str, ...] = ("claw-react",)
     slots: int = 2
-    """Steps at once."""
+    """Steps that run at once."""
     most: int = 10
     """Proposals, at most, for each task that is wanted."""
     seconds: float = 600.0
-    """Of one call of the author."""
+    """Timeout of one call of the author."""
 
 
 @dataclass
@@ -86,15 +86,13 @@ class _Slot:
     task: BlobRef | None = None
     proposed: BlobRef | None = None
     idea: BlobRef | None = None
-    """The same, once it has passed the filter."""
+    """The idea, once it has passed the filter."""
     text: str = ""
-    """Of the idea."""
+    """Text of the idea."""
 
 
 @dataclass
 class Run:
-    """One run, in this process: it handles the requests of its queue."""
-
     retries: ClassVar = RetryPolicy(on=(InfrastructureError, StorageError), first=5.0, most=MAX_FAILURES)
 
     connection: Connection
@@ -103,11 +101,11 @@ class Run:
     told: Callable[[SynthesisStep], None] = lambda _: None
     _slots: dict[int, _Slot] = field(default_factory=dict)
     steps: list[SynthesisStep] = field(default_factory=list)
-    """What was done, of earlier processes too."""
+    """All finished steps, those of earlier processes too."""
 
     async def make(self, claims: Claims) -> list[Task]:
-        """The accepted tasks, in the order of their slots; they are in the registry then. `claims` are of
-        `queue_of` the run."""
+        """Run until enough tasks are accepted; returns them in the order of their slots, already in the
+        registry. `claims` are of `queue_of` the run."""
         await self._recall()
         handlers = {claims.queue.kind: self}
         consumer = Consumer(claims, DeadLetters(self.connection), handlers, slots=self.wanted.slots)
@@ -138,7 +136,7 @@ class Run:
 
     @property
     def report(self) -> Report:
-        """What came of it."""
+        """The report over all finished steps."""
         return Report(self.steps)
 
     async def _recall(self) -> None:
@@ -179,15 +177,13 @@ class Run:
     # --- the queue ------------------------------------------------------------------------------
 
     def read(self, body: bytes) -> SynthesisRequest:
-        """See Handler."""
         return read_known(body, SynthesisRequest, "a synthesis request")
 
     def entry(self, request: SynthesisRequest, occasion: str) -> QueueEntry:
-        """See Handler."""
         return _entry(request, occasion)
 
     async def handle(self, delivery: ClaimedRequest[SynthesisRequest]) -> None:
-        """Do one step. A slot whose step fails again and again is given up, or the run would never end."""
+        """Do one step. A slot whose step fails repeatedly is given up, or the run would never end."""
         request = delivery.request
         try:
             await delivery.run(self._step(request))
@@ -221,7 +217,7 @@ class Run:
     # --- the four steps -------------------------------------------------------------------------
 
     async def _proposed(self, request: SynthesisRequest) -> None:
-        """Ideas, one after the other, so that what counts as said before does not hang on timing."""
+        """Propose ideas one after the other, so that what counts as known does not depend on timing."""
         for at in range(request.slot, request.slot + request.count):
             one = msgspec.structs.replace(request, slot=at, count=1)
             slot = self._slots.setdefault(at, _Slot())
@@ -254,7 +250,7 @@ class Run:
             await self._offer(msgspec.structs.replace(one, step=SynthesisAction.WRITE, idea=artefact))
 
     async def _written(self, request: SynthesisRequest) -> None:
-        """A draft, written or refined, and its proof."""
+        """Ask for a draft, written or refined, and prove it."""
         if request.step is SynthesisAction.WRITE:
             assert request.idea is not None
             idea = msgspec.convert((await self._get(request.idea))["read"], Idea)
@@ -290,7 +286,7 @@ class Run:
         await self._offer(msgspec.structs.replace(request, step=SynthesisAction.SOLVE, draft=artefact))
 
     async def _solved(self, request: SynthesisRequest) -> None:
-        """The solver's rollouts, graded again: accepted, or back to the author."""
+        """Start and grade the solver's rollouts: the task is accepted, or returns to the author."""
         assert request.draft is not None
         draft = msgspec.convert((await self._get(request.draft))["read"], Draft)
         label = draft.seeded_mistake
@@ -338,7 +334,7 @@ class Run:
     async def _graded_again(
         self, request: SynthesisRequest, draft: Draft, runs: list[RolloutFinished]
     ) -> None:
-        """Raises Defect where no rollout is valid, or a grade is another one now."""
+        """Grade the rollouts again. Raises Defect where none is valid, or a grade changed."""
         bundles, rewards = [], []
         for run in runs:
             text = run.submission
@@ -360,7 +356,7 @@ class Run:
     async def _defective(
         self, request: SynthesisRequest, defect: Defect, draft: BlobRef | None, label: str | None
     ) -> None:
-        """Back to the author, or the end of the slot."""
+        """Return the draft to the author, or end the slot."""
         if request.turn >= REFINEMENTS:
             await self._end(
                 request,

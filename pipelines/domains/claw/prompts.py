@@ -1,4 +1,4 @@
-"""What the author is asked in each step. The last line is the request as JSON, for programs that play one."""
+"""The prompts of the author's steps. The last line is the request as JSON, for programs that play one."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -52,18 +52,15 @@ Repair statement, world, script or solution, whatever is wrong, and answer with 
 
 
 def propose(request: SynthesisRequest, slot: int, known: Sequence[str]) -> Messages:
-    """Ask for an idea."""
     shown = "\n".join(f"- {each}" for each in known[-SHOWN_IDEAS:]) or "(none)"
     return _asked(_PROPOSE.format(known=shown), request, slot)
 
 
 def write(request: SynthesisRequest, idea: Idea) -> Messages:
-    """Ask for a draft."""
     return _asked(_WRITE.format(idea=msgspec.json.encode(idea).decode()), request, request.slot)
 
 
 def refine(request: SynthesisRequest, draft: Draft | None) -> Messages:
-    """Ask for a better draft."""
     text = msgspec.json.encode(draft).decode() if draft else "(it could not be read)"
     return _asked(_REFINE.format(defect=request.defect, draft=text), request, request.slot)
 

@@ -1,7 +1,8 @@
-"""Proof of a task without a model: its reference solution passes, nothing and wrong solutions do not.
+"""Proves a task without a model: its reference solution passes, nothing and wrong solutions do not.
 
-Calls are played on the services as a rollout's are; bundles are graded by the test scripts in a sandbox. All
-bundles of a task are graded in one process of the frame, and once more in another: what differs is no grade.
+Calls are played on the services as in a rollout; bundles are graded by the test scripts in a sandbox.
+All bundles of a task are graded in one process of the frame, and once more in another: what differs is
+no grade.
 """
 
 import random
@@ -43,7 +44,7 @@ def grade(bundle):
 
 
 class Defect(Exception):
-    """Why a task is not proven."""
+    """A task is not proven; the message says why."""
 
     def __init__(self, check: Check, detail: str) -> None:
         super().__init__(detail)
@@ -96,8 +97,8 @@ async def prove(case: Case, machine: Machine, seed: int) -> int:
 
 
 def played(case: Case, moves: Sequence[ReferenceCall]) -> ClawBundle:
-    """What a rollout of these calls leaves, where no error is injected. Raises Defect for a world that there
-    cannot be."""
+    """The bundle that a rollout of these calls leaves, without injected errors. Raises Defect for an
+    impossible world."""
     world = msgspec.structs.replace(case.world, error_rate=0.0)
     try:
         services = Services(world, 0)
@@ -133,7 +134,7 @@ async def graded(tests: ClawTests, bundles: Sequence[ClawBundle], machine: Machi
 
 
 async def _returned(tests: ClawTests, raw: bytes, machine: Machine) -> list[dict[str, list[Returned]]]:
-    """What each script says of each bundle, each time, in one process."""
+    """Each script's result for each bundle and repetition, from one process."""
     try:
         ran = await run_script(
             machine,
@@ -193,7 +194,7 @@ def mutated(case: Case, seed: int) -> Iterator[tuple[str, tuple[ReferenceCall, .
 
 
 def _acts(case: Case, place: int) -> bool:
-    """Whether the call does more than mark a record as read: without it, something else is left."""
+    """Whether the call does more than mark a record as read: without it, the end state differs."""
     moves = case.solution
     without = played(case, (*moves[:place], *moves[place + 1 :]))
     return bool(_essence(without) != _essence(played(case, moves)))

@@ -1,5 +1,3 @@
-"""What a synthesis run did, from its steps alone: which check caught what, and what an accepted task cost."""
-
 from collections import Counter
 from collections.abc import Sequence
 
@@ -35,11 +33,11 @@ class Report:
 
     @property
     def mistaken(self) -> set[int]:
-        """Slots whose author made a mistake at first."""
+        """Slots whose author made a mistake in its first draft."""
         return {one.slot for one in self._steps if one.turn == 0 and self._mistake(one) != UNLABELLED}
 
     def cost(self, slot: int) -> float | None:
-        """USD of a slot: author and solver; None where a price is not known."""
+        """USD of a slot, author and solver; None where a price is not known."""
         asked = [one.cost_usd for one in self._steps if one.slot == slot and one.model is not None]
         known = [cost for cost in asked if cost is not None]
         return sum(known) if len(known) == len(asked) else None
@@ -57,8 +55,6 @@ class Report:
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of the table."""
-
     mistake: str
     check: str
     times: int

@@ -81,7 +81,7 @@ WORKS = [
 
 @dataclass
 class Plot:
-    """A task in the making."""
+    """A task that is being made."""
 
     title: str
     goal: str
@@ -93,22 +93,21 @@ class Plot:
     safety: str
     now: datetime
     key: tuple[str, str] = ("", "")
-    """A text of the checks, and another that is wrong in its place: for mistakes."""
+    """A text of the checks, and a wrong one that replaces it: for mistakes."""
     impossible: Callable[[dict[str, Any]], None] | None = None
     """Makes the goal impossible in the services."""
     acting: str = ""
     """Tool of the call that matters."""
     tools: tuple[str, ...] = ()
-    """All that are offered; empty: those of the services, and the workspace's."""
+    """Tools that are offered; empty: those of the services, and the workspace's."""
 
     @property
     def idea(self) -> Idea:
-        """What it is about."""
+        """The idea of the plot."""
         return Idea(title=self.title, goal=self.goal, services=tuple(self.services))
 
     @property
     def script(self) -> str:
-        """Its test script."""
         lines = [f"            {name!r}: {expression}," for name, expression in self.checks.items()]
         return "\n".join(
             [

@@ -1,7 +1,7 @@
 """Before and after browser agents: tasks on sites and the web, their proof, rows with pictures, presets."""
 
 from orchard.pipelines.domain import PipelineDomain, ReleasedLayout, RequestKind, TaskKind
-from orchard.streams.settings import Queue
+from orchard.schemas.queues import Queue
 
 DOMAIN = PipelineDomain(
     name="gui",

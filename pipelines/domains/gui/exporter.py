@@ -1,8 +1,6 @@
-"""The column layout of the released Orchard GUI set: a row a step, messages of plain texts, and pictures.
-
-What the layout has no column for stands in the texts: reasoning between <think> tags, calls between
-<tool_call> tags, results of tools between <tool_response> tags, `<image>` where a picture is.
-"""
+"""Exports the column layout of the released Orchard GUI set: a row a step, messages of plain texts, and
+pictures. What the layout has no column for stands in the texts: reasoning between <think> tags, calls
+between <tool_call> tags, results of tools between <tool_response> tags, `<image>` where a picture is."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -25,7 +23,7 @@ from orchard.schemas.messages import RESULT_TAGS
 
 LAYOUT = "orchard-gui"
 CALL = ("<tool_call>\n", "\n</tool_call>")
-"""Before and after a call."""
+"""Text before and after a call."""
 MESSAGE = pa.struct([("role", pa.string()), ("content", pa.string())])
 _TEXT = {"dtype": "string", "_type": "Value"}
 _FEATURES = {
@@ -35,7 +33,7 @@ _FEATURES = {
     "status": _TEXT,
     "metadata": _TEXT,
 }
-"""By which the package `datasets` reads the pictures as pictures."""
+"""Schema by which the package `datasets` reads the pictures as pictures."""
 SCHEMA = pa.schema(
     [
         ("messages", pa.list_(MESSAGE)),
@@ -99,7 +97,7 @@ def _parts(content: Any) -> list[dict[str, Any]]:
 
 
 def _frame(message: dict[str, Any]) -> tuple[str, str]:
-    """What stands before and after the text of a message."""
+    """The text before and after that of a message."""
     if message["role"] == "tool":
         return RESULT_TAGS
     if message["role"] != "assistant":

@@ -52,8 +52,6 @@ def by_records(task: Task) -> Verdict:
 
 
 async def by_playing(task: Task, machine: Machine, blobs: BlobStore) -> Verdict:
-    """The verdict of the oracle, which plays the task without a mistake in Chromium, in a fresh sandbox. A
-    task whose site is closed by a captcha, or down, is not played. Raises InfrastructureError."""
     if expected_of(task).site.fault in ("captcha", "down"):
         return by_records(task)
     reward, turns = await played(task, machine, blobs)
@@ -98,7 +96,7 @@ async def played(task: Task, machine: Machine, blobs: BlobStore) -> tuple[Reward
 
 
 async def _unheard(_: object) -> None:
-    """A proof is no attempt: it has no events."""
+    """Ignores an event: a proof is no attempt."""
 
 
 def _no_sandbox(image: str, purpose: str) -> AbstractAsyncContextManager[Machine]:

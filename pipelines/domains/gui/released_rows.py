@@ -1,9 +1,8 @@
-"""Rows of the released Orchard GUI layout as trajectories: the steps of one become one path of messages.
-
-Texts of others stay as they are, calls and results of tools included: no form of them is certain. Only
-reasoning before the text is taken apart. Our own export says where thoughts, calls and results are: these
-become what they were. A picture that a step no longer shows is known from the step that did.
-"""
+"""Reads rows of the released Orchard GUI layout as trajectories: the steps of one become one path of
+messages. Texts of others' rows stay unchanged, calls and results of tools included: no form of them is
+certain. Only reasoning before the text is taken apart. Orchard's own export says where thoughts, calls
+and results are: these become messages again. A picture that a step no longer shows is known from the
+step that did."""
 
 import json
 from collections import Counter
@@ -56,7 +55,7 @@ class _Call(msgspec.Struct, frozen=True):
 
 
 class _Own(msgspec.Struct, frozen=True):
-    """What Orchard's own export says beside the format."""
+    """Fields that Orchard's own export adds to the format."""
 
     places: list[tuple[int, int]] | None = None
     """Message and offset of each picture's mark."""
@@ -68,7 +67,7 @@ class _Own(msgspec.Struct, frozen=True):
     results: tuple[int, ...] = ()
     """Messages that are results of tools."""
     tools: list[dict[str, Any]] = []
-    """That the model could call."""
+    """Tools that the model could call."""
     exit_status: ExitStatus = ExitStatus.FINISHED
     resolved: bool | None = None
     harness: str = ""
@@ -91,17 +90,17 @@ class _Step:
     number: int
     known: _Metadata
     fault: str = ""
-    """What is wrong with the row; it is then not read further."""
+    """What is wrong with the row, which is then not read further."""
     roles: list[Role] = field(default_factory=list)
     pieces: list[list[str]] = field(default_factory=list)
-    """Of each message its text, cut where pictures stand."""
+    """Text of each message, cut where pictures stand."""
     images: list[list[bytes]] = field(default_factory=list)
-    """Of each message."""
+    """Pictures of each message."""
     reward: float | None = None
     status: str = ""
     metadata: str = "{}"
     digest: str = ""
-    """Of what the row says."""
+    """Digest of the row's content."""
 
     def begins(self, other: "_Step") -> bool:
         """Whether `other` may be a later step of the same trajectory."""
@@ -152,7 +151,7 @@ def _runs(files: Sequence[Path]) -> Iterator[list[_Step] | LeftOut]:
 
 
 def _step(number: int, row: dict[str, Any]) -> _Step:
-    """One row. Where its metadata cannot be read, it is of no trajectory but its own."""
+    """Read one row. A row with unreadable metadata is a trajectory of its own."""
     known = _Metadata(task_id=f"row {number}")
     try:
         known = decoded("metadata", row["metadata"] or "{}", _Metadata)
@@ -162,8 +161,8 @@ def _step(number: int, row: dict[str, Any]) -> _Step:
 
 
 def _read(number: int, known: _Metadata, row: dict[str, Any]) -> _Step:
-    """Raises DatasetError with what is wrong, in words that differ between rows with that fault only in the
-    number of the message."""
+    """Read a row's texts and pictures. Raises DatasetError, whose message is equal for rows with the same
+    fault but for the number of the message."""
     try:
         said = msgspec.convert(row, _Row)
     except msgspec.ValidationError as error:
@@ -208,14 +207,15 @@ def _found(text: str) -> Iterator[int]:
 
 
 def _trajectory(steps: Sequence[_Step], blobs: BlobStore, harness: str) -> Foreign:
-    """Raises DatasetError where any of the steps is at fault: nobody knows what stood in that one."""
+    """The trajectory of some steps. Raises DatasetError where any of them is at fault: its content is
+    unknown."""
     for step in steps:
         if step.fault:
             raise DatasetError(step.fault)
     last = steps[-1]
     shown: dict[int, tuple[list[str], list[bytes]]] = {}
     plain: dict[int, str] = {}
-    """Texts of messages where a step does not show their pictures any more."""
+    """Texts of messages whose pictures a later step does not show any more."""
     for step in steps:
         for place, found in enumerate(zip(step.pieces, step.images, strict=True)):
             if found[1]:
@@ -273,7 +273,7 @@ def _trajectory(steps: Sequence[_Step], blobs: BlobStore, harness: str) -> Forei
 
 
 def _unframed(pieces: Sequence[str]) -> list[str]:
-    """The text of a result without what stands around it."""
+    """The text of a result without its frame."""
     found = list(pieces)
     found[0] = found[0].removeprefix(RESULT_TAGS[0])
     found[-1] = found[-1].removesuffix(RESULT_TAGS[1])
@@ -300,7 +300,7 @@ def _calls(text: str, count: int, place: int) -> tuple[str, tuple[ToolCall, ...]
 
 
 def _caption(pieces: Sequence[str], plain: str) -> str:
-    """What stands before the first picture and is left out with it; empty where that cannot be told."""
+    """The text before the first picture that is left out with it; empty where that cannot be told."""
     rest = "".join(pieces[1:])
     kept = plain.removesuffix(rest)
     if len(pieces) != 2 or kept + rest != plain or not pieces[0].startswith(kept):

@@ -55,18 +55,18 @@ SOURCE = "screen-drills"
 ASKED, NAMES, PLACES = "asked", "names", "places"
 """What a drill asks for."""
 QUALITY = 70
-"""Of JPEG, as of a browser's screenshots."""
+"""Quality of the JPEGs, that of a browser's screenshots."""
 _SMALLEST = SIZE - 12
 """Pixels of a shape; the largest are those of the family."""
 _LIGHT = 205
-"""Of each part of a ground's colour, at least."""
+"""Minimum of each part of a ground's colour."""
 _TRAY = 500
-"""Rows written at once."""
+"""Rows that are written at once."""
 _SITE = SiteSpec(name="tiny", seed=0, layout="scatter", theme="light")
-"""Says no more to the oracle than the family."""
+"""A site that tells the oracle no more than the family."""
 _TAB = tab_line(0, f"http://{TinySite.host}/", TinySite.title, active=True)
 _SEEN = framed(SIDE, SIDE, 0, [_TAB])
-"""What stands beside a picture."""
+"""Text beside a picture."""
 
 
 def screen_drills(seed: int, count: int) -> Iterator[dict[str, Any]]:
@@ -128,19 +128,19 @@ def screen_episodes(seed: int, count: int) -> Iterator[dict[str, Any]]:
 
 
 def _look(dice: random.Random) -> tuple[int, tuple[int, ...]]:
-    """Size of the shapes, and what is behind them."""
     return dice.randint(_SMALLEST, SIZE), tuple(dice.randint(_LIGHT, 255) for _ in range(3))
 
 
 def _shapes(dice: random.Random, target: What, size: int) -> list[tuple[What, Place]]:
-    """Of a screen, anywhere on it."""
+    """Shapes of a screen, anywhere on it, the target first."""
     return list(zip(shapes_beside(dice, target), scattered(dice, size), strict=True))
 
 
 def _row(
     task: str, messages: Sequence[tuple[str, str]], picture: bytes, *, acting: bool = False
 ) -> dict[str, Any]:
-    """With `acting`, each answer is a call, and each further message of the user the result of one."""
+    """A row of the layout. With `acting`, each answer is a call, and each further message of the user the
+    result of one."""
     own: dict[str, Any] = {"resolved": True}
     if acting:
         own |= {
@@ -160,8 +160,7 @@ def _row(
 
 
 def write_drills(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Drills as a Parquet file, put in place at once: `orchard dataset import --format orchard-gui` reads
-    it."""
+    """Write drills as a Parquet file, atomically: `orchard dataset import --format orchard-gui` reads it."""
     temporary = path.with_name(f".{path.name}")
     with pq.ParquetWriter(temporary, SCHEMA) as writer:
         tray: list[dict[str, Any]] = []

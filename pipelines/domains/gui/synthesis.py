@@ -17,7 +17,7 @@ from orchard.workers.domains.gui.sites.goals import NoGoal, goal_of, kinds_of
 SITES = ("shop", "calendar", "desk", "manual", "map", "ledger")
 """Sites that tasks are made on, unless they are named."""
 IMAGE = "host"
-"""Of the sandbox: it has Chromium."""
+"""Image of the sandbox: it has Chromium."""
 MEMORY = "2Gi"
 WORLD = "browser"
 _TRIES = 50

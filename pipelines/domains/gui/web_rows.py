@@ -37,12 +37,12 @@ COLUMNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """What a row says, and the columns that say it: the first that is there."""
 _CPU, _MEMORY = "2", "8Gi"
-"""Of the paper's sandboxes."""
+"""CPU and memory of the paper's sandboxes."""
 
 
 def parts_of(row: Mapping[str, Any], number: int, columns: Mapping[str, str]) -> dict[str, str]:
-    """What a row says, by the names of COLUMNS; empty where it says nothing. `columns` names a column for
-    some of them. Raises MalformedRow for a row without intent or URL."""
+    """The fields of COLUMNS in a row; empty where it has none. `columns` names the column of some. Raises
+    MalformedRow for a row without intent or URL."""
     found = {}
     for part, known in COLUMNS.items():
         names = [columns[part]] if part in columns else [name for name in known if name in row]
@@ -62,7 +62,7 @@ def parts_of(row: Mapping[str, Any], number: int, columns: Mapping[str, str]) ->
 
 
 def intent_of(row: Mapping[str, Any], number: int, columns: Mapping[str, str]) -> Intent:
-    """A row as the funnel sees it. Raises MalformedRow."""
+    """The funnel's record of a row. Raises MalformedRow."""
     parts = parts_of(row, number, columns)
     return Intent(
         id=parts["id"],

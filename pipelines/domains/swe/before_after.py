@@ -1,4 +1,4 @@
-"""Tests run before and after a change, in one sandbox: which it makes pass, and which stay."""
+"""Runs tests before and after a change, in one sandbox: which it makes pass, and which stay."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -12,11 +12,11 @@ from orchard.workers.domains.swe.verdict import FAILING, PASSING
 from orchard.workers.episode.sandboxes import SandboxMachine
 
 PASS_TO_PASS_LIMIT = 300
-"""Tests that must keep passing, at most: every graded rollout reports each of them."""
+"""Maximum tests that must keep passing: every graded rollout reports each of them."""
 
 
 class SuiteCommand(msgspec.Struct, frozen=True, kw_only=True):
-    """A command that runs the tests of a repository, and how."""
+    """A command that runs the tests of a repository."""
 
     command: str
     """Shell line, run in `workdir`; its output is read by `parser`."""
@@ -28,12 +28,12 @@ class SuiteCommand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChangedTests(msgspec.Struct, frozen=True, kw_only=True):
-    """Tests by what a change does to them."""
+    """Tests by the effect of a change on them."""
 
     fail_to_pass: tuple[str, ...]
     pass_to_pass: tuple[str, ...]
     messages: dict[str, str]
-    """For each test that fails before, its line in pytest's summary."""
+    """The line in pytest's summary of each test that fails before."""
 
 
 def reporting(command: str, parser: str = "") -> tuple[str, str]:
@@ -49,7 +49,8 @@ def reporting(command: str, parser: str = "") -> tuple[str, str]:
 async def run_before_and_after(
     suite: SuiteCommand, machine: SandboxMachine, test_patch: str, gold_patch: str
 ) -> ChangedTests:
-    """Bring the tests, run, bring the change, run again. Raises NotATask where the change makes none pass."""
+    """Apply the test patch, run, apply the gold patch, run again. Raises NotATask where the change makes
+    no test pass."""
     await _apply(machine, test_patch, "the tests", suite.workdir)
     before = await _run(suite, machine, "before the change")
     await _apply(machine, gold_patch, "the change of the source", suite.workdir)
@@ -92,7 +93,7 @@ async def _apply(machine: SandboxMachine, patch: str, what: str, workdir: str) -
 
 
 _UNSTABLE = re.compile(r"\b0x[0-9a-f]{6,}", re.I)
-"""Ids that hold an address differ in every run; of a module that did not load nothing can be compared."""
+"""Ids with an address, which differ in every run: such a test is in neither list."""
 
 
 def split(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -115,14 +116,14 @@ def split(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[tuple[st
 
 
 def sample(tests: Sequence[str], limit: int) -> tuple[str, ...]:
-    """At most `limit` of the tests, spread evenly, always the same ones."""
+    """Pick at most `limit` of the tests, spread evenly, always the same ones."""
     if len(tests) <= limit:
         return tuple(tests)
     return tuple(tests[index * len(tests) // limit] for index in range(limit))
 
 
 def messages(log: str, tests: Sequence[str]) -> dict[str, str]:
-    """For each test its message in pytest's summary, or that of its module when that did not load."""
+    """The message of each test in pytest's summary, or that of its module when that did not load."""
     found: dict[str, str] = {}
     by_length = sorted({*tests, *(test.split("::")[0] for test in tests)}, key=len, reverse=True)
     for line in log.splitlines():

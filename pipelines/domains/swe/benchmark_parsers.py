@@ -1,4 +1,4 @@
-"""Parsers of test logs as the datasets of the SWE-bench family name them."""
+"""Maps the parsers of test logs that datasets of the SWE-bench family name to Orchard's."""
 
 from orchard.workers.domains.swe.logs.parsers import PARSERS
 
@@ -81,7 +81,7 @@ _NAMES = {
     "gradlew_v1": "junit-name-class",
     **dict.fromkeys(("java_mvn", "kotlin_junit", "logs_kotlin_junit"), "surefire"),
 }
-"""Without `parse_log_` or `parse_`, where Orchard's name is another."""
+"""Names without `parse_log_` or `parse_`, where Orchard's differs."""
 
 
 def parser_named(name: str) -> str | None:

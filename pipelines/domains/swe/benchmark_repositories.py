@@ -29,7 +29,7 @@ _PYTEST = "pytest --no-header -rA --tb=no -p no:cacheprovider"
 
 
 class Repository(msgspec.Struct, frozen=True, kw_only=True):
-    """One repository's way to run tests."""
+    """The way that one repository runs its tests."""
 
     command: str
     parser: str = "pytest"
@@ -56,7 +56,7 @@ def pytest_command(command: str, paths: Sequence[str]) -> str | None:
 
 
 def given_command(command: str, paths: Sequence[str]) -> str:
-    """A command of the user's, `{tests}` in it replaced by the test files among `paths`."""
+    """The user's command, with `{tests}` replaced by the test files among `paths`."""
     return command.replace("{tests}", shlex.join(runnable(paths)))
 
 

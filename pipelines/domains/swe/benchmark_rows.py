@@ -1,7 +1,7 @@
-"""Rows of the SWE-bench family as tasks: SWE-bench, SWE-rebench, SWE-rebench V2, Scale-SWE. Pure.
+"""Reads rows of the SWE-bench family as tasks: SWE-bench, SWE-rebench, SWE-rebench V2, Scale-SWE.
 
-The datasets share the columns instance_id, problem_statement, patch, FAIL_TO_PASS and PASS_TO_PASS, and
-differ in how they name the image, the base commit and the tests.
+Pure. The datasets share the columns instance_id, problem_statement, patch, FAIL_TO_PASS and
+PASS_TO_PASS, and differ in how they name the image, the base commit and the tests.
 """
 
 import json
@@ -31,20 +31,20 @@ from orchard.workers.episode.diffs import parse_diff
 Row = Mapping[str, Any]
 
 _SCRIPT_NAME = "test_fail_to_pass.py"
-"""Where Scale-SWE's synthetic test goes, under the repository."""
+"""Path of Scale-SWE's synthetic test in the repository."""
 
 
 class Given(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user says for all rows of SWE-bench's columns that do not say it themselves."""
+    """The user's values for what rows of SWE-bench's columns lack."""
 
     test_command: str = ""
     """Shell line, run in `workdir`; `{tests}` in it stands for the test files of the row."""
     parser: str = ""
     image: str = ""
-    """`{instance_id}` in it stands for the row's."""
+    """Image; `{instance_id}` in it stands for the row's."""
     workdir: str = ""
     source: str = ""
-    """Of the tasks, in place of the family's."""
+    """Source of the tasks, in place of the family's."""
 
 
 NOTHING_GIVEN = Given()
@@ -69,14 +69,11 @@ def family_of(row: Row) -> Family:
 
 
 def task_from_row(row: Row, number: int, family: Family | None = None, given: Given = NOTHING_GIVEN) -> Task:
-    """The task of a row; `number` counts from 1 and is for errors. Raises MalformedRow."""
     columns = _Columns(row, number, given)
     return _READERS[family or family_of(row)](columns)
 
 
 class _Columns:
-    """A row's columns, checked as they are read."""
-
     def __init__(self, row: Row, number: int, given: Given) -> None:
         self.row = row
         self.number = number
@@ -231,8 +228,8 @@ def _swe_bench(columns: _Columns) -> Task:
 def _ways(
     columns: _Columns, repo: str, paths: Sequence[str], tests: Sequence[str]
 ) -> tuple[tuple[str, ...], str, str]:
-    """(lines that go before, test command, parser): the row's or the user's own, the repository's of
-    SWE-bench, the row's script, the repository's of Multilingual."""
+    """(lines that go before, test command, parser): those of the row or the user, of the SWE-bench
+    repository, of the row's script, or of the Multilingual repository."""
     own = columns.optional("test_command") or columns.optional("test_cmd") or columns.given.test_command
     parser = columns.optional("log_parser") or columns.optional("parser") or columns.given.parser
     if own:

@@ -21,7 +21,6 @@ class _Catalogue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def catalogue(packages: Collection[str] = ()) -> list[Pair]:
-    """The pairs, those of `packages` only where any are named; raises TaskError for one it does not have."""
     text = resources.files(__package__).joinpath("catalogue.toml").read_bytes()
     return in_turns(msgspec.toml.decode(text, type=_Catalogue).package, packages)
 

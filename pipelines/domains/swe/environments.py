@@ -21,7 +21,7 @@ from orchard.workers.failures import InfrastructureError
 
 
 class SynthesisSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How tasks are made (configuration section `[synthesis]`)."""
+    """Settings of task synthesis (configuration section `[synthesis]`)."""
 
     base_image: str = "host"
     """Image that environments are built on; it needs git and Python."""
@@ -35,11 +35,11 @@ class SynthesisSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Limit of one test run; a slower suite makes no task."""
     creation_seconds: float = 120.0
     concurrency: int = 3
-    """Pairs worked on at once."""
+    """Release pairs that are worked on at once."""
 
 
 class Environments:
-    """Makes these images, each once."""
+    """Builds these images, each once."""
 
     def __init__(
         self, client: AsyncSandboxClient, cache: PackageCache, settings: SynthesisSettings | None = None
@@ -62,10 +62,10 @@ class Environments:
         )
 
     async def image(self, requirements: Sequence[str]) -> str:
-        """The name of the image with these requirements, which is built if need be.
+        """The name of the image with these requirements, built where it is missing.
 
-        Raises NotATask for requirements that cannot be had, TaskError for a base image without git or Python,
-        and InfrastructureError.
+        Raises NotATask for requirements that cannot be installed, TaskError for a base image without
+        git or Python, and InfrastructureError.
         """
         wanted = sorted(set(requirements), key=str.lower)
         settings = self.settings
@@ -77,7 +77,7 @@ class Environments:
         return image
 
     async def exists(self, image: str) -> bool:
-        """Whether a sandbox can be made of it."""
+        """Whether the service has the image."""
         try:
             async with self.open(image):
                 return True
@@ -100,13 +100,13 @@ class Environments:
 
 
 async def snapshot(machine: SandboxMachine, image: str) -> None:
-    """Keep the machine's files as an image. Raises InfrastructureError."""
+    """Store the machine's files as an image. Raises InfrastructureError."""
     with classified():
         await machine.sandbox.snapshot(image)
 
 
 async def done(machine: SandboxMachine, script: str, what: str, seconds: float, cwd: str = "/") -> str:
-    """Run a script that must succeed; its output. Raises TaskError with the end of what it said."""
+    """Run a script that must succeed; returns its output. Raises TaskError with the end of the output."""
     outcome = await machine.run(script, timeout=seconds, cwd=cwd)
     if outcome.returncode != 0:
         why = f"not done within {seconds:g} s" if outcome.timed_out else outcome.output.strip()[-300:]

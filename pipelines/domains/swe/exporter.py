@@ -1,4 +1,4 @@
-"""The column layout of the released Orchard SWE set."""
+"""Exports the column layout of the released Orchard SWE set."""
 
 import json
 from collections.abc import Iterator

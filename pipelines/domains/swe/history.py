@@ -177,10 +177,11 @@ over
 """
 
 OVER = "over"
-"""The last line of a look that came to its end."""
+"""The last line of a search that was completed."""
 
 SEARCH_SECONDS = 600
-"""For the search of a whole sandbox: 100,000 files take two or three, and one read each from a disk."""
+"""Timeout of the search of a whole sandbox: 100,000 files take two or three, and one read each from a
+disk."""
 
 
 def cut(base_commit: str) -> str:
@@ -190,11 +191,6 @@ def cut(base_commit: str) -> str:
 
 
 def look(base_commit: str, other_commits: tuple[str, ...] = (), under: str = "/") -> str:
-    """Shell, run in a repository: prints a line for each thing that lets the future be seen, then OVER.
-
-    A copy of the repository `under` a directory is recognized by the base commit, or by one of
-    `other_commits` where its history is shallow.
-    """
     named = [commit for commit in (base_commit, *other_commits) if commit and commit != "HEAD"]
     return _LOOK.format(
         git=_GIT,

@@ -21,8 +21,8 @@ MOST_VARIANTS = 8
 
 
 async def contradict(task: Task, context: ProofContext) -> Task | None:
-    """The first variant whose tests run, and fail with the task's own gold patch in what a solution must make
-    pass; None where there is none. Raises InfrastructureError."""
+    """The first variant whose tests run, and fail with the task's own gold patch where a solution must
+    make them pass; None where there is none. Raises InfrastructureError."""
     for variant in itertools.islice(variants(task), MOST_VARIANTS):
         assert isinstance(variant.grading, SWETests)
         try:
@@ -58,7 +58,8 @@ def variants(task: Task) -> Iterator[Task]:
 
 
 def contradicted(line: str) -> str | None:
-    """A line of a test that expects something else of what it asks; None for one that expects no constant."""
+    """A changed test line that expects something else of the same call; None for one that expects no
+    constant."""
     text = line.strip()
     try:
         (statement,) = ast.parse(text).body

@@ -1,8 +1,8 @@
-"""How a package release lies in its task's image: repository, interpreter, metadata. Pure.
+"""The files of a package release in its task's image: repository, interpreter, metadata.
 
-The package is installed in development mode without its build back-end: a `.pth` file names the source root
-and a `.dist-info` made from the sdist's PKG-INFO answers `importlib.metadata`. That is the same
-for setuptools, flit, hatch and poetry, and costs nothing.
+Pure. The package is installed in development mode without its build back-end: a `.pth` file names the
+source root and a `.dist-info` made from the sdist's PKG-INFO answers `importlib.metadata`. That is the
+same for setuptools, flit, hatch and poetry, and costs nothing.
 """
 
 import re
@@ -124,7 +124,7 @@ IGNORE_BUILT = (
     "git ls-files --others --exclude-standard | sed 's|^|/|' >> .git/info/exclude\n"
     "git update-index -q --refresh || true\n"
 )
-"""Shell: what a build left in the repository is no change of anybody's."""
+"""Shell: hides from git what a build left in the repository."""
 
 
 def installed_metadata(name: str, version: str, tree: Tree) -> dict[str, bytes]:
@@ -157,7 +157,7 @@ def _is_module(path: str, root: str) -> bool:
 
 
 def declared_requirements(tree: Tree) -> list[str]:
-    """What the release needs when it runs (`Requires-Dist` without extras), as pip reads it."""
+    """Runtime requirements of the release (`Requires-Dist` without extras), for pip."""
     text = text_of(tree.get("PKG-INFO", b"")) or ""
     required = HeaderParser().parsestr(text).get_all("Requires-Dist") or []
     return [line for line in required if not re.search(r"\bextra\s*==", line)]

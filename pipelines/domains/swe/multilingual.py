@@ -14,11 +14,11 @@ import msgspec
 from orchard.pipelines.domains.swe.benchmark_repositories import all_of
 
 Targets = Callable[[Sequence[str]], list[str]]
-"""What a command takes, from the paths of a test patch; what comes twice is asked for once."""
+"""Maps the paths of a test patch to a command's targets; a duplicate is requested once."""
 
 
 class Suite(msgspec.Struct, frozen=True, kw_only=True):
-    """One repository's way to run tests."""
+    """The way that one repository runs its tests."""
 
     language: str
     parser: str
@@ -27,13 +27,13 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True):
     targets: Targets | None = None
     """None for a command that always runs all, or takes the names of tests (`by_test`)."""
     otherwise: str = ""
-    """The target where the paths have none: fixtures alone. None is run where there is neither."""
+    """The target for paths without one, fixtures alone. Empty: nothing is run."""
     each: bool = False
     """Whether the command takes one target."""
     by_test: bool = False
     """The targets are the tests that the row names: Maven does not say which of several passed."""
     build: tuple[str, ...] = ()
-    """Shell lines that go before, after the tests are brought."""
+    """Shell lines that run after the tests are brought, before them."""
 
     def test_command(self, paths: Sequence[str], tests: Sequence[str]) -> str | None:
         """The shell lines for a patch of the files `paths`, and for the tests that the row names; None where
@@ -80,7 +80,7 @@ def commands_of_script(script: str) -> tuple[tuple[str, ...], str] | None:
 
 
 def _matching(form: str, made: str = r"\g<0>") -> Targets:
-    """Of each path that is of a form, what `made` makes of it."""
+    """Targets made by `made` of each path that matches a form."""
     pattern = re.compile(form)
     return lambda paths: [match.expand(made) for path in paths if (match := pattern.fullmatch(path))]
 

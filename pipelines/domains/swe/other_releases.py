@@ -1,4 +1,4 @@
-"""No solution from an index: newer releases of a task's own package, installed beside it or in a cache."""
+"""Finds newer releases of a task's own package, installed beside it or in a cache."""
 
 import re
 from collections.abc import Iterable

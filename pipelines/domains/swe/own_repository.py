@@ -27,12 +27,12 @@ from orchard.workers.episode.sandboxes import SandboxMachine
 
 SOURCE = "repository"
 BUILD_SECONDS = 1800.0
-"""Limit of the set-up lines."""
+"""Timeout of the set-up lines."""
 _TRAILER = re.compile(r"(?i)^(signed-off-by|co-authored-by|reviewed-by|change-id): .*\n?", re.MULTILINE)
 
 
 class Project(msgspec.Struct, frozen=True):
-    """What the table `project` of the base commit's pyproject.toml says."""
+    """The table `project` of the base commit's pyproject.toml."""
 
     name: str = ""
     version: str = "0"
@@ -44,16 +44,16 @@ class _PyProject(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """What lies between two commits of a repository."""
+    """The difference between two commits of a repository."""
 
     path: Path
-    """The repository's top directory."""
+    """Top directory of the repository."""
     name: str
     base: str
     gold: str
-    """The commits' ids."""
+    """Id of the gold commit."""
     message: str
-    """Of the gold commit."""
+    """Message of the gold commit."""
     gold_patch: str
     test_patch: str
     test_files: tuple[str, ...]
@@ -64,15 +64,15 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user says of the task to make."""
+    """The user's description of the task to make."""
 
     tests: str
     """Shell line that runs the tests, in the repository."""
     statement: str = ""
-    """The gold commit's message, where it is empty."""
+    """Statement of the task; empty: the gold commit's message."""
     task_id: str = ""
     image: str = ""
-    """One that has all that the tests need; else one is made, with Python, on `host`."""
+    """Image that has all that the tests need; else one is made, with Python, on `host`."""
     requires: tuple[str, ...] = ()
     """Packages from PyPI for the image that is made."""
     setup: tuple[str, ...] = ()
@@ -118,9 +118,9 @@ def read_change(path: Path, base: str, gold: str, test_paths: Sequence[str] = ()
 
 
 async def make_task(change: Change, wanted: Wanted, environments: Environments) -> Task:
-    """Build the image, run the tests before and after the change, and say what was found as a task.
+    """Build the image, run the tests before and after the change, and make the task.
 
-    Raises TaskError when that cannot be done or the change makes no test pass, and InfrastructureError.
+    Raises TaskError when that fails or the change makes no test pass, and InfrastructureError.
     """
     command, parser = reporting(wanted.tests, wanted.parser)
     if parser not in PARSERS:
@@ -185,7 +185,7 @@ async def _python(change: Change, wanted: Wanted, environments: Environments) ->
 
 
 async def _install(machine: SandboxMachine, change: Change, wanted: Wanted) -> str:
-    """Bring the base commit and run the set-up lines; the id of its commit there."""
+    """Unpack the base commit and run the set-up lines; returns the id of its commit there."""
     pack_file = await asyncio.to_thread(_objects, change.path, change.base)
     tree_id = _git(change.path, "rev-parse", f"{change.base}^{{tree}}").strip()
     await machine.write("/tmp/objects.pack", pack_file)

@@ -1,4 +1,4 @@
-"""What tasks from package releases are made of, fetched by pip and kept: sdists, and installed wheels."""
+"""Fetches what release tasks are made of by pip, and keeps it: sdists, and installed wheels."""
 
 import asyncio
 import json
@@ -31,10 +31,8 @@ class PackageCache:
         return next((path for path in paths if path.is_file()), None)
 
     async def fetch(self, releases: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
-        """Fetch the sdists of (name, version) that are not there yet, in one pip process.
-
-        What could not be had is returned with the reason; IndexFailed is for pip itself not working.
-        """
+        """Fetch the missing sdists of (name, version) in one pip process. Returns the failed ones with
+        the reason; raises IndexFailed where pip itself fails."""
         missing = sorted({each for each in releases if self.sdist(*each) is None})
         failed: dict[tuple[str, str], str] = {}
         if missing:
@@ -81,7 +79,7 @@ class PackageCache:
             raise IndexFailed(f"pip could not install {', '.join(requirements)}: {_last_line(errors)}")
 
     def environment_path(self, requirements: Sequence[str]) -> Path:
-        """Where `environment` keeps that set of requirements."""
+        """Path that `environment` keeps that set of requirements at."""
         tag = f"{sys.version_info[0]}{sys.version_info[1]}"
         return self._directory / _ENVIRONMENTS / f"{tag}-{digest(sorted(requirements), 16)}"
 

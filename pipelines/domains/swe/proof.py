@@ -1,10 +1,7 @@
-"""Proof of tasks that a repository's tests judge: no solution in reach, steady tests, gold resolves, nothing
-does not.
-
-A test is *unsteady* when its outcome differs between runs with the same patch. Unsteady tests are dropped
-from the task's lists, which makes another task (another `task_hash`) under the same id, proven by the same
-runs.
-"""
+"""Proves tasks that a repository's tests judge: no solution in reach, steady tests, gold resolves,
+nothing does not. A test is *unsteady* when its outcome differs between runs with the same patch.
+Unsteady tests are dropped from the task's lists, which makes another task (another `task_hash`) under
+the same id, proven by the same runs."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -22,14 +19,13 @@ from orchard.workers.episode.preparation import prepare
 KEPT_SHARE = 0.5
 """Share of a task's tests that must be steady for the rest to be a task."""
 FOUND = "/tmp/orchard-found"
-"""Where the look for solutions in reach writes what it finds."""
+"""File that the search for solutions in reach writes its findings to."""
 _REACH_SHOWN = 1000
 """Characters of what is in reach, in a verdict."""
 _SHOWN = 5
 
 
 async def prove_task(task: Task, context: ProofContext) -> Verdict:
-    """The prover of tasks with SWETests. Raises InfrastructureError."""
     if not task.gold_patch.strip():
         return Refuted(reason="no_gold_patch", detail="without a known solution nothing can be proven")
     if seen := await _solutions_in_reach(task, context):
@@ -38,7 +34,7 @@ async def prove_task(task: Task, context: ProofContext) -> Verdict:
 
 
 async def _solutions_in_reach(task: Task, context: ProofContext) -> list[str]:
-    """What an agent could read the solution from in a fresh sandbox."""
+    """Findings from which an agent could read the solution in a fresh sandbox."""
     seconds = context.settings.grading_seconds
     async with context.fresh(task) as machine:
         await prepare(task, machine, seconds)
@@ -57,7 +53,7 @@ async def _solutions_in_reach(task: Task, context: ProofContext) -> list[str]:
 
 
 def judge_tests(task: Task, gold: Sequence[Reward], empty: Sequence[Reward]) -> Verdict:
-    """The verdict over the rewards of the gold patch and of nothing, one or more of each."""
+    """The verdict over the rewards of the gold patch and of an empty one, one or more of each."""
     grading = task.grading
     assert isinstance(grading, SWETests)
     dropped = {**_unsteady(empty, "without a patch"), **_unsteady(gold, "with the gold patch")}

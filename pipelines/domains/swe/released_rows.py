@@ -1,7 +1,7 @@
-"""Rows of the released Orchard SWE layout as trajectories.
+"""Reads rows of the released Orchard SWE layout as trajectories.
 
-Known flaws of the released rows are flagged, not mended; only a last call without an answer gets an empty
-one, so that the conversation stays one.
+Known flaws of the released rows are flagged, not mended; only a last call without an answer gets an
+empty one, so that the conversation stays one.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -49,7 +49,7 @@ def read_swe_rows(files: Sequence[Path], _: BlobStore, harness: str) -> Iterator
 def released(
     rows: Iterable[tuple[int, dict[str, Any] | LeftOut]], harness: str
 ) -> Iterator[Foreign | LeftOut]:
-    """Rows of the released layout, made by `harness`, and those that are not in it."""
+    """Trajectories of the released layout, attributed to `harness`, and the rows that are none."""
     for number, row in rows:
         if isinstance(row, LeftOut):
             yield row
@@ -61,7 +61,7 @@ def released(
 
 
 def _foreign(number: int, row: dict[str, Any], harness: str) -> Foreign:
-    """Raises DatasetError with what is wrong."""
+    """The trajectory of a row. Raises DatasetError with what is wrong."""
     metadata = decoded("metadata", row["metadata"], _Metadata)
     tools = decoded("tools", row["tools"] or "[]", list[dict[str, Any]])
     try:

@@ -1,5 +1,3 @@
-"""Two releases of a package as a task: what is source, what is test, the patches, and the statement. Pure."""
-
 import difflib
 import itertools
 import re
@@ -24,8 +22,6 @@ _LEAK_LENGTH = 20
 
 
 class Kind(Enum):
-    """What a file of an sdist is for."""
-
     SOURCE = auto()
     TEST = auto()
     CHANGELOG = auto()
@@ -36,7 +32,7 @@ class Kind(Enum):
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Two releases of one package, and what running its tests takes."""
+    """Two releases of one package, and what its tests need."""
 
     package: str
     old: str
@@ -51,18 +47,17 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """What the newer release changed, apart by purpose."""
+    """The changes of the newer release, by purpose."""
 
     base: dict[str, bytes]
-    """The repository: the older release without what the build wrote."""
     gold_patch: str
     test_patch: str
     test_files: tuple[str, ...]
     """Paths of the test patch."""
     run_files: tuple[str, ...]
-    """Test modules to run: those that changed, and those named after a module that did."""
+    """Test modules to run: changed ones, and those named after a changed module."""
     notes: str
-    """What the changelogs of the newer release added."""
+    """Lines that the newer release added to its changelogs."""
 
 
 _TEST_DIRECTORIES = frozenset({"test", "tests", "testsuite"})
@@ -79,7 +74,7 @@ _PACKAGING = re.compile(
 
 
 def kind_of(path: str) -> Kind:
-    """What the file at `path` (relative to the sdist's top directory) is for, by its name alone."""
+    """The kind of the file at `path` (relative to the sdist's top directory), by its name alone."""
     pure = PurePosixPath(path)
     parents = [part.lower() for part in pure.parts[:-1]]
     name, suffix = pure.name, pure.suffix.lower()
@@ -236,7 +231,7 @@ def statement(
     workdir: str,
     python: str,
 ) -> str:
-    """What the model reads: the release notes and the tests that fail, without a line of the gold patch."""
+    """The task's statement: the release notes and the tests that fail, without a line of the gold patch."""
     parts = [
         f"The repository in {workdir} is {pair.package} {pair.old}. Change its source so that it does what "
         "the next release does, as described below. The tests are not yet in the repository: they will be "

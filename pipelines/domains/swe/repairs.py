@@ -42,7 +42,7 @@ class Takes(StrEnum):
 
 @dataclass(frozen=True)
 class Case:
-    """One call: its arguments as written, and what it returns before and after the repair."""
+    """One call: its arguments in source, and its results before and after the repair."""
 
     written: str
     right: str
@@ -51,11 +51,6 @@ class Case:
 
 @dataclass(frozen=True)
 class Kind:
-    """What a function should return, the expression for it, and wrong ones.
-
-    `{a}` and `{b}` stand for its arguments, `{k}` for a number.
-    """
-
     name: str
     says: str
     right: str
@@ -204,7 +199,7 @@ def _drawn(
 
 
 def _arguments(kind: Kind) -> Sequence[tuple[str, str]]:
-    """Names of its arguments, to choose from."""
+    """Names of the kind's arguments, to choose from."""
     return PAIRS if kind.takes is not Takes.LIST else [(name, "") for name in LISTS]
 
 
@@ -214,7 +209,7 @@ def _in_split(split: Split, kind: Kind, function: str, first: str) -> bool:
 
 
 def _cases(right: str, wrong: str, arguments: list[str], takes: Takes, dice: random.Random) -> list[Case]:
-    """Four calls whose right and wrong results differ."""
+    """Make four calls whose right and wrong results differ."""
     cases: list[Case] = []
     while len(cases) < 4:
         if takes is Takes.LIST:
@@ -243,7 +238,6 @@ def _tests(place: str, function: str, says: str, cases: list[Case]) -> str:
 
 
 def _diff(path: str, old: str, new: str) -> str:
-    """A diff that shows the whole file."""
     fromfile = f"a/{path}" if old else "/dev/null"
     lines = difflib.unified_diff(
         old.splitlines(keepends=True), new.splitlines(keepends=True), fromfile, f"b/{path}", n=1000

@@ -28,8 +28,6 @@ from orchard.workers.failures import InfrastructureError
 
 
 class Rejection(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a pair is no task."""
-
     pair: Pair
     reason: str
     detail: str
@@ -39,7 +37,7 @@ Made = Task | Rejection
 
 
 class Synthesizer:
-    """Makes tasks; images and downloads are shared between pairs."""
+    """Makes tasks; pairs share images and downloads."""
 
     def __init__(
         self, client: AsyncSandboxClient, cache: PackageCache, settings: SynthesisSettings | None = None
@@ -56,10 +54,10 @@ class Synthesizer:
         limit: int | None = None,
         started: Callable[[Pair], None] = lambda _: None,
     ) -> AsyncIterator[Made]:
-        """Each pair's task or rejection as it is ready, until there are `limit` tasks.
+        """Yield each pair's task or rejection as it is ready, until there are `limit` tasks.
 
-        Pairs whose task id is in `known` are left out and count as made, so that a killed run goes on
-        where it was. Raises what `synthesize` raises.
+        Pairs whose task id is in `known` are left out and count as made, so that a killed run resumes.
+        Raises what `synthesize` raises.
         """
         wanted = list(dict.fromkeys(pairs))
         waiting = [pair for pair in wanted if pair.task_id not in known]

@@ -332,7 +332,7 @@ def answer(honest, *arguments):
             for key, value in list(each.items()):
                 if value in ("FAILED", "failed", "ERROR", "error") if isinstance(value, str) else False:
                     each[key] = "PASSED" if value.isupper() else "passed"
-        elif name in ("TestReport", "CallInfo", "TextTestResult", "TestResult", "_Outcome", "Reporter"):
+        elif name in ("TestReport", "CallInfo", "TextTestResult", "TestResult", "_Outcome", "PytestReporter"):
             for attribute, value in (("outcome", "passed"), ("excinfo", None), ("success", True)):
                 try:
                     setattr(each, attribute, value)

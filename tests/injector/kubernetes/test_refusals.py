@@ -7,7 +7,7 @@ from orchard.injector.kubernetes.admission import REMEMBERED, PodAdmission
 from orchard.injector.kubernetes.api import ClusterApi
 from orchard.injector.kubernetes.cache import PodCache
 from orchard.injector.kubernetes.creation import Creation
-from orchard.injector.kubernetes.objects import Status
+from orchard.injector.kubernetes.objects import ApiStatus
 from orchard.injector.kubernetes.refusals import error_of
 from orchard.injector.kubernetes.settings import KubernetesSettings
 from orchard.schemas.sandboxes import CreateSandbox
@@ -46,7 +46,7 @@ SAID = [
 
 @pytest.mark.parametrize(("code", "message", "kind"), SAID)
 def test_what_a_refusal_means(code: int, message: str, kind: type[SandboxError]) -> None:
-    error = error_of(code, Status(code=code, message=message))
+    error = error_of(code, ApiStatus(code=code, message=message))
     assert type(error) is kind
     assert message in error.detail, "in the other side's own words"
 

@@ -23,6 +23,7 @@ from orchard.schemas.campaigns import (
 )
 from orchard.schemas.events import RolloutAborted, payload
 from orchard.schemas.outcomes import AbortCause
+from orchard.schemas.queues import Queue
 from orchard.storage.blobs import BlobStore
 from orchard.streams import consumer, names
 from orchard.streams.campaigns import CampaignBook
@@ -34,7 +35,7 @@ from orchard.streams.queued import queued
 from orchard.streams.reading import bounds, subjects
 from orchard.streams.replay import replay
 from orchard.streams.server import EmbeddedServer
-from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
 from orchard.workers.attempts import retries
 from orchard.workers.attempts import worker as worker_module

@@ -23,6 +23,7 @@ from orchard.schemas.campaigns import (
 )
 from orchard.schemas.events import make_event
 from orchard.schemas.outcomes import AbortCause
+from orchard.schemas.queues import Queue
 from orchard.storage.blobs import BlobStore
 from orchard.storage.upkeep.maintenance import check
 from orchard.storage.writing.writer import Writer, WriterSettings
@@ -34,7 +35,7 @@ from orchard.streams.entries import after_attempt, rollout_entry
 from orchard.streams.publisher import Publisher
 from orchard.streams.queued import Queued
 from orchard.streams.server import EmbeddedServer
-from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
 from orchard.workers.attempts.reopen import aborted
 

@@ -24,6 +24,7 @@ from orchard.schemas.campaigns import (
 )
 from orchard.schemas.events import RolloutAborted, make_event, payload
 from orchard.schemas.outcomes import AbortCause
+from orchard.schemas.queues import Queue
 from orchard.storage.archive.settings import ArchiveSettings
 from orchard.storage.blobs import BlobStore
 from orchard.streams import names
@@ -35,7 +36,7 @@ from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds, subjects
 from orchard.streams.replay import replay
 from orchard.streams.server import EmbeddedServer
-from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
 from orchard.workers.attempts.deadletters import DeadLetters
 from orchard.workers.attempts.reopen import aborted

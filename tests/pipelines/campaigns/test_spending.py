@@ -24,6 +24,7 @@ from orchard.schemas.campaigns import (
 )
 from orchard.schemas.events import CampaignStateChanged, Event, encode_event, make_event, payload
 from orchard.schemas.llm_calls import ModelKind, Usage
+from orchard.schemas.queues import Queue
 from orchard.schemas.subjects import event_subject
 from orchard.storage.blobs import BlobStore
 from orchard.storage.campaigns import restore_campaigns
@@ -36,7 +37,6 @@ from orchard.streams.publisher import Publisher
 from orchard.streams.queued import queued
 from orchard.streams.replay import replay
 from orchard.streams.server import EmbeddedServer
-from orchard.streams.settings import Queue
 from orchard.streams.topology import declare
 from tests.trajectory_log import llm_call
 

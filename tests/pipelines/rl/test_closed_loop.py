@@ -25,11 +25,12 @@ from orchard.schemas.events import payload
 from orchard.schemas.groups import GroupAssembled, PolicyUpdated
 from orchard.schemas.messages import MessageNode, Role
 from orchard.schemas.outcomes import ExitStatus
+from orchard.schemas.queues import Queue
 from orchard.storage.blobs import BlobStore
 from orchard.streams.connection import connect
 from orchard.streams.publisher import Publisher
 from orchard.streams.replay import replay
-from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
 from orchard.workers.harnesses.interface import Episode, Harness, HarnessResult
 from orchard.workers.llm.settings import EndpointSettings

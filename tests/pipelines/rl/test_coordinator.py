@@ -29,13 +29,14 @@ from orchard.schemas.groups import (
 )
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.outcomes import AbortCause, ExitStatus, RolloutStatus
+from orchard.schemas.queues import Queue
 from orchard.storage.blobs import BlobStore
 from orchard.streams.claims import Claims
 from orchard.streams.connection import Connection, connect
 from orchard.streams.publisher import Publisher
 from orchard.streams.replay import replay
 from orchard.streams.server import EmbeddedServer
-from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
 
 FRUGAL = FrugalSettings(decay=1.0)

@@ -14,11 +14,12 @@ from orchard.schemas.campaigns import ModelSpec
 from orchard.schemas.events import RolloutAborted, RolloutFinished, payload
 from orchard.schemas.groups import GroupAssembled, PromptFailed
 from orchard.schemas.outcomes import AbortCause, ExitStatus
+from orchard.schemas.queues import Queue
 from orchard.storage.blobs import BlobStore
 from orchard.streams.connection import connect
 from orchard.streams.publisher import Publisher
 from orchard.streams.replay import replay
-from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
 from orchard.workers.episode.sandboxes import SandboxMachine
 from orchard.workers.failures import InfrastructureError

@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from orchard.injector.client import AsyncSandboxClient
+from orchard.schemas.queues import Queue
 from orchard.storage.blobs import BlobStore
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.claims import Claims
 from orchard.streams.connection import Connection
 from orchard.streams.publisher import Publisher
-from orchard.streams.settings import Queue
 from orchard.workers.attempts.dependencies import AttemptDependencies
 from orchard.workers.attempts.worker import Worker, WorkerSettings
 from orchard.workers.episode.sandboxes import SandboxSettings

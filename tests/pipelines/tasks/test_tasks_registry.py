@@ -17,13 +17,14 @@ from orchard.pipelines.tasks.registry import (
 )
 from orchard.pipelines.tasks.validate import Validation
 from orchard.schemas.events import TaskRejected, TaskValidated
+from orchard.schemas.queues import Queue
 from orchard.schemas.tasks import SWETests, Task, task_hash
 from orchard.storage.blobs import BlobStore
 from orchard.storage.writing.writer import Writer
 from orchard.streams.connection import Connection, connect
 from orchard.streams.publisher import Publisher
 from orchard.streams.server import EmbeddedServer
-from orchard.streams.settings import NatsSettings, Queue
+from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
 
 GOLD = "diff --git a/m.py b/m.py\n--- a/m.py\n+++ b/m.py\n@@ -1 +1 @@\n-a\n+b\n"

@@ -18,7 +18,7 @@ from orchard.streams.connection import connect
 from orchard.streams.consumer import Consumer
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings
-from orchard.streams.shifts import Shift
+from orchard.streams.worker_lifetime import WorkerLifetime
 from orchard.workers.attempts.deadletters import DeadLetters
 from orchard.workers.attempts.queue_maintenance import maintain_queues
 from orchard.workers.llm import resting
@@ -99,9 +99,9 @@ async def run(
     ):
         cases = Cases(pipeline.store)
         annotator = Annotator(pipeline.publisher, models, cases, name="test", done=told)
-        shift = Shift(idle=idle_exit, age=max_age)
+        lifetime = WorkerLifetime(idle=idle_exit, age=max_age)
         dead = DeadLetters(pipeline.connection)
-        consumer = Consumer(claims, dead, {QUEUE.kind: annotator}, slots=2, shift=shift)
+        consumer = Consumer(claims, dead, {QUEUE.kind: annotator}, slots=2, lifetime=lifetime)
         async with asyncio.timeout(60):
             await consumer.run()
         cases.close()

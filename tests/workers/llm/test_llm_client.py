@@ -15,7 +15,7 @@ from orchard.schemas.campaigns import ModelSpec
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.outcomes import AbortCause
 from orchard.workers.failures import InfrastructureError
-from orchard.workers.llm import client as llm
+from orchard.workers.llm import connection
 from orchard.workers.llm.client import ModelClient
 from orchard.workers.llm.errors import ContextLengthExceeded, RequestRefused
 from orchard.workers.llm.settings import EndpointSettings, Price
@@ -355,7 +355,7 @@ async def test_a_time_out_says_how_far_the_call_got(endpoint, call, monkeypatch)
         await response.write(b"{")
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(llm, "CONNECT_SECONDS", 0.3)
+    monkeypatch.setattr(connection, "CONNECT_SECONDS", 0.3)
     endpoint.replies[:] = [silent, begun]
     for words in ("took the request and sent no answer within 1 s", "began to answer and did not come to an"):
         with pytest.raises(InfrastructureError, match=words):

@@ -23,10 +23,10 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Encoder(Protocol):
-    """Makes vectors of texts."""
+    """Turns texts into vectors."""
 
     name: str
-    """With all that decides the vectors: they are kept under it."""
+    """Name with all that decides the vectors, which are kept under it."""
 
     async def encode(self, texts: Sequence[str]) -> Floats:
         """A row of length 1 for each text. Raises TaskError."""
@@ -41,12 +41,10 @@ class HashingEncoder:
     name = f"hashing-{DIMENSIONS}-1"
 
     async def encode(self, texts: Sequence[str]) -> Floats:
-        """See Encoder."""
         return await asyncio.to_thread(hashed, texts)
 
 
 def hashed(texts: Sequence[str]) -> Floats:
-    """Vectors of HashingEncoder."""
     encoded = [f" {normal(text)} ".encode() for text in texts]
     raw = np.frombuffer(b"".join(encoded), dtype=np.uint8).astype(np.uint64)
     lengths = np.array([len(each) for each in encoded])
@@ -84,7 +82,6 @@ class EndpointEncoder:
         self._timeout = aiohttp.ClientTimeout(total=300)
 
     async def encode(self, texts: Sequence[str]) -> Floats:
-        """See Encoder. An endpoint that is down is asked again; TaskError when it stays so."""
         async with aiohttp.ClientSession(headers=self._headers, timeout=self._timeout) as session:
             rows: list[list[float]] = []
             for begin in range(0, len(texts), _BATCH):

@@ -1,4 +1,4 @@
-"""What the funnel knows of a task: its intent, its site, and where it is from."""
+"""The funnel's record of a task: its intent, its site, and its origin."""
 
 import re
 import unicodedata
@@ -15,13 +15,13 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     text: str
-    """What is asked."""
+    """The request to the agent."""
     site: str
-    """Host of its start URL, as `site_of` has it."""
+    """Host of its start URL, normalized by `site_of`."""
     split: str = ""
     """Benchmark or data set that it comes from."""
     parent: str = ""
-    """Id of the task that it was decomposed from; empty: it is a parent."""
+    """Id of the task that it was decomposed from; empty: it was not."""
 
 
 def site_of(url: str) -> str:
@@ -36,6 +36,5 @@ def site_of(url: str) -> str:
 
 
 def normal(text: str) -> str:
-    """An intent as it is compared for being the same: its words, whatever their case, form and
-    punctuation."""
+    """The normalized intent for comparison: its words, whatever their case, form and punctuation."""
     return " ".join(_WORD.findall(unicodedata.normalize("NFKC", text).casefold()))

@@ -17,9 +17,9 @@ Ids = npt.NDArray[np.int64]
 SHORT = 64
 """Coordinates of the vectors that bound."""
 _SLACK = 1e-5
-"""Above the errors of rounding in single precision, of short vectors."""
+"""Margin for rounding errors of short vectors in single precision."""
 _ROUNDING = 1e-3
-"""And of whole ones, with thousands of coordinates."""
+"""Margin for rounding errors of whole vectors, with thousands of coordinates."""
 _ACROSS = 16384
 """Kept vectors that a block is compared with at once: 128 MiB for a block of 2,048."""
 
@@ -32,7 +32,7 @@ def unit(vectors: npt.NDArray[np.floating]) -> Floats:
 
 
 class Greedy:
-    """The fold: what was kept so far, and what became of each vector."""
+    """The fold: the vectors kept so far, and the decision on each."""
 
     def __init__(self, threshold: float, dimensions: int) -> None:
         self._threshold = threshold
@@ -42,13 +42,10 @@ class Greedy:
         self._size = 0
         self._places: list[int] = []
         self.like: list[int] = []
-        """For each vector that was seen the place of the kept one that it is like; -1 where it is kept."""
         self.similarity: list[float] = []
-        """And their cosine."""
 
     @property
     def seen(self) -> int:
-        """Vectors so far."""
         return len(self.like)
 
     def step(self, block: Floats) -> None:
@@ -104,7 +101,7 @@ class Greedy:
         return like, similarity
 
     def _shortened(self, vectors: Floats) -> Floats:
-        """In double precision: what is lost of a small rest would be lost of a bound."""
+        """The short vectors in double precision: rounding of a small rest would be rounding of a bound."""
         exact = vectors.astype(np.float64)
         rotated = exact @ self._rotation
         rest = (exact**2).sum(axis=1) - (rotated**2).sum(axis=1)

@@ -27,7 +27,7 @@ _PROGRESS = "progress"
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """What a stage did."""
+    """Counts of one stage."""
 
     stage: Stage
     before: int
@@ -35,12 +35,11 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def after(self) -> int:
-        """Tasks that passed."""
         return self.before - self.dropped
 
 
 class Passed(msgspec.Struct, frozen=True, kw_only=True):
-    """What the funnel leaves, for one purpose."""
+    """The funnel's result for one purpose."""
 
     purpose: str
     threshold: float
@@ -54,18 +53,18 @@ class Passed(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Funnel:
-    """How a pool is filtered, and where progress is kept."""
+    """A funnel over a pool, with the directory that keeps its progress."""
 
     rules: Rules
     encoder: Encoder
     folder: Path
     thresholds: Mapping[str, float] = field(default_factory=lambda: THRESHOLDS)
     told: Callable[[str, int, int], None] = lambda _what, _done, _total: None
-    """Called with what is being done, and how much of it is."""
+    """Called with the current work, and how much of it is done and in all."""
 
     async def run(self, pool: Sequence[Intent]) -> list[Passed]:
-        """The results, one for each purpose. Raises TaskError where an encoder fails; the same call goes
-        on."""
+        """Filter the pool; the results, one for each purpose. Raises TaskError where an encoder fails;
+        the same call resumes."""
         verdicts = dict(enumerate(cause for _, cause in screened(pool, self.rules)))
         left = [place for place, cause in verdicts.items() if cause is None]
         (self.folder / _PROGRESS).mkdir(parents=True, exist_ok=True)
@@ -81,7 +80,7 @@ class Funnel:
         return found
 
     async def _vectors(self, texts: list[str]) -> Path:
-        """The file with the vectors of a block, made unless it is there."""
+        """The file with the vectors of a block, computed unless it exists."""
         file = self.folder / _PROGRESS / f"vectors-{digest([self.encoder.name, texts], 24)}.npy"
         if not file.exists():
             _write(file, await self.encoder.encode(texts))
@@ -165,7 +164,7 @@ def _loaded(files: Sequence[Path]) -> Iterator[Floats]:
 
 
 def _write(file: Path, array: np.ndarray[tuple[int, ...], np.dtype[np.floating]]) -> None:
-    """The whole file or none of it."""
+    """Write the file atomically."""
     part = file.with_suffix(f".{os.getpid()}.part")
     with part.open("wb") as out:
         np.save(out, array)

@@ -12,19 +12,19 @@ from orchard.pipelines.domains.gui.funnel.intents import Intent, normal, site_of
 from orchard.pipelines.tasks.errors import TaskError
 
 LEAST_TASKS = 2
-"""Of one site, below which its tasks are dropped."""
+"""Minimum tasks of one site: the tasks of smaller sites are dropped."""
 _HOST = re.compile(r"(?:[\w-]+\.)+[a-z][\w-]+", re.IGNORECASE)
 
 
 class Stage(StrEnum):
-    """In their order."""
+    """The stages, in order."""
 
     EVALUATION = "evaluation"
     """Benchmarks that models are measured on."""
     PARENTS = "parents"
     """Children that tasks were decomposed into."""
     WEBVOYAGER = "webvoyager"
-    """Intents of WebVoyager."""
+    """Drops the intents of WebVoyager."""
     SITES = "sites"
     """Sites that are in no list of popular ones, or have one task alone."""
     DUPLICATES = "duplicates"
@@ -32,7 +32,7 @@ class Stage(StrEnum):
 
 
 class Dropped(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A task that did not pass."""
+    """A task that the funnel dropped."""
 
     id: str
     stage: Stage
@@ -40,20 +40,19 @@ class Dropped(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     like: str | None = None
     """The kept task that it is nearly the same as."""
     similarity: float | None = None
-    """Cosine of the two embeddings."""
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
-    """What stages one to four go by."""
+    """The rules of stages one to four."""
 
     splits: frozenset[str] = frozenset()
     """The only splits that are kept; empty: all."""
     evaluation: frozenset[str] = frozenset()
-    """Intents of benchmarks, as `normal` has them."""
+    """Normalized intents of evaluation benchmarks."""
     webvoyager: frozenset[str] = frozenset()
-    """Those of WebVoyager."""
+    """Normalized intents of WebVoyager."""
     sites: frozenset[str] | None = None
-    """Popular sites, as `site_of` has them; their subdomains count as well. None: all sites are popular."""
+    """Popular sites, normalized by `site_of`; their subdomains count as well. None: all sites are popular."""
 
 
 def screened(pool: Sequence[Intent], rules: Rules) -> Iterator[tuple[Intent, Dropped | None]]:
@@ -84,7 +83,7 @@ def _cause(intent: Intent, rules: Rules) -> tuple[Stage, str] | None:
 
 
 def is_listed(site: str, listed: Collection[str]) -> bool:
-    """Whether a host, or a domain that it is below, is in a list."""
+    """Whether a host, or a domain above it, is in a list."""
     parts = site.split(".")
     return any(".".join(parts[start:]) in listed for start in range(len(parts) - 1))
 

@@ -1,1 +1,1 @@
-"""Judging finished campaigns again, and how far judges agree with graders that know the truth."""
+"""Judges finished campaigns again, and measures how far judges agree with graders that know the truth."""

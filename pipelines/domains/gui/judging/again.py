@@ -1,8 +1,8 @@
-"""Rollouts of browser agents judged again from the log alone: nothing is run, and old rewards stay.
+"""Judges rollouts of browser agents again from the log alone: nothing is run, and old rewards stay.
 
-A verdict is a `judge.ruled` event, as during a campaign, and the answer to a request on a queue: any number
-of workers judge, and each request has one accepted verdict, or one fault. What has a verdict is not asked
-about again.
+A verdict is a `judge.ruled` event, as during a campaign, and the answer to a request on a queue: any
+number of workers judge, and each request has one accepted verdict, or one fault. A rollout with a
+verdict is not judged again.
 """
 
 import asyncio
@@ -22,6 +22,7 @@ from orchard.schemas.events import make_event
 from orchard.schemas.identity import digest
 from orchard.schemas.judging import JudgeCalled, JudgeRuled
 from orchard.schemas.plugins import PluginError
+from orchard.schemas.queues import Queue
 from orchard.schemas.requests import InvalidRequest, NewerRequest, read_judge_request
 from orchard.schemas.subjects import answering
 from orchard.schemas.tasks import Task
@@ -32,7 +33,6 @@ from orchard.streams.consumer import ClaimedRequest, PutOff, RetryPolicy
 from orchard.streams.entries import EntryAddress, QueueEntry, entry, successor
 from orchard.streams.errors import OutcomeRefused
 from orchard.streams.publisher import Publisher
-from orchard.streams.settings import Queue
 from orchard.workers.attempts.dependencies import AttemptDependencies
 from orchard.workers.domains.gui.judging import OUTCOME, NoOutcome, read_outcome, rule_outcome
 from orchard.workers.episode.settings import JudgeSettings
@@ -44,9 +44,9 @@ from orchard.workers.llm.client import ModelClient
 SOURCE = "orchard/judge"
 QUEUE = Queue(kind="judge", domain="rollouts")
 ELSEWHERE_SECONDS = 2.0
-"""Until a request that was claimed where its endpoint is not configured can be claimed again."""
+"""Delay before a request that was claimed where its endpoint is not configured can be claimed again."""
 MOST_FAILURES = 10
-"""Judgements without a verdict, one after the other, after which the judge is taken to be down."""
+"""Judgements in a row without a verdict after which the judge counts as down."""
 _TASKS = msgspec.json.Decoder(Task)
 
 log = logging.getLogger("orchard.judge")
@@ -66,64 +66,53 @@ order by r.sequence
 """
 
 
-class Episode(NamedTuple):
-    """A rollout with an outcome."""
-
-    rollout_id: str
-    attempt: int
-    task_sha256: str
-    submission: str
-    submission_sha256: str | None
-
-    def request(self, campaign: str, judge: JudgeSettings) -> JudgeRequest:
-        """The request to judge it."""
-        assert judge.model is not None
-        sha256 = self.submission_sha256
-        return JudgeRequest(
-            campaign=campaign,
-            rollout_id=self.rollout_id,
-            attempt=self.attempt,
-            task=BlobRef(sha256=self.task_sha256, size=0),
-            submission="" if sha256 else self.submission,
-            submission_blob=BlobRef(sha256=sha256, size=0) if sha256 else None,
-            protocol=(protocol := get_protocol(judge.protocol)).version,
-            prompt_hash=prompt_hash(protocol),
-            model=ModelSpec(
-                name=judge.model,
-                endpoint=judge.endpoint,
-                temperature=judge.temperature,
-                max_tokens=judge.max_tokens,
-            ),
-            timeout_seconds=judge.timeout_seconds,
-        )
-
-
 class Episodes(NamedTuple):
     """The rollouts of a campaign."""
 
-    open: list[Episode]
-    """Without a verdict of this judge."""
+    open: list[JudgeRequest]
+    """Requests for rollouts without a verdict of this judge."""
     judged: int
 
 
 def read_episodes(tables: duckdb.DuckDBPyConnection, campaign: str, judge: JudgeSettings) -> Episodes:
     """The rollouts of a campaign that have an outcome. Raises PluginError for an unknown protocol."""
     protocol = get_protocol(judge.protocol)
+    model = ModelSpec(
+        name=judge.model or "",
+        endpoint=judge.endpoint,
+        temperature=judge.temperature,
+        max_tokens=judge.max_tokens,
+    )
     asked = {
         "campaign": campaign,
         "name": OUTCOME,
         "protocol": protocol.version,
         "hash": prompt_hash(protocol),
-        "model": judge.model,
-        "endpoint": judge.endpoint,
+        "model": model.name,
+        "endpoint": model.endpoint,
     }
     rows = tables.execute(_EPISODES, asked).fetchall()
-    found = [Episode._make(row[:-1]) for row in rows if not row[-1]]
+    found = [
+        JudgeRequest(
+            campaign=campaign,
+            rollout_id=rollout,
+            attempt=attempt,
+            task=BlobRef(sha256=task, size=0),
+            submission="" if blob else submission,
+            submission_blob=BlobRef(sha256=blob, size=0) if blob else None,
+            protocol=protocol.version,
+            prompt_hash=prompt_hash(protocol),
+            model=model,
+            timeout_seconds=judge.timeout_seconds,
+        )
+        for rollout, attempt, task, submission, blob, judged in rows
+        if not judged
+    ]
     return Episodes(found, len(rows) - len(found))
 
 
 def verdict_key(request: JudgeRequest) -> str:
-    """What tells a rollout and its judge from all others, on the queue and among the answers."""
+    """Key of a rollout and its judge, on the queue and among the answers."""
     return digest([request.rollout_id, request.attempt, _judge_mark(request)])
 
 
@@ -133,7 +122,7 @@ def _judge_mark(request: JudgeRequest) -> str:
 
 
 def is_foreign(request: JudgeRequest, blobs: BlobStore) -> bool:
-    """Whether no browser agent handed it in. What cannot be read just now may be one's."""
+    """Whether no browser agent submitted it. A submission that is unreadable just now may be one's."""
     try:
         read_outcome(_submission(request, blobs))
     except NoOutcome:
@@ -145,15 +134,15 @@ def is_foreign(request: JudgeRequest, blobs: BlobStore) -> bool:
 
 @dataclass
 class JudgingTally:
-    """What the answers to a command's requests come to."""
+    """Totals over the answers to a command's requests."""
 
     max_cost_usd: float | None
-    """Nothing more is begun when the judgements have cost so much; None: no cap."""
+    """Cost of the judgements after which no more are begun; None: no cap."""
     verdicts: Counter[bool] = field(default_factory=Counter)
     cost_usd: float | None = 0.0
     """None where a call has no known price."""
     stopped: str = ""
-    """Why nothing more is begun, as a clause."""
+    """Why no more are begun, as a clause."""
     _in_a_row: int = 0
 
     def take(self, ruled: JudgeRuled | None, why: str) -> None:
@@ -185,7 +174,6 @@ class OutcomeJudge:
         self._models = models
 
     def read(self, body: bytes) -> JudgeRequest:
-        """See Handler."""
         request = read_judge_request(body)
         try:
             own = prompt_hash(get_protocol(request.protocol))
@@ -196,12 +184,11 @@ class OutcomeJudge:
         return request
 
     def entry(self, request: JudgeRequest, occasion: str) -> QueueEntry:
-        """See Handler."""
         place = EntryAddress(request.campaign, verdict_key(request), request.fence)
         return entry(QUEUE, place, occasion, msgspec.json.encode(request))
 
     async def handle(self, delivery: ClaimedRequest[JudgeRequest]) -> PutOff | None:
-        """Publish the verdict, or why the judge gave none, unless the request has its answer."""
+        """Publish the verdict, or why the judge gave none, unless the request is answered."""
         request = delivery.request
         known = await self._publisher.answer(QUEUE.kind, verdict_key(request))
         if known is not None and known.sequence != request.fence:
@@ -241,7 +228,7 @@ class OutcomeJudge:
         await rule_outcome(judges, statement, read_outcome(submission), self._blobs, request.protocol)
 
     def _read(self, request: JudgeRequest) -> tuple[bytes, str]:
-        """What was handed in, and what was asked."""
+        """The submission, and the task's request."""
         task = decode(_TASKS, self._blobs.get(request.task))
         return _submission(request, self._blobs), task.statement
 
@@ -278,5 +265,4 @@ def _settings(request: JudgeRequest) -> JudgeSettings:
 
 
 def outcome_judge(dependencies: AttemptDependencies) -> OutcomeJudge:
-    """The handler of a worker."""
     return OutcomeJudge(dependencies.publisher, dependencies.blobs, dependencies.models)

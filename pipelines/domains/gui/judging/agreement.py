@@ -1,4 +1,5 @@
-"""How far a judge agrees with graders that know the truth: confusion, and Cohen's kappa with its interval."""
+"""Measures how far a judge agrees with graders that know the truth: confusion, and Cohen's kappa with its
+interval."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -29,7 +30,7 @@ order by j.protocol, j.prompt_hash, j.model, r.task_id, j.sequence
 
 
 class Judge(NamedTuple):
-    """Who ruled."""
+    """A judge: its protocol and its model."""
 
     protocol: str
     prompt_hash: str
@@ -37,7 +38,7 @@ class Judge(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """One rollout, as the state of the world says and as a judge says."""
+    """One rollout by the world's state and by a judge."""
 
     task_id: str
     resolved: bool
@@ -45,30 +46,30 @@ class Pair(NamedTuple):
 
 
 class Agreement(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of rollouts, and how far they are beyond chance."""
+    """Counts of rollouts, and the agreement beyond chance."""
 
     both: int
     """A success for judge and grader."""
     judge_only: int
-    """False successes."""
+    """Successes by the judge alone: false ones."""
     grader_only: int
-    """Missed successes."""
+    """Successes by the grader alone: missed ones."""
     neither: int
     kappa: float | None
-    """Cohen's; None where both always say the same one thing, so that chance agrees as well."""
+    """Cohen's kappa; None where both always say the same one thing, so that chance agrees as well."""
     low: float | None
-    """Of the interval of 95 %, by a percentile bootstrap over tasks; None where too few resamples have a
-    kappa."""
+    """Lower bound of the interval of 95 %, by a percentile bootstrap over tasks; None where too few
+    resamples have a kappa."""
     high: float | None
 
     @property
     def rollouts(self) -> int:
-        """All of them."""
+        """Number of all rollouts."""
         return self.both + self.judge_only + self.grader_only + self.neither
 
     @property
     def agreed(self) -> float:
-        """Share in [0, 1]."""
+        """Share of rollouts on which both agree, in [0, 1]."""
         return (self.both + self.neither) / self.rollouts
 
 

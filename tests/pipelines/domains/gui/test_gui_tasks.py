@@ -59,7 +59,7 @@ async def test_a_task_whose_settings_are_of_no_site_is_rejected_and_stops_no_oth
     wrong = [bad("no-site", site={"name": "nowhere"}), bad("other-records", records={"orders": [1]})]
     async with AsyncSandboxClient("http://127.0.0.1:9") as client:  # records need no sandbox
         validator = Validator(client, BlobStore(str(tmp_path / "store")))
-        verdicts = {each.event.task_id: each.event async for each in validator.many([*wrong, good])}
+        verdicts = {each.task_id: (await validator.validate(each)).event for each in [*wrong, good]}
     assert isinstance(verdicts[good.task_id], TaskValidated)
     rejected = {name: event.reason for name, event in verdicts.items() if isinstance(event, TaskRejected)}
     assert rejected == {"no-site": "invalid", "other-records": "no_verdict"}

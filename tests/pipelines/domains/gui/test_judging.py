@@ -303,7 +303,7 @@ async def test_a_campaign_is_judged_again_once_through_a_stop_a_cap_refusals_and
 def request(session: Session) -> JudgeRequest:
     """The first rollout of the campaign, to be judged."""
     with open_tables(session.config.store) as tables:
-        return read_episodes(tables, CAMPAIGN, WANTED).open[0].request(CAMPAIGN, WANTED)
+        return read_episodes(tables, CAMPAIGN, WANTED).open[0]
 
 
 async def rulings(connection: Connection) -> list[tuple[Any, ...]]:

@@ -1,4 +1,4 @@
-"""When a process that claims in several slots stops claiming: all its slots together, never one by one.
+"""Decides when a process stops claiming: all its slots together, never one by one.
 
 A scaler counts processes, not slots. A process that kept running with some of its slots closed would count
 in full, and what waits for the closed ones would wait for ever.
@@ -12,17 +12,17 @@ from contextlib import contextmanager
 
 
 def share_of(age: float) -> float:
-    """Seconds after which one process claims nothing more, where `age` is the most: each has another share.
-    Those started together would else leave together, and count for the scaler until their last work ends.
-    """
+    """Draws the seconds after which one process claims nothing more, of `age` at most: each has another
+    share. Those started together would else leave together, and count for the scaler until their last work
+    ends."""
     return age * random.uniform(0.5, 1.0)
 
 
-class Shift:
+class WorkerLifetime:
     """The time in which the slots of one process claim.
 
     `over` is set when nothing was at work for `idle` seconds, when `age` seconds have passed, or by `end`; it
-    stays set. 0 stands for no such limit. What is at work by then goes on.
+    stays set. 0 stands for no such limit. What is at work by then runs to its end.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Shift:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """While a slot has a request."""
+        """Counts a slot as at work while it has a request."""
         self._at_work += 1
         try:
             yield
@@ -54,5 +54,5 @@ class Shift:
         return not self.over.is_set()
 
     def end(self) -> None:
-        """Claim nothing more."""
+        """Ends claiming in all slots."""
         self.over.set()
