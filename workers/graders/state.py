@@ -29,6 +29,7 @@ NAME = "state-check"
 PREVENTED = "check_prevented"
 """Cause of a -1 that no check gave."""
 LARGEST_REWARD = 64 * 1024
+"""Most bytes of a file of rewards."""
 
 CLEAN_SHELL = (
     "env -i HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8 sh"

@@ -16,6 +16,7 @@ REPLIES = 3
 """Answers that are asked for before the judgement fails."""
 REPLY_LIMIT = 100_000
 REASON_LIMIT = 2_000
+"""Characters of a reason that are stored."""
 PART_LIMIT = 60_000
 """Most characters of one part of the evidence; the middle of a longer one is left out."""
 PASSING_SCORE = 0.75

@@ -29,6 +29,7 @@ _DIGITS = 19
 """Digits, or a sign and digits, from which on a number may exceed 64 bits."""
 _LONGEST_WORD = 256
 _EXCERPT = 200
+"""Characters of a reply that an error quotes."""
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,10 @@ import msgspec
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 30.0
 _FOREVER = 1e9
+"""Seconds that replace an infinite number."""
 
 _QUOTED = 2000
+"""Characters of an error that are read."""
 
 
 class Meaning(StrEnum):

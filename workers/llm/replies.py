@@ -18,6 +18,7 @@ from orchard.workers.llm.streamed import events, is_stream
 ENCODINGS = "gzip, deflate"
 """Encodings that `body` can unpack, for the header Accept-Encoding."""
 _PIECE = 256 * 1024
+"""Bytes that are unpacked at once."""
 _WINDOWS = {"gzip": zlib.MAX_WBITS | 16, "x-gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
 _PLAIN = ("", "identity")
 _DONE = re.compile(rb"(?:^|[\r\n])data: ?\[DONE\] *(?:[\r\n]|$)")

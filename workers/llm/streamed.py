@@ -17,6 +17,7 @@ _FIRST = (b"data:", b"event:", b"error:", b"id:", b"retry:", b":")
 """Beginnings of the first line of a stream."""
 _CHUNK = msgspec.json.Decoder()
 _TAIL = 200
+"""Bytes that an error quotes of a stream without an ending."""
 _SAYS = ("content", "refusal", "tool_calls", "function_call", *REASONING_FIELDS)
 _GROWING = ("token_ids", "response_token_ids")
 """Lists of a choice that each chunk extends."""
