@@ -27,6 +27,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Which rollouts are candidates; an empty list means all."""
 
     campaigns: tuple[str, ...] = ()
+    """Names of campaigns. The campaign `measured` is a candidate only if it is named."""
     harnesses: tuple[str, ...] = ()
     """Names of the harnesses whose rollouts are candidates."""
     models: tuple[str, ...] = ()
@@ -72,6 +73,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """How many trajectories are taken, and which. The filters come after, so a dataset may have fewer."""
 
     strategy: Strategy = "random"
+    """Strategy that chooses the trajectories."""
     resolved: Count | None = None
     """Resolved trajectories, at most; None: all."""
     unresolved: Count | None = None
