@@ -46,7 +46,7 @@ def import_(
     route = chosen(_IMPORTS, words)
     if not route.words and directory is not None:
         known = [word for each in _IMPORTS for word in each.words]
-        raise ConfigError(f"{file} is no benchmark with a folder: choose one of {', '.join(known)}")
+        raise ConfigError(f"{file} is not the name of a benchmark: choose one of {', '.join(known)}")
     load(route.run)(context.obj, words, strict, **options_of(route, options))
 
 
