@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from orchard.page.figures import short
 from orchard.page.rollouts import Distribution
-from orchard.pipelines.evaluation.results import Pair
+from orchard.pipelines.evaluation.results import CellComparison
 
 
 class BarPart(NamedTuple):
@@ -42,7 +42,7 @@ def bar(parts: Sequence[BarPart], *, total: float | None = None, height: int = 8
     ).format(label, height, height, Markup("").join(pieces))
 
 
-def interval(pair: Pair, said: str) -> Markup:
+def interval(pair: CellComparison, said: str) -> Markup:
     """A difference between -1 and 1 with its interval, on a line with 0 in the middle.
 
     It is grey where the pair is not shown to differ.

@@ -56,6 +56,8 @@ class Generated(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Figures(msgspec.Struct):
+    """Counts since the start, and the present load."""
+
     requests: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -124,7 +126,7 @@ class _Slot:
         self.task: _Task | None = None
 
 
-class Engine:
+class GenerationEngine:
     """Generates in a thread of its own. Methods may be called from any thread."""
 
     def __init__(self, model: Qwen3, version: int, settings: EngineSettings) -> None:

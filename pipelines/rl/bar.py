@@ -142,6 +142,7 @@ def decide(pool: Sequence[Slot], settings: BarSettings, *, impossible: bool = Fa
 def _rest(
     pool: Sequence[Slot], graded: dict[int, Rollout], settings: BarSettings, *, impossible: bool
 ) -> Assemble | Generate | None:
+    """The decision once no more rollouts are requested; None: the present ones make no group."""
     if any(slot.running for slot in pool):
         return Generate(slots=())
     if impossible:

@@ -79,6 +79,7 @@ class Optimization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     seed: int = 0
     """Seed of weights from scratch and of the order of examples or prompts."""
     threads: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """CPU threads of each process that trains; 0: torch decides."""
     keep_checkpoints: Count = 2
     """Newest checkpoints that stay on disk."""
     lora: Lora | None = None
@@ -139,6 +140,7 @@ def over_preset(tree: dict[str, Any], presets: dict[str, dict[str, Any]]) -> dic
 
 
 def converted(tree: dict[str, Any], kind: type[S]) -> S:
+    """Convert a whole tree to settings of a kind. Raises TrainingError."""
     try:
         settings = msgspec.convert(tree, kind)
     except msgspec.ValidationError as error:

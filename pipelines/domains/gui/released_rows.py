@@ -19,7 +19,7 @@ from orchard.pipelines.datasets.exporters.interface import MARK
 from orchard.pipelines.datasets.importing import (
     ROLES,
     Foreign,
-    Message,
+    ReleasedMessage,
     decoded,
     next_node,
     parquet_rows,
@@ -43,7 +43,7 @@ class _Picture(msgspec.Struct, frozen=True):
 
 
 class _Row(msgspec.Struct, frozen=True):
-    messages: list[Message] | None
+    messages: list[ReleasedMessage] | None
     images: list[_Picture] | None
     reward: float | None
     status: str | None

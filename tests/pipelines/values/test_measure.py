@@ -17,7 +17,7 @@ from orchard.actions.session import Session
 from orchard.cli.measuring import _steps, report
 from orchard.configuration.config import Config, ConfigError
 from orchard.injector.client import AsyncSandboxClient
-from orchard.pipelines.values.continuations import Point, continuation
+from orchard.pipelines.values.continuations import MeasuredPoint, continuation
 from orchard.pipelines.values.measure import Measurement, PointRefused, measure
 from orchard.pipelines.values.recorded import BEFORE, Recorded, UnknownRollout
 from orchard.schemas.campaigns import Budget
@@ -58,7 +58,7 @@ async def world(pipeline: Any, service: LocalService) -> AsyncIterator[World]:
         assert await client.list_sandboxes() == []
 
 
-async def measured(world: World, point: Point, **urls: str) -> Measurement:
+async def measured(world: World, point: MeasuredPoint, **urls: str) -> Measurement:
     async with world.dependencies(**urls) as dependencies, asyncio.timeout(120):
         told: list[Any] = []
         found = await measure(point, dependencies, slots=2, told=lambda *outcome: told.append(outcome))

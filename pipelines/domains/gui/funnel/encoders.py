@@ -82,6 +82,8 @@ class EndpointEncoder:
         self._timeout = aiohttp.ClientTimeout(total=300)
 
     async def encode(self, texts: Sequence[str]) -> Floats:
+        """A row of length 1 for each text. Retries an endpoint that is down; raises TaskError when it
+        stays so."""
         async with aiohttp.ClientSession(headers=self._headers, timeout=self._timeout) as session:
             rows: list[list[float]] = []
             for begin in range(0, len(texts), _BATCH):

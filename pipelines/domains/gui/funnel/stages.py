@@ -31,7 +31,7 @@ class Stage(StrEnum):
     """Intents nearly the same as one that was kept."""
 
 
-class Dropped(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class DroppedIntent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A task that the funnel dropped."""
 
     id: str
@@ -55,14 +55,14 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """Popular sites, normalized by `site_of`; their subdomains count as well. None: all sites are popular."""
 
 
-def screened(pool: Sequence[Intent], rules: Rules) -> Iterator[tuple[Intent, Dropped | None]]:
+def screened(pool: Sequence[Intent], rules: Rules) -> Iterator[tuple[Intent, DroppedIntent | None]]:
     """Each task of the pool in its order, with why it is dropped; None where it passes all four stages."""
     causes = [_cause(intent, rules) for intent in pool]
     counts = Counter(intent.site for intent, cause in zip(pool, causes, strict=True) if cause is None)
     for intent, cause in zip(pool, causes, strict=True):
         if cause is None and counts[intent.site] < LEAST_TASKS:
             cause = (Stage.SITES, f"the only task of {intent.site}")
-        yield intent, None if cause is None else Dropped(id=intent.id, stage=cause[0], reason=cause[1])
+        yield intent, None if cause is None else DroppedIntent(id=intent.id, stage=cause[0], reason=cause[1])
 
 
 def _cause(intent: Intent, rules: Rules) -> tuple[Stage, str] | None:
