@@ -182,7 +182,7 @@ def foraged(
 def what_if(pools: Mapping[str, Sequence[Rollout]], cells: Sequence[WhatIfSetting]) -> list[Yield]:
     """What each cell makes of one pass over all tasks of the log. ValueError for a log without rollouts."""
     if not any(pools.values()):
-        raise ValueError("the log has no graded rollout")
+        raise ValueError("the campaign has no graded rollout: name another")
     prior = fitted_prior(pools)
     worlds = max(WORLDS, ceil(PROMPTS / len(pools)))
     longest = max(cell.frugal.most if cell.frugal else cell.bar.budget for cell in cells)

@@ -60,7 +60,7 @@ class Bin:
 def wilson(successes: int, trials: int, z: float = Z95) -> tuple[float, float]:
     """The Wilson interval of a proportion; ValueError without trials or with more successes than those."""
     if not 0 <= successes <= trials or trials < 1:
-        raise ValueError(f"{successes} of {trials} is no proportion")
+        raise ValueError(f"{successes} successes of {trials} trials make no proportion")
     mean, square = successes / trials, z * z
     middle = mean + square / (2 * trials)
     spread = z * sqrt(mean * (1 - mean) / trials + square / (4 * trials * trials))

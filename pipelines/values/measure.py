@@ -78,9 +78,7 @@ def check_step(point: MeasuredPoint) -> None:
             f"there is no step {at}: the rollout has steps 0 to {steps - 1}, and {BEFORE} is before"
         )
     if at == point.recorded.submitted:
-        raise PointRefused(
-            f"step {at} handed the work in: there is nothing to go on with, choose an earlier one"
-        )
+        raise PointRefused(f"step {at} submitted the work: nothing follows it, choose an earlier step")
 
 
 async def measure(
@@ -271,7 +269,7 @@ async def _replayed(point: MeasuredPoint, machine: SandboxMachine) -> tuple[Repl
             timeouts=request.timeouts,
         )
     except CannotExecute as error:
-        raise PointRefused(f"step {point.at}: {error}, so it cannot be gone on from here") from error
+        raise PointRefused(f"step {point.at}: {error}, so no continuation can begin here") from error
     return done, max(await _processes(machine) - before, 0)
 
 

@@ -124,7 +124,7 @@ def read_checkout(root: Path, put: Put, reading: CheckoutOptions) -> CheckoutTas
         raise TaskError(f"{root} is no checkout of Claw-Eval: it needs {_WORKSPACE_SERVER} and tasks")
     files = sorted(root.glob("tasks/*/task.yaml"))
     if not files:
-        raise TaskError(f"{root} has no tasks/*/task.yaml")
+        raise TaskError(f"{root} has no tasks/*/task.yaml: give a checkout of Claw-Eval")
     names = frozenset(file.parent.name for file in files)
     shared = put(_archive(root, _shared(root)), MEDIA_TYPE)
     places: dict[str, str] = {}
@@ -256,7 +256,7 @@ def _named(root: Path, folder: Path, name: str) -> Path:
         raise TaskError(f"it names the file {name}, which leads out of its directory")
     found = next((path for path in (folder / name, root / name) if path.is_file()), None)
     if found is None:
-        raise TaskError(f"it names the file {name}, which is not there")
+        raise TaskError(f"it names the file {name}, which does not exist")
     return found
 
 

@@ -99,7 +99,7 @@ def _nodes(messages: Sequence[ReleasedMessage]) -> list[MessageNode]:
         )
         nodes.append(next_node(nodes, role, content, reasoning, calls, message.tool_call_id or ""))
     if not any(node.role is Role.ASSISTANT for node in nodes):
-        raise DatasetError("messages: none of the assistant")
+        raise DatasetError("messages: no message of the assistant")
     if nodes[-1].tool_calls:
         nodes.append(next_node(nodes, Role.TOOL, "", "", (), nodes[-1].tool_calls[0].id))
     return nodes

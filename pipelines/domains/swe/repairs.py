@@ -125,7 +125,9 @@ def repair_tasks(
     """
     chosen = [kind for kind in KINDS if not kinds or kind.name in kinds]
     if len(chosen) < len(kinds):
-        raise ValueError(f"the kinds of repair tasks are {', '.join(kind.name for kind in KINDS)}")
+        raise ValueError(
+            f"unknown kinds among {list(kinds)}: choose of {', '.join(kind.name for kind in KINDS)}"
+        )
     dice = random.Random(f"repairs:{seed}")
     files = [(place, function) for place in PLACES for function in FUNCTIONS]
     dice.shuffle(files)

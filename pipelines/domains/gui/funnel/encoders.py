@@ -124,7 +124,7 @@ def _vectors(body: bytes, number: int, model: str) -> list[list[float]]:
     try:
         found: Any = msgspec.json.decode(body, type=_Answer).data
     except msgspec.DecodeError as error:
-        raise TaskError(f"{model} answered something else than embeddings: {error}") from error
+        raise TaskError(f"{model} answered no embeddings: {error}") from error
     if sorted(each.index for each in found) != list(range(number)):
         raise TaskError(f"{model} answered with {len(found)} vectors for {number} texts")
     return [each.embedding for each in sorted(found, key=lambda each: each.index)]

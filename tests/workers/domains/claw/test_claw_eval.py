@@ -47,7 +47,7 @@ def tasks(checkout, store):
     assert [(each.name, each.why) for each in read.left_out] == [
         ("T04_talk", "its user is played by a model, which no harness here does"),
         ("T08_pictured", "its user shows a.jpg, which no harness here does"),
-        ("T09_missing", "it names the file film.mp4, which is not there"),
+        ("T09_missing", "it names the file film.mp4, which does not exist"),
     ]
     return {task.task_id: task for task in read.tasks}
 
