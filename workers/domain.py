@@ -14,7 +14,6 @@ from orchard.schemas.plugins import Kind
 from orchard.workers.discovery import code_of, matching, records
 
 GROUP = "orchard.worker_domains"
-"""Group of the entry points of other packages' records."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,11 +24,9 @@ class WorkerDomain:
     package: str
     """Dotted name of the package that holds `sources`."""
     harnesses: Mapping[str, str] = field(default_factory=dict)
-    """Maps a harness's name to `module:attribute`."""
     graders: Mapping[str, str] = field(default_factory=dict)
-    """Maps a grader's name in `PluginGrading` to `module:attribute`."""
+    """Maps a grader's name in `PluginGrading` to `module:attribute`, as all of these mappings do."""
     worlds: Mapping[str, str] = field(default_factory=dict)
-    """Maps a world's name to `module:attribute`."""
     judges: Mapping[str, str] = field(default_factory=dict)
     """Maps a judge's protocol, with its version, to `module:attribute`."""
     gradings: Mapping[str, str] = field(default_factory=dict)

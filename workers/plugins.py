@@ -28,7 +28,6 @@ NEEDS: dict[Kind, tuple[str, ...]] = {
     Kind.BACKEND: ("__call__",),
     Kind.LOSS: ("__call__",),
 }
-"""Attributes that a plug-in of each kind must have."""
 
 _named: dict[Kind, dict[str, str]] = {}
 _folder = Path()

@@ -80,7 +80,7 @@ class LocalBackend:
     async def create(self, request: CreateSandbox, key: str | None) -> SandboxInfo:
         if request.gpus or request.volumes:
             raise SandboxRequestInvalid(
-                "sandboxes of one machine have no GPUs and volumes: leave `gpus` and `volumes` out, and"
+                "only sandboxes of a cluster have GPUs and volumes: leave `gpus` and `volumes` out, and"
                 " upload what commands need"
             )
         return await self._call(SandboxInfo, "POST", "/sandboxes", body=request, key=key)

@@ -83,7 +83,7 @@ from (
 
 
 @dataclass(frozen=True)
-class Rows:
+class CampaignRows:
     """Query results of some campaigns."""
 
     outcomes: list[dict[str, Any]]
@@ -94,7 +94,7 @@ class Rows:
     spent: dict[str, Spent]
 
 
-def read_rows_of(store: str, work: Callable[[duckdb.DuckDBPyConnection], Rows]) -> Rows:
+def read_rows_of(store: str, work: Callable[[duckdb.DuckDBPyConnection], CampaignRows]) -> CampaignRows:
     """Opens the store's tables and runs `work` on them."""
     views = ("rollouts", "rewards_all", "attempts_all", "llm_calls_all", "events")
     with open_tables(store, views=views) as tables:
@@ -108,7 +108,7 @@ def read_rows(
     capped: list[str],
     up_to: int,
     sources: Sources = STORED,
-) -> Rows:
+) -> CampaignRows:
     """Runs all queries; `running` are rollouts without an outcome, `capped` campaigns with a cap."""
     ask = partial(_dicts, tables, sources)
     outcomes = ask(_OUTCOMES, campaigns)
@@ -122,7 +122,7 @@ def read_rows(
     ):
         for row in ask(query, among) if among else ():
             one[row["campaign"]] |= row
-    return Rows(
+    return CampaignRows(
         outcomes,
         one,
         {row["campaign"]: row for row in ask(_LIVE, running)} if running else {},

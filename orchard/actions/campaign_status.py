@@ -9,7 +9,14 @@ from typing import Any
 
 import duckdb
 
-from orchard.actions.campaign_rows import RATE_WINDOW_SECONDS, STORED, Rows, Sources, read_rows, read_rows_of
+from orchard.actions.campaign_rows import (
+    RATE_WINDOW_SECONDS,
+    STORED,
+    CampaignRows,
+    Sources,
+    read_rows,
+    read_rows_of,
+)
 from orchard.actions.endpoint_rests import rest_sentences
 from orchard.actions.session import Session
 from orchard.schemas.blobs import BlobRef
@@ -50,7 +57,7 @@ class InQueues:
 
 
 @dataclass(frozen=True)
-class Work:
+class ModelWork:
     """Work of models: turns, and tokens and cost as far as they are known."""
 
     turns: int = 0
@@ -81,9 +88,9 @@ class CampaignView:
     reconciled: int = 0
     """Rollouts that were missing from the queues and were offered again; more than 0 is a defect."""
     queue: str = ""
-    ended: Work = Work()
+    ended: ModelWork = ModelWork()
     """Work of rollouts with an outcome."""
-    live: Work = Work()
+    live: ModelWork = ModelWork()
     """Work of all attempts of running rollouts."""
     tried_impossible: int = 0
     """Graded rollouts of impossible tasks."""
@@ -95,7 +102,7 @@ class CampaignView:
     """Outcomes in the last `recent_seconds`."""
     recent_seconds: float = 0.0
     oracle: bool = False
-    saved: Work = Work()
+    saved: ModelWork = ModelWork()
     """Work that attempts replayed from dead ones, without new requests or cost."""
     cap_usd: float | None = None
     """Cost of model calls at which the campaign is paused; None: no cap."""
@@ -189,7 +196,7 @@ def state_of(record: CampaignRecord, outcomes: Mapping[str, int], moving: InQueu
     return State.RUNNING if serving or moving.running else State.STUCK
 
 
-Ask = Callable[[Callable[[duckdb.DuckDBPyConnection], "Rows"]], Awaitable["Rows"]]
+Ask = Callable[[Callable[[duckdb.DuckDBPyConnection], "CampaignRows"]], Awaitable["CampaignRows"]]
 """Runs a function on an open store with all views, in a thread."""
 
 
@@ -249,7 +256,7 @@ def recorded(tables: duckdb.DuckDBPyConnection, sources: Sources = STORED) -> li
 def _view(
     name: str,
     record: CampaignRecord,
-    rows: Rows,
+    rows: CampaignRows,
     moving: InQueues,
     queue: str,
     working: Sequence[ProcessReport],
@@ -293,11 +300,11 @@ def _view(
     )
 
 
-def _work(rows: Sequence[Mapping[str, Any]]) -> Work:
+def _work(rows: Sequence[Mapping[str, Any]]) -> ModelWork:
     """Sums rows; an unknown cost stays unknown."""
     usd = sum(row["cost_usd"] or 0.0 for row in rows)
     priced = not any(row["unpriced"] for row in rows)
-    return Work(
+    return ModelWork(
         turns=sum(row["turns"] or 0 for row in rows),
         tokens=sum(row["tokens"] or 0 for row in rows),
         cost_usd=usd if usd or (rows and priced) else None,

@@ -145,7 +145,8 @@ class Log:
         ).fetchall()
         if len(found) != 1:
             raise UnknownName(
-                f"{'no rollout' if not found else 'more than one rollout'} begins with {rollout!r}"
+                f"{'no rollout' if not found else 'more than one rollout'} begins with {rollout!r}: "
+                "give more digits of an id from `Log.rollouts()`"
             )
         return str(found[0][0])
 

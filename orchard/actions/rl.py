@@ -34,7 +34,9 @@ async def export_groups(
     async with session.connection_or_server("rl export") as connection:
         known = await planned(connection, session.blobs, run)
         if known is None:
-            raise RunError(f"the log has no run {run!r}")
+            raise RunError(
+                f"the log has no run {run!r}: name one that `orchard rl` has started on this store"
+            )
         plan, start = known
         if layout == "slime" and plan.frugal is not None:
             raise RunError(UNEQUAL)

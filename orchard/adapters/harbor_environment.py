@@ -103,5 +103,5 @@ class OrchardEnvironment(BaseEnvironment):
     @property
     def _running(self) -> AsyncSandbox:
         if self._sandbox is None:
-            raise RuntimeError("the environment has not been started")
+            raise RuntimeError("the environment has no sandbox: call start() first")
         return self._sandbox

@@ -60,7 +60,7 @@ def check_arguments(args: Any, settings: RlSettings, ours: bool) -> None:
             flag = name.replace("_", "-")
             raise ConfigError(f"--{flag} is {getattr(args, name)} and the run's is {value}: make them equal")
     if ours and args.rewards_normalization:
-        raise ConfigError("orchard_advantages needs --disable-rewards-normalization: they are normalized")
+        raise ConfigError("slime would normalize the advantages again: pass --disable-rewards-normalization")
 
 
 def train_output(handed: list[Chosen], ours: bool, terms: Terms) -> Any:

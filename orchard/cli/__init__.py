@@ -1,1 +1,1 @@
-"""The `orchard` command: `app` has the application, one module each group of commands."""
+"""The `orchard` command: the application in `app`, and a module for each group of commands."""

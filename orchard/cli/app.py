@@ -1,4 +1,4 @@
-"""The typer application: every command, and the options that all of them share."""
+"""The typer application: every command, and the options that they share."""
 
 import os
 from functools import partial
@@ -35,7 +35,6 @@ The same by hand, in two terminals:
 
 
 def show_version(asked: bool) -> None:
-    """Print the version and end."""
     if asked:
         from importlib import metadata  # slow, and needed once in a while
 
@@ -66,7 +65,6 @@ def options(
     nats: Annotated[str | None, typer.Option(help="External NATS server, nats://HOST:PORT.")] = None,
     sandbox: Annotated[str | None, typer.Option(help="External sandbox service, http://HOST:PORT.")] = None,
 ) -> None:
-    """Options that every command shares."""
     from orchard.actions.session import Session
     from orchard.configuration import config as configuration  # whoever asks for help needs neither
     from orchard.workers import plugins
@@ -75,7 +73,7 @@ def options(
         _hand_down(context, config)
     flags = {"store": store_, "state": state, "nats.url": nats, "sandbox.url": sandbox}
     loaded = configuration.load(flags, file=config)
-    plugins.configure(loaded.plugins, configuration.place(config).absolute().parent)
+    plugins.configure(loaded.plugins, configuration.config_path(config).absolute().parent)
     if secrets := configuration.secrets(loaded, os.environ):
         from orchard.workers.masking import learn
 
@@ -84,7 +82,7 @@ def options(
 
 
 def _hand_down(context: typer.Context, file: Path) -> None:
-    """Let every process that the command starts read the same file."""
+    """Makes every process that the command starts read the same file."""
     from orchard.configuration.variables import FILE_VARIABLE
 
     before = os.environ.get(FILE_VARIABLE)
@@ -99,5 +97,4 @@ def _hand_down(context: typer.Context, file: Path) -> None:
 
 
 def main() -> None:
-    """Run the command line."""
     run_told(partial(app, standalone_mode=True))

@@ -32,8 +32,6 @@ Name = Annotated[str, typer.Argument(help="Name of the campaign.")]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to the application."""
-
     @app.command()
     def submit(
         context: typer.Context,
@@ -185,7 +183,7 @@ def register(app: typer.Typer) -> None:
 
     @app.command()
     def status(context: typer.Context) -> None:
-        """All campaigns: state, outcomes, queue depth."""
+        """Show all campaigns: state, outcomes, queue depth."""
         held, status = asyncio.run(all_campaigns(context.obj))
         if held:
             console.print(f"[bold red]held[/] {escape(held)}", highlight=False)
@@ -200,7 +198,7 @@ def register(app: typer.Typer) -> None:
         name: Name,
         every: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.1)] = 1.0,
     ) -> None:
-        """Live progress until the campaign is done: queue, running, outcomes, rate, time left, cost.
+        """Show live progress until the campaign is done: queue, running, outcomes, rate, time left, cost.
 
         Exit code 1 when rollouts aborted without a grade, or the campaign is paused, cancelled or stuck.
         """
@@ -210,13 +208,14 @@ def register(app: typer.Typer) -> None:
 
     @app.command()
     def pause(context: typer.Context, name: Name) -> None:
-        """Start no more rollouts; the running ones are finished."""
+        """Start no more rollouts; running ones finish."""
         asyncio.run(pause_campaign(context.obj, name))
         console.print(f"{name} is paused: `orchard resume {name}` goes on")
 
     @app.command()
     def cancel(context: typer.Context, name: Name) -> None:
-        """Stop at once: what runs or waits aborts with cause `cancelled`. `resume` brings it back."""
+        """Stop at once: running and waiting rollouts abort with the cause `cancelled`. `resume` brings
+        them back."""
         with reporting() as told:
             ended = asyncio.run(cancel_campaign(context.obj, name, told))
         console.print(
@@ -235,7 +234,7 @@ def register(app: typer.Typer) -> None:
             ),
         ] = None,
     ) -> None:
-        """Go on after a pause, a cancel, or a failure that aborted rollouts. Outcomes are never redone.
+        """Continue after a pause, a cancel, or a failure that aborted rollouts. Outcomes are never redone.
 
         A campaign that has cost its cap goes on with a higher one: `orchard resume NAME --max-cost USD`.
         """

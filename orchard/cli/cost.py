@@ -1,4 +1,4 @@
-"""`cost`: what a number of sandboxes costs by a rate card; the paper's Table 2 unless told otherwise."""
+"""`cost`: computes the cost of sandboxes by a rate card; by default, the paper's Table 2."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,8 +13,6 @@ from orchard.terminal.console import console
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to the application."""
-
     @app.command()
     def cost(
         rates: Annotated[
@@ -26,7 +24,7 @@ def register(app: typer.Typer) -> None:
         memory: Annotated[float | None, typer.Option(help="GiB of each sandbox.", min=0)] = None,
         card: Annotated[bool, typer.Option("--card", help="Print the paper's rate card as TOML.")] = False,
     ) -> None:
-        """What sandboxes cost. Without options: Table 2 of the paper, from the paper's own inputs.
+        """Compute what sandboxes cost. Without options: Table 2 of the paper, from the paper's own inputs.
 
         For example:
 
@@ -51,7 +49,7 @@ def register(app: typer.Typer) -> None:
 
 
 def cost_table(card: RateCard, lines: list[CostLine]) -> Table:
-    """The table as the paper prints it: USD for a sandbox-hour, USD in all, difference to the baseline."""
+    """Formats the table as in the paper: USD per sandbox-hour, total USD, difference to the baseline."""
     work = card.workload
     table = Table(
         title=f"{work.sandboxes} sandboxes of {work.vcpu:g} vCPU and {work.memory_gib:g} GiB for "

@@ -1,4 +1,4 @@
-"""`dataset ...`: training data out of the log, with its proof, for us and for others."""
+"""`dataset ...`: training data from the log, with its proof, and exports for other programs."""
 
 import asyncio
 import os
@@ -32,14 +32,14 @@ from orchard.terminal.console import console, reporting
 from orchard.terminal.left_out import Strict, counted, end, tell_left_out
 from orchard.terminal.tables import rows_table
 
-app = typer.Typer(no_args_is_help=True, help="Datasets: built from the log, compared, explained, exported.")
+app = typer.Typer(no_args_is_help=True, help="Build, compare, explain and export datasets.")
 
 _USUAL = front.domains()[0].name
 _LAYOUTS = sorted(
     offered(lambda each: each.released_layouts),
     key=lambda name: (name not in domains()[_USUAL].released_layouts, name),
 )
-"""Layouts of published trajectories, the usual domain's first."""
+"""Layouts of published trajectories, those of the default domain first."""
 
 Dataset = Annotated[Path, typer.Argument(help="Directory of a finished dataset.")]
 
@@ -112,13 +112,13 @@ async def _worker(session: Session, idle_exit: float) -> None:
 
 @app.command()
 def show(dataset: Dataset) -> None:
-    """A dataset's manifest, readable."""
+    """Show a dataset's manifest."""
     _show(read_manifest(dataset))
 
 
 @app.command()
 def diff(a: Dataset, b: Dataset) -> None:
-    """What distinguishes two datasets. Exit code 1 when their rows differ."""
+    """Compare two datasets. Exit code 1 when their rows differ."""
     found = compare(a, b)
     if found.facts:
         console.print(rows_table(["fact", str(a), str(b)], [(k, *v) for k, v in found.facts.items()]))
@@ -138,7 +138,7 @@ def why(
     dataset: Dataset,
     row: Annotated[str, typer.Argument(help="Row number from 0, or example id.")],
 ) -> None:
-    """Where a row came from: its rollout, attempt, annotation, and the events it was made of."""
+    """Show where a row came from: its rollout, attempt, annotation, and the events it was made of."""
     session: Session = context.obj
     found, manifest = find_row(dataset, row), read_manifest(dataset)
     left_out = {"messages", "tools", "input_ids", "loss_mask"}
@@ -206,7 +206,7 @@ def export(
         console.print(rows_table(["format", "for"], [(one.name, one.consumer) for one in layouts()]))
         return
     if dataset is None:
-        raise DatasetError(f"which dataset? orchard dataset export DIRECTORY --format {layout}")
+        raise DatasetError(f"no dataset is named: write `orchard dataset export DIRECTORY --format {layout}`")
     done = write_export(dataset, layout, out)
     console.print(f"[bold green]exported[/] {done.records} records to {done.file}", highlight=False)
     if done.left_out:
@@ -239,8 +239,8 @@ Read = Callable[[], Iterator[Foreign | LeftOut]]
 
 
 def import_into(session: Session, read: Read, campaign: str, dataset: str, *, strict: bool) -> None:
-    """Import what `read` gives into a campaign; tell what came of it, what is left out, and where the events
-    wait. Raises NotImported for none at all, or with `strict` for fewer than all."""
+    """Imports trajectories from `read` into a campaign, and prints the counts, what is left out, and where
+    the events wait. Raises NotImported for none or, with `strict`, for fewer than all."""
     if strict:
         looked = [one if isinstance(one, LeftOut) else None for one in read()]
         bad = [one for one in looked if one is not None]

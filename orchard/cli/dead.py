@@ -12,14 +12,14 @@ from orchard.terminal.console import console
 from orchard.terminal.tables import rows_table
 from orchard.workers.attempts.deadletters import DeadLetters
 
-app = typer.Typer(no_args_is_help=True, help="Requests that nobody could finish, with their evidence.")
+app = typer.Typer(no_args_is_help=True, help="Show and requeue requests that no worker could finish.")
 
 Sequence = Annotated[int, typer.Argument(help="Sequence number, as `dead list` shows it.")]
 
 
 @app.command("list")
 def list_dead(context: typer.Context) -> None:
-    """Every dead letter: why it is dead and what it asked for."""
+    """List every dead letter: why it is dead and what it asked for."""
     session: Session = context.obj
 
     async def run() -> None:
@@ -39,7 +39,7 @@ def list_dead(context: typer.Context) -> None:
 
 @app.command()
 def show(context: typer.Context, sequence: Sequence) -> None:
-    """One dead letter, whole."""
+    """Show a whole dead letter."""
     session: Session = context.obj
 
     async def run() -> None:

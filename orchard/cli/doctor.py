@@ -1,4 +1,4 @@
-"""`doctor` and `config`: what this machine can and cannot do, and what is configured."""
+"""`doctor` and `config`: checks this machine, and shows the configuration."""
 
 import platform
 import shutil
@@ -21,7 +21,7 @@ LOW_DISK_BYTES = 5 * 2**30
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report. `remedy` is empty where nothing needs to be done."""
+    """One line of the report. `remedy` is empty if nothing needs to be done."""
 
     what: str
     good: bool
@@ -30,11 +30,9 @@ class Finding:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to the application."""
-
     @app.command()
     def doctor(context: typer.Context) -> None:
-        """What this machine can do and cannot, and what to install. Exit code 1 if something is missing."""
+        """Check what this machine can do, and say what to install. Exit code 1 if something is missing."""
         findings = list(examine(context.obj))
         table = Table(show_header=False, box=None)
         for finding in findings:
@@ -47,13 +45,13 @@ def register(app: typer.Typer) -> None:
 
     @app.command()
     def config(context: typer.Context) -> None:
-        """Every configuration key with the value that holds here, as a TOML file with comments."""
+        """Show every configuration key with its value, as a TOML file with comments."""
         session: Session = context.obj
         typer.echo(as_toml(session.config), nl=False)
 
 
 def examine(session: Session) -> Iterator[Finding]:
-    """Look at the machine and at the store."""
+    """Checks the machine and the store."""
     yield Finding("python", sys.version_info >= (3, 11), platform.python_version())
     cores, memory = psutil.cpu_count() or 1, psutil.virtual_memory().total
     yield Finding("machine", True, f"{cores} cores, {memory / 2**30:.0f} GiB memory")

@@ -1,4 +1,4 @@
-"""`eval ...`: models x harnesses x task sets as one campaign, and the tables that the log gives of it."""
+"""`eval ...`: runs models x harnesses x task sets as one campaign, and reports from the log."""
 
 import asyncio
 from collections.abc import Sequence
@@ -86,7 +86,7 @@ def report(
     name: Annotated[str, typer.Argument(help="Name of the suite.")],
     out: Out = None,
 ) -> None:
-    """The tables of an evaluation, made from the log alone, while it runs or years later."""
+    """Show the tables of an evaluation from the log alone, while it runs or years later."""
     session: Session = context.obj
     with open_tables(session.config.store, views=["evaluation_tasks", "evaluation_runs"]) as tables:
         results = read_results(tables, name)
@@ -101,7 +101,7 @@ def report(
 def published_suites(
     name: Annotated[str | None, typer.Argument(help="Suite to print.", show_default="list them all")] = None,
 ) -> None:
-    """Suites of published benchmarks, with the budgets of the paper: files to copy and to put a model into.
+    """Write suites of published benchmarks with the paper's budgets: files to copy and to add a model to.
 
     For example:
 
@@ -117,7 +117,7 @@ def published_suites(
 
 
 async def _run(session: Session, plan: SuitePlan) -> bool:
-    """Follow the suite to its end; whether every rollout has an outcome in the tables."""
+    """Follows the suite to its end; returns whether the tables have every outcome."""
     with reporting() as told:
         await begin_suite(session, plan, told)
     view = await watch_campaign(session, plan.suite.name, every=1.0)
@@ -127,8 +127,8 @@ async def _run(session: Session, plan: SuitePlan) -> bool:
 
 
 def show_plan(plan: SuitePlan, without_price: Sequence[str]) -> None:
-    """Rollouts, images and what is known of the cost. For a model without a price a budget in USD never runs
-    out, so there is no most."""
+    """Prints rollouts, images and the known cost. A model without a price never exhausts a budget in USD,
+    so no maximum is shown for it."""
     columns = [
         "task set",
         "harness",
@@ -157,7 +157,7 @@ def show_plan(plan: SuitePlan, without_price: Sequence[str]) -> None:
 
 
 def _show_network(session: Session, plan: SuitePlan) -> None:
-    """What the tasks have of the network, or why the suite would not be submitted."""
+    """Prints notes on the tasks' network, or why the suite would be refused."""
     try:
         notes = check_network(
             needs_of(session.config.store, plan.spec.tasks), session.config.sandbox.task_network

@@ -1,4 +1,4 @@
-"""Conversations of a rollout: the main one message by message, those beside it folded."""
+"""Groups a rollout's messages: the main conversation message by message, the others folded."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -8,11 +8,10 @@ from orchard.schemas.llm_calls import CallKind
 BESIDE = frozenset({CallKind.SUBAGENT, CallKind.TITLE, CallKind.PROBE})
 
 Message = dict[str, Any]
-"""A row of `messages`."""
 
 
 class Folded(NamedTuple):
-    """Messages that are shown together."""
+    """Messages shown together."""
 
     kind: CallKind | None
     """Kind of a conversation beside the main one; None: one message of the main one."""
@@ -20,7 +19,7 @@ class Folded(NamedTuple):
 
 
 def parts(messages: Sequence[Message], kinds: Mapping[str, str | None]) -> Iterator[Folded]:
-    """Parts in the order of the log; a conversation beside the main one is whole where it begins.
+    """Yields groups in the order of the log; a conversation beside the main one is whole where it begins.
 
     `kinds` has the call's kind by the node that it made. A tree is what its first call is.
     """

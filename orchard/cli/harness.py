@@ -1,4 +1,4 @@
-"""`harness install|list|show`: the programs that run tasks, and what they need in sandboxes."""
+"""`harness install|list|show`: manages the programs that run tasks inside sandboxes."""
 
 import asyncio
 from pathlib import Path
@@ -28,7 +28,7 @@ from orchard.workers.harnesses.programs.record import Program, SuppliedFiles
 from orchard.workers.harnesses.programs.runner import ProgramHarness
 from orchard.workers.plugins import names
 
-app = typer.Typer(no_args_is_help=True, help="Harnesses that are programs: installed, listed, shown.")
+app = typer.Typer(no_args_is_help=True, help="Install, list and show harnesses that are programs.")
 
 
 @app.command("install")
@@ -94,7 +94,7 @@ def install_(
 
 @app.command("list")
 def list_(context: typer.Context) -> None:
-    """All programs, and of each what is installed at the sandbox service."""
+    """List all programs with what is installed of each at the sandbox service."""
     layers = _layers(context.obj)
     table = Table(box=None, header_style="bold")
     for column in ("harness", "API", "installed", "size", "layer"):
@@ -113,7 +113,7 @@ def list_(context: typer.Context) -> None:
 
 @app.command()
 def show(context: typer.Context, name: Annotated[str, typer.Argument(help="Of the harness.")]) -> None:
-    """A program's record as JSON, and all its layers."""
+    """Show a program's record as JSON, and all its layers."""
     program = _program(name)
     console.print_json(msgspec.json.encode(program).decode())
     for layer, _ in _layers(context.obj):
@@ -130,7 +130,7 @@ def _program(name: str) -> Program:
     harness = get_harness(name)
     if not isinstance(harness, ProgramHarness):
         known = ", ".join(program.name for program in _programs())
-        raise ConfigError(f"{name} is no program, so there is nothing to install: programs are {known}")
+        raise ConfigError(f"{name} is not a program and needs no installation: choose one of {known}")
     return harness.program
 
 
@@ -157,7 +157,7 @@ def _send(session: Session, image: Path, layer: Layer) -> None:
 
 
 def _layers(session: Session) -> list[tuple[Layer, ImageInfo]]:
-    """Layers that the service of another machine reports, or that this machine stores."""
+    """Layers at the service of another machine, or in this machine's store."""
     if session.config.sandbox.url not in (None, UNSAFE_HOST):
 
         async def asked() -> list[ImageInfo]:

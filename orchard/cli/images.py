@@ -1,4 +1,4 @@
-"""`images import|pull|build|list|delete`: what local sandboxes can be made from."""
+"""`images import|pull|build|list|delete`: manages images of local sandboxes."""
 
 import asyncio
 import sys
@@ -23,7 +23,7 @@ from orchard.pipelines.tasks.dockerfiles import build_image
 from orchard.schemas.sandboxes import ImageDeleted
 from orchard.terminal.console import console
 
-app = typer.Typer(no_args_is_help=True, help="Images of local sandboxes.")
+app = typer.Typer(no_args_is_help=True, help="Manage images of local sandboxes.")
 
 
 @app.command("import")
@@ -120,7 +120,7 @@ def build(
 def delete(
     context: typer.Context, name: Annotated[str, typer.Argument(help="As `orchard images list` prints it.")]
 ) -> None:
-    """Delete an image that no sandbox was made from; layers that others have stay."""
+    """Delete an image that no sandbox uses; layers of other images stay."""
     try:
         asyncio.run(_deleted(_state(context), name))
     except (AgentError, SandboxError) as error:
@@ -129,8 +129,8 @@ def delete(
 
 
 async def _deleted(state: Path, name: str) -> None:
-    """Ask the agent, which knows what is in use. Without one nothing is, and the next one removes the
-    layers."""
+    """Deletes an image through the agent, which knows the images in use. Without an agent none is in use,
+    and the next agent removes the layers."""
     backend = LocalBackend(state, start_agent=False)
     await backend.open()
     try:
@@ -146,6 +146,6 @@ async def _deleted(state: Path, name: str) -> None:
 
 @app.command("list")
 def list_(context: typer.Context) -> None:
-    """Names of all images; `host`, this machine's own root made safe, is always there."""
+    """List all images; `host`, a sanitized copy of this machine's root, always exists."""
     for name in ["host", *ImageStore(_state(context)).names()]:
         console.print(name, highlight=False)

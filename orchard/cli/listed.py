@@ -1,4 +1,4 @@
-"""The commands that there are: listed without their modules, each of which is imported when it is run.
+"""Lists commands without their modules, which are imported when the command runs.
 
 All modules together take seconds to import, which nobody should wait for who asks for help or for a status.
 """
@@ -35,30 +35,36 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Run the oracle teacher: an OpenAI-compatible server that plays gold patches.",
     ),
     "submit": ("orchard.cli.campaigns", "Queue a campaign: tasks x harnesses x models x samples."),
-    "status": ("orchard.cli.campaigns", "All campaigns: state, outcomes, queue depth."),
+    "status": ("orchard.cli.campaigns", "Show all campaigns: state, outcomes, queue depth."),
     "watch": (
         "orchard.cli.campaigns",
-        "Live progress until the campaign is done: queue, running, outcomes, rate, time left, cost.",
+        "Show live progress until the campaign is done: queue, running, outcomes, rate, time left, cost.",
     ),
-    "pause": ("orchard.cli.campaigns", "Start no more rollouts; the running ones are finished."),
-    "cancel": ("orchard.cli.campaigns", "Stop at once: what runs or waits aborts with cause `cancelled`."),
-    "resume": ("orchard.cli.campaigns", "Go on after a pause, a cancel, or a failure that aborted rollouts."),
+    "pause": ("orchard.cli.campaigns", "Start no more rollouts; running ones finish."),
+    "cancel": (
+        "orchard.cli.campaigns",
+        "Stop at once: running and waiting rollouts abort with the cause `cancelled`.",
+    ),
+    "resume": (
+        "orchard.cli.campaigns",
+        "Continue after a pause, a cancel, or a failure that aborted rollouts.",
+    ),
     "show": (
         "orchard.cli.reading",
-        "A rollout, readable: every message, the diff it submitted, what the tests said.",
+        "Show a rollout: every message, the diff it submitted, what the tests said.",
     ),
-    "ui": ("orchard.cli.page", "Campaigns and rollouts in a browser, live, until Ctrl-C."),
+    "ui": ("orchard.cli.page", "Show campaigns and rollouts in a browser, live, until Ctrl-C."),
     "report": (
         "orchard.cli.page",
-        "A campaign, training run or comparison as a folder of pages that opens from disk.",
+        "Write a campaign, training run or comparison as a folder of pages that opens from disk.",
     ),
-    "sql": ("orchard.cli.reading", "DuckDB over all tables, while the pipeline runs."),
-    "doctor": ("orchard.cli.doctor", "What this machine can do and cannot, and what to install."),
+    "sql": ("orchard.cli.reading", "Query all tables with DuckDB, while the pipeline runs."),
+    "doctor": ("orchard.cli.doctor", "Check what this machine can do, and say what to install."),
     "config": (
         "orchard.cli.doctor",
-        "Every configuration key with the value that holds here, as a TOML file with comments.",
+        "Show every configuration key with its value, as a TOML file with comments.",
     ),
-    "cost": ("orchard.cli.cost", "What sandboxes cost."),
+    "cost": ("orchard.cli.cost", "Compute what sandboxes cost."),
     "sft": ("orchard.cli.sft", "Fine-tune a model on a dataset; goes on from its newest checkpoint."),
     "serve-policy": (
         "orchard.cli.policy",
@@ -68,14 +74,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "orchard.cli.evaluation",
         "Evaluation: models x harnesses x task sets: `orchard eval SUITE.toml`.",
     ),
-    "tasks": ("orchard.cli.tasks", "Where tasks come from, and whether they can be trusted."),
-    "harness": ("orchard.cli.harness", "Harnesses that are programs: installed, listed, shown."),
-    "images": ("orchard.cli.images", "Images of local sandboxes."),
-    "sandbox": ("orchard.cli.sandbox", "Sandboxes for other programs."),
-    "store": ("orchard.cli.store", "The tables: checked, compacted, made again from the log."),
-    "dead": ("orchard.cli.dead", "Requests that nobody could finish, with their evidence."),
-    "log": ("orchard.cli.log", "The event log: its size, its archive, and both verified."),
-    "dataset": ("orchard.cli.datasets", "Datasets: built from the log, compared, explained, exported."),
+    "tasks": ("orchard.cli.tasks", "Make, import, prove and list tasks."),
+    "harness": ("orchard.cli.harness", "Install, list and show harnesses that are programs."),
+    "images": ("orchard.cli.images", "Manage images of local sandboxes."),
+    "sandbox": ("orchard.cli.sandbox", "Give sandboxes to other programs."),
+    "store": ("orchard.cli.store", "Check, compact and rebuild the tables."),
+    "dead": ("orchard.cli.dead", "Show and requeue requests that no worker could finish."),
+    "log": ("orchard.cli.log", "Show, archive and verify the event log."),
+    "dataset": ("orchard.cli.datasets", "Build, compare, explain and export datasets."),
     "trajectories": (
         "orchard.cli.trajectories",
         "Trajectories as ATIF files, the interchange format of Harbor: out and in.",
@@ -83,7 +89,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "values": ("orchard.cli.values", "Values of unresolved trajectories, step by step."),
     "rl": ("orchard.cli.rl", "Reinforcement learning with balanced groups: `orchard rl CONFIG.toml`."),
 }
-"""The core's own: name to the module that has it, and the sentence that the help shows; in its order."""
+"""Commands of the core by name: module and sentence of help, in the order of the help."""
 
 
 def commands() -> dict[str, tuple[str, str]]:
@@ -94,19 +100,19 @@ def commands() -> dict[str, tuple[str, str]]:
 
 
 SHARED = ("--store", "--state", "--config", "--nats", "--sandbox")
-"""Options of `orchard` itself, each with a value, that may stand after the command too."""
+"""Options of `orchard` itself, each with a value, that are allowed after the command too."""
 EPILOG = f"{', '.join(SHARED)}, which all commands share, may stand here too: see `orchard --help`."
 
 
 class Listed(TyperCommand):
-    """Stands for a command until that is run."""
+    """Placeholder of a command that is not imported yet."""
 
     def __init__(self, name: str, module: str, summary: str) -> None:
         super().__init__(name, help=summary, rich_markup_mode=MARKUP)
         self._module = module
 
     def real(self) -> Any:
-        """The command, or group of commands, itself."""
+        """Imports the command or group of commands."""
         module = import_module(self._module)
         found = typer.Typer(rich_markup_mode=MARKUP)
         if hasattr(module, "register"):
@@ -119,7 +125,7 @@ class Listed(TyperCommand):
         return command
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """Makes the context of the command itself, which is thereby the one that is run."""
+        """Makes the context of the imported command, which is thereby the one that runs."""
         return self.real().make_context(info_name, args, parent, **extra)
 
 
@@ -127,38 +133,36 @@ class DefaultRun(TyperGroup):
     """A group that a TOML file alone runs: `run` may be left out, and options may stand before the file."""
 
     def parse_args(self, context: Any, args: list[str]) -> list[str]:
-        """Puts `run` before what names a file and no command."""
+        """Inserts `run` before a file name."""
         if args and args[0] not in self.commands and any(word.endswith(".toml") for word in args):
             args = ["run", *args]
         return super().parse_args(context, args)
 
 
 class Commands(TyperGroup):
-    """All of `commands()`; those of domains are looked for when no other has the name."""
+    """Group of all commands; those of domains are looked up last."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
-        """All names, for the help."""
         return list(commands())
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
-        """The command of a name; None where there is none."""
         found = COMMANDS.get(cmd_name) or commands().get(cmd_name)
         return Listed(cmd_name, *found) if found else None
 
     def parse_args(self, context: Any, args: list[str]) -> list[str]:
-        """Options of all commands are taken from wherever they stand."""
+        """Accepts the shared options anywhere on the command line."""
         return super().parse_args(context, shared_first(args))
 
 
 def fenced(text: str) -> str:
-    """A help text whose indented lines, which are examples, are shown line by line."""
+    """Formats a help text; its indented lines, which are examples, keep their line breaks."""
     return re.sub(
         r"(?:^    .+\n?)+", lambda block: f"```text\n{dedent(block[0]).rstrip()}\n```\n", text, flags=re.M
     )
 
 
 def shared_first(args: list[str]) -> list[str]:
-    """The words of a command line with the options of SHARED before all others; what follows `--` stays."""
+    """Moves the options of SHARED to the front of a command line; words after `--` stay."""
     words, rest = args, list[str]()
     if "--" in args:
         at = args.index("--")

@@ -1,4 +1,4 @@
-"""`log status|archive|restore|verify`: the event log's whole life, from the stream into the archive."""
+"""`log status|archive|restore|verify`: the event log in stream and archive."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -25,14 +25,14 @@ from orchard.streams.disk_space import event_capacity
 from orchard.terminal.console import console, reporting
 from orchard.terminal.tables import rows_table
 
-app = typer.Typer(no_args_is_help=True, help="The event log: its size, its archive, and both verified.")
+app = typer.Typer(no_args_is_help=True, help="Show, archive and verify the event log.")
 
 Names = Annotated[list[str] | None, typer.Argument(help="Names of campaigns, as `log status` shows them.")]
 
 
 @app.command()
 def status(context: typer.Context) -> None:
-    """Events and bytes by campaign, in the stream and in the archive, and the room that is left."""
+    """Show events and bytes by campaign, in stream and archive, and the free space."""
     asyncio.run(_status(context.obj))
 
 
@@ -135,7 +135,7 @@ async def _status(session: Session) -> None:
 
 
 def _outcomes(store: str) -> dict[str, dict[str, int]]:
-    """Numbers of rollouts by campaign and ending."""
+    """Counts rollouts by campaign and outcome."""
     query = """
     select campaign, if(status = 'aborted', 'aborted: ' || cause, 'graded'), count(*)
     from rollouts group by all

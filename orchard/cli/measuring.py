@@ -1,4 +1,4 @@
-"""`values measure` and `values report`: what steps were really worth, and how well an annotator knew it."""
+"""`values measure` and `values report`: true values of steps, and the quality of an annotator."""
 
 import asyncio
 import re
@@ -37,7 +37,6 @@ _MEASURED = ["step", "V", "95 %", "resolved", "aborted", "replayed", "diverged",
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to `values`."""
     app.command()(measure)
     app.command()(report)
 
@@ -83,7 +82,7 @@ def _steps(text: str) -> list[int]:
     try:
         return sorted({int(word) for word in text.split(",")})
     except ValueError:
-        raise ConfigError(f"--at {text} is no list of steps: write it like 3,7,12") from None
+        raise ConfigError(f"--at {text} is not a list of steps: write it like 3,7,12") from None
 
 
 def _measured_row(found: Measurement) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""`tasks from-jsonl|from-harbor|show`: tasks of your own (docs/own-tasks.md)."""
+"""`tasks from-jsonl|from-harbor|show`: imports and shows a user's own tasks (docs/own-tasks.md)."""
 
 from functools import partial
 from pathlib import Path
@@ -15,8 +15,6 @@ from orchard.terminal.left_out import SkipMalformed, Strict, import_shown, impor
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to the application."""
-
     @app.command("from-jsonl")
     def from_jsonl(
         context: typer.Context,
@@ -81,7 +79,7 @@ def register(app: typer.Typer) -> None:
         task: Annotated[str, typer.Argument(help="Task id.")],
         full: Annotated[bool, typer.Option("--full", help="Do not cut long texts and lists.")] = False,
     ) -> None:
-        """A task, readable: statement, image, how it is judged, and what validation found.
+        """Show a task: statement, image, how it is judged, and what validation found.
 
         Neither the solution nor the hidden tests are printed, nor values of variables. For example:
 

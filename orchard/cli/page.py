@@ -1,4 +1,4 @@
-"""`ui`: what the log says, in a browser."""
+"""`ui` and `report`: the log in a browser, live or as a folder of pages."""
 
 import asyncio
 import socket
@@ -14,8 +14,6 @@ from orchard.terminal.console import console, progress
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to the application."""
-
     @app.command()
     def ui(
         context: typer.Context,
@@ -42,7 +40,7 @@ def register(app: typer.Typer) -> None:
             int | None, typer.Option(help="Socket that `orchard up` listens on for it.", hidden=True)
         ] = None,
     ) -> None:
-        """Campaigns and rollouts in a browser, live, until Ctrl-C. Works with and without `orchard up`.
+        """Show campaigns and rollouts in a browser, live, until Ctrl-C. Works with and without `orchard up`.
 
         For example:
 
@@ -62,7 +60,7 @@ def register(app: typer.Typer) -> None:
         *,
         out: Annotated[Path, typer.Option(help="Folder; files of the same names are replaced.")],
     ) -> None:
-        """A campaign, training run or comparison as a folder of pages that opens from disk.
+        """Write a campaign, training run or comparison as a folder of pages that opens from disk.
 
         Keys of known vendors are masked, and secrets.txt lists on which pages. For example:
 

@@ -1,4 +1,4 @@
-"""Pictures of messages for a terminal: their names, and files of them."""
+"""Names a message's pictures on a terminal, and writes them to files."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from orchard.storage.blobs import BlobStore
 
 
 def with_pictures(node: MessageNode) -> str:
-    """The text of a message with the name of each picture in its place."""
+    """Text of a message with the name of each picture in its place."""
     return "".join(
         each if isinstance(each, str) else f"[{_named(each)}]" for each in placed(node.content, node.images)
     )
@@ -21,8 +21,8 @@ def _named(image: Image) -> str:
 
 
 def write_pictures(blobs: BlobStore, nodes: Iterable[MessageNode], out: Path) -> int:
-    """Write the pictures of messages into a directory, as `TURN-NUMBER-SHA256.png`: how many. Raises
-    BlobMissing, BlobCorrupt, and OSError where the directory cannot be written."""
+    """Writes the pictures of messages into a directory as `TURN-NUMBER-SHA256.png` and returns their
+    number. Raises BlobMissing, BlobCorrupt, and OSError."""
     out.mkdir(parents=True, exist_ok=True)
     numbers: Counter[int] = Counter()
     for node in nodes:

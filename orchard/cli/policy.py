@@ -11,8 +11,6 @@ from orchard.pipelines.policy.serving import ServingSettings, serve
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to the application."""
-
     @app.command(name="serve-policy")
     def serve_policy(
         model: Annotated[

@@ -1,4 +1,4 @@
-"""Commands that run until told to stop: `up` and the processes it is made of."""
+"""Commands that run until SIGTERM: `up` and the processes that it starts."""
 
 import asyncio
 import logging
@@ -26,7 +26,7 @@ ProbePort = Annotated[
 
 
 def start_logging() -> None:
-    """One line a record on stderr; secrets never reach a record."""
+    """Logs to stderr, one line for each record; secrets are never logged."""
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
     )
@@ -35,8 +35,6 @@ def start_logging() -> None:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to the application."""
-
     @app.command()
     def up(
         context: typer.Context,

@@ -1,4 +1,4 @@
-"""`show` and `sql`: reading what the log says."""
+"""`show` and `sql`: read the log."""
 
 import csv
 import json
@@ -51,8 +51,6 @@ INHERITED = ("inherited_turns", "inherited_tokens", "inherited_cost_usd")
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to the application."""
-
     @app.command()
     def show(
         context: typer.Context,
@@ -71,7 +69,7 @@ def register(app: typer.Typer) -> None:
         ] = None,
         pager: Annotated[bool, typer.Option(help="Page by page, where the output is a terminal.")] = True,
     ) -> None:
-        """A rollout, readable: every message, the diff it submitted, what the tests said.
+        """Show a rollout: every message, the diff it submitted, what the tests said.
 
         Texts are as the model saw them; each turn has its reasoning, and its tokens, cost and time. A picture
         is named by its type, its size and its SHA-256.
@@ -100,7 +98,7 @@ def register(app: typer.Typer) -> None:
             bool, typer.Option("--read-only", help="Queries alone, of the store's tables alone.")
         ] = False,
     ) -> None:
-        """DuckDB over all tables, while the pipeline runs.
+        """Query all tables with DuckDB, while the pipeline runs.
 
         A query can do what you can: read and write any of your files, as with `copy ... to` and
         `read_text`. Give --read-only where the query is of somebody else.
@@ -125,7 +123,7 @@ def register(app: typer.Typer) -> None:
 
 
 def confine(tables: duckdb.DuckDBPyConnection, store: str) -> None:
-    """Keep a connection from all files but those of the store's tables, for good."""
+    """Restricts a connection to the files of the store's tables, for good."""
     location = Location.parse(store)
     if not location.is_s3:
         tables.execute("set allowed_directories = [?]", [f"{location.path / 'tables'}/"])
@@ -163,7 +161,7 @@ def _interact(tables: duckdb.DuckDBPyConnection, store: str, history: Path, *, r
 
 @contextmanager
 def line_editing(history: Path) -> Iterator[None]:
-    """What `input` reads can be edited and called back with the arrow keys, also the next time."""
+    """Enables line editing and a persistent history for `input`."""
     try:
         import readline
     except ImportError:  # a Python that was built without it
@@ -202,10 +200,10 @@ _RANGE = re.compile(r"(\d+)?(\.\.)?(\d+)?")
 
 
 def turn_range(text: str | None) -> tuple[int, int]:
-    """Both ends, included, of `7`, `3..9`, `3..` or `..9`. Raises ConfigError."""
+    """Parses `7`, `3..9`, `3..` or `..9` into both ends, inclusive. Raises ConfigError."""
     found = _RANGE.fullmatch(text) if text else None
     if text is not None and (not found or not (found[1] or found[3])):
-        raise ConfigError(f"--turns {text!r} is no range: write 7, 3..9, 3.. or ..9")
+        raise ConfigError(f"--turns {text!r} is not a range: write 7, 3..9, 3.. or ..9")
     if found is None:
         return 0, sys.maxsize
     first = int(found[1] or 0)
@@ -223,7 +221,7 @@ def _rollout_id(tables: duckdb.DuckDBPyConnection, prefix: str) -> str:
 
 
 def _messages(tables: duckdb.DuckDBPyConnection, rollout: str) -> list[dict[str, Any]]:
-    """Messages of the accepted attempt; without one, those of all attempts, each once."""
+    """Messages of the accepted attempt or, without one, those of all attempts, each once."""
     return _all(tables, "select * from messages where rollout_id = ? order by sequence", rollout) or _all(
         tables,
         "select * from messages_all where rollout_id = ? and inherited_from is null order by sequence",
@@ -232,7 +230,7 @@ def _messages(tables: duckdb.DuckDBPyConnection, rollout: str) -> list[dict[str,
 
 
 def print_messages(session: Session, prefix: str, turns: tuple[int, int]) -> None:
-    """Messages of a rollout as lines of JSON, with what the call that made each has cost.
+    """Prints messages of a rollout as lines of JSON, with the cost of the call that made each.
 
     Raises ConfigError, BlobMissing, BlobCorrupt.
     """
@@ -259,7 +257,7 @@ def _write_pictures(session: Session, prefix: str, out: Path, turns: tuple[int, 
 def show_rollout(
     session: Session, prefix: str, *, full: bool, turns: tuple[int, int] = (0, sys.maxsize)
 ) -> None:
-    """Print one rollout, or a ConfigError when `prefix` names none or several."""
+    """Prints one rollout. Raises ConfigError if `prefix` names none or several."""
     with open_tables(session.config.store) as tables:
         rollout = _rollout_id(tables, prefix)
         outcome = _one(tables, "select * from rollouts where rollout_id = ?", rollout)
@@ -340,7 +338,8 @@ def _message(
 
 
 def _facts(message: dict[str, Any], made: dict[str, Any] | None) -> list[str]:
-    """Tokens, cost and time of the call that made a message; exit status and time of a command's result."""
+    """Formats tokens, cost and time of the call that made a message, or status and time of a command's
+    result."""
     found = []
     if made is not None:
         read, written = (
@@ -358,7 +357,7 @@ def _facts(message: dict[str, Any], made: dict[str, Any] | None) -> list[str]:
 
 
 def verdict_panel(reward: dict[str, Any]) -> Panel:
-    """What the grader found: green only for a resolved task, whatever tests there were."""
+    """Panel of the grader's verdict, green only for a resolved task."""
     tests: dict[str, str] = reward["tests"] or {}
     bad = [(name, status) for name, status in tests.items() if status not in ("PASSED", "XFAIL")]
     title = f"{reward['grader']}: {'resolved' if reward['resolved'] else 'not resolved'}"

@@ -19,7 +19,7 @@ _OF_TYPER = {"--help", "--install-completion", "--show-completion"}
 
 
 def commands() -> str:
-    """The page: the options that all commands share, then every command."""
+    """Text of the page: the options that all commands share, then every command."""
     root = typer.main.get_command(app)
     found = list(walk(root, "orchard"))
     return page(
@@ -37,7 +37,7 @@ def commands() -> str:
 
 
 def walk(command: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Every command that can be run, with its words."""
+    """Yields every command with its words."""
     command = command.real() if isinstance(command, Listed) else command
     if not hasattr(command, "list_commands"):
         yield path, command
@@ -64,7 +64,7 @@ def _command(path: str, command: Any) -> str:
 
 
 def _help(command: Any) -> str:
-    """The help, with its examples as code."""
+    """Formats the help, with its examples as code."""
     parts = []
     for part in (command.help or "").strip().split("\n\n"):
         lines = part.splitlines()
@@ -100,11 +100,10 @@ PAGES: dict[str, Callable[[], str]] = {
     "events.md": events,
     "tables.md": tables,
 }
-"""The pages of the reference by file name."""
 
 
 def main() -> None:
-    """Write every page into the directory given as the only argument."""
+    """Writes every page into the directory that is the only argument."""
     target = Path(sys.argv[1])
     target.mkdir(parents=True, exist_ok=True)
     for name, write in PAGES.items():

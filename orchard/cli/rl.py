@@ -1,4 +1,4 @@
-"""`rl ...`: reinforcement learning with balanced groups, what they are, and what others would have been."""
+"""`rl ...`: reinforcement learning with balanced groups, their exports and predictions."""
 
 import asyncio
 from functools import partial
@@ -102,8 +102,8 @@ async def _stop_barren(session: Session, plan: RunPlan, start: int, patience: in
 async def _show_steps(
     session: Session, settings: RlSettings, start: int, told: set[int], tracking: Tracking
 ) -> None:
-    """A line for each step, old ones first, and one for each policy version that cheats; trackers hear of
-    each."""
+    """Prints a line for each step, old ones first, and for each policy version that cheats, and sends each
+    to trackers."""
     subjects = type_subjects(settings.run, "policy.step")
     async with session.connection("rl") as connection:
         async for stored in replay(connection, start, subjects=subjects, follow=True):
@@ -124,7 +124,7 @@ async def _show_steps(
 
 
 def _warn(store: str, settings: RlSettings, told: set[int]) -> None:
-    """Name the policy versions, beside those already told, that surely cheat more often than the limit."""
+    """Names the policy versions, except those in `told`, that significantly exceed the limit of cheating."""
     if not settings.impossible:
         return
     with open_tables(store, views=["hack_rates"]) as tables:
@@ -148,7 +148,7 @@ def coordinator(
         typer.Option("--served", help="Ask for rollouts when the engine serves the log's newest policy."),
     ] = False,
 ) -> None:
-    """The run's coordinator alone: asks for rollouts, makes groups. `orchard rl CONFIG.toml` starts it."""
+    """Run only the run's coordinator: asks for rollouts, makes groups. `orchard rl CONFIG.toml` starts it."""
     start_logging()
     uvloop.run(_coordinator(context.obj, config, served))
 
@@ -166,7 +166,7 @@ async def _coordinator(session: Session, config: Path, served: bool) -> None:
 
 @app.command()
 def trainer(context: typer.Context, config: Config) -> None:
-    """The run's trainer alone: takes groups, makes policies. `orchard rl CONFIG.toml` starts it."""
+    """Run only the run's trainer: takes groups, makes policies. `orchard rl CONFIG.toml` starts it."""
     require_torch("orchard rl trainer")
     start_logging()
     uvloop.run(_trainer(context.obj, config))
@@ -209,7 +209,7 @@ def groups(
     limit: Annotated[int, typer.Option(help="Newest groups to show.", min=1)] = 20,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Show them as they come.")] = False,
 ) -> None:
-    """The newest groups of a run: how they came together and what became of them."""
+    """Show the newest groups of a run: how they were formed and used."""
     session: Session = context.obj
 
     def table() -> Any:
@@ -271,7 +271,7 @@ def what_if_command(
     prompts: Annotated[int, typer.Option(help="Groups in an update.", min=1)] = 16,
     plot: Annotated[Path | None, typer.Option(help="PNG file for a picture of it.")] = None,
 ) -> None:
-    """What other methods and settings are expected to make of a log's tasks, without a model.
+    """Predict without a model how other methods and settings would use a log's tasks.
 
     Pass rates are drawn from their posteriors, so tasks with few rollouts count too. The information of a
     group with k successes of n is k (n - k) / n. For example:
@@ -289,7 +289,9 @@ def what_if_command(
         grid(_numbers(sizes), _numbers(budgets), _numbers(strides), _bounds(intervals), methods.split(","))
     )
     if not cells:
-        raise ConfigError("no combination makes a group: a stride must divide its budget")
+        raise ConfigError(
+            "no stride divides its budget, so no group is possible: change --stride or --budget"
+        )
     found = what_if(pools, cells)
     rows = [
         (
@@ -338,7 +340,7 @@ def _numbers(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise ConfigError(f"{text!r} is no list of whole numbers such as 8,16") from None
+        raise ConfigError(f"{text!r} is not a list of whole numbers: write it like 8,16") from None
 
 
 def _bounds(text: str) -> list[tuple[float, float]]:
@@ -346,4 +348,4 @@ def _bounds(text: str) -> list[tuple[float, float]]:
         pairs = [part.split(":") for part in text.split(",")]
         return [(float(low), float(high)) for low, high in pairs]
     except ValueError:
-        raise ConfigError(f"{text!r} is no list of intervals such as 0.375:0.625") from None
+        raise ConfigError(f"{text!r} is not a list of intervals: write it like 0.375:0.625") from None

@@ -1,4 +1,4 @@
-"""Commands whose first word chooses a domain's way: the options and the help of all ways, put together."""
+"""Commands whose first word selects a domain's route: joins the options and help of all routes."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -12,18 +12,18 @@ from orchard.actions.domain import TaskRoute
 from orchard.workers.discovery import load
 
 WIDTH = 106
-"""Characters of a line of help, as in the source."""
+"""Maximum characters of a line of help."""
 
 
 def chosen(routes: Sequence[TaskRoute], words: Sequence[str]) -> TaskRoute:
-    """The route whose words the command line begins with, else the one that takes the rest."""
+    """Selects the route whose words begin the command line, else the one for all other words."""
     named = next((route for route in routes if words and words[0] in route.words), None)
     return named or next(route for route in routes if not route.words)
 
 
 def routed(command: Callable[..., None], routes: Sequence[TaskRoute], text: str) -> Callable[..., None]:
-    """`command` with the options of all routes: its last parameter, `options`, gets what a route does not
-    share with it; `text` is its help."""
+    """Adds the options of all routes to `command`, whose last parameter, `options`, gets those that it
+    lacks; `text` is its help."""
     own = inspect.signature(command, eval_str=True).parameters
     functions = {route.title: load(route.run) for route in routes}
     offered: dict[str, inspect.Parameter] = {}
@@ -49,12 +49,12 @@ def routed(command: Callable[..., None], routes: Sequence[TaskRoute], text: str)
 
 
 def options_of(route: TaskRoute, options: dict[str, Any]) -> dict[str, Any]:
-    """Those that the route takes."""
+    """Selects the options that the route takes."""
     return {name: options[name] for name in inspect.signature(load(route.run)).parameters if name in options}
 
 
 def help_text(command: str, verb: str, routes: Sequence[TaskRoute], between: str, *sentences: str) -> str:
-    """The help of a command: its first sentence, what each route says, and examples."""
+    """Joins the help of a command: its first sentence, that of each route, and examples."""
     *most, last = (route.summary for route in routes)
     first = f"{verb} {f'{between} '.join([*most, f'or {last}'] if most else [last])}."
     details = " ".join(filter(None, [*sentences, *(route.details for route in routes), "For example:"]))
@@ -63,7 +63,7 @@ def help_text(command: str, verb: str, routes: Sequence[TaskRoute], between: str
 
 
 def _prefixed(parameter: inspect.Parameter, titles: list[str]) -> inspect.Parameter:
-    """The parameter, whose help names the routes that it is for, unless one of them has no name."""
+    """Adds to a parameter's help the routes that take it, unless a route has no name."""
     if not all(titles) or get_origin(parameter.annotation) is not Annotated:
         return parameter
     kind, option = get_args(parameter.annotation)

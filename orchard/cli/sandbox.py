@@ -6,12 +6,12 @@ import typer
 
 from orchard.actions.session import Session
 
-app = typer.Typer(no_args_is_help=True, help="Sandboxes for other programs.")
+app = typer.Typer(no_args_is_help=True, help="Give sandboxes to other programs.")
 
 
 @app.callback()
 def sandbox() -> None:
-    """Sandboxes for other programs."""
+    """Give sandboxes to other programs."""
 
 
 @app.command()

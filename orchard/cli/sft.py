@@ -39,8 +39,6 @@ the store or --nats is given, in the log. On several GPUs, or several machines:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to the application."""
-
     @app.command(help=_HELP)
     def sft(
         context: typer.Context,
@@ -66,7 +64,7 @@ def register(app: typer.Typer) -> None:
 
 
 class Bar:
-    """A sink that draws a progress bar with the newest loss and speed."""
+    """Draws a progress bar with the newest loss and speed."""
 
     def __init__(self) -> None:
         columns = ("{task.description}", "loss {task.fields[loss]}", "{task.fields[speed]}")
@@ -84,7 +82,6 @@ class Bar:
         self._progress.stop()
 
     def put(self, fact: Fact) -> None:
-        """Show a fact."""
         match fact:
             case TrainingStarted():
                 self._progress.update(

@@ -1,4 +1,4 @@
-"""`store check|compact|vacuum|rebuild|restore-stream|digest`: the tables, kept in order and made again."""
+"""`store check|compact|vacuum|rebuild|restore-stream|digest`: checks and maintains the tables."""
 
 import asyncio
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ from orchard.streams.topology import declare
 from orchard.terminal.console import console, reporting
 from orchard.terminal.tables import rows_table
 
-app = typer.Typer(no_args_is_help=True, help="The tables: checked, compacted, made again from the log.")
+app = typer.Typer(no_args_is_help=True, help="Check, compact and rebuild the tables.")
 
 
 @app.command()
@@ -36,7 +36,8 @@ def check(
         typer.Option("--read", help="Read every byte: files, blobs and archive against their SHA-256."),
     ] = False,
 ) -> None:
-    """Whether files are whole, no row is there twice, and each rollout is in one place. Exit code 1 if not.
+    """Check that files are whole, no row is there twice, and each rollout is in one place. Exit code 1 if
+    not.
 
     requested = accepted + aborted + waiting + delayed + running + parked + not offered yet, at any moment.
     Without a server that runs, queues are not looked at: then open rollouts count as parked. Without --read
@@ -81,7 +82,7 @@ async def _balances(session: Session) -> list[Balance]:
 
 
 def _state(balance: Balance) -> str:
-    """What was asked for, or that nothing of it is left to do."""
+    """State that the user set, or `finished` if nothing of it is left to do."""
     over = balance.accepted + balance.aborted >= balance.requested > 0
     return "finished" if over and balance.state == CampaignState.RUNNING else balance.state
 

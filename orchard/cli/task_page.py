@@ -1,4 +1,4 @@
-"""One task for `orchard tasks show`: what it asks, where, how it is judged, and what validation found."""
+"""Formats a task for `orchard tasks show`: statement, image, grading, result of validation."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ from orchard.workers.episode.diffs import parse_diff
 from orchard.workers.masking import masked
 
 LISTED, CHARACTERS = 20, 4000
-"""Names in a list, and characters of a text, without --full."""
+"""Maximum names in a list, and characters of a text, without --full."""
 _VERDICTS = """
 select time, state, task_hash, runs, reason, detail from tasks_all
 where task_id = ? and state <> 'imported' order by sequence
@@ -25,8 +25,8 @@ where task_id = ? and state <> 'imported' order by sequence
 
 
 def task_page(store: str, task_id: str, *, full: bool = False) -> RenderableType:
-    """The page. Keys are masked, and of variables and of the solution only names and sizes are on it. Raises
-    TaskError for an id that there is not."""
+    """Formats the page. Keys are masked; variables and the solution appear only by name and size. Raises
+    TaskError for an unknown id."""
     task = read_tasks(store, ids=[task_id])[0]
     with open_tables(store) as tables:
         verdicts = tables.execute(_VERDICTS, [task.task_id]).fetchall()

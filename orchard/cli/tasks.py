@@ -1,4 +1,4 @@
-"""`tasks import|synthesize|validate|list`: where tasks come from and whether they can be trusted."""
+"""`tasks import|synthesize|validate|list`: makes, imports, proves and lists tasks."""
 
 import asyncio
 from importlib import import_module
@@ -22,7 +22,7 @@ from orchard.terminal.console import console, reporting
 from orchard.terminal.left_out import SkipMalformed, Strict, import_shown
 from orchard.workers.discovery import load
 
-app = typer.Typer(no_args_is_help=True, help="Where tasks come from, and whether they can be trusted.")
+app = typer.Typer(no_args_is_help=True, help="Make, import, prove and list tasks.")
 
 Concurrency = Annotated[int, typer.Option(help="Sandboxes at once.", min=1)]
 
@@ -46,7 +46,7 @@ def import_(
     route = chosen(_IMPORTS, words)
     if not route.words and directory is not None:
         known = [word for each in _IMPORTS for word in each.words]
-        raise ConfigError(f"there is no {file} among {', '.join(known)}")
+        raise ConfigError(f"{file} is no benchmark with a folder: choose one of {', '.join(known)}")
     load(route.run)(context.obj, words, strict, **options_of(route, options))
 
 
@@ -93,7 +93,7 @@ def from_source(
 def _pair(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not (key and equals):
-        raise ConfigError(f"--option {text!r} must be KEY=VALUE")
+        raise ConfigError(f"--option {text!r} has no value: write KEY=VALUE")
     return key, value
 
 
@@ -172,7 +172,7 @@ def impossible(
 
 @app.command()
 def hacks(context: typer.Context) -> None:
-    """How often impossible tasks were passed, by campaign, harness, model and policy version."""
+    """Show how often impossible tasks were passed, by campaign, harness, model and policy version."""
     session: Session = context.obj
     with open_tables(session.config.store) as tables:
         rows = tables.sql(
@@ -201,7 +201,7 @@ def list_(
     source: Annotated[str | None, typer.Option(help="Only tasks of this source.")] = None,
     repo: Annotated[str | None, typer.Option(help="Only tasks of this repository.")] = None,
 ) -> None:
-    """Every task: where it comes from, whether it is proven, and if not, why."""
+    """List every task: where it comes from, whether it is proven, and if not, why."""
     session: Session = context.obj
     found = stored_tasks(session.config.store, source=source, repo=repo)
     if not found:

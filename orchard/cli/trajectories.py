@@ -1,4 +1,4 @@
-"""`trajectories ...`: ATIF files, for the viewers and logs of others, and theirs for ours."""
+"""`trajectories ...`: exports to and imports from ATIF files."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""`values ...`: what unresolved trajectories were worth, step by step, as an annotator sees it."""
+"""`values ...`: values of unresolved trajectories, step by step, by annotators."""
 
 import asyncio
 from typing import Annotated
@@ -102,7 +102,7 @@ def shapes(
     context: typer.Context,
     annotator: Annotated[str | None, typer.Option(help="Only this layer.")] = None,
 ) -> None:
-    """What the curves of each annotator look like; the paper's are 98.9 % inverted-U."""
+    """Show the shapes of each annotator's curves; the paper's are 98.9 % inverted-U."""
     session: Session = context.obj
     with open_tables(session.config.store) as tables:
         found = tables.execute("select annotator, base, key_steps, steps, flags from values").fetchall()

@@ -86,7 +86,9 @@ class TrackingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     def __post_init__(self) -> None:
         """Checks the names. Raises ValueError."""
         if unknown := set(self.names) - set(TRACKERS):
-            raise ValueError(f"tracking.to knows {', '.join(TRACKERS)}, not {', '.join(sorted(unknown))}")
+            raise ValueError(
+                f"tracking.to names {', '.join(sorted(unknown))}: choose from {', '.join(TRACKERS)}"
+            )
 
     @property
     def names(self) -> list[str]:
@@ -118,7 +120,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """Checks store and directory. Raises ValueError."""
         for key, path in (("store", self.store), ("state", self.state)):
             if path == "" or "\0" in (path or ""):
-                raise ValueError(f"{key} is {path!r}, which names no directory: name one")
+                raise ValueError(f"{key} is {path!r}, which is not a path: name a directory")
         if self.sandbox.url not in (None, UNSAFE_HOST):
             check_http_url(str(self.sandbox.url), "sandbox.url")
         for name, endpoint in self.endpoints.items():
@@ -141,7 +143,7 @@ def load(flags: Mapping[str, Any] | None = None, *, file: Path | None = None) ->
     """
     tree: dict[str, Any] = {}
     origins: dict[str, str] = {}
-    path = place(file)
+    path = config_path(file)
     if path != Path(FILE_NAME) and not path.is_file():
         raise ConfigError(f"configuration file {path} does not exist: create it or drop --config")
     if path.is_file():
@@ -168,7 +170,7 @@ def load(flags: Mapping[str, Any] | None = None, *, file: Path | None = None) ->
     return checked(tree, origins)
 
 
-def place(file: Path | None = None) -> Path:
+def config_path(file: Path | None = None) -> Path:
     """Path of the configuration file, which may not exist: `given`, ORCHARD_CONFIG, or `orchard.toml`
     here."""
     return file or Path(os.environ.get(FILE_VARIABLE, FILE_NAME))
@@ -220,6 +222,6 @@ def _put(tree: dict[str, Any], keys: list[str], value: Any, origin: str) -> None
     for key in keys[:-1]:
         branch = tree.setdefault(key, {})
         if not isinstance(branch, dict):
-            raise ConfigError(f"{origin} needs {key!r} to be a table, but it is a value")
+            raise ConfigError(f"{origin} has a value for {key!r}: write a table")
         tree = branch
     tree[keys[-1]] = value

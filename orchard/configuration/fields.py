@@ -32,7 +32,7 @@ _UNBOUNDED = 1e9
 """Upper bounds from here on are sanity limits and are not documented."""
 
 
-class Described(NamedTuple):
+class FieldDescription(NamedTuple):
     """Description of a field for readers."""
 
     name: str
@@ -43,14 +43,14 @@ class Described(NamedTuple):
     meaning: str
 
 
-def describe(struct: type[msgspec.Struct], meanings: Mapping[str, str]) -> Iterator[Described]:
+def describe(struct: type[msgspec.Struct], meanings: Mapping[str, str]) -> Iterator[FieldDescription]:
     """Describes the fields of a struct. `meanings` describe fields without a docstring. Raises KeyError
     for a field that has neither."""
     hints = get_type_hints(struct, include_extras=True)
     documented = docstrings(struct)
     for field in msgspec.structs.fields(struct):
         hint = hints[field.name]
-        yield Described(
+        yield FieldDescription(
             field.encode_name,
             in_words(hint),
             next((unit.name for unit in _extras(hint) if isinstance(unit, Unit)), ""),

@@ -76,16 +76,21 @@ class Access:
         given = request.query.get("token")
         if given is not None and request.method in _SAFE:
             if not self._is_token(given):
-                return web.Response(status=403, text="this token is not the page's: take the address anew\n")
+                return web.Response(
+                    status=403,
+                    text="the token is not this page's: open the address that `orchard ui` printed last\n",
+                )
             return self._admitted(request)
         changes = request.method not in _SAFE
         if (self._for_all or changes) and not self.knows(request):
             return web.Response(
                 status=403,
-                text="the page's token is needed: open the address with the token that was printed\n",
+                text="the request has no token: open the address with it that `orchard ui` printed\n",
             )
         if changes and not request.headers.get("Origin"):
-            return web.Response(status=403, text="only the page's own forms can change anything\n")
+            return web.Response(
+                status=403, text="the request has no Origin header: make changes by the page's own forms\n"
+            )
         return await handler(request)
 
     def knows(self, request: web.Request) -> bool:

@@ -25,7 +25,9 @@ class ConfirmedAction(NamedTuple):
 
 async def _requeue(session: Session, sequence: str) -> None:
     if not sequence.isdecimal():
-        raise BadFilter("a dead letter is named by its sequence number")
+        raise BadFilter(
+            f"{sequence[:40]!r} is not the sequence number of a dead letter: choose one on the page /status"
+        )
     async with session.connection("page") as connection:
         await DeadLetters(connection).requeue(int(sequence))
 

@@ -5,13 +5,13 @@ from typing import Any, NamedTuple
 
 import duckdb
 
-from orchard.page import questions
+from orchard.page import queries
 from orchard.page.tables import Row, rows
 from orchard.storage.reader import within
 
 FOREVER = 2**62
 """A sequence higher than that of any event."""
-Near = Callable[[duckdb.DuckDBPyConnection, str, int, int], str]
+QueryRange = Callable[[duckdb.DuckDBPyConnection, str, int, int], str]
 """Function that limits a query to a range of sequences, as `within` does."""
 
 
@@ -38,28 +38,28 @@ def attempt_ranges(
     tables: duckdb.DuckDBPyConnection,
     rollouts: Sequence[str],
     attempt: int | None = None,
-    near: Near = within,
+    narrow: QueryRange = within,
 ) -> dict[str, AttemptRange]:
     """Ranges of the rollouts that exist, in the order of their requests. `attempt` None: the accepted or
     newest."""
     ids = {"ids": list(rollouts)}
-    asked = {row["rollout_id"]: row for row in rows(tables, questions.ASKED, ids)}
+    asked = {row["rollout_id"]: row for row in rows(tables, queries.ASKED, ids)}
     if not asked:
         return {}
     first = min(row["sequence"] for row in asked.values())
     last = max(row["ended"] or FOREVER for row in asked.values())
     ended, attempts = (
-        rows(tables, near(tables, query, first, last), ids)
-        for query in (questions.OUTCOMES, questions.ATTEMPTS)
+        rows(tables, narrow(tables, query, first, last), ids)
+        for query in (queries.OUTCOMES, queries.ATTEMPTS)
     )
     outcomes, tried = {row["sequence"]: row for row in ended}, by_rollout(attempts)
     return {
-        name: _place(row, outcomes.get(row["ended"]), tried.get(name, []), attempt)
+        name: _range_of(row, outcomes.get(row["ended"]), tried.get(name, []), attempt)
         for name, row in asked.items()
     }
 
 
-def _place(request: Row, outcome: Row | None, attempts: list[Row], attempt: int | None) -> AttemptRange:
+def _range_of(request: Row, outcome: Row | None, attempts: list[Row], attempt: int | None) -> AttemptRange:
     last = outcome["attempt"] if outcome else max((row["attempt"] for row in attempts), default=None)
     shown = attempt if attempt is not None else last
     accepted = outcome is not None and shown == outcome["attempt"]

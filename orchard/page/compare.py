@@ -36,7 +36,7 @@ class ComparedArm(NamedTuple):
             campaign, harness, model = json.loads(key)
         except (ValueError, TypeError):
             raise BadFilter(
-                "an arm is a list of campaign, harness and model: choose it from the list"
+                f"arm {key[:40]!r} is not a list of campaign, harness and model: choose one from the list"
             ) from None
         return cls(str(campaign), str(harness), str(model))
 
@@ -59,7 +59,7 @@ class ComparedTask:
 
 
 @dataclass(frozen=True)
-class Changed:
+class ChangedTask:
     """A task that one arm solves more often than the other."""
 
     task_id: str
@@ -96,8 +96,8 @@ class Comparison:
     both: int
     """Tasks that both arms solved equally often, at least once."""
     neither: int
-    gained: list[Changed]
-    lost: list[Changed]
+    gained: list[ChangedTask]
+    lost: list[ChangedTask]
     repos: list[ComparedPart]
     difficulties: list[ComparedPart]
     """Pass rates by the label `difficulty`, of tasks that have it."""
@@ -190,7 +190,7 @@ def compare(first: Tallied, second: Tallied) -> Comparison | None:
         return None
     common = sorted(first.tallies.keys() & second.tallies.keys())
     changes = [
-        Changed(
+        ChangedTask(
             task, second.repos[task], second.difficulties[task], first.tallies[task], second.tallies[task]
         )
         for task in common
@@ -208,9 +208,9 @@ def compare(first: Tallied, second: Tallied) -> Comparison | None:
     )
 
 
-def _parts(changes: Sequence[Changed], of: Callable[[Changed], str]) -> list[ComparedPart]:
+def _parts(changes: Sequence[ChangedTask], of: Callable[[ChangedTask], str]) -> list[ComparedPart]:
     """Groups changes by `of`, the largest difference first."""
-    grouped: dict[str, list[Changed]] = {}
+    grouped: dict[str, list[ChangedTask]] = {}
     for change in changes:
         grouped.setdefault(of(change), []).append(change)
     found = [

@@ -91,7 +91,7 @@ def _matrix(results: Results, name: str, sources: Sequence[str]) -> Matrix:
     harnesses = list(dict.fromkeys(harness for _, harness in cells))
     which = {"task_source": sources[0]} if len(sources) == 1 else {}
 
-    def place(cell: Cell | None) -> MatrixCell | None:
+    def matrix_cell(cell: Cell | None) -> MatrixCell | None:
         if cell is None:
             return None
         score = cell.pass_at(1)
@@ -104,5 +104,5 @@ def _matrix(results: Results, name: str, sources: Sequence[str]) -> Matrix:
         )
 
     models = dict.fromkeys(model for model, _ in cells)
-    rows = [(model, [place(cells.get((model, harness))) for harness in harnesses]) for model in models]
+    rows = [(model, [matrix_cell(cells.get((model, harness))) for harness in harnesses]) for model in models]
     return Matrix(name, harnesses, rows)

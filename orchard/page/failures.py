@@ -11,7 +11,7 @@ from typing import Any
 
 import duckdb
 
-from orchard.page.attempt_ranges import Near
+from orchard.page.attempt_ranges import QueryRange
 from orchard.page.folder import KEY
 from orchard.page.tables import Row, rows
 from orchard.storage.reader import within
@@ -82,7 +82,7 @@ def failures(
     tables: duckdb.DuckDBPyConnection,
     campaign: str | None = None,
     clean: Callable[[str], str] = str,
-    near: Near = within,
+    narrow: QueryRange = within,
 ) -> Failures:
     """The newest failed rollouts, of all campaigns or of one, in clusters. `clean` masks keys,
     before texts are cut."""
@@ -103,7 +103,7 @@ def failures(
         asked = "select min(sequence) as first from page.asked semi join _failed using (rollout_id)"
         span = (rows(tables, asked)[0]["first"] or 0, found[0]["sequence"])
         grades, errors, repeats = (
-            {row["rollout_id"]: row for row in rows(tables, near(tables, query, *span), more)}
+            {row["rollout_id"]: row for row in rows(tables, narrow(tables, query, *span), more)}
             for query, more in ((_GRADES, {}), (_SAID, {"most": ENDING + KEY}), (_CALLS, {}))
         )
     finally:

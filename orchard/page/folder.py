@@ -24,7 +24,7 @@ KEY = 8_192
 """Maximum characters of a key. Texts are read this far beyond their cut, so that a key across it is masked
 too."""
 _ADDRESS = re.compile(r'(href|src|action)="(/[^"]*)"')
-_OTHER_SIGHTS = frozenset({"leaf", "as_of", "attempt"})
+_OTHER_VIEWS = frozenset({"leaf", "as_of", "attempt"})
 """Query parameters that select what the folder does not have."""
 
 
@@ -141,7 +141,7 @@ class Folder:
             file = self._picture(rest.rpartition("/")[2])
         elif attribute != "href":
             return ""
-        elif first == "rollouts" and rest in self._known and not _OTHER_SIGHTS & asked.keys():
+        elif first == "rollouts" and rest in self._known and not _OTHER_VIEWS & asked.keys():
             file = f"rollouts/{rest}.html{mark}"
         else:
             file = self.files.get(address.partition("#")[0], "")

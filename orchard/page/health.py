@@ -28,7 +28,7 @@ where status = 'aborted' group by all order by time desc limit 50
 
 
 @dataclass(frozen=True)
-class Letter:
+class ShownDeadLetter:
     """A request that nobody could finish."""
 
     sequence: int
@@ -44,7 +44,7 @@ class PipelineHealth:
     causes: list[Row]
     heard: list[HeardReport] = field(default_factory=list)
     alive: frozenset[str] = frozenset()
-    letters: list[Letter] = field(default_factory=list)
+    letters: list[ShownDeadLetter] = field(default_factory=list)
 
 
 def recorded(tables: duckdb.DuckDBPyConnection, position: int) -> PipelineHealth:
@@ -67,7 +67,9 @@ async def heard(known: PipelineHealth, connection: Connection) -> PipelineHealth
         sorted(said, key=lambda each: (each.report.kind, each.report.name)),
         frozenset(report.name for report in alive(said)),
         [
-            Letter(letter.sequence, letter.reason, letter.deliveries, letter.body.decode("utf-8", "replace"))
+            ShownDeadLetter(
+                letter.sequence, letter.reason, letter.deliveries, letter.body.decode("utf-8", "replace")
+            )
             for letter in letters[:LETTERS]
         ],
     )

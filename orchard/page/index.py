@@ -32,14 +32,14 @@ STANDING = Sources(rollouts="page.ended", attempts="page.attempts", events="page
 """Copies of the columns that `orchard.actions.campaign_rows` asks for."""
 
 
-class Index:
+class RolloutIndex:
     """The tables `ended`, `asked`, `attempts` and `reconciled` of the schema `page`; `close` removes them."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
-        self._place = tempfile.TemporaryDirectory(prefix="orchard-page-")
+        self._folder = tempfile.TemporaryDirectory(prefix="orchard-page-")
         self._connection = connection
         self._upto = 0
-        connection.execute(f"attach '{Path(self._place.name, 'page.duckdb')}' as page")
+        connection.execute(f"attach '{Path(self._folder.name, 'page.duckdb')}' as page")
         connection.execute(f"create table page.ended as {_ENDED} where false")
         connection.execute(f"create table page.asked as {_ASKED} where false")
         connection.execute(f"create table page.attempts as {_ATTEMPTS} where false")
@@ -79,4 +79,4 @@ class Index:
 
     def close(self) -> None:
         """Detach and remove the file; the connection is closed already, or will be."""
-        self._place.cleanup()
+        self._folder.cleanup()

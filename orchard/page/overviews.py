@@ -51,7 +51,7 @@ class Overviews:
         """Tasks by how often they are resolved."""
         sort = request.query.get("sort", "hardest")
         if sort not in SORTS:
-            raise BadFilter(f"sort is one of {', '.join(SORTS)}")
+            raise BadFilter(f"sort {sort[:40]!r} is unknown: choose one of {', '.join(SORTS)}")
         part, skip = request.query.get("part", ""), number(request, "skip") or 0
         campaign = request.query.get("campaign") or None
         found = await self._site.tables.ask(listed, campaign, part, sort, skip)
@@ -167,5 +167,5 @@ def number(request: web.Request, name: str) -> int | None:
     if not given:
         return None
     if not given.isdecimal() or len(given) > 15:
-        raise BadFilter(f"{name} is a number, not {given[:40]!r}")
+        raise BadFilter(f"{name} is {given[:40]!r}: write a whole number of at most 15 digits")
     return int(given)

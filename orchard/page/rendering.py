@@ -57,8 +57,8 @@ class Renderer:
             lstrip_blocks=True,
         )
         self._environment.filters |= {**FILTERS, "visible": texts.visible}
-        place = files("orchard.page") / "static"
-        self._static = {name: (place / name).read_bytes() for name in _KINDS}
+        static = files("orchard.page") / "static"
+        self._static = {name: (static / name).read_bytes() for name in _KINDS}
         version = hashlib.sha256(b"".join(self._static.values())).hexdigest()[:10]
         self._environment.globals |= {
             "store": store,
@@ -248,7 +248,7 @@ def _with_blobs(row: Row, blobs: BlobStore) -> Row:
 
 
 def _snippet(text: str, wanted: str) -> Markup:
-    """The first place of some words in a text, with what is around it."""
+    """First occurrence of `wanted` in a text, with the text around it."""
     at = max(text.lower().find(wanted.lower()), 0)
     start, end = max(at - 70, 0), at + len(wanted)
     return Markup("{}<mark>{}</mark>{}").format(

@@ -16,7 +16,7 @@ from orchard.page.compare import ComparedArm, compare, examples, matrix, tallied
 from orchard.page.evaluations import evaluated, shown_of
 from orchard.page.failures import failures
 from orchard.page.folder import KEY, PICTURES, Folder, WrittenReport
-from orchard.page.index import STANDING, Index
+from orchard.page.index import STANDING, RolloutIndex
 from orchard.page.rollouts import Query, page_of, summary_of
 from orchard.page.runs import runs
 from orchard.page.side_by_side import aligned, read_both
@@ -73,7 +73,7 @@ def write_report(
     with open_tables(store) as tables:
         for setting in SETTINGS:
             tables.execute(setting)
-        index = Index(tables)
+        index = RolloutIndex(tables)
         try:
             index.follow(position(store))
             known = _Store(tables, store, {view.name: view for view in recorded(tables, STANDING)})
@@ -107,7 +107,7 @@ def _campaign(known: _Store, view: CampaignView, out: Path, progress: Progress |
     entries = matrix(tables, name)
     arms = [entry.arm for entry in entries][1::-1]
     _compared(known, folder, "compare.html", arms if len(arms) == 2 else [], entries, name)
-    found = failures(tables, name, lambda text: folder.scrubbed(text, "failures.html"), near=_copied)
+    found = failures(tables, name, lambda text: folder.scrubbed(text, "failures.html"), narrow=_copied)
     found = folder.scrubbed(found, "failures.html")
     folder.save("failures.html", "failures.html", "/failures", found=found, campaign=name)
     tasks = listed(tables, name, "", "hardest", 0, limit=10_000)
@@ -171,7 +171,7 @@ def _comparison(
         _compared(known, folder, file, both, entries, None, f"/compare/{number}")
     for address, (left, right) in beside.items():
         file = folder.files[address]
-        found = read_both(known.tables, left, right, 0, beyond=KEY, near=_copied)
+        found = read_both(known.tables, left, right, 0, beyond=KEY, narrow=_copied)
         if found is not None:
             shown = folder.scrubbed(found, file)
             both_sides = aligned(*shown, 0, folder.renderer, folder.blobs)
@@ -240,7 +240,7 @@ def _rollouts(tables: duckdb.DuckDBPyConnection, folder: Folder, progress: Progr
     for some in _batches(sorted(folder.rollouts), messages):
         views = {name: _view(BYTES // count, messages.get(name, 0)) for name in some}
         most = replace(_VIEW, text=max(view.text for view in views.values()), beyond=KEY)
-        for found in one_rollout.read_all(tables, some, most, near=_copied):
+        for found in one_rollout.read_all(tables, some, most, narrow=_copied):
             page = f"rollouts/{found.id}.html"
             folder.room += PICTURES // count
             shown = folder.renderer.rollout(

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import duckdb
 
-from orchard.page import questions
-from orchard.page.attempt_ranges import FOREVER, AttemptRange, Near, attempt_ranges, by_rollout, once
+from orchard.page import queries
+from orchard.page.attempt_ranges import FOREVER, AttemptRange, QueryRange, attempt_ranges, by_rollout, once
 from orchard.page.pictures import ShownPicture, pictures_of
 from orchard.page.tables import Row, one, rows
 from orchard.pipelines.values.curves import RiseSegment, rise_segments
@@ -150,66 +150,64 @@ class ShownRollout:
 
 
 def read(
-    tables: duckdb.DuckDBPyConnection, rollout: str, view: RolloutView, near: Near = within
+    tables: duckdb.DuckDBPyConnection, rollout: str, view: RolloutView, narrow: QueryRange = within
 ) -> ShownRollout | None:
     """The rollout of this id; None where there is none."""
-    return next(iter(read_all(tables, [rollout], view, near)), None)
+    return next(iter(read_all(tables, [rollout], view, narrow)), None)
 
 
 def read_all(
-    tables: duckdb.DuckDBPyConnection, rollouts: Sequence[str], view: RolloutView, near: Near = within
+    tables: duckdb.DuckDBPyConnection, rollouts: Sequence[str], view: RolloutView, narrow: QueryRange = within
 ) -> list[ShownRollout]:
     """Reads the rollouts that exist, with one query of each kind for all of them."""
-    known = attempt_ranges(tables, rollouts, view.attempt, near)
+    known = attempt_ranges(tables, rollouts, view.attempt, narrow)
     if not known:
         return []
     first, last = min(each.first for each in known.values()), max(each.last for each in known.values())
     whole = view.as_of is None
 
     def ask(query: str, first: int = first, last: int = last, **more: Any) -> dict[str, list[Row]]:
-        found = rows(tables, near(tables, query, first, last), {"ids": list(known), **more})
+        found = rows(tables, narrow(tables, query, first, last), {"ids": list(known), **more})
         return by_rollout(found)
 
-    meta, calls = ask(questions.META), ask(questions.CALLS)
-    paths = {
-        name: _walk(place, meta.get(name, []), calls.get(name, []), view) for name, place in known.items()
-    }
+    meta, calls = ask(queries.META), ask(queries.CALLS)
+    paths = {name: _walk(span, meta.get(name, []), calls.get(name, []), view) for name, span in known.items()}
     windows = [path.nodes[node] for path in paths.values() for turn in path.window for node in turn.nodes]
     texts: dict[str, list[Row]] = {}
     if windows:
         spoken = [row["sequence"] for row in windows]
         names = list({row["node_id"] for row in windows})
         cuts = {"most": view.text + view.beyond, "end": view.text // 3 + view.beyond}
-        texts = ask(questions.TEXTS, min(spoken), max(spoken), nodes=names, **cuts)
+        texts = ask(queries.TEXTS, min(spoken), max(spoken), nodes=names, **cuts)
     beside: dict[str, dict[str, list[Row]]] = {}
     if whole:
-        beside = {"rewards": ask(questions.REWARDS), "verdicts": ask(questions.VERDICTS)}
-        beside["values"] = ask(questions.VALUES, last=FOREVER)
-        beside["services"] = ask(questions.SERVICES, most=CALL + view.beyond)
+        beside = {"rewards": ask(queries.REWARDS), "verdicts": ask(queries.VERDICTS)}
+        beside["values"] = ask(queries.VALUES, last=FOREVER)
+        beside["services"] = ask(queries.SERVICES, most=CALL + view.beyond)
         if view.find:
-            attempts = [place.attempt for place in known.values()]
-            beside["found"] = ask(questions.FOUND, text=view.find, attempts=attempts, limit=2 * FOUND)
+            attempts = [span.attempt for span in known.values()]
+            beside["found"] = ask(queries.FOUND, text=view.find, attempts=attempts, limit=2 * FOUND)
     found = []
-    for name, place in known.items():
+    for name, span in known.items():
         path = paths[name]
         of = {part: each.get(name, []) for part, each in beside.items()}
         found.append(
             ShownRollout(
-                request=place.request,
-                outcome=place.outcome if whole else None,
-                attempt=place.attempt,
-                attempts=place.attempts,
+                request=span.request,
+                outcome=span.outcome if whole else None,
+                attempt=span.attempt,
+                attempts=span.attempts,
                 turns=path.turns,
                 window=path.window,
-                texts={row["node_id"]: row for row in place.mine(texts.get(name, []), "node_id")},
+                texts={row["node_id"]: row for row in span.mine(texts.get(name, []), "node_id")},
                 calls=path.calls,
-                rewards=place.mine(of.get("rewards", []), "event_id"),
-                curves=_curves(place, of.get("values", [])),
-                found=place.mine(of.get("found", []), "node_id")[:FOUND],
+                rewards=span.mine(of.get("rewards", []), "event_id"),
+                curves=_curves(span, of.get("values", [])),
+                found=span.mine(of.get("found", []), "node_id")[:FOUND],
                 pictures=pictures_of(name, [node for turn in path.turns for node in turn.nodes], path.nodes),
-                services=place.mine(of.get("services", []), "event_id")[:SERVICES],
-                verdicts=place.mine(of.get("verdicts", []), "event_id"),
-                others=_others(tables, name, place.request) if whole and view.others else [],
+                services=span.mine(of.get("services", []), "event_id")[:SERVICES],
+                verdicts=span.mine(of.get("verdicts", []), "event_id"),
+                others=_others(tables, name, span.request) if whole and view.others else [],
                 has_tokens=any(
                     row["may_have_tokens"] and row["role"] == "assistant" for row in path.nodes.values()
                 ),
@@ -227,10 +225,10 @@ class _Walk(NamedTuple):
     window: list[ShownTurn]
 
 
-def _walk(place: AttemptRange, meta: list[Row], calls: list[Row], view: RolloutView) -> _Walk:
-    nodes = {row["node_id"]: row for row in place.mine(meta, "node_id")}
+def _walk(span: AttemptRange, meta: list[Row], calls: list[Row], view: RolloutView) -> _Walk:
+    nodes = {row["node_id"]: row for row in span.mine(meta, "node_id")}
     made = {row["node"]: row for row in once(calls, "node")}
-    leaf = view.leaf or (place.outcome["leaf"] if place.outcome and place.accepted else None)
+    leaf = view.leaf or (span.outcome["leaf"] if span.outcome and span.accepted else None)
     turns = _turns(_path(nodes, leaf), nodes, made)
     if view.as_of is not None:
         turns = [turn for turn in turns if turn.number <= view.as_of]
@@ -239,7 +237,7 @@ def _walk(place: AttemptRange, meta: list[Row], calls: list[Row], view: RolloutV
 
 def _others(tables: duckdb.DuckDBPyConnection, rollout: str, request: Row) -> list[Row]:
     like = {name: request[column] for name, column in _LIKE.items()}
-    return rows(tables, questions.OTHERS, {"id": rollout, **like})
+    return rows(tables, queries.OTHERS, {"id": rollout, **like})
 
 
 def events(tables: duckdb.DuckDBPyConnection, rollout: str, after: int) -> tuple[list[Row], int | None]:
@@ -248,11 +246,11 @@ def events(tables: duckdb.DuckDBPyConnection, rollout: str, after: int) -> tuple
     First those from its request to its outcome, which lie together; what came later, such as values, is
     looked for in all of the log.
     """
-    asked = one(tables, questions.ASKED, {"ids": [rollout]}) or {"sequence": 0, "ended": None}
+    asked = one(tables, queries.ASKED, {"ids": [rollout]}) or {"sequence": 0, "ended": None}
     first, outcome = asked["sequence"], asked["ended"]
     after = max(after, first - 1)
     until = outcome if outcome is not None and after < outcome else FOREVER
-    query = within(tables, questions.EVENTS, after, until)
+    query = within(tables, queries.EVENTS, after, until)
     found = rows(tables, query, {"id": rollout, "after": after, "limit": EVENTS + 1})
     if len(found) > EVENTS:
         return found[:EVENTS], found[EVENTS - 1]["sequence"]
@@ -345,9 +343,9 @@ def _window(turns: Sequence[ShownTurn], first: int | None, size: int) -> list[Sh
     return list(turns[start : start + size])
 
 
-def _curves(place: AttemptRange, found: Iterable[Row]) -> list[AnnotatedCurve]:
+def _curves(span: AttemptRange, found: Iterable[Row]) -> list[AnnotatedCurve]:
     """The newest of each annotator."""
-    newest = {row["annotator"]: row for row in found if row["attempt"] == place.attempt}
+    newest = {row["annotator"]: row for row in found if row["attempt"] == span.attempt}
     return [
         AnnotatedCurve(
             name,

@@ -79,25 +79,27 @@ class Query:
         """The query that the parameters of an address ask for. Raises BadFilter."""
         filters = {name: given[name].strip() for name in FILTERS if given.get(name, "").strip()}
         if "outcome" in filters and filters["outcome"] not in OUTCOMES:
-            raise BadFilter(f"outcome is one of {', '.join(OUTCOMES)}")
+            raise BadFilter(
+                f"outcome {filters['outcome'][:40]!r} is unknown: choose one of {', '.join(OUTCOMES)}"
+            )
         for name in RANGES:
             if name in filters:
                 bounds(name, filters[name])
         sort = given.get("sort", "newest")
         if sort not in SORTS:
-            raise BadFilter(f"sort is one of {', '.join(SORTS)}")
+            raise BadFilter(f"sort {sort[:40]!r} is unknown: choose one of {', '.join(SORTS)}")
         after = None
         if given.get("after"):
             try:
                 value, sequence = json.loads(given["after"])
                 after = (value, int(sequence))
             except (ValueError, TypeError):
-                raise BadFilter("after is no place in these rows: begin with the first page") from None
+                raise BadFilter("`after` is not a valid page cursor: start from the first page") from None
             if not isinstance(value, str | int | float | None):
-                raise BadFilter("after is no place in these rows: begin with the first page")
+                raise BadFilter("`after` is not a valid page cursor: start from the first page")
         columns = tuple(given["columns"].split(",")) if given.get("columns") else USUAL
         if unknown := [name for name in columns if name not in COLUMNS]:
-            raise BadFilter(f"columns is a list of {', '.join(COLUMNS)}, without {unknown[0][:40]!r}")
+            raise BadFilter(f"column {unknown[0][:40]!r} is unknown: choose from {', '.join(COLUMNS)}")
         return cls(filters, sort, given.get("order", "desc") != "asc", after, columns)
 
     def address(self, **changes: str | None) -> str:
@@ -125,7 +127,7 @@ def bounds(name: str, text: str) -> tuple[float | None, float | None]:
     """Both ends of a range. Raises BadFilter."""
     found = _RANGE.fullmatch(text.replace(" ", ""))
     if not found or not (found[1] or found[3]) or (found[3] and not found[2]):
-        raise BadFilter(f"{name} is a range such as 10..20, 10.., ..20, or one number, not {text[:40]!r}")
+        raise BadFilter(f"{name} is {text[:40]!r}: write a range such as 10..20, 10.., ..20, or one number")
     low = float(found[1]) if found[1] else None
     high = float(found[3]) if found[3] else None
     return (low, high) if found[2] else (low, low)
@@ -213,7 +215,7 @@ def page_of(tables: duckdb.DuckDBPyConnection, query: Query, words: str = "") ->
             values,
         )
     except duckdb.ConversionException as error:
-        raise BadFilter("after is no place in these rows: begin with the first page") from error
+        raise BadFilter("`after` is not a valid page cursor: start from the first page") from error
     last = found[PAGE - 1] if len(found) > PAGE else None
     return RowsPage(found[:PAGE], json.dumps([last[column], last["sequence"]]) if last else None)
 

@@ -18,8 +18,8 @@ from orchard.actions.session import Session
 from orchard.configuration.config import ConfigError
 from orchard.configuration.run_files import RunFiles
 from orchard.injector.orchestrator.origins import is_loopback
+from orchard.page import full_content
 from orchard.page import rollout as rollouts_
-from orchard.page import whole
 from orchard.page.access import Access
 from orchard.page.actions import Actions
 from orchard.page.campaigns import CampaignWatch
@@ -29,7 +29,7 @@ from orchard.page.rendering import Renderer
 from orchard.page.rollouts import BadFilter, Query, answer
 from orchard.page.search_index import SearchIndex
 from orchard.page.tables import Tables
-from orchard.page.tokens import COLOURS, PART, open_tokenizer
+from orchard.page.tokens import COLOURS, PAGE_TOKENS, open_tokenizer
 from orchard.page.tokens import read as read_tokens
 from orchard.pipelines.campaigns.commands import CampaignError
 from orchard.pipelines.tasks.errors import TaskError
@@ -144,20 +144,20 @@ class PageSite:
         """Tokens of one answer of the policy."""
         name, by = await self._rollout_id(request), request.query.get("by", COLOURS[0])
         if by not in COLOURS:
-            raise BadFilter(f"by is one of {', '.join(COLOURS)}")
+            raise BadFilter(f"by {by[:40]!r} is unknown: choose one of {', '.join(COLOURS)}")
         start, attempt = number(request, "start") or 0, number(request, "attempt")
         node = request.query.get("node")
         found = await self.tables.ask(
             read_tokens, self.session.blobs, self._tokenizer, name, attempt, node, start, by
         )
-        shown = {"by": by, "colours": COLOURS, "part": PART, "known": self._tokenizer is not None}
+        shown = {"by": by, "colours": COLOURS, "part": PAGE_TOKENS, "known": self._tokenizer is not None}
         as_table = request.query.get("as") == "table"
         return await self.page(request, "tokens.html", found=found, as_table=as_table, **shown)
 
     async def message(self, request: web.Request) -> web.Response:
         """Sends a whole message as plain text."""
         name, node = await self._rollout_id(request), request.match_info["node"]
-        found = await self.tables.ask(whole.message, name, node)
+        found = await self.tables.ask(full_content.message, name, node)
         if found is None:
             raise web.HTTPNotFound
         return _text(await asyncio.to_thread(self.renderer.whole_message, found, self.session.blobs))
@@ -165,19 +165,19 @@ class PageSite:
     async def submission(self, request: web.Request) -> web.Response:
         """The submission whole, as plain text."""
         name = await self._rollout_id(request)
-        found = await self.tables.ask(whole.submission, name)
+        found = await self.tables.ask(full_content.submission, name)
         return _text(await self._blob_or(found, "submission"))
 
     async def test_log(self, request: web.Request) -> web.Response:
         """Sends the tests' whole output as plain text."""
         name = await self._rollout_id(request)
-        found = await self.tables.ask(whole.test_log, name)
+        found = await self.tables.ask(full_content.test_log, name)
         return _text(await self._blob_or(found, "log"))
 
     async def picture(self, request: web.Request) -> web.Response:
         """A picture that a message of the rollout has."""
         name, sha256 = await self._rollout_id(request), request.match_info["sha256"]
-        if not await self.tables.ask(whole.has_picture, name, sha256):
+        if not await self.tables.ask(full_content.has_picture, name, sha256):
             raise web.HTTPNotFound(text="no message of this rollout has this picture\n")
         data = await asyncio.to_thread(self.session.blobs.get, BlobRef(sha256=sha256, size=0))
         kind = served_type(data)

@@ -5,7 +5,7 @@ from typing import Any
 
 import duckdb
 
-from orchard.page.attempt_ranges import Near
+from orchard.page.attempt_ranges import QueryRange
 from orchard.page.rendering import Renderer
 from orchard.page.rollout import RolloutView, ShownRollout, ShownTurn, read
 from orchard.storage.blobs import BlobStore
@@ -54,11 +54,11 @@ def read_both(
     turn: int,
     *,
     beyond: int = 0,
-    near: Near = within,
+    narrow: QueryRange = within,
 ) -> tuple[ShownRollout, ShownRollout] | None:
     """Both with their window that has this turn; None where there is no such rollout."""
     view = RolloutView(turn=turn - turn % TURNS, window=TURNS, text=TEXT, beyond=beyond, others=False)
-    found = [read(tables, name, view, near) for name in (left, right)]
+    found = [read(tables, name, view, narrow) for name in (left, right)]
     return (found[0], found[1]) if found[0] and found[1] else None
 
 

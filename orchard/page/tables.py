@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import duckdb
 
-from orchard.page.index import Index
+from orchard.page.index import RolloutIndex
 from orchard.storage.reader import open_tables, position, refresh
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ class Tables:
         self.store = store
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tables")
         self._connection: duckdb.DuckDBPyConnection | None = None
-        self._index: Index | None = None
+        self._index: RolloutIndex | None = None
         self._position = -1
         self._looked = 0.0
 
@@ -66,7 +66,7 @@ class Tables:
             connection = open_tables(self.store, as_of=self._position, memory=MEMORY)
             for setting in SETTINGS:
                 connection.execute(setting)
-            index = Index(connection)
+            index = RolloutIndex(connection)
             index.follow(self._position)
             self._connection, self._index = connection, index
         return work(self._connection, *arguments)

@@ -29,7 +29,7 @@ from orchard.storage.reader import within
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-PART = 2_000
+PAGE_TOKENS = 2_000
 COLOURS = ("logprob", "version", "loss", "advantage")
 """Quantities that a token's colour can show."""
 _LIKELY = [math.log(p) for p in (0.9, 0.5, 0.1, 0.01, 0.001)]
@@ -84,7 +84,7 @@ class Training:
 class Token:
     """One token. Log-probability and version are None for tokens of the context."""
 
-    place: int
+    position: int
     id: int
     text: str | None
     """Decoded text; None without a tokenizer."""
@@ -124,7 +124,9 @@ def open_tokenizer(directory: Path) -> "Tokenizer":
     try:
         return Tokenizer.from_file(str(file))
     except Exception as error:  # the package raises nothing narrower
-        raise ConfigError(f"{file} is no tokenizer.json that can be read: {error}") from error
+        raise ConfigError(
+            f"{file} is not a valid tokenizer.json ({error}): name another with --tokenizer"
+        ) from error
 
 
 def read(
@@ -138,11 +140,11 @@ def read(
     by: str,
 ) -> RolloutTokens:
     """A part of an answer's tokens from `start` on; of the first answer where `node` is None or unknown."""
-    place = attempt_ranges(tables, [rollout], attempt)[rollout]
-    shown = place.attempt
+    span = attempt_ranges(tables, [rollout], attempt)[rollout]
+    shown = span.attempt
 
     def ask(query: str, **more: Any) -> list[Row]:
-        narrow = within(tables, query, place.first, place.last)
+        narrow = within(tables, query, span.first, span.last)
         return rows(tables, narrow, {"id": rollout, "attempt": shown, **more})
 
     answers = _answers(ask)
@@ -152,13 +154,13 @@ def read(
     record = _record(ask, blobs, answers[at].node)
     earlier = _record(ask, blobs, answers[at - 1].node) if at else TokenRecord(ids=())
     context = _common(record.prompt_ids, (*earlier.prompt_ids, *earlier.ids))
-    trained = _training(tables, rollout) if place.accepted else None
+    trained = _training(tables, rollout) if span.accepted else None
     fresh = record.prompt_ids[context:]
     total = len(fresh) + len(record.ids)
-    start = min(start, max(total - 1, 0)) // PART * PART
+    start = min(start, max(total - 1, 0)) // PAGE_TOKENS * PAGE_TOKENS
     made = [
-        _token(record, fresh, place, tokenizer, answers[at], trained, by)
-        for place in range(start, min(start + PART, total))
+        _token(record, fresh, position, tokenizer, answers[at], trained, by)
+        for position in range(start, min(start + PAGE_TOKENS, total))
     ]
     return RolloutTokens(rollout, shown, answers, at, made, start, total, len(fresh), context, trained)
 
@@ -231,23 +233,23 @@ def _training(tables: duckdb.DuckDBPyConnection, rollout: str) -> Training | Non
 def _token(
     record: TokenRecord,
     fresh: Sequence[int],
-    place: int,
+    position: int,
     tokenizer: "Tokenizer | None",
     answer: AnswerTokens,
     trained: Training | None,
     by: str,
 ) -> Token:
-    at = place - len(fresh)
-    token = record.ids[at] if at >= 0 else fresh[place]
+    at = position - len(fresh)
+    token = record.ids[at] if at >= 0 else fresh[position]
     text = _text(tokenizer, token) if tokenizer is not None else None
     if at < 0:
-        return Token(place, token, text, None, None, False, None, "read")
+        return Token(position, token, text, None, None, False, None, "read")
     logprob = record.logprobs[at] if at < len(record.logprobs) else None
     version = next((run.version for run in reversed(record.versions) if run.start <= at), None)
     in_loss = answer.trains and trained is not None and trained.version is not None
     advantage = trained.advantage if trained is not None and answer.trains else None
     kind = _kind(by, logprob, version, in_loss, advantage)
-    return Token(place, token, text, logprob, version, in_loss, advantage, kind)
+    return Token(position, token, text, logprob, version, in_loss, advantage, kind)
 
 
 def _text(tokenizer: "Tokenizer", token: int) -> str:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchard.actions.campaign_hints import LAG_SECONDS, duration, hints
-from orchard.actions.campaign_status import CampaignView, PipelineView, State, Work, outcome_name
+from orchard.actions.campaign_status import CampaignView, ModelWork, PipelineView, State, outcome_name
 from orchard.storage.spending import dollars
 
 _ALONE = PipelineView()
@@ -73,7 +73,7 @@ def _cap(view: CampaignView) -> list[str]:
     return [f"cap: {dollars(spent.usd)} of {dollars(view.cap_usd)} are spent{also}, all attempts counted"]
 
 
-def _work(work: Work, view: CampaignView) -> str:
+def _work(work: ModelWork, view: CampaignView) -> str:
     tokens = f"{'' if work.counted else 'at least '}{work.tokens:,} tokens"
     if not (work.counted or work.tokens):
         tokens = "tokens not known"
@@ -81,7 +81,7 @@ def _work(work: Work, view: CampaignView) -> str:
     return f"{work.turns:,} turns, {tokens}" + ("" if view.oracle else f", {cost}")
 
 
-def _least(work: Work, cost: str) -> str:
+def _least(work: ModelWork, cost: str) -> str:
     return cost if work.priced else f"at least {cost}"
 
 

@@ -95,7 +95,7 @@ def test_a_policy_that_is_not_there_is_not_looked_for_in_the_network(
 def test_layouts_are_listed_without_a_dataset(command_line: Command) -> None:
     listed = command_line("dataset", "export", "--format", "list")
     assert (listed.returncode, "verl" in listed.stdout) == (0, True)
-    assert "which dataset?" in sentence(command_line("dataset", "export", "--format", "messages"))
+    assert "no dataset is named" in sentence(command_line("dataset", "export", "--format", "messages"))
 
 
 def test_sandboxes_without_privileges_name_the_remedy(tmp_path: Path) -> None:

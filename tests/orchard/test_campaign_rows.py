@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from orchard.actions.campaign_hints import hints
-from orchard.actions.campaign_rows import Rows, read_rows
-from orchard.actions.campaign_status import InQueues, PipelineView, Work, _view
+from orchard.actions.campaign_rows import CampaignRows, read_rows
+from orchard.actions.campaign_status import InQueues, ModelWork, PipelineView, _view
 from orchard.schemas.blobs import INLINE_LIMIT, BlobRef
 from orchard.schemas.campaigns import CampaignRecord, CampaignState
 from orchard.schemas.events import payload
@@ -31,7 +31,7 @@ RECORD = CampaignRecord(
 )
 
 
-def read(store: str, running: list[str], capped: list[str]) -> Rows:
+def read(store: str, running: list[str], capped: list[str]) -> CampaignRows:
     """What the tables say of the campaign, to their end."""
     with open_tables(store) as tables:
         return read_rows(tables, [CAMPAIGN], running, capped, position(store))
@@ -47,7 +47,7 @@ async def test_a_rollout_that_runs_shows_its_turns_tokens_and_cost(keep: Any) ->
     capped = msgspec.structs.replace(RECORD, max_cost_usd=2.0)
     view = _view(CAMPAIGN, capped, rows, InQueues(running=frozenset(ids[1:])), "", [])
     assert "cap: 1.00 USD of 2.00 USD are spent, all attempts counted" in campaign_line(view)
-    assert view.live == Work(turns=2, tokens=220, cost_usd=0.5)
+    assert view.live == ModelWork(turns=2, tokens=220, cost_usd=0.5)
     assert (view.ended.turns, view.waiting, view.running) == (1, 1, 1)
     assert "running: 2 turns, 220 tokens, 0.50 USD" in campaign_line(view)
 

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from orchard.actions.campaign_hints import hints
-from orchard.actions.campaign_status import CampaignView, InQueues, PipelineView, State, Work, state_of
+from orchard.actions.campaign_status import CampaignView, InQueues, ModelWork, PipelineView, State, state_of
 from orchard.actions.endpoint_rests import rest_sentence
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignRecord, CampaignState
@@ -90,8 +90,8 @@ def test_a_pause_for_calls_without_a_known_cost_says_how_to_go_on() -> None:
 
 
 def test_what_is_not_known_of_tokens_and_cost_is_not_shown_as_zero() -> None:
-    none = CampaignView("c", 4, State.RUNNING, ended=Work(3, 0, None, counted=False, priced=False))
-    some = CampaignView("c", 4, State.RUNNING, ended=Work(3, 500, 1.5, counted=False, priced=False))
+    none = CampaignView("c", 4, State.RUNNING, ended=ModelWork(3, 0, None, counted=False, priced=False))
+    some = CampaignView("c", 4, State.RUNNING, ended=ModelWork(3, 500, 1.5, counted=False, priced=False))
     assert "3 turns, tokens not known, no price known" in campaign_line(none)
     assert "3 turns, at least 500 tokens, at least 1.50 USD" in campaign_line(some)
 

@@ -211,7 +211,7 @@ def test_flags_of_a_command_are_held_to_the_same() -> None:
 @pytest.mark.parametrize("line", ['store = ""', r'store = "a\u0000b"', 'state = ""'])
 def test_a_path_that_names_nothing_is_refused(elsewhere: Path, line: str) -> None:
     (elsewhere / "orchard.toml").write_text(line)
-    with pytest.raises(ConfigError, match="names no directory"):
+    with pytest.raises(ConfigError, match="name a directory"):
         load()
 
 

@@ -109,5 +109,5 @@ def test_show_has_turns_with_what_they_cost(store: str, capsys: pytest.CaptureFi
 )
 def test_turns_are_a_range(text: str | None, ends: tuple[int, int]) -> None:
     assert turn_range(text) == ends
-    with pytest.raises(ConfigError, match="is no range"):
+    with pytest.raises(ConfigError, match="is not a range"):
         turn_range("x")

@@ -45,7 +45,6 @@ class AttemptGrading:
         self._judges = judges
         self._replayable = replayable
         self.seconds = 0.0
-        """Seconds that grading has taken so far."""
 
     async def reward(self, task: Task, submission: str, machine: Machine, limit: float) -> Reward:
         """Returns the reward, within `limit` seconds. Raises as `grade` does."""

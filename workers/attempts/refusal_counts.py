@@ -39,8 +39,6 @@ def _form(reason: str) -> str:
 
 
 class RefusalCounts:
-    """Adds the refusals that this process meets to the endpoint book."""
-
     def __init__(self, connection: Connection) -> None:
         self._book = EndpointBook(connection)
 

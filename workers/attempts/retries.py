@@ -22,8 +22,6 @@ class Retry:
 
 @dataclass(frozen=True)
 class Abort:
-    """Ends the rollout without a reward."""
-
     cause: AbortCause
 
 

@@ -52,7 +52,6 @@ NOT_GRADED = "not-graded"
 """Names the grader in a reward that needed none."""
 
 _ROLLOUT = "rollout"
-"""Purpose of the sandbox that an agent works in."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +59,8 @@ class Beginning:
     """A state in the middle of another rollout, from which an attempt starts instead of from its task."""
 
     history: tuple[MessageNode, ...]
-    """Whole messages, root first."""
+    """Whole messages of the other rollout, root first."""
     spent: Totals
-    """What the history has used of the budget."""
     machine: Callable[[SandboxFactory, Task, str], AbstractAsyncContextManager[SandboxMachine]]
     """Opens a machine, with the given memory, in which the history's commands have run."""
 

@@ -45,7 +45,6 @@ class FileDiff(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """The diff of this file, with a final newline."""
         lines = [*self.header, *self.tail]
         for hunk in self.hunks:
             lines.append(

@@ -23,8 +23,6 @@ class Executed:
 
 @dataclass(frozen=True)
 class Divergence:
-    """A difference between a command's record and its repetition."""
-
     step: int
     what: str
     """Describes the difference, for a sentence that continues after the step."""

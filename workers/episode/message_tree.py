@@ -118,7 +118,6 @@ class MessageTree:
         return await self._append(None, Role.SYSTEM, text)
 
     async def user(self, parent: str | None, text: str, pictures: Sequence[Picture] = ()) -> str:
-        """Appends a task, a format error or an instruction to continue."""
         return await self._append(parent, Role.USER, text, pictures=pictures)
 
     async def said(
@@ -188,7 +187,6 @@ class MessageTree:
         return await self._keep(node, sent)
 
     def waited(self, seconds: float) -> None:
-        """Counts seconds in which no answer came."""
         self.own.seconds_waiting += seconds
 
     async def result(

@@ -11,8 +11,6 @@ PORTS = (443, 80)
 
 
 class Network(NamedTuple):
-    """A sandbox's access to the network, in the terms of the sandbox service."""
-
     blocked: bool = True
     hosts: tuple[str, ...] = ()
     """Hosts, as `HOST:PORT`, that can be reached although the network is blocked."""

@@ -6,7 +6,7 @@ from orchard.schemas.tasks import Task
 from orchard.workers.episode.machine import FileTooLarge, Machine
 
 LARGEST_DIFF = 32 * 1024 * 1024
-"""Largest patch, in bytes."""
+"""Largest patch that is taken, in bytes."""
 
 _SETTINGS = {
     "safe.directory": "*",  # the checkout's owner may be another user than the one commands run as

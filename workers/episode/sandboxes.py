@@ -123,8 +123,6 @@ def _file_errors(path: str) -> Iterator[None]:
 
 
 class SandboxMachine:
-    """Implements Machine over one sandbox of the service."""
-
     def __init__(self, sandbox: AsyncSandbox, output_limit: Size = OUTPUT_LIMIT) -> None:
         self.sandbox = sandbox
         self._output_limit = output_limit

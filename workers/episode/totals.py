@@ -13,9 +13,9 @@ class Totals(msgspec.Struct, kw_only=True):
     turns: int = 0
     calls: int = 0
     prompt: int = 0
-    """Known prompt tokens."""
+    """Known prompt tokens, as a lower bound."""
     completion: int = 0
-    """Known completion tokens."""
+    """Known completion tokens, as a lower bound."""
     uncounted: int = 0
     """Calls whose tokens are not known."""
     usd: float = 0.0
@@ -30,7 +30,6 @@ class Totals(msgspec.Struct, kw_only=True):
 
     @property
     def tokens(self) -> int:
-        """Known prompt and completion tokens, summed over the calls."""
         return self.prompt + self.completion
 
     @property

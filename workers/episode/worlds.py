@@ -49,8 +49,6 @@ class SharedResources:
 
 @dataclass(frozen=True, kw_only=True)
 class WorldContext:
-    """What a world is opened with."""
-
     task: Task
     machine: Machine
     """The agent's sandbox, set up and untouched by the agent."""
@@ -64,7 +62,6 @@ class WorldContext:
     sandbox: Callable[[str, str], AbstractAsyncContextManager[Machine]]
     """Opens another sandbox, of an image and for a purpose (`services`), which the agent cannot reach."""
     command_seconds: float
-    """Seconds that a command may take."""
     shared: SharedResources = field(default_factory=SharedResources)
 
 
@@ -100,8 +97,7 @@ class World(Protocol):
     A kind whose agents need a network also has a method `blocks_network(settings) -> bool`.
     """
 
-    def open(self, settings: Any, context: WorldContext) -> AbstractAsyncContextManager[OpenWorld]:
-        """Opens the world in the state in which the task begins."""
+    def open(self, settings: Any, context: WorldContext) -> AbstractAsyncContextManager[OpenWorld]: ...
 
 
 def blocks_network(task: Task) -> bool:

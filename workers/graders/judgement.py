@@ -31,9 +31,7 @@ class Judgement:
     machine: Machine
     """A fresh sandbox of the task's image, or the agent's own if the grader is `in_place`."""
     timeout: float
-    """Seconds that the whole judgement may take."""
     pristine: Pristine
-    """Opens another fresh sandbox of the image, for a control."""
     blobs: BlobStore
     judges: Judges | None = None
     """Models that rule where no program can; None if rewards are made without any."""
@@ -43,7 +41,6 @@ class Judgement:
     copies: bool = True
     """Whether a +1 is asked again with other expected values; not for the gold patch, which nobody forged."""
     controls: Controls = field(default_factory=Controls)
-    """Controls of earlier gradings, which need not be repeated."""
 
     async def rule(self, name: str, evidence: Evidence, protocol: str = "") -> JudgeVerdict:
         """Returns a judge's verdict on `name`, a part of this judgement: see `Judges.rule`."""

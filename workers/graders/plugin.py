@@ -21,7 +21,6 @@ class Grader(Protocol):
     in_place: bool
     """Whether it looks at the agent's own sandbox, rather than at the submission in a fresh one."""
     settings: type[msgspec.Struct]
-    """The settings that a task of this grader must have."""
 
     async def grade(self, settings: Any, judgement: Judgement) -> Reward:
         """Returns the reward, -1 to +1 by convention. An exception aborts the attempt, and is no reward."""

@@ -112,7 +112,6 @@ def _left(task: Task, deadline: float) -> float:
 
 
 async def _checked(check: StateCheck, machine: Machine, limit: float) -> _Seen:
-    """Runs the check; returns how it ended and what it printed."""
     try:
         for path, text in sorted(check.files.items()):
             await machine.write(path, text.encode())

@@ -45,7 +45,6 @@ def default_harness(domain: str) -> str | None:
 
 
 def patch_harness() -> str:
-    """Returns the harness for tasks that are judged by a patch."""
     return next((each.patch_harness for each in domains().values() if each.patch_harness), TASK)
 
 

@@ -22,7 +22,7 @@ from orchard.workers.llm.errors import ContextLengthExceeded
 
 SUBMIT_LINE = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 MAX_FORMAT_ERRORS = 3
-"""Format errors in a row that end the run."""
+"""The run ends after this many in a row."""
 LONGEST_COMMAND = 100_000
 """Most bytes of a command. Linux takes 128 KiB as one argument of a program."""
 _FIRST_MODEL_MESSAGE = 2
@@ -35,8 +35,6 @@ class FormatError(Exception):
 
 @dataclass(frozen=True)
 class Action:
-    """A command of the model, and the call that holds it."""
-
     call: ToolCall
     command: str
     obstacle: str = ""
@@ -52,7 +50,6 @@ class PromptSet(Protocol):
     """OpenAI tools. Empty: the text of an answer is its action, and the user speaks the result."""
     version: str | None
     digest: str | None
-    """SHA-256 of the prompts' configuration, as `Harness.digest`."""
     environment: Mapping[str, str]
     """Environment of every command; a task's own values win."""
     keeps_bad_messages: bool

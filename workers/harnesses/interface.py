@@ -104,7 +104,6 @@ class HarnessResult:
     submission: str
     """The diff, if a patch is judged: submitted, or the state left behind when a budget was used up."""
     leaf: str
-    """Node id of the last message."""
 
 
 def text_action(text: str) -> ToolCall:
@@ -121,7 +120,6 @@ class Harness(Protocol):
 
     name: str
     tools: tuple[dict[str, Any], ...]
-    """OpenAI tools that the model is told of."""
     tools_in_log: bool = False
     """Whether they differ from task to task, so that each call of the model has them in the log."""
     replayable: bool = False

@@ -27,9 +27,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """The material to judge. Parts that a domain does not have are empty."""
 
     task: str
-    """The task as the agent was given it."""
     rubric: str = ""
-    """The criteria, in the words of the task's author."""
     transcript: str = ""
     """The conversation of agent and user."""
     actions: str = ""
@@ -43,8 +41,6 @@ class BadVerdict(Exception):
 
 
 class JudgeProtocol(typing.Protocol):
-    """One way to have an outcome judged."""
-
     version: str
     """Its name with its version: other words or another rule are another version."""
     words: str

@@ -120,7 +120,6 @@ def read_completion(raw: bytes) -> Completion:
 
 
 def excerpt(raw: bytes) -> str:
-    """Returns the beginning of a body, for an error that quotes it."""
     return " ".join(raw[: 4 * _EXCERPT].decode("utf-8", "replace").split())[:_EXCERPT] or "it is empty"
 
 

@@ -16,8 +16,6 @@ LOOK_SECONDS = 1.0
 
 
 class EndpointFailure(NamedTuple):
-    """A refusal that may pass."""
-
     said: str
     """The endpoint's message or behaviour, without keys and URLs."""
     asked: float | None

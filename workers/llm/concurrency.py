@@ -62,7 +62,6 @@ class ConcurrencyLimit:
             self._wake()
 
     def answered(self) -> None:
-        """Reports an answer other than a refusal for load."""
         self.window = grown(self.window)
         self._wake()
 

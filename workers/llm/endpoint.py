@@ -58,13 +58,11 @@ class ModelEndpoint:
         self._probes = ProbeRequests()
         self._tools = ToolCounts()
         self._reasoning_field = REASONING_FIELDS[0]
-        """Name of the field in which the newest answer had its reasoning."""
 
     async def close(self) -> None:
         await self._connection.close()
 
     def learn(self, answer: Completion) -> None:
-        """Remembers in which field this endpoint has reasoning."""
         self._reasoning_field = answer.reasoning_field or self._reasoning_field
 
     async def complete(
@@ -231,5 +229,4 @@ class ModelEndpoint:
 
 
 def key_of(settings: EndpointSettings) -> str:
-    """Returns the key of the endpoint's rests in the fleet's endpoint book."""
     return rest_key(settings, socket.gethostname())

@@ -99,7 +99,6 @@ class RestTracker:
                 await end(task)
 
     def attend(self, key: str, probe: Probe, servers: int) -> None:
-        """Takes part in probing an endpoint when it rests."""
         self._attended[key] = _Attended(probe, servers)
 
     def of(self, key: str) -> KnownRest | None:

@@ -17,8 +17,6 @@ TRUSTED_PROBES = 3
 
 
 class ProbeRequests:
-    """Remembers requests to one endpoint, by model, to probe it with."""
-
     def __init__(self) -> None:
         self._answered: dict[str, bytes] = {}
         self._refused: dict[str, bytes] = {}

@@ -22,8 +22,6 @@ _QUOTED = 2000
 
 
 class Meaning(StrEnum):
-    """The reason that a try brought no completion."""
-
     TRANSIENT = "transient"
     """Worth trying again: connection lost, time-out, 408, 409, 5xx, a reply that is no answer."""
     THROTTLED = "throttled"
@@ -38,8 +36,6 @@ class Meaning(StrEnum):
 
 
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of an error object that decide its meaning."""
-
     message: str = ""
     code: str = ""
     type: str = ""

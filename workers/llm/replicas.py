@@ -12,12 +12,12 @@ LONGEST_REST = 60.0
 class Replica:
     url: str
     failures: int = 0
-    """Failures in a row."""
+    """Failures since the last answer."""
     rests_until: float = 0.0
     """Clock reading, in seconds, until which other working servers are preferred."""
 
     def answered(self) -> None:
-        """Reports an answer, refusals included."""
+        """Counts refusals as answers, too."""
         self.failures, self.rests_until = 0, 0.0
 
     def failed(self, now: float) -> None:

@@ -28,7 +28,6 @@ _LINE = 32
 _DONE_SECONDS = 1.0
 """Seconds to wait after the end marker for an error that may follow it."""
 _ERROR_SECONDS = 5.0
-"""Seconds to wait for the body of an error."""
 
 LOOKED_AT = 256 * 1024
 """Bytes of the beginning in which the model must have said something."""
@@ -46,8 +45,6 @@ _DEPTH = 6
 
 
 class ReplyTooLarge(Exception):
-    """The body is longer than the limit."""
-
     def __init__(self, begins: bytes) -> None:
         super().__init__("the body of the reply has no end in sight")
         self.begins = begins

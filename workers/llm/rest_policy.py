@@ -29,7 +29,6 @@ LONGEST_RELAPSE = 60.0
 LONGEST_ASKED = 3600.0
 """Most seconds that an endpoint may ask to wait; then it is probed in any case."""
 PROBE_SECONDS = 30.0
-"""Seconds in which a probe must be answered."""
 GRACE_SECONDS = 3.0
 """Seconds that other processes leave to the prober of a rest before one of them takes over."""
 
@@ -92,7 +91,6 @@ def begun(
 
 
 def prolonged(rest: Rest, *, reason: str, asked: float | None, servers: int = 1) -> Rest:
-    """Returns the record after a probe that was not answered."""
     probes = rest.probes + 1
     longest = max(LONGEST_PAUSE / servers, LEAST_PAUSE)
     pause = min(FIRST_PAUSE * 2.0 ** min(probes, 16), longest)
@@ -107,7 +105,6 @@ def asks_in(rest: Rest, *, left: float, me: str, jitter: float) -> float:
 
 
 def is_held(*, age: float, left: float) -> bool:
-    """Whether calls wait for the end of a rest of this age."""
     return age < HELD_SECONDS and left <= HELD_SECONDS
 
 

@@ -132,7 +132,6 @@ def token_record(reply: ChatReply, choice: ChatChoice) -> TokenRecord | None:
 
 
 def _given(*places: Sequence[T] | None) -> Sequence[T]:
-    """Returns the first of the values that is not empty."""
     return next(filter(None, places), ())
 
 

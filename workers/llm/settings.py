@@ -18,9 +18,9 @@ class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Prices in USD per million tokens."""
 
     prompt: _Dollars
-    """Price of prompt tokens."""
+    """Price of all prompt tokens, or of those that were not cached."""
     completion: _Dollars
-    """Price of completion tokens."""
+    """Price of completion tokens, reasoning included."""
     cached: _Dollars | None = None
     """Price of prompt tokens read from the endpoint's cache; None: they cost as much as the others."""
 

@@ -19,7 +19,6 @@ from orchard.workers.llm.answers import Completion
 log = logging.getLogger(__name__)
 
 QUESTION_SECONDS = 60.0
-"""Seconds in which the question must be answered."""
 _BYTES = 8
 """Most bytes of one token, over a longer text: 4 to 5 in English, fewer in all else."""
 _PROMPT = 256

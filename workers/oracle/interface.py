@@ -51,8 +51,7 @@ class OraclePlayer(Protocol):
     async def start(self) -> None:
         """Reads what there is to play, once, before the first request."""
 
-    def plays(self, request: OracleRequest) -> bool:
-        """Whether the conversation is about tasks of its domain."""
+    def plays(self, request: OracleRequest) -> bool: ...
 
     async def reply(self, request: OracleRequest) -> Reply:
         """Returns the next message of a conversation that it plays. Raises CannotPlay."""

@@ -81,7 +81,7 @@ def funnel(
     columns = columns_of(column or [])
     unknown = [name for name in purpose or [] if name not in THRESHOLDS]
     if unknown:
-        raise ConfigError(f"--purpose {unknown[0]} is neither of {', '.join(THRESHOLDS)}")
+        raise ConfigError(f"--purpose {unknown[0]} is unknown: choose from {', '.join(THRESHOLDS)}")
     if bool(rows) == (source is not None):
         raise ConfigError("give the pool either as files of rows or with --source")
     del skip_malformed

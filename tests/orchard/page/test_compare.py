@@ -12,7 +12,7 @@ from scipy.stats import binomtest, bootstrap
 
 from orchard.page.compare import ComparedArm, compare, matrix, tallied
 from orchard.page.failures import failures, last_error
-from orchard.page.index import Index
+from orchard.page.index import RolloutIndex
 from orchard.page.runs import runs
 from orchard.page.tables import rows
 from orchard.page.tasks import listed
@@ -73,7 +73,7 @@ async def store(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Path]
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def tables(store: Path) -> AsyncIterator[duckdb.DuckDBPyConnection]:
     with open_tables(str(store)) as connection:
-        index = Index(connection)
+        index = RolloutIndex(connection)
         index.follow(position(str(store)))
         yield connection
     index.close()

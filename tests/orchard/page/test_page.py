@@ -20,7 +20,7 @@ from orchard.configuration.config import Config
 from orchard.page import rollout as one_rollout
 from orchard.page import server
 from orchard.page.campaigns import CampaignWatch
-from orchard.page.index import STANDING, Index
+from orchard.page.index import STANDING, RolloutIndex
 from orchard.page.rollouts import COLUMNS, SORTS, USUAL, BadFilter, Query, page_of, summary_of
 from orchard.page.tables import Tables, one, rows
 from orchard.schemas import events as e
@@ -50,7 +50,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def tables(history: Path) -> Iterator[duckdb.DuckDBPyConnection]:
     with open_tables(str(history)) as connection:
-        index = Index(connection)
+        index = RolloutIndex(connection)
         index.follow(position(str(history)))
         yield connection
     index.close()
@@ -220,7 +220,7 @@ def test_the_index_follows_what_is_reopened(tmp_path: Path) -> None:
     store = str(tmp_path / "store")
     end = fill_store(Plan(rollouts=200, campaigns=1, samples=2), store)
     with open_tables(store, as_of=0) as connection:
-        index = Index(connection)
+        index = RolloutIndex(connection)
         for upto in range(end // 7, end, end // 7):
             refresh(connection, store, as_of=upto)
             index.follow(upto)
@@ -297,7 +297,7 @@ async def talk(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Path]:
 
 def _read(store: Path, view: one_rollout.RolloutView) -> one_rollout.ShownRollout:
     with open_tables(str(store)) as connection:
-        index = Index(connection)
+        index = RolloutIndex(connection)
         index.follow(position(str(store)))
         (name,) = connection.execute("select rollout_id from rollouts").fetchone() or ("",)
         found = one_rollout.read(connection, name, view)

@@ -7,7 +7,7 @@ import aiohttp
 import duckdb
 import pytest
 
-from orchard.page.index import Index
+from orchard.page.index import RolloutIndex
 from orchard.page.rollouts import Query, SearchAnswer, answer
 from orchard.page.search_index import SearchIndex, words_of
 from orchard.page.tables import rows
@@ -34,7 +34,7 @@ def searched(
     end = position(str(history))
     words = SearchIndex(str(history), tmp_path_factory.mktemp("words") / "words.sqlite")
     with open_tables(str(history), as_of=0) as tables:
-        index = Index(tables)
+        index = RolloutIndex(tables)
         for upto in range(end // STEPS, end + end // STEPS, end // STEPS):
             refresh(tables, str(history), as_of=min(upto, end))
             index.follow(min(upto, end))

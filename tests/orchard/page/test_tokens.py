@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from orchard.page.access import Access
 from orchard.page.server import PageSite
-from orchard.page.tokens import PART
+from orchard.page.tokens import PAGE_TOKENS
 from orchard.pipelines.rl.baselines import advantages
 from orchard.schemas import events as e
 from orchard.schemas.groups import GroupAssembled, GroupMember, GroupOutcome, PolicyUpdated
@@ -22,7 +22,7 @@ from orchard.schemas.outcomes import RolloutStatus
 from tests.orchard.page.conftest import Serve, stored
 from tests.trajectory_log import Author
 
-LONG = 2 * PART + 500
+LONG = 2 * PAGE_TOKENS + 500
 ASKED, LATER = (1, 2, 3), (11, 12)
 IDS = tuple(range(100, 100 + LONG))
 LOGPROBS = tuple(-0.001 * (n % 7000) for n in range(LONG))
@@ -101,7 +101,7 @@ async def test_tokens_are_those_of_the_log_in_parts_by_turn(tmp_path: Path, serv
         found, path = [], f"{links[0]}&as=table"
         while True:
             html = await page(path)
-            assert len(_rows(html)) <= PART
+            assert len(_rows(html)) <= PAGE_TOKENS
             assert len(html) < 1_000_000
             found += _rows(html)
             path = unescape((re.search(r'id="next" rel="next" href="([^"]*)"', html) or [""] * 2)[1])
@@ -130,7 +130,7 @@ async def test_tokens_are_those_of_the_log_in_parts_by_turn(tmp_path: Path, serv
         assert "too long for the trainer" in html
         assert [row[5:] for row in _rows(html)] == [["out", ""]]
         async with http.get(f"/rollouts/{_name(first)}/tokens?by=fame") as reply:
-            assert (reply.status, "by is one of" in await reply.text()) == (400, True)
+            assert (reply.status, "choose one of logprob" in await reply.text()) == (400, True)
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@ picture."""
 
 import duckdb
 
-from orchard.page import questions
+from orchard.page import queries
 from orchard.page.attempt_ranges import FOREVER, AttemptRange, attempt_ranges
 from orchard.page.tables import Row, rows
 from orchard.storage.reader import within
@@ -25,29 +25,29 @@ def has_picture(tables: duckdb.DuckDBPyConnection, rollout: str, sha256: str) ->
 
 def submission(tables: duckdb.DuckDBPyConnection, rollout: str) -> tuple[str, str | None] | None:
     """The submission as text and as the name of a blob; None without an outcome."""
-    place = attempt_ranges(tables, [rollout]).get(rollout)
-    if place is None or place.outcome is None:
+    extent = attempt_ranges(tables, [rollout]).get(rollout)
+    if extent is None or extent.outcome is None:
         return None
-    return place.outcome["submission"] or "", place.outcome["submission_sha256"]
+    return extent.outcome["submission"] or "", extent.outcome["submission_sha256"]
 
 
 def test_log(tables: duckdb.DuckDBPyConnection, rollout: str) -> tuple[str, str | None] | None:
     """Output of the tests in the newest grade of the accepted attempt, or None."""
-    place = attempt_ranges(tables, [rollout]).get(rollout)
-    if place is None or not place.accepted:
+    extent = attempt_ranges(tables, [rollout]).get(rollout)
+    if extent is None or not extent.accepted:
         return None
-    query = within(tables, questions.REWARDS, place.first, place.last)
-    found = place.mine(rows(tables, query, {"ids": [rollout]}))
+    query = within(tables, queries.REWARDS, extent.first, extent.last)
+    found = extent.mine(rows(tables, query, {"ids": [rollout]}))
     return ("", found[-1]["log_sha256"]) if found else None
 
 
 def _looked_for(tables: duckdb.DuckDBPyConnection, query: str, asked: dict[str, str]) -> Row | None:
     """First between the request and the outcome; what another attempt said may be later."""
-    place = attempt_ranges(tables, [asked["id"]]).get(asked["id"])
-    spans = [(0, FOREVER)] if place is None else [_life(place), (0, FOREVER)]
+    extent = attempt_ranges(tables, [asked["id"]]).get(asked["id"])
+    spans = [(0, FOREVER)] if extent is None else [_lifetime(extent), (0, FOREVER)]
     answers = (rows(tables, within(tables, query, *span), asked) for span in spans)
     return next((found[0] for found in answers if found), None)
 
 
-def _life(place: AttemptRange) -> tuple[int, int]:
-    return place.request["sequence"], place.request["ended"] or FOREVER
+def _lifetime(extent: AttemptRange) -> tuple[int, int]:
+    return extent.request["sequence"], extent.request["ended"] or FOREVER
