@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as functional
 
 from orchard.pipelines.policy.cache import Cache
+from orchard.pipelines.policy.pictures import Features, Layout, Shown
 from orchard.pipelines.policy.sampling import Draws, Sampling, choose
-from orchard.pipelines.policy.sight import Features, Layout, Shown
 from orchard.pipelines.policy.weights import ROWS, Qwen3
 from orchard.schemas.messages import VersionRun
 

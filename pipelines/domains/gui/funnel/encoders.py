@@ -9,8 +9,8 @@ import aiohttp
 import msgspec
 import numpy as np
 
-from orchard.pipelines.domains.gui.funnel.intents import normal
 from orchard.pipelines.domains.gui.funnel.nearest import Floats, unit
+from orchard.pipelines.domains.gui.funnel.stages import normal
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.workers.llm.settings import EndpointSettings
 

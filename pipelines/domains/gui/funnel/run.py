@@ -13,9 +13,8 @@ import msgspec
 import numpy as np
 
 from orchard.pipelines.domains.gui.funnel.encoders import Encoder
-from orchard.pipelines.domains.gui.funnel.intents import Intent
 from orchard.pipelines.domains.gui.funnel.nearest import Floats, Greedy
-from orchard.pipelines.domains.gui.funnel.stages import DroppedIntent, Rules, Stage, screened
+from orchard.pipelines.domains.gui.funnel.stages import DroppedIntent, Intent, Rules, Stage, screened
 from orchard.schemas.identity import digest
 
 THRESHOLDS: Mapping[str, float] = MappingProxyType({"sft": 0.99, "rl": 0.95})
