@@ -1,4 +1,4 @@
-"""The front door: the `orchard` command line, configuration and the public SDK names.
+"""Orchard: the `orchard` command line, configuration and the public SDK names.
 
 The rooms are below it as links (`orchard/streams` is the folder `streams`), and importing one of them imports
 nothing else: SDK names are loaded when they are first used.

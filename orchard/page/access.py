@@ -1,4 +1,4 @@
-"""Access control of the page: host names, origins, the token, and the headers of every answer.
+"""Access control of the page: host names, origins, the token, and security headers.
 
 A browser that a stranger's page controls can send requests here, and a name of the stranger's can be made to
 point here (DNS rebinding). So the Host header must name this machine. Requests that change something must

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from orchard.actions.campaign_status import CampaignView, PipelineView, read_status, recorded
 from orchard.actions.session import Session
-from orchard.page.index import STANDING
+from orchard.page.index import PAGE_SOURCES
 from orchard.page.tables import Tables
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.connection import Connection
@@ -27,8 +27,6 @@ PATIENCE_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Overview:
-    """All campaigns at one moment."""
-
     campaigns: Sequence[CampaignView]
     pipeline: PipelineView | None
     """None if the pipeline's server is not reachable."""
@@ -63,7 +61,7 @@ class CampaignWatch:
             await end(self._connecting)
 
     async def newest(self) -> Overview:
-        """The newest overview, at most a second old. Raises StorageError."""
+        """Returns an overview at most a second old. Raises StorageError."""
         async with self._lock:
             at = await self._tables.position()
             known = self._newest
@@ -92,12 +90,12 @@ class CampaignWatch:
                     for name, record in records.items():
                         self._queues.setdefault(name, record.queue)
                     now = await read_status(
-                        self._session, self._connection, records, self._queues, self._tables.ask, STANDING
+                        self._session, self._connection, records, self._queues, self._tables.ask, PAGE_SOURCES
                     )
                 return Overview(now.campaigns, now.pipeline, self._tables.reached, 0)
             except (StreamsError, TimeoutError) as error:
                 log.warning("the queues cannot be read just now: %s", error or "no answer")
-        campaigns = await self._tables.ask(recorded, STANDING)
+        campaigns = await self._tables.ask(recorded, PAGE_SOURCES)
         return Overview(campaigns, None, self._tables.reached, 0)
 
     async def _connect(self) -> None:

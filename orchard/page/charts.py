@@ -1,4 +1,5 @@
-"""Charts as SVG made here: small, printable, and without a script or a style of their own.
+"""Draws small, printable charts as SVG without scripts and inline styles. Colours and strokes are classes
+of the style sheet, so that they follow its theme.
 
 Colours and strokes are classes of the page's style sheet, so that they follow its theme.
 """
@@ -22,7 +23,7 @@ class BarPart(NamedTuple):
 
 
 def bar(parts: Sequence[BarPart], *, total: float | None = None, height: int = 8) -> Markup:
-    """Parts of a whole side by side, in a width of 100 %."""
+    """Stacks parts of a whole in a bar of 100 % width."""
     whole = total or sum(part.value for part in parts)
     pieces, at = [], 0.0
     for part in parts:
@@ -43,7 +44,8 @@ def bar(parts: Sequence[BarPart], *, total: float | None = None, height: int = 8
 
 
 def interval(pair: CellComparison, said: str) -> Markup:
-    """A difference between -1 and 1 with its interval, on a line with 0 in the middle.
+    """Draws a difference between -1 and 1 with its interval. It is grey if the pair does not differ
+    significantly.
 
     It is grey where the pair is not shown to differ.
     """
@@ -63,7 +65,7 @@ WIDTH, HEIGHT = 240, 56
 
 
 def histogram(shown: Distribution) -> Markup:
-    """Columns that lead to the rows of their bin."""
+    """Draws a histogram whose columns link to the rows of their bin."""
     if not shown.bins:
         return Markup('<p class="quiet">no values</p>')
     most = max(each.rows for each in shown.bins) or 1
@@ -99,7 +101,8 @@ def histogram(shown: Distribution) -> Markup:
 
 
 def curve(values: Sequence[float], rises: Sequence[Sequence[int]], of: str) -> Markup:
-    """A value curve over steps, from 0 to 1, with its rise segments shaded; `values` begins before step 0."""
+    """Draws a value curve from 0 to 1 over steps, with shaded rise segments; `values` begins before step
+    0."""
     wide, tall = 720.0, 120.0
     steps = max(len(values) - 1, 1)
 
@@ -145,7 +148,8 @@ COLUMNS = 240
 
 
 def strip(turns: Sequence[TurnTime]) -> Markup:
-    """All turns of a rollout as columns, each a link to its turn; where there are many, several share one."""
+    """Draws all turns of a rollout as columns that link to their turns; in long rollouts several turns
+    share a column."""
     if not turns:
         return Markup("")
     each = -(-len(turns) // COLUMNS)

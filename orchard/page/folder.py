@@ -43,10 +43,10 @@ class WrittenReport:
 
 
 class Folder:
-    """A folder that pages are written into."""
+    """Writes pages into a folder."""
 
     def __init__(self, store: str, out: Path, title: str, nav: Sequence[tuple[str, str]]) -> None:
-        """`title` says what it is a report of; `nav` has names and addresses of its main pages."""
+        """Takes the title of the report, and in `nav` names and addresses of its main pages."""
         self._out, self._title, self._nav = out, title, list(nav)
         self.renderer = Renderer(Path(store).name if "://" not in store else store)
         self.blobs = _MaskedBlobs(store, self)
@@ -55,7 +55,7 @@ class Folder:
         self.rollouts: list[str] = []
         """Ids of the rollouts that have a page."""
         self.room = 0
-        """Bytes of pictures that may still be written."""
+        """Remaining bytes for pictures."""
         self._known: frozenset[str] = frozenset()
         self._store = BlobStore(store)
         self._secrets: Counter[str] = Counter()
@@ -129,7 +129,7 @@ class Folder:
         self._bytes += len(body)
 
     def _relative(self, attribute: str, address: str, up: str) -> str:
-        """The address among the files; nothing where the folder does not have it."""
+        """Relative link to an address's file; empty if the folder does not have it."""
         parts = urlsplit(address)
         first, _, rest = unquote(parts.path).lstrip("/").partition("/")
         mark = f"#{parts.fragment}" if parts.fragment else ""
@@ -153,7 +153,7 @@ class Folder:
         return f'{attribute}="{up}{file}"' if file else ""
 
     def _picture(self, sha256: str) -> str:
-        """The file of a picture, written where there is room for it; empty where there is none."""
+        """Writes a picture if there is room and returns its file; empty without room."""
         if sha256 not in self._pictures:
             self._pictures[sha256] = ""
             try:
@@ -169,12 +169,12 @@ class Folder:
 
 
 class _MaskedBlobs(BlobStore):
-    """Blobs that are texts, with keys masked."""
+    """Reads text blobs with keys masked."""
 
     def __init__(self, url: str, folder: Folder) -> None:
         super().__init__(url)
         self._folder = folder
 
     def get(self, reference: BlobRef) -> bytes:
-        """A blob of the store, without keys."""
+        """Reads a blob and masks keys."""
         return self._folder.clean(super().get(reference).decode("utf-8", "replace")).encode()

@@ -24,7 +24,7 @@ def has_picture(tables: duckdb.DuckDBPyConnection, rollout: str, sha256: str) ->
 
 
 def submission(tables: duckdb.DuckDBPyConnection, rollout: str) -> tuple[str, str | None] | None:
-    """The submission as text and as the name of a blob; None without an outcome."""
+    """Submission as text, and the hash of its blob; None without an outcome."""
     extent = attempt_ranges(tables, [rollout]).get(rollout)
     if extent is None or extent.outcome is None:
         return None
@@ -42,7 +42,8 @@ def test_log(tables: duckdb.DuckDBPyConnection, rollout: str) -> tuple[str, str 
 
 
 def _looked_for(tables: duckdb.DuckDBPyConnection, query: str, asked: dict[str, str]) -> Row | None:
-    """First between the request and the outcome; what another attempt said may be later."""
+    """Searches between request and outcome first, then the whole log: messages of another attempt may be
+    later."""
     extent = attempt_ranges(tables, [asked["id"]]).get(asked["id"])
     spans = [(0, FOREVER)] if extent is None else [_lifetime(extent), (0, FOREVER)]
     answers = (rows(tables, within(tables, query, *span), asked) for span in spans)

@@ -11,7 +11,7 @@ from orchard.streams.health import reports
 from orchard.workers.attempts.deadletters import DeadLetters
 
 RECENT = 50_000
-"""Sequences of the log that latencies are taken of."""
+"""Number of newest sequences from which latencies are computed."""
 LETTERS = 100
 
 _ENDPOINTS = """
@@ -29,7 +29,7 @@ where status = 'aborted' group by all order by time desc limit 50
 
 @dataclass(frozen=True)
 class ShownDeadLetter:
-    """A request that nobody could finish."""
+    """A dead letter with its body as text."""
 
     sequence: int
     reason: str
@@ -57,7 +57,7 @@ def recorded(tables: duckdb.DuckDBPyConnection, position: int) -> PipelineHealth
 
 
 async def heard(known: PipelineHealth, connection: Connection) -> PipelineHealth:
-    """Add what processes and the queue of dead letters say now. Raises StreamsError."""
+    """Adds the state of processes and of the dead-letter queue. Raises StreamsError."""
     said = await reports(connection)
     letters = await DeadLetters(connection).list()
     return PipelineHealth(

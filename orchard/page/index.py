@@ -1,4 +1,4 @@
-"""A copy of what filters look at, in a file of the page's own that follows the tables and ends with it.
+"""Copies the columns of filters into a file of the page, which follows the tables and is deleted at the end.
 
 The tables are many Parquet files, and a view over them finds out anew in each query which outcomes count.
 Here each rollout is one row in the order of the log, and only what is new since the last look is read. The
@@ -28,12 +28,13 @@ from tables.requests_all
 _ATTEMPTS = "select * from tables.attempts_all"
 _RECONCILED = "select sequence, campaign, type from tables.events where type = 'rollout.reconciled'"
 
-STANDING = Sources(rollouts="page.ended", attempts="page.attempts", events="page.reconciled")
+PAGE_SOURCES = Sources(rollouts="page.ended", attempts="page.attempts", events="page.reconciled")
 """Copies of the columns that `orchard.actions.campaign_rows` asks for."""
 
 
 class RolloutIndex:
-    """The tables `ended`, `asked`, `attempts` and `reconciled` of the schema `page`; `close` removes them."""
+    """Maintains the tables `ended`, `asked`, `attempts` and `reconciled` of the schema `page`; `close`
+    removes them."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="orchard-page-")
@@ -46,7 +47,7 @@ class RolloutIndex:
         connection.execute(f"create table page.reconciled as {_RECONCILED} and false")
 
     def follow(self, position: int) -> None:
-        """Take over what the tables have had since the last call, up to their position."""
+        """Adds the rows that the tables have received since the last call, up to `position`."""
         run = self._connection.execute
         if position < self._upto:  # another store is in its place
             for table in ("ended", "asked", "attempts", "reconciled"):
@@ -78,5 +79,5 @@ class RolloutIndex:
         self._upto = position
 
     def close(self) -> None:
-        """Detach and remove the file; the connection is closed already, or will be."""
+        """Removes the file; the connection is closed or will be."""
         self._folder.cleanup()

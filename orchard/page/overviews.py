@@ -1,4 +1,4 @@
-"""Routes of the pages beside campaigns and rollouts: tasks, compare, failures, runs, health."""
+"""Routes of the pages for tasks, comparisons, failures, runs and health."""
 
 import asyncio
 from collections.abc import Mapping
@@ -28,13 +28,10 @@ if TYPE_CHECKING:
 
 
 class Overviews:
-    """Routes of the pages over many rollouts."""
-
     def __init__(self, site: "PageSite") -> None:
         self._site = site
         self._evaluations: dict[str, tuple[int, Evaluation]] = {}
-        """Evaluations by campaign, with the sequence that they were read at: reading and drawing many cells
-        takes a while."""
+        """Evaluations by campaign, with the sequence at which they were read: reading many cells is slow."""
 
     def register(self, app: web.Application) -> None:
         app.router.add_get("/tasks", self.tasks)
@@ -48,7 +45,7 @@ class Overviews:
         app.router.add_get("/status", self.health)
 
     async def tasks(self, request: web.Request) -> web.Response:
-        """Tasks by how often they are resolved."""
+        """Lists tasks by pass rate."""
         sort = request.query.get("sort", "hardest")
         if sort not in SORTS:
             raise BadFilter(f"sort {sort[:40]!r} is unknown: choose one of {', '.join(SORTS)}")
@@ -68,7 +65,7 @@ class Overviews:
         return await self._site.page(request, "task.html", found=found, task_id=name, **asked, live=live)
 
     def _asked(self, task_id: str) -> Mapping[str, Any]:
-        """Statement, tests and solution, with keys masked; empty where its blob cannot be read."""
+        """Statement, tests and solution with keys masked; empty if the blob cannot be read."""
         try:
             (task,) = read_tasks(self._site.session.config.store, ids=[task_id])
         except (StorageError, ValueError):
@@ -81,7 +78,7 @@ class Overviews:
         }
 
     async def compare(self, request: web.Request) -> web.Response:
-        """Two arms, and the matrix of all."""
+        """Compares two arms, and shows the matrix of all."""
         campaign = request.query.get("campaign") or None
         found = await self._site.tables.ask(matrix, campaign)
         arms = [entry.arm for entry in found]
@@ -108,7 +105,7 @@ class Overviews:
         return await self._site.page(request, "runs.html", found=found, live=live)
 
     async def beside(self, request: web.Request) -> web.Response:
-        """Two rollouts; of a task and two arms, those that show the difference."""
+        """Shows two rollouts side by side: given ids, or examples for a task and two arms."""
         if task := request.query.get("task"):
             arms = [ComparedArm.of(request.query.get(side, "")) for side in ("a", "b")]
             shown = await self._site.tables.ask(examples, *arms, task)
@@ -142,7 +139,7 @@ class Overviews:
         return await self._site.page(request, "evaluation.html", found=shown, campaign=name, live=live)
 
     async def health(self, request: web.Request) -> web.Response:
-        """Processes, lag, dead letters, endpoints."""
+        """Shows processes, lag, dead letters and endpoints."""
         overview = await self._site.watch.newest()
         found = await self._site.tables.ask(recorded, overview.position)
         if (connection := self._site.watch.connection) is not None:
@@ -162,7 +159,7 @@ def _tests(task: Task) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def number(request: web.Request, name: str) -> int | None:
-    """A parameter that is a whole number; None without it. Raises BadFilter."""
+    """Parses a query parameter as a whole number; None without it. Raises BadFilter."""
     given = request.query.get(name, "")
     if not given:
         return None

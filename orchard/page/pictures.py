@@ -1,4 +1,4 @@
-"""Pictures of messages on the page: which are served, and the click that followed drawn on each."""
+"""Serves pictures of messages, and draws the following click on each."""
 
 import json
 from collections.abc import Sequence
@@ -12,13 +12,11 @@ from orchard.workers.episode.pictures import NotAPicture, read_picture
 
 SERVED = frozenset({"image/png", "image/jpeg", "image/webp"})
 SCALE = 1000
-"""Points that a model names are 0 to so much of the screen, in both directions."""
+"""Range of the coordinates that models name, in both directions of the screen."""
 
 
 @dataclass(frozen=True)
 class ShownPicture:
-    """A picture of a message."""
-
     rollout: str
     node: str
     turn: int
@@ -26,7 +24,7 @@ class ShownPicture:
     width: int
     height: int
     calls: tuple[Row, ...] = ()
-    """Name and arguments of what the model did next, where this is the newest picture before it."""
+    """Name and arguments of the model's next calls, if this is the newest picture before them."""
 
     @property
     def address(self) -> str:
@@ -45,7 +43,7 @@ class ShownPicture:
 
 
 def points(arguments: str) -> list[tuple[float, float]]:
-    """The points among the arguments of a call, in their order: pairs of numbers from 0 to SCALE."""
+    """Points in the arguments of a call, in order: pairs of numbers from 0 to SCALE."""
     try:
         found = json.loads(arguments)
     except (ValueError, RecursionError):
@@ -63,7 +61,7 @@ def _is_point(value: Any) -> bool:
 
 
 def _mark(found: Sequence[tuple[float, float]], width: int, height: int) -> Markup:
-    """A ring at each point, and a line from one to the next."""
+    """Draws a ring at each point, and a line between consecutive ones."""
     at = [(round(x * width / SCALE, 1), round(y * height / SCALE, 1)) for x, y in found]
     size = max(width, height) / 60
     line = " ".join(f"{x},{y}" for x, y in at)
@@ -78,7 +76,7 @@ def _mark(found: Sequence[tuple[float, float]], width: int, height: int) -> Mark
 
 
 def pictures_of(rollout: str, path: Sequence[str], nodes: dict[str, Row]) -> list[ShownPicture]:
-    """The pictures of a path of messages, each with what was done next where it was looked at last."""
+    """Pictures of a path of messages, each with the calls that follow its last appearance."""
     found: list[ShownPicture] = []
     since: list[int] = []
     for node in path:
@@ -96,7 +94,7 @@ def pictures_of(rollout: str, path: Sequence[str], nodes: dict[str, Row]) -> lis
 
 
 def served_type(data: bytes) -> str | None:
-    """The media type that the bytes themselves say; None for what is not served."""
+    """Detects the media type from the bytes; None if it is not served."""
     try:
         found = read_picture(data).media_type
     except NotAPicture:

@@ -1,4 +1,4 @@
-"""Templates filled in: rows of the log as HTML, everything escaped."""
+"""Renders templates: rows of the log as HTML, everything escaped."""
 
 import hashlib
 import json
@@ -25,10 +25,10 @@ from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import BlobCorrupt, BlobMissing
 
 LOG = 60_000
-"""Characters of a test log on the page."""
+"""Maximum characters of a test log."""
 DIFF = 200_000
 OPEN_LINES = 14
-"""A text of more lines is folded."""
+"""Lines above which a text is folded."""
 OPEN_CHARACTERS = 1400
 
 NAV = (
@@ -46,7 +46,7 @@ _PASSED = ("PASSED", "XFAIL")
 
 
 class Renderer:
-    """Pages of one store. Usable from several threads."""
+    """Renders the pages of one store; thread-safe."""
 
     def __init__(self, store: str) -> None:
         self._environment = Environment(
@@ -74,11 +74,10 @@ class Renderer:
         }
 
     def page(self, template: str, values: dict[str, Any]) -> str:
-        """The HTML of a page."""
         return self._environment.get_template(template).render(values)
 
     def static(self, name: str) -> tuple[bytes, str] | None:
-        """A file of the page's own and its media type."""
+        """Returns a static file and its media type."""
         return (self._static[name], _KINDS[name]) if name in _KINDS else None
 
     def rollout(
@@ -201,13 +200,13 @@ class Renderer:
 
 
 def _call(row: Row) -> Row:
-    """A call of a service, with the beginnings of what it was asked and answered."""
+    """Shortens a service call's request and answer."""
     cut = {name: row[name][:CALL] for name in ("arguments", "response")}
     return row | cut | {"left": sum(max((row[name] or 0) - CALL, 0) for name in ("asked", "answered"))}
 
 
 def _first_line(text: str) -> str:
-    """The first line that says something: not one of the tags that harnesses put around results."""
+    """First line of content, not one of the tags that harnesses put around results."""
     lines = [line.strip() for line in text[:4000].split("\n") if line.strip()]
     return next((line for line in lines if not line.startswith("<")), lines[0] if lines else "")
 
@@ -219,7 +218,7 @@ def _sections(node: MessageNode) -> list[str]:
 
 
 def _blob(blobs: BlobStore, sha256: str) -> str:
-    """A text, or a sentence where it cannot be read."""
+    """Text of a blob, or a sentence that it cannot be read."""
     try:
         return blobs.get(BlobRef(sha256=sha256, size=0)).decode("utf-8", "replace")
     except (BlobMissing, BlobCorrupt) as error:
@@ -227,7 +226,7 @@ def _blob(blobs: BlobStore, sha256: str) -> str:
 
 
 def _with_blobs(row: Row, blobs: BlobStore) -> Row:
-    """The row with what of it lies in blobs."""
+    """Adds to a row the parts that are stored in blobs."""
     if row["content_sha256"]:
         text = _blob(blobs, row["content_sha256"])
         row = row | {"content": text, "ending": None, "length": len(text)}
@@ -259,7 +258,7 @@ def _snippet(text: str, wanted: str) -> Markup:
 
 
 def rollout_address(rollout: str, view: RolloutView, **changes: object) -> str:
-    """The address of a rollout as it is looked at, but for what changes."""
+    """Address of a rollout with the parameters of its view, except the changed ones."""
     known = {name: getattr(view, name) for name in ("attempt", "leaf", "as_of", "turn", "find")} | changes
     left = {name: value for name, value in known.items() if value not in (None, "")}
     return f"/rollouts/{rollout}" + (f"?{urlencode(left)}" if left else "")
@@ -274,7 +273,7 @@ _PARTS = (
 
 
 def _times(outcome: Row) -> list[charts.BarPart]:
-    """Parts of the time that a rollout took."""
+    """Bar parts of a rollout's time."""
     found = [
         charts.BarPart(
             kind, outcome.get(column) or 0.0, f"{title} {FILTERS['duration'](outcome.get(column))}"
@@ -289,7 +288,7 @@ def _times(outcome: Row) -> list[charts.BarPart]:
 
 
 def campaign_bar(view: CampaignView) -> Markup:
-    """Rollouts of a campaign by what became of them."""
+    """Bar of a campaign's rollouts by outcome."""
     kinds = {"resolved": "good", "unresolved": "bad", "ungraded": "plain"}
     parts = [
         charts.BarPart(kinds.get(outcome, "broken"), number, f"{outcome_name(outcome)} {number:,}")
@@ -302,7 +301,7 @@ def campaign_bar(view: CampaignView) -> Markup:
 
 
 def outcome_address(campaign: str, outcome: str) -> str:
-    """The rollouts of a campaign that ended so, `aborted: cause` included."""
+    """Address of a campaign's rollouts with an outcome, such as `aborted: cause`."""
     word, _, cause = outcome.partition(": ")
     return "/rollouts?" + urlencode(
         {"campaign": campaign, "outcome": word, **({"cause": cause} if cause else {})}

@@ -16,7 +16,7 @@ from orchard.page.compare import ComparedArm, compare, examples, matrix, tallied
 from orchard.page.evaluations import evaluated, shown_of
 from orchard.page.failures import failures
 from orchard.page.folder import KEY, PICTURES, Folder, WrittenReport
-from orchard.page.index import STANDING, RolloutIndex
+from orchard.page.index import PAGE_SOURCES, RolloutIndex
 from orchard.page.rollouts import Query, page_of, summary_of
 from orchard.page.runs import runs
 from orchard.page.side_by_side import aligned, read_both
@@ -76,7 +76,7 @@ def write_report(
         index = RolloutIndex(tables)
         try:
             index.follow(position(store))
-            known = _Store(tables, store, {view.name: view for view in recorded(tables, STANDING)})
+            known = _Store(tables, store, {view.name: view for view in recorded(tables, PAGE_SOURCES)})
             if second is not None:
                 return _comparison(known, name, second, out, progress)
             if name in known.campaigns:

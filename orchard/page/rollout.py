@@ -1,4 +1,4 @@
-"""Rollouts: the tree of messages a window of turns at a time, and all that the log knows beside it.
+"""Reads rollouts: a window of turns of the message tree, and all other facts in the log.
 
 Nothing here reads more of a rollout than it shows: when all messages were said is one query without their
 texts, and texts are read for the turns of the window alone, cut in the database. What of a rollout is looked
@@ -21,18 +21,18 @@ from orchard.storage.reader import within
 
 WINDOW = 40
 TEXT = 12_000
-"""Characters of one text; the whole is an address of its own."""
+"""Characters shown of one text; the whole text has its own address."""
 FOUND = 60
 SERVICES = 500
-"""Calls of services that are shown."""
+"""Maximum number of service calls shown."""
 CALL = 4_000
-"""Characters of what one of them was asked, and of what it answered."""
+"""Characters shown of a service call's request, and of its answer."""
 EVENTS = 100
 _LIKE = {"task": "task_id", "campaign": "campaign", "harness": "harness", "model": "model"}
 
 
 def find(tables: duckdb.DuckDBPyConnection, prefix: str) -> list[str]:
-    """Ids of up to two rollouts that begin so."""
+    """Ids of up to two rollouts with this prefix."""
     found = tables.execute(
         "select rollout_id from page.asked where starts_with(rollout_id, ?) limit 2", [prefix]
     )
@@ -62,14 +62,14 @@ class ShownTurn:
 
 @dataclass(frozen=True)
 class SideConversation:
-    """A conversation beside the path that is shown."""
+    """A conversation beside the shown path."""
 
     kind: CallKind
     leaf: str
     messages: int
     turns: int
     at: int
-    """Turn of the shown path that it leaves, or during which it began."""
+    """Turn of the shown path at which the conversation branches off or begins."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,11 @@ class RolloutView:
     """Selects the part of a rollout to show."""
 
     attempt: int | None = None
-    """None: the accepted one, or the newest."""
+    """Number of the attempt; None: the accepted or newest one."""
     leaf: str | None = None
-    """Node at the end of the path; None: of the outcome."""
+    """Last node of the path; None: that of the outcome."""
     as_of: int | None = None
-    """Last turn that is looked at: as if the rest had not happened."""
+    """Last turn to show, as if later ones had not happened."""
     turn: int | None = None
     """First turn of the window."""
     find: str = ""
@@ -97,7 +97,7 @@ class RolloutView:
 
 @dataclass(frozen=True)
 class AnnotatedCurve:
-    """Values that one annotator gave."""
+    """Values by one annotator."""
 
     annotator: str
     model: str
@@ -118,15 +118,15 @@ class ShownRollout:
     """All turns of the path."""
     window: list[ShownTurn]
     texts: dict[str, Row]
-    """Texts of the window by node id."""
+    """Rows with the texts of the window, by node id."""
     calls: dict[str, Row]
     rewards: list[Row]
     curves: list[AnnotatedCurve]
     found: list[Row]
     pictures: list[ShownPicture] = field(default_factory=list)
-    """Pictures of all turns of the path."""
+    """Pictures of the path's turns."""
     services: list[Row] = field(default_factory=list)
-    """The audit log: calls of the services of the task's world, SERVICES at most."""
+    """Calls of services in the task's world, at most SERVICES."""
     verdicts: list[Row] = field(default_factory=list)
     """Verdicts of model judges."""
     others: list[Row] = field(default_factory=list)
@@ -140,7 +140,7 @@ class ShownRollout:
 
     @property
     def outcome_word(self) -> str:
-        """Name of the outcome that the filter of rollouts takes."""
+        """Name of the outcome in the filter of rollouts."""
         if self.outcome is None:
             return "open"
         if self.outcome["status"] == "aborted":
@@ -152,7 +152,7 @@ class ShownRollout:
 def read(
     tables: duckdb.DuckDBPyConnection, rollout: str, view: RolloutView, narrow: QueryRange = within
 ) -> ShownRollout | None:
-    """The rollout of this id; None where there is none."""
+    """Reads a rollout; None if it does not exist."""
     return next(iter(read_all(tables, [rollout], view, narrow)), None)
 
 
@@ -217,7 +217,7 @@ def read_all(
 
 
 class _Walk(NamedTuple):
-    """The path that is shown of a rollout."""
+    """The shown path of a rollout."""
 
     nodes: dict[str, Row]
     calls: dict[str, Row]
@@ -241,7 +241,9 @@ def _others(tables: duckdb.DuckDBPyConnection, rollout: str, request: Row) -> li
 
 
 def events(tables: duckdb.DuckDBPyConnection, rollout: str, after: int) -> tuple[list[Row], int | None]:
-    """Events of a rollout after a sequence, EVENTS at most, and the sequence after which the next ones are.
+    """Reads at most EVENTS events of a rollout after a sequence, and the sequence to continue after.
+    Events between request and outcome, which lie together, come first; later ones, such as values, are
+    searched in the rest of the log.
 
     First those from its request to its outcome, which lie together; what came later, such as values, is
     looked for in all of the log.
@@ -258,7 +260,7 @@ def events(tables: duckdb.DuckDBPyConnection, rollout: str, after: int) -> tuple
 
 
 def _path(nodes: dict[str, Row], leaf: str | None) -> list[str]:
-    """Node ids from the root to `leaf`; to the newest message where that is not known."""
+    """Node ids from the root to `leaf`, or to the newest message if the leaf is unknown."""
     at = leaf if leaf in nodes else next(reversed(nodes), None)
     found: list[str] = []
     while at is not None and at in nodes and len(found) <= len(nodes):
@@ -300,7 +302,7 @@ def _turns(path: Sequence[str], nodes: dict[str, Row], calls: dict[str, Row]) ->
 
 
 def _known(numbers: Iterable[Any]) -> Any:
-    """The sum of numbers; None without one, and where one is not known."""
+    """Sums numbers; None without numbers, and if one is unknown."""
     found = list(numbers)
     return sum(found) if found and None not in found else None
 
@@ -335,7 +337,8 @@ def _branches(
 
 
 def _window(turns: Sequence[ShownTurn], first: int | None, size: int) -> list[ShownTurn]:
-    """The turns from `first` on. Each window begins at a multiple of its size, so that it has one address."""
+    """Window of turns around `first`. Windows begin at multiples of their size, so that each has one
+    address."""
     at = next((i for i, turn in enumerate(turns) if first is not None and turn.number >= first), 0)
     if first is not None and turns and first > turns[-1].number:
         at = len(turns) - 1
@@ -344,7 +347,7 @@ def _window(turns: Sequence[ShownTurn], first: int | None, size: int) -> list[Sh
 
 
 def _curves(span: AttemptRange, found: Iterable[Row]) -> list[AnnotatedCurve]:
-    """The newest of each annotator."""
+    """Curve of each annotator's newest values."""
     newest = {row["annotator"]: row for row in found if row["attempt"] == span.attempt}
     return [
         AnnotatedCurve(

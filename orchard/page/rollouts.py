@@ -1,4 +1,5 @@
-"""Rollouts by filter, from the page's index.
+"""Lists rollouts by filter from the page's index, with key-based pages and distributions of all matching
+rows. Every filter is in the address.
 
 Every filter is in the address, pages go on by key, and distributions of all rows stand above them.
 """
@@ -21,11 +22,11 @@ PAGE = 50
 BINS = 24
 OUTCOMES = ("resolved", "unresolved", "ungraded", "aborted", "open")
 EQUAL = ("campaign", "harness", "model", "task_source", "exit_status", "cause")
-"""Filters that are a value of the column of the same name."""
+"""Filters for an exact value of the column with the same name."""
 PARTS = ("task_id", "repo")
-"""Filters that are a part of it; `*` stands for anything."""
+"""Filters for a substring of the column; `*` matches anything."""
 RANGES = ("turns", "tokens", "seconds", "reward", "cost_usd")
-"""Filters such as `10`, `10..`, `..20` and `10..20`, both ends included."""
+"""Filters for a number or a range such as `10..`, `..20` and `10..20`, both ends included."""
 WORDS = ("outcome", "tool", "text")
 FILTERS = (*EQUAL, *PARTS, *RANGES, *WORDS)
 SORTS = ("newest", "turns", "tokens", "seconds", "reward", "cost_usd", "task_id", "model", "harness")
@@ -60,7 +61,7 @@ from page.asked q anti join page.ended r on r.rollout_id = q.rollout_id
 
 
 class BadFilter(ValueError):
-    """A filter that cannot be used, in one sentence."""
+    """A filter is invalid; the text is one sentence."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +72,12 @@ class Query:
     sort: str = "newest"
     descending: bool = True
     after: tuple[Any, int] | None = None
-    """Value of the sort column, and sequence, of the last row of the page before."""
+    """Page cursor: sort value and sequence of the last row of the previous page."""
     columns: tuple[str, ...] = USUAL
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> "Query":
-        """The query that the parameters of an address ask for. Raises BadFilter."""
+        """Parses the parameters of an address. Raises BadFilter."""
         filters = {name: given[name].strip() for name in FILTERS if given.get(name, "").strip()}
         if "outcome" in filters and filters["outcome"] not in OUTCOMES:
             raise BadFilter(
@@ -103,7 +104,7 @@ class Query:
         return cls(filters, sort, given.get("order", "desc") != "asc", after, columns)
 
     def address(self, **changes: str | None) -> str:
-        """The address of the same question with other filters, from its first page; None removes one."""
+        """Address of the first page with changed filters; None removes a filter."""
         known: dict[str, str | None] = {**self.filters}
         if self.sort != "newest" or not self.descending:
             known |= {"sort": self.sort, "order": "desc" if self.descending else "asc"}
@@ -113,18 +114,19 @@ class Query:
         return "/rollouts" + (f"?{urlencode(left)}" if left else "")
 
     def with_column(self, name: str) -> str:
-        """The address of the same rows with a column more, or without it where they have it."""
+        """Address of the same rows with a column added or, if they have it, removed."""
         chosen = [each for each in COLUMNS if (each in self.columns) != (each == name)]
         return self.address(columns=",".join(chosen) or None)
 
     def sorted_by(self, column: str) -> str:
-        """The address of the same rows in another order; the other way round where it is this one."""
+        """Address of the same rows sorted by a column; the order is reversed if they are sorted by it
+        already."""
         again = column == self.sort and self.descending
         return self.address(sort=column, order="asc" if again else "desc")
 
 
 def bounds(name: str, text: str) -> tuple[float | None, float | None]:
-    """Both ends of a range. Raises BadFilter."""
+    """Parses both ends of a range. Raises BadFilter."""
     found = _RANGE.fullmatch(text.replace(" ", ""))
     if not found or not (found[1] or found[3]) or (found[3] and not found[2]):
         raise BadFilter(f"{name} is {text[:40]!r}: write a range such as 10..20, 10.., ..20, or one number")
@@ -134,7 +136,7 @@ def bounds(name: str, text: str) -> tuple[float | None, float | None]:
 
 
 def _selected(query: Query, words: str) -> tuple[str, dict[str, Any]]:
-    """The rows asked for as a query, and its parameters. `words` selects rollouts by their texts."""
+    """SQL of the selected rows, and its parameters. `words` selects rollouts by their texts."""
     where, values = ["true"], dict[str, Any]()
     filters = query.filters
     for name in EQUAL:
@@ -178,15 +180,15 @@ _AMONG = "rollout_id in (select rollout_id from page.asked semi join _among usin
 
 @dataclass(frozen=True)
 class RowsPage:
-    """Some rows, and where the next ones begin."""
+    """A page of rows."""
 
     rows: list[Row]
     next: str | None
-    """The key that `after` takes; None on the last page."""
+    """Cursor of the next page for `after`; None on the last page."""
 
 
 def page_of(tables: duckdb.DuckDBPyConnection, query: Query, words: str = "") -> RowsPage:
-    """The page of rows that begins after `query.after`; PAGE rows at most."""
+    """Reads at most PAGE rows after `query.after`."""
     selected, values = _selected(query, words)
     column = "sequence" if query.sort == "newest" else query.sort
     down = query.descending
@@ -222,7 +224,7 @@ def page_of(tables: duckdb.DuckDBPyConnection, query: Query, words: str = "") ->
 
 @dataclass(frozen=True)
 class HistogramBin:
-    """Rows between two values, the upper one left out but in the last bin."""
+    """A bin of rows between two values; only the last bin includes the upper one."""
 
     low: float
     high: float
@@ -243,7 +245,7 @@ class Distribution:
 
 @dataclass(frozen=True)
 class SearchSummary:
-    """All rows that match, not only those of the page."""
+    """Summary of all matching rows, not only of the page."""
 
     total: int
     resolved: int
@@ -253,7 +255,7 @@ class SearchSummary:
 
     @property
     def pass_rate(self) -> float | None:
-        """Pass rate as in the view `pass_rates`."""
+        """Pass rate by the rules of the view `pass_rates`."""
         return self.resolved / self.graded if self.graded else None
 
 
@@ -261,7 +263,7 @@ _MEASURED = ("turns", "tokens", "seconds", "reward")
 
 
 def summary_of(tables: duckdb.DuckDBPyConnection, query: Query, words: str = "") -> SearchSummary:
-    """Counts and distributions of all rows that match."""
+    """Computes counts and distributions of all matching rows."""
     selected, values = _selected(query, words)
     facts = ", ".join(
         f"min({name}) as {name}_low, max({name}) as {name}_high, "
@@ -324,7 +326,7 @@ def summary_of(tables: duckdb.DuckDBPyConnection, query: Query, words: str = "")
 
 
 def _edges(name: str, low: float | None, high: float | None) -> list[float]:
-    """Edges of bins of one width, which is 1, 2 or 5 times a power of ten."""
+    """Edges of bins of equal width: 1, 2 or 5 times a power of ten."""
     if low is None or high is None or not math.isfinite(float(low)) or not math.isfinite(float(high)):
         return []
     low, high = float(low), float(high)
@@ -347,19 +349,20 @@ def _range(name: str, low: float, high: float, *, last: bool) -> str:
 
 @dataclass(frozen=True)
 class SearchAnswer:
-    """All that the page of a query shows."""
+    """Results of a query with its summary."""
 
     page: RowsPage
     summary: SearchSummary
     choices: dict[str, list[str]]
     read: float
-    """Share of the log whose words are known; less than 1 while they are still read."""
+    """Share of the log that the text index covers; less than 1 while it is built."""
 
 
 def answer(
     tables: duckdb.DuckDBPyConnection, search_index: SearchIndex, query: Query, position: int
 ) -> SearchAnswer:
-    """The rows of a query, texts and tools found in the index of words, which reads on up to `position`."""
+    """Answers a query. Texts and tools are found by the text index, which first continues towards
+    `position`."""
     text, tool = query.filters.get("text", ""), query.filters.get("tool", "")
     wanted = WordQuery(words_of(text), tool)
     where, read = [_SAID] if text and not wanted.words else [], 1.0

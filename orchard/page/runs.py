@@ -1,4 +1,5 @@
-"""Training runs: figures of fine-tuning and reinforcement learning over their steps, several on one chart."""
+"""Reads training runs: figures of fine-tuning and reinforcement learning over their steps, several on one
+chart."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ import duckdb
 from orchard.page.tables import Row, rows
 
 POINTS = 400
-"""Points of a curve; more are thinned to every n-th."""
+"""Maximum points of a curve; longer ones are thinned."""
 FINE_TUNING = {
     "loss": "nats a trained token",
     "lr": "learning rate",
@@ -27,7 +28,7 @@ REINFORCEMENT = {
     "grad_norm": "before clipping",
     "tokens_per_second": "tokens a second of the optimizer",
 }
-"""Figures that are drawn, each with what it is."""
+"""Drawn figures with their descriptions."""
 
 _RUNS = """
 select run, 'fine-tuning' as kind, max(step) as step, max(steps) as steps, max(time) as time,
@@ -67,7 +68,7 @@ GROUPS = 60
 
 @dataclass(frozen=True)
 class Runs:
-    """All runs, and the curves of those chosen."""
+    """All runs, and the curves of chosen ones."""
 
     runs: list[Row]
     chosen: list[str]
@@ -79,7 +80,7 @@ class Runs:
 
 
 def runs(tables: duckdb.DuckDBPyConnection, wanted: Sequence[str], before: int | None = None) -> Runs:
-    """The runs named, or the newest; all chosen ones are of the kind of the first."""
+    """Reads the named runs or the newest one; chosen runs must be of the first one's kind."""
     found = rows(tables, _RUNS)
     known = {row["run"]: row["kind"] for row in found}
     chosen = [run for run in wanted if run in known] or [row["run"] for row in found[:1]]

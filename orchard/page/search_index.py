@@ -1,4 +1,4 @@
-"""An index of the words of all messages, in a file of the state directory, for searches below a second.
+"""Full-text index of all messages in the state directory, for searches below a second.
 
 It is SQLite's FTS5 without the texts themselves. It is made when somebody first searches, read on from there
 with each later search, and stays for the next server. Nobody who does not search pays for it.
@@ -20,18 +20,18 @@ from orchard.storage.location import Location
 from orchard.storage.tables import EVENTS
 
 STEP_SECONDS = 0.3
-"""Time of a processor that one step takes, about: other questions wait as long."""
+"""Approximate processor time of one step, for which other queries wait."""
 WINDOW = 4_000
-"""Sequences of the first step, and of the shortest: less would read a file's rows again and again."""
+"""Sequences of the first and of the shortest step: shorter ones would read a file's rows repeatedly."""
 AT_ONCE = 10_000
 MOST = 1 << 20
-"""Messages of a rollout that are told apart."""
+"""Maximum number of messages of a rollout with ids of their own."""
 _CACHE_KB = 12_000
 _WORD = re.compile(r"[^\W_]+\*?")
 _UNSPACED = re.compile(
     r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\ud7ff\uf900-\ufaff\U00020000-\U0003ffff]"
 )
-"""Letters of scripts that do not put spaces between words."""
+"""Letters of scripts without spaces between words."""
 
 _SCHEMA = """
 create virtual table said using fts5(text, content='', columnsize=0, detail=none);
@@ -52,20 +52,20 @@ class WordQuery(NamedTuple):
     """Part of a search that the full-text index answers."""
 
     words: tuple[str, ...] = ()
-    """All of them in one message; one that ends in `*` is the beginning of a word."""
+    """Words that one message must contain; a word with a final `*` is a prefix."""
     tool: str = ""
 
 
 def words_of(text: str) -> tuple[str, ...]:
-    """The words of a search; none where it is to be taken letter by letter: in quotes, without any word, or
-    in a script that puts no spaces between words."""
+    """Splits a search into words; empty if it must be matched by letters: quoted, without words, or in a
+    script without spaces."""
     if text.startswith('"') or _UNSPACED.search(text):
         return ()
     return tuple(_WORD.findall(text))
 
 
 class SearchIndex:
-    """The index of one store. Use from one thread; close when done."""
+    """Index of one store, for use by one thread."""
 
     def __init__(self, store: str, file: Path) -> None:
         self._store, self._file = store, file
@@ -75,11 +75,11 @@ class SearchIndex:
 
     @property
     def upto(self) -> int:
-        """The sequence up to which it has the messages."""
+        """Sequence up to which messages are indexed."""
         return self._upto
 
     def step(self, tables: duckdb.DuckDBPyConnection, position: int) -> bool:
-        """Read on for about STEP_SECONDS; whether it has all up to `position`."""
+        """Indexes for about STEP_SECONDS; returns whether it has reached `position`."""
         try:
             return self._step(tables, position)
         except sqlite3.DatabaseError:  # the file is damaged, or another program's: make it anew
@@ -91,8 +91,7 @@ class SearchIndex:
             return self._step(tables, position)
 
     def rollouts(self, wanted: WordQuery) -> Iterator[list[int]]:
-        """Sequences of the requests of the rollouts that have it, as far as messages are read; some at a
-        time, since all may be millions."""
+        """Yields request sequences of matching rollouts in lists, as far as messages are indexed."""
         assert self._index is not None, "`step` comes first"
         asked, values = [], []
         if wanted.words:
@@ -147,7 +146,7 @@ class SearchIndex:
             index.executemany("insert into said(rowid, text) values (?, ?)", numbered)
 
     def _opened(self, position: int) -> sqlite3.Connection:
-        """The file of this store; made anew where it is another's, or ahead of the tables."""
+        """Opens the store's file; recreates it if it is another store's or ahead of the tables."""
         if self._index is None:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             self._file.touch(mode=0o600)

@@ -1,4 +1,4 @@
-"""The server of the page: routes, and what each shows."""
+"""Serves the page: routes and their handlers."""
 
 import asyncio
 import json
@@ -45,15 +45,15 @@ log = logging.getLogger(__name__)
 
 HOST, PORT = "127.0.0.1", 8780
 LIVE_SECONDS = 0.5
-"""Between two looks for a page that is open."""
+"""Seconds between checks for changes while a page is open."""
 HEARTBEAT_SECONDS = 15.0
 
 
 class PageSite:
-    """The pages of one store."""
+    """Handlers of one store's pages."""
 
     def __init__(self, session: Session, access: Access, tokenizer: "Tokenizer | None" = None) -> None:
-        """`tokenizer` gives tokens their text; without one their ids are shown."""
+        """Takes a `tokenizer` for the text of tokens; without one, only ids are shown."""
         self.session, self.access, self._tokenizer = session, access, tokenizer
         self.tables = Tables(session.config.store)
         self.watch = CampaignWatch(session, self.tables)
@@ -63,7 +63,6 @@ class PageSite:
         self._stopping = asyncio.Event()
 
     def application(self) -> web.Application:
-        """The application that aiohttp serves."""
         app = web.Application(middlewares=[self.access.middleware(), self._errors()])
         app.router.add_get("/", self.campaigns)
         app.router.add_get("/rollouts", self.rollouts)
@@ -98,7 +97,7 @@ class PageSite:
         self.search_index.close()
 
     async def _read_words(self) -> None:
-        """Steps of the index until it has all messages: other questions are answered between them."""
+        """Runs steps of the index until it has all messages; other queries run between them."""
         while not await self.tables.ask(self.search_index.step, await self.tables.position()):
             pass
 
@@ -135,13 +134,13 @@ class PageSite:
         return await self.page(request, "rollout.html", **more, live=live)
 
     async def events(self, request: web.Request) -> web.Response:
-        """Events of a rollout by their sequence."""
+        """Lists events of a rollout by sequence."""
         name = await self._rollout_id(request)
         found, after = await self.tables.ask(rollouts_.events, name, number(request, "after") or 0)
         return await self.page(request, "events.html", rollout_id=name, events=found, after=after)
 
     async def tokens(self, request: web.Request) -> web.Response:
-        """Tokens of one answer of the policy."""
+        """Shows tokens of one answer of the policy."""
         name, by = await self._rollout_id(request), request.query.get("by", COLOURS[0])
         if by not in COLOURS:
             raise BadFilter(f"by {by[:40]!r} is unknown: choose one of {', '.join(COLOURS)}")
@@ -163,7 +162,7 @@ class PageSite:
         return _text(await asyncio.to_thread(self.renderer.whole_message, found, self.session.blobs))
 
     async def submission(self, request: web.Request) -> web.Response:
-        """The submission whole, as plain text."""
+        """Sends the whole submission as plain text."""
         name = await self._rollout_id(request)
         found = await self.tables.ask(full_content.submission, name)
         return _text(await self._blob_or(found, "submission"))
@@ -175,7 +174,7 @@ class PageSite:
         return _text(await self._blob_or(found, "log"))
 
     async def picture(self, request: web.Request) -> web.Response:
-        """A picture that a message of the rollout has."""
+        """Sends a picture in a message of the rollout."""
         name, sha256 = await self._rollout_id(request), request.match_info["sha256"]
         if not await self.tables.ask(full_content.has_picture, name, sha256):
             raise web.HTTPNotFound(text="no message of this rollout has this picture\n")
@@ -187,7 +186,7 @@ class PageSite:
         return web.Response(body=data, content_type=kind, headers=headers)
 
     async def live(self, request: web.Request) -> web.StreamResponse:
-        """Server-sent events: one each time that something has changed, with the position of the tables."""
+        """Sends a server-sent event at each change, with the position of the tables."""
         reply = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
         await reply.prepare(request)
         with suppress(ConnectionError):  # the browser has left
@@ -216,7 +215,7 @@ class PageSite:
         return web.json_response({"status": "ok"})
 
     async def static(self, request: web.Request) -> web.Response:
-        """The page's own style and script."""
+        """Sends a static file."""
         found = self.renderer.static(request.match_info["name"])
         if found is None:
             raise web.HTTPNotFound
@@ -228,7 +227,8 @@ class PageSite:
     # --- parts -----------------------------------------------------------------------------------
 
     async def page(self, request: web.Request, template: str, **values: Any) -> web.Response:
-        """A page filled in. `live`: the number of `/live` that an open page follows, and what it is now."""
+        """Renders a page. `live`: kind and current value of the number that an open page follows at
+        `/live`."""
         values = {"live": None, **values}
         values |= {"may_change": self.access.knows(request), "path": request.path, "report": None}
         text = await asyncio.to_thread(self.renderer.page, template, values)
@@ -237,18 +237,18 @@ class PageSite:
 
     @property
     def live_log(self) -> tuple[str, int]:
-        """Name and number by which a page that shows the tables as they are now follows them."""
+        """Kind and number that pages of current tables follow."""
         return "position", self.tables.reached
 
     async def rollout_id(self, given: str) -> str:
-        """The whole id of the rollout that begins so. Raises HTTPNotFound."""
+        """Completes the id of a rollout. Raises HTTPNotFound."""
         found = await self.tables.ask(rollouts_.find, given) if given else []
         if len(found) != 1:
             raise web.HTTPNotFound
         return found[0]
 
     async def _rollout_id(self, request: web.Request) -> str:
-        """The whole id; redirects from its first digits. Raises HTTPNotFound."""
+        """Id of the request's rollout; redirects from a prefix. Raises HTTPNotFound."""
         given = request.match_info["id"]
         found = await self.rollout_id(given)
         if found != given:
@@ -292,12 +292,13 @@ class PageSite:
 
 
 def _text(body: bytes) -> web.Response:
-    """Plain text, which no browser takes for anything else."""
+    """Response of plain text that browsers do not interpret."""
     return web.Response(body=body, content_type="text/plain", charset="utf-8")
 
 
 def _token(file: Path) -> str:
-    """The token of this state directory, made once, so that an address stays good."""
+    """Reads or creates the token of this state directory, which stays the same so that addresses stay
+    valid."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with (
         suppress(FileExistsError),
@@ -318,9 +319,8 @@ async def serve(
     told: Callable[[str, str], None],
     stop: asyncio.Event,
 ) -> None:
-    """Serve until `stop` is set, on a port or on what listens already. `told` gets the address for looking,
-    and the one with the token. `tokenizer` is a model's directory. Raises ConfigError where nothing can
-    listen there or it has none."""
+    """Serves until `stop` is set, on a port or on an open socket. `told` receives the address and the one
+    with the token. `tokenizer` is a model's directory. Raises ConfigError if the port is not free."""
     loopback = is_loopback(host)
     token = await asyncio.to_thread(_token, RunFiles(session.directory).page_token)
     access = Access(token, loopback=loopback, private=private, hosts=hosts)

@@ -1,4 +1,4 @@
-"""Two rollouts side by side, turn by turn: where they part, and what each did from there."""
+"""Aligns two rollouts turn by turn: where they diverge, and what each does afterwards."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,7 @@ Messages = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class TurnPair:
-    """The turns of one number. What only one of them has is None in the other."""
+    """Turns of both rollouts with the same number; None in a rollout that lacks it."""
 
     number: int
     left: tuple[ShownTurn, Messages] | None
@@ -35,15 +35,15 @@ class TurnPair:
 
 @dataclass(frozen=True)
 class SideBySide:
-    """Both, and a window of their turns."""
+    """Two rollouts and a window of their turns."""
 
     left: ShownRollout
     right: ShownRollout
     parts: int | None
-    """First turn that differs; None where none does."""
+    """First different turn, or None."""
     pairs: list[TurnPair]
     before: int | None
-    """Turn at which the window before begins."""
+    """First turn of the previous window."""
     after: int | None
 
 
@@ -56,7 +56,7 @@ def read_both(
     beyond: int = 0,
     narrow: QueryRange = within,
 ) -> tuple[ShownRollout, ShownRollout] | None:
-    """Both with their window that has this turn; None where there is no such rollout."""
+    """Reads both rollouts with the window around a turn; None if one does not exist."""
     view = RolloutView(turn=turn - turn % TURNS, window=TURNS, text=TEXT, beyond=beyond, others=False)
     found = [read(tables, name, view, narrow) for name in (left, right)]
     return (found[0], found[1]) if found[0] and found[1] else None
@@ -65,7 +65,7 @@ def read_both(
 def aligned(
     left: ShownRollout, right: ShownRollout, turn: int, renderer: Renderer, blobs: BlobStore
 ) -> SideBySide:
-    """The turns from the window's first on, those of one number together. Reads blobs."""
+    """Pairs the turns of the window by number. Reads blobs."""
     first = turn - turn % TURNS
     sides = [
         {

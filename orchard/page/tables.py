@@ -1,4 +1,4 @@
-"""The store as the page reads it: one connection that follows the commits, for one query at a time."""
+"""Reads the store for the page: one connection that follows commits, for one query at a time."""
 
 import asyncio
 import time
@@ -15,19 +15,19 @@ T = TypeVar("T")
 Row = dict[str, Any]
 
 MEMORY = "96MB"
-"""Memory of queries; what needs more uses a temporary directory."""
+"""Memory limit of queries; larger ones use a temporary directory."""
 SETTINGS = (
     "set threads = 1",
     "set preserve_insertion_order = false",
     "set allocator_flush_threshold = '8MB'",
 )
-"""Settings of the connection: little memory rather than speed."""
+"""Connection settings that favour little memory over speed."""
 LOOK_SECONDS = 0.25
-"""Between two looks at how far the tables are."""
+"""Seconds between checks of the tables' position."""
 
 
 class Tables:
-    """The views of a store, as new as its last commit. Use from one event loop; close when done."""
+    """Views of a store as of its last commit, for use by one event loop."""
 
     def __init__(self, store: str) -> None:
         self.store = store
@@ -39,7 +39,7 @@ class Tables:
 
     @property
     def reached(self) -> int:
-        """The sequence that the last answer was complete up to."""
+        """Position of the tables at the last query."""
         return self._position
 
     async def ask(self, work: Callable[..., T], *arguments: Any) -> T:
@@ -48,11 +48,11 @@ class Tables:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._do, work, arguments)
 
     async def position(self) -> int:
-        """The sequence up to which the tables are complete; -1 without a store."""
+        """Sequence up to which the tables are complete; -1 without a store."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._look)
 
     async def close(self) -> None:
-        """Ends the connection, and with it what it holds on disk."""
+        """Closes the connection and deletes its temporary files."""
         if self._connection is not None:
             self._connection.interrupt()
             await asyncio.get_running_loop().run_in_executor(self._thread, self._connection.close)
@@ -86,7 +86,7 @@ class Tables:
 
 
 def rows(tables: duckdb.DuckDBPyConnection, query: str, parameters: object = None) -> list[Row]:
-    """The rows of a query, by column."""
+    """Rows of a query as dictionaries."""
     result = tables.execute(query, parameters)
     columns = [column[0] for column in result.description or []]
     return [dict(zip(columns, row, strict=True)) for row in result.fetchall()]

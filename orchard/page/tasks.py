@@ -1,4 +1,4 @@
-"""Tasks: how often each is resolved, by harness and model, what it asks, and what validation found."""
+"""Reads tasks: pass rates by harness and model, statement, and validation."""
 
 from dataclasses import dataclass
 
@@ -46,7 +46,7 @@ def listed(
     skip: int,
     limit: int = PAGE,
 ) -> ListedTask:
-    """Tasks with an ended rollout, from the row `skip` on."""
+    """Lists tasks with an ended rollout from the row `skip` on."""
     asked = {"campaign": campaign, "part": part, "limit": limit + 1, "skip": skip}
     found = rows(tables, _LISTED.format(order=SORTS[sort]), asked)
     return ListedTask(found[:limit], len(found) > limit)
@@ -62,7 +62,7 @@ class TaskOverview:
 
 
 def known(tables: duckdb.DuckDBPyConnection, task_id: str) -> TaskOverview:
-    """Read what the log has of a task."""
+    """Reads the recorded facts of a task."""
     asked = {"task": task_id}
     return TaskOverview(
         one(tables, "select * from tasks where task_id = $task", asked),

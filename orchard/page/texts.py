@@ -1,4 +1,4 @@
-"""Stored text as safe HTML: what models, sandboxes and web pages wrote is shown, never obeyed.
+"""Renders stored text as safe HTML: texts of models, sandboxes and web pages are shown and never interpreted.
 
 Characters that cannot be seen or that reorder others are spelled out. ANSI colours become classes; any other
 terminal sequence is shown as text. Everything returned as Markup is escaped.
@@ -15,7 +15,7 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
 
 HIGHLIGHTED_CHARACTERS = 60_000
-"""Beyond it code is shown without colours: a lexer takes seconds for megabytes."""
+"""Maximum characters of coloured code: a lexer takes seconds for megabytes."""
 _HIDDEN = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ufff9-\ufffb]"
 )
@@ -23,12 +23,12 @@ _SGR = re.compile(r"\x1b\[([0-9;]{0,40})m")
 _STACKED = re.compile(
     r"([\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]{4})[\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]+"
 )
-"""More marks on one letter than any script has: they would be drawn over the lines above."""
+"""Combining marks on one letter above which they are spelled out: they would cover the lines above."""
 _FORMATTER = HtmlFormatter(nowrap=True, classprefix="s-")
 
 
 def visible(text: str) -> str:
-    """The text with unseen characters spelled out: control characters as pictures, others by their code."""
+    """Spells out invisible characters: control characters as pictures, others by code."""
     text = _STACKED.sub(r"\1", text.replace("\r\n", "\n"))
     return _HIDDEN.sub(_spelled, text)
 
@@ -41,19 +41,19 @@ def _spelled(found: re.Match[str]) -> str:
 
 
 def cut(text: str, limit: int) -> tuple[str, int]:
-    """The beginning and the end of a text, about `limit` characters, and how many are left out between."""
+    """Cuts a text to about `limit` characters at both ends; also returns the number left out between."""
     if len(text) <= limit + limit // 10:
         return text, 0
     return text[: limit * 2 // 3] + "\n⋯\n" + text[-limit // 3 :], len(text) - limit
 
 
 def plain(text: str) -> Markup:
-    """Text as it is, escaped."""
+    """Escapes text."""
     return escape(visible(text))
 
 
 def terminal(text: str) -> Markup:
-    """Output of a program: ANSI colours as classes `a31`, `ab` (bold) and so on."""
+    """Renders a program's output: ANSI colours as classes `a31`, `ab` (bold) and so on."""
     if "\x1b[" not in text:
         return plain(text)
     parts: list[Markup] = []
@@ -77,7 +77,7 @@ _ATTRIBUTES = {"1": "ab", "2": "af", "3": "ai", "4": "au"}
 
 
 def _after(style: frozenset[str], codes: str) -> frozenset[str]:
-    """The classes after one sequence; colours of 256 and of 24 bits are left out."""
+    """Classes after one escape sequence; 256 and 24-bit colours are ignored."""
     found = set(style)
     words = iter((codes or "0").split(";"))
     for word in words:
@@ -96,7 +96,7 @@ def _after(style: frozenset[str], codes: str) -> frozenset[str]:
 
 
 def code(text: str, language: str) -> Markup:
-    """Source code with Pygments' classes."""
+    """Renders source code with Pygments' classes."""
     text = visible(text)
     if len(text) > HIGHLIGHTED_CHARACTERS:
         return escape(text)
@@ -104,15 +104,15 @@ def code(text: str, language: str) -> Markup:
 
 
 class ShownText(NamedTuple):
-    """The arguments of a tool call, for reading."""
+    """Renders the arguments of a tool call."""
 
     html: Markup
     title: str
-    """The first line, in a few words."""
+    """First line of the arguments, shortened."""
 
 
 def arguments(text: str) -> ShownText:
-    """A command alone as shell, other JSON indented, anything else as it is."""
+    """Formats a lone command as shell, other JSON indented, anything else unchanged."""
     try:
         known = json.loads(text)
     except ValueError:
@@ -148,7 +148,7 @@ _CLASS = {"+": "add", "-": "del", "@": "hunk"}
 
 
 def diff(text: str) -> list[ShownDiff]:
-    """A unified diff by file; what is no diff is one file without a name."""
+    """Splits a unified diff by file; text that is no diff becomes one file without a name."""
     return [_file(lines) for lines in _files(text)]
 
 

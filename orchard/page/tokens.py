@@ -1,4 +1,4 @@
-"""Tokens of a rollout as the policy sampled them: one answer at a time, a part of it on a page.
+"""Reads the tokens of a rollout as the policy sampled them: one answer at a time, a part of it on a page.
 
 What trains is what the trainer takes: of a group that was trained on, the answers that `forests.training`
 counts, each sampled token of them once. Advantages are those of the default baseline among the group's
@@ -59,8 +59,6 @@ and list_contains(list_transform(g.members, lambda m: m.rollout_id), $id) order 
 
 @dataclass(frozen=True)
 class AnswerTokens:
-    """A message that the policy sampled."""
-
     node: str
     turn: int
     trains: bool
@@ -98,26 +96,27 @@ class Token:
 
 @dataclass(frozen=True)
 class RolloutTokens:
-    """A part of one answer's tokens: what the policy read since the answer before, then what it sampled."""
+    """Part of one answer's tokens: first what the policy read since its previous answer, then what it
+    sampled."""
 
     rollout: str
     attempt: int | None
     answers: list[AnswerTokens]
     at: int
-    """Index of the answer that is shown."""
+    """Index of the shown answer."""
     tokens: list[Token]
     start: int
-    """Place of the first of them, of `total`."""
+    """Position of the first token, of `total`."""
     total: int
     read: int
-    """Tokens read anew; those before them are on the pages of earlier answers."""
+    """Number of newly read tokens; earlier ones are on the pages of earlier answers."""
     context: int
-    """Tokens that the answer before had already read or said, in common with this prompt."""
+    """Number of tokens that this prompt shares with the previous answer."""
     training: Training | None
 
 
 def open_tokenizer(directory: Path) -> "Tokenizer":
-    """The tokenizer of a model's directory. Raises ConfigError."""
+    """Loads the tokenizer of a model's directory. Raises ConfigError."""
     from tokenizers import Tokenizer  # of the extra `train`; the page does without
 
     file = directory / "tokenizer.json" if directory.is_dir() else directory
@@ -139,7 +138,8 @@ def read(
     start: int,
     by: str,
 ) -> RolloutTokens:
-    """A part of an answer's tokens from `start` on; of the first answer where `node` is None or unknown."""
+    """Reads a part of an answer's tokens from `start` on; of the first answer if `node` is None or
+    unknown."""
     span = attempt_ranges(tables, [rollout], attempt)[rollout]
     shown = span.attempt
 
@@ -184,7 +184,7 @@ def _answers(ask: Ask) -> list[AnswerTokens]:
 
 
 def _record(ask: Ask, blobs: BlobStore, node: str) -> TokenRecord:
-    """Empty where it cannot be read, or the endpoint told none."""
+    """Ids of the prompt's tokens; empty if they cannot be read or the endpoint sent none."""
     row = next(iter(ask(_RECORD, node=node)), {})
     if row.get("rest_sha256"):
         try:
@@ -201,7 +201,7 @@ def _record(ask: Ask, blobs: BlobStore, node: str) -> TokenRecord:
 
 
 def _common(prompt: Sequence[int], known: Sequence[int]) -> int:
-    """Length of the beginning that both share."""
+    """Length of the common prefix."""
     return next(
         (i for i, (a, b) in enumerate(zip(prompt, known, strict=False)) if a != b),
         min(len(prompt), len(known)),
@@ -209,7 +209,7 @@ def _common(prompt: Sequence[int], known: Sequence[int]) -> int:
 
 
 def _training(tables: duckdb.DuckDBPyConnection, rollout: str) -> Training | None:
-    """None where no group has the rollout."""
+    """Reads the use of the rollout in training; None if no group has it."""
     whose = one(tables, "select campaign from page.asked where rollout_id = $id", {"id": rollout})
     group = one(tables, _GROUP, {"id": rollout, **whose}) if whose else None
     if group is None:

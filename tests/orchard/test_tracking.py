@@ -59,5 +59,7 @@ def test_a_package_that_is_missing_is_named_before_anything_runs(
 
 
 def test_an_unknown_tracker_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"tracking\.to knows tensorboard, mlflow, wandb, not comet"):
+    with pytest.raises(
+        ConfigError, match=r"tracking\.to names comet: choose from tensorboard, mlflow, wandb"
+    ):
         checked({"tracking": {"to": "tensorboard,comet"}})

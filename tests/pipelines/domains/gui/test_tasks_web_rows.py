@@ -208,7 +208,7 @@ async def test_tasks_of_the_store_go_through_the_funnel(
         (["--source", "webgym"], "either as files of rows or with --source"),
         (["--column", "intent"], "must be PART=COLUMN"),
         (["--column", "color=red"], "must be PART=COLUMN"),
-        (["--purpose", "eval"], "neither of sft, rl"),
+        (["--purpose", "eval"], "choose from sft, rl"),
         (["--embeddings", "m", "--endpoint", "none"], "no endpoint is named 'none'"),
         (["--strict"], "row 2, column for the intent"),
     ],
