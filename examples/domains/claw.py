@@ -12,9 +12,9 @@ from orchard.pipelines.datasets.importing import import_trajectories
 from orchard.pipelines.domains.claw.author import Author, mistake_of
 from orchard.pipelines.domains.claw.drills import drills as drawn
 from orchard.pipelines.domains.claw.errands import Errands
-from orchard.pipelines.domains.claw.loop import Wanted
+from orchard.pipelines.domains.claw.loop import SynthesisGoal
 from orchard.pipelines.domains.swe.released_rows import released
-from orchard.pipelines.evaluation.results import Pair, Results, paired
+from orchard.pipelines.evaluation.results import CellComparison, Results, paired
 from orchard.storage.reader import open_tables
 from orchard.streams.publisher import Publisher
 
@@ -50,7 +50,7 @@ async def tasks(
 ) -> list[str]:
     """Runs the synthesis with the seeded author and returns the ids of accepted tasks."""
     errands = _errands(values)[held_out]
-    wanted = Wanted(
+    wanted = SynthesisGoal(
         run=run,
         author=SEEDED,
         solver=SEEDED,
@@ -143,7 +143,7 @@ def pass_rate(results: Results, policy: str) -> Score:
     )
 
 
-def gain(results: Results) -> Pair:
+def gain(results: Results) -> CellComparison:
     """Compares RL and SFT task by task in the harness of the training."""
     cells = {cell.model: cell for cell in results.cells if cell.harness == HARNESSES[0]}
     found = paired(cells[SFT], cells[RL])

@@ -22,7 +22,7 @@ from orchard.streams.reading import bounds
 from orchard.streams.topology import declare
 
 if TYPE_CHECKING:
-    from orchard.pipelines.campaigns.commands import Campaigns, Progress
+    from orchard.pipelines.campaigns.commands import Campaigns, OfferProgress
     from orchard.pipelines.tasks.registry import Needs
 
 STUCK_LOOKS = 30
@@ -147,7 +147,7 @@ def _campaigns(session: Session, connection: Connection) -> "Campaigns":
     return Campaigns(connection, session.blobs)
 
 
-async def _follow(steps: "AsyncIterator[Progress]", title: str, told: Reporter) -> int:
+async def _follow(steps: "AsyncIterator[OfferProgress]", title: str, told: Reporter) -> int:
     """Reports each step and returns how many rollouts were offered."""
     offered = 0
     async for step in steps:

@@ -5,7 +5,7 @@ import msgspec
 from orchard.actions.campaigns import campaign_spec, resume_campaign, submit_campaign
 from orchard.actions.reporter import SILENT, Reporter
 from orchard.actions.session import Session
-from orchard.pipelines.evaluation.plan import Plan, gone_on
+from orchard.pipelines.evaluation.plan import SuitePlan, gone_on
 from orchard.pipelines.tasks.registry import needs_of
 from orchard.schemas.campaigns import EvaluationPlanned, spec_hash
 from orchard.schemas.events import make_event
@@ -14,7 +14,7 @@ from orchard.streams.campaigns import CampaignBook
 from orchard.streams.publisher import Publisher
 
 
-async def begin_suite(session: Session, plan: Plan, told: Reporter = SILENT) -> None:
+async def begin_suite(session: Session, plan: SuitePlan, told: Reporter = SILENT) -> None:
     """Submits or resumes a suite, and records its plan in the log."""
     name = plan.suite.name
     spec, cap, over = plan.spec, None, False

@@ -11,7 +11,7 @@ import msgspec
 
 from orchard.actions.reporter import SILENT, Reporter
 from orchard.actions.session import Session
-from orchard.pipelines.values.continuations import Point
+from orchard.pipelines.values.continuations import MeasuredPoint
 from orchard.pipelines.values.measure import Measurement, PointRefused
 from orchard.pipelines.values.measure import measure as measure_point
 from orchard.pipelines.values.recorded import read_recorded
@@ -84,7 +84,7 @@ async def measure_rollout(
             told.progress(recorded.request.rollout_id, done, most)
 
         for number, step in enumerate(wanted.steps, start=1):
-            point = Point(
+            point = MeasuredPoint(
                 recorded=recorded,
                 at=step,
                 model=wanted.policy(recorded.request.model),

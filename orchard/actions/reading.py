@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Self
 import duckdb
 
 from orchard.pipelines.campaigns.scores import Tally
-from orchard.pipelines.evaluation.results import Cell, Pair, paired
+from orchard.pipelines.evaluation.results import Cell, CellComparison, paired
 from orchard.pipelines.trajectories.reading import stored_node
 from orchard.schemas.llm_calls import CallKind
 from orchard.schemas.messages import MessageNode
@@ -125,7 +125,7 @@ class Log:
         """Groups of a reinforcement-learning run, each with its result."""
         return self._where("groups", {"run": run})
 
-    def compare(self, first: Arm | str, second: Arm | str) -> Pair:
+    def compare(self, first: Arm | str, second: Arm | str) -> CellComparison:
         """Compares two arms or campaigns over the tasks that both graded.
 
         Difference of pass rates (second minus first) with its 95 % interval, tasks gained and lost, and `p`.

@@ -15,7 +15,7 @@ from orchard.actions.session import Session
 from orchard.actions.submission import unpriced
 from orchard.cli.listed import DefaultRun
 from orchard.configuration.config import ConfigError
-from orchard.pipelines.evaluation.plan import Plan, Planned, plan_suite
+from orchard.pipelines.evaluation.plan import Planned, SuitePlan, plan_suite
 from orchard.pipelines.evaluation.predictions import write_predictions
 from orchard.pipelines.evaluation.report import write_report
 from orchard.pipelines.evaluation.results import read_results
@@ -116,7 +116,7 @@ def published_suites(
         raise EvaluationError(f"there is no suite {name!r} here: choose one of {', '.join(known)}")
 
 
-async def _run(session: Session, plan: Plan) -> bool:
+async def _run(session: Session, plan: SuitePlan) -> bool:
     """Follows the suite to its end; returns whether the tables have every outcome."""
     with reporting() as told:
         await begin_suite(session, plan, told)
@@ -126,7 +126,7 @@ async def _run(session: Session, plan: Plan) -> bool:
     return view.state is State.FINISHED and not view.aborted
 
 
-def show_plan(plan: Plan, without_price: Sequence[str]) -> None:
+def show_plan(plan: SuitePlan, without_price: Sequence[str]) -> None:
     """Prints rollouts, images and the known cost. A model without a price never exhausts a budget in USD,
     so no maximum is shown for it."""
     columns = [
@@ -156,7 +156,7 @@ def show_plan(plan: Plan, without_price: Sequence[str]) -> None:
     )
 
 
-def _show_network(session: Session, plan: Plan) -> None:
+def _show_network(session: Session, plan: SuitePlan) -> None:
     """Prints notes on the tasks' network, or why the suite would be refused."""
     try:
         notes = check_network(

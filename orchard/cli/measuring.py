@@ -14,7 +14,7 @@ from orchard.actions.measuring import MeasureRequest, measure_rollout
 from orchard.actions.session import Session
 from orchard.configuration.config import ConfigError
 from orchard.pipelines.values.calibration import FEW, AnnotatorAndPolicy, agreement, compared, plot
-from orchard.pipelines.values.calibration import Point as Calibrated
+from orchard.pipelines.values.calibration import CalibrationPoint as Calibrated
 from orchard.pipelines.values.measure import Measurement
 from orchard.storage.reader import open_tables
 from orchard.terminal.console import console, reporting

@@ -173,7 +173,7 @@ def trainer(context: typer.Context, config: Config) -> None:
 
 
 async def _trainer(session: Session, config: Path) -> None:
-    from orchard.pipelines.rl.trainer import Trainer
+    from orchard.pipelines.rl.trainer import RlTrainer
     from orchard.pipelines.sft.processes import joined
     from orchard.processes.rl_run import enter, serving_engines
 
@@ -181,7 +181,7 @@ async def _trainer(session: Session, config: Path) -> None:
     plan, start = await enter(session, settings)
     with joined(settings.threads) as processes:
         async with session.connection("trainer") as connection:
-            trainer = Trainer(
+            trainer = RlTrainer(
                 settings,
                 plan,
                 connection,

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from orchard.page.figures import short
 from orchard.page.rollouts import Distribution
-from orchard.pipelines.evaluation.results import Pair
+from orchard.pipelines.evaluation.results import CellComparison
 
 
 class BarPart(NamedTuple):
@@ -43,7 +43,7 @@ def bar(parts: Sequence[BarPart], *, total: float | None = None, height: int = 8
     ).format(label, height, height, Markup("").join(pieces))
 
 
-def interval(pair: Pair, said: str) -> Markup:
+def interval(pair: CellComparison, said: str) -> Markup:
     """Draws a difference between -1 and 1 with its interval. It is grey if the pair does not differ
     significantly.
 

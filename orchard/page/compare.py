@@ -11,7 +11,7 @@ import duckdb
 from orchard.page.rollouts import BadFilter
 from orchard.page.tables import rows
 from orchard.pipelines.campaigns.scores import Tally, pass_at
-from orchard.pipelines.evaluation.results import Cell, Pair, paired
+from orchard.pipelines.evaluation.results import Cell, CellComparison, paired
 
 ARMS = 60
 """Maximum number of arms to choose from, the newest first."""
@@ -92,7 +92,7 @@ class ComparedPart:
 class Comparison:
     """Two arms over the tasks that both graded."""
 
-    pair: Pair
+    pair: CellComparison
     both: int
     """Tasks that both arms solved equally often, at least once."""
     neither: int

@@ -9,7 +9,7 @@ import duckdb
 
 from orchard.page.tables import Row, rows
 from orchard.pipelines.evaluation.report import Table, points, share, tables_of
-from orchard.pipelines.evaluation.results import Cell, Pair, Results, read_results
+from orchard.pipelines.evaluation.results import Cell, CellComparison, Results, read_results
 from orchard.pipelines.evaluation.suite import EvaluationError
 
 SHADES = 8
@@ -51,7 +51,7 @@ class Evaluation:
     campaign: str
     cells: Sequence[Cell]
     matrices: list[Matrix]
-    pairs: list[tuple[Pair, str]]
+    pairs: list[tuple[CellComparison, str]]
     """Pairs, each with the text of its difference."""
     tables: list[Table]
 

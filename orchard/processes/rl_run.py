@@ -22,7 +22,7 @@ from orchard.pipelines.rl.engines import ServingEngine
 from orchard.pipelines.rl.plan import RunPlan
 from orchard.pipelines.rl.policies import NEWEST, read_newest
 from orchard.pipelines.rl.runs import UNMATCHED, choose_tasks, choose_traps, make_plan, planned, planned_by
-from orchard.pipelines.rl.settings import Engine, RlSettings
+from orchard.pipelines.rl.settings import EngineKind, RlSettings
 from orchard.pipelines.rl.stepping import RunStopped
 from orchard.processes.children import die_with_parent
 from orchard.schemas.queues import Queue
@@ -121,7 +121,7 @@ class RunProcesses:
         self._server = server
         address = urlsplit(server)
         self._port = address.port
-        if settings.engine is Engine.ORCHARD and address.hostname in _LOOPBACK:
+        if settings.engine is EngineKind.ORCHARD and address.hostname in _LOOPBACK:
             self._commands["server"] = [sys.executable, "-P", "-m", "orchard.pipelines.policy"]
 
     async def run(self) -> None:

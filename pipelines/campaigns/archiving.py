@@ -132,6 +132,7 @@ class Archiving:
         return found
 
     async def _left(self, progress: CampaignProgress, record: CampaignRecord | None, reached: int) -> bool:
+        """Whether a killed run left something to do for a campaign that is sealed."""
         if record is not None:
             return record.state is not CampaignState.ARCHIVED or progress.state != CampaignState.ARCHIVED
         own = campaign_subjects(progress.campaign)

@@ -54,7 +54,9 @@ class OtherPlan(CampaignError):
 
 
 @dataclass(frozen=True)
-class Progress:
+class OfferProgress:
+    """Progress of a submit or resume: `done` of `total` rollouts considered, `offered` of them enqueued."""
+
     done: int
     total: int
     offered: int
@@ -71,7 +73,7 @@ class Campaigns:
         self._book = CampaignBook(connection)
         self._blobs = blobs
 
-    async def submit(self, spec: CampaignSpec) -> AsyncIterator[Progress]:
+    async def submit(self, spec: CampaignSpec) -> AsyncIterator[OfferProgress]:
         """Offer every rollout of `spec` that was not offered yet; yields after each batch.
 
         Raises CampaignError when the name is taken by another plan, or the campaign is not running.
@@ -82,15 +84,15 @@ class Campaigns:
         spec = msgspec.structs.replace(spec, harness_versions=versions)
         record, revision = await self._open(spec, known)
         offered = record.offered
-        yield Progress(offered, spec.size, 0)
+        yield OfferProgress(offered, spec.size, 0)
         for batch in _batches(rollout_requests(spec, offered)):
             await self._publisher.events([requested_event(request) for request in batch])
             async for _, full in self._offer([rollout_entry(request, FIRST) for request in batch]):
-                yield Progress(offered, spec.size, offered - record.offered, waiting=full)
+                yield OfferProgress(offered, spec.size, offered - record.offered, waiting=full)
             offered += len(batch)
             current = msgspec.structs.replace(record, offered=offered)
             revision = await self._book.update(spec.name, current, revision)
-            yield Progress(offered, spec.size, offered - record.offered)
+            yield OfferProgress(offered, spec.size, offered - record.offered)
 
     async def _open(
         self, spec: CampaignSpec, known: tuple[CampaignRecord, int] | None
@@ -164,7 +166,7 @@ class Campaigns:
         one releases it."""
         await self._move(name, CampaignState.PAUSED)
 
-    async def cancel(self, name: str) -> AsyncIterator[Progress]:
+    async def cancel(self, name: str) -> AsyncIterator[OfferProgress]:
         """Stop at once: workers interrupt the running attempts and end their rollouts; all others abort
         here with cause cancelled, and their requests leave the queue. A call after a kill resumes.
         `reconciling` ends what a dead worker held."""
@@ -176,12 +178,12 @@ class Campaigns:
             waiting = [request for request in batch if request.rollout_id not in running]
             ended += await abort(self._publisher, waiting, SOURCE)
             done += len(batch)
-            yield Progress(done, record.offered, ended)
+            yield OfferProgress(done, record.offered, ended)
         await clear(self._connection, self._publisher, name)
 
     async def resume(
         self, name: str, *, aborted: bool = True, max_cost_usd: float | None = None
-    ) -> AsyncIterator[Progress]:
+    ) -> AsyncIterator[OfferProgress]:
         """Resume: offer every open rollout that is in no queue, and with `aborted` reopen what
         infrastructure aborted. Rollouts with an outcome are never touched, queued and running ones are
         left alone. A call after a kill resumes. `max_cost_usd` is the cap from now on, 0 for none;
@@ -198,12 +200,12 @@ class Campaigns:
             stored = 0
             entries = await self._wanted(batch, aborted, record.rounds)
             async for stored, full in self._offer(entries):
-                yield Progress(done, spec.size, offered + stored, waiting=full)
+                yield OfferProgress(done, spec.size, offered + stored, waiting=full)
             done += len(batch)
             offered += stored
             at = msgspec.structs.replace(record, resumed=done, offered=max(record.offered, done))
             revision = await self._book.update(name, at, revision)
-            yield Progress(done, spec.size, offered)
+            yield OfferProgress(done, spec.size, offered)
         over = msgspec.structs.replace(record, resumed=None, offered=spec.size)
         await self._book.update(name, over, revision)
 
@@ -262,6 +264,8 @@ class Campaigns:
     async def _move(
         self, name: str, state: CampaignState, resumed: int | None = None, **changes: float | int | None
     ) -> CampaignRecord:
+        """Change the state and these fields by compare-and-set; a move that CAMPAIGN_MOVES does not
+        permit raises. With `resumed` a new round begins."""
         record, revision = await self._find(name)
         if record.state is CampaignState.ARCHIVED:
             raise CampaignError(_archived(name))

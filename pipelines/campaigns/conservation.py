@@ -100,7 +100,9 @@ def _named(rollouts: Collection[str]) -> str:
     return f"rollout {some} is" if len(rollouts) == 1 else f"rollouts {some}{more} are"
 
 
-class Change(NamedTuple):
+class RolloutChange(NamedTuple):
+    """A request or outcome in the stream: type of the event, campaign, rollout."""
+
     kind: str
     campaign: str
     rollout: str
@@ -183,16 +185,16 @@ class _Audit:
             if balance.requested or balance.strangers or name in book
         ]
 
-    async def _later(self, reached: int) -> list[Change]:
+    async def _later(self, reached: int) -> list[RolloutChange]:
         """Requests and outcomes in the stream after sequence `reached`, in order."""
         kinds = {*DONE_TYPES, "rollout.requested"}
         subjects = [f"{EVENTS_PREFIX}.*.*.rollout.requested", f"{EVENTS_PREFIX}.done.>"]
-        changes: list[Change] = []
+        changes: list[RolloutChange] = []
         async with aclosing(replay_batches(self._connection, reached + 1, subjects=subjects)) as batches:
             async for batch in batches:
                 events = [one.event for one in batch if one.event is not None]
                 changes += [
-                    Change(event.type, event.campaign, event.rollout_id)
+                    RolloutChange(event.type, event.campaign, event.rollout_id)
                     for event in events
                     if event.rollout_id and event.type in kinds
                 ]
@@ -254,7 +256,7 @@ def _tables(store_url: str) -> tuple[dict[str, Balance], int]:
     return found, reached
 
 
-def _apply(store_url: str, reached: int, found: dict[str, Balance], changes: list[Change]) -> None:
+def _apply(store_url: str, reached: int, found: dict[str, Balance], changes: list[RolloutChange]) -> None:
     """Apply the changes after the tables' position."""
     ids = list({change.rollout for change in changes})
     with open_tables(store_url, as_of=reached) as tables:
@@ -265,7 +267,7 @@ def _apply(store_url: str, reached: int, found: dict[str, Balance], changes: lis
 
 
 def apply_changes(
-    found: dict[str, Balance], changes: Iterable[Change], requested: set[str], outcomes: dict[str, str]
+    found: dict[str, Balance], changes: Iterable[RolloutChange], requested: set[str], outcomes: dict[str, str]
 ) -> None:
     """Apply changes in order. `requested` and `outcomes` (`accepted` or `aborted`) are what is known of
     these rollouts; both are brought up to date."""

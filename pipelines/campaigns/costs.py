@@ -78,7 +78,7 @@ note = "Not in the paper's table: what the set-up that its text describes costs.
 
 
 class RatesError(ValueError):
-    pass
+    """A rate card is unusable; the message is one sentence."""
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -186,12 +186,14 @@ class CostLine(msgspec.Struct, frozen=True, kw_only=True):
     sandbox_hourly: float
     """USD for a sandbox and hour."""
     total: float
+    """USD for the whole workload."""
     relative: float
     """Difference to the baseline as a share of it: -0.9 is 90 % cheaper; 0 for the baseline."""
     note: str
 
 
 def read_rates(text: str) -> RateCard:
+    """Read a rate card from TOML. Raises RatesError for a malformed one."""
     try:
         card = msgspec.toml.decode(text, type=RateCard)
     except msgspec.DecodeError as error:

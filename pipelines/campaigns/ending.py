@@ -19,6 +19,7 @@ from orchard.workers.attempts.reopen import cancelled, open_at
 
 
 async def abort(publisher: Publisher, requests: Sequence[RolloutRequest], source: str) -> int:
+    """Publish the outcome `cancelled` of those that are open; returns how many."""
     rollouts = [request.rollout_id for request in requests]
     newest = await publisher.outcomes(rollouts)
     starts = await publisher.starts(rollouts)

@@ -138,6 +138,7 @@ class Reconciler:
         self._blobs = blobs
         self._known: dict[str, _Campaign] = {}
         self._held: dict[str, set[str]] = {}
+        """Open rollouts of cancelled campaigns that were queued in the last pass."""
         self._heard = 0
         """Sequence in the log up to which events of requeued dead letters were read."""
 
@@ -279,6 +280,7 @@ def _reconciled(request: RolloutRequest, occasion: str) -> Event:
 
 
 async def _plan(spec: CampaignSpec) -> AsyncIterator[str]:
+    """Yield the rollout ids of a plan in order. A million take seconds, so other tasks run between."""
     for number, rollout in enumerate(rollout_ids(spec)):
         if number % _AT_ONCE == 0:
             await asyncio.sleep(0)

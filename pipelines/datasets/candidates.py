@@ -10,8 +10,8 @@ import msgspec
 
 from orchard.pipelines.datasets.examples import Candidate, segments_of
 from orchard.pipelines.datasets.selection import Caps, Choice, select
-from orchard.pipelines.datasets.settings import DatasetSettings, Source
-from orchard.pipelines.tasks.held_out import Known, Reason, contaminated, matches
+from orchard.pipelines.datasets.settings import CandidateSource, DatasetSettings
+from orchard.pipelines.tasks.held_out import Reason, TaskColumns, contaminated, matches
 from orchard.schemas.outcomes import ExitStatus
 from orchard.schemas.tasks import IMPOSSIBLE
 from orchard.schemas.values import MEASURED_CAMPAIGN
@@ -61,7 +61,7 @@ def candidates(
     neither a task of the store nor a graded one; raises TaskError for held-out tasks that there are not."""
     graded = _graded(tables, settings)
     counts["graded"] = len(graded)
-    tasks = {one.task_id: Known(one.task_id, one.task_source, one.repo) for one in graded}
+    tasks = {one.task_id: TaskColumns(one.task_id, one.task_source, one.repo) for one in graded}
     stored = tables.execute("select task_id, repo from tasks").fetchall() if settings.source.exclude else []
     names = {name for row in stored for name in row}
     names |= {name for task in tasks.values() for name in (task.task_id, task.repo)}
@@ -99,7 +99,7 @@ def candidates(
 
 
 def _unfit(
-    one: Candidate, source: Source, excluded: AbstractSet[str], out: Mapping[str, Reason]
+    one: Candidate, source: CandidateSource, excluded: AbstractSet[str], out: Mapping[str, Reason]
 ) -> str | None:
     """Say why nothing of a rollout may train, None where it may; `excluded` has ids and repositories."""
     if one.exit_status == ExitStatus.UNANSWERED and not source.unanswered:

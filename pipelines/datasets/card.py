@@ -23,7 +23,7 @@ class Summary:
     """Share of tokens that train."""
     turns: list[int] = field(default_factory=list)
     starts: list[float] = field(default_factory=list)
-    """Where in the kept part rise segments begin, from 0 to 1."""
+    """Positions of the first steps of rise segments in the kept part, from 0 to 1."""
     lengths: list[int] = field(default_factory=list)
     tables: dict[str, Counter[str]] = field(default_factory=dict)
     resolved: Counter[str] = field(default_factory=Counter)

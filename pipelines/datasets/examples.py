@@ -46,7 +46,7 @@ class Candidate(Origin, frozen=True, kw_only=True):
     turns: int = 0
 
 
-class Dropped(StrEnum):
+class ExampleDrop(StrEnum):
     """Why a trajectory gave no example. The values are keys of the manifest's counts."""
 
     NO_MESSAGES = "dropped_no_messages"
@@ -63,7 +63,7 @@ class Dropped(StrEnum):
 
 
 @dataclass(frozen=True)
-class Draft:
+class ExampleDraft:
     """An example before its tokens."""
 
     candidate: Candidate
@@ -89,7 +89,7 @@ def draft(
     own: Collection[str] | None = None,
     number: int = 0,
     cut: Collection[tuple[str, str]] = (),
-) -> Draft | Dropped:
+) -> ExampleDraft | ExampleDrop:
     """The example that a trajectory gives, or why it gives none.
 
     `known` are the names of its tools, `cut` answers that a limit ended, by rollout id and node id. Of
@@ -97,21 +97,21 @@ def draft(
     """
     turns = assistants(path)
     if not turns:
-        return Dropped.NO_MESSAGES
+        return ExampleDrop.NO_MESSAGES
     segments: tuple[Segment, ...] = ()
     if candidate.resolved:
         trained = list(range(len(turns)))
     else:
         if len(candidate.curve) != len(turns):
-            return Dropped.OTHER_STEPS
+            return ExampleDrop.OTHER_STEPS
         segments = segments_of(candidate, settings, leaked_steps(path))
         trained = [step for run in segments for step in range(run.first, run.last + 1)]
     if not trained:
-        return Dropped.NO_SEGMENT
+        return ExampleDrop.NO_SEGMENT
     if own is not None:
         trained = [step for step in trained if turns[step].node_id in own]
         if not trained:
-            return Dropped.FULLY_MASKED
+            return ExampleDrop.FULLY_MASKED
     asked = range(max(trained) + 1) if own is None else trained
     finished = candidate.exit_status == ExitStatus.FINISHED
     may_say = trained if own is not None else [len(turns) - 1] if finished else []
@@ -120,7 +120,7 @@ def draft(
         return min(faults.values())
     good = tuple(step for step in trained if step not in faults)
     if not good:
-        return Dropped.FULLY_MASKED
+        return ExampleDrop.FULLY_MASKED
     end = next(index for index, node in enumerate(path) if node is turns[good[-1]]) + 1
     tokens = {index: node.tokens.ids for index, node in enumerate(path[:end]) if node.tokens}
     conversation = Conversation(
@@ -130,7 +130,7 @@ def draft(
         stored=tokens if settings.stored_tokens else {},
         cut={index for index, node in enumerate(path[:end]) if (candidate.rollout_id, node.node_id) in cut},
     )
-    return Draft(candidate, conversation, good, segments, len(trained) - len(good))
+    return ExampleDraft(candidate, conversation, good, segments, len(trained) - len(good))
 
 
 def segments_of(
@@ -147,8 +147,8 @@ def segments_of(
 
 
 def finished(
-    one: Draft, encoded: Encoded | ExampleError, tools_json: str, settings: DatasetSettings
-) -> list[Row | Dropped]:
+    one: ExampleDraft, encoded: Encoded | ExampleError, tools_json: str, settings: DatasetSettings
+) -> list[Row | ExampleDrop]:
     """The rows of a draft whose conversation was tokenized: one, or with `pairs` one for each trained
     turn."""
     if one.of_turn or not settings.pairs or isinstance(encoded, ExampleError):
@@ -157,12 +157,13 @@ def finished(
 
 
 def _pair(
-    one: Draft, encoded: Encoded, step: int, tools_json: str, settings: DatasetSettings
-) -> Row | Dropped:
+    one: ExampleDraft, encoded: Encoded, step: int, tools_json: str, settings: DatasetSettings
+) -> Row | ExampleDrop:
+    """The example of one turn: its answer trains, all before it is context, cut from the left."""
     first, stop = encoded.spans[step]
     most = settings.filters.max_tokens
     if stop - first > most:
-        return Dropped.TOO_LONG
+        return ExampleDrop.TOO_LONG
     begin = max(stop - most, 0)
     turns = [at for at, said in enumerate(one.conversation.messages) if said["role"] == Role.ASSISTANT]
     conversation = Conversation(
@@ -176,26 +177,26 @@ def _pair(
         spans=tuple((max(a - begin, 0), max(b - begin, 0)) for a, b in encoded.spans[: step + 1]),
         stored=encoded.stored,
     )
-    part = Draft(one.candidate, conversation, (step,), one.segments, one.masked)
+    part = ExampleDraft(one.candidate, conversation, (step,), one.segments, one.masked)
     return finish(part, cut, tools_json, settings)
 
 
 def finish(
-    one: Draft, encoded: Encoded | ExampleError, tools_json: str, settings: DatasetSettings
-) -> Row | Dropped:
+    one: ExampleDraft, encoded: Encoded | ExampleError, tools_json: str, settings: DatasetSettings
+) -> Row | ExampleDrop:
     """The row of a draft whose conversation was tokenized, or why it has none."""
     if isinstance(encoded, ExampleError):
-        return Dropped.NOT_AS_SAID if isinstance(encoded, MaskError) else Dropped.TEMPLATE
+        return ExampleDrop.NOT_AS_SAID if isinstance(encoded, MaskError) else ExampleDrop.TEMPLATE
     end = encoded.spans[-1][1]  # what the template writes after the last turn trains nothing
     input_ids = encoded.input_ids[:end]
     if len(input_ids) > settings.filters.max_tokens:
-        return Dropped.TOO_LONG
+        return ExampleDrop.TOO_LONG
     loss_mask = np.zeros(end, np.int8)
     for step in one.trained:
         first, stop = encoded.spans[step]
         loss_mask[first:stop] = 1
     if not loss_mask.any():
-        return Dropped.FULLY_MASKED
+        return ExampleDrop.FULLY_MASKED
     candidate = one.candidate
     return Row(
         **{name: getattr(candidate, name) for name in Origin.__struct_fields__},
@@ -230,7 +231,7 @@ def _faults(
     turns: Mapping[int, MessageNode],
     known: Collection[str],
     may_say: Collection[int],
-) -> dict[int, Dropped]:
+) -> dict[int, ExampleDrop]:
     """Maps steps to their fault. An action that parsed was executed, so a result answers it. Steps in
     `may_say` need no call: the one with which a rollout ends, and those of programs. Without tools the
     text is the action, and the user's next message is its result; so it is where the user role carries
@@ -241,11 +242,11 @@ def _faults(
         for node in path
         if node.role is Role.USER and (not known or node.content.startswith(RESULT_TAGS[0]))
     }
-    faults: dict[int, Dropped] = {}
+    faults: dict[int, ExampleDrop] = {}
     for step, node in turns.items():
         silent = not node.content and not node.tool_calls  # the words in its place are the harness's
         if any(call.name not in known for call in node.tool_calls):
-            faults[step] = Dropped.UNDEFINED_TOOL
+            faults[step] = ExampleDrop.UNDEFINED_TOOL
         elif (
             silent
             or not all(_is_object(call.arguments) for call in node.tool_calls)
@@ -254,7 +255,7 @@ def _faults(
                 or ((step in may_say or node.turn in answered) and not node.tool_calls)
             )
         ):
-            faults[step] = Dropped.UNPARSED_ACTION
+            faults[step] = ExampleDrop.UNPARSED_ACTION
     return faults
 
 

@@ -49,7 +49,7 @@ class _Call(msgspec.Struct, frozen=True):
     id: str | None = None
 
 
-class Message(msgspec.Struct, frozen=True):
+class ReleasedMessage(msgspec.Struct, frozen=True):
     """A chat message in the form of released rows."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -83,6 +83,8 @@ class Took:
 
 @dataclass(frozen=True, kw_only=True)
 class Foreign:
+    """A trajectory that another system made: one attempt of one rollout."""
+
     task_id: str
     source: str
     repo: str
@@ -168,6 +170,8 @@ async def import_trajectories(
     campaign: str,
     dataset: str,
 ) -> Imported:
+    """Publish the events of each trajectory, unless its rollout has an outcome already. Raises what
+    publishing raises."""
     check_name(campaign)
     done, there, flags, left_out = 0, 0, Counter[str](), list[LeftOut]()
     for one in found:
@@ -191,6 +195,7 @@ async def import_trajectories(
 
 
 def events_of(blobs: BlobStore, one: Foreign, *, campaign: str, dataset: str) -> list[e.Event]:
+    """The events of one trajectory: request, start, import, messages, reward where there is one, outcome."""
     nodes = list(one.nodes)
     statement = next((node.content for node in nodes if node.role is Role.USER), "")
     rollout = rollout_id(campaign, one.task_id, one.harness, one.model, one.sample)

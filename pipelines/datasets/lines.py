@@ -62,6 +62,8 @@ _LONGEST = 3
 
 
 class LineCutter:
+    """Cuts texts into lines, and gives tokens their bytes."""
+
     def __init__(self, table: list[bytes], pattern: str) -> None:
         self._table = table
         self._border = BORDERS[pattern]
@@ -103,6 +105,7 @@ class LineCutter:
         return all([i for piece in pieces for i in ids[piece]] == ids[text] for text, pieces in apart)
 
     def cut(self, text: str) -> list[str]:
+        """The lines of a text; joined they are the text."""
         return self._border.split(text)
 
     def words(self, line: str) -> list[str] | None:
@@ -119,6 +122,7 @@ class LineCutter:
 
 
 def ascii_pattern(pattern: str) -> str:
+    """A known pattern in the syntax of `re`, for texts of ASCII alone."""
     return re.sub(
         r"\[[^\]]*\]|\\p\{[LN]\}",
         lambda found: (

@@ -8,7 +8,7 @@ import duckdb
 import pyarrow.parquet as pq
 
 from orchard.pipelines.datasets.errors import DatasetError
-from orchard.pipelines.datasets.examples import Draft, Dropped
+from orchard.pipelines.datasets.examples import ExampleDraft, ExampleDrop
 from orchard.pipelines.datasets.settings import DatasetSettings
 from orchard.pipelines.datasets.tokenization import ChatTokenizer, Conversation
 from orchard.pipelines.models.errors import ModelError
@@ -42,13 +42,13 @@ def has_pictures(path: Iterable[MessageNode]) -> bool:
 
 
 def of_turns(
-    one: Draft,
+    one: ExampleDraft,
     path: Sequence[MessageNode],
     settings: DatasetSettings,
     shown: Mapping[str, int],
     tokens: Tokens,
     cut: Collection[tuple[str, str]] = (),
-) -> list[Draft] | Dropped:
+) -> list[ExampleDraft] | ExampleDrop:
     """Split the draft of a trajectory with pictures into one for each turn that trains. `shown` comes
     from `read_shown`."""
     turns = assistants(path)
@@ -56,19 +56,19 @@ def of_turns(
     for step in one.trained:
         last = shown.get(turns[step].node_id) if settings.pictures == "shown" else settings.pictures
         if last is None:
-            return Dropped.UNKNOWN_PICTURES
+            return ExampleDrop.UNKNOWN_PICTURES
         found.append(_of_turn(one, path, step, int(last), tokens, cut))
     return found
 
 
 def _of_turn(
-    one: Draft,
+    one: ExampleDraft,
     path: Sequence[MessageNode],
     step: int,
     last: int,
     tokens: Tokens,
     cut: Collection[tuple[str, str]],
-) -> Draft:
+) -> ExampleDraft:
     turns = assistants(path)
     asked = next(index for index, node in enumerate(path) if node is turns[step])
     before = newest(path[:asked], last)
@@ -87,7 +87,7 @@ def _of_turn(
         cut={place for place, node in answers.items() if (one.candidate.rollout_id, node.node_id) in cut},
         pictures=[tokens(image.width, image.height) for image in images],
     )
-    return Draft(
+    return ExampleDraft(
         candidate=one.candidate,
         conversation=conversation,
         trained=(step,),

@@ -66,6 +66,8 @@ class ShardRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Made(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker's answer: a report and the SHA-256 of the shard's file, or why it cannot be made."""
+
     report: ShardReport | None = None
     sha256: str = ""
     fault: str = ""

@@ -26,6 +26,8 @@ _GROUP_ROWS = 256
 
 
 class Segment(msgspec.Struct, frozen=True):
+    """Consecutive steps that train, both inclusive, counted from 0."""
+
     first: int
     last: int
 
@@ -75,6 +77,7 @@ class Row(Origin, frozen=True, kw_only=True):
     input_ids: Ids
     loss_mask: Mask
     images: tuple[str, ...] = ()
+    """SHA-256 of the pictures whose tokens are in `input_ids`, in their order."""
 
     @property
     def tokens(self) -> int:
@@ -184,6 +187,8 @@ def read_rows(directory: Path) -> Iterator[Row]:
 
 
 def read_tokens(directory: Path) -> Iterator[TokenRow]:
+    """Read the rows without columns that a trainer does not need: nothing else is read from the disk.
+    Raises DatasetError like `read_rows`."""
     for batch in _batches(directory, _TOKEN_COLUMNS):
         names = ("example_id", "rollout_id", "resolved")
         plain = zip(*(batch.column(name).to_pylist() for name in names), strict=True)

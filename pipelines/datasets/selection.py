@@ -77,6 +77,7 @@ def select(
 
 
 def lottery(seed: int, rollout_id: str) -> bytes:
+    """The place of a rollout in a shuffle that can be repeated."""
     return hashlib.sha256(f"{seed}:{rollout_id}".encode()).digest()
 
 

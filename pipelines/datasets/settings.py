@@ -23,11 +23,12 @@ Strategy = Literal[
 Pictures = Literal["none", "shown"] | Annotated[int, msgspec.Meta(ge=1)]
 
 
-class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CandidateSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which rollouts are candidates; an empty list means all."""
 
     campaigns: tuple[str, ...] = ()
-    """Names of campaigns. The campaign `measured` is a candidate only if it is named."""
+    """Names of the campaigns whose rollouts are candidates. The campaign `measured` is taken only where it is
+    named."""
     harnesses: tuple[str, ...] = ()
     """Names of the harnesses whose rollouts are candidates."""
     models: tuple[str, ...] = ()
@@ -73,7 +74,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """How many trajectories are taken, and which. The filters come after, so a dataset may have fewer."""
 
     strategy: Strategy = "random"
-    """Strategy that chooses the trajectories."""
+    """How trajectories are chosen."""
     resolved: Count | None = None
     """Resolved trajectories, at most; None: all."""
     unresolved: Count | None = None
@@ -93,7 +94,7 @@ class DatasetSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Name of the dataset, in its manifest and in the log."""
     tokenizer: str
     """Directory, or name on the Hub, of a tokenizer with a chat template."""
-    source: Source = Source()
+    source: CandidateSource = CandidateSource()
     held_out: HeldOut = HeldOut()
     values: Values = Values()
     filters: Filters = Filters()

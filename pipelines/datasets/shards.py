@@ -1,3 +1,5 @@
+"""Makes one shard of a build, in a process of its own: candidates in, a Parquet file and its report out."""
+
 import atexit
 import gc
 import multiprocessing
@@ -11,7 +13,7 @@ from typing import Any
 import duckdb
 import msgspec
 
-from orchard.pipelines.datasets.examples import Candidate, Draft, Dropped, draft, finished
+from orchard.pipelines.datasets.examples import Candidate, ExampleDraft, ExampleDrop, draft, finished
 from orchard.pipelines.datasets.pictured import (
     Tokens,
     has_pictures,
@@ -25,7 +27,7 @@ from orchard.pipelines.datasets.tokenization import ChatTokenizer
 from orchard.pipelines.datasets.tools import harness_tools, has_tools_in_log, is_program, tool_names
 from orchard.pipelines.domain import offered
 from orchard.pipelines.trajectories.forests import Made, branches, read_calls, read_offered, tools_of
-from orchard.pipelines.trajectories.reading import Place, path, read_cut, read_trees
+from orchard.pipelines.trajectories.reading import AttemptSpan, path, read_cut, read_trees
 from orchard.schemas.messages import MessageNode
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables
@@ -55,6 +57,8 @@ class ShardReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShardMaker:
+    """Makes shards; opens the store and the tokenizer once."""
+
     def __init__(self, work: ShardWork) -> None:
         self._work = work
         self._tables: duckdb.DuckDBPyConnection = open_tables(work.store, as_of=work.as_of)
@@ -89,7 +93,7 @@ class ShardMaker:
         settings = self._work.settings
         candidates = self._with_tools(candidates)
         places = [
-            Place(one.rollout_id, one.attempt, one.leaf, one.start_sequence, one.done_sequence)
+            AttemptSpan(one.rollout_id, one.attempt, one.leaf, one.start_sequence, one.done_sequence)
             for one in candidates
         ]
         trees = read_trees(self._tables, self._blobs, places)
@@ -102,7 +106,7 @@ class ShardMaker:
         cut = read_cut(self._tables, places)
         pictured = [name for name, tree in trees.items() if has_pictures(tree.values())]
         shown = read_shown(self._tables, pictured)
-        drafts: list[tuple[Draft, str]] = []
+        drafts: list[tuple[ExampleDraft, str]] = []
         for one in candidates:
             tree = trees.pop(one.rollout_id)
             if one.rollout_id in calls:
@@ -111,16 +115,16 @@ class ShardMaker:
                 found = [self._whole(one, tree, cut)]
             for each, way, tools_json in found:
                 made = self._of_turns(each, way, shown, cut)
-                if isinstance(made, Dropped):
+                if isinstance(made, ExampleDrop):
                     counts[made] += 1
-                elif isinstance(each, Draft):
+                elif isinstance(each, ExampleDraft):
                     counts["masked_turns"] += each.masked
                     drafts += [(one, tools_json) for one in made]
         rows = []
         encoded = self._tokenizer.encode_each([drafted.conversation for drafted, _ in drafts])
         for (drafted, tools_json), tokens in zip(drafts, encoded, strict=True):
             for row in finished(drafted, tokens, tools_json, settings):
-                if isinstance(row, Dropped):
+                if isinstance(row, ExampleDrop):
                     counts[row] += 1
                 else:
                     counts["stored_turns"] += row.stored_turns
@@ -129,24 +133,26 @@ class ShardMaker:
 
     def _of_turns(
         self,
-        one: Draft | Dropped,
+        one: ExampleDraft | ExampleDrop,
         way: Sequence[MessageNode],
         shown: Mapping[str, int],
         cut: Collection[tuple[str, str]],
-    ) -> list[Draft] | Dropped:
+    ) -> list[ExampleDraft] | ExampleDrop:
         """Split a draft with pictures into one for each turn; others stay one."""
         settings = self._work.settings
-        if isinstance(one, Dropped):
+        if isinstance(one, ExampleDrop):
             return one
         if not has_pictures(way):
             return [one]
         if settings.pictures == "none":
-            return Dropped.PICTURES
+            return ExampleDrop.PICTURES
         if self._picture_tokens is None:
             self._picture_tokens, _ = picture_tokens(settings.tokenizer)
         return of_turns(one, way, settings, shown, self._picture_tokens, cut)
 
     def _with_tools(self, candidates: list[Candidate]) -> list[Candidate]:
+        """The candidates with the tools that the log has of them, for harnesses whose tools are those of
+        each task."""
         told = [
             one.rollout_id
             for one in candidates
@@ -162,7 +168,7 @@ class ShardMaker:
 
     def _whole(
         self, one: Candidate, tree: dict[str, MessageNode], cut: Collection[tuple[str, str]]
-    ) -> tuple[Draft | Dropped, Sequence[MessageNode], str]:
+    ) -> tuple[ExampleDraft | ExampleDrop, Sequence[MessageNode], str]:
         """The one conversation of a built-in harness, or of an imported trajectory."""
         written = one.tools and msgspec.json.decode(one.tools)
         tools: tuple[dict[str, Any], ...] = tuple(written or ())
@@ -178,10 +184,10 @@ class ShardMaker:
         tree: dict[str, MessageNode],
         made: dict[str, Made],
         cut: Collection[tuple[str, str]],
-    ) -> list[tuple[Draft | Dropped, Sequence[MessageNode], str]]:
+    ) -> list[tuple[ExampleDraft | ExampleDrop, Sequence[MessageNode], str]]:
         """The branches of a program's rollout; of an unresolved one only that of its leaf, which has
         values."""
-        found: list[tuple[Draft | Dropped, Sequence[MessageNode], str]] = []
+        found: list[tuple[ExampleDraft | ExampleDrop, Sequence[MessageNode], str]] = []
         ways = branches(tree, one.leaf, made)
         for number, way in enumerate(ways if one.resolved else ways[:1]):
             tools = tools_of(self._blobs, way.tools)
@@ -193,7 +199,7 @@ class ShardMaker:
                     msgspec.json.encode(tools).decode(),
                 )
             )
-        return found or [(Dropped.NO_MESSAGES, (), "[]")]
+        return found or [(ExampleDrop.NO_MESSAGES, (), "[]")]
 
 
 _maker: ShardMaker | None = None

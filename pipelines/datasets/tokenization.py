@@ -166,6 +166,8 @@ class ChatTokenizer:
         return text
 
     def render(self, conversation: Conversation) -> tuple[str, list[tuple[int, int]]]:
+        """The text of a conversation and the span of characters of each assistant message, by
+        `ChatTemplate`; an ExampleError names the example."""
         try:
             return self.template.write(conversation.messages, conversation.tools)
         except ExampleError as error:

@@ -1,3 +1,7 @@
+"""Trains tokenizers, for where none can be downloaded: byte-level BPE with a compact chat template. The
+template resembles Qwen's, `<|im_start|>role ... <|im_end|>`, with tool calls as JSON between
+`<tool_call>` tags. It never rewrites earlier turns: what was sampled stays as it was sampled."""
+
 from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import Path

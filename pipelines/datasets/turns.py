@@ -218,6 +218,7 @@ def _missing(text: str, messages: Sequence[Message], answers: Sequence[tuple[int
 
 
 def with_objects(message: Message) -> Message:
+    """The message with the arguments of calls as objects, where their text is one."""
     if not message.get("tool_calls"):
         return message
     calls = []

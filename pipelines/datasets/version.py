@@ -34,6 +34,7 @@ _HELD_OUT = ("pipelines/tasks/overlap.py", "pipelines/tasks/held_out.py", "worke
 
 
 def sources() -> Iterator[Path]:
+    """The files of the core that decide what a row is."""
     for pattern in (*_CONVERSATIONS, *_TOOLS, *_HELD_OUT):
         yield from sorted(ROOT.glob(pattern))
 

@@ -36,7 +36,7 @@ class Planned(NamedTuple):
     """Means of earlier rollouts of the same kind; None for a model that never ran here."""
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class SuitePlan(msgspec.Struct, frozen=True, kw_only=True):
     """A suite with its tasks and their rollouts."""
 
     suite: Suite
@@ -73,7 +73,7 @@ def gone_on(made: CampaignSpec, cap: float | None, wanted: CampaignSpec) -> tupl
     return same, None if wanted.max_cost_usd in (made.max_cost_usd, cap) else wanted.max_cost_usd or 0.0
 
 
-def plan_suite(suite: Suite, store: str) -> Plan:
+def plan_suite(suite: Suite, store: str) -> SuitePlan:
     """The plan over the tasks that the store has. Raises what `chosen_tasks` raises, and EvaluationError when
     one task is in two sets."""
     chosen = {wanted.title: chosen_tasks(store, wanted) for wanted in suite.task_sets}
@@ -100,7 +100,9 @@ def plan_suite(suite: Suite, store: str) -> Plan:
     ]
     images = Counter(image_of[task.task_id] for task in tasks)
     assert ended is not None
-    return Plan(suite=suite, spec=spec, cells=tuple(cells), images=dict(images.most_common()), done=ended[0])
+    return SuitePlan(
+        suite=suite, spec=spec, cells=tuple(cells), images=dict(images.most_common()), done=ended[0]
+    )
 
 
 def _experience(tables: duckdb.DuckDBPyConnection) -> Mapping[tuple[str, str], Experience]:

@@ -38,6 +38,8 @@ class Mean(NamedTuple):
 
 
 class Replicates(msgspec.Struct, frozen=True, kw_only=True):
+    """pass@1 of two or more replicates under one harness, each the mean over its graded tasks."""
+
     task_set: str
     harness: str
     arm: str

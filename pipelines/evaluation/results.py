@@ -111,7 +111,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         return sum(tally.resolved == tally.graded for tally in self.tasks.values())
 
 
-class Pair(msgspec.Struct, frozen=True, kw_only=True):
+class CellComparison(msgspec.Struct, frozen=True, kw_only=True):
     """Two cells of one task set, task by task, over the tasks that both graded."""
 
     task_set: str
@@ -151,7 +151,7 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
         """Names of the task sets, sorted."""
         return sorted({cell.task_set for cell in self.cells})
 
-    def pairs(self) -> list[Pair]:
+    def pairs(self) -> list[CellComparison]:
         """Cells of one task set that share harness or model and a graded task, compared."""
         found = (
             paired(first, second)
@@ -162,13 +162,13 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
         return [pair for pair in found if pair is not None]
 
 
-def paired(first: Cell, second: Cell) -> Pair | None:
+def paired(first: Cell, second: Cell) -> CellComparison | None:
     """The comparison of two cells; None where no task was graded in both."""
     common = sorted(first.tasks.keys() & second.tasks.keys())
     if not common:
         return None
     rates = [[pass_at(cell.tasks[task], 1) for task in common] for cell in (first, second)]
-    return Pair(
+    return CellComparison(
         task_set=first.task_set,
         first=(first.harness, first.model),
         second=(second.harness, second.model),

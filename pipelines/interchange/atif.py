@@ -19,7 +19,7 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     extra: dict[str, Any] | None = None
 
 
-class ToolCall(_Record, frozen=True, kw_only=True):
+class AtifToolCall(_Record, frozen=True, kw_only=True):
     tool_call_id: str
     function_name: str
     arguments: dict[str, Any]
@@ -33,7 +33,7 @@ class SubagentRef(_Record, frozen=True, kw_only=True):
     trajectory_path: str | None = None
 
 
-class Source(_Record, frozen=True, kw_only=True):
+class PictureSource(_Record, frozen=True, kw_only=True):
     """Address of a picture: a path, relative to the trajectory's file or absolute, or a URL."""
 
     media_type: str = ""
@@ -43,7 +43,7 @@ class Source(_Record, frozen=True, kw_only=True):
 class Part(_Record, frozen=True, kw_only=True):
     type: str
     text: str | None = None
-    source: Source | None = None
+    source: PictureSource | None = None
 
 
 Content = str | list[Part]
@@ -74,13 +74,15 @@ class Metrics(_Record, frozen=True, kw_only=True):
 
 
 class Step(_Record, frozen=True, kw_only=True):
+    """A message, with its actions and their results where an agent wrote it. Numbered from 1."""
+
     step_id: int
     source: Literal["system", "user", "agent"]
     message: Content
     timestamp: str | None = None
     model_name: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[AtifToolCall] | None = None
     observation: Observation | None = None
     metrics: Metrics | None = None
     is_copied_context: bool | None = None

@@ -78,7 +78,7 @@ def _content(node: MessageNode) -> tuple[atif.Content, dict[str, Any] | None]:
     parts = [
         atif.Part(type="text", text=each)
         if isinstance(each, str)
-        else atif.Part(type="image", source=atif.Source(media_type=each.media_type, path=_place(each)))
+        else atif.Part(type="image", source=atif.PictureSource(media_type=each.media_type, path=_place(each)))
         for each in placed(node.content, node.images)
     ]
     return parts, {KEY: {"captions": [image.caption for image in node.images]}}
@@ -178,7 +178,7 @@ def _step(node: MessageNode, number: int, call: Row | None, copied: bool) -> ati
     )
 
 
-def _call(name: str, function: str, arguments: str) -> atif.ToolCall:
+def _call(name: str, function: str, arguments: str) -> atif.AtifToolCall:
     """A call; arguments that are no JSON object, or not in this library's spelling, are kept as text
     beside it."""
     try:
@@ -186,7 +186,7 @@ def _call(name: str, function: str, arguments: str) -> atif.ToolCall:
     except (msgspec.DecodeError, RecursionError):
         found = {}
     exact = msgspec.json.encode(found).decode() == arguments
-    return atif.ToolCall(
+    return atif.AtifToolCall(
         tool_call_id=name,
         function_name=function,
         arguments=found,

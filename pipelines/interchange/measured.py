@@ -69,6 +69,7 @@ def took(found: atif.Trajectory, trial: Phases | None) -> Took:
 def call_of(
     step: atif.Step, agent: atif.Agent, parent: str | None, node: str, turn: int, kind: CallKind | None
 ) -> LLMCall | None:
+    """The call of the model that made the message `node`; None where the step has no record of one."""
     metrics = step.metrics
     if metrics is None or step.is_copied_context or step.llm_call_count == 0:
         return None

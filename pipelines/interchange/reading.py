@@ -41,7 +41,7 @@ class _Own(msgspec.Struct, frozen=True):
     """Captions of the pictures of a message."""
 
 
-def _own(record: atif.Trajectory | atif.ToolCall | atif.Step | atif.Result) -> _Own:
+def _own(record: atif.Trajectory | atif.AtifToolCall | atif.Step | atif.Result) -> _Own:
     return msgspec.convert((record.extra or {}).get(KEY, {}), _Own)
 
 
@@ -244,7 +244,7 @@ def _placed(
     return text, tuple(images)
 
 
-def _beside(directory: Path, source: atif.Source) -> bytes | None:
+def _beside(directory: Path, source: atif.PictureSource) -> bytes | None:
     """Read a file in the directory of a trajectory; None for one elsewhere: a foreign trajectory may name
     no file of this machine."""
     try:
@@ -255,7 +255,7 @@ def _beside(directory: Path, source: atif.Source) -> bytes | None:
         return None
 
 
-def _call(call: atif.ToolCall) -> ToolCall:
+def _call(call: atif.AtifToolCall) -> ToolCall:
     exact = _own(call).arguments
     arguments = msgspec.json.encode(call.arguments).decode() if exact is None else exact
     return ToolCall(id=call.tool_call_id, name=call.function_name, arguments=arguments)

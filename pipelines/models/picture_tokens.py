@@ -7,6 +7,7 @@ PICTURE_TOKENS = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|vide
 
 
 def picture_token(config: Any) -> int | None:
+    """The token that pictures consist of, by a model's configuration; None for a model of text alone."""
     token: int | None = getattr(config, "image_token_id", None)
     return token
 

@@ -9,7 +9,9 @@ from transformers import PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 from orchard.pipelines.models.errors import ModelError
 
 
-class Shape(msgspec.Struct, frozen=True, kw_only=True):
+class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
+    """The dimensions of a Qwen3 model, without its vocabulary."""
+
     hidden_size: int
     intermediate_size: int
     num_hidden_layers: int
@@ -22,7 +24,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 SHAPES = {
-    "tiny-test": Shape(
+    "tiny-test": ModelShape(
         hidden_size=64,
         intermediate_size=160,
         num_hidden_layers=2,
@@ -30,7 +32,7 @@ SHAPES = {
         num_key_value_heads=4,
         head_dim=16,
     ),
-    "tiny-copy": Shape(
+    "tiny-copy": ModelShape(
         hidden_size=64,
         intermediate_size=160,
         num_hidden_layers=2,
@@ -38,7 +40,7 @@ SHAPES = {
         num_key_value_heads=2,
         head_dim=32,
     ),
-    "tiny-half": Shape(
+    "tiny-half": ModelShape(
         hidden_size=96,
         intermediate_size=288,
         num_hidden_layers=3,
@@ -46,7 +48,7 @@ SHAPES = {
         num_key_value_heads=4,
         head_dim=24,
     ),
-    "tiny-1m": Shape(
+    "tiny-1m": ModelShape(
         hidden_size=128,
         intermediate_size=384,
         num_hidden_layers=4,
@@ -54,7 +56,7 @@ SHAPES = {
         num_key_value_heads=2,
         head_dim=32,
     ),
-    "tiny-2m": Shape(
+    "tiny-2m": ModelShape(
         hidden_size=160,
         intermediate_size=448,
         num_hidden_layers=6,
@@ -71,7 +73,7 @@ soon copies over 1,500."""
 
 
 def new_model(
-    shape: Shape | str,
+    shape: ModelShape | str,
     *,
     vocabulary: int,
     seed: int,

@@ -16,10 +16,10 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from orchard.pipelines.models.errors import ModelError
 from orchard.pipelines.models.picture_tokens import PICTURE_TOKENS
-from orchard.pipelines.models.tiny import SHAPES, Shape
+from orchard.pipelines.models.tiny import SHAPES, ModelShape
 
 
-class Sight(msgspec.Struct, frozen=True, kw_only=True):
+class VisionShape(msgspec.Struct, frozen=True, kw_only=True):
     """The dimensions of a vision tower, and the size of the pictures it is given."""
 
     family: str = "qwen3_vl"
@@ -48,10 +48,10 @@ class Sight(msgspec.Struct, frozen=True, kw_only=True):
 
 
 SIGHTS = {
-    "tiny-vision-test": Sight(
+    "tiny-vision-test": VisionShape(
         text="tiny-test", hidden_size=32, depth=3, heads=2, patch=4, merge=2, pixels=32 * 32, deepstack=(0, 1)
     ),
-    "tiny-vision-test-2.5": Sight(
+    "tiny-vision-test-2.5": VisionShape(
         family="qwen2_5_vl",
         text="tiny-test",
         hidden_size=32,
@@ -61,7 +61,7 @@ SIGHTS = {
         merge=2,
         pixels=32 * 32,
     ),
-    "tiny-vision": Sight(
+    "tiny-vision": VisionShape(
         text="tiny-half",
         hidden_size=64,
         depth=2,
@@ -123,7 +123,9 @@ def new_vision_model(
     return model, _processor(sight)
 
 
-def _words(text: Shape, vocabulary: int, tokenizer: PreTrainedTokenizerBase, sight: Sight) -> dict[str, Any]:
+def _words(
+    text: ModelShape, vocabulary: int, tokenizer: PreTrainedTokenizerBase, sight: VisionShape
+) -> dict[str, Any]:
     """The configuration of the language model: the three positions share its pairs of dimensions, the first
     with what is left over."""
     side = text.head_dim // 2 * 3 // 8
@@ -150,7 +152,7 @@ def _words(text: Shape, vocabulary: int, tokenizer: PreTrainedTokenizerBase, sig
     return words
 
 
-def _tower(sight: Sight, text: Shape) -> dict[str, Any]:
+def _tower(sight: VisionShape, text: ModelShape) -> dict[str, Any]:
     own: dict[str, Any] = (
         {"num_position_embeddings": sight.places, "deepstack_visual_indexes": list(sight.deepstack)}
         if sight.family == "qwen3_vl"
@@ -171,7 +173,7 @@ def _tower(sight: Sight, text: Shape) -> dict[str, Any]:
     }
 
 
-def _processor(sight: Sight) -> Qwen2VLImageProcessorPil:
+def _processor(sight: VisionShape) -> Qwen2VLImageProcessorPil:
     return Qwen2VLImageProcessorPil(
         patch_size=sight.patch,
         merge_size=sight.merge,

@@ -27,7 +27,7 @@ class _Call(msgspec.Struct, forbid_unknown_fields=True):
 _CALLS = msgspec.json.Decoder(_Call)
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True):
+class AssistantMessage(msgspec.Struct, frozen=True, kw_only=True):
     """An assistant message with OpenAI's fields."""
 
     content: str
@@ -35,7 +35,9 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     tool_calls: tuple[ToolCall, ...] = ()
 
 
-def read_message(text: str, *, calls: bool, thinking: bool, source: object, opened: bool = False) -> Message:
+def read_message(
+    text: str, *, calls: bool, thinking: bool, source: object, opened: bool = False
+) -> AssistantMessage:
     """The message in `text`, which has no end mark.
 
     `calls` and `thinking` say whether the template writes them at all; `opened`, that the prompt has begun
@@ -49,8 +51,10 @@ def read_message(text: str, *, calls: bool, thinking: bool, source: object, open
         before = text.index(_OPEN)
         found = _read_calls(text[before:], source)
         if found is not None:
-            return Message(content=text[:before].removesuffix("\n"), reasoning=reasoning, tool_calls=found)
-    return Message(content=text, reasoning=reasoning)
+            return AssistantMessage(
+                content=text[:before].removesuffix("\n"), reasoning=reasoning, tool_calls=found
+            )
+    return AssistantMessage(content=text, reasoning=reasoning)
 
 
 def _read_calls(text: str, source: object) -> tuple[ToolCall, ...] | None:

@@ -19,6 +19,8 @@ def visible(length: int) -> int:
 
 
 class Cache:
+    """Static tensors [layers, slots, key heads, places, width]; the last place takes what nobody reads."""
+
     def __init__(self, model: Qwen3, *, slots: int, context: int) -> None:
         self.slots, self.context = -(-slots // ROWS) * ROWS, context
         places = visible(context) + 1

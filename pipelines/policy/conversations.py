@@ -10,7 +10,7 @@ from typing import Any
 
 from orchard.pipelines.datasets.tokenization import ChatTokenizer, Conversation
 from orchard.pipelines.datasets.turns import OPENING
-from orchard.pipelines.policy.answers import Message, read_message
+from orchard.pipelines.policy.answers import AssistantMessage, read_message
 from orchard.pipelines.vision.places import flat, picture_urls
 from orchard.schemas.identity import digest
 
@@ -62,7 +62,7 @@ class Prompts:
         tools: Sequence[dict[str, Any]],
         prompt: Sequence[int],
         ids: Sequence[int],
-    ) -> Message:
+    ) -> AssistantMessage:
         """The message that sampled tokens spell; both are remembered."""
         opened = self._tokenizer.decode(prompt[-len(OPENING) :]).endswith(OPENING)
         message = read_message(

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as functional
 
 from orchard.pipelines.policy.cache import Cache
+from orchard.pipelines.policy.pictures import Features, Layout, Shown
 from orchard.pipelines.policy.sampling import Draws, Sampling, choose
-from orchard.pipelines.policy.sight import Features, Layout, Shown
 from orchard.pipelines.policy.weights import ROWS, Qwen3
 from orchard.schemas.messages import VersionRun
 
@@ -56,6 +56,8 @@ class Generated(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Figures(msgspec.Struct):
+    """Counts since the start, and the present load."""
+
     requests: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -124,7 +126,7 @@ class _Slot:
         self.task: _Task | None = None
 
 
-class Engine:
+class GenerationEngine:
     """Generates in a thread of its own. Methods may be called from any thread."""
 
     def __init__(self, model: Qwen3, version: int, settings: EngineSettings) -> None:

@@ -3,7 +3,7 @@ versions."""
 
 from typing import Any
 
-from orchard.pipelines.policy.answers import Message
+from orchard.pipelines.policy.answers import AssistantMessage
 from orchard.pipelines.policy.conversations import Prompts
 from orchard.pipelines.policy.engine import Generated
 from orchard.pipelines.policy.requests import ChatRequest, CompletionRequest
@@ -15,7 +15,7 @@ def chat_reply(
     prompts: Prompts,
     prompt: list[int],
     generated: Generated,
-    message: Message,
+    message: AssistantMessage,
     created: int,
 ) -> dict[str, Any]:
     said: dict[str, Any] = {"role": "assistant", "content": message.content}

@@ -19,7 +19,15 @@ from orchard.pipelines.datasets.errors import DatasetError
 from orchard.pipelines.datasets.tokenization import ChatTokenizer
 from orchard.pipelines.models.errors import ModelError
 from orchard.pipelines.policy.conversations import Prompts
-from orchard.pipelines.policy.engine import Ends, Engine, EngineSettings, Generated, Overloaded, Stopping
+from orchard.pipelines.policy.engine import (
+    Ends,
+    EngineSettings,
+    Generated,
+    GenerationEngine,
+    Overloaded,
+    Stopping,
+)
+from orchard.pipelines.policy.pictures import RequestPictures, Shown
 from orchard.pipelines.policy.replies import chat_reply, completion_reply
 from orchard.pipelines.policy.requests import (
     BadRequest,
@@ -29,7 +37,6 @@ from orchard.pipelines.policy.requests import (
     read_body,
 )
 from orchard.pipelines.policy.sampling import Sampling
-from orchard.pipelines.policy.sight import Shown, Sight
 from orchard.pipelines.policy.weights import load_weights
 from orchard.pipelines.vision.places import picture_urls
 from orchard.pipelines.vision.reading import BadPicture, PictureReader
@@ -73,8 +80,8 @@ class PolicyServer:
         self._drain_seconds = drain_seconds
         self._prompts = Prompts(ChatTokenizer.load(str(directory)))
         model = load_weights(directory, device=self._device, dtype=dtype)
-        self._sight = Sight(PictureReader.load(directory) if model.tower else None, blind=blind)
-        self.engine = Engine(model, version, settings or EngineSettings())
+        self._pictures = RequestPictures(PictureReader.load(directory) if model.tower else None, blind=blind)
+        self.engine = GenerationEngine(model, version, settings or EngineSettings())
         self._reloading = asyncio.Lock()
         self._draining = False
         app = web.Application(client_max_size=BODY_LIMIT, middlewares=[self._guard])
@@ -135,8 +142,8 @@ class PolicyServer:
         self._check_model(body.model)
         tools = body.tools or []
         try:
-            pictures = await self._sight.pictures(picture_urls(body.messages))
-            tokens = self._sight.tokens(pictures)
+            pictures = await self._pictures.pictures(picture_urls(body.messages))
+            tokens = self._pictures.tokens(pictures)
             prompt = self._prompts.prompt(body.messages, tools, tokens)
         except (DatasetError, KeyError, TypeError, AttributeError) as error:
             raise BadRequest(f"the messages cannot be written as a prompt: {error}") from error

@@ -14,7 +14,7 @@ import torch.nn.functional as functional
 from orchard.pipelines.models.directories import load_model
 from orchard.pipelines.models.errors import ModelError
 from orchard.pipelines.models.picture_tokens import NEVER, never_said
-from orchard.pipelines.policy.sight import Features, Tower
+from orchard.pipelines.policy.pictures import Features, Tower
 
 ROWS = 8
 """Products of few rows take another path, with other rounding: batches are padded to a multiple of this."""

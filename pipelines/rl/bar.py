@@ -37,7 +37,9 @@ class BarSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def __post_init__(self) -> None:
         if self.size < 2 or self.budget < self.size:
-            raise ValueError(f"a group of {self.size} from at most {self.budget} rollouts is none")
+            raise ValueError(
+                f"size {self.size} must be 2 or more, and budget {self.budget} no less than that"
+            )
         if self.budget % self.step:
             raise ValueError(f"the stride {self.step} must divide the budget {self.budget}")
         if self.interval is None:
@@ -142,6 +144,7 @@ def decide(pool: Sequence[Slot], settings: BarSettings, *, impossible: bool = Fa
 def _rest(
     pool: Sequence[Slot], graded: dict[int, Rollout], settings: BarSettings, *, impossible: bool
 ) -> Assemble | Generate | None:
+    """The decision once no more rollouts are requested; None: the present ones make no group."""
     if any(slot.running for slot in pool):
         return Generate(slots=())
     if impossible:

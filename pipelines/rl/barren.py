@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from orchard.pipelines.rl.coordinator import RunError, subjects
 from orchard.pipelines.rl.plan import RunPlan
-from orchard.pipelines.rl.progress import Progress
+from orchard.pipelines.rl.progress import RunProgress
 from orchard.streams import names
 from orchard.streams.connection import Connection
 from orchard.streams.reading import bounds
@@ -39,7 +39,7 @@ class Barren(NamedTuple):
         return f"{self.rollouts} rollouts without a group to learn from ({self.succeeded} succeeded{lost})"
 
 
-def barren(progress: Progress, first: int = 0) -> Barren:
+def barren(progress: RunProgress, first: int = 0) -> Barren:
     """Cost of the prompts from number `first` on that follow the newest group that trains. A group that
     waits counts as one, until it is dropped."""
     keep = progress.plan.keep_degenerate
@@ -72,7 +72,7 @@ async def stop_barren(
     steps' worth)."""
     worth = plan.prompts_per_step * plan.slots
     limit = STEPS * worth if patience is None else patience
-    progress, told = Progress(plan), 0
+    progress, told = RunProgress(plan), 0
     last = (await bounds(connection, names.EVENTS)).last
     async for batch in replay_batches(connection, start, subjects=subjects(plan.name)):
         _fold(progress, batch)
@@ -95,7 +95,7 @@ async def stop_barren(
                 say(f"{spent}; the run stops at {limit}")
 
 
-def _fold(progress: Progress, batch: Iterable[StoredEvent]) -> None:
+def _fold(progress: RunProgress, batch: Iterable[StoredEvent]) -> None:
     for stored in batch:
         if stored.fact is not None:
             progress.apply(stored.fact, stored.sequence)

@@ -17,7 +17,7 @@ from orchard.pipelines.rl.bar import Assemble, Generate, GiveUp
 from orchard.pipelines.rl.deciding import decide, skipped
 from orchard.pipelines.rl.frugal import Grown, OneClass
 from orchard.pipelines.rl.plan import RunPlan, plan_hash
-from orchard.pipelines.rl.progress import Place, Progress
+from orchard.pipelines.rl.progress import RunProgress, SlotState
 from orchard.schemas.events import Event, make_event, payload
 from orchard.schemas.groups import (
     DropReason,
@@ -122,7 +122,7 @@ class Coordinator:
         """`served` waits until the engine serves a policy version: rollouts are requested once it serves
         the log's newest."""
         self._served = served
-        self.progress = Progress(plan)
+        self.progress = RunProgress(plan)
         self._plan = plan
         self._connection = connection
         self._publisher = Publisher(connection)
@@ -224,7 +224,7 @@ class Coordinator:
         self.progress.apply(event, await self._publisher.event(event))
         await self._offer([rollout_entry(request, FIRST)])
 
-    async def _reopen(self, prompt: int, slot: int, place: Place) -> None:
+    async def _reopen(self, prompt: int, slot: int, place: SlotState) -> None:
         """Reopen a rollout without a reward: first in the log, because its sequence is the new fence."""
         again = await opened(
             self._publisher,

@@ -6,9 +6,9 @@ import msgspec
 
 from orchard.pipelines.rl import bar, frugal
 from orchard.pipelines.rl.bar import Assemble, Generate, GiveUp
-from orchard.pipelines.rl.frugal import Evidence, Grown, OneClass
+from orchard.pipelines.rl.frugal import Grown, OneClass, VersionCounts
 from orchard.pipelines.rl.information import information
-from orchard.pipelines.rl.progress import Place, Progress
+from orchard.pipelines.rl.progress import RunProgress, SlotState
 from orchard.schemas.groups import GroupOutcome, PromptSkipped
 
 Places = list[tuple[int, int]]
@@ -17,7 +17,7 @@ FrugalGroup = tuple[Grown | OneClass, Places]
 """A decision with the slots that were left over, newest first, of which it takes the first ones."""
 
 
-def decide(progress: Progress, prompt: int) -> Assemble | Generate | GiveUp | FrugalGroup:
+def decide(progress: RunProgress, prompt: int) -> Assemble | Generate | GiveUp | FrugalGroup:
     """Decide what to do next for an open prompt."""
     plan = progress.plan
     pool = progress.prompts[prompt].pool(plan)
@@ -39,7 +39,7 @@ def decide(progress: Progress, prompt: int) -> Assemble | Generate | GiveUp | Fr
     return (decision, left) if isinstance(decision, Grown | OneClass) else decision
 
 
-def skipped(progress: Progress, prompt: int) -> PromptSkipped | None:
+def skipped(progress: RunProgress, prompt: int) -> PromptSkipped | None:
     """Say why the next prompt is passed over; None: it is opened, as other methods open all."""
     plan = progress.plan
     if plan.frugal is None or plan.is_trap(prompt):
@@ -62,17 +62,17 @@ def skipped(progress: Progress, prompt: int) -> PromptSkipped | None:
     )
 
 
-def evidence(progress: Progress, task: str) -> list[Evidence]:
+def evidence(progress: RunProgress, task: str) -> list[VersionCounts]:
     """A task's graded rollouts by the policy version that was newest when they were asked for."""
     counts: dict[int, list[bool]] = {}
     for _, _, place in _places(progress, task):
         rollout = place.outcomes[place.last]
         if rollout.reward is not None:
             counts.setdefault(_version(progress, place), []).append(bar.is_positive(rollout))
-    return [Evidence(version, sum(found), len(found)) for version, found in sorted(counts.items())]
+    return [VersionCounts(version, sum(found), len(found)) for version, found in sorted(counts.items())]
 
 
-def left_over(progress: Progress, prompt: int) -> Places:
+def left_over(progress: RunProgress, prompt: int) -> Places:
     """Graded rollouts of the prompt's task that no group has, of decided prompts, newest first.
 
     None while an older prompt of the task is undecided: the oldest has the first right to them, so no two
@@ -102,14 +102,14 @@ def left_over(progress: Progress, prompt: int) -> Places:
     return [(number, slot) for _, number, slot in sorted(found, reverse=True)]
 
 
-def rate(progress: Progress) -> float:
+def rate(progress: RunProgress) -> float:
     """Mean information of the run's groups for each graded rollout that its decided prompts cost."""
     decided = [one for one in progress.decisions.values() if one.outcome is not GroupOutcome.IMPOSSIBLE]
     cost = sum(one.generated for one in decided)
     return sum(information(one.positive, len(one.members)) for one in decided) / cost if cost else 0.0
 
 
-def _places(progress: Progress, task: str) -> Iterator[tuple[int, int, Place]]:
+def _places(progress: RunProgress, task: str) -> Iterator[tuple[int, int, SlotState]]:
     """Finished slots of a task, as prompt, index and state."""
     for number in progress.prompts_of.get(task, []):
         for slot, place in progress.prompts[number].places.items():
@@ -117,12 +117,12 @@ def _places(progress: Progress, task: str) -> Iterator[tuple[int, int, Place]]:
                 yield number, slot, place
 
 
-def _version(progress: Progress, place: Place) -> int:
+def _version(progress: RunProgress, place: SlotState) -> int:
     """The newest policy version that the log had when a rollout was requested."""
     return max((version for version, at in progress.updates.items() if at < place.requested), default=0)
 
 
-def _skipped_in_a_row(progress: Progress, task: str) -> int:
+def _skipped_in_a_row(progress: RunProgress, task: str) -> int:
     row = 0
     for number in sorted(progress.prompts_of.get(task, []), reverse=True):
         if number not in progress.skipped:

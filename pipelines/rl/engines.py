@@ -17,7 +17,7 @@ import aiohttp
 import msgspec
 
 from orchard.pipelines.rl.policies import Newest
-from orchard.pipelines.rl.settings import Engine
+from orchard.pipelines.rl.settings import EngineKind
 
 POLL_SECONDS = 0.5
 LOAD_SECONDS = 600.0
@@ -50,14 +50,14 @@ class Exchange(NamedTuple):
     after: tuple[Call, ...]
 
 
-def exchange(kind: Engine, run: str, newest: Newest, adapter: str | None) -> Exchange:
+def exchange(kind: EngineKind, run: str, newest: Newest, adapter: str | None) -> Exchange:
     """The calls by which an engine takes a policy of `run`; `adapter` is the name under which it serves
     adapters, None where a policy is a whole model."""
     label = f"{run}#{newest.version}"
     match kind:
-        case Engine.ORCHARD:
+        case EngineKind.ORCHARD:
             return Exchange((), (Call("/admin/reload", msgspec.structs.asdict(newest) | {"run": run}),), ())
-        case Engine.SGLANG:
+        case EngineKind.SGLANG:
             new = {"model_path": newest.path, "weight_version": label, "abort_all_requests": False}
             return Exchange(
                 # Requests go back to the queue and are read again, so that no old key or value is left.
@@ -65,7 +65,7 @@ def exchange(kind: Engine, run: str, newest: Newest, adapter: str | None) -> Exc
                 (Call("/update_weights_from_disk", new | {"flush_cache": True}),),
                 (Call("/continue_generation", {}),),
             )
-        case Engine.VLLM:
+        case EngineKind.VLLM:
             new = {"weights_path": newest.path}
             load = Call("/collective_rpc", {"method": "reload_weights", "kwargs": new})
             if adapter is not None:
@@ -85,9 +85,9 @@ def exchange(kind: Engine, run: str, newest: Newest, adapter: str | None) -> Exc
 
 
 _LABELS = {
-    Engine.ORCHARD: ("/health", ("run", "policy_version")),
-    Engine.SGLANG: ("/get_model_info", ("weight_version",)),
-    Engine.VLLM: ("/weight_info", ("weight_version",)),
+    EngineKind.ORCHARD: ("/health", ("run", "policy_version")),
+    EngineKind.SGLANG: ("/get_model_info", ("weight_version",)),
+    EngineKind.VLLM: ("/weight_info", ("weight_version",)),
 }
 """Route and fields that report which policy is served."""
 
@@ -96,7 +96,7 @@ class ServingEngine:
     """One engine at `address` (without the version path), with its key, for one run."""
 
     def __init__(
-        self, kind: Engine, address: str, run: str, *, key: str | None = None, adapter: str | None = None
+        self, kind: EngineKind, address: str, run: str, *, key: str | None = None, adapter: str | None = None
     ) -> None:
         self.kind, self.address, self.run = kind, address, run
         self._adapter = adapter
@@ -210,7 +210,8 @@ async def all_serve(engines: Iterable[ServingEngine], version: int) -> None:
 
 
 _FIXES = {
-    Engine.ORCHARD: "is it `orchard serve-policy`, and the key right?",
-    Engine.SGLANG: "is it SGLang, and the key right?",
-    Engine.VLLM: "start it with VLLM_SERVER_DEV_MODE=1, and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 for adapters",
+    EngineKind.ORCHARD: "is it `orchard serve-policy`, and the key right?",
+    EngineKind.SGLANG: "is it SGLang, and the key right?",
+    EngineKind.VLLM: "start it with VLLM_SERVER_DEV_MODE=1, "
+    "and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 for adapters",
 }

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from orchard.pipelines.rl.coordinator import subjects
 from orchard.pipelines.rl.plan import RunPlan
-from orchard.pipelines.rl.progress import Progress
+from orchard.pipelines.rl.progress import RunProgress
 from orchard.pipelines.rl.sequences import NotSampled, TokenSequence, sequences
 from orchard.pipelines.trajectories.forests import training
 from orchard.schemas.decoding import Unreadable
@@ -45,7 +45,7 @@ class Feed:
         self, plan: RunPlan, blobs: BlobStore, check: Callable[[TokenSequence], None] = lambda _: None
     ) -> None:
         """`check` raises NotSampled for a sequence whose pictures the model cannot be shown."""
-        self.progress = Progress(plan)
+        self.progress = RunProgress(plan)
         self._check = check
         self.sequences_of: dict[str, int] = {}
         """Stream sequence of each group that waits."""
@@ -134,6 +134,7 @@ class Feed:
 
     @property
     def waiting(self) -> list[GroupAssembled]:
+        """Groups neither trained on nor dropped, in the order of the log."""
         keep = self.progress.plan.keep_degenerate
         return [group for group in self.progress.ready if keep or not group.degenerate]
 

@@ -76,7 +76,7 @@ class FrugalSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return self.most if self.max_aborts is None else self.max_aborts
 
 
-class Evidence(msgspec.Struct, frozen=True):
+class VersionCounts(msgspec.Struct, frozen=True):
     """Graded rollouts of a task that were requested under one policy version."""
 
     version: int
@@ -114,7 +114,7 @@ class OneClass(msgspec.Struct, frozen=True, kw_only=True):
     rate: float
 
 
-def posterior(seen: Iterable[Evidence], version: int, settings: FrugalSettings) -> Posterior:
+def posterior(seen: Iterable[VersionCounts], version: int, settings: FrugalSettings) -> Posterior:
     """Posterior of a task's pass rate under policy `version`; the order of `seen` does not matter."""
     alpha, beta = settings.prior
     for one in sorted(seen, key=lambda one: (one.version, one.graded, one.positive)):

@@ -296,7 +296,9 @@ def sees(eyes: Eyes | None) -> Callable[[TokenSequence], None]:
     def check(sequence: TokenSequence) -> None:
         if eyes is None:
             if sequence.images:
-                raise NotSampled("a sequence has pictures, and the model reads text alone")
+                raise NotSampled(
+                    "a sequence has pictures, and the model reads text alone: train a vision-language model"
+                )
             return
         try:
             eyes.positions(as_row(sequence, "sampled"))

@@ -23,6 +23,8 @@ class Objective(StrEnum):
     CLIP = "clip"
     """The ratio, clipped where that is the worse: PPO, GRPO, GSPO."""
     CISPO = "cispo"
+    """The log-probability, weighted with the clipped ratio through which no gradient flows, so that no token
+    loses its gradient: https://arxiv.org/abs/2506.13585, equation 4."""
     REINFORCE = "reinforce"
     """The log-probability, unweighted."""
 

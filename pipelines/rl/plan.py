@@ -66,7 +66,9 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         if not self.tasks:
             raise ValueError("a run needs at least one task")
         if (self.impossible > 0) != bool(self.traps):
-            raise ValueError("a share of impossible tasks needs such tasks, and these a share")
+            raise ValueError(
+                "`impossible`, a share, and `traps`, the impossible tasks, must be given together"
+            )
         if self.max_in_flight < self.first:
             raise ValueError(
                 f"max_in_flight is {self.max_in_flight}: a stride is {self.first} rollouts, and all of "

@@ -24,7 +24,7 @@ from orchard.schemas.outcomes import ExitStatus, RolloutStatus
 
 
 @dataclass
-class Place:
+class SlotState:
     """One slot of a prompt. Outcomes are keyed by sequence, so that applying one again changes nothing."""
 
     rollout_id: str
@@ -52,23 +52,25 @@ class Place:
 
 
 @dataclass
-class Prompt:
+class RunPrompt:
     """One prompt of the run."""
 
-    places: dict[int, Place] = field(default_factory=dict)
+    places: dict[int, SlotState] = field(default_factory=dict)
     decided: bool = False
 
     def pool(self, plan: RunPlan) -> list[Slot]:
+        """All slots of the strides that were begun; a slot that a killed coordinator did not request is
+        empty."""
         begun = plan.begun(max(self.places, default=-1) + 1)
         return [self.places[at].slot if at in self.places else Slot() for at in range(begun)]
 
 
-class Progress:
+class RunProgress:
     """The fold. `apply` accepts any event; those of other campaigns and types change nothing."""
 
     def __init__(self, plan: RunPlan) -> None:
         self.plan = plan
-        self.prompts: dict[int, Prompt] = {}
+        self.prompts: dict[int, RunPrompt] = {}
         self.groups: dict[str, GroupAssembled] = {}
         """Groups to train on, by id, in the order of the log."""
         self.dropped: dict[str, GroupDropped] = {}
@@ -100,6 +102,7 @@ class Progress:
 
     @property
     def undecided(self) -> list[int]:
+        """Prompts that were begun and have no group yet."""
         return [number for number, prompt in self.prompts.items() if not prompt.decided]
 
     @property
@@ -213,13 +216,13 @@ class Progress:
         place = self.prompts[prompt].places[slot]
         return not place.outcomes[place.last].untrained
 
-    def _place(self, sample: int, rollout_id: str) -> tuple[int, Place]:
+    def _place(self, sample: int, rollout_id: str) -> tuple[int, SlotState]:
         number, slot = self.plan.place_of(sample)
-        return number, self._prompt(number).places.setdefault(slot, Place(rollout_id))
+        return number, self._prompt(number).places.setdefault(slot, SlotState(rollout_id))
 
-    def _prompt(self, number: int) -> Prompt:
+    def _prompt(self, number: int) -> RunPrompt:
         if number not in self.prompts:
-            self.prompts[number] = Prompt()
+            self.prompts[number] = RunPrompt()
             self.prompts_of.setdefault(self.plan.task_of(number).task_id, []).append(number)
         return self.prompts[number]
 

@@ -12,7 +12,7 @@ from orchard.pipelines.datasets.selection import lottery
 from orchard.pipelines.rl.coordinator import RunError, beginning
 from orchard.pipelines.rl.plan import RunPlan
 from orchard.pipelines.rl.settings import RlSettings, TaskPool
-from orchard.pipelines.tasks.held_out import Known, contaminated, matches
+from orchard.pipelines.tasks.held_out import TaskColumns, contaminated, matches
 from orchard.pipelines.tasks.registry import read_task_refs, stored_tasks
 from orchard.schemas.campaigns import ModelSpec, TaskRef
 from orchard.schemas.tasks import IMPOSSIBLE
@@ -85,7 +85,7 @@ def choose_tasks(store: str, pool: TaskPool, counts: Counter[str]) -> tuple[Task
                 f"{pool.measured_in!r}: widen `tasks.above` and `tasks.at_most`"
             )
     with open_tables(store) as tables:
-        known_tasks = [Known(ref.task_id, ref.source, ref.repo) for ref in refs]
+        known_tasks = [TaskColumns(ref.task_id, ref.source, ref.repo) for ref in refs]
         out = contaminated(tables, BlobStore(store), pool.held_out, known_tasks)
     counts.update(out[ref.task_id].name for ref in refs if ref.task_id in out)
     found = drawn((ref for ref in refs if ref.task_id not in out), pool, counts)

@@ -58,7 +58,7 @@ class TaskPool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Seed of the draw that `per_repo` and `limit` make."""
 
 
-class Engine(StrEnum):
+class EngineKind(StrEnum):
     """The program that serves the policy."""
 
     ORCHARD = "orchard"
@@ -86,7 +86,7 @@ class RlSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields=
     """Endpoint of the configuration at which the workers find the policy server."""
     served_as: str = "policy"
     """Model name at that endpoint."""
-    engine: Engine = Engine.ORCHARD
+    engine: EngineKind = EngineKind.ORCHARD
     """The program behind the endpoint: it is given each new policy, and asked which one it serves before
     rollouts."""
     bar: BarSettings = BarSettings()
@@ -152,6 +152,8 @@ _PAPER: dict[str, Any] = {
     "precision": "bfloat16",
     "bar": {"size": 8, "budget": 16, "stride": 16, "interval": [0.375, 0.625]},
 }
+"""The paper's balanced groups. Endings over the time limit and over the context do not train: the paper's
+filter of groups takes them for noise."""
 
 
 METHODS: dict[str, bool] = {"fixed": True, "dynamic": False, "frugal": False}
@@ -178,7 +180,7 @@ def settings_from(tree: dict[str, Any]) -> RlSettings:
     if method == "frugal":
         given["frugal"] = given.get("frugal", {})
     given["bar"] = _groups(tree, preset.get("bar", {}), method)
-    if given.get("engine") == Engine.SGLANG and given.get("lora") is not None:
+    if given.get("engine") == EngineKind.SGLANG and given.get("lora") is not None:
         raise TrainingError("SGLang takes whole policies: leave `lora` out, or serve with vLLM")
     given["loss"] = with_recipe(tree.get("loss", {}), preset.get("loss", {}))
     settings = converted(given, RlSettings)

@@ -57,6 +57,8 @@ class Limits(NamedTuple):
 
 
 class Steps:
+    """Takes the groups of one step after another from a feed."""
+
     def __init__(
         self, feed: Feed, limits: Limits, source: str, publish: Callable[[Event], Awaitable[int]]
     ) -> None:
@@ -111,6 +113,7 @@ class Steps:
         checkpoint: str = "",
         left_out: Iterable[str] = (),
     ) -> tuple[int, PolicyUpdated]:
+        """Publish which groups a step took, counted from 1; returns the event's sequence and payload."""
         run = self._feed.progress.plan.name
         update = PolicyUpdated(
             run=run,

@@ -68,7 +68,7 @@ class TrainerState(msgspec.Struct, frozen=True, kw_only=True):
     """The last step's event."""
 
 
-class Trainer:
+class RlTrainer:
     """One run's trainer. Each of `engines` serves its policies; there may be none."""
 
     def __init__(

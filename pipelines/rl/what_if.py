@@ -19,7 +19,7 @@ import numpy as np
 
 from orchard.pipelines.rl import frugal
 from orchard.pipelines.rl.bar import Assemble, BarSettings, GiveUp, Rollout, Slot, decide, is_positive
-from orchard.pipelines.rl.frugal import Evidence, FrugalSettings, Grown, OneClass
+from orchard.pipelines.rl.frugal import FrugalSettings, Grown, OneClass, VersionCounts
 from orchard.pipelines.rl.information import Posterior, beta_binomial, information
 from orchard.schemas.outcomes import RolloutStatus
 
@@ -29,7 +29,7 @@ WORLDS = 20
 """Minimum number of worlds, for the interval."""
 
 
-class Cell(msgspec.Struct, frozen=True, kw_only=True):
+class WhatIfSetting(msgspec.Struct, frozen=True, kw_only=True):
     """One setting to try; `method` is `bar`, `fixed` (GRPO), `dynamic` (DAPO) or `frugal`."""
 
     method: str
@@ -47,7 +47,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 class Yield(msgspec.Struct, frozen=True, kw_only=True):
     """Mean result of a cell over the log's tasks. Rollouts and tokens count all that was generated."""
 
-    cell: Cell
+    cell: WhatIfSetting
     prompts: int
     """Tasks of the log, each of which comes up once."""
     opened: float
@@ -96,13 +96,13 @@ def grid(
     strides: Sequence[int | None],
     intervals: Sequence[tuple[float, float]],
     methods: Sequence[str] = ("bar", "fixed", "dynamic", "frugal"),
-) -> Iterator[Cell]:
+) -> Iterator[WhatIfSetting]:
     """Every combination that makes a group; fixed N and dynamic sampling depend on the size alone, and frugal
     sampling takes it as that of its largest group."""
     if "bar" in methods:
         for size, budget, stride, interval in product(sizes, budgets, strides, intervals):
             try:
-                yield Cell(
+                yield WhatIfSetting(
                     method="bar", bar=BarSettings(size=size, budget=budget, stride=stride, interval=interval)
                 )
             except ValueError:
@@ -110,9 +110,9 @@ def grid(
     for size in sizes:
         for method in ("fixed", "dynamic"):
             if method in methods:
-                yield Cell(method=method, bar=BarSettings(size=size, budget=size, interval=None))
+                yield WhatIfSetting(method=method, bar=BarSettings(size=size, budget=size, interval=None))
         if "frugal" in methods and size >= FrugalSettings().least and size % FrugalSettings().stride == 0:
-            yield Cell(method="frugal", frugal=FrugalSettings(most=size, give_up=size))
+            yield WhatIfSetting(method="frugal", frugal=FrugalSettings(most=size, give_up=size))
 
 
 def fitted_prior(pools: Mapping[str, Sequence[Rollout]]) -> Posterior:
@@ -163,13 +163,13 @@ def dealt(rollouts: Sequence[Rollout], settings: BarSettings) -> Group | None:
 
 
 def foraged(
-    rollouts: Sequence[Rollout], known: Sequence[Evidence], rate: float, settings: FrugalSettings
+    rollouts: Sequence[Rollout], known: Sequence[VersionCounts], rate: float, settings: FrugalSettings
 ) -> Group:
     """The result of an open prompt by frugal sampling."""
     used = 0
     while True:
         hits = sum(map(is_positive, rollouts[:used]))
-        belief = frugal.posterior([*known, Evidence(0, hits, used)], 0, settings)
+        belief = frugal.posterior([*known, VersionCounts(0, hits, used)], 0, settings)
         decision = frugal.decide(
             [Slot(tried=(rollout,)) for rollout in rollouts[:used]], [], belief, rate, settings
         )
@@ -179,10 +179,10 @@ def foraged(
         used += len(decision.slots)
 
 
-def what_if(pools: Mapping[str, Sequence[Rollout]], cells: Sequence[Cell]) -> list[Yield]:
+def what_if(pools: Mapping[str, Sequence[Rollout]], cells: Sequence[WhatIfSetting]) -> list[Yield]:
     """What each cell makes of one pass over all tasks of the log. ValueError for a log without rollouts."""
     if not any(pools.values()):
-        raise ValueError("the log has no graded rollout")
+        raise ValueError("the campaign has no graded rollout: name another")
     prior = fitted_prior(pools)
     worlds = max(WORLDS, ceil(PROMPTS / len(pools)))
     longest = max(cell.frugal.most if cell.frugal else cell.bar.budget for cell in cells)
@@ -195,7 +195,7 @@ def what_if(pools: Mapping[str, Sequence[Rollout]], cells: Sequence[Cell]) -> li
 
 
 def _deal(
-    world: _World, pools: Mapping[str, Sequence[Rollout]], cell: Cell, total: "_Sums", number: int
+    world: _World, pools: Mapping[str, Sequence[Rollout]], cell: WhatIfSetting, total: "_Sums", number: int
 ) -> None:
     """Deal a cell one pass over a world."""
     before = total.information, total.rollouts
@@ -205,7 +205,7 @@ def _deal(
             group = dealt(rollouts, cell.bar)
             assert group is not None
         else:
-            known = [Evidence(0, sum(map(is_positive, pools[task])), len(pools[task]))]
+            known = [VersionCounts(0, sum(map(is_positive, pools[task])), len(pools[task]))]
             belief = frugal.posterior(known, 0, settings)
             if frugal.visit(belief, settings, seed=f"{number}:{task}", skipped_in_a_row=0) is not None:
                 continue
@@ -236,7 +236,7 @@ class _Sums:
             self.informative += 1
             self.shares.append(group.positive / group.size)
 
-    def mean(self, cell: Cell, prompts: int, worlds: int) -> Yield:
+    def mean(self, cell: WhatIfSetting, prompts: int, worlds: int) -> Yield:
         cuts = quantiles(self.per_thousand, n=20) if len(self.per_thousand) > 1 else [0.0]
         return Yield(
             cell=cell,

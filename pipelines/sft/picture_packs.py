@@ -16,6 +16,8 @@ from orchard.pipelines.vision.reading import PictureReader, Pictures, Seen
 
 
 class PackedPictures(msgspec.Struct, frozen=True, kw_only=True):
+    """Pictures of a pack, one after another in the order of its tokens."""
+
     pixels: torch.Tensor
     """[patches, values of a patch]."""
     grids: torch.Tensor

@@ -26,6 +26,7 @@ class Processes(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def first(self) -> bool:
+        """Whether this is the process that writes files and reports."""
         return self.rank == 0
 
     def summed(self, value: float) -> float:

@@ -11,7 +11,7 @@ import numpy as np
 T = TypeVar("T")
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class BatchSchedule(msgspec.Struct, frozen=True, kw_only=True):
     """The steps of a run. Everything about step `s` follows from `s`: nothing else needs to be resumed."""
 
     examples: int

@@ -140,6 +140,7 @@ def over_preset(tree: dict[str, Any], presets: dict[str, dict[str, Any]]) -> dic
 
 
 def converted(tree: dict[str, Any], kind: type[S]) -> S:
+    """Convert a whole tree to settings of a kind. Raises TrainingError."""
     try:
         settings = msgspec.convert(tree, kind)
     except msgspec.ValidationError as error:

@@ -29,7 +29,7 @@ from orchard.pipelines.sft.preparation import (
     weights_sha256,
 )
 from orchard.pipelines.sft.processes import Processes, autocast, clipped, joined, last_backward, shard
-from orchard.pipelines.sft.schedule import Plan, process_packs
+from orchard.pipelines.sft.schedule import BatchSchedule, process_packs
 from orchard.pipelines.sft.settings import SftSettings, TrainingError, settings_hash
 from orchard.schemas.training import TrainingFinished, TrainingStarted, TrainingStep
 from orchard.storage.blobs import BlobStore
@@ -41,7 +41,7 @@ ADAPTED = "adapter"
 CHECKPOINTS = "checkpoints"
 
 
-class Trainer:
+class SftTrainer:
     """Model, optimizers and data of a run, and what one step does to them."""
 
     def __init__(
@@ -52,11 +52,13 @@ class Trainer:
         processes: Processes,
         eyes: Eyes | None = None,
     ) -> None:
+        """`model` is put on the device, prepared for packs and sharded; `eyes` find the pictures of rows.
+        Raises TrainingError, ModelError."""
         vocabulary = model.config.get_text_config().vocab_size
         check_rows(rows, context=settings.context, vocabulary=vocabulary, sees=eyes is not None)
         self.settings, self.rows, self.processes, self.model = settings, rows, processes, model
         self._eyes = eyes
-        self.plan = Plan(
+        self.plan = BatchSchedule(
             examples=len(rows),
             global_batch=settings.global_batch,
             epochs=settings.epochs,
@@ -159,7 +161,7 @@ def train(
         if settings.lora is not None:
             add_adapter(model, settings.lora, base=settings.model or "", seed=settings.seed)
         blobs = BlobStore(settings.dataset)
-        trainer = Trainer(settings, rows, model, processes, eyes_of(model, processor, blobs.read))
+        trainer = SftTrainer(settings, rows, model, processes, eyes_of(model, processor, blobs.read))
         out.mkdir(parents=True, exist_ok=True)
         checkpoints = Checkpoints(out / CHECKPOINTS, processes, settings.keep_checkpoints, Position)
         position = Position(settings_hash=settings_hash(settings), dataset_sha256=manifest.sha256)

@@ -44,7 +44,7 @@ class HeldOut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Leave out every task of a repository that a held-out task is of, too."""
 
 
-class Known(NamedTuple):
+class TaskColumns(NamedTuple):
     """A task, by its columns in the tables."""
 
     task_id: str
@@ -90,7 +90,7 @@ def matches(patterns: Iterable[str], names: AbstractSet[str]) -> dict[str, set[s
 
 
 def contaminated(
-    tables: duckdb.DuckDBPyConnection, blobs: BlobStore, held_out: HeldOut, tasks: Iterable[Known]
+    tables: duckdb.DuckDBPyConnection, blobs: BlobStore, held_out: HeldOut, tasks: Iterable[TaskColumns]
 ) -> dict[str, Reason]:
     """The tasks that may not train, by id.
 
@@ -98,7 +98,7 @@ def contaminated(
     in its rollouts. Raises TaskError for a pattern that names no task, and the blob store's errors.
     """
     stored = {row[0]: row for row in tables.execute(_STORED).fetchall()}
-    out = _held_out(tables, held_out, [Known(*row[:3]) for row in stored.values()])
+    out = _held_out(tables, held_out, [TaskColumns(*row[:3]) for row in stored.values()])
     if not out:
         return {}
     training = [task for task in {task.task_id: task for task in tasks}.values() if task.task_id not in out]
@@ -111,7 +111,7 @@ def contaminated(
     missing = [task.task_id for task in (*out.values(), *training) if task.task_id not in stored]
     said = dict(tables.execute(_SAID, {"ids": missing}).fetchall()) if missing else {}
 
-    def text(task: Known) -> TaskText:
+    def text(task: TaskColumns) -> TaskText:
         if (row := stored.get(task.task_id)) is None:
             return TaskText.of(task.task_id, task.repo, said.get(task.task_id) or "")
         whole = msgspec.json.decode(blobs.get(BlobRef(sha256=row[3], size=row[4])), type=Task)
@@ -123,10 +123,10 @@ def contaminated(
 
 
 def _held_out(
-    tables: duckdb.DuckDBPyConnection, held_out: HeldOut, stored: Sequence[Known]
-) -> Mapping[str, Known]:
-    found: dict[str, Known] = {}
-    named: defaultdict[str, list[Known]] = defaultdict(list)
+    tables: duckdb.DuckDBPyConnection, held_out: HeldOut, stored: Sequence[TaskColumns]
+) -> Mapping[str, TaskColumns]:
+    found: dict[str, TaskColumns] = {}
+    named: defaultdict[str, list[TaskColumns]] = defaultdict(list)
     for task in stored:
         for name in task:
             named[name].append(task)
@@ -139,5 +139,5 @@ def _held_out(
         found |= {task.task_id: task for name in names for task in named[name]}
     if held_out.evaluations:
         for row in tables.execute(_EVALUATED).fetchall():
-            found.setdefault(row[0], Known(*row))
+            found.setdefault(row[0], TaskColumns(*row))
     return found

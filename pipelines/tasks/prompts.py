@@ -17,7 +17,7 @@ from orchard.workers.plugins import need
 SOURCE = "prompts"
 
 
-class Prompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PromptRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One row. The command line or the default supplies what it leaves out."""
 
     prompt: str
@@ -58,8 +58,9 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def task_from_prompt(row: Mapping[str, Any], number: int, defaults: Defaults) -> Task:
+    """The task of a row; `number` is its line. Raises MalformedRow."""
     try:
-        given = msgspec.convert(dict(row), Prompt)
+        given = msgspec.convert(dict(row), PromptRow)
         workdir = given.workdir or defaults.workdir
         task = Task(
             task_id=given.id or f"{defaults.source}-{digest(dict(row), 12)}",
@@ -84,7 +85,7 @@ def task_from_prompt(row: Mapping[str, Any], number: int, defaults: Defaults) ->
     return task
 
 
-def _grading(given: Prompt, defaults: Defaults, workdir: str) -> Grading:
+def _grading(given: PromptRow, defaults: Defaults, workdir: str) -> Grading:
     own = bool(given.check or given.grader)
     check = given.check if own else defaults.check
     grader = given.grader if own else defaults.grader

@@ -66,7 +66,7 @@ def check_rows(path: Path, read: Reader) -> RowFile:
         else:
             seen[task.task_id] = number
     if not seen and not problems:
-        raise TaskError(f"{path} holds no task")
+        raise TaskError(f"{path} has no row: give a file with a task a row")
     return RowFile(path=path, read=read, good=len(seen), problems=tuple(problems))
 
 

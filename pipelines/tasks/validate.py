@@ -97,6 +97,8 @@ class Validator:
         return validation(task, verdict, time.monotonic() - started)
 
     async def impossible(self, task: Task) -> Validation | None:
+        """The first variant of a task that contradicts its statement; None where there is none. Raises
+        like `validate`."""
         started = time.monotonic()
         reference = offered(lambda domain: domain.contradictions).get(kind_of(task))
         if reference is None:

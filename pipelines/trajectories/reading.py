@@ -34,7 +34,7 @@ where c.sequence between $first and $last and c.finish_reason in ('length', 'unp
 
 
 @dataclass(frozen=True)
-class Place:
+class AttemptSpan:
     """The range of the log that holds a finished attempt."""
 
     rollout_id: str
@@ -47,7 +47,7 @@ class Place:
 
 
 def read_paths(
-    tables: duckdb.DuckDBPyConnection, blobs: BlobStore, places: Sequence[Place]
+    tables: duckdb.DuckDBPyConnection, blobs: BlobStore, places: Sequence[AttemptSpan]
 ) -> dict[str, list[MessageNode]]:
     """The messages from root to leaf of each attempt, by rollout id; empty where the log has none. Reads
     and raises like `read_trees`."""
@@ -56,7 +56,7 @@ def read_paths(
 
 
 def read_trees(
-    tables: duckdb.DuckDBPyConnection, blobs: BlobStore, places: Sequence[Place]
+    tables: duckdb.DuckDBPyConnection, blobs: BlobStore, places: Sequence[AttemptSpan]
 ) -> dict[str, dict[str, MessageNode]]:
     """All messages of each attempt by their ids, in the order of the log, by rollout id.
 
@@ -75,14 +75,14 @@ def read_trees(
     return nodes
 
 
-def read_cut(tables: duckdb.DuckDBPyConnection, places: Sequence[Place]) -> set[tuple[str, str]]:
+def read_cut(tables: duckdb.DuckDBPyConnection, places: Sequence[AttemptSpan]) -> set[tuple[str, str]]:
     """Answers that `max_tokens` cut or whose server's response was unreadable, as rollout id and node id:
     the model did not end them."""
     found = _asked(tables, _CUT, places) if places else None
     return set() if found is None else set(zip(*found.to_pydict().values(), strict=True))
 
 
-def _asked(tables: duckdb.DuckDBPyConnection, query: str, places: Sequence[Place]) -> pa.Table:
+def _asked(tables: duckdb.DuckDBPyConnection, query: str, places: Sequence[AttemptSpan]) -> pa.Table:
     """Run a query for these attempts over the range of the log that they span."""
     wanted = pa.table(
         {

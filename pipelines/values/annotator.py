@@ -13,10 +13,10 @@ from collections.abc import Callable
 import duckdb
 import msgspec
 
-from orchard.pipelines.trajectories.reading import Place
+from orchard.pipelines.trajectories.reading import AttemptSpan
 from orchard.pipelines.values.cases import Case, read_case
 from orchard.pipelines.values.judges import Judge, get_judge
-from orchard.pipelines.values.prompt import Prompt
+from orchard.pipelines.values.prompt import AnnotationPrompt
 from orchard.pipelines.values.replies import BadReply, Reading
 from orchard.pipelines.values.requests import queue_entry
 from orchard.schemas.events import Event, make_event, payload
@@ -53,7 +53,8 @@ class Cases:
         self._lock = threading.Lock()
         self._tables: duckdb.DuckDBPyConnection | None = None
 
-    def read(self, place: Place) -> Case | None:
+    def read(self, place: AttemptSpan) -> Case | None:
+        """The case, or None while the tables lack it. Raises StorageError."""
         with self._lock:
             if self._tables is None:
                 self._tables = open_tables(self._store)
@@ -117,7 +118,7 @@ class Annotator:
 
     async def _verdict(self, request: AnnotationRequest, judge: Judge) -> Event:
         """The event to publish: the log's own, or the result of asking now."""
-        place = Place(
+        place = AttemptSpan(
             request.rollout_id, request.attempt, None, request.first_sequence, request.last_sequence
         )
         case = await asyncio.to_thread(self._cases.read, place)
@@ -145,7 +146,7 @@ class Annotator:
         )
 
     async def _ask(
-        self, request: AnnotationRequest, judge: Judge, case: Case, prompt: Prompt, input_hash: str
+        self, request: AnnotationRequest, judge: Judge, case: Case, prompt: AnnotationPrompt, input_hash: str
     ) -> ValueAnnotated | AnnotationFailed:
         """Ask until a reply keeps the rules, `max_tries` times. Raises InfrastructureError."""
         began = time.monotonic()
@@ -187,7 +188,7 @@ class Annotator:
 def _facts(
     request: AnnotationRequest,
     case: Case,
-    prompt: Prompt,
+    prompt: AnnotationPrompt,
     input_hash: str,
     answers: list[Completion],
     seconds: float,

@@ -15,7 +15,7 @@ BINS = 5
 
 
 @dataclass(frozen=True)
-class Point:
+class CalibrationPoint:
     """Annotated and measured value of one step of one rollout."""
 
     rollout_id: str
@@ -60,7 +60,7 @@ class Bin:
 def wilson(successes: int, trials: int, z: float = Z95) -> tuple[float, float]:
     """The Wilson interval of a proportion; ValueError without trials or with more successes than those."""
     if not 0 <= successes <= trials or trials < 1:
-        raise ValueError(f"{successes} of {trials} is no proportion")
+        raise ValueError(f"{successes} successes of {trials} trials make no proportion")
     mean, square = successes / trials, z * z
     middle = mean + square / (2 * trials)
     spread = z * sqrt(mean * (1 - mean) / trials + square / (4 * trials * trials))
@@ -69,7 +69,7 @@ def wilson(successes: int, trials: int, z: float = Z95) -> tuple[float, float]:
     return (0.0 if successes == 0 else low), (1.0 if successes == trials else high)
 
 
-def agreement(points: Sequence[Point]) -> Agreement:
+def agreement(points: Sequence[CalibrationPoint]) -> Agreement:
     """How well the points agree; ValueError without any."""
     if not points:
         raise ValueError("no step has both an annotated and a measured value")
@@ -114,9 +114,9 @@ def ranks(values: Sequence[float]) -> list[float]:
     return found
 
 
-def calibration(points: Sequence[Point], bins: int = BINS) -> list[Bin]:
+def calibration(points: Sequence[CalibrationPoint], bins: int = BINS) -> list[Bin]:
     """The points by their annotated value, in `bins` equal intervals of [0, 1]; empty ones left out."""
-    members: dict[int, list[Point]] = {}
+    members: dict[int, list[CalibrationPoint]] = {}
     for point in points:
         members.setdefault(min(int(point.annotated * bins), bins - 1), []).append(point)
     return [
@@ -129,7 +129,7 @@ def calibration(points: Sequence[Point], bins: int = BINS) -> list[Bin]:
     ]
 
 
-def plot(points: Sequence[Point], title: str, path: Path) -> None:
+def plot(points: Sequence[CalibrationPoint], title: str, path: Path) -> None:
     """Write a PNG: each point with its interval, the means of the bins, and the line of perfect agreement."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # only here: it takes a second to import
     from matplotlib.figure import Figure
@@ -180,10 +180,10 @@ class AnnotatorAndPolicy:
 
 def compared(
     tables: duckdb.DuckDBPyConnection, annotator: str | None = None
-) -> dict[AnnotatorAndPolicy, list[Point]]:
+) -> dict[AnnotatorAndPolicy, list[CalibrationPoint]]:
     """The points of each pair, by rollout and step. Of several measurements of a step, that with the most
     samples counts, the newest of those."""
-    found: dict[AnnotatorAndPolicy, list[Point]] = {}
+    found: dict[AnnotatorAndPolicy, list[CalibrationPoint]] = {}
     for name, model, *values in tables.execute(_MEASURED, {"annotator": annotator}).fetchall():
-        found.setdefault(AnnotatorAndPolicy(name, model), []).append(Point(*values))
+        found.setdefault(AnnotatorAndPolicy(name, model), []).append(CalibrationPoint(*values))
     return found

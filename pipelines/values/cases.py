@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import duckdb
 import msgspec
 
-from orchard.pipelines.trajectories.reading import Place, read_paths
+from orchard.pipelines.trajectories.reading import AttemptSpan, read_paths
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.messages import MessageNode, Role
 from orchard.schemas.tasks import Task, judging_tests
@@ -16,7 +16,7 @@ PASSING = frozenset({"PASSED", "XFAIL", "SKIPPED"})
 
 
 @dataclass(frozen=True)
-class Step:
+class CaseStep:
     thought: str
     actions: tuple[tuple[str, str], ...]
     """Names of tools with their arguments in the model's spelling."""
@@ -32,7 +32,7 @@ class Case:
     attempt: int
     campaign: str
     statement: str
-    steps: tuple[Step, ...]
+    steps: tuple[CaseStep, ...]
     exit_status: str
     unfixed: tuple[str, ...]
     """Tests that had to pass after the repair and did not."""
@@ -53,7 +53,7 @@ where r.rollout_id = $rollout and r.attempt = $attempt
 """
 
 
-def read_case(tables: duckdb.DuckDBPyConnection, blobs: BlobStore, place: Place) -> Case | None:
+def read_case(tables: duckdb.DuckDBPyConnection, blobs: BlobStore, place: AttemptSpan) -> Case | None:
     """The case of one attempt; None while the tables lack its outcome. Raises BlobMissing, BlobCorrupt."""
     rows = tables.execute(_OUTCOME, {"rollout": place.rollout_id, "attempt": place.attempt}).fetchall()
     if not rows:
@@ -62,7 +62,7 @@ def read_case(tables: duckdb.DuckDBPyConnection, blobs: BlobStore, place: Place)
     task = msgspec.json.decode(blobs.get(BlobRef(sha256=task_sha256, size=0)), type=Task)
     if submission_sha256:
         submission = blobs.get(BlobRef(sha256=submission_sha256, size=0)).decode("utf-8", "replace")
-    whole = Place(place.rollout_id, place.attempt, leaf, place.first, place.last)
+    whole = AttemptSpan(place.rollout_id, place.attempt, leaf, place.first, place.last)
     path = read_paths(tables, blobs, [whole])[place.rollout_id]
     needed = set(judging_tests(task.grading)[0])
     failing = [name for name, status in sorted((tests or {}).items()) if status not in PASSING]
@@ -81,15 +81,15 @@ def read_case(tables: duckdb.DuckDBPyConnection, blobs: BlobStore, place: Place)
     )
 
 
-def steps_of(path: Sequence[MessageNode]) -> tuple[Step, ...]:
+def steps_of(path: Sequence[MessageNode]) -> tuple[CaseStep, ...]:
     """The steps of a path of messages."""
-    steps: list[Step] = []
+    steps: list[CaseStep] = []
     for node in path:
         if node.role is Role.ASSISTANT:
             thought = "\n".join(filter(None, [node.reasoning, node.content]))
             actions = tuple((call.name, call.arguments) for call in node.tool_calls)
-            steps.append(Step(thought, actions, ()))
+            steps.append(CaseStep(thought, actions, ()))
         elif steps:
             last = steps[-1]
-            steps[-1] = Step(last.thought, last.actions, (*last.results, node.content))
+            steps[-1] = CaseStep(last.thought, last.actions, (*last.results, node.content))
     return tuple(steps)

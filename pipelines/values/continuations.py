@@ -44,7 +44,9 @@ SOURCE = "orchard/measure"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class MeasuredPoint:
+    """One step of one rollout, whose value is asked for."""
+
     recorded: Recorded
     at: int
     model: ModelSpec
@@ -88,7 +90,7 @@ class Point:
 
 
 async def continuation(
-    point: Point, sample: int, dependencies: AttemptDependencies, machines: Machines
+    point: MeasuredPoint, sample: int, dependencies: AttemptDependencies, machines: Machines
 ) -> Outcome:
     """The outcome of one continuation: that of the log where it has one, else by running it now.
 

@@ -34,6 +34,8 @@ class RiseSegment:
 
 
 def interpolate(base: float, keys: Mapping[int, float], steps: int) -> tuple[float, ...]:
+    """p[0] .. p[steps - 1]: linear between key steps and from the base, constant after the last. `keys`
+    maps steps in 0 .. steps - 1 to their p; raises ValueError for any other step."""
     if any(not 0 <= step < steps for step in keys):
         raise ValueError(f"key steps must be in 0 .. {steps - 1}")
     curve: list[float] = []
@@ -91,7 +93,7 @@ def lost_rises(base: float, keys: Mapping[int, float], *, eps: float = EPS) -> i
 
 
 @dataclass(frozen=True)
-class Shape:
+class CurveShape:
     """The coarse shape of a curve."""
 
     inverted_u: bool
@@ -99,17 +101,18 @@ class Shape:
     unimodal: bool
     """Whether it never falls before the peak and never rises after it."""
     peak: int
+    """Step of the first highest p; -1 where nothing is over the base."""
     peak_position: float
     """(peak + 1) / steps: 0 at the base, 1 at the last step."""
 
 
-def shape(base: float, curve: Sequence[float], *, eps: float = EPS) -> Shape:
+def shape(base: float, curve: Sequence[float], *, eps: float = EPS) -> CurveShape:
     points = [base, *curve]
     top = max(points)
     peak = points.index(top)
     rising = all(after >= before - TOLERANCE for before, after in pairwise(points[: peak + 1]))
     falling = all(after <= before + TOLERANCE for before, after in pairwise(points[peak:]))
-    return Shape(
+    return CurveShape(
         inverted_u=top - base >= eps - TOLERANCE and top - points[-1] >= eps - TOLERANCE,
         unimodal=rising and falling,
         peak=peak - 1,

@@ -4,7 +4,7 @@ in, or a plug-in."""
 from typing import Protocol
 
 from orchard.pipelines.values.cases import Case
-from orchard.pipelines.values.prompt import PROMPT_VERSION, Prompt, make_prompt, retry_message
+from orchard.pipelines.values.prompt import PROMPT_VERSION, AnnotationPrompt, make_prompt, retry_message
 from orchard.pipelines.values.replies import Reading, read_reply
 from orchard.schemas.plugins import GUIDE, Kind, PluginError
 from orchard.workers.plugins import need
@@ -16,7 +16,7 @@ class Judge(Protocol):
     version: str
     """Version of the prompt in the log: another prompt or another rule is another version."""
 
-    def prompt(self, case: Case, limit: int) -> Prompt:
+    def prompt(self, case: Case, limit: int) -> AnnotationPrompt:
         """The first messages about a trajectory, about `limit` characters at most."""
 
     def read(self, text: str, steps: int) -> Reading:
@@ -31,7 +31,7 @@ class BuiltIn:
 
     version = PROMPT_VERSION
 
-    def prompt(self, case: Case, limit: int) -> Prompt:
+    def prompt(self, case: Case, limit: int) -> AnnotationPrompt:
         return make_prompt(case, limit)
 
     def read(self, text: str, steps: int) -> Reading:

@@ -17,7 +17,7 @@ import msgspec
 
 from orchard.injector.errors import SandboxUnsupported
 from orchard.pipelines.values.calibration import wilson
-from orchard.pipelines.values.continuations import SOURCE, Outcome, Point, continuation
+from orchard.pipelines.values.continuations import SOURCE, MeasuredPoint, Outcome, continuation
 from orchard.pipelines.values.recorded import BEFORE
 from orchard.schemas.campaigns import Timeouts
 from orchard.schemas.events import RolloutAborted, RolloutFinished, make_event, payload
@@ -36,7 +36,7 @@ from orchard.workers.harnesses import planned_harness
 from orchard.workers.harnesses.interface import CannotExecute, Harness
 
 COUNT_SECONDS = 20.0
-Told = Callable[[Point, Outcome], None]
+Told = Callable[[MeasuredPoint, Outcome], None]
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Measurement:
     divergences: tuple[Divergence, ...] = ()
 
 
-def check_step(point: Point) -> None:
+def check_step(point: MeasuredPoint) -> None:
     """Raise PointRefused for a step that the rollout does not have, or that ended it."""
     steps, at = point.recorded.steps, point.at
     if not BEFORE <= at < steps:
@@ -78,12 +78,12 @@ def check_step(point: Point) -> None:
             f"there is no step {at}: the rollout has steps 0 to {steps - 1}, and {BEFORE} is before"
         )
     if at == point.recorded.submitted:
-        raise PointRefused(
-            f"step {at} handed the work in: there is nothing to go on with, choose an earlier one"
-        )
+        raise PointRefused(f"step {at} submitted the work: nothing follows it, choose an earlier step")
 
 
-async def measure(point: Point, dependencies: AttemptDependencies, *, slots: int, told: Told) -> Measurement:
+async def measure(
+    point: MeasuredPoint, dependencies: AttemptDependencies, *, slots: int, told: Told
+) -> Measurement:
     """Measure one point and publish its value, or find it in the log.
 
     `slots` continuations run at once; `told` is called with each outcome. Raises PointRefused,
@@ -125,7 +125,9 @@ async def measure(point: Point, dependencies: AttemptDependencies, *, slots: int
     return Measurement(value, known=False, divergences=tuple(state.divergences.values()))
 
 
-def _value(point: Point, outcomes: Sequence[Outcome], state: "_State", seconds: float) -> ValueMeasured:
+def _value(
+    point: MeasuredPoint, outcomes: Sequence[Outcome], state: "_State", seconds: float
+) -> ValueMeasured:
     graded = [one for one in outcomes if isinstance(one, RolloutFinished) and one.resolved is not None]
     if not graded:
         causes = Counter(one.cause.value for one in outcomes if isinstance(one, RolloutAborted))
@@ -160,7 +162,7 @@ def _value(point: Point, outcomes: Sequence[Outcome], state: "_State", seconds: 
 class _State:
     """The state of a point, in a sandbox that continuations copy."""
 
-    point: Point
+    point: MeasuredPoint
     base: SandboxMachine
     commands: int
     copies: bool
@@ -211,7 +213,7 @@ class _State:
 
 
 @asynccontextmanager
-async def _state(point: Point, dependencies: AttemptDependencies) -> AsyncIterator[_State]:
+async def _state(point: MeasuredPoint, dependencies: AttemptDependencies) -> AsyncIterator[_State]:
     """The point's state, made in a sandbox of its own. Raises PointRefused, InfrastructureError."""
     recorded, run = point.recorded, f"{point.event_id}.{os.getpid()}-{uuid4().hex[:8]}"
     if (why := refusal(recorded.task, dependencies.sandbox_settings.task_network)) is not None:
@@ -252,7 +254,7 @@ async def _state(point: Point, dependencies: AttemptDependencies) -> AsyncIterat
         yield state
 
 
-async def _replayed(point: Point, machine: SandboxMachine) -> tuple[Replay, int]:
+async def _replayed(point: MeasuredPoint, machine: SandboxMachine) -> tuple[Replay, int]:
     """The replay, and how many processes it left running."""
     recorded = point.recorded
     request, task = recorded.request, recorded.task
@@ -267,7 +269,7 @@ async def _replayed(point: Point, machine: SandboxMachine) -> tuple[Replay, int]
             timeouts=request.timeouts,
         )
     except CannotExecute as error:
-        raise PointRefused(f"step {point.at}: {error}, so it cannot be gone on from here") from error
+        raise PointRefused(f"step {point.at}: {error}, so no continuation can begin here") from error
     return done, max(await _processes(machine) - before, 0)
 
 

@@ -10,7 +10,7 @@ and the gap is named.
 import re
 from dataclasses import dataclass
 
-from orchard.pipelines.values.cases import Case, Step
+from orchard.pipelines.values.cases import Case, CaseStep
 from orchard.pipelines.values.replies import FINAL_LIMIT, needed_key_steps
 from orchard.schemas.decoding import Unreadable, decode_text
 
@@ -51,26 +51,26 @@ once.
 
 
 @dataclass(frozen=True)
-class Prompt:
+class AnnotationPrompt:
     """The first messages of an annotation."""
 
     messages: tuple[dict[str, str], ...]
     omitted_steps: int
 
 
-def make_prompt(case: Case, limit: int) -> Prompt:
+def make_prompt(case: Case, limit: int) -> AnnotationPrompt:
     """The prompt for a case in at most about `limit` characters; only headings may take it over."""
     frame = len(SYSTEM) + len(_user(case, ""))
     steps: list[str] = []
     for cut in (OBSERVATION_LIMIT, *SHORTER):
         steps = [_step(number, step, cut) for number, step in enumerate(case.steps)]
         if frame + sum(map(len, steps)) <= limit:
-            return Prompt(_messages(case, "".join(steps)), 0)
+            return AnnotationPrompt(_messages(case, "".join(steps)), 0)
     head, tail = _kept(steps, max(limit - frame, 0))
     omitted = len(steps) - head - tail
     gap = f"\n## Steps {head} to {len(steps) - tail - 1}\nLeft out here for length.\n"
     shown = [*steps[:head], gap, *steps[len(steps) - tail :]]
-    return Prompt(_messages(case, "".join(shown)), omitted)
+    return AnnotationPrompt(_messages(case, "".join(shown)), omitted)
 
 
 def retry_message(fault: str) -> str:
@@ -131,7 +131,7 @@ def _listed(title: str, names: tuple[str, ...]) -> list[str]:
     return [f"{title}: {len(names)}", barred("\n".join([*names[:TESTS_SHOWN], *more]))]
 
 
-def _step(number: int, step: Step, limit: int) -> str:
+def _step(number: int, step: CaseStep, limit: int) -> str:
     lines = [f"\n## Step {number}"]
     if step.thought:
         lines += ["Thought:", barred(cut_middle(step.thought, limit))]

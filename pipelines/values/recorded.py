@@ -126,6 +126,7 @@ def _first(events: Iterable[T], name: str) -> dict[str, T]:
 
 
 def read_recorded(tables: duckdb.DuckDBPyConnection, blobs: BlobStore, name: str) -> Recorded:
+    """The rollout whose id begins with `name`. Raises UnknownRollout, BlobMissing, BlobCorrupt."""
     rows = tables.execute(_FIND, {"name": name}).fetchall()
     if len(rows) != 1:
         what = "more than one rollout" if rows else "no rollout with an outcome"

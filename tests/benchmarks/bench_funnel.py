@@ -15,9 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from orchard.pipelines.domains.gui.funnel.encoders import HashingEncoder
-from orchard.pipelines.domains.gui.funnel.intents import Intent, normal
 from orchard.pipelines.domains.gui.funnel.run import Funnel
-from orchard.pipelines.domains.gui.funnel.stages import Rules
+from orchard.pipelines.domains.gui.funnel.stages import Intent, Rules, normal
 
 POOL = 292_092
 BENCHMARK, CHILDREN, WEBVOYAGER, LONG_TAIL, DUPLICATES = 0.047, 0.084, 0.0015, 0.449, 0.889

@@ -21,7 +21,7 @@ import torch
 from orchard.pipelines.datasets.tokenizer import train_tokenizer
 from orchard.pipelines.models.directories import save_model
 from orchard.pipelines.models.tiny import new_model
-from orchard.pipelines.policy.engine import Engine, EngineSettings
+from orchard.pipelines.policy.engine import EngineSettings, GenerationEngine
 from orchard.pipelines.policy.sampling import Sampling
 from orchard.pipelines.policy.server import PolicyServer
 from orchard.pipelines.policy.weights import load_weights
@@ -42,9 +42,9 @@ def prompts() -> list[list[int]]:
     return [torch.randint(0, 300, (length,), generator=generator).tolist() for length in lengths]
 
 
-def ours(directory: Path, asked: list[list[int]]) -> tuple[Callable[[], None], Engine]:
+def ours(directory: Path, asked: list[list[int]]) -> tuple[Callable[[], None], GenerationEngine]:
     weights = load_weights(directory, device=CPU, dtype=torch.float32)
-    engine = Engine(weights, 0, EngineSettings(slots=BATCH, context=1024))
+    engine = GenerationEngine(weights, 0, EngineSettings(slots=BATCH, context=1024))
     engine.start()
 
     def run() -> None:

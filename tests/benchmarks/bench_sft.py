@@ -106,7 +106,7 @@ def run_ours(examples: list[TokenRow]) -> Callable[[], None]:
         }
     )
     alone = Processes(rank=0, count=1, device=torch.device("cpu"))
-    trainer = ours.Trainer(settings, examples, model(), alone)
+    trainer = ours.SftTrainer(settings, examples, model(), alone)
 
     def run() -> None:
         for number in range(trainer.plan.steps):

@@ -28,7 +28,7 @@ from orchard.pipelines.campaigns.scores import Score
 from orchard.pipelines.datasets.build import build
 from orchard.pipelines.datasets.manifest import Manifest, Shard, read_manifest, write_manifest
 from orchard.pipelines.datasets.rows import Row, read_rows, row_digest, rows_sha256, write_rows
-from orchard.pipelines.datasets.settings import DatasetSettings, Source, Values
+from orchard.pipelines.datasets.settings import CandidateSource, DatasetSettings, Values
 from orchard.processes.pipeline import pipeline
 from orchard.schemas.campaigns import TaskRef
 from orchard.schemas.llm_calls import ModelKind
@@ -115,7 +115,7 @@ class Experiment:
         settings = DatasetSettings(
             name="every-step",
             tokenizer=str(self.directory / "tokenizer"),
-            source=Source(campaigns=(ORACLE,), model_kinds=(ModelKind.ORACLE,), unproven=True),
+            source=CandidateSource(campaigns=(ORACLE,), model_kinds=(ModelKind.ORACLE,), unproven=True),
             values=Values(annotator="oracle", eps=EVERY_STEP),
         )
         out = self.directory / "dataset-every-step"

@@ -21,15 +21,15 @@ import numpy as np
 import torch
 
 from orchard.pipelines.datasets.rows import TokenRow
-from orchard.pipelines.models.tiny import SHAPES, Shape, new_model
+from orchard.pipelines.models.tiny import SHAPES, ModelShape, new_model
 from orchard.pipelines.rl.learner import Learner, Trained
 from orchard.pipelines.rl.sequences import TokenSequence
 from orchard.pipelines.rl.settings import RlSettings
 from orchard.pipelines.sft.processes import Processes, joined
 from orchard.pipelines.sft.settings import Precision, SftSettings
-from orchard.pipelines.sft.trainer import Trainer
+from orchard.pipelines.sft.trainer import SftTrainer
 
-QWEN3_06B = Shape(
+QWEN3_06B = ModelShape(
     hidden_size=1024,
     intermediate_size=3072,
     num_hidden_layers=28,
@@ -110,7 +110,7 @@ def fine_tuning(size: Size, processes: Processes, steps: int) -> Run:
     )
     rows = [row for number in range(steps) for row in rows_of(size, number)]
     model = new_model(size.shape, vocabulary=size.vocabulary, seed=0)
-    trainer = Trainer(settings, rows, model, processes)
+    trainer = SftTrainer(settings, rows, model, processes)
     return trainer.step, lambda number: [len(rows[at].input_ids) for at in trainer.plan.batch(number)]
 
 

@@ -25,14 +25,14 @@ def step(tokens: int, trained: int, rows: int) -> dict[str, float]:
     import torch
 
     from orchard.pipelines.datasets.rows import TokenRow
-    from orchard.pipelines.models.tiny import Shape, new_model
+    from orchard.pipelines.models.tiny import ModelShape, new_model
     from orchard.pipelines.rl import logprobs
     from orchard.pipelines.sft.attention import use_packed_attention
     from orchard.pipelines.sft.loss import make_pack
 
     torch.set_num_threads(1)
     logprobs.ROWS = rows or logprobs.ROWS
-    shape = Shape(
+    shape = ModelShape(
         hidden_size=32,
         intermediate_size=32,
         num_hidden_layers=1,

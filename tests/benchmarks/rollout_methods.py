@@ -20,7 +20,7 @@ import numpy as np
 
 from orchard.pipelines.rl import bar, frugal
 from orchard.pipelines.rl.bar import BarSettings, Rollout, Slot
-from orchard.pipelines.rl.frugal import Evidence, FrugalSettings
+from orchard.pipelines.rl.frugal import FrugalSettings, VersionCounts
 from orchard.pipelines.rl.information import information
 from orchard.schemas.outcomes import RolloutStatus
 from tests.benchmarks.over_seeds import over_seeds, paired_over_seeds
@@ -134,7 +134,7 @@ def with_frugal(settings: FrugalSettings) -> Method:
     """Frugal sampling."""
 
     def run(world: World, spent: Spent) -> Iterator[Group | None]:
-        seen: dict[int, dict[int, Evidence]] = {}
+        seen: dict[int, dict[int, VersionCounts]] = {}
         left: dict[int, tuple[int, Sampled]] = {}
         in_a_row: dict[int, int] = {}
         worth = 0.0
@@ -165,8 +165,8 @@ def with_frugal(settings: FrugalSettings) -> Method:
                 more = world.sample(task, len(decision.slots))
                 drawn = drawn.joined(more) if drawn is not None else more
                 spent.rollouts += len(decision.slots)
-                before = mine.get(version, Evidence(version, 0, 0))
-                mine[version] = Evidence(
+                before = mine.get(version, VersionCounts(version, 0, 0))
+                mine[version] = VersionCounts(
                     version, before.positive + int(more.resolved.sum()), before.graded + len(more.right)
                 )
             assert drawn is not None

@@ -26,7 +26,7 @@ from nats.errors import Error as NatsError
 
 from orchard.actions.session import Session
 from orchard.configuration.config import load
-from orchard.pipelines.campaigns.commands import Campaigns, Progress
+from orchard.pipelines.campaigns.commands import Campaigns, OfferProgress
 from orchard.pipelines.tasks.registry import TaskRegistry
 from orchard.schemas.campaigns import Budget, CampaignSpec, ModelSpec, TaskRef, Timeouts
 from orchard.schemas.queues import Queue
@@ -198,7 +198,7 @@ class Walk:
         self._killed = 0
         self._offered = 0
 
-    async def through(self, offering: AsyncIterator[Progress], connection: Connection) -> None:
+    async def through(self, offering: AsyncIterator[OfferProgress], connection: Connection) -> None:
         """Until all that is offered is done."""
         size = self._size
         with progress("rollouts") as bar, ExitStack() as stack:
@@ -220,7 +220,7 @@ class Walk:
                         self._kill()
                 await asyncio.sleep(LOOK_SECONDS)
 
-    async def _submit(self, offering: AsyncIterator[Progress]) -> None:
+    async def _submit(self, offering: AsyncIterator[OfferProgress]) -> None:
         async for step in offering:
             self._offered = step.done
 

@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from orchard.injector.client import AsyncSandboxClient
-from orchard.pipelines.domains.claw.claw_eval import Reading, read_checkout
+from orchard.pipelines.domains.claw.claw_eval import CheckoutOptions, read_checkout
 from orchard.pipelines.domains.swe import layout
 from orchard.pipelines.domains.swe.environments import Environments
 from orchard.pipelines.domains.swe.packages import PackageCache
@@ -247,7 +247,7 @@ async def main() -> int:
                 environments = Environments(client, PackageCache(given.out / "packages"))
                 image = await environments.image(REQUIREMENTS)
                 blobs = BlobStore(Path(place))
-                read = read_checkout(checkout, blobs.put, Reading(image=image, python=layout.PYTHON))
+                read = read_checkout(checkout, blobs.put, CheckoutOptions(image=image, python=layout.PYTHON))
                 sys.stdout.write(f"{len(read.tasks)} import, {len(read.left_out)} are left out\n")
                 tasks = {
                     task.world.settings["checkout"]["directory"].rpartition("/")[2]: task

@@ -33,7 +33,7 @@ from orchard.pipelines.datasets.tokenization import ChatTokenizer
 from orchard.pipelines.models.directories import save_model
 from orchard.pipelines.rl.coordinator import begin
 from orchard.pipelines.rl.policies import policy_directory
-from orchard.pipelines.rl.trainer import Trainer
+from orchard.pipelines.rl.trainer import RlTrainer
 from orchard.pipelines.sft.metrics import read_steps
 from orchard.pipelines.sft.processes import Processes
 from orchard.pipelines.sft.settings import SftSettings
@@ -260,7 +260,7 @@ async def test_a_policy_step_trains_what_was_sampled(
             )
         await Publisher(connection).events([assembled(plan, prompt, range(2), [1.0, -1.0])])
     alone = Processes(rank=0, count=1, device=torch.device("cpu"))
-    await asyncio.wait_for(Trainer(settings, plan, connection, blobs, alone, engines=()).run(start), 300)
+    await asyncio.wait_for(RlTrainer(settings, plan, connection, blobs, alone, engines=()).run(start), 300)
     facts = [payload(stored.event) async for stored in replay(connection) if stored.event]
     (step,) = [fact for fact in facts if isinstance(fact, PolicyStep)]
     assert step.trained_tokens == sum(int(row.loss_mask.sum()) for row in rows.values())

@@ -8,7 +8,7 @@ from orchard.actions.session import Session
 from orchard.configuration.config import ConfigError
 from orchard.domains.claw.synthesizing import SEEDED, SynthesisResult, synthesized
 from orchard.pipelines.domains.claw.author import Author
-from orchard.pipelines.domains.claw.loop import Wanted
+from orchard.pipelines.domains.claw.loop import SynthesisGoal
 from orchard.pipelines.domains.claw.report import Report, table
 from orchard.schemas.campaigns import ModelSpec
 from orchard.schemas.identity import check_name
@@ -38,7 +38,7 @@ async def synthesize_claw(session: Session, options: Options) -> None:
         spec, author = SEEDED, Author()
         console.print("[yellow]the author is the seeded one: it is no model, and its tasks say so[/]")
     solver = ModelSpec(name=options.solver, endpoint=options.endpoint) if options.solver else spec
-    wanted = Wanted(
+    wanted = SynthesisGoal(
         run=options.run,
         author=spec,
         solver=solver,
@@ -54,7 +54,7 @@ async def synthesize_claw(session: Session, options: Options) -> None:
     )
 
 
-async def with_progress(session: Session, wanted: Wanted, author: Author | None) -> SynthesisResult:
+async def with_progress(session: Session, wanted: SynthesisGoal, author: Author | None) -> SynthesisResult:
     """Runs the loop with a progress bar, and prints at its end what was caught and what it cost."""
     accepted = 0
     with reporting() as bar:

@@ -9,7 +9,7 @@ import msgspec
 
 from orchard.actions.session import Session
 from orchard.pipelines.domains.claw.author import MODEL, Author
-from orchard.pipelines.domains.claw.loop import Run, Wanted, queue_of
+from orchard.pipelines.domains.claw.loop import Run, SynthesisGoal, queue_of
 from orchard.pipelines.domains.claw.report import Report
 from orchard.schemas.campaigns import ModelSpec
 from orchard.schemas.llm_calls import ModelKind
@@ -37,7 +37,7 @@ class SynthesisResult(msgspec.Struct, frozen=True):
 
 async def synthesized(
     session: Session,
-    wanted: Wanted,
+    wanted: SynthesisGoal,
     author: Author | None = None,
     told: Callable[[SynthesisStep], None] = lambda _: None,
 ) -> SynthesisResult:

@@ -47,12 +47,14 @@ def import_checkout(
     ] = "python3",
     error_rate: Annotated[float, typer.Option(help="ERROR_RATE of the mock services.", min=0, max=1)] = 0.0,
 ) -> None:
-    from orchard.pipelines.domains.claw.claw_eval import Reading, read_checkout
+    from orchard.pipelines.domains.claw.claw_eval import CheckoutOptions, read_checkout
 
     if len(words) < 2:
         raise ConfigError("name your checkout: `orchard tasks import claw-eval DIRECTORY`")
     root = Path(words[1])
-    reading = Reading(image=image or "host", python=python, error_rate=error_rate, source=source or NAME)
+    reading = CheckoutOptions(
+        image=image or "host", python=python, error_rate=error_rate, source=source or NAME
+    )
     read = read_checkout(root.resolve(), session.blobs.put, reading)
     judged = sum(task.labels["judge"] == "yes" for task in read.tasks)
     online = sum(task.labels["internet"] == "yes" for task in read.tasks)

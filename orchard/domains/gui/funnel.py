@@ -14,9 +14,8 @@ from rich.markup import escape
 from orchard.actions.session import Session
 from orchard.configuration.config import ConfigError
 from orchard.pipelines.domains.gui.funnel.encoders import Encoder, EndpointEncoder, HashingEncoder
-from orchard.pipelines.domains.gui.funnel.intents import Intent, normal, site_of
 from orchard.pipelines.domains.gui.funnel.run import THRESHOLDS, Funnel, Passed, write_passed
-from orchard.pipelines.domains.gui.funnel.stages import Rules, Stage, read_sites
+from orchard.pipelines.domains.gui.funnel.stages import Intent, Rules, Stage, normal, read_sites, site_of
 from orchard.pipelines.domains.gui.web_rows import COLUMNS, intent_of
 from orchard.pipelines.tasks.errors import MalformedRow
 from orchard.pipelines.tasks.left_out import LeftOut, insist

@@ -22,7 +22,7 @@ from orchard.pipelines.domains.gui.judging.again import (
     read_episodes,
     verdict_key,
 )
-from orchard.pipelines.domains.gui.judging.agreement import Agreement, agreement, read_pairs
+from orchard.pipelines.domains.gui.judging.agreement import JudgeAgreement, agreement, read_pairs
 from orchard.schemas.events import payload
 from orchard.schemas.judging import JudgeRuled
 from orchard.schemas.work import JudgeRequest
@@ -219,6 +219,6 @@ def _named(who: tuple[str, str, str]) -> tuple[str, str, str]:
     return protocol, prompts[:8], model
 
 
-def _kappa(one: Agreement) -> tuple[str, str]:
+def _kappa(one: JudgeAgreement) -> tuple[str, str]:
     value = "-" if one.kappa is None else f"{one.kappa:.3f}"
     return value, "-" if one.low is None or one.high is None else f"{one.low:.3f} to {one.high:.3f}"

@@ -10,7 +10,7 @@ from rich.markup import escape
 from orchard.actions.session import Session
 from orchard.configuration.config import ConfigError
 from orchard.domains.swe.tasks import own_task
-from orchard.pipelines.domains.swe.own_repository import Change, Wanted, read_change
+from orchard.pipelines.domains.swe.own_repository import CommitDiff, CommitTaskSettings, read_change
 from orchard.schemas.tasks import SWETests
 from orchard.terminal.console import console, reporting
 
@@ -70,7 +70,7 @@ def register(app: typer.Typer) -> None:
             raise ConfigError("give --statement or --statement-file, not both")
         if statement_file is not None:
             statement = statement_file.read_text(encoding="utf-8")
-        wanted = Wanted(
+        wanted = CommitTaskSettings(
             tests=tests,
             statement=statement or "",
             task_id=task_id,
@@ -86,7 +86,7 @@ def register(app: typer.Typer) -> None:
         _made(session, change, wanted, runs)
 
 
-def _made(session: Session, change: Change, wanted: Wanted, runs: int) -> None:
+def _made(session: Session, change: CommitDiff, wanted: CommitTaskSettings, runs: int) -> None:
     with reporting() as told:
         verdict = asyncio.run(own_task(session, change, wanted, runs=runs, told=told))
     assert isinstance(verdict.task.grading, SWETests)

@@ -9,9 +9,9 @@ from orchard.actions.tasks import registry
 from orchard.configuration.config import ConfigError
 from orchard.pipelines.domains.swe.catalogue import catalogue
 from orchard.pipelines.domains.swe.environments import Environments, SynthesisSettings
-from orchard.pipelines.domains.swe.own_repository import Change, Wanted, make_task
+from orchard.pipelines.domains.swe.own_repository import CommitDiff, CommitTaskSettings, make_task
 from orchard.pipelines.domains.swe.packages import PackageCache
-from orchard.pipelines.domains.swe.releases import Pair, choose_pairs
+from orchard.pipelines.domains.swe.releases import ReleasePair, choose_pairs
 from orchard.pipelines.domains.swe.synthesize import Rejection, Synthesizer
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.pipelines.tasks.proving import ValidationSettings
@@ -52,7 +52,7 @@ async def synthesize_tasks(
     return made
 
 
-async def _recent_pairs(cache: PackageCache, packages: Sequence[str]) -> list[Pair]:
+async def _recent_pairs(cache: PackageCache, packages: Sequence[str]) -> list[ReleasePair]:
     if not packages:
         raise ConfigError("--any-release needs package names: orchard tasks synthesize NAME --any-release")
     return [
@@ -63,7 +63,7 @@ async def _recent_pairs(cache: PackageCache, packages: Sequence[str]) -> list[Pa
 
 
 async def own_task(
-    session: Session, change: Change, wanted: Wanted, *, runs: int, told: Reporter = SILENT
+    session: Session, change: CommitDiff, wanted: CommitTaskSettings, *, runs: int, told: Reporter = SILENT
 ) -> Validation:
     """Makes and proves the task of a repository's change. Raises TaskError if the change makes no task, or
     the task is rejected."""

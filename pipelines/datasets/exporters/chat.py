@@ -1,3 +1,5 @@
+"""Layouts of chat messages: Hugging Face and TRL, slime, verl, prime-rl."""
+
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,3 +1,5 @@
+"""Writes an export: rows streamed through a projection, losses counted and reported."""
+
 import json
 from collections import Counter
 from collections.abc import Iterator

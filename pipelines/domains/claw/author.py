@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import msgspec
 from aiohttp import web
 
-from orchard.pipelines.domains.claw.drafts import Draft, Idea
+from orchard.pipelines.domains.claw.drafts import Idea, TaskDraft
 from orchard.pipelines.domains.claw.prompts import REQUEST
 from orchard.pipelines.domains.claw.templates import Plot, plot
 from orchard.schemas.synthesis import ReferenceCall, SynthesisAction
@@ -32,7 +32,8 @@ _REFERENCE = re.compile(r"\(Reference (\d+)/(\d+)\.\)")
 class Repertoire(Protocol):
     """The subjects that the author writes about, and how its solver acts."""
 
-    def plot(self, seed: int, slot: int) -> Plot: ...
+    def plot(self, seed: int, slot: int) -> Plot:
+        """The plot of a slot, without a mistake; a new object each time, which may be changed."""
 
     def moves(self, statement: str, seed: int) -> list[ReferenceCall] | None:
         """The calls of the solver in the rollout of this seed; None for an unknown statement."""
@@ -144,7 +145,7 @@ def mistake_of(seed: int, slot: int, share: float) -> str | None:
 IDEA_MISTAKES = ("duplicate_idea", "infeasible_idea", "unsafe_idea")
 
 
-def _labelled(draft: Draft, mistake: str, **changes: Any) -> str:
+def _labelled(draft: TaskDraft, mistake: str, **changes: Any) -> str:
     return msgspec.json.encode(msgspec.structs.replace(draft, seeded_mistake=mistake, **changes)).decode()
 
 

@@ -101,7 +101,7 @@ class _Definition(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class Reading:
+class CheckoutOptions:
     """Options for reading a checkout."""
 
     image: str = "host"
@@ -112,23 +112,23 @@ class Reading:
 
 
 @dataclass
-class Read:
+class CheckoutTasks:
     tasks: list[Task]
     left_out: list[LeftOut]
 
 
-def read_checkout(root: Path, put: Put, reading: Reading) -> Read:
+def read_checkout(root: Path, put: Put, reading: CheckoutOptions) -> CheckoutTasks:
     """Read the tasks of a checkout, and what is left out. Raises TaskError for a directory that is no
     checkout."""
     if not (root / _WORKSPACE_SERVER).is_file() or not (root / "tasks").is_dir():
         raise TaskError(f"{root} is no checkout of Claw-Eval: it needs {_WORKSPACE_SERVER} and tasks")
     files = sorted(root.glob("tasks/*/task.yaml"))
     if not files:
-        raise TaskError(f"{root} has no tasks/*/task.yaml")
+        raise TaskError(f"{root} has no tasks/*/task.yaml: give a checkout of Claw-Eval")
     names = frozenset(file.parent.name for file in files)
     shared = put(_archive(root, _shared(root)), MEDIA_TYPE)
     places: dict[str, str] = {}
-    read = Read([], [])
+    read = CheckoutTasks([], [])
     for file in files:
         try:
             definition = _definition(file)
@@ -166,7 +166,7 @@ def _task(
     names: frozenset[str],
     shared: BlobRef,
     put: Put,
-    reading: Reading,
+    reading: CheckoutOptions,
 ) -> Task:
     folder = file.parent
     directory = folder.relative_to(root).as_posix()
@@ -251,11 +251,12 @@ def _shared(root: Path) -> Iterator[Path]:
 
 
 def _named(root: Path, folder: Path, name: str) -> Path:
+    """The file that a task names: in its directory, else in the checkout. Raises TaskError."""
     if Path(name).is_absolute() or ".." in Path(name).parts:
         raise TaskError(f"it names the file {name}, which leads out of its directory")
     found = next((path for path in (folder / name, root / name) if path.is_file()), None)
     if found is None:
-        raise TaskError(f"it names the file {name}, which is not there")
+        raise TaskError(f"it names the file {name}, which does not exist")
     return found
 
 

@@ -33,7 +33,7 @@ class Idea(msgspec.Struct, frozen=True, kw_only=True):
     """Label of a seeded author's mistake, which no check reads."""
 
 
-class Case(msgspec.Struct, frozen=True, kw_only=True):
+class ProofCase(msgspec.Struct, frozen=True, kw_only=True):
     """A world, its tests, and the calls that solve it: the subject of a proof."""
 
     statement: str
@@ -43,7 +43,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     """Empty where none is known."""
 
 
-class Draft(msgspec.Struct, frozen=True, kw_only=True):
+class TaskDraft(msgspec.Struct, frozen=True, kw_only=True):
     """A task as its author wrote it."""
 
     statement: str
@@ -73,14 +73,14 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
-    def case(self) -> Case:
+    def case(self) -> ProofCase:
         """The part of the draft that is proven."""
         tests = ClawTests(script=self.script)
-        return Case(statement=self.statement, world=self.world, tests=tests, solution=self.solution)
+        return ProofCase(statement=self.statement, world=self.world, tests=tests, solution=self.solution)
 
 
 _IDEAS = msgspec.json.Decoder(Idea)
-_DRAFTS = msgspec.json.Decoder(Draft)
+_DRAFTS = msgspec.json.Decoder(TaskDraft)
 _MOVES = msgspec.json.Decoder(tuple[ReferenceCall, ...])
 
 
@@ -88,8 +88,8 @@ def read_idea(answer: str) -> Idea:
     return _read(_IDEAS, answer)  # type: ignore[no-any-return]
 
 
-def read_draft(answer: str) -> Draft:
-    draft: Draft = _read(_DRAFTS, answer)
+def read_draft(answer: str) -> TaskDraft:
+    draft: TaskDraft = _read(_DRAFTS, answer)
     if not draft.statement.strip() or not draft.solution or not draft.services:
         raise BadAnswer("statement, services and solution must not be empty")
     return draft
@@ -107,7 +107,7 @@ def _read(decoder: Any, answer: str) -> Any:
         raise BadAnswer(f"the answer is not the JSON object that was asked for: {error}") from error
 
 
-def task_of(draft: Draft, labels: dict[str, str] | None = None) -> Task:
+def task_of(draft: TaskDraft, labels: dict[str, str] | None = None) -> Task:
     """The task of a draft. Its id is a digest of what a solver meets and how it is judged."""
     world = msgspec.to_builtins(draft.world)
     return Task(
@@ -125,7 +125,7 @@ def task_of(draft: Draft, labels: dict[str, str] | None = None) -> Task:
     )
 
 
-def case_of(task: Task) -> Case | None:
+def case_of(task: Task) -> ProofCase | None:
     """The part of a task that is proven, for one that is graded by its bundle; None for any other. Raises
     ValueError for settings or a solution that cannot be read."""
     world, grading = task.world, task.grading
@@ -135,7 +135,7 @@ def case_of(task: Task) -> Case | None:
         return None
     solution = task.gold_patch.strip()
     try:
-        return Case(
+        return ProofCase(
             statement=task.statement,
             world=msgspec.convert(world.settings, ClawWorld),
             tests=msgspec.convert(grading.settings, ClawTests),

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from orchard.pipelines.domains.claw import filters, prompts
-from orchard.pipelines.domains.claw.drafts import BadAnswer, Draft, Idea, read_draft, read_idea, task_of
+from orchard.pipelines.domains.claw.drafts import BadAnswer, Idea, TaskDraft, read_draft, read_idea, task_of
 from orchard.pipelines.domains.claw.proof import Defect, graded, prove
 from orchard.pipelines.domains.claw.report import Report
 from orchard.pipelines.tasks.registry import TaskRegistry
@@ -60,7 +60,7 @@ _ENDS = (SynthesisAction.ACCEPT, SynthesisAction.REJECT)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class SynthesisGoal:
     """The tasks that a run is to make."""
 
     run: str
@@ -93,11 +93,13 @@ class _Slot:
 
 @dataclass
 class Run:
+    """One run, in this process: it handles the requests of its queue."""
+
     retries: ClassVar = RetryPolicy(on=(InfrastructureError, StorageError), first=5.0, most=MAX_FAILURES)
 
     connection: Connection
     dependencies: AttemptDependencies
-    wanted: Wanted
+    wanted: SynthesisGoal
     told: Callable[[SynthesisStep], None] = lambda _: None
     _slots: dict[int, _Slot] = field(default_factory=dict)
     steps: list[SynthesisStep] = field(default_factory=list)
@@ -257,7 +259,7 @@ class Run:
             asked = prompts.write(request, idea)
         else:
             before = await self._get(request.draft) if request.draft else None
-            draft = msgspec.convert(before["read"], Draft) if before else None
+            draft = msgspec.convert(before["read"], TaskDraft) if before else None
             asked = prompts.refine(request, draft)
         answer = await self._ask(asked)
         try:
@@ -288,7 +290,7 @@ class Run:
     async def _solved(self, request: SynthesisRequest) -> None:
         """Start and grade the solver's rollouts: the task is accepted, or returns to the author."""
         assert request.draft is not None
-        draft = msgspec.convert((await self._get(request.draft))["read"], Draft)
+        draft = msgspec.convert((await self._get(request.draft))["read"], TaskDraft)
         label = draft.seeded_mistake
         task = task_of(draft, {"seeded": "yes"} if self.wanted.author.name == "seeded-author" else {})
         blob = await self._put(task)
@@ -332,7 +334,7 @@ class Run:
         )
 
     async def _graded_again(
-        self, request: SynthesisRequest, draft: Draft, runs: list[RolloutFinished]
+        self, request: SynthesisRequest, draft: TaskDraft, runs: list[RolloutFinished]
     ) -> None:
         """Grade the rollouts again. Raises Defect where none is valid, or a grade changed."""
         bundles, rewards = [], []
@@ -394,7 +396,7 @@ class Run:
         asked: prompts.Messages,
         answer: Completion,
         *,
-        read: Idea | Draft | None = None,
+        read: Idea | TaskDraft | None = None,
         **facts: Any,
     ) -> BlobRef:
         """Publish an answer of the author; the blob with prompt, answer and what was read from it."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from orchard.pipelines.domains.claw.drafts import Draft, Idea
+from orchard.pipelines.domains.claw.drafts import Idea, TaskDraft
 from orchard.schemas.synthesis import SynthesisRequest
 from orchard.workers.domains.claw.services import SERVICES
 
@@ -60,7 +60,7 @@ def write(request: SynthesisRequest, idea: Idea) -> Messages:
     return _asked(_WRITE.format(idea=msgspec.json.encode(idea).decode()), request, request.slot)
 
 
-def refine(request: SynthesisRequest, draft: Draft | None) -> Messages:
+def refine(request: SynthesisRequest, draft: TaskDraft | None) -> Messages:
     text = msgspec.json.encode(draft).decode() if draft else "(it could not be read)"
     return _asked(_REFINE.format(defect=request.defect, draft=text), request, request.slot)
 

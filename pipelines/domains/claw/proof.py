@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from orchard.pipelines.domains.claw.drafts import Case, case_of
+from orchard.pipelines.domains.claw.drafts import ProofCase, case_of
 from orchard.pipelines.tasks.proof import Proven, Refuted, Verdict
 from orchard.pipelines.tasks.proving import UNFIT, ProofContext
 from orchard.schemas.claw import ClawBundle, ClawTests, SnapshotFile
@@ -70,7 +70,7 @@ async def prove_task(task: Task, context: ProofContext) -> Verdict:
     return Proven(task=task, runs=context.settings.runs, detail=unknown)
 
 
-async def prove(case: Case, machine: Machine, seed: int) -> int:
+async def prove(case: ProofCase, machine: Machine, seed: int) -> int:
     """The number of wrong solutions that were caught. Without a known solution it is shown alone that nothing
     does not pass. Raises Defect, and what the machine raises."""
     if case.tests.rubric:
@@ -96,7 +96,7 @@ async def prove(case: Case, machine: Machine, seed: int) -> int:
     return len(mutants)
 
 
-def played(case: Case, moves: Sequence[ReferenceCall]) -> ClawBundle:
+def played(case: ProofCase, moves: Sequence[ReferenceCall]) -> ClawBundle:
     """The bundle that a rollout of these calls leaves, without injected errors. Raises Defect for an
     impossible world."""
     world = msgspec.structs.replace(case.world, error_rate=0.0)
@@ -166,7 +166,7 @@ async def _no_judge(_: Any) -> Any:
     raise InfrastructureError(AbortCause.GRADER_FAILED, "a script that is proven asks no judge")
 
 
-def mutated(case: Case, seed: int) -> Iterator[tuple[str, tuple[ReferenceCall, ...]]]:
+def mutated(case: ProofCase, seed: int) -> Iterator[tuple[str, tuple[ReferenceCall, ...]]]:
     """Wrong solutions, each with what is wrong with it: a call that changes something is left out, or has
     another record, address, time, number or choice. Free text stays: other words may be right too."""
     services = Services(case.world, 0)
@@ -193,7 +193,7 @@ def mutated(case: Case, seed: int) -> Iterator[tuple[str, tuple[ReferenceCall, .
     yield from others if len(others) <= room else dice.sample(others, room)
 
 
-def _acts(case: Case, place: int) -> bool:
+def _acts(case: ProofCase, place: int) -> bool:
     """Whether the call does more than mark a record as read: without it, the end state differs."""
     moves = case.solution
     without = played(case, (*moves[:place], *moves[place + 1 :]))

@@ -1,3 +1,6 @@
+"""The report of a synthesis run, from its steps alone: which check caught which mistake, and what an
+accepted task cost."""
+
 from collections import Counter
 from collections.abc import Sequence
 
@@ -54,15 +57,15 @@ class Report:
         return step.seeded_mistake or ("no_json" if step.check is Check.UNREADABLE else UNLABELLED)
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class MistakeRow(msgspec.Struct, frozen=True, kw_only=True):
     mistake: str
     check: str
     times: int
 
 
-def table(report: Report) -> list[Row]:
+def table(report: Report) -> list[MistakeRow]:
     """Which check caught what, by mistake."""
     return [
-        Row(mistake=mistake, check=check.value, times=times)
+        MistakeRow(mistake=mistake, check=check.value, times=times)
         for (mistake, check), times in sorted(report.caught.items())
     ]

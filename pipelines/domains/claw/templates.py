@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from orchard.pipelines.domains.claw.drafts import Draft, Idea
+from orchard.pipelines.domains.claw.drafts import Idea, TaskDraft
 from orchard.schemas.claw import WORKSPACE_TOOLS
 from orchard.schemas.synthesis import ReferenceCall
 
@@ -123,9 +123,9 @@ class Plot:
         )
 
     @property
-    def draft(self) -> Draft:
+    def draft(self) -> TaskDraft:
         """The draft without a mistake."""
-        return Draft(
+        return TaskDraft(
             statement=self.statement,
             now=self.now,
             services=self.services,

@@ -52,6 +52,8 @@ def by_records(task: Task) -> Verdict:
 
 
 async def by_playing(task: Task, machine: Machine, blobs: BlobStore) -> Verdict:
+    """The verdict of the oracle, which plays the task without a mistake in Chromium, in a fresh sandbox.
+    A task whose site is closed by a captcha, or down, is not played. Raises InfrastructureError."""
     if expected_of(task).site.fault in ("captcha", "down"):
         return by_records(task)
     reward, turns = await played(task, machine, blobs)

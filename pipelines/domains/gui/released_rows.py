@@ -19,7 +19,7 @@ from orchard.pipelines.datasets.exporters.interface import MARK
 from orchard.pipelines.datasets.importing import (
     ROLES,
     Foreign,
-    Message,
+    ReleasedMessage,
     decoded,
     next_node,
     parquet_rows,
@@ -43,7 +43,7 @@ class _Picture(msgspec.Struct, frozen=True):
 
 
 class _Row(msgspec.Struct, frozen=True):
-    messages: list[Message] | None
+    messages: list[ReleasedMessage] | None
     images: list[_Picture] | None
     reward: float | None
     status: str | None
@@ -172,12 +172,12 @@ def _read(number: int, known: _Metadata, row: dict[str, Any]) -> _Step:
     texts = [message.content or "" for message in messages]
     pictures = [image.bytes for image in said.images or ()]
     if Role.ASSISTANT not in roles:
-        raise DatasetError("messages: none of the assistant")
+        raise DatasetError("messages: no message of the assistant")
     places = known.orchard.places
     if places is None:
         places = [(place, at) for place, text in enumerate(texts) for at in _found(text)]
     if len(places) != len(pictures):
-        raise DatasetError(f"images: another number than of marks {MARK} in the messages")
+        raise DatasetError(f"images: their number is not that of the marks {MARK} in the messages")
     pieces, images = [], []
     for place, text in enumerate(texts):
         cuts = [at for index, at in places if index == place]
@@ -318,7 +318,7 @@ def _placed(
         try:
             found = read_picture(data)
         except NotAPicture as error:
-            raise DatasetError(f"images: a picture that is none: {error}") from error
+            raise DatasetError(f"images: a picture cannot be decoded: {error}") from error
         images.append(
             Image(
                 blob=blobs.put(data, found.media_type),

@@ -132,7 +132,7 @@ def _look(dice: random.Random) -> tuple[int, tuple[int, ...]]:
 
 
 def _shapes(dice: random.Random, target: What, size: int) -> list[tuple[What, Place]]:
-    """Shapes of a screen, anywhere on it, the target first."""
+    """Shapes beside each other on a screen, the target among them, each anywhere on it."""
     return list(zip(shapes_beside(dice, target), scattered(dice, size), strict=True))
 
 

@@ -40,7 +40,7 @@ def synthesize(
     """
     chosen = {site: [kind for kind in kinds_of(site) if not kinds or kind in kinds] for site in sites}
     if bad := [site for site, found in chosen.items() if not found]:
-        raise ValueError(f"there is no such kind of task on {', '.join(bad)}")
+        raise ValueError(f"{', '.join(bad)} has no task of the kinds {', '.join(kinds)}: choose others")
     for number in range(count):
         dice = random.Random(f"{split}-{seed}-{number}")
         site = sites[number % len(sites)]

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from orchard.pipelines.domains.gui.funnel.intents import Intent, site_of
+from orchard.pipelines.domains.gui.funnel.stages import Intent, site_of
 from orchard.pipelines.tasks.errors import MalformedRow
 from orchard.schemas.gui import WORLD, GuiWorld
 from orchard.schemas.identity import digest

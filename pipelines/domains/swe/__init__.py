@@ -1,3 +1,6 @@
+"""Before and after software agents: tasks from benchmarks, releases and repositories, their proof,
+presets."""
+
 from orchard.pipelines.domain import PipelineDomain, ReleasedLayout, TaskKind
 
 _TESTS = TaskKind("swe-tests")

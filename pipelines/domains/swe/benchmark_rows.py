@@ -69,6 +69,7 @@ def family_of(row: Row) -> Family:
 
 
 def task_from_row(row: Row, number: int, family: Family | None = None, given: Given = NOTHING_GIVEN) -> Task:
+    """The task of a row; `number` counts from 1 and is for errors. Raises MalformedRow."""
     columns = _Columns(row, number, given)
     return _READERS[family or family_of(row)](columns)
 

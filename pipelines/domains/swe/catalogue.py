@@ -6,7 +6,7 @@ from importlib import resources
 
 import msgspec
 
-from orchard.pipelines.domains.swe.releases import Pair
+from orchard.pipelines.domains.swe.releases import ReleasePair
 from orchard.pipelines.tasks.errors import TaskError
 
 
@@ -20,19 +20,20 @@ class _Catalogue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     package: list[_Package]
 
 
-def catalogue(packages: Collection[str] = ()) -> list[Pair]:
+def catalogue(packages: Collection[str] = ()) -> list[ReleasePair]:
+    """The pairs, those of `packages` only where any are named. Raises TaskError for an unknown package."""
     text = resources.files(__package__).joinpath("catalogue.toml").read_bytes()
     return in_turns(msgspec.toml.decode(text, type=_Catalogue).package, packages)
 
 
-def in_turns(listed: list[_Package], packages: Collection[str]) -> list[Pair]:
+def in_turns(listed: list[_Package], packages: Collection[str]) -> list[ReleasePair]:
     """The first pair of every package, then the second of every one, and so on."""
     names = {package.name for package in listed}
     for name in packages:
         if name not in names:
             raise TaskError(f"the catalogue has no package {name!r}: it has {', '.join(sorted(names))}")
     columns = [
-        [Pair(package=p.name, old=old, new=new, requires=p.requires) for old, new in p.pairs]
+        [ReleasePair(package=p.name, old=old, new=new, requires=p.requires) for old, new in p.pairs]
         for p in listed
         if not packages or p.name in packages
     ]

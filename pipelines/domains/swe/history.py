@@ -191,6 +191,9 @@ def cut(base_commit: str) -> str:
 
 
 def look(base_commit: str, other_commits: tuple[str, ...] = (), under: str = "/") -> str:
+    """Shell, run in a repository: prints a line for each thing that lets the future be seen, then OVER. A
+    copy of the repository `under` a directory is recognized by the base commit, or by one of
+    `other_commits` where its history is shallow."""
     named = [commit for commit in (base_commit, *other_commits) if commit and commit != "HEAD"]
     return _LOOK.format(
         git=_GIT,

@@ -17,7 +17,7 @@ Targets = Callable[[Sequence[str]], list[str]]
 """Maps the paths of a test patch to a command's targets; a duplicate is requested once."""
 
 
-class Suite(msgspec.Struct, frozen=True, kw_only=True):
+class RepositorySuite(msgspec.Struct, frozen=True, kw_only=True):
     """The way that one repository runs its tests."""
 
     language: str
@@ -54,7 +54,7 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True):
         return all_of([self.command.format(target) for target in targets])
 
 
-def suite(repo: str) -> Suite | None:
+def suite(repo: str) -> RepositorySuite | None:
     """The entry of `owner/name`, or None for a repository that Multilingual does not have."""
     return SUITES.get(repo.lower())
 
@@ -134,7 +134,7 @@ _JEST_JSON = (
 """Lines that `jest-or-json` reads beside Jest's own: some rows name tests by one, some by the other."""
 _FPM = "'.examples[] | .description + \" - \" + .status'"
 
-_REDIS = Suite(
+_REDIS = RepositorySuite(
     language="c",
     parser="redis",
     build=("make distclean", "make"),
@@ -142,8 +142,8 @@ _REDIS = Suite(
     targets=_matching(r"tests/((?:unit|integration)/.+)\.tcl", r"\1"),
     each=True,
 )
-_GO = Suite(language="go", parser="go", command="go test -v {}", targets=_packages)
-_PHPUNIT = Suite(
+_GO = RepositorySuite(language="go", parser="go", command="go test -v {}", targets=_packages)
+_PHPUNIT = RepositorySuite(
     language="php",
     parser="testdox",
     command="./vendor/bin/phpunit --testdox --colors=never {}",
@@ -151,18 +151,20 @@ _PHPUNIT = Suite(
     otherwise="tests",
     each=True,
 )
-_RUBY_UNIT = Suite(
+_RUBY_UNIT = RepositorySuite(
     language="ruby",
     parser="test-unit",
     command="bundle exec ruby {} -v",
     targets=_matching(r"test/.*test_.*\.rb"),
     each=True,
 )
-_GRADLE = Suite(
+_GRADLE = RepositorySuite(
     language="java", parser="gradle", command="./gradlew test --tests {}", targets=_java_classes, each=True
 )
-_MAVEN = Suite(language="java", parser="maven", command="mvnd test -B -T 1C -pl {} -Dtest={}", by_test=True)
-_CARGO = Suite(
+_MAVEN = RepositorySuite(
+    language="java", parser="maven", command="mvnd test -B -T 1C -pl {} -Dtest={}", by_test=True
+)
+_CARGO = RepositorySuite(
     language="rust",
     parser="cargo",
     command="RUSTFLAGS=-Awarnings cargo test --no-fail-fast --manifest-path {}",
@@ -170,12 +172,14 @@ _CARGO = Suite(
     otherwise="Cargo.toml",
     each=True,
 )
-_JEST = Suite(language="javascript", parser="jest", command="yarn jest {} --verbose", targets=_jest_paths)
+_JEST = RepositorySuite(
+    language="javascript", parser="jest", command="yarn jest {} --verbose", targets=_jest_paths
+)
 _SPECS = _matching(r".*_spec\.rb")
 
 
-def _rspec(transform: str, variables: str = "") -> Suite:
-    return Suite(
+def _rspec(transform: str, variables: str = "") -> RepositorySuite:
+    return RepositorySuite(
         language="ruby",
         parser="rspec",
         command=variables + _RSPEC + transform,
@@ -184,7 +188,7 @@ def _rspec(transform: str, variables: str = "") -> Suite:
     )
 
 
-def _with(suite: Suite, **changes: object) -> Suite:
+def _with(suite: RepositorySuite, **changes: object) -> RepositorySuite:
     return msgspec.structs.replace(suite, **changes)
 
 
@@ -195,11 +199,11 @@ _MICROPYTHON = (
     "MICROPY_MICROPYTHON=../ports/unix/build-standard/micropython ./run-tests.py -i {})"
 )
 
-SUITES: dict[str, Suite] = {
+SUITES: dict[str, RepositorySuite] = {
     # C and C++
     "redis/redis": _REDIS,
     "valkey-io/valkey": _REDIS,
-    "jqlang/jq": Suite(
+    "jqlang/jq": RepositorySuite(
         language="c",
         parser="automake",
         build=(
@@ -212,7 +216,7 @@ SUITES: dict[str, Suite] = {
         ),
         command="make check",
     ),
-    "micropython/micropython": Suite(
+    "micropython/micropython": RepositorySuite(
         language="c",
         parser="micropython",
         build=("source ./tools/ci.sh", "ci_unix_build_helper VARIANT=standard"),
@@ -220,14 +224,14 @@ SUITES: dict[str, Suite] = {
         targets=_matching(r"tests/(.+?)\.py(?:\.exp)?", r"\1"),
         each=True,
     ),
-    "fmtlib/fmt": Suite(
+    "fmtlib/fmt": RepositorySuite(
         language="c++",
         parser="googletest",
         command=f"{_FMT_BUILD} && ctest --test-dir build -V -R {{0}}",
         targets=_matching(r"test/(.+-test)\.cc", r"\1"),
         each=True,
     ),
-    "nlohmann/json": Suite(
+    "nlohmann/json": RepositorySuite(
         language="c++",
         parser="doctest",
         command="mkdir -p build && (cd build && cmake .. && make {0}) && ./build/tests/{0} -s -r=xml",
@@ -247,13 +251,13 @@ SUITES: dict[str, Suite] = {
         _MAVEN,
         command="./mvnw install -B -am -DskipTests -pl {0} > /dev/null; ./mvnw test -B -pl {0} -Dtest={1}",
     ),
-    "projectlombok/lombok": Suite(
+    "projectlombok/lombok": RepositorySuite(
         language="java", parser="ant", build=("ant test.compile",), command="ant test.instance"
     ),
     "apache/lucene": _GRADLE,
     "reactivex/rxjava": _GRADLE,
     # JavaScript and TypeScript
-    "axios/axios": Suite(
+    "axios/axios": RepositorySuite(
         language="javascript",
         parser="tap",
         command="npx mocha -R tap {}",
@@ -269,20 +273,20 @@ SUITES: dict[str, Suite] = {
         command="npx jest {0} --verbose; npx jest {0} --silent --json | jq -r " + _JEST_JSON,
         targets=_matching(r"__tests__/.*\.[jt]sx?"),
     ),
-    "mrdoob/three.js": Suite(
+    "mrdoob/three.js": RepositorySuite(
         language="javascript",
         parser="tap",
         command="npx qunit {}",
         targets=_matching(r"test/unit/.*\.tests\.js"),
     ),
-    "preactjs/preact": Suite(
+    "preactjs/preact": RepositorySuite(
         language="javascript",
         parser="karma",
         command="COVERAGE=false BABEL_NO_MODULES=true npx karma start karma.conf.js --single-run --grep={}",
         targets=_matching(r".*\.test\.jsx?"),
         each=True,
     ),
-    "vuejs/core": Suite(
+    "vuejs/core": RepositorySuite(
         language="typescript",
         parser="vitest",
         command="pnpm run test {} --no-watch --reporter=verbose",
@@ -299,7 +303,7 @@ SUITES: dict[str, Suite] = {
     "fastlane/fastlane": _rspec(_FASTLANE, "FASTLANE_SKIP_UPDATE_CHECK=1 "),
     "jordansissel/fpm": _rspec(_FPM),
     "rubocop/rubocop": _rspec(_SEVERAL),
-    "jekyll/jekyll": Suite(
+    "jekyll/jekyll": RepositorySuite(
         language="ruby",
         parser="minitest-or-cucumber",
         command="case {0} in *.feature) bundle exec cucumber --publish-quiet --format progress "

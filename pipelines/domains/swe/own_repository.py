@@ -16,7 +16,7 @@ import msgspec
 from orchard.pipelines.domains.swe import layout
 from orchard.pipelines.domains.swe.before_after import SuiteCommand, reporting, run_before_and_after
 from orchard.pipelines.domains.swe.environments import Environments, done, snapshot
-from orchard.pipelines.domains.swe.releases import Kind, conceal, kind_of
+from orchard.pipelines.domains.swe.releases import FileKind, conceal, kind_of
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.pipelines.tasks.trees import pack
 from orchard.schemas.identity import digest
@@ -43,7 +43,7 @@ class _PyProject(msgspec.Struct, frozen=True):
     project: Project = Project()
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True):
+class CommitDiff(msgspec.Struct, frozen=True, kw_only=True):
     """The difference between two commits of a repository."""
 
     path: Path
@@ -63,7 +63,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     project: Project
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class CommitTaskSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The user's description of the task to make."""
 
     tests: str
@@ -84,7 +84,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """Limit of one run of the tests."""
 
 
-def read_change(path: Path, base: str, gold: str, test_paths: Sequence[str] = ()) -> Change:
+def read_change(path: Path, base: str, gold: str, test_paths: Sequence[str] = ()) -> CommitDiff:
     """Read two commits of the repository at `path`.
 
     Which files are tests is told by their names, or by `test_paths`, patterns as the shell has them. Raises
@@ -101,7 +101,7 @@ def read_change(path: Path, base: str, gold: str, test_paths: Sequence[str] = ()
             "give the commit with the solution as --gold, or name the tests with --test-path"
         )
     files = _split(_git(path, "ls-tree", "-r", "-z", "--name-only", first))
-    return Change(
+    return CommitDiff(
         path=path,
         name=path.name.removesuffix(".git"),
         base=first,
@@ -117,7 +117,7 @@ def read_change(path: Path, base: str, gold: str, test_paths: Sequence[str] = ()
     )
 
 
-async def make_task(change: Change, wanted: Wanted, environments: Environments) -> Task:
+async def make_task(change: CommitDiff, wanted: CommitTaskSettings, environments: Environments) -> Task:
     """Build the image, run the tests before and after the change, and make the task.
 
     Raises TaskError when that fails or the change makes no test pass, and InfrastructureError.
@@ -165,7 +165,7 @@ async def make_task(change: Change, wanted: Wanted, environments: Environments) 
     )
 
 
-def _statement(change: Change) -> str:
+def _statement(change: CommitDiff) -> str:
     said = conceal(change.message, change.gold_patch)
     if not said:
         raise TaskError(
@@ -177,14 +177,14 @@ def _statement(change: Change) -> str:
     )
 
 
-async def _python(change: Change, wanted: Wanted, environments: Environments) -> str:
+async def _python(change: CommitDiff, wanted: CommitTaskSettings, environments: Environments) -> str:
     """The image with Python and the packages that the tests need."""
     call = recognised(wanted.tests)
     runner = [environments.settings.pytest] if call and call.framework is Framework.PYTEST else []
     return await environments.image([*runner, *change.project.dependencies, *wanted.requires])
 
 
-async def _install(machine: SandboxMachine, change: Change, wanted: Wanted) -> str:
+async def _install(machine: SandboxMachine, change: CommitDiff, wanted: CommitTaskSettings) -> str:
     """Unpack the base commit and run the set-up lines; returns the id of its commit there."""
     pack_file = await asyncio.to_thread(_objects, change.path, change.base)
     tree_id = _git(change.path, "rev-parse", f"{change.base}^{{tree}}").strip()
@@ -207,7 +207,7 @@ async def _install(machine: SandboxMachine, change: Change, wanted: Wanted) -> s
 def _is_test(path: str, patterns: Sequence[str]) -> bool:
     if patterns:
         return any(fnmatchcase(path, pattern) for pattern in patterns)
-    return kind_of(path) is Kind.TEST
+    return kind_of(path) is FileKind.TEST
 
 
 def _slug(name: str) -> str:

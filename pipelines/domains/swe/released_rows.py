@@ -14,7 +14,7 @@ from orchard.pipelines.datasets.errors import DatasetError
 from orchard.pipelines.datasets.importing import (
     ROLES,
     Foreign,
-    Message,
+    ReleasedMessage,
     decoded,
     next_node,
     parquet_rows,
@@ -65,7 +65,7 @@ def _foreign(number: int, row: dict[str, Any], harness: str) -> Foreign:
     metadata = decoded("metadata", row["metadata"], _Metadata)
     tools = decoded("tools", row["tools"] or "[]", list[dict[str, Any]])
     try:
-        messages = msgspec.convert(row["messages"] or [], list[Message])
+        messages = msgspec.convert(row["messages"] or [], list[ReleasedMessage])
     except msgspec.ValidationError as error:
         raise DatasetError(f"messages: {error}") from error
     nodes = _nodes(messages)
@@ -88,7 +88,7 @@ def _foreign(number: int, row: dict[str, Any], harness: str) -> Foreign:
     )
 
 
-def _nodes(messages: Sequence[Message]) -> list[MessageNode]:
+def _nodes(messages: Sequence[ReleasedMessage]) -> list[MessageNode]:
     nodes: list[MessageNode] = []
     for message in messages:
         role, content = ROLES[message.role], message.content or ""
@@ -99,7 +99,7 @@ def _nodes(messages: Sequence[Message]) -> list[MessageNode]:
         )
         nodes.append(next_node(nodes, role, content, reasoning, calls, message.tool_call_id or ""))
     if not any(node.role is Role.ASSISTANT for node in nodes):
-        raise DatasetError("messages: none of the assistant")
+        raise DatasetError("messages: no message of the assistant")
     if nodes[-1].tool_calls:
         nodes.append(next_node(nodes, Role.TOOL, "", "", (), nodes[-1].tool_calls[0].id))
     return nodes

@@ -1,3 +1,6 @@
+"""Makes a task of two releases of a package: sources and tests apart, the patches, and the statement.
+Pure."""
+
 import difflib
 import itertools
 import re
@@ -21,7 +24,7 @@ _LEAK_LENGTH = 20
 """Characters from which a gold line found in a text counts as shown."""
 
 
-class Kind(Enum):
+class FileKind(Enum):
     SOURCE = auto()
     TEST = auto()
     CHANGELOG = auto()
@@ -31,7 +34,7 @@ class Kind(Enum):
     """Written by the build (PKG-INFO, egg-info): never part of the repository."""
 
 
-class Pair(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ReleasePair(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Two releases of one package, and what its tests need."""
 
     package: str
@@ -46,10 +49,11 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return f"{self.package}__{self.old}-{self.new}"
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True):
+class ReleaseDiff(msgspec.Struct, frozen=True, kw_only=True):
     """The changes of the newer release, by purpose."""
 
     base: dict[str, bytes]
+    """The repository: the older release without what the build wrote."""
     gold_patch: str
     test_patch: str
     test_files: tuple[str, ...]
@@ -73,31 +77,31 @@ _PACKAGING = re.compile(
 )
 
 
-def kind_of(path: str) -> Kind:
+def kind_of(path: str) -> FileKind:
     """The kind of the file at `path` (relative to the sdist's top directory), by its name alone."""
     pure = PurePosixPath(path)
     parents = [part.lower() for part in pure.parts[:-1]]
     name, suffix = pure.name, pure.suffix.lower()
     if name == "PKG-INFO" or any(part.endswith((".egg-info", ".dist-info")) for part in parents):
-        return Kind.BUILD_OUTPUT
+        return FileKind.BUILD_OUTPUT
     if not _TEST_DIRECTORIES.isdisjoint(parents) or _is_test_module(name) or name == "conftest.py":
-        return Kind.TEST
+        return FileKind.TEST
     if suffix in _PROSE and _CHANGELOG.fullmatch(pure.stem):
-        return Kind.CHANGELOG
+        return FileKind.CHANGELOG
     if parents:
         if parents[0].startswith("."):
-            return Kind.PACKAGING
-        return Kind.DOCUMENTATION if parents[0] in _DOCUMENT_DIRECTORIES else Kind.SOURCE
+            return FileKind.PACKAGING
+        return FileKind.DOCUMENTATION if parents[0] in _DOCUMENT_DIRECTORIES else FileKind.SOURCE
     if _PACKAGING.fullmatch(name):
-        return Kind.PACKAGING
-    return Kind.DOCUMENTATION if suffix in _PROSE else Kind.SOURCE
+        return FileKind.PACKAGING
+    return FileKind.DOCUMENTATION if suffix in _PROSE else FileKind.SOURCE
 
 
 def _is_test_module(name: str) -> bool:
     return name.endswith(".py") and (name.startswith("test_") or name.endswith(("_test.py", "_tests.py")))
 
 
-def analyse(pair: Pair, old: Tree, new: Tree) -> Change:
+def analyse(pair: ReleasePair, old: Tree, new: Tree) -> ReleaseDiff:
     """Separate what changed from `old` to `new`. Raises NotATask when it makes no task.
 
     Lines that differ only by the version number stay as they were, and files that cannot be diffed as text
@@ -105,8 +109,8 @@ def analyse(pair: Pair, old: Tree, new: Tree) -> Change:
     """
     new = {path: _without_bump(old.get(path), content, pair) for path, content in new.items()}
     changed = [path for path in changed_paths(old, new) if _diffable(old, new, path)]
-    gold_files = [path for path in changed if kind_of(path) is Kind.SOURCE]
-    test_files = [path for path in changed if kind_of(path) is Kind.TEST]
+    gold_files = [path for path in changed if kind_of(path) is FileKind.SOURCE]
+    test_files = [path for path in changed if kind_of(path) is FileKind.TEST]
     if not any(path.endswith(".py") for path in gold_files):
         raise NotATask("no_source_change", f"{pair.new} changes no source file of {pair.package}")
     if not any(_is_test_path(path) and path in new for path in test_files):
@@ -115,12 +119,12 @@ def analyse(pair: Pair, old: Tree, new: Tree) -> Change:
     run_files = [
         path
         for path in sorted(new)
-        if kind_of(path) is Kind.TEST
+        if kind_of(path) is FileKind.TEST
         and _is_test_path(path)
         and (path in test_files or _tested_stem(path) in stems)
     ]
-    return Change(
-        base={path: content for path, content in old.items() if kind_of(path) is not Kind.BUILD_OUTPUT},
+    return ReleaseDiff(
+        base={path: content for path, content in old.items() if kind_of(path) is not FileKind.BUILD_OUTPUT},
         gold_patch=diff(old, new, gold_files),
         test_patch=diff(old, new, test_files),
         test_files=tuple(test_files),
@@ -149,7 +153,7 @@ def _tested_stem(path: str) -> str:
     return re.sub(r"^test_?|_?tests?$", "", PurePosixPath(path).stem).lower()
 
 
-def _without_bump(before: bytes | None, after: bytes, pair: Pair) -> bytes:
+def _without_bump(before: bytes | None, after: bytes, pair: ReleasePair) -> bytes:
     """`after`, keeping each old line that the release changed only by writing its own version there."""
     if before is None or before == after:
         return after
@@ -169,7 +173,7 @@ def _without_bump(before: bytes | None, after: bytes, pair: Pair) -> bytes:
     return "".join(kept).encode()
 
 
-def _bumped(line: str, pair: Pair) -> str:
+def _bumped(line: str, pair: ReleasePair) -> str:
     """The line with either version, as text or as a tuple, written as one mark."""
     for version in (pair.old, pair.new):
         numbers = r",\s*".join(re.escape(part) for part in version.split("."))
@@ -182,7 +186,7 @@ def release_notes(old: Tree, new: Tree) -> str:
 
     Where those added nothing, the lines that its README added: many keep their history there.
     """
-    changelogs = [path for path in sorted(new) if kind_of(path) is Kind.CHANGELOG]
+    changelogs = [path for path in sorted(new) if kind_of(path) is FileKind.CHANGELOG]
     readmes = [
         path for path in sorted(new) if PurePosixPath(path).stem.lower() == "readme" and "/" not in path
     ]
@@ -223,8 +227,8 @@ def conceal(text: str, gold_patch: str) -> str:
 
 
 def statement(
-    pair: Pair,
-    change: Change,
+    pair: ReleasePair,
+    change: ReleaseDiff,
     fail_to_pass: Sequence[str],
     messages: Mapping[str, str],
     *,
@@ -257,10 +261,10 @@ def _test_line(test: str, message: str) -> str:
 
 def choose_pairs(
     package: str, versions: Iterable[str], *, limit: int, requires: Sequence[str] = ()
-) -> list[Pair]:
+) -> list[ReleasePair]:
     """Neighbouring releases, newest first, at most `limit`; `versions` must come in ascending order."""
     pairs = [
-        Pair(package=package, old=old, new=new, requires=tuple(requires))
+        ReleasePair(package=package, old=old, new=new, requires=tuple(requires))
         for old, new in itertools.pairwise(versions)
     ]
     return pairs[::-1][:limit]

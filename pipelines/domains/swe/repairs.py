@@ -41,7 +41,7 @@ class Takes(StrEnum):
 
 
 @dataclass(frozen=True)
-class Case:
+class RepairCase:
     """One call: its arguments in source, and its results before and after the repair."""
 
     written: str
@@ -50,7 +50,10 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Kind:
+class BugKind:
+    """The right result of a function in words, the expression for it, and wrong ones. `{a}` and `{b}`
+    stand for its arguments, `{k}` for a number."""
+
     name: str
     says: str
     right: str
@@ -59,34 +62,36 @@ class Kind:
 
 
 KINDS = (
-    Kind("sum", "the sum of {a} and {b}", "{a} + {b}", ("{a} - {b}", "{a} * {b}")),
-    Kind("difference", "{a} minus {b}", "{a} - {b}", ("{a} + {b}", "{b} - {a}")),
-    Kind("product", "the product of {a} and {b}", "{a} * {b}", ("{a} + {b}", "{a} - {b}")),
-    Kind("quotient", "the whole quotient of {a} by {b}", "{a} // {b}", ("{a} % {b}", "{b} // {a}")),
-    Kind("remainder", "the remainder of {a} by {b}", "{a} % {b}", ("{a} // {b}", "{b} % {a}")),
-    Kind("larger", "the larger of {a} and {b}", "max({a}, {b})", ("min({a}, {b})", "{a}")),
-    Kind("smaller", "the smaller of {a} and {b}", "min({a}, {b})", ("max({a}, {b})", "{b}")),
-    Kind("distance", "the distance between {a} and {b}", "abs({a} - {b})", ("{a} - {b}", "abs({a} + {b})")),
-    Kind("greater", "whether {a} is greater than {b}", "{a} > {b}", ("{a} < {b}", "{a} >= {b}")),
-    Kind("at-least", "whether {a} is at least {b}", "{a} >= {b}", ("{a} > {b}", "{a} <= {b}")),
-    Kind("less", "whether {a} is less than {b}", "{a} < {b}", ("{a} > {b}", "{a} <= {b}")),
-    Kind("equal", "whether {a} equals {b}", "{a} == {b}", ("{a} != {b}", "{a} >= {b}")),
-    Kind("both", "whether {a} and {b} are both positive", "{a} > 0 and {b} > 0", ("{a} > 0 or {b} > 0",)),
-    Kind("either", "whether {a} or {b} is positive", "{a} > 0 or {b} > 0", ("{a} > 0 and {b} > 0",)),
-    Kind("even", "whether {a} is even", "{a} % 2 == 0", ("{a} % 2 == 1", "{a} / 2 == 0"), Takes.NUMBER),
-    Kind("odd", "whether {a} is odd", "{a} % 2 == 1", ("{a} % 2 == 0", "{a} / 2 == 1"), Takes.NUMBER),
-    Kind("times", "{a} times {k}", "{a} * {k}", ("{a} + {k}", "{a} - {k}"), Takes.NUMBER),
-    Kind("plus", "{a} plus {k}", "{a} + {k}", ("{a} - {k}", "{a} * {k}"), Takes.NUMBER),
-    Kind("total", "the sum of all {a}", "sum({a})", ("len({a})", "max({a})"), Takes.LIST),
-    Kind("count", "the number of {a}", "len({a})", ("sum({a})", "len({a}) - 1"), Takes.LIST),
-    Kind("first", "the first of {a}", "{a}[0]", ("{a}[1]", "{a}[-1]"), Takes.LIST),
-    Kind("last", "the last of {a}", "{a}[-1]", ("{a}[0]", "{a}[1]"), Takes.LIST),
-    Kind("largest", "the largest of {a}", "max({a})", ("min({a})", "{a}[-1]"), Takes.LIST),
-    Kind("smallest", "the smallest of {a}", "min({a})", ("max({a})", "{a}[0]"), Takes.LIST),
-    Kind("reversed", "{a} in reverse", "{a}[::-1]", ("{a}[::1]", "sorted({a})"), Takes.LIST),
-    Kind("sorted", "{a} in order", "sorted({a})", ("{a}[::-1]", "list({a})"), Takes.LIST),
-    Kind("rest", "{a} without the first", "{a}[1:]", ("{a}[:-1]", "{a}[:1]"), Takes.LIST),
-    Kind("front", "{a} without the last", "{a}[:-1]", ("{a}[1:]", "{a}[-1:]"), Takes.LIST),
+    BugKind("sum", "the sum of {a} and {b}", "{a} + {b}", ("{a} - {b}", "{a} * {b}")),
+    BugKind("difference", "{a} minus {b}", "{a} - {b}", ("{a} + {b}", "{b} - {a}")),
+    BugKind("product", "the product of {a} and {b}", "{a} * {b}", ("{a} + {b}", "{a} - {b}")),
+    BugKind("quotient", "the whole quotient of {a} by {b}", "{a} // {b}", ("{a} % {b}", "{b} // {a}")),
+    BugKind("remainder", "the remainder of {a} by {b}", "{a} % {b}", ("{a} // {b}", "{b} % {a}")),
+    BugKind("larger", "the larger of {a} and {b}", "max({a}, {b})", ("min({a}, {b})", "{a}")),
+    BugKind("smaller", "the smaller of {a} and {b}", "min({a}, {b})", ("max({a}, {b})", "{b}")),
+    BugKind(
+        "distance", "the distance between {a} and {b}", "abs({a} - {b})", ("{a} - {b}", "abs({a} + {b})")
+    ),
+    BugKind("greater", "whether {a} is greater than {b}", "{a} > {b}", ("{a} < {b}", "{a} >= {b}")),
+    BugKind("at-least", "whether {a} is at least {b}", "{a} >= {b}", ("{a} > {b}", "{a} <= {b}")),
+    BugKind("less", "whether {a} is less than {b}", "{a} < {b}", ("{a} > {b}", "{a} <= {b}")),
+    BugKind("equal", "whether {a} equals {b}", "{a} == {b}", ("{a} != {b}", "{a} >= {b}")),
+    BugKind("both", "whether {a} and {b} are both positive", "{a} > 0 and {b} > 0", ("{a} > 0 or {b} > 0",)),
+    BugKind("either", "whether {a} or {b} is positive", "{a} > 0 or {b} > 0", ("{a} > 0 and {b} > 0",)),
+    BugKind("even", "whether {a} is even", "{a} % 2 == 0", ("{a} % 2 == 1", "{a} / 2 == 0"), Takes.NUMBER),
+    BugKind("odd", "whether {a} is odd", "{a} % 2 == 1", ("{a} % 2 == 0", "{a} / 2 == 1"), Takes.NUMBER),
+    BugKind("times", "{a} times {k}", "{a} * {k}", ("{a} + {k}", "{a} - {k}"), Takes.NUMBER),
+    BugKind("plus", "{a} plus {k}", "{a} + {k}", ("{a} - {k}", "{a} * {k}"), Takes.NUMBER),
+    BugKind("total", "the sum of all {a}", "sum({a})", ("len({a})", "max({a})"), Takes.LIST),
+    BugKind("count", "the number of {a}", "len({a})", ("sum({a})", "len({a}) - 1"), Takes.LIST),
+    BugKind("first", "the first of {a}", "{a}[0]", ("{a}[1]", "{a}[-1]"), Takes.LIST),
+    BugKind("last", "the last of {a}", "{a}[-1]", ("{a}[0]", "{a}[1]"), Takes.LIST),
+    BugKind("largest", "the largest of {a}", "max({a})", ("min({a})", "{a}[-1]"), Takes.LIST),
+    BugKind("smallest", "the smallest of {a}", "min({a})", ("max({a})", "{a}[0]"), Takes.LIST),
+    BugKind("reversed", "{a} in reverse", "{a}[::-1]", ("{a}[::1]", "sorted({a})"), Takes.LIST),
+    BugKind("sorted", "{a} in order", "sorted({a})", ("{a}[::-1]", "list({a})"), Takes.LIST),
+    BugKind("rest", "{a} without the first", "{a}[1:]", ("{a}[:-1]", "{a}[:1]"), Takes.LIST),
+    BugKind("front", "{a} without the last", "{a}[:-1]", ("{a}[1:]", "{a}[-1:]"), Takes.LIST),
 )
 
 PLACES = (
@@ -120,7 +125,9 @@ def repair_tasks(
     """
     chosen = [kind for kind in KINDS if not kinds or kind.name in kinds]
     if len(chosen) < len(kinds):
-        raise ValueError(f"the kinds of repair tasks are {', '.join(kind.name for kind in KINDS)}")
+        raise ValueError(
+            f"unknown kinds among {list(kinds)}: choose of {', '.join(kind.name for kind in KINDS)}"
+        )
     dice = random.Random(f"repairs:{seed}")
     files = [(place, function) for place in PLACES for function in FUNCTIONS]
     dice.shuffle(files)
@@ -145,7 +152,7 @@ def repair_files(tasks: Iterable[Task]) -> dict[str, str]:
 
 
 def _task(
-    split: Split, place: str, function: str, dice: random.Random, number: int, kinds: Sequence[Kind]
+    split: Split, place: str, function: str, dice: random.Random, number: int, kinds: Sequence[BugKind]
 ) -> Task:
     kind, names = _drawn(split, function, dice, kinds)
     says, right = kind.says.format(**names), kind.right.format(**names)
@@ -181,14 +188,14 @@ def _task(
     )
 
 
-def _has_any(split: Split, function: str, kinds: Sequence[Kind]) -> bool:
+def _has_any(split: Split, function: str, kinds: Sequence[BugKind]) -> bool:
     """Whether a function can be in a split at all: with few kinds, all of its combinations may be in one."""
     return any(_in_split(split, kind, function, first) for kind in kinds for first, _ in _arguments(kind))
 
 
 def _drawn(
-    split: Split, function: str, dice: random.Random, kinds: Sequence[Kind]
-) -> tuple[Kind, dict[str, str]]:
+    split: Split, function: str, dice: random.Random, kinds: Sequence[BugKind]
+) -> tuple[BugKind, dict[str, str]]:
     """A kind and names that belong to the split."""
     while True:
         kind = dice.choice(kinds)
@@ -198,19 +205,21 @@ def _drawn(
             return kind, {"a": first, "b": second, "k": str(number)}
 
 
-def _arguments(kind: Kind) -> Sequence[tuple[str, str]]:
+def _arguments(kind: BugKind) -> Sequence[tuple[str, str]]:
     """Names of the kind's arguments, to choose from."""
     return PAIRS if kind.takes is not Takes.LIST else [(name, "") for name in LISTS]
 
 
-def _in_split(split: Split, kind: Kind, function: str, first: str) -> bool:
+def _in_split(split: Split, kind: BugKind, function: str, first: str) -> bool:
     combination = digest([kind.name, function, first], 8)
     return (int(combination, 16) % HELD_OUT_SHARE == 0) == (split is Split.HELD_OUT)
 
 
-def _cases(right: str, wrong: str, arguments: list[str], takes: Takes, dice: random.Random) -> list[Case]:
+def _cases(
+    right: str, wrong: str, arguments: list[str], takes: Takes, dice: random.Random
+) -> list[RepairCase]:
     """Make four calls whose right and wrong results differ."""
-    cases: list[Case] = []
+    cases: list[RepairCase] = []
     while len(cases) < 4:
         if takes is Takes.LIST:
             values: list[Any] = [[dice.randint(1, 20) for _ in range(dice.randint(3, 5))]]
@@ -223,11 +232,11 @@ def _cases(right: str, wrong: str, arguments: list[str], takes: Takes, dice: ran
             continue
         written = ", ".join(map(repr, values))
         if results[0] != results[1] and all(case.written != written for case in cases):
-            cases.append(Case(written=written, right=results[0], wrong=results[1]))
+            cases.append(RepairCase(written=written, right=results[0], wrong=results[1]))
     return cases
 
 
-def _tests(place: str, function: str, says: str, cases: list[Case]) -> str:
+def _tests(place: str, function: str, says: str, cases: list[RepairCase]) -> str:
     reported, *others = cases
     lines = [f"from {place}.{function} import {function}", "", "", "def test_reported():"]
     lines += [f"    assert {function}({reported.written}) == {reported.right}"]

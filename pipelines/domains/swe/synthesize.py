@@ -17,7 +17,7 @@ from orchard.pipelines.domains.swe import layout, releases
 from orchard.pipelines.domains.swe.before_after import SuiteCommand, run_before_and_after
 from orchard.pipelines.domains.swe.environments import Environments, SynthesisSettings, done, snapshot
 from orchard.pipelines.domains.swe.packages import PackageCache
-from orchard.pipelines.domains.swe.releases import Change, Pair
+from orchard.pipelines.domains.swe.releases import ReleaseDiff, ReleasePair
 from orchard.pipelines.tasks.errors import NotATask
 from orchard.pipelines.tasks.sandboxes import as_ready
 from orchard.pipelines.tasks.trees import Tree, pack, read_sdist
@@ -28,7 +28,7 @@ from orchard.workers.failures import InfrastructureError
 
 
 class Rejection(msgspec.Struct, frozen=True, kw_only=True):
-    pair: Pair
+    pair: ReleasePair
     reason: str
     detail: str
 
@@ -48,11 +48,11 @@ class Synthesizer:
 
     async def many(
         self,
-        pairs: Iterable[Pair],
+        pairs: Iterable[ReleasePair],
         *,
         known: Collection[str] = (),
         limit: int | None = None,
-        started: Callable[[Pair], None] = lambda _: None,
+        started: Callable[[ReleasePair], None] = lambda _: None,
     ) -> AsyncIterator[Made]:
         """Yield each pair's task or rejection as it is ready, until there are `limit` tasks.
 
@@ -71,7 +71,7 @@ class Synthesizer:
                 missing -= isinstance(made, Task)
                 yield made
 
-    async def synthesize(self, pair: Pair) -> Made:
+    async def synthesize(self, pair: ReleasePair) -> Made:
         """The task of one pair, its image left in the sandbox service.
 
         Raises InfrastructureError when the service fails, IndexFailed when pip does, and TaskError when the
@@ -86,7 +86,7 @@ class Synthesizer:
                 raise
             return Rejection(pair=pair, reason=error.cause.value, detail=error.detail)
 
-    async def _synthesize(self, pair: Pair) -> Task:
+    async def _synthesize(self, pair: ReleasePair) -> Task:
         old, new = await self._trees(pair)
         change = await asyncio.to_thread(releases.analyse, pair, old, new)
         environment = await self._environments.image(
@@ -132,7 +132,7 @@ class Synthesizer:
             labels={"package": pair.package, "old": pair.old, "new": pair.new},
         )
 
-    async def _trees(self, pair: Pair) -> tuple[Tree, Tree]:
+    async def _trees(self, pair: ReleasePair) -> tuple[Tree, Tree]:
         failed = await self._cache.fetch([(pair.package, pair.old), (pair.package, pair.new)])
         for (_, version), reason in failed.items():
             raise NotATask("sdist_missing", f"{pair.package} {version} cannot be fetched: {reason}")
@@ -140,7 +140,9 @@ class Synthesizer:
         old, new = [await asyncio.to_thread(_read, path) for path in paths if path is not None]
         return old, new
 
-    async def _install(self, machine: SandboxMachine, pair: Pair, old: Tree, change: Change) -> str:
+    async def _install(
+        self, machine: SandboxMachine, pair: ReleasePair, old: Tree, change: ReleaseDiff
+    ) -> str:
         await machine.write("/tmp/source.tar", pack(change.base))
         await machine.write("/tmp/metadata.tar", pack(layout.installed_metadata(pair.package, pair.old, old)))
         script = layout.repository_script(pair.package, "/tmp/source.tar", "/tmp/metadata.tar")

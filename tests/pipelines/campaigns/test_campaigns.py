@@ -11,7 +11,7 @@ import pytest
 
 from orchard.injector.client import AsyncSandboxClient
 from orchard.pipelines.campaigns import commands as module
-from orchard.pipelines.campaigns.commands import Campaigns, Progress
+from orchard.pipelines.campaigns.commands import Campaigns, OfferProgress
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import (
     CampaignSpec,
@@ -95,7 +95,7 @@ async def working(connection: Connection, blobs: BlobStore) -> AsyncIterator[Non
     await asyncio.wait({keeping})
 
 
-async def everything(steps: AsyncIterator[Progress]) -> Progress:
+async def everything(steps: AsyncIterator[OfferProgress]) -> OfferProgress:
     """The last step."""
     last = [step async for step in steps]
     return last[-1]

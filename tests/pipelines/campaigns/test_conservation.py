@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from orchard.pipelines.campaigns import conservation
-from orchard.pipelines.campaigns.commands import Campaigns, Progress
-from orchard.pipelines.campaigns.conservation import Balance, Change, apply_changes, balances, place
+from orchard.pipelines.campaigns.commands import Campaigns, OfferProgress
+from orchard.pipelines.campaigns.conservation import Balance, RolloutChange, apply_changes, balances, place
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import (
     CampaignRecord,
@@ -76,7 +76,7 @@ def blobs(store: str) -> BlobStore:
     return BlobStore(store)
 
 
-async def _everything(steps: AsyncIterator[Progress]) -> None:
+async def _everything(steps: AsyncIterator[OfferProgress]) -> None:
     async for _ in steps:
         pass
 
@@ -267,12 +267,12 @@ def _decode(body: bytes) -> RolloutRequest:
 def test_changes_after_the_tables_are_applied_in_their_order() -> None:
     found = {"c": Balance("c", accepted=1, aborted=1, requested=4, open={"a", "b"})}
     changes = [
-        Change("rollout.finished", "c", "a"),
-        Change("rollout.reopened", "c", "was-aborted"),
-        Change("rollout.requested", "c", "b"),
-        Change("rollout.requested", "c", "new"),
-        Change("rollout.aborted", "c", "new"),
-        Change("rollout.finished", "c", "stranger"),
+        RolloutChange("rollout.finished", "c", "a"),
+        RolloutChange("rollout.reopened", "c", "was-aborted"),
+        RolloutChange("rollout.requested", "c", "b"),
+        RolloutChange("rollout.requested", "c", "new"),
+        RolloutChange("rollout.aborted", "c", "new"),
+        RolloutChange("rollout.finished", "c", "stranger"),
     ]
     apply_changes(found, changes, {"a", "b", "was-aborted"}, {"was-aborted": "aborted"})
     assert found["c"] == Balance(

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from orchard.pipelines.campaigns.archiving import Archiving, CampaignProgress
-from orchard.pipelines.campaigns.commands import Campaigns, Progress
+from orchard.pipelines.campaigns.commands import Campaigns, OfferProgress
 from orchard.pipelines.campaigns.ending import open_in_queues
 from orchard.pipelines.campaigns.reconciling import Ledger, Reconciler, Suspect, missing, reconcilable, twice
 from orchard.schemas.blobs import BlobRef
@@ -76,7 +76,7 @@ async def four_lost(connection: Connection, blobs: BlobStore) -> None:
     await Publisher(connection).offer(rollout_entry(REQUESTS[0], "kept"))
 
 
-async def everything(steps: AsyncIterator[Progress]) -> None:
+async def everything(steps: AsyncIterator[OfferProgress]) -> None:
     async for _ in steps:
         pass
 

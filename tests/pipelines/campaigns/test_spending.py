@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from orchard.pipelines.campaigns.commands import CampaignError, Campaigns, Progress
+from orchard.pipelines.campaigns.commands import CampaignError, Campaigns, OfferProgress
 from orchard.pipelines.campaigns.spending import CostWatch, reached
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import (
@@ -64,7 +64,7 @@ def call(number: int, attempt: int = 1, rollout: str = ROLLOUTS[0], **facts: obj
     )
 
 
-async def everything(steps: AsyncIterator[Progress]) -> Progress:
+async def everything(steps: AsyncIterator[OfferProgress]) -> OfferProgress:
     """The last step."""
     return [step async for step in steps][-1]
 

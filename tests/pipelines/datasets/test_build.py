@@ -15,7 +15,7 @@ from orchard.pipelines.datasets.comparison import compare, find_row, origin
 from orchard.pipelines.datasets.errors import DatasetError
 from orchard.pipelines.datasets.manifest import Manifest, read_manifest, write_manifest
 from orchard.pipelines.datasets.rows import read_rows, row_digest, rows_sha256
-from orchard.pipelines.datasets.settings import DatasetSettings, Filters, Selection, Source, Values
+from orchard.pipelines.datasets.settings import CandidateSource, DatasetSettings, Filters, Selection, Values
 from orchard.pipelines.datasets.shards import ShardMaker, ShardWork
 from orchard.pipelines.datasets.tokenization import ChatTokenizer
 from orchard.schemas.events import payload
@@ -205,9 +205,9 @@ async def test_filters_are_counted(keep, author, tokenizer: str, tmp_path: Path)
         "masked_turns": 0,
         "stored_turns": 0,
     }
-    oracle = Source(model_kinds=(ModelKind.ORACLE,), truncated=False)
+    oracle = CandidateSource(model_kinds=(ModelKind.ORACLE,), truncated=False)
     assert build(store, settings(tokenizer, source=oracle), tmp_path / "oracle").rows == 1
-    nothing = Source(campaigns=("other",))
+    nothing = CandidateSource(campaigns=("other",))
     with pytest.raises(DatasetError, match="no example is left"):
         build(store, settings(tokenizer, source=nothing), tmp_path / "nothing")
 
@@ -219,7 +219,7 @@ async def test_a_rollout_whose_answer_did_not_come_trains_only_where_that_is_ask
     store = await keep(author.rollout(0, ["ls", "submit"], resolved=True) + late)
     made = build(store, settings(tokenizer), tmp_path / "without")
     assert (made.rows, made.counts["dropped_unanswered"]) == (1, 1)
-    told = settings(tokenizer, source=Source(unanswered=True))
+    told = settings(tokenizer, source=CandidateSource(unanswered=True))
     assert build(store, told, tmp_path / "with").rows == 2
 
 

@@ -73,17 +73,17 @@ def test_an_import_says_which_rows_it_left_out_and_fails_where_it_left_out_all(t
     told = orchard(str(tmp_path / "store"), *import_, some, code=3)
     assert told.splitlines()[-1] == "imported 1 rollouts into theirs, 2 left out"
     for row in (0, 2):
-        assert f"row {row}: messages: none of the assistant" in told
+        assert f"row {row}: messages: no message of the assistant" in told
     assert f"events wait in {tmp_path / 'store' / 'nats'}" in told and "start `orchard up`" in told
     again = orchard(str(tmp_path / "store"), *import_, some, code=3)
     assert "imported 0 rollouts into theirs, 1 were there already, 2 left out" in again
     told = orchard(str(tmp_path / "store"), *import_, str(tmp_path / "none.parquet"), code=1)
-    assert "has no item to import" in told and "row 0: messages: none of the assistant" in told
+    assert "has no item to import" in told and "row 0: messages: no message of the assistant" in told
     gui = {"messages": messages[:1], "images": None, "reward": 1.0, "status": "", "metadata": metadata}
     pq.write_table(pa.Table.from_pylist([gui]), tmp_path / "gui.parquet")
     import_ = (*import_, "--format", "orchard-gui")
     told = orchard(str(tmp_path / "store"), *import_, str(tmp_path / "gui.parquet"), code=1)
-    assert "row 0: messages: none of the assistant" in told
+    assert "row 0: messages: no message of the assistant" in told
 
 
 def test_a_configuration_that_cannot_be_used_is_refused_in_one_sentence(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from orchard.pipelines.datasets.build import build
 from orchard.pipelines.datasets.candidates import candidates
 from orchard.pipelines.datasets.manifest import read_manifest
 from orchard.pipelines.datasets.rows import read_rows
-from orchard.pipelines.datasets.settings import DatasetSettings, Selection, Source, read_settings
+from orchard.pipelines.datasets.settings import CandidateSource, DatasetSettings, Selection, read_settings
 from orchard.pipelines.rl.coordinator import RunError
 from orchard.pipelines.rl.runs import UNMATCHED, choose_tasks
 from orchard.pipelines.rl.settings import TaskPool
@@ -94,7 +94,7 @@ async def test_a_dataset_has_nothing_that_measures_and_says_what_it_left_out(
 
     held = msgspec.structs.replace(
         plain,
-        source=Source(unproven=True, exclude=("good-2",)),
+        source=CandidateSource(unproven=True, exclude=("good-2",)),
         held_out=HeldOut(tasks=("verified",), repos=True),
         selection=Selection(per_task=1),
     )
@@ -160,7 +160,7 @@ async def test_a_name_with_brackets_is_itself_and_patterns_that_name_nothing_are
     exclude = ("good-2", "o/*", "unproven", "theirs", "typo", "typo/*")
     made = build(
         store,
-        DatasetSettings(name="test", tokenizer=tokenizer, source=Source(exclude=exclude)),
+        DatasetSettings(name="test", tokenizer=tokenizer, source=CandidateSource(exclude=exclude)),
         tmp_path / "out",
     )
     assert made.counts["exclude_patterns_unmatched"] == 2
@@ -184,7 +184,7 @@ async def test_a_long_list_of_exclusions_is_not_gone_through_for_every_rollout(
 ) -> None:
     store = await keep(stored(author, tmp_path / "store"))
     exclude = Listed(("good-2", "typo"))
-    settings = DatasetSettings(name="test", tokenizer=tokenizer, source=Source(exclude=exclude))
+    settings = DatasetSettings(name="test", tokenizer=tokenizer, source=CandidateSource(exclude=exclude))
     counts: Counter[str] = Counter()
     with open_tables(store) as tables:
         candidates(tables, BlobStore(store), settings, counts)

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from orchard.pipelines.datasets.examples import Candidate, Draft, Dropped, draft, leaked_steps
+from orchard.pipelines.datasets.examples import Candidate, ExampleDraft, ExampleDrop, draft, leaked_steps
 from orchard.pipelines.datasets.settings import DatasetSettings, Filters, Values
 from orchard.schemas.messages import MessageNode, Role, ToolCall, node_id
 from orchard.workers.harnesses.bash_prompts import BASH_TOOL
@@ -61,13 +61,15 @@ def a_candidate(**changes: Any) -> Candidate:
     return msgspec.structs.replace(made, **changes)
 
 
-def drafted(path: list[MessageNode], settings: DatasetSettings = SETTINGS, **changes: Any) -> Draft | Dropped:
+def drafted(
+    path: list[MessageNode], settings: DatasetSettings = SETTINGS, **changes: Any
+) -> ExampleDraft | ExampleDrop:
     return draft(a_candidate(**changes), path, (BASH_TOOL,), {"bash"}, settings)
 
 
 def test_every_turn_of_a_resolved_trajectory_trains_and_its_last_result_is_cut_off() -> None:
     made = drafted(a_path(LS, LS, LS))
-    assert isinstance(made, Draft)
+    assert isinstance(made, ExampleDraft)
     assert made.trained == (0, 1, 2)
     assert made.conversation.messages[-1]["role"] == "assistant"
     assert made.conversation.messages[-1]["tool_calls"][0]["function"]["name"] == "bash"
@@ -76,10 +78,10 @@ def test_every_turn_of_a_resolved_trajectory_trains_and_its_last_result_is_cut_o
 def test_without_tools_the_text_is_the_action_and_the_user_says_its_result() -> None:
     path = a_path(None, None)
     made = draft(a_candidate(harness="mini-swe-agent-text"), path, (), frozenset(), SETTINGS)
-    assert isinstance(made, Draft)
+    assert isinstance(made, ExampleDraft)
     assert made.trained == (0, 1)
     assert [one["role"] for one in made.conversation.messages] == ["user", "assistant", "user", "assistant"]
-    assert draft(a_candidate(), path[:-1], (), frozenset(), SETTINGS) is Dropped.UNPARSED_ACTION
+    assert draft(a_candidate(), path[:-1], (), frozenset(), SETTINGS) is ExampleDrop.UNPARSED_ACTION
 
 
 def test_calls_in_a_text_were_executed_where_the_user_says_what_tools_answered() -> None:
@@ -92,13 +94,13 @@ def test_calls_in_a_text_were_executed_where_the_user_says_what_tools_answered()
         for node in path
     ]
     made = draft(a_candidate(), said, (BASH_TOOL,), {"bash"}, SETTINGS)
-    assert isinstance(made, Draft) and made.trained == (0, 1)
-    assert draft(a_candidate(), path, (BASH_TOOL,), {"bash"}, SETTINGS) is Dropped.UNPARSED_ACTION
+    assert isinstance(made, ExampleDraft) and made.trained == (0, 1)
+    assert draft(a_candidate(), path, (BASH_TOOL,), {"bash"}, SETTINGS) is ExampleDrop.UNPARSED_ACTION
 
 
 def test_an_unresolved_trajectory_ends_with_its_last_rising_turn() -> None:
     made = drafted(a_path(*[LS] * 5), resolved=False, base=0.4, curve=(0.4, 0.6, 0.3, 0.5, 0.1))
-    assert isinstance(made, Draft)
+    assert isinstance(made, ExampleDraft)
     assert made.trained == (1, 3)
     assert [
         message["content"] for message in made.conversation.messages if message["role"] == "assistant"
@@ -108,12 +110,12 @@ def test_an_unresolved_trajectory_ends_with_its_last_rising_turn() -> None:
 @pytest.mark.parametrize(
     ("curve", "exit_status", "dropped"),
     [
-        ((0.4, 0.3, 0.1), "submitted", Dropped.NO_SEGMENT),
-        ((0.3, 0.1, 0.19), "submitted", Dropped.NO_SEGMENT),
-        ((0.5, 0.1), "submitted", Dropped.OTHER_STEPS),
+        ((0.4, 0.3, 0.1), "submitted", ExampleDrop.NO_SEGMENT),
+        ((0.3, 0.1, 0.19), "submitted", ExampleDrop.NO_SEGMENT),
+        ((0.5, 0.1), "submitted", ExampleDrop.OTHER_STEPS),
     ],
 )
-def test_no_segment_no_example(curve: tuple[float, ...], exit_status: str, dropped: Dropped) -> None:
+def test_no_segment_no_example(curve: tuple[float, ...], exit_status: str, dropped: ExampleDrop) -> None:
     """A rise at the submission itself earns nothing."""
     found = drafted(a_path(LS, LS, LS), resolved=False, base=0.4, curve=curve, exit_status=exit_status)
     assert found is dropped
@@ -123,7 +125,7 @@ def test_a_step_limit_has_no_submission_so_its_last_step_may_earn() -> None:
     made = drafted(
         a_path(LS, LS, LS), resolved=False, base=0.4, curve=(0.3, 0.1, 0.19), exit_status="step_limit"
     )
-    assert isinstance(made, Draft) and made.trained == (2,)
+    assert isinstance(made, ExampleDraft) and made.trained == (2,)
 
 
 def test_steps_that_failed_for_infrastructure_reasons_never_earn() -> None:
@@ -131,40 +133,40 @@ def test_steps_that_failed_for_infrastructure_reasons_never_earn() -> None:
     assert leaked_steps(path) == {0, 1}
     assert (
         drafted(path, resolved=False, base=0.4, curve=(0.6, 0.8), exit_status="step_limit")
-        is Dropped.NO_SEGMENT
+        is ExampleDrop.NO_SEGMENT
     )
 
 
 @pytest.mark.parametrize(
     ("bad", "dropped"),
     [
-        (("python", '{"command": "1"}'), Dropped.UNDEFINED_TOOL),
-        (("bash", '{"command": "ls'), Dropped.UNPARSED_ACTION),
-        (("bash", "[]"), Dropped.UNPARSED_ACTION),
-        (None, Dropped.UNPARSED_ACTION),
+        (("python", '{"command": "1"}'), ExampleDrop.UNDEFINED_TOOL),
+        (("bash", '{"command": "ls'), ExampleDrop.UNPARSED_ACTION),
+        (("bash", "[]"), ExampleDrop.UNPARSED_ACTION),
+        (None, ExampleDrop.UNPARSED_ACTION),
     ],
 )
 def test_a_bad_turn_drops_its_trajectory_or_stays_as_context(
-    bad: tuple[str, str] | None, dropped: Dropped
+    bad: tuple[str, str] | None, dropped: ExampleDrop
 ) -> None:
     path = a_path(LS, bad, LS)
     assert drafted(path) is dropped
     made = drafted(path, MASK)
-    assert isinstance(made, Draft)
+    assert isinstance(made, ExampleDraft)
     assert (made.trained, made.masked) == ((0, 2), 1)
     ending = drafted(a_path(LS, LS, bad), MASK)
-    assert isinstance(ending, Draft)
+    assert isinstance(ending, ExampleDraft)
     assert len([m for m in ending.conversation.messages if m["role"] == "assistant"]) == 2
-    assert drafted(a_path(bad), MASK) is Dropped.FULLY_MASKED
+    assert drafted(a_path(bad), MASK) is ExampleDrop.FULLY_MASKED
 
 
 def test_a_bad_turn_after_the_last_rise_does_no_harm() -> None:
     made = drafted(a_path(LS, LS, None, LS), resolved=False, base=0.4, curve=(0.6, 0.5, 0.2, 0.1))
-    assert isinstance(made, Draft) and made.trained == (0,)
+    assert isinstance(made, ExampleDraft) and made.trained == (0,)
 
 
 def test_a_rollout_may_end_without_a_call() -> None:
     farewell = drafted(a_path(LS, None)[:-1], exit_status="finished")
-    assert isinstance(farewell, Draft) and farewell.trained == (0, 1)
-    assert drafted(a_path(LS, None)[:-1]) is Dropped.UNPARSED_ACTION
-    assert drafted([]) is Dropped.NO_MESSAGES
+    assert isinstance(farewell, ExampleDraft) and farewell.trained == (0, 1)
+    assert drafted(a_path(LS, None)[:-1]) is ExampleDrop.UNPARSED_ACTION
+    assert drafted([]) is ExampleDrop.NO_MESSAGES

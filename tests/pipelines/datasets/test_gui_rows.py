@@ -228,19 +228,22 @@ def test_a_trajectory_with_a_row_that_is_not_in_the_layout_is_named_and_the_othe
     assert [one for one in every if isinstance(one, LeftOut)] == [
         ("rows 1 to 3", "Invalid enum value 'robot' - at `$.messages[0].role`"),
         ("row 4", "metadata: not JSON text"),
-        ("row 5", "images: another number than of marks <image> in the messages"),
+        ("row 5", "images: their number is not that of the marks <image> in the messages"),
     ]
 
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (row(0, images=[]), "images: another number than of marks"),
-        (row(0, images=[{"bytes": b"<svg/>", "path": None}]), "a picture that is none"),
+        (row(0, images=[]), "images: their number is not that of the marks"),
+        (row(0, images=[{"bytes": b"<svg/>", "path": None}]), "a picture cannot be decoded"),
         (row(0, metadata="{"), "metadata: not JSON text"),
         (row(0, metadata='{"other": ' + "[" * 5000), "metadata: nested too deep"),
         (row(0, messages=[{"role": "robot", "content": ""}]), "Invalid enum value 'robot'"),
-        (row(0, messages=[{"role": "user", "content": ""}], images=[]), "messages: none of the assistant"),
+        (
+            row(0, messages=[{"role": "user", "content": ""}], images=[]),
+            "messages: no message of the assistant",
+        ),
     ],
 )
 def test_a_row_that_is_not_in_the_layout_says_why(tmp_path: Path, wrong: dict[str, Any], said: str) -> None:

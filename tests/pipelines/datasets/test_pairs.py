@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from orchard.pipelines.datasets.errors import DatasetError
-from orchard.pipelines.datasets.examples import Draft, Dropped, finished
+from orchard.pipelines.datasets.examples import ExampleDraft, ExampleDrop, finished
 from orchard.pipelines.datasets.rows import Row
 from orchard.pipelines.datasets.settings import DatasetSettings, Filters, config_hash, read_settings
 from orchard.pipelines.datasets.tokenization import Encoded
@@ -21,10 +21,10 @@ TOKENS = Encoded(
 )
 
 
-def pairs(most: int = 65_536) -> list[Row | Dropped]:
+def pairs(most: int = 65_536) -> list[Row | ExampleDrop]:
     settings = msgspec.structs.replace(SETTINGS, filters=Filters(max_tokens=most))
     draft = drafted(a_path(LS, LS, LS), settings)
-    assert isinstance(draft, Draft)
+    assert isinstance(draft, ExampleDraft)
     return finished(draft, TOKENS, "[]", settings)
 
 
@@ -65,7 +65,7 @@ def test_a_context_that_is_too_long_loses_its_begin_and_the_answer_stays_whole()
         1,
         1,
     ]
-    assert longest is Dropped.TOO_LONG
+    assert longest is ExampleDrop.TOO_LONG
 
 
 def test_the_preset_makes_pairs_and_other_keys_win(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from orchard.pipelines.datasets.errors import DatasetError
 from orchard.pipelines.datasets.manifest import read_manifest
 from orchard.pipelines.datasets.rows import read_rows, read_tokens
 from orchard.pipelines.datasets.selection import Caps, Choice, select
-from orchard.pipelines.datasets.settings import DatasetSettings, Source, config_hash, read_settings
+from orchard.pipelines.datasets.settings import CandidateSource, DatasetSettings, config_hash, read_settings
 from orchard.pipelines.datasets.tokenization import ChatTokenizer
 from orchard.schemas.messages import Role
 from orchard.storage.blobs import BlobStore
@@ -102,7 +102,7 @@ async def test_a_window_that_is_named_wins_and_texts_alone_leave_pictures_out(
     build(store, settings(seeing, tmp_path, "pictures = 3\n"), tmp_path / "three")
     rows = list(read_rows(tmp_path / "three"))
     assert sorted(len(row.images) for row in rows) == [0, 1, 2, 3]
-    plain = DatasetSettings(name="plain", tokenizer=seeing, source=Source(unproven=True))
+    plain = DatasetSettings(name="plain", tokenizer=seeing, source=CandidateSource(unproven=True))
     done = build(store, plain, tmp_path / "plain")
     assert (done.rows, done.counts["dropped_pictures"]) == (1, 1)
     with pytest.raises(DatasetError, match="pictures need `pairs = true`"):

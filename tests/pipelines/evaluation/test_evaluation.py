@@ -17,7 +17,7 @@ from orchard.pipelines.evaluation.predictions import write_predictions
 from orchard.pipelines.evaluation.report import markdown, tables_of, write_report
 from orchard.pipelines.evaluation.results import (
     Cell,
-    Pair,
+    CellComparison,
     Results,
     TaskResult,
     cells_of,
@@ -254,7 +254,7 @@ def test_a_cell_with_a_rollout_of_unknown_cost_has_no_total() -> None:
 
 
 def test_two_cells_differ_where_the_interval_and_the_sign_test_say_so() -> None:
-    def cells(tasks: int) -> Pair | None:
+    def cells(tasks: int) -> CellComparison | None:
         gained = {f"t{number}": (0, 1) for number in range(tasks)}
         return paired(cell("h1", "m", **gained), cell("h2", "m", **dict.fromkeys(gained, (1, 1))))
 

@@ -7,9 +7,9 @@ from transformers import Qwen3ForCausalLM
 
 from orchard.pipelines.datasets.tokenizer import train_tokenizer
 from orchard.pipelines.models.directories import load_tokenizer, save_model
-from orchard.pipelines.models.tiny import Shape, new_model
+from orchard.pipelines.models.tiny import ModelShape, new_model
 
-SHAPE = Shape(
+SHAPE = ModelShape(
     hidden_size=48,
     intermediate_size=96,
     num_hidden_layers=2,
@@ -41,7 +41,7 @@ def sharp(model: Qwen3ForCausalLM) -> Qwen3ForCausalLM:
 
 
 def write_model(
-    directory: Path, *, seed: int = 0, shape: Shape = SHAPE, tokenizer: Path | None = None
+    directory: Path, *, seed: int = 0, shape: ModelShape = SHAPE, tokenizer: Path | None = None
 ) -> Path:
     """A model directory with a tokenizer of its own, or that of another directory."""
     if tokenizer is None:

@@ -7,8 +7,8 @@ import torch
 
 from orchard.pipelines.models.directories import load_model
 from orchard.pipelines.models.errors import ModelError
-from orchard.pipelines.models.tiny import Shape, new_model
-from orchard.pipelines.policy.engine import Engine, EngineSettings, Overloaded, Stopping
+from orchard.pipelines.models.tiny import ModelShape, new_model
+from orchard.pipelines.policy.engine import EngineSettings, GenerationEngine, Overloaded, Stopping
 from orchard.pipelines.policy.sampling import Sampling, choose
 from orchard.pipelines.policy.weights import Qwen3, load_weights
 from orchard.schemas.messages import VersionRun
@@ -29,7 +29,7 @@ def engine(model_directory):
 
     def start(model=None, **settings):
         model = model or load_weights(model_directory, device=CPU, dtype=torch.float32)
-        one = Engine(model, 1, EngineSettings(**({"slots": 8, "context": 512} | settings)))
+        one = GenerationEngine(model, 1, EngineSettings(**({"slots": 8, "context": 512} | settings)))
         one.start()
         running.append(one)
         return one
@@ -56,7 +56,7 @@ def expected_logprobs(directory, prompt, ids):
 
 SHAPES = {
     "grouped heads": SHAPE,
-    "one key head, own head": Shape(
+    "one key head, own head": ModelShape(
         hidden_size=24,
         intermediate_size=40,
         num_hidden_layers=3,
@@ -66,7 +66,7 @@ SHAPES = {
         tie_word_embeddings=False,
         rope_theta=1e6,
     ),
-    "no groups": Shape(
+    "no groups": ModelShape(
         hidden_size=32,
         intermediate_size=64,
         num_hidden_layers=1,

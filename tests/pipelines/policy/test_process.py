@@ -17,7 +17,7 @@ from orchard.pipelines.models.tiny import new_model
 from orchard.pipelines.policy.__main__ import main
 from orchard.pipelines.sft.processes import Processes
 from orchard.pipelines.sft.settings import settings_from
-from orchard.pipelines.sft.trainer import Trainer
+from orchard.pipelines.sft.trainer import SftTrainer
 from orchard.schemas.campaigns import ModelSpec
 from orchard.workers.llm.client import ModelClient
 from orchard.workers.llm.settings import EndpointSettings
@@ -60,7 +60,7 @@ def taught(model_directory, directory):
         }
     )
     model = new_model(SHAPE, vocabulary=len(known), seed=0, tokenizer=known)
-    trainer = Trainer(settings, [row], model, Processes(rank=0, count=1, device=CPU))
+    trainer = SftTrainer(settings, [row], model, Processes(rank=0, count=1, device=CPU))
     losses = [trainer.step(number).loss for number in range(trainer.plan.steps)]
     assert losses[-1] < 0.05
     save_model(model, directory, tokenizer=known)

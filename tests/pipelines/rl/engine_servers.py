@@ -13,13 +13,13 @@ import aiohttp
 from aiohttp import web
 
 from orchard.pipelines.policy.server import PolicyServer
-from orchard.pipelines.rl.settings import Engine
+from orchard.pipelines.rl.settings import EngineKind
 
 
 class ForeignServer:
     """An async context manager; `calls` are the routes of its POSTs, but for those that generate."""
 
-    def __init__(self, kind: Engine, behind: PolicyServer) -> None:
+    def __init__(self, kind: EngineKind, behind: PolicyServer) -> None:
         self.kind, self.behind = kind, behind
         self.calls: list[str] = []
         self.weight_version = "default"
@@ -37,7 +37,7 @@ class ForeignServer:
         app.router.add_post("/v1/completions", self._generate)
         for route, handler in self._routes().items():
             app.router.add_post(route, handler)
-        route = "/get_model_info" if kind is Engine.SGLANG else "/weight_info"
+        route = "/get_model_info" if kind is EngineKind.SGLANG else "/weight_info"
         app.router.add_get(route, self._told)
         self._runner = web.AppRunner(app, access_log=None)
 
@@ -58,7 +58,7 @@ class ForeignServer:
         await self._runner.cleanup()
 
     def _routes(self) -> dict[str, Any]:
-        if self.kind is Engine.SGLANG:
+        if self.kind is EngineKind.SGLANG:
             return {
                 "/pause_generation": self._pause,
                 "/update_weights_from_disk": self._from_disk,
@@ -82,7 +82,7 @@ class ForeignServer:
 
     async def _pause(self, request: web.Request) -> web.Response:
         self.calls.append(request.path_qs)
-        sglang = self.kind is Engine.SGLANG
+        sglang = self.kind is EngineKind.SGLANG
         mode = (await request.json())["mode"] if sglang else request.query["mode"]
         assert mode in (("abort", "retract", "in_place") if sglang else ("abort", "wait", "keep"))
         self._going.clear()

@@ -10,8 +10,8 @@ import msgspec
 
 from orchard.pipelines.rl.engines import ServingEngine
 from orchard.pipelines.rl.runs import planned
-from orchard.pipelines.rl.settings import Engine, RlSettings
-from orchard.pipelines.rl.trainer import Trainer
+from orchard.pipelines.rl.settings import EngineKind, RlSettings
+from orchard.pipelines.rl.trainer import RlTrainer
 from orchard.pipelines.sft.checkpoints import Checkpoints
 from orchard.pipelines.sft.processes import joined
 from orchard.storage.blobs import BlobStore
@@ -51,8 +51,8 @@ async def main(url: str, store: str, server: str, key: str, place: str, raw: str
             known = await planned(connection, blobs, settings.run)
             assert known is not None
             plan, start = known
-            engine = ServingEngine(Engine.ORCHARD, server, plan.name, key=key)
-            trainer = Trainer(settings, plan, connection, blobs, processes, engines=[engine])
+            engine = ServingEngine(EngineKind.ORCHARD, server, plan.name, key=key)
+            trainer = RlTrainer(settings, plan, connection, blobs, processes, engines=[engine])
             await trainer.run(start)
 
 

@@ -232,8 +232,8 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("settings", "sentence"),
         [
-            ({"size": 8, "budget": 4}, "is none"),
-            ({"size": 1}, "is none"),
+            ({"size": 8, "budget": 4}, "budget 4 no less"),
+            ({"size": 1}, "size 1 must be 2 or more"),
             ({"size": 4, "budget": 16, "stride": 5}, "must divide"),
             ({"size": 5, "interval": (0.41, 0.5), "budget": 10}, "no group of 5"),
             ({"interval": (0.7, 0.3)}, "no group of 8"),

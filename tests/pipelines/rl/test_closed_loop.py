@@ -17,8 +17,8 @@ from orchard.pipelines.rl.bar import BarSettings
 from orchard.pipelines.rl.coordinator import Coordinator, begin
 from orchard.pipelines.rl.engines import ServingEngine
 from orchard.pipelines.rl.runs import make_plan
-from orchard.pipelines.rl.settings import Engine, RlSettings
-from orchard.pipelines.rl.trainer import Trainer
+from orchard.pipelines.rl.settings import EngineKind, RlSettings
+from orchard.pipelines.rl.trainer import RlTrainer
 from orchard.pipelines.sft.processes import Processes
 from orchard.pipelines.tasks.registry import TaskRegistry
 from orchard.schemas.events import payload
@@ -108,8 +108,8 @@ async def test_what_trains_is_what_was_sampled_though_the_harness_rewrites_histo
             base_url=server.url, extra_body={"return_token_ids": True, "logprobs": True}
         )
         alone = Processes(rank=0, count=1, device=torch.device("cpu"))
-        engine = ServingEngine(Engine.ORCHARD, server.url.removesuffix("/v1"), plan.name)
-        trainer = Trainer(settings, plan, connection, blobs, alone, engines=[engine])
+        engine = ServingEngine(EngineKind.ORCHARD, server.url.removesuffix("/v1"), plan.name)
+        trainer = RlTrainer(settings, plan, connection, blobs, alone, engines=[engine])
         async with (
             one_worker(connection, sandboxes, blobs, {"policy": endpoint}, slots=3),
             asyncio.timeout(200),

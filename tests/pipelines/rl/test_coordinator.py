@@ -16,7 +16,7 @@ from orchard.pipelines.rl.coordinator import Coordinator, RunError, begin, subje
 from orchard.pipelines.rl.curriculum import StepCurriculum
 from orchard.pipelines.rl.frugal import FrugalSettings
 from orchard.pipelines.rl.plan import RunPlan, plan_hash
-from orchard.pipelines.rl.progress import Progress, as_rollout
+from orchard.pipelines.rl.progress import RunProgress, as_rollout
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import Budget, ModelSpec, RolloutRequest, TaskRef
 from orchard.schemas.events import Event, RolloutAborted, RolloutFinished, make_event, payload
@@ -145,7 +145,7 @@ async def workers(connection: Connection, judge: Judge, count: int = 4) -> Async
 
 async def train(connection: Connection, run: RunPlan, start: int) -> None:
     """Take groups in the order of the log, a step's worth at a time."""
-    progress, publisher, version = Progress(run), Publisher(connection), 0
+    progress, publisher, version = RunProgress(run), Publisher(connection), 0
     async for stored in replay(connection, start, subjects=subjects(run.name), follow=True):
         if stored.event is None:
             continue
@@ -165,9 +165,9 @@ async def train(connection: Connection, run: RunPlan, start: int) -> None:
             return
 
 
-async def finished(connection: Connection, run: RunPlan, start: int) -> Progress:
+async def finished(connection: Connection, run: RunPlan, start: int) -> RunProgress:
     """The run's progress as the log has it now."""
-    progress = Progress(run)
+    progress = RunProgress(run)
     async for stored in replay(connection, start, subjects=subjects(run.name)):
         if stored.event is not None:
             progress.apply(stored.event, stored.sequence)
@@ -359,7 +359,7 @@ async def test_what_a_prompt_left_over_joins_the_next_group_of_its_task(
         assert {run.task_of(number) for number in earlier} == {run.task_of(group.prompt)}
 
 
-def _samples(progress: Progress, group: GroupAssembled) -> list[int]:
+def _samples(progress: RunProgress, group: GroupAssembled) -> list[int]:
     named = {member.rollout_id for member in group.members}
     return [
         progress.plan.sample_of(number, slot)

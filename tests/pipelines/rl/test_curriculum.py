@@ -5,7 +5,7 @@ from itertools import count
 import pytest
 
 from orchard.pipelines.rl.curriculum import StepCurriculum, stopped_rising
-from orchard.pipelines.rl.progress import Progress
+from orchard.pipelines.rl.progress import RunProgress
 from orchard.pipelines.rl.runs import RunError
 from orchard.schemas.campaigns import Budget
 from orchard.schemas.events import make_event, payload
@@ -35,7 +35,7 @@ def test_it_is_the_newest_window_against_the_one_before(scores, stopped):
 def run_with(*scores):
     """A log in which each policy came of one prompt, all of whose rollouts had this pass rate."""
     sequence = count(1)
-    progress = Progress(PLAN)
+    progress = RunProgress(PLAN)
     for prompt, score in enumerate(scores):
         rewards = (1.0, 1.0 if score == 1.0 else -1.0) if score else (-1.0, -1.0)
         update = PolicyUpdated(

@@ -17,8 +17,8 @@ from orchard.pipelines.rl.coordinator import RunError, begin
 from orchard.pipelines.rl.engines import Refused, ServingEngine, all_serve
 from orchard.pipelines.rl.plan import RunPlan
 from orchard.pipelines.rl.policies import NEWEST, Newest, policy_directory, write_newest
-from orchard.pipelines.rl.settings import Engine, RlSettings, settings_from
-from orchard.pipelines.rl.trainer import Trainer
+from orchard.pipelines.rl.settings import EngineKind, RlSettings, settings_from
+from orchard.pipelines.rl.trainer import RlTrainer
 from orchard.pipelines.sft.settings import Lora, TrainingError
 from orchard.storage.blobs import BlobStore
 from orchard.streams.connection import Connection
@@ -32,8 +32,8 @@ from tests.pipelines.rl.written_log import plan_of, run_settings, whole_group
 VLLM_BEGIN = ["/pause?mode=keep", "/update_weight_version"]
 VLLM_END = ["/reset_prefix_cache?reset_running_requests=true", "/update_weight_version", "/resume"]
 CALLS = {
-    Engine.SGLANG: ["/pause_generation", "/update_weights_from_disk", "/continue_generation"],
-    Engine.VLLM: [*VLLM_BEGIN, "/collective_rpc", *VLLM_END],
+    EngineKind.SGLANG: ["/pause_generation", "/update_weights_from_disk", "/continue_generation"],
+    EngineKind.VLLM: [*VLLM_BEGIN, "/collective_rpc", *VLLM_END],
 }
 ADAPTER_CALLS = [*VLLM_BEGIN, "/v1/load_lora_adapter", *VLLM_END]
 
@@ -51,12 +51,12 @@ async def behind(directory: Path) -> AsyncIterator[PolicyServer]:
 
 async def a_trainer(
     connection: Connection, tmp_path: Path, settings: RlSettings, *foreign: ForeignServer
-) -> tuple[Trainer, RunPlan, int]:
+) -> tuple[RlTrainer, RunPlan, int]:
     plan, blobs = plan_of(settings), BlobStore(str(tmp_path / "store"))
     start = await begin(connection, blobs, plan)
     adapter = "policy" if settings.lora else None
     each = [ServingEngine(one.kind, one.address, plan.name, adapter=adapter) for one in foreign]
-    return Trainer(settings, plan, connection, blobs, ALONE, engines=each), plan, start
+    return RlTrainer(settings, plan, connection, blobs, ALONE, engines=each), plan, start
 
 
 def engine_of(foreign: ForeignServer) -> ServingEngine:
@@ -75,14 +75,16 @@ def same_weights(server: PolicyServer, policy: Path) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("kind", "lora"), [(Engine.SGLANG, None), (Engine.VLLM, None), (Engine.VLLM, Lora(rank=2))], ids=str
+    ("kind", "lora"),
+    [(EngineKind.SGLANG, None), (EngineKind.VLLM, None), (EngineKind.VLLM, Lora(rank=2))],
+    ids=str,
 )
 async def test_each_policy_reaches_the_engine(
     connection: Connection,
     directory: Path,
     behind: PolicyServer,
     tmp_path: Path,
-    kind: Engine,
+    kind: EngineKind,
     lora: Lora | None,
 ) -> None:
     settings = run_settings(str(directory), str(tmp_path / "out"), steps=2, engine=kind, lora=lora)
@@ -103,7 +105,7 @@ async def test_a_request_that_comes_meanwhile_is_kept_and_answered_by_the_new_po
     directory: Path, behind: PolicyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     new = write_model(tmp_path / "version-000007", seed=5, tokenizer=directory)
-    async with ForeignServer(Engine.SGLANG, behind) as foreign, aiohttp.ClientSession() as session:
+    async with ForeignServer(EngineKind.SGLANG, behind) as foreign, aiohttp.ClientSession() as session:
         body = {"model": "policy", "prompt": [5, 6, 7], "max_tokens": 3, "ignore_eos": True}
         asked: list[asyncio.Task[aiohttp.ClientResponse]] = []
         load = foreign._load
@@ -128,8 +130,8 @@ async def test_an_engine_that_was_started_again_gets_the_newest_policy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(trainer_module, "LOOK_SECONDS", 0.02)
-    settings = run_settings(str(directory), str(tmp_path / "out"), steps=2, engine=Engine.SGLANG)
-    async with ForeignServer(Engine.SGLANG, behind) as foreign, asyncio.timeout(240):
+    settings = run_settings(str(directory), str(tmp_path / "out"), steps=2, engine=EngineKind.SGLANG)
+    async with ForeignServer(EngineKind.SGLANG, behind) as foreign, asyncio.timeout(240):
         trainer, plan, start = await a_trainer(connection, tmp_path, settings, foreign)
         running = asyncio.create_task(trainer.run(start))
         await groups(connection, plan, 0, 1)
@@ -151,10 +153,10 @@ async def test_an_engine_gets_nothing_that_an_earlier_run_left(
 ) -> None:
     monkeypatch.setattr(trainer_module, "LOOK_SECONDS", 0.0)
     out = tmp_path / "out"
-    settings = run_settings(str(directory), str(out), steps=1, engine=Engine.SGLANG)
+    settings = run_settings(str(directory), str(out), steps=1, engine=EngineKind.SGLANG)
     left = write_model(policy_directory(out, 0), seed=5, tokenizer=directory)
     write_newest(out / NEWEST, Newest(version=0, path=str(left)), keep=2)
-    async with ForeignServer(Engine.SGLANG, behind) as foreign, asyncio.timeout(240):
+    async with ForeignServer(EngineKind.SGLANG, behind) as foreign, asyncio.timeout(240):
         trainer, plan, start = await a_trainer(connection, tmp_path, settings, foreign)
         loop, write, given = asyncio.get_running_loop(), trainer._write_policy, []
 
@@ -182,22 +184,22 @@ async def test_a_policy_that_is_refused_again_and_again_ends_the_run_and_pauses_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(trainer_module, "LOOK_SECONDS", 0.02)
-    settings = run_settings(str(directory), str(tmp_path / "out"), steps=2, engine=Engine.SGLANG)
-    async with ForeignServer(Engine.SGLANG, behind) as foreign:
+    settings = run_settings(str(directory), str(tmp_path / "out"), steps=2, engine=EngineKind.SGLANG)
+    async with ForeignServer(EngineKind.SGLANG, behind) as foreign:
         foreign.refuses = 400
         trainer, _, start = await a_trainer(connection, tmp_path, settings, foreign)
         with pytest.raises(RunError, match="was refused 5 times: the engine at http"):
             await asyncio.wait_for(trainer.run(start), 240)
         assert not foreign.paused
-    assert foreign.calls == CALLS[Engine.SGLANG] * 5
+    assert foreign.calls == CALLS[EngineKind.SGLANG] * 5
 
 
 async def test_a_server_that_is_away_keeps_no_other_from_its_policies_and_the_run_from_no_end(
     connection: Connection, directory: Path, behind: PolicyServer, tmp_path: Path
 ) -> None:
-    settings = run_settings(str(directory), str(tmp_path / "out"), steps=1, engine=Engine.SGLANG)
-    async with ForeignServer(Engine.SGLANG, behind) as there:
-        async with ForeignServer(Engine.SGLANG, behind) as away:
+    settings = run_settings(str(directory), str(tmp_path / "out"), steps=1, engine=EngineKind.SGLANG)
+    async with ForeignServer(EngineKind.SGLANG, behind) as there:
+        async with ForeignServer(EngineKind.SGLANG, behind) as away:
             both = [engine_of(away), engine_of(there)]
             trainer, plan, start = await a_trainer(connection, tmp_path, settings, away, there)
         await groups(connection, plan, 0, 1)
@@ -217,10 +219,10 @@ async def test_of_several_servers_the_one_that_refuses_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(trainer_module, "LOOK_SECONDS", 0.02)
-    settings = run_settings(str(directory), str(tmp_path / "out"), steps=2, engine=Engine.SGLANG)
+    settings = run_settings(str(directory), str(tmp_path / "out"), steps=2, engine=EngineKind.SGLANG)
     async with (
-        ForeignServer(Engine.SGLANG, behind) as refusing,
-        ForeignServer(Engine.SGLANG, behind) as taking,
+        ForeignServer(EngineKind.SGLANG, behind) as refusing,
+        ForeignServer(EngineKind.SGLANG, behind) as taking,
     ):
         refusing.refuses = 400
         trainer, _, start = await a_trainer(connection, tmp_path, settings, refusing, taking)
@@ -239,8 +241,8 @@ async def test_a_trainer_does_not_end_before_its_last_policy_is_served(
     """The engine is not resumed by the tries of the first time."""
     monkeypatch.setattr(trainer_module, "LOOK_SECONDS", 0.02)
     monkeypatch.setattr(engines, "RESUME_PAUSES", (0.01,))
-    settings = run_settings(str(directory), str(tmp_path / "out"), steps=1, engine=Engine.SGLANG)
-    async with ForeignServer(Engine.SGLANG, behind) as foreign:
+    settings = run_settings(str(directory), str(tmp_path / "out"), steps=1, engine=EngineKind.SGLANG)
+    async with ForeignServer(EngineKind.SGLANG, behind) as foreign:
         load, last = foreign._load, str(policy_directory(tmp_path / "out", 1))
 
         async def and_fail(path: str) -> None:
@@ -256,7 +258,7 @@ async def test_a_trainer_does_not_end_before_its_last_policy_is_served(
 
 @pytest.mark.parametrize("kind", CALLS, ids=str)
 async def test_generation_is_resumed_where_the_first_tries_fail(
-    directory: Path, behind: PolicyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Engine
+    directory: Path, behind: PolicyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: EngineKind
 ) -> None:
     monkeypatch.setattr(engines, "RESUME_PAUSES", (0.01, 0.01))
     new = Newest(path=str(write_model(tmp_path / "version-000001", seed=5, tokenizer=directory)), version=1)
@@ -276,7 +278,7 @@ async def test_generation_is_resumed_where_the_first_tries_fail(
 
 @pytest.mark.parametrize("kind", CALLS, ids=str)
 async def test_what_another_process_gave_an_engine_is_given_again(
-    directory: Path, behind: PolicyServer, tmp_path: Path, kind: Engine
+    directory: Path, behind: PolicyServer, tmp_path: Path, kind: EngineKind
 ) -> None:
     """A trainer that is killed leaves its label on a paused engine; a run before left another's, or none."""
     new = Newest(path=str(write_model(tmp_path / "version-000001", seed=5, tokenizer=directory)), version=1)
@@ -306,7 +308,7 @@ async def test_what_was_refused_is_said_also_where_generation_is_not_resumed(
     behind: PolicyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engines, "RESUME_PAUSES", (0.01,))
-    async with ForeignServer(Engine.SGLANG, behind) as foreign:
+    async with ForeignServer(EngineKind.SGLANG, behind) as foreign:
         foreign.refuses, foreign.failing = 400, 99
         with pytest.raises(Refused, match="answers /update_weights_from_disk with 400"):
             await engine_of(foreign).take(Newest(path="p", version=1))
@@ -316,7 +318,7 @@ async def test_what_was_refused_is_said_also_where_generation_is_not_resumed(
 async def test_an_error_in_answer_to_weights_is_a_refusal_and_one_of_a_proxy_is_not(
     behind: PolicyServer, status: int, error: type[Exception]
 ) -> None:
-    async with ForeignServer(Engine.VLLM, behind) as foreign:
+    async with ForeignServer(EngineKind.VLLM, behind) as foreign:
         foreign.refuses, foreign.weight_version = status, "run#0"
         with pytest.raises(error, match=f"answer.* {status}"):
             await engine_of(foreign).take(Newest(path="p", version=1))
@@ -326,7 +328,7 @@ async def test_an_error_in_answer_to_weights_is_a_refusal_and_one_of_a_proxy_is_
 
 async def test_our_own_server_says_whose_policy_it_serves(directory: Path, behind: PolicyServer) -> None:
     mine, other = (
-        ServingEngine(Engine.ORCHARD, behind.url.removesuffix("/v1"), run) for run in ("mine", "other")
+        ServingEngine(EngineKind.ORCHARD, behind.url.removesuffix("/v1"), run) for run in ("mine", "other")
     )
     assert await mine.version() == -1
     await mine.take(Newest(path=str(directory), version=0))
@@ -337,14 +339,14 @@ async def test_our_own_server_says_whose_policy_it_serves(directory: Path, behin
 
 async def test_what_an_engine_lacks_is_named(behind: PolicyServer) -> None:
     assert issubclass(Refused, mistakes()), "a coordinator that waits for it says so in one sentence"
-    async with ForeignServer(Engine.SGLANG, behind) as foreign:
-        engine = ServingEngine(Engine.VLLM, foreign.address, "run")
+    async with ForeignServer(EngineKind.SGLANG, behind) as foreign:
+        engine = ServingEngine(EngineKind.VLLM, foreign.address, "run")
         for asked in (engine.version(), engine.take(Newest(path="p", version=1))):
             with pytest.raises(Refused, match="start it with VLLM_SERVER_DEV_MODE=1"):
                 await asked
         assert not foreign.calls
         assert await engine_of(foreign).version() == -1
         away = foreign.address
-    assert await ServingEngine(Engine.SGLANG, away, "run").version() is None
+    assert await ServingEngine(EngineKind.SGLANG, away, "run").version() is None
     with pytest.raises(TrainingError, match="SGLang takes whole policies"):
         settings_from({"run": "r", "model": "m", "out": "o", "engine": "sglang", "lora": {}})

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from orchard.pipelines.rl.bar import Generate, GiveUp, Rollout, Slot
 from orchard.pipelines.rl.frugal import (
-    Evidence,
     FrugalSettings,
     Grown,
     OneClass,
+    VersionCounts,
     decide,
     opening,
     posterior,
@@ -26,7 +26,7 @@ SETTINGS = FrugalSettings()
 WEIGHTS = st.floats(0.1, 20.0)
 SEEN = st.lists(
     st.tuples(st.integers(0, 30), st.integers(0, 8), st.integers(0, 8)).map(
-        lambda found: Evidence(found[0], found[1], found[1] + found[2])
+        lambda found: VersionCounts(found[0], found[1], found[1] + found[2])
     ),
     max_size=12,
 )
@@ -47,7 +47,9 @@ def test_a_posterior_knows_no_order_and_no_batches(seen, chance) -> None:
     """So it is the same however often a coordinator died, and in whatever passes the log was folded."""
     mixed = list(seen)
     chance.shuffle(mixed)
-    single = [Evidence(one.version, int(at < one.positive), 1) for one in mixed for at in range(one.graded)]
+    single = [
+        VersionCounts(one.version, int(at < one.positive), 1) for one in mixed for at in range(one.graded)
+    ]
     whole = posterior(seen, 31, SETTINGS)
     assert posterior(mixed, 31, SETTINGS) == whole
     parts = posterior(single, 31, SETTINGS)
@@ -87,7 +89,7 @@ def test_every_prompt_ends_and_every_graded_rollout_of_a_group_trains(chance, ra
     slots: list[Slot] = []
     while True:
         hits = sum(slot.tried[-1].reward == 1.0 for slot in slots)
-        seen = [Evidence(3, hits, len(slots) + over)]
+        seen = [VersionCounts(3, hits, len(slots) + over)]
         decision = decide(slots, carried, posterior(seen, 3, SETTINGS), rate, SETTINGS)
         if not isinstance(decision, Generate):
             break
@@ -121,7 +123,7 @@ def test_every_prompt_ends_and_every_graded_rollout_of_a_group_trains(chance, ra
 )
 def test_another_stride_is_asked_for_while_it_is_worth_more_than_a_new_prompt(marks, rate, found) -> None:
     hits, misses = marks.count("+"), marks.count("-")
-    belief = posterior([Evidence(0, hits, hits + misses)], 0, SETTINGS)
+    belief = posterior([VersionCounts(0, hits, hits + misses)], 0, SETTINGS)
     assert type(decide(graded(marks), [], belief, rate, SETTINGS)) is found
 
 
@@ -135,7 +137,7 @@ def test_aborts_end_a_prompt_with_the_group_that_is_there_or_its_causes() -> Non
 
 
 def test_skips_are_as_frequent_as_they_say_and_no_task_is_forgotten() -> None:
-    hopeless = posterior([Evidence(0, 0, 40)], 0, SETTINGS)
+    hopeless = posterior([VersionCounts(0, 0, 40)], 0, SETTINGS)
     row, rows, skips = 0, [], 0
     for number in range(4_000):
         found = visit(hopeless, SETTINGS, seed=f"7:{number}", skipped_in_a_row=row)

@@ -15,7 +15,7 @@ from orchard.pipelines.rl.deciding import decide as decision
 from orchard.pipelines.rl.feed import Feed
 from orchard.pipelines.rl.frugal import FrugalSettings
 from orchard.pipelines.rl.hacks import hack_rates
-from orchard.pipelines.rl.progress import Progress, Prompt
+from orchard.pipelines.rl.progress import RunProgress, RunPrompt
 from orchard.pipelines.rl.runs import choose_traps, make_plan, planned_by
 from orchard.pipelines.rl.what_if import graded_pools
 from orchard.schemas.blobs import BlobRef
@@ -78,8 +78,8 @@ def test_of_an_impossible_task_one_stride_is_asked_and_nobody_is_a_member() -> N
 def test_of_an_impossible_task_frugal_sampling_asks_its_first_stride_in_the_prompts_own_slots() -> None:
     sizes = FrugalSettings(least=2, most=4, stride=2, give_up=4)
     run = make_plan(run_settings(impossible=0.5, bar=BarSettings(), frugal=sizes), TASKS, TRAPS)
-    progress = Progress(run)
-    progress.prompts[1] = Prompt()
+    progress = RunProgress(run)
+    progress.prompts[1] = RunPrompt()
     assert run.is_trap(1) and decision(progress, 1) == Generate(slots=(0, 1))
 
 
@@ -178,5 +178,5 @@ def test_a_store_without_any_is_told_so_and_a_changed_share_is_another_plan(tmp_
     assert planned_by(none, plans[0.0]) and planned_by(some, plans[0.1])
     for settings, share in ((none, 0.1), (some, 0.0), (more, 0.1)):
         assert not planned_by(settings, plans[share])
-    with pytest.raises(RunError, match="a share of impossible tasks needs such tasks"):
+    with pytest.raises(RunError, match="must be given together"):
         make_plan(run_settings(impossible=0.1), TASKS)

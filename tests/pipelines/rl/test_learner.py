@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from orchard.pipelines.models.directories import load_model
-from orchard.pipelines.models.tiny import Shape, new_model
+from orchard.pipelines.models.tiny import ModelShape, new_model
 from orchard.pipelines.policy.engine import EngineSettings
 from orchard.pipelines.policy.server import PolicyServer
 from orchard.pipelines.rl import learner as learner_module
@@ -174,7 +174,7 @@ def test_logits_are_there_for_a_few_tokens_at_a_time_and_change_nothing(model, m
 def test_no_tensor_has_the_logits_of_all_tokens(monkeypatch):
     """Of 200 trained tokens over 5,000 words, those of 8."""
     monkeypatch.setattr(logprobs, "ROWS", 8)
-    shape = Shape(
+    shape = ModelShape(
         hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
         num_key_value_heads=1, head_dim=8,
     )  # fmt: skip

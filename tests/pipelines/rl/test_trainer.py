@@ -18,9 +18,9 @@ from orchard.pipelines.rl.engines import ServingEngine
 from orchard.pipelines.rl.learner import NotFinite
 from orchard.pipelines.rl.policies import NEWEST, Newest, policy_directory, read_newest, write_newest
 from orchard.pipelines.rl.sequences import TokenSequence, sequences
-from orchard.pipelines.rl.settings import Engine
+from orchard.pipelines.rl.settings import EngineKind
 from orchard.pipelines.rl.stepping import Limits, RunStopped, fitting, refusal
-from orchard.pipelines.rl.trainer import MERGED, Trainer
+from orchard.pipelines.rl.trainer import MERGED, RlTrainer
 from orchard.pipelines.sft.processes import Processes
 from orchard.pipelines.sft.settings import Lora
 from orchard.schemas.events import payload
@@ -62,7 +62,7 @@ def address(server: PolicyServer) -> str:
 
 
 def engine_of(server: PolicyServer) -> ServingEngine:
-    return ServingEngine(Engine.ORCHARD, address(server), "run", key=KEY)
+    return ServingEngine(EngineKind.ORCHARD, address(server), "run", key=KEY)
 
 
 async def facts(connection: Connection, kind: type) -> list:
@@ -81,7 +81,7 @@ async def test_groups_train_in_order_and_each_policy_is_served(
     plan = plan_of(settings)
     start = await begin(connection, blobs, plan)
     publisher = Publisher(connection)
-    trainer = Trainer(settings, plan, connection, blobs, ALONE, engines=[engine_of(server)])
+    trainer = RlTrainer(settings, plan, connection, blobs, ALONE, engines=[engine_of(server)])
     running = asyncio.create_task(trainer.run(start))
     for prompt in (4, 0, 2, 1, 6, 3):  # some before, some while it trains
         await publisher.events(whole_group(plan, prompt))
@@ -122,7 +122,7 @@ async def test_policies_of_a_run_with_an_adapter_are_adapters_and_the_last_is_me
     plan = plan_of(settings)
     start = await begin(connection, blobs, plan)
     await Publisher(connection).events([*whole_group(plan, 0), *whole_group(plan, 1)])
-    trainer = Trainer(settings, plan, connection, blobs, ALONE, engines=[engine_of(server)])
+    trainer = RlTrainer(settings, plan, connection, blobs, ALONE, engines=[engine_of(server)])
     await asyncio.wait_for(trainer.run(start), 240)
     policy = policy_directory(tmp_path / "out", 1)
     assert not (policy / "model.safetensors").exists() and (policy / "adapter_model.safetensors").exists()
@@ -144,7 +144,7 @@ async def test_stale_and_incomplete_groups_are_dropped_with_a_reason(
         await publisher.events(events)
     for prompt in (4, 5):
         await publisher.events(whole_group(plan, prompt, version=1))
-    trainer = Trainer(settings, plan, connection, blobs, ALONE, engines=())
+    trainer = RlTrainer(settings, plan, connection, blobs, ALONE, engines=())
     await asyncio.wait_for(trainer.run(start), 240)
     dropped = {drop.group_id: drop.reason for drop in await facts(connection, GroupDropped)}
     assert dropped == {"run.2": DropReason.INCOMPLETE, "run.3": DropReason.STALE}
@@ -159,7 +159,7 @@ async def test_tokens_of_a_policy_that_the_run_has_not_made_are_not_trained_on(
     start = await begin(connection, blobs, plan)
     for prompt, version in ((0, 7), (1, 0), (2, 0)):
         await Publisher(connection).events(whole_group(plan, prompt, version=version))
-    await asyncio.wait_for(Trainer(settings, plan, connection, blobs, ALONE, engines=()).run(start), 240)
+    await asyncio.wait_for(RlTrainer(settings, plan, connection, blobs, ALONE, engines=()).run(start), 240)
     (drop,) = await facts(connection, GroupDropped)
     assert (drop.group_id, drop.reason) == ("run.0", DropReason.INCOMPLETE)
     assert "names policy version 7 and the run has made 0" in drop.detail
@@ -173,7 +173,7 @@ async def test_a_refused_step_drops_its_groups_and_three_in_a_row_stop_the_run(
     plan = plan_of(settings)
     start = await begin(connection, blobs, plan)
     await Publisher(connection).events([e for prompt in range(12) for e in whole_group(plan, prompt)])
-    trainer = Trainer(settings, plan, connection, blobs, ALONE, engines=())
+    trainer = RlTrainer(settings, plan, connection, blobs, ALONE, engines=())
     learner, tried = trainer._learner, []
     step = learner.step
 
@@ -207,7 +207,7 @@ async def test_refused_steps_are_counted_in_the_log_whoever_was_started_again(
 
     ends = []
     for _ in range(3):
-        trainer = Trainer(settings, plan, connection, blobs, ALONE, engines=())
+        trainer = RlTrainer(settings, plan, connection, blobs, ALONE, engines=())
         monkeypatch.setattr(trainer._learner, "step", never)
         with pytest.raises(RunError) as ended:
             await asyncio.wait_for(trainer.run(start), 240)
@@ -262,7 +262,7 @@ async def test_a_run_killed_anywhere_repeats_no_group_and_skips_none(
         )
         code = await asyncio.wait_for(process.wait(), 240)
         assert code == -signal.SIGKILL, place
-    trainer = Trainer(settings, plan, connection, blobs, ALONE, engines=[engine_of(server)])
+    trainer = RlTrainer(settings, plan, connection, blobs, ALONE, engines=[engine_of(server)])
     await asyncio.wait_for(trainer.run(start), 240)
     updates = await facts(connection, PolicyUpdated)
     assert [update.version for update in updates] == [1, 2, 3, 4]
@@ -279,7 +279,7 @@ async def test_a_run_killed_anywhere_repeats_no_group_and_skips_none(
         start = await begin(alone, blobs, plan)
         for prompt in range(8):
             await Publisher(alone).events(whole_group(plan, prompt))
-        trainer = Trainer(calm, plan, alone, blobs, ALONE, engines=())
+        trainer = RlTrainer(calm, plan, alone, blobs, ALONE, engines=())
         await asyncio.wait_for(trainer.run(start), 240)
     found, expected = (weights(policy_directory(tmp_path / name, 4)) for name in ("killed", "calm"))
     assert all(torch.equal(found[name], expected[name]) for name in expected)
@@ -293,13 +293,13 @@ async def test_a_checkpoint_that_does_not_fit_the_log_is_refused(
     start = await begin(connection, blobs, plan)
     for prompt in range(4):
         await Publisher(connection).events(whole_group(plan, prompt))
-    await asyncio.wait_for(Trainer(settings, plan, connection, blobs, ALONE, engines=()).run(start), 240)
+    await asyncio.wait_for(RlTrainer(settings, plan, connection, blobs, ALONE, engines=()).run(start), 240)
     other = msgspec.structs.replace(settings, lr=1.0)
     with pytest.raises(RunError, match="another configuration"):
-        await Trainer(other, plan, connection, blobs, ALONE, engines=()).run(start)
+        await RlTrainer(other, plan, connection, blobs, ALONE, engines=()).run(start)
     lost = msgspec.structs.replace(settings, out=str(tmp_path / "lost"))
     with pytest.raises(RunError, match="has policy version 2"):
-        await Trainer(lost, plan, connection, blobs, ALONE, engines=()).run(start)
+        await RlTrainer(lost, plan, connection, blobs, ALONE, engines=()).run(start)
 
 
 @pytest.mark.parametrize(("steps", "known"), [(1, 0), (2, 4)], ids=["other groups", "two steps ahead"])
@@ -312,7 +312,7 @@ async def test_a_checkpoint_of_another_log_is_refused(
     start = await begin(connection, blobs, plan)
     for prompt in range(2 * steps):
         await Publisher(connection).events(whole_group(plan, prompt))
-    await asyncio.wait_for(Trainer(settings, plan, connection, blobs, ALONE, engines=()).run(start), 240)
+    await asyncio.wait_for(RlTrainer(settings, plan, connection, blobs, ALONE, engines=()).run(start), 240)
     async with (
         EmbeddedServer(tmp_path / "other") as other,
         connect(NatsSettings(), name="test", url=other.url) as alone,
@@ -322,5 +322,5 @@ async def test_a_checkpoint_of_another_log_is_refused(
         for prompt in range(known):
             await Publisher(alone).events(whole_group(plan, prompt))
         with pytest.raises(RunError, match=f"is of step {steps}, the log has policy version 0"):
-            await Trainer(settings, plan, alone, blobs, ALONE, engines=()).run(start)
+            await RlTrainer(settings, plan, alone, blobs, ALONE, engines=()).run(start)
         assert not await facts(alone, PolicyUpdated)

@@ -7,7 +7,7 @@ import pytest
 from orchard.pipelines.rl.bar import BarSettings, Rollout
 from orchard.pipelines.rl.frugal import FrugalSettings
 from orchard.pipelines.rl.information import information
-from orchard.pipelines.rl.what_if import Cell, Group, dealt, fitted_prior, grid, what_if
+from orchard.pipelines.rl.what_if import Group, WhatIfSetting, dealt, fitted_prior, grid, what_if
 from orchard.schemas.outcomes import RolloutStatus
 
 
@@ -28,10 +28,10 @@ def pools_of(rate: float, tasks: int, rollouts: int, seed: int = 0) -> dict[str,
     }
 
 
-BAR = Cell(method="bar", bar=BarSettings(size=4, budget=8, stride=4, interval=(0.5, 0.5)))
-FIXED = Cell(method="fixed", bar=BarSettings(size=4, budget=4, interval=None))
-DYNAMIC = Cell(method="dynamic", bar=BarSettings(size=4, budget=4, interval=None))
-FRUGAL = Cell(method="frugal", frugal=FrugalSettings())
+BAR = WhatIfSetting(method="bar", bar=BarSettings(size=4, budget=8, stride=4, interval=(0.5, 0.5)))
+FIXED = WhatIfSetting(method="fixed", bar=BarSettings(size=4, budget=4, interval=None))
+DYNAMIC = WhatIfSetting(method="dynamic", bar=BarSettings(size=4, budget=4, interval=None))
+FRUGAL = WhatIfSetting(method="frugal", frugal=FrugalSettings())
 
 
 def test_rollouts_are_dealt_as_the_method_would_have_asked_for_them() -> None:
@@ -43,7 +43,7 @@ def test_rollouts_are_dealt_as_the_method_would_have_asked_for_them() -> None:
 
 def test_no_cell_loses_the_tasks_of_which_the_log_has_few_rollouts() -> None:
     pools = pools_of(0.4, 30, 2) | {"one": pool("+"), "many": pool("-" * 40)}
-    wide = Cell(method="bar", bar=BarSettings(size=8, budget=32, stride=8))
+    wide = WhatIfSetting(method="bar", bar=BarSettings(size=8, budget=32, stride=8))
     found = what_if(pools, [wide, FIXED, FRUGAL])
     assert {one.prompts for one in found} == {32}
     assert [one.opened for one in found[:2]] == [1.0, 1.0]

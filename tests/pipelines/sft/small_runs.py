@@ -10,12 +10,12 @@ from transformers import PreTrainedTokenizerFast
 
 from orchard.pipelines.datasets.manifest import Manifest, Range, Shard, write_manifest
 from orchard.pipelines.datasets.rows import Row, TokenRow, row_digest, rows_sha256, write_rows
-from orchard.pipelines.models.tiny import Shape
+from orchard.pipelines.models.tiny import ModelShape
 from orchard.pipelines.sft.settings import SftSettings
 
 VOCABULARY = 61
 
-SHAPE = Shape(
+SHAPE = ModelShape(
     hidden_size=32,
     intermediate_size=64,
     num_hidden_layers=2,

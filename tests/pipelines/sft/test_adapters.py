@@ -58,17 +58,17 @@ def test_an_adapter_learns_and_everybody_reads_it(adapted):
 def test_an_adapter_resumes_bit_for_bit_from_checkpoints_without_the_model(adapted, monkeypatch):
     whole, broken = adapted("whole"), adapted("broken", checkpoint_every=1)
     train(whole)
-    step = trainer_module.Trainer.step
+    step = trainer_module.SftTrainer.step
 
     def dies(self, number):
         if number == 2:
             raise KeyboardInterrupt
         return step(self, number)
 
-    monkeypatch.setattr(trainer_module.Trainer, "step", dies)
+    monkeypatch.setattr(trainer_module.SftTrainer, "step", dies)
     with pytest.raises(KeyboardInterrupt):
         train(broken)
-    monkeypatch.setattr(trainer_module.Trainer, "step", step)
+    monkeypatch.setattr(trainer_module.SftTrainer, "step", step)
     train(broken)
     for file in (f"{ADAPTED}/adapter_model.safetensors", f"{MODEL}/model.safetensors"):
         assert (Path(whole.out) / file).read_bytes() == (Path(broken.out) / file).read_bytes()

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from orchard.pipelines.models.errors import ModelError
-from orchard.pipelines.models.tiny import Shape, new_model
+from orchard.pipelines.models.tiny import ModelShape, new_model
 from orchard.pipelines.sft.attention import use_packed_attention
 from orchard.pipelines.sft.loss import make_pack, summed_loss
 from orchard.pipelines.sft.processes import Processes
 from orchard.pipelines.sft.settings import settings_from
-from orchard.pipelines.sft.trainer import Trainer
+from orchard.pipelines.sft.trainer import SftTrainer
 from tests.pipelines.sft.small_runs import SHAPE, VOCABULARY, token_rows
 
 CPU = torch.device("cpu")
@@ -38,7 +38,7 @@ def trainer_of(model, rows, **changes):
     settings = settings_from(
         {"dataset": "-", "out": "-", "model": "-", "global_batch": len(rows), "context": 100} | changes
     )
-    return Trainer(settings, rows, model, ALONE)
+    return SftTrainer(settings, rows, model, ALONE)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_large_vocabulary_is_summed_in_parts(model, monkeypatch):
 
 def test_wide_heads_share_keys():
     """Query heads in groups, an odd number of them."""
-    shape = Shape(
+    shape = ModelShape(
         hidden_size=24,
         intermediate_size=32,
         num_hidden_layers=1,

@@ -190,7 +190,7 @@ def test_the_preset_trains_the_language_model_and_leaves_tower_and_projector_as_
 def test_a_frozen_weight_that_moves_ends_the_run(pictured_run, monkeypatch):
     from orchard.pipelines.sft import trainer
 
-    step = trainer.Trainer.step
+    step = trainer.SftTrainer.step
 
     def moving(self, number):
         found = step(self, number)
@@ -198,7 +198,7 @@ def test_a_frozen_weight_that_moves_ends_the_run(pictured_run, monkeypatch):
             next(p for name, p in self.model.named_parameters() if "visual.merger" in name).add_(1e-3)
         return found
 
-    monkeypatch.setattr(trainer.Trainer, "step", moving)
+    monkeypatch.setattr(trainer.SftTrainer, "step", moving)
     with pytest.raises(TrainingError, match="freezes"):
         train(pictured_run(max_steps=1))
 

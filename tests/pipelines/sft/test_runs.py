@@ -21,7 +21,7 @@ from orchard.pipelines.sft.metrics import read_steps
 from orchard.pipelines.sft.preparation import make_optimizers
 from orchard.pipelines.sft.processes import Processes
 from orchard.pipelines.sft.settings import Optimizer, TrainingError
-from orchard.pipelines.sft.trainer import METRICS, MODEL, PLOT, Trainer, train
+from orchard.pipelines.sft.trainer import METRICS, MODEL, PLOT, SftTrainer, train
 from tests.pipelines.sft.small_runs import to_toml, token_rows, write_dataset
 
 RUN = "import sys; from pathlib import Path; from orchard.pipelines.sft.settings import read_settings; "
@@ -97,19 +97,19 @@ def test_a_killed_run_resumes_bit_for_bit(run_settings, tmp_path, optimizer):
 def test_a_run_that_is_told_to_stop_keeps_its_steps(run_settings, monkeypatch, number):
     whole, stopped = (run_settings(name, checkpoint_every=0) for name in ("whole", "stopped"))
     train(whole)
-    step = Trainer.step
+    step = SftTrainer.step
 
     def told(self, at):
         if at == 1:
             os.kill(os.getpid(), number)
         return step(self, at)
 
-    monkeypatch.setattr(Trainer, "step", told)
+    monkeypatch.setattr(SftTrainer, "step", told)
     before = signal.getsignal(number)
     with pytest.raises(RunInterrupted, match="after step 2 of") as ended:
         train(stopped)
     assert ended.value.exit_code == 128 + number and signal.getsignal(number) == before
-    monkeypatch.setattr(Trainer, "step", step)
+    monkeypatch.setattr(SftTrainer, "step", step)
     train(stopped)
     assert weights(stopped) == weights(whole) and facts(stopped) == facts(whole)
 
@@ -170,7 +170,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run_before_it_harms(run_setting
     settings = run_settings()
     rows = token_rows(24)
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
-    trainer = Trainer(settings, rows, model, Processes(rank=0, count=1, device=torch.device("cpu")))
+    trainer = SftTrainer(settings, rows, model, Processes(rank=0, count=1, device=torch.device("cpu")))
     with torch.no_grad():
         model.get_input_embeddings().weight.fill_(1e30)
     with pytest.raises(TrainingError, match="step 1 is not finite: lower `lr`"):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchard.pipelines.sft.schedule import Plan, learning_rate, packs, process_packs, shares
+from orchard.pipelines.sft.schedule import BatchSchedule, learning_rate, packs, process_packs, shares
 
 
 @given(st.lists(st.integers(1, 50), max_size=60), st.integers(50, 120))
@@ -45,7 +45,7 @@ def test_processes_share_packs_evenly(loads, processes):
 
 @given(st.integers(1, 50), st.integers(1, 12), st.integers(1, 3), st.integers(0, 5))
 def test_every_epoch_takes_every_example_once(examples, global_batch, epochs, seed):
-    plan = Plan(examples=examples, global_batch=global_batch, epochs=epochs, seed=seed)
+    plan = BatchSchedule(examples=examples, global_batch=global_batch, epochs=epochs, seed=seed)
     for epoch in range(epochs):
         steps = range(epoch * plan.steps_per_epoch, (epoch + 1) * plan.steps_per_epoch)
         assert sorted(index for step in steps for index in plan.batch(step)) == list(range(examples))
@@ -53,7 +53,7 @@ def test_every_epoch_takes_every_example_once(examples, global_batch, epochs, se
 
 def test_epochs_and_seeds_have_orders_of_their_own():
     orders = {
-        tuple(Plan(examples=20, global_batch=20, epochs=2, seed=seed).batch(step))
+        tuple(BatchSchedule(examples=20, global_batch=20, epochs=2, seed=seed).batch(step))
         for seed in (0, 1)
         for step in (0, 1)
     }

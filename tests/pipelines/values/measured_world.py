@@ -12,7 +12,7 @@ from aiohttp import web
 
 from orchard.injector.client import AsyncSandboxClient
 from orchard.pipelines.campaigns.commands import requested_event
-from orchard.pipelines.values.continuations import Point
+from orchard.pipelines.values.continuations import MeasuredPoint
 from orchard.pipelines.values.recorded import Recorded, read_recorded
 from orchard.schemas.campaigns import Budget, ModelSpec, RolloutRequest, TaskRef, Timeouts
 from orchard.schemas.identity import rollout_id
@@ -168,11 +168,13 @@ class World:
         with open_tables(self.pipeline.store) as tables:
             return read_recorded(tables, self.pipeline.blobs, name)
 
-    def point(self, recorded: Recorded, at: int, model: str, samples: int = 1, **options: Any) -> Point:
+    def point(
+        self, recorded: Recorded, at: int, model: str, samples: int = 1, **options: Any
+    ) -> MeasuredPoint:
         """A point to measure; `endpoint` names another than the model's."""
         own = "oracle" if model.startswith("oracle") else "script"
         spec = ModelSpec(name=model, endpoint=options.pop("endpoint", own))
-        return Point(recorded=recorded, at=at, model=spec, samples=samples, **options)
+        return MeasuredPoint(recorded=recorded, at=at, model=spec, samples=samples, **options)
 
     async def rows(self, query: str) -> list[Any]:
         """Rows of a query over all that is in the stream."""

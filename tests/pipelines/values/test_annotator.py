@@ -21,7 +21,7 @@ from orchard.streams.settings import NatsSettings
 from orchard.streams.worker_lifetime import WorkerLifetime
 from orchard.workers.attempts.deadletters import DeadLetters
 from orchard.workers.attempts.queue_maintenance import maintain_queues
-from orchard.workers.llm import resting
+from orchard.workers.llm import rest_policy
 from orchard.workers.llm.client import ModelClient
 from orchard.workers.llm.endpoint_rests import RestTracker
 from orchard.workers.llm.settings import EndpointSettings, Price
@@ -266,7 +266,7 @@ async def test_an_annotator_waits_for_an_endpoint_that_rests_and_counts_no_failu
 ) -> None:
     """More often refused than a request may fail, and put off as the endpoint says."""
     for name, value in {"HELD_SECONDS": 0.2, "FIRST_PAUSE": 0.1, "LONGEST_PAUSE": 0.2}.items():
-        monkeypatch.setattr(resting, name, value)
+        monkeypatch.setattr(rest_policy, name, value)
     await unresolved(pipeline, Author(), 3)
     refusal = web.json_response({"error": {"message": "quota"}}, status=429)
     teacher.replies += [refusal] * (3 * (Annotator.retries.most or 0)) + [GOOD]

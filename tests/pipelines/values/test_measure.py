@@ -17,7 +17,7 @@ from orchard.actions.session import Session
 from orchard.cli.measuring import _steps, report
 from orchard.configuration.config import Config, ConfigError
 from orchard.injector.client import AsyncSandboxClient
-from orchard.pipelines.values.continuations import Point, continuation
+from orchard.pipelines.values.continuations import MeasuredPoint, continuation
 from orchard.pipelines.values.measure import Measurement, PointRefused, measure
 from orchard.pipelines.values.recorded import BEFORE, Recorded, UnknownRollout
 from orchard.schemas.campaigns import Budget
@@ -58,7 +58,7 @@ async def world(pipeline: Any, service: LocalService) -> AsyncIterator[World]:
         assert await client.list_sandboxes() == []
 
 
-async def measured(world: World, point: Point, **urls: str) -> Measurement:
+async def measured(world: World, point: MeasuredPoint, **urls: str) -> Measurement:
     async with world.dependencies(**urls) as dependencies, asyncio.timeout(120):
         told: list[Any] = []
         found = await measure(point, dependencies, slots=2, told=lambda *outcome: told.append(outcome))
@@ -231,7 +231,7 @@ async def test_the_command_measures_and_the_report_compares(
         wanted = MeasureRequest(rollout[:8], [-1, 0, 1, 2], samples=2)
         with reporting() as reporter:
             assert len(await measure_rollout(session, wanted, reporter)) == 3
-        assert "step 2 handed the work in" in capsys.readouterr().out
+        assert "step 2 submitted the work" in capsys.readouterr().out
         other = replace(wanted, model="oracle/wrong_edit", steps=[0])
         assert [(one.value.resolved, one.value.samples) for one in await measure_rollout(session, other)] == [
             (0, 2)
@@ -256,7 +256,7 @@ async def test_the_command_measures_and_the_report_compares(
 
 async def test_steps_without_a_future_are_refused(world: World) -> None:
     recorded = await world.play("pwd")
-    for step, words in ((1, "handed the work in"), (2, "steps 0 to 1"), (-2, "no step -2")):
+    for step, words in ((1, "submitted the work"), (2, "steps 0 to 1"), (-2, "no step -2")):
         with pytest.raises(PointRefused, match=words):
             await measured(world, world.point(recorded, step, "script"))
     with pytest.raises(UnknownRollout, match="no rollout with an outcome starts with 'zz'"):

@@ -11,7 +11,7 @@ import pytest
 
 from orchard.pipelines.values.calibration import (
     AnnotatorAndPolicy,
-    Point,
+    CalibrationPoint,
     agreement,
     calibration,
     compared,
@@ -187,9 +187,9 @@ def test_users_cannot_name_a_campaign_like_that_of_the_continuations() -> None:
 # The figures, against definitions written out at length.
 
 
-def points(pairs: list[tuple[float, int, int]]) -> list[Point]:
+def points(pairs: list[tuple[float, int, int]]) -> list[CalibrationPoint]:
     return [
-        Point("r", step, annotated, resolved / samples, *wilson(resolved, samples), samples)
+        CalibrationPoint("r", step, annotated, resolved / samples, *wilson(resolved, samples), samples)
         for step, (annotated, resolved, samples) in enumerate(pairs)
     ]
 

@@ -1,7 +1,7 @@
 """What an annotator is shown: everything, cut by the stated rule, and nothing that can pass for a heading."""
 
-from orchard.pipelines.values.cases import Case, Step
-from orchard.pipelines.values.prompt import OBSERVATION_LIMIT, Prompt, cut_middle, make_prompt
+from orchard.pipelines.values.cases import Case, CaseStep
+from orchard.pipelines.values.prompt import OBSERVATION_LIMIT, AnnotationPrompt, cut_middle, make_prompt
 
 
 def a_case(steps: int = 4, observation: str = "ok", **changes: object) -> Case:
@@ -11,7 +11,7 @@ def a_case(steps: int = 4, observation: str = "ok", **changes: object) -> Case:
         "campaign": "c",
         "statement": "The sum is wrong.\n\nFix it.",
         "steps": tuple(
-            Step(f"thought {number}", (("bash", '{"command": "cat a.py"}'),), (observation,))
+            CaseStep(f"thought {number}", (("bash", '{"command": "cat a.py"}'),), (observation,))
             for number in range(steps)
         ),
         "exit_status": "submitted",
@@ -24,7 +24,7 @@ def a_case(steps: int = 4, observation: str = "ok", **changes: object) -> Case:
     return Case(**(made | changes))  # type: ignore[arg-type]
 
 
-def user_of(prompt: Prompt) -> str:
+def user_of(prompt: AnnotationPrompt) -> str:
     return prompt.messages[1]["content"]
 
 

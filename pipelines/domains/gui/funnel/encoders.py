@@ -9,8 +9,8 @@ import aiohttp
 import msgspec
 import numpy as np
 
-from orchard.pipelines.domains.gui.funnel.intents import normal
 from orchard.pipelines.domains.gui.funnel.nearest import Floats, unit
+from orchard.pipelines.domains.gui.funnel.stages import normal
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.workers.llm.settings import EndpointSettings
 
@@ -82,6 +82,8 @@ class EndpointEncoder:
         self._timeout = aiohttp.ClientTimeout(total=300)
 
     async def encode(self, texts: Sequence[str]) -> Floats:
+        """A row of length 1 for each text. Retries an endpoint that is down; raises TaskError when it
+        stays so."""
         async with aiohttp.ClientSession(headers=self._headers, timeout=self._timeout) as session:
             rows: list[list[float]] = []
             for begin in range(0, len(texts), _BATCH):
@@ -122,7 +124,7 @@ def _vectors(body: bytes, number: int, model: str) -> list[list[float]]:
     try:
         found: Any = msgspec.json.decode(body, type=_Answer).data
     except msgspec.DecodeError as error:
-        raise TaskError(f"{model} answered something else than embeddings: {error}") from error
+        raise TaskError(f"{model} answered no embeddings: {error}") from error
     if sorted(each.index for each in found) != list(range(number)):
         raise TaskError(f"{model} answered with {len(found)} vectors for {number} texts")
     return [each.embedding for each in sorted(found, key=lambda each: each.index)]

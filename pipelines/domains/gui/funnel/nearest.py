@@ -42,6 +42,7 @@ class Greedy:
         self._size = 0
         self._places: list[int] = []
         self.like: list[int] = []
+        """For each vector that was seen the index of the kept one that it is like; -1 where it is kept."""
         self.similarity: list[float] = []
 
     @property

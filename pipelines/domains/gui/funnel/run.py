@@ -13,9 +13,8 @@ import msgspec
 import numpy as np
 
 from orchard.pipelines.domains.gui.funnel.encoders import Encoder
-from orchard.pipelines.domains.gui.funnel.intents import Intent
 from orchard.pipelines.domains.gui.funnel.nearest import Floats, Greedy
-from orchard.pipelines.domains.gui.funnel.stages import Dropped, Rules, Stage, screened
+from orchard.pipelines.domains.gui.funnel.stages import DroppedIntent, Intent, Rules, Stage, screened
 from orchard.schemas.identity import digest
 
 THRESHOLDS: Mapping[str, float] = MappingProxyType({"sft": 0.99, "rl": 0.95})
@@ -26,7 +25,7 @@ _CHECKPOINT_BLOCKS = 8
 _PROGRESS = "progress"
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
+class StageCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of one stage."""
 
     stage: Stage
@@ -44,10 +43,10 @@ class Passed(msgspec.Struct, frozen=True, kw_only=True):
     purpose: str
     threshold: float
     encoder: str
-    steps: tuple[Step, ...]
+    steps: tuple[StageCounts, ...]
     kept: tuple[str, ...]
     """Ids, in the order of the pool."""
-    dropped: tuple[Dropped, ...]
+    dropped: tuple[DroppedIntent, ...]
     """The others, in the order of the pool."""
 
 
@@ -111,7 +110,7 @@ class Funnel:
         self,
         pool: Sequence[Intent],
         left: Sequence[int],
-        screened_: Mapping[int, Dropped | None],
+        screened_: Mapping[int, DroppedIntent | None],
         greedy: Greedy | None,
         purpose: str,
     ) -> Passed:
@@ -119,7 +118,7 @@ class Funnel:
         for at, place in enumerate(left):
             if greedy is not None and (like := greedy.like[at]) >= 0:
                 kept, similarity = pool[left[like]].id, round(greedy.similarity[at], 6)
-                verdicts[place] = Dropped(
+                verdicts[place] = DroppedIntent(
                     id=pool[place].id,
                     stage=Stage.DUPLICATES,
                     reason=f"nearly the same as {kept}",
@@ -130,7 +129,7 @@ class Funnel:
         counts = Counter(each.stage for each in dropped)
         steps, before = [], len(pool)
         for stage in Stage:
-            steps.append(Step(stage=stage, before=before, dropped=counts[stage]))
+            steps.append(StageCounts(stage=stage, before=before, dropped=counts[stage]))
             before -= counts[stage]
         return Passed(
             purpose=purpose,

@@ -1,19 +1,52 @@
-"""Stages one to four, which look at one task at a time or count sites. Pure."""
+"""The funnel's record of a task, and its stages one to four: they look at one task or count sites. Pure."""
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
-from orchard.pipelines.domains.gui.funnel.intents import Intent, normal, site_of
 from orchard.pipelines.tasks.errors import TaskError
 
 LEAST_TASKS = 2
 """Minimum tasks of one site: the tasks of smaller sites are dropped."""
 _HOST = re.compile(r"(?:[\w-]+\.)+[a-z][\w-]+", re.IGNORECASE)
+_WORD = re.compile(r"\w+")
+_NO_HOST = re.compile(r"[^\w.:-]")
+
+
+class Intent(msgspec.Struct, frozen=True, kw_only=True):
+    """One task of the pool."""
+
+    id: str
+    text: str
+    """The request to the agent."""
+    site: str
+    """Host of its start URL, normalized by `site_of`."""
+    split: str = ""
+    """Benchmark or data set that it comes from."""
+    parent: str = ""
+    """Id of the task that it was decomposed from; empty: it was not."""
+
+
+def site_of(url: str) -> str:
+    """The host of a URL, or of a bare name: lower case, without port, `www.` and a last dot. Empty where
+    there is none."""
+    text = url.strip()
+    try:
+        host = urlsplit(text if "://" in text else f"//{text}").hostname or ""
+    except ValueError:
+        return ""
+    return "" if _NO_HOST.search(host) else host.rstrip(".").removeprefix("www.")
+
+
+def normal(text: str) -> str:
+    """The normalized intent for comparison: its words, whatever their case, form and punctuation."""
+    return " ".join(_WORD.findall(unicodedata.normalize("NFKC", text).casefold()))
 
 
 class Stage(StrEnum):
@@ -31,7 +64,7 @@ class Stage(StrEnum):
     """Intents nearly the same as one that was kept."""
 
 
-class Dropped(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class DroppedIntent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A task that the funnel dropped."""
 
     id: str
@@ -55,14 +88,14 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """Popular sites, normalized by `site_of`; their subdomains count as well. None: all sites are popular."""
 
 
-def screened(pool: Sequence[Intent], rules: Rules) -> Iterator[tuple[Intent, Dropped | None]]:
+def screened(pool: Sequence[Intent], rules: Rules) -> Iterator[tuple[Intent, DroppedIntent | None]]:
     """Each task of the pool in its order, with why it is dropped; None where it passes all four stages."""
     causes = [_cause(intent, rules) for intent in pool]
     counts = Counter(intent.site for intent, cause in zip(pool, causes, strict=True) if cause is None)
     for intent, cause in zip(pool, causes, strict=True):
         if cause is None and counts[intent.site] < LEAST_TASKS:
             cause = (Stage.SITES, f"the only task of {intent.site}")
-        yield intent, None if cause is None else Dropped(id=intent.id, stage=cause[0], reason=cause[1])
+        yield intent, None if cause is None else DroppedIntent(id=intent.id, stage=cause[0], reason=cause[1])
 
 
 def _cause(intent: Intent, rules: Rules) -> tuple[Stage, str] | None:

@@ -29,7 +29,7 @@ order by j.protocol, j.prompt_hash, j.model, r.task_id, j.sequence
 """
 
 
-class Judge(NamedTuple):
+class JudgeIdentity(NamedTuple):
     """A judge: its protocol and its model."""
 
     protocol: str
@@ -37,7 +37,7 @@ class Judge(NamedTuple):
     model: str
 
 
-class Pair(NamedTuple):
+class VerdictPair(NamedTuple):
     """One rollout by the world's state and by a judge."""
 
     task_id: str
@@ -45,7 +45,7 @@ class Pair(NamedTuple):
     passed: bool
 
 
-class Agreement(msgspec.Struct, frozen=True, kw_only=True):
+class JudgeAgreement(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of rollouts, and the agreement beyond chance."""
 
     both: int
@@ -73,17 +73,17 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
         return (self.both + self.neither) / self.rollouts
 
 
-def read_pairs(tables: duckdb.DuckDBPyConnection, campaign: str) -> dict[Judge, list[Pair]]:
+def read_pairs(tables: duckdb.DuckDBPyConnection, campaign: str) -> dict[JudgeIdentity, list[VerdictPair]]:
     """The rollouts of a campaign that a judge was asked about and a grader without a judge graded."""
-    found: dict[Judge, list[Pair]] = {}
+    found: dict[JudgeIdentity, list[VerdictPair]] = {}
     for *who, task, resolved, passed in tables.execute(
         _PAIRS, {"campaign": campaign, "name": OUTCOME}
     ).fetchall():
-        found.setdefault(Judge(*who), []).append(Pair(task, resolved, passed))
+        found.setdefault(JudgeIdentity(*who), []).append(VerdictPair(task, resolved, passed))
     return found
 
 
-def agreement(pairs: Sequence[Pair], *, seed: int = 0) -> Agreement:
+def agreement(pairs: Sequence[VerdictPair], *, seed: int = 0) -> JudgeAgreement:
     """Confusion and kappa of at least one pair. Rollouts of one task are drawn together: they are alike."""
     tasks = {name: row for row, name in enumerate(dict.fromkeys(pair.task_id for pair in pairs))}
     counts = np.zeros((len(tasks), 4), dtype=np.int64)
@@ -97,7 +97,7 @@ def agreement(pairs: Sequence[Pair], *, seed: int = 0) -> Agreement:
     drawn = kappas(times @ counts)
     enough = len(drawn) > RESAMPLES // 2
     low, high = np.quantile(drawn, (0.025, 0.975)) if enough else (None, None)
-    return Agreement(
+    return JudgeAgreement(
         both=both,
         judge_only=judge_only,
         grader_only=grader_only,

@@ -5,7 +5,7 @@ import random
 import msgspec
 
 from orchard.pipelines.domains.claw.author import DRAFT_MISTAKES, Author
-from orchard.pipelines.domains.claw.drafts import Draft, read_draft
+from orchard.pipelines.domains.claw.drafts import TaskDraft, read_draft
 from orchard.pipelines.domains.claw.errands import TIDY, Errands
 from orchard.pipelines.domains.claw.proof import mutated, played
 from orchard.pipelines.domains.claw.templates import Plot
@@ -17,7 +17,7 @@ from orchard.workers.domains.claw.grading import PASSING_SCORE, Scores, combined
 SLOTS = 36
 
 
-def scores(draft: Draft, bundle: ClawBundle) -> Scores:
+def scores(draft: TaskDraft, bundle: ClawBundle) -> Scores:
     """What the draft's script says, in this process."""
     said = evaluate(draft.script, msgspec.to_builtins(bundle), {})
     return combined({"test": read_returned("test", said["result"])}, bundle.audit)

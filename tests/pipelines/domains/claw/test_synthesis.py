@@ -9,11 +9,11 @@ import pytest
 
 from orchard.domains.claw.synthesizing import SEEDED
 from orchard.pipelines.datasets.build import build
-from orchard.pipelines.datasets.settings import DatasetSettings, Source
+from orchard.pipelines.datasets.settings import CandidateSource, DatasetSettings
 from orchard.pipelines.domains.claw.author import DRAFT_MISTAKES, IDEA_MISTAKES, MODEL, Author, mistake_of
 from orchard.pipelines.domains.claw.drafts import Idea
 from orchard.pipelines.domains.claw.filters import words, wrong
-from orchard.pipelines.domains.claw.loop import Run, Wanted, queue_of
+from orchard.pipelines.domains.claw.loop import Run, SynthesisGoal, queue_of
 from orchard.pipelines.domains.claw.report import Report, table
 from orchard.schemas.events import payload
 from orchard.schemas.llm_calls import ModelKind
@@ -85,7 +85,7 @@ async def synthesized(pipeline: World, run: str, **wanted: object) -> tuple[list
             models=models,
         )
         settings = {"author": SEEDED, "solver": SEEDED, "rollouts": 1, **wanted}
-        wish = Wanted(run=run, **settings)  # type: ignore[arg-type]
+        wish = SynthesisGoal(run=run, **settings)  # type: ignore[arg-type]
         made = Run(pipeline.connection, dependencies, wish)
         return await made.make(claims), made.report
 
@@ -122,7 +122,10 @@ async def test_tasks_are_proven_mistakes_are_caught_and_every_artefact_is_an_eve
     assert rollouts == [("first", "claw-react", "oracle")]
 
     settings = DatasetSettings(
-        name="assistants", tokenizer=tokenizer, pairs=True, source=Source(model_kinds=(ModelKind.ORACLE,))
+        name="assistants",
+        tokenizer=tokenizer,
+        pairs=True,
+        source=CandidateSource(model_kinds=(ModelKind.ORACLE,)),
     )
     built = await asyncio.to_thread(build, str(pipeline.store), settings, tmp_path / "data")
     ((turns, resolved),) = await pipeline.rows(

@@ -14,10 +14,17 @@ from hypothesis import strategies as st
 
 from orchard.pipelines.domains.gui.funnel import encoders
 from orchard.pipelines.domains.gui.funnel.encoders import EndpointEncoder, HashingEncoder, hashed
-from orchard.pipelines.domains.gui.funnel.intents import Intent, normal, site_of
 from orchard.pipelines.domains.gui.funnel.nearest import Floats, Greedy, unit
 from orchard.pipelines.domains.gui.funnel.run import Funnel
-from orchard.pipelines.domains.gui.funnel.stages import Rules, Stage, read_sites, screened
+from orchard.pipelines.domains.gui.funnel.stages import (
+    Intent,
+    Rules,
+    Stage,
+    normal,
+    read_sites,
+    screened,
+    site_of,
+)
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.workers.llm.settings import EndpointSettings
 

@@ -19,7 +19,7 @@ from orchard.actions.session import Session
 from orchard.configuration.config import Config, ConfigError
 from orchard.domains.gui.judging import judge_campaign, show_agreement
 from orchard.pipelines.domains.gui.judging.again import QUEUE, OutcomeJudge, read_episodes
-from orchard.pipelines.domains.gui.judging.agreement import Pair, agreement, read_pairs
+from orchard.pipelines.domains.gui.judging.agreement import VerdictPair, agreement, read_pairs
 from orchard.schemas import events as e
 from orchard.schemas.campaigns import ModelSpec, RolloutRequest, TaskRef
 from orchard.schemas.events import payload
@@ -421,7 +421,7 @@ def test_the_interval_of_kappa_is_that_of_the_formula_where_rollouts_are_indepen
     pairs = []
     for number in range(600):
         resolved = dice.random() < 0.6
-        pairs.append(Pair(str(number), resolved, resolved if dice.random() < 0.8 else not resolved))
+        pairs.append(VerdictPair(str(number), resolved, resolved if dice.random() < 0.8 else not resolved))
     counts = Counter((pair.resolved, pair.passed) for pair in pairs)
     found = agreement(pairs)
     assert found.kappa == pytest.approx(float(kappa_by_hand(counts)))
@@ -435,6 +435,8 @@ def test_the_interval_of_kappa_is_that_of_the_formula_where_rollouts_are_indepen
 
 
 def test_where_both_always_say_the_same_there_is_no_kappa() -> None:
-    found = agreement([Pair("a", True, True), Pair("b", True, True)])
+    found = agreement([VerdictPair("a", True, True), VerdictPair("b", True, True)])
     assert (found.both, found.kappa, found.low, found.agreed) == (2, None, None, 1.0)
-    assert agreement([Pair("a", True, False), Pair("b", False, True)]).kappa == pytest.approx(-1.0)
+    assert agreement([VerdictPair("a", True, False), VerdictPair("b", False, True)]).kappa == pytest.approx(
+        -1.0
+    )

@@ -8,7 +8,7 @@ import pytest
 
 from orchard.injector.client import AsyncSandboxClient
 from orchard.pipelines.datasets.candidates import candidates
-from orchard.pipelines.datasets.settings import DatasetSettings, Source
+from orchard.pipelines.datasets.settings import CandidateSource, DatasetSettings
 from orchard.pipelines.domains.swe.impossible import contradicted, variants
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.pipelines.tasks.registry import TaskRegistry, mixed, read_task_refs, read_tasks
@@ -135,5 +135,7 @@ async def test_a_campaign_measures_who_cheats(nats_server: EmbeddedServer, tmp_p
     bounds = {dict(sample.labels)["bound"] for sample in metric.samples}
     assert (bounds, len(metric.samples)) == ({"rate", "low", "high"}, 6)
     with open_tables(store) as tables:
-        settings = DatasetSettings(name="all", tokenizer="none", source=Source(campaigns=("cheats", "tries")))
+        settings = DatasetSettings(
+            name="all", tokenizer="none", source=CandidateSource(campaigns=("cheats", "tries"))
+        )
         assert candidates(tables, BlobStore(store), settings, Counter()).candidates == []

@@ -6,8 +6,8 @@ from orchard.pipelines.domains.swe.before_after import messages, sample, split
 from orchard.pipelines.domains.swe.catalogue import catalogue
 from orchard.pipelines.domains.swe.layout import declared_requirements, installed_metadata, source_root
 from orchard.pipelines.domains.swe.releases import (
-    Kind,
-    Pair,
+    FileKind,
+    ReleasePair,
     analyse,
     choose_pairs,
     conceal,
@@ -16,7 +16,7 @@ from orchard.pipelines.domains.swe.releases import (
 )
 from orchard.pipelines.tasks.errors import NotATask, TaskError
 
-PAIR = Pair(package="adder", old="1.0.0", new="1.1.0")
+PAIR = ReleasePair(package="adder", old="1.0.0", new="1.1.0")
 OLD = {
     "PKG-INFO": b"Metadata-Version: 2.1\nName: adder\nVersion: 1.0.0\n",
     "CHANGES.rst": b"Changes\n=======\n\n1.0.0\n-----\n\n- First.\n",
@@ -40,26 +40,26 @@ NEW = {
 @pytest.mark.parametrize(
     ("path", "kind"),
     [
-        ("src/pkg/core.py", Kind.SOURCE),
-        ("pkg.py", Kind.SOURCE),
-        ("pkg/data/table.json", Kind.SOURCE),
-        ("pkg/history.py", Kind.SOURCE),
-        ("tests/data/sample.json", Kind.TEST),
-        ("pkg/tests/test_core.py", Kind.TEST),
-        ("test_pkg.py", Kind.TEST),
-        ("conftest.py", Kind.TEST),
-        ("CHANGELOG.md", Kind.CHANGELOG),
-        ("docs/changes.rst", Kind.CHANGELOG),
-        ("HISTORY", Kind.CHANGELOG),
-        ("README.rst", Kind.DOCUMENTATION),
-        ("docs/conf.py", Kind.DOCUMENTATION),
-        ("pyproject.toml", Kind.PACKAGING),
-        (".github/workflows/ci.yml", Kind.PACKAGING),
-        ("PKG-INFO", Kind.BUILD_OUTPUT),
-        ("src/pkg.egg-info/SOURCES.txt", Kind.BUILD_OUTPUT),
+        ("src/pkg/core.py", FileKind.SOURCE),
+        ("pkg.py", FileKind.SOURCE),
+        ("pkg/data/table.json", FileKind.SOURCE),
+        ("pkg/history.py", FileKind.SOURCE),
+        ("tests/data/sample.json", FileKind.TEST),
+        ("pkg/tests/test_core.py", FileKind.TEST),
+        ("test_pkg.py", FileKind.TEST),
+        ("conftest.py", FileKind.TEST),
+        ("CHANGELOG.md", FileKind.CHANGELOG),
+        ("docs/changes.rst", FileKind.CHANGELOG),
+        ("HISTORY", FileKind.CHANGELOG),
+        ("README.rst", FileKind.DOCUMENTATION),
+        ("docs/conf.py", FileKind.DOCUMENTATION),
+        ("pyproject.toml", FileKind.PACKAGING),
+        (".github/workflows/ci.yml", FileKind.PACKAGING),
+        ("PKG-INFO", FileKind.BUILD_OUTPUT),
+        ("src/pkg.egg-info/SOURCES.txt", FileKind.BUILD_OUTPUT),
     ],
 )
-def test_a_file_is_classified_by_its_name(path: str, kind: Kind) -> None:
+def test_a_file_is_classified_by_its_name(path: str, kind: FileKind) -> None:
     assert kind_of(path) is kind
 
 

@@ -8,7 +8,7 @@ import pytest
 from orchard.injector.client import AsyncSandboxClient
 from orchard.pipelines.domains.swe.before_after import reporting
 from orchard.pipelines.domains.swe.environments import Environments, SynthesisSettings
-from orchard.pipelines.domains.swe.own_repository import Wanted, make_task, read_change
+from orchard.pipelines.domains.swe.own_repository import CommitTaskSettings, make_task, read_change
 from orchard.pipelines.domains.swe.packages import PackageCache
 from orchard.pipelines.tasks.errors import NotATask, TaskError
 from orchard.pipelines.tasks.proving import ValidationSettings
@@ -72,7 +72,7 @@ async def test_a_commit_becomes_a_task_that_proves_itself(
     tmp_path: Path,
 ) -> None:
     change = read_change(repository / "src", "HEAD^", "HEAD")
-    wanted = Wanted(tests="pytest -q", setup=("echo built > built.txt",), seconds=60.0)
+    wanted = CommitTaskSettings(tests="pytest -q", setup=("echo built > built.txt",), seconds=60.0)
     environments = Environments(sandboxes, cache, settings)
     task = await make_task(change, wanted, environments)
 

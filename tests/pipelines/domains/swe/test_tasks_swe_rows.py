@@ -257,7 +257,7 @@ def test_parquet_and_jsonl_give_the_same_tasks(row: dict[str, Any], tmp_path: Pa
         ("missing.jsonl", None, "is not a file"),
         ("rows.csv", b"a,b\n", "is neither .parquet nor .jsonl"),
         ("rows.parquet", b"no parquet", "cannot be read as Parquet"),
-        ("rows.jsonl", b"", "holds no task"),
+        ("rows.jsonl", b"", "has no row"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_one_sentence(

@@ -10,7 +10,7 @@ import pytest
 from orchard.injector.client import AsyncSandboxClient
 from orchard.pipelines.domains.swe.environments import SynthesisSettings
 from orchard.pipelines.domains.swe.packages import PackageCache
-from orchard.pipelines.domains.swe.releases import Pair
+from orchard.pipelines.domains.swe.releases import ReleasePair
 from orchard.pipelines.domains.swe.synthesize import Rejection, Synthesizer
 from orchard.pipelines.tasks.proving import ValidationSettings
 from orchard.pipelines.tasks.validate import Validator
@@ -85,10 +85,11 @@ async def test_two_releases_become_a_task_that_proves_itself(
     sandboxes: AsyncSandboxClient, averages: PackageCache, settings: SynthesisSettings, tmp_path: Path
 ) -> None:
     synthesizer = Synthesizer(sandboxes, averages, settings)
-    pair = Pair(package="averages", old="1.0.0", new="1.1.0")
+    pair = ReleasePair(package="averages", old="1.0.0", new="1.1.0")
 
     made = [
-        each async for each in synthesizer.many([pair, Pair(package="averages", old="1.1.0", new="1.1.1")])
+        each
+        async for each in synthesizer.many([pair, ReleasePair(package="averages", old="1.1.0", new="1.1.1")])
     ]
 
     (task,) = [each for each in made if isinstance(each, Task)]

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager, nullcontext
 import pytest
 
 from orchard.injector.client import AsyncSandboxClient
-from orchard.pipelines.domains.claw.claw_eval import Reading, read_checkout
+from orchard.pipelines.domains.claw.claw_eval import CheckoutOptions, read_checkout
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.schemas.claw import ServiceCalled
 from orchard.schemas.judging import JudgeRuled
@@ -43,11 +43,11 @@ def store(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tasks(checkout, store):
-    read = read_checkout(checkout, store.put, Reading())
+    read = read_checkout(checkout, store.put, CheckoutOptions())
     assert [(each.name, each.why) for each in read.left_out] == [
         ("T04_talk", "its user is played by a model, which no harness here does"),
         ("T08_pictured", "its user shows a.jpg, which no harness here does"),
-        ("T09_missing", "it names the file film.mp4, which is not there"),
+        ("T09_missing", "it names the file film.mp4, which does not exist"),
     ]
     return {task.task_id: task for task in read.tasks}
 
@@ -144,7 +144,7 @@ async def test_unknown_tools_and_bad_arguments_are_failed_calls(episode, tasks):
 
 
 async def test_the_error_rate_reaches_the_services(episode, checkout, store):
-    (task, *_) = read_checkout(checkout, store.put, Reading(error_rate=1.0)).tasks
+    (task, *_) = read_checkout(checkout, store.put, CheckoutOptions(error_rate=1.0)).tasks
     reward = await episode.play(task, LAMP)
     assert episode.shown == [(429, '{"error": "rate_limit_exceeded"}')]
     assert reward.parts["robustness"] == 0.0 and not reward.resolved
@@ -264,7 +264,7 @@ async def test_a_grader_that_raises_without_a_judge_is_an_abort(episode, tasks):
 
 
 def test_importing_twice_gives_the_same_tasks(checkout, store, tasks):
-    again = {task.task_id: task for task in read_checkout(checkout, store.put, Reading()).tasks}
+    again = {task.task_id: task for task in read_checkout(checkout, store.put, CheckoutOptions()).tasks}
     assert again == tasks
     assert tasks["T02_peer"].labels["judge"] == "yes" and tasks["T01_reply"].labels["judge"] == "no"
     assert (
@@ -294,7 +294,7 @@ def test_tasks_that_cannot_be_read_cost_themselves_and_are_named_each_with_its_r
         folder.mkdir(parents=True)
         (folder / "grader.py").touch()
         (folder / "task.yaml").write_text(text)
-    read = read_checkout(tmp_path, store.put, Reading())
+    read = read_checkout(tmp_path, store.put, CheckoutOptions())
     assert [task.task_id for task in read.tasks] == ["e"]
     assert [(each.name, each.why.partition(":")[0]) for each in read.left_out] == [
         ("a", "task.yaml is no task of Claw-Eval"),
@@ -308,4 +308,4 @@ def test_tasks_that_cannot_be_read_cost_themselves_and_are_named_each_with_its_r
 
 def test_what_is_no_checkout_is_told(tmp_path, store):
     with pytest.raises(TaskError, match="is no checkout of Claw-Eval"):
-        read_checkout(tmp_path, store.put, Reading())
+        read_checkout(tmp_path, store.put, CheckoutOptions())

@@ -28,7 +28,7 @@ class Shown(NamedTuple):
     seen: Seen
 
 
-class Sight:
+class RequestPictures:
     """Reads the pictures of requests, each once."""
 
     def __init__(self, reader: PictureReader | None, *, blind: bool = False) -> None:
