@@ -126,7 +126,7 @@ def test_the_command_installs_lists_and_shows(tmp_path: Path, monkeypatch: pytes
     assert "installed zeroclaw 0.8.1, layer" in said("install", "zeroclaw==0.8.1", "--from", str(files))
     assert "0.8.1" in said("list")
     assert "version 0.8.1" in said("show", "zeroclaw") and "uri" in said("show", "zeroclaw")
-    assert "nothing to install" in said("install", "mini-swe-agent-compact")
+    assert "needs no installation" in said("install", "mini-swe-agent-compact")
     assert "no harness is named 'codexx'" in said("show", "codexx")
 
 
