@@ -130,7 +130,7 @@ def test_a_plan_of_before_it_named_a_baseline_is_still_the_runs():
         ({"lr": 0}, "not valid"),
         ({"lr": 1e-6, "min_lr": 1e-4}, "min_lr 0.0001 is above lr 1e-06"),
         ({"method": "fixed", "bar": {"interval": [0.4, 0.6]}}, "'fixed' has no `bar.interval`"),
-        ({"bar": {"size": 1}}, "a group of 1"),
+        ({"bar": {"size": 1}}, "size 1 must be 2 or more"),
         ({"bar": 8}, "`bar` is 8: write a table"),
         ({"loss": {"clip_low": 2}}, "clip_low"),
         ({"unknown": 1}, "unknown"),

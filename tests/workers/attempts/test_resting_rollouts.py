@@ -19,7 +19,7 @@ from orchard.streams.endpoints import EndpointBook
 from orchard.streams.queued import queued
 from orchard.streams.reading import bounds
 from orchard.streams.server import EmbeddedServer
-from orchard.workers.llm import resting, rests
+from orchard.workers.llm import endpoint_rests, rest_policy
 from orchard.workers.llm.settings import EndpointSettings
 from tests.attempts_world import SECONDS, Script, World, seed_of, world
 from tests.sandbox_service import LocalService
@@ -48,8 +48,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         "LONGEST_PAUSE": 0.5,
         "GRACE_SECONDS": 0.5,
     }.items():
-        monkeypatch.setattr(resting, name, value)
-    monkeypatch.setattr(rests, "POLL_SECONDS", 0.2)
+        monkeypatch.setattr(rest_policy, name, value)
+    monkeypatch.setattr(endpoint_rests, "POLL_SECONDS", 0.2)
 
 
 def says(status: int, text: str, **headers: str) -> Callable[[], web.Response]:

@@ -22,7 +22,7 @@ from orchard.workers.episode.message_tree import MessageTree
 from orchard.workers.episode.pictures import NotAPicture, Picture, picture_of_url, read_picture
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.llm.answers import Completion
-from tests.workers.episode.test_records import Log
+from tests.workers.episode.test_replay_record import Log
 
 LOOK = ToolCall(id="1", name="click", arguments='{"point_2d":[500,500]}')
 KEY = "ghp_" + "a" * 36

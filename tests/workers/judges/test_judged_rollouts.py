@@ -19,7 +19,7 @@ from orchard.workers.attempts import retries
 from orchard.workers.episode.pictures import read_picture
 from orchard.workers.episode.settings import JudgeSettings
 from orchard.workers.harnesses.interface import Episode, Harness, HarnessResult
-from orchard.workers.llm import resting
+from orchard.workers.llm import rest_policy
 from orchard.workers.plugins import configure
 from tests.attempts_world import QUICK_RETRIES, Script, World, world
 from tests.sandbox_service import LocalService
@@ -104,7 +104,7 @@ async def test_a_judge_that_is_down_is_waited_for_with_the_episode_and_is_never_
 ) -> None:
     """It cannot be replayed, and would be played and paid a second time."""
     for name, value in {"HELD_SECONDS": 0.2, "FIRST_PAUSE": 0.1, "LONGEST_PAUSE": 0.2}.items():
-        monkeypatch.setattr(resting, name, value)
+        monkeypatch.setattr(rest_policy, name, value)
     assert isinstance(place.model, Judge)
     place.model.down = 6
     (rollout,) = await place.submit(task("late"), harnesses=("clicker",), max_tries=1)

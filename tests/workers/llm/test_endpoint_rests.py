@@ -21,7 +21,7 @@ from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
 from orchard.workers.failures import EndpointRests, InfrastructureError
-from orchard.workers.llm import resting, rests
+from orchard.workers.llm import endpoint_rests, rest_policy
 from orchard.workers.llm.answers import Completion
 from orchard.workers.llm.client import ModelClient
 from orchard.workers.llm.endpoint_rests import RestTracker
@@ -43,8 +43,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         "LEAST_PAUSE": 0.1,
         "GRACE_SECONDS": 0.3,
     }.items():
-        monkeypatch.setattr(resting, name, value)
-    monkeypatch.setattr(rests, "POLL_SECONDS", 0.2)
+        monkeypatch.setattr(rest_policy, name, value)
+    monkeypatch.setattr(endpoint_rests, "POLL_SECONDS", 0.2)
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ async def test_calls_wait_for_a_short_rest_and_one_process_asks_for_all(
     connection: Connection,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(resting, "HELD_SECONDS", SECONDS)
+    monkeypatch.setattr(rest_policy, "HELD_SECONDS", SECONDS)
     clients = [await process(str(number)) for number in range(3)]
     endpoint.answer({"error": {"message": "loading model"}}, status)
     calls = [asyncio.create_task(ask(client, seed)) for client in clients for seed in range(4)]
