@@ -101,11 +101,8 @@ class PipelineDomain:
 
 @cache
 def domains() -> dict[str, PipelineDomain]:
-    """All domains by name, Orchard's own first; the first of two with one name wins."""
-    found: dict[str, PipelineDomain] = {}
-    for record in records("orchard.pipelines.domains", GROUP, PipelineDomain):
-        found.setdefault(record.name, record)
-    return found
+    """Returns all domains by name, Orchard's own first."""
+    return records("orchard.pipelines.domains", GROUP, PipelineDomain)
 
 
 def offered(field_of: Callable[[PipelineDomain], Mapping[K, T]]) -> dict[K, T]:

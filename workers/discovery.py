@@ -12,9 +12,17 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-T = TypeVar("T")
+
+class Named(Protocol):
+    """A record of a domain."""
+
+    @property
+    def name(self) -> str: ...
+
+
+D = TypeVar("D", bound=Named)
 
 log = logging.getLogger(__name__)
 
@@ -32,24 +40,27 @@ def installed(group: str) -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=group)}
 
 
-def records(package: str, group: str, kind: type[T]) -> list[T]:
-    """Returns the records of all domains: of each package directly below `package`, then of the entry points
-    of `group`.
+def records(package: str, group: str, kind: type[D]) -> dict[str, D]:
+    """Returns the records of all domains by name: of each package directly below `package`, then of the entry
+    points of `group`.
 
-    An installed one that cannot be loaded, or has another type, is left out with a warning.
+    An installed one that cannot be loaded, has another type or a name that is taken is left out with a
+    warning.
     """
     folder = import_module(package).__path__
-    found = [load(f"{package}.{each.name}:DOMAIN") for each in pkgutil.iter_modules(folder) if each.ispkg]
+    own = [load(f"{package}.{each.name}:DOMAIN") for each in pkgutil.iter_modules(folder) if each.ispkg]
+    found = {record.name: record for record in own}
     for name, entry in installed(group).items():
         try:
             record = load(entry.value)
+            if not isinstance(record, kind):
+                raise TypeError(f"it is no {kind.__name__}")
+            if record.name in found:
+                raise ValueError(f"the name {record.name!r} is taken")
         except Exception as error:
             log.warning("the domain %r (%s) is left out: %r", name, entry.value, error)
-            continue
-        if isinstance(record, kind):
-            found.append(record)
         else:
-            log.warning("the domain %r (%s) is left out: it is no %s", name, entry.value, kind.__name__)
+            found[record.name] = record
     return found
 
 

@@ -60,11 +60,8 @@ class WorkerDomain:
 
 @cache
 def domains() -> dict[str, WorkerDomain]:
-    """Returns all domains by name, Orchard's own first; the first of two with one name counts."""
-    found: dict[str, WorkerDomain] = {}
-    for record in records("orchard.workers.domains", GROUP, WorkerDomain):
-        found.setdefault(record.name, record)
-    return found
+    """Returns all domains by name, Orchard's own first."""
+    return records("orchard.workers.domains", GROUP, WorkerDomain)
 
 
 def components(kind: Kind, *, bundled: bool = False) -> dict[str, str]:

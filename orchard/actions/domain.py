@@ -62,9 +62,8 @@ class FrontDomain:
 
 @cache
 def domains() -> tuple[FrontDomain, ...]:
-    """All records by name; those with a route that takes all other words come first."""
-    found = {record.name: record for record in reversed(records("orchard.domains", GROUP, FrontDomain))}
-    return tuple(sorted(found.values(), key=_order))
+    """Returns all records by name; those with a route that takes all other words come first."""
+    return tuple(sorted(records("orchard.domains", GROUP, FrontDomain).values(), key=_order))
 
 
 def _order(record: FrontDomain) -> tuple[bool, str]:

@@ -106,8 +106,10 @@ def _names(shown: str) -> list[str]:
 
 
 def _judged(content: Any) -> Any:
-    """What is shown without the moments of the run."""
+    """Returns what the judge is shown without the record of actions and the times of the run. Some graders
+    put the record under a heading of their own at the end of the conversation."""
     text = content if isinstance(content, str) else json.dumps(content)
+    text = re.sub(r"--- 工具调用摘要 ---.*?(?=## )", "", text, flags=re.DOTALL)
     text = re.sub(r"## (Actions Taken|Agent Actions).*?(?=## Rubric)", "", text, flags=re.DOTALL)
     text = re.sub(r"\d{4}-\d\d-\d\dT[\d:.]+(\+00:00|Z)?", "T", text)
     return re.sub(r"[0-9a-f]{8}-[0-9a-f-]{27}|(?<=[_-])[0-9a-f]{6,16}\b", "ID", text)

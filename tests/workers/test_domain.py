@@ -254,12 +254,15 @@ def test_the_sources_of_a_domain_hold_its_harnesses_and_all_prompts(record: doma
 def test_a_domain_that_cannot_be_loaded_is_left_out_and_named(
     site: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    (site / "counting/second.py").write_text("from orchard.workers.domains.swe import DOMAIN\n")
     entries = "[orchard.worker_domains]\ncounting = counting:NOTHING\nother = counting.world:Goal\n"
+    entries += "swe = counting.second:DOMAIN\n"
     (site / "counting-1.0.dist-info/entry_points.txt").write_text(entries)
     forget()
     with caplog.at_level(logging.WARNING):
         assert sorted(domains.domains()) == ["claw", "gui", "swe"]
     assert "'counting' (counting:NOTHING) is left out" in caplog.text
+    assert "the name 'swe' is taken" in caplog.text
     assert "'other' (counting.world:Goal) is left out" in caplog.text
 
 
