@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -27,6 +28,8 @@ from orchard.storage.pins import Pin, pinned
 from orchard.storage.table_log import opened
 from orchard.storage.tables import EVENTS, PROGRESS, SCHEMAS, TABLES
 from orchard.storage.views import VIEWS
+
+Row = dict[str, Any]
 
 _SETTINGS = (
     "set autoinstall_known_extensions = false",
@@ -203,7 +206,8 @@ def _show(
     for table, stored in found.tables.items():
         view.ends[table] = _NO_END if table == EVENTS and as_of is None else complete
         scan = _scan(connection, location, table, stored)
-        connection.execute(f"create or replace view tables.{table} as {_rows(table, scan, view.ends[table])}")
+        rows_shown = _scanned(table, scan, view.ends[table])
+        connection.execute(f"create or replace view tables.{table} as {rows_shown}")
     _shown[connection] = view
 
 
@@ -230,12 +234,24 @@ def within(connection: duckdb.DuckDBPyConnection, query: str, first: int, last: 
         stored = known.snapshot.tables[table]
         chosen = [file for file in stored.files if file.last >= first and file.first <= last]
         scan = _scan(connection, location, table, Stored(chosen, stored.evolved), f"_{table}_within")
-        return f"({_rows(table, scan, min(last, known.ends[table]))} and sequence >= {first})"
+        return f"({_scanned(table, scan, min(last, known.ends[table]))} and sequence >= {first})"
 
     return re.sub(r"\btables\.(\w+)", reduced, query)
 
 
-def _rows(table: str, scan: str, end: int) -> str:
+def rows(tables: duckdb.DuckDBPyConnection, query: str, parameters: object = None) -> list[Row]:
+    """Rows of a query as dictionaries."""
+    result = tables.execute(query, parameters)
+    columns = [column[0] for column in result.description or []]
+    return [dict(zip(columns, row, strict=True)) for row in result.fetchall()]
+
+
+def one(tables: duckdb.DuckDBPyConnection, query: str, parameters: object = None) -> Row | None:
+    """First row of the result, or None."""
+    return next(iter(rows(tables, query, parameters)), None)
+
+
+def _scanned(table: str, scan: str, end: int) -> str:
     return f"select {_columns(table)} from {scan} where sequence <= {end}"
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import duckdb
 
-from orchard.storage.reader import open_tables
+from orchard.storage.reader import open_tables, rows
 from orchard.storage.spending import Spent, spent_in
 
 RATE_WINDOW_SECONDS = 300
@@ -134,6 +134,4 @@ def read_rows(
 def _dicts(
     tables: duckdb.DuckDBPyConnection, sources: Sources, query: str, campaigns: list[str]
 ) -> list[dict[str, Any]]:
-    result = tables.execute(query.format(**sources._asdict()), {"names": campaigns})
-    columns = [column[0] for column in result.description or []]
-    return [dict(zip(columns, row, strict=True)) for row in result.fetchall()]
+    return rows(tables, query.format(**sources._asdict()), {"names": campaigns})

@@ -53,7 +53,7 @@ class FrontDomain:
     imports: TaskRoute | None = None
     """Route of `orchard tasks import`."""
     rollout_tables: str = ""
-    """Function `(tables, rollout_id, attempt)` that returns further tables for a terminal."""
+    """Function `(tables, rollout)` that returns further tables of a `ShownRollout` for a terminal."""
     submission: str = ""
     """Function `(text)` that formats a submission of the domain's kind; None for others."""
     solution: str = ""

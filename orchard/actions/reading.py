@@ -14,18 +14,15 @@ from typing import Any, NamedTuple, Self
 
 import duckdb
 
+from orchard.actions.rollout import WHOLE, UnknownName, find, read
+from orchard.actions.rollout_index import index_views
 from orchard.pipelines.campaigns.scores import Tally
 from orchard.pipelines.evaluation.results import Cell, CellComparison, paired
 from orchard.pipelines.trajectories.reading import stored_node
 from orchard.schemas.llm_calls import CallKind
 from orchard.schemas.messages import MessageNode
 from orchard.storage.blobs import BlobStore
-from orchard.storage.errors import StorageError
 from orchard.storage.reader import open_tables, refresh
-
-
-class UnknownName(StorageError):
-    """The log has no such rollout or arm."""
 
 
 class Arm(NamedTuple):
@@ -64,6 +61,7 @@ class Log:
         """
         self.store, self._as_of = store, as_of
         self._tables = open_tables(store, as_of=as_of)
+        index_views(self._tables)
         self._blobs = BlobStore(store)
 
     def __enter__(self) -> Self:
@@ -108,13 +106,11 @@ class Log:
 
         A node with several children is where the conversation branched. Raises BlobMissing and BlobCorrupt.
         """
-        name = self.find(rollout)
-        found = self.sql("select * from messages where rollout_id = $id order by sequence", id=name)
-        calls = self.sql("select node, call_kind from llm_calls where rollout_id = $id", id=name).fetchall()
-        kinds = {node: CallKind(kind) for node, kind in calls if kind}
-        columns, nodes, roots = found.columns, dict[str, TreeNode](), list[TreeNode]()
-        for values in found.fetchall():
-            message = stored_node(self._blobs, dict(zip(columns, values, strict=True)))
+        found = read(self._tables, self.find(rollout), WHOLE)
+        kinds = {node: CallKind(kind) for node, call in found.calls.items() if (kind := call["call_kind"])}
+        nodes, roots = dict[str, TreeNode](), list[TreeNode]()
+        for row in found.texts.values():
+            message = stored_node(self._blobs, row)
             node = TreeNode(message, kinds.get(message.node_id))
             nodes[message.node_id] = node
             parent = nodes.get(message.parent or "")
@@ -139,16 +135,7 @@ class Log:
 
     def find(self, rollout: str) -> str:
         """Completes a rollout id from its first digits. Raises UnknownName."""
-        found = self.sql(
-            "select distinct rollout_id from tables.requests_all where starts_with(rollout_id, $id) limit 2",
-            id=rollout,
-        ).fetchall()
-        if len(found) != 1:
-            raise UnknownName(
-                f"{'no rollout' if not found else 'more than one rollout'} begins with {rollout!r}: "
-                "give more digits of an id from `Log.rollouts()`"
-            )
-        return str(found[0][0])
+        return find(self._tables, rollout)
 
     def _where(self, view: str, equal: dict[str, object]) -> duckdb.DuckDBPyRelation:
         relation = self._tables.view(view)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import duckdb
 import msgspec
@@ -19,6 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 from orchard.actions.domain import answers, submission_text
+from orchard.actions.rollout import WHOLE, ShownRollout, every_message, find, read
+from orchard.actions.rollout_index import index_views
 from orchard.actions.session import Session
 from orchard.cli.folding import parts
 from orchard.cli.pictures import with_pictures, write_pictures
@@ -27,21 +29,20 @@ from orchard.pipelines.trajectories.reading import stored_node
 from orchard.schemas.llm_calls import CallKind
 from orchard.schemas.messages import Role
 from orchard.storage.location import Location
-from orchard.storage.reader import open_tables, refresh
+from orchard.storage.reader import Row, open_tables, refresh
 from orchard.terminal.console import console, shown
 from orchard.terminal.tables import cell, rows_table
 
 SHOWN_CHARACTERS = 4000
 
-ATTEMPTS = """
-select attempt, ending, worker, started_at, inherited_turns, inherited_from, reason, cause, detail
-from attempts where rollout_id = ? order by attempt
-"""
-_CALLS = """
-select node, call_kind, prompt_tokens, completion_tokens, cached_tokens, reasoning_tokens, cost_usd, seconds,
-       finish_reason, served_model
-from llm_calls_all where rollout_id = ? order by sequence
-"""
+ATTEMPT = (
+    *("attempt", "ending", "worker", "started_at", "inherited_turns", "inherited_from"),
+    *("reason", "cause", "detail"),
+)
+_CALL = (
+    *("node", "call_kind", "prompt_tokens", "completion_tokens", "cached_tokens", "reasoning_tokens"),
+    *("cost_usd", "seconds", "finish_reason", "served_model"),
+)
 SUMMARY = (
     *("rollout_id", "campaign", "task_id", "harness", "model", "model_kind", "sample", "attempt"),
     *("status", "exit_status", "cause", "detail", "reward", "resolved"),
@@ -210,97 +211,68 @@ def turn_range(text: str | None) -> tuple[int, int]:
     return first, int(found[3]) if found[3] else sys.maxsize if found[2] else first
 
 
-def _rollout_id(tables: duckdb.DuckDBPyConnection, prefix: str) -> str:
-    found = tables.execute(
-        "select rollout_id from requests where starts_with(rollout_id, ?) group by 1 limit 3", [prefix]
-    ).fetchall()
-    if len(found) != 1:
-        what = "no rollout" if not found else "more than one rollout"
-        raise ConfigError(f"{what} starts with {prefix!r}: `orchard sql 'select * from rollouts'` lists them")
-    return str(found[0][0])
-
-
-def _messages(tables: duckdb.DuckDBPyConnection, rollout: str) -> list[dict[str, Any]]:
-    """Messages of the accepted attempt or, without one, those of all attempts, each once."""
-    return _all(tables, "select * from messages where rollout_id = ? order by sequence", rollout) or _all(
-        tables,
-        "select * from messages_all where rollout_id = ? and inherited_from is null order by sequence",
-        rollout,
-    )
+def _read(
+    session: Session, prefix: str, turns: tuple[int, int]
+) -> tuple[ShownRollout, list[Row], list[RenderableType]]:
+    """Reads a rollout, its messages of some turns, and its domain's tables. Raises UnknownName."""
+    with open_tables(session.config.store) as tables:
+        index_views(tables)
+        found = read(tables, find(tables, prefix), WHOLE)
+        messages = [row for row in every_message(tables, found) if turns[0] <= row["turn"] <= turns[1]]
+        beside = [table for some in answers("rollout_tables", tables, found) for table in some]
+    return found, messages, beside
 
 
 def print_messages(session: Session, prefix: str, turns: tuple[int, int]) -> None:
     """Prints messages of a rollout as lines of JSON, with the cost of the call that made each.
 
-    Raises ConfigError, BlobMissing, BlobCorrupt.
+    Raises UnknownName, BlobMissing, BlobCorrupt.
     """
-    with open_tables(session.config.store) as tables:
-        rollout = _rollout_id(tables, prefix)
-        calls = {call["node"]: call for call in _all(tables, _CALLS, rollout)}
-        for message in _messages(tables, rollout):
-            if not turns[0] <= message["turn"] <= turns[1]:
-                continue
-            node = msgspec.to_builtins(stored_node(session.blobs, message))
-            facts = {name: message[name] for name in ("returncode", "seconds", "timed_out", "inherited_from")}
-            made = calls.get(message["node_id"])
-            line = {"rollout_id": rollout, "attempt": message["attempt"], **node, **facts, "call": made}
-            sys.stdout.write(json.dumps(line, default=str) + "\n")
+    found, messages, _ = _read(session, prefix, turns)
+    for message in messages:
+        node = msgspec.to_builtins(stored_node(session.blobs, message))
+        facts = {name: message[name] for name in ("returncode", "seconds", "timed_out", "inherited_from")}
+        made = found.calls.get(message["node_id"])
+        call = made and {name: made[name] for name in _CALL}
+        line = {"rollout_id": found.id, "attempt": message["attempt"], **node, **facts, "call": call}
+        sys.stdout.write(json.dumps(line, default=str) + "\n")
 
 
 def _write_pictures(session: Session, prefix: str, out: Path, turns: tuple[int, int]) -> int:
-    with open_tables(session.config.store) as tables:
-        messages = _messages(tables, _rollout_id(tables, prefix))
-    nodes = (stored_node(session.blobs, row) for row in messages if turns[0] <= row["turn"] <= turns[1])
-    return write_pictures(session.blobs, nodes, out)
+    _, messages, _ = _read(session, prefix, turns)
+    return write_pictures(session.blobs, (stored_node(session.blobs, row) for row in messages), out)
 
 
 def show_rollout(
     session: Session, prefix: str, *, full: bool, turns: tuple[int, int] = (0, sys.maxsize)
 ) -> None:
-    """Prints one rollout. Raises ConfigError if `prefix` names none or several."""
-    with open_tables(session.config.store) as tables:
-        rollout = _rollout_id(tables, prefix)
-        outcome = _one(tables, "select * from rollouts where rollout_id = ?", rollout)
-        attempts = _all(tables, ATTEMPTS, rollout)
-        messages = [row for row in _messages(tables, rollout) if turns[0] <= row["turn"] <= turns[1]]
-        calls = {call["node"]: call for call in _all(tables, _CALLS, rollout)}
-        reward = _one(tables, "select * from rewards where rollout_id = ?", rollout)
-        attempt = outcome["attempt"] if outcome else max((row["attempt"] for row in attempts), default=0)
-        beside = [table for found in answers("rollout_tables", tables, rollout, attempt) for table in found]
+    """Prints one rollout. Raises UnknownName if `prefix` names none or several."""
+    found, messages, beside = _read(session, prefix, turns)
     limit = None if full else SHOWN_CHARACTERS
-    for part in parts(messages, {node: call["call_kind"] for node, call in calls.items()}):
+    for part in parts(messages, {node: call["call_kind"] for node, call in found.calls.items()}):
         if part.kind is not None and not full:
             console.print(f"[dim]{part.kind}: {len(part.messages)} messages, see --full[/]")
             continue
         for message in part.messages:
-            console.print(_message(session, message, limit, part.kind, calls.get(message["node_id"])))
+            made = found.calls.get(message["node_id"])
+            console.print(_message(session, message, limit, part.kind, made))
     for table in beside:
         console.print(table)
-    if outcome is not None and (submitted := outcome.get("submission")):
+    if found.outcome is not None and (submitted := found.outcome["submission"]):
         said = submission_text(submitted)
         if said is None:
             console.print(Panel(Syntax(shown(submitted), "diff", word_wrap=True), title="submission"))
         elif said:
             console.print(Panel(Text(shown(said)), title="answer", title_align="left"))
-    if reward is not None:
-        console.print(verdict_panel(reward))
-    if len(attempts) > 1:
-        console.print(rows_table(list(attempts[0]), [tuple(row.values()) for row in attempts], "attempts"))
-    if outcome is None:
-        console.print(f"[yellow]{rollout} has no outcome yet[/]")
+    if found.rewards:
+        console.print(verdict_panel(found.rewards[-1]))
+    if len(found.attempts) > 1:
+        rows = [tuple(row[name] for name in ATTEMPT) for row in found.attempts]
+        console.print(rows_table(ATTEMPT, rows, "attempts"))
+    if found.outcome is None:
+        console.print(f"[yellow]{found.id} has no outcome yet[/]")
     else:
-        console.print(_summary(outcome))
-
-
-def _all(tables: duckdb.DuckDBPyConnection, query: str, *given: object) -> list[dict[str, Any]]:
-    cursor = tables.execute(query, given)
-    names = [column[0] for column in cursor.description or []]
-    return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
-
-
-def _one(tables: duckdb.DuckDBPyConnection, query: str, rollout: str) -> dict[str, Any] | None:
-    rows = _all(tables, query, rollout)
-    return rows[0] if rows else None
+        console.print(_summary(found.outcome))
 
 
 def _shortened(text: str, limit: int | None) -> str:
@@ -312,10 +284,10 @@ def _shortened(text: str, limit: int | None) -> str:
 
 def _message(
     session: Session,
-    message: dict[str, Any],
+    message: Row,
     limit: int | None,
     beside: CallKind | None,
-    made: dict[str, Any] | None,
+    made: Row | None,
 ) -> RenderableType:
     node = stored_node(session.blobs, message)
     parts: list[RenderableType] = []
@@ -337,7 +309,7 @@ def _message(
     return Panel(Group(*parts), title=title, title_align="left", border_style=colour)
 
 
-def _facts(message: dict[str, Any], made: dict[str, Any] | None) -> list[str]:
+def _facts(message: Row, made: Row | None) -> list[str]:
     """Formats tokens, cost and time of the call that made a message, or status and time of a command's
     result."""
     found = []
@@ -356,7 +328,7 @@ def _facts(message: dict[str, Any], made: dict[str, Any] | None) -> list[str]:
     return found
 
 
-def verdict_panel(reward: dict[str, Any]) -> Panel:
+def verdict_panel(reward: Row) -> Panel:
     """Panel of the grader's verdict, green only for a resolved task."""
     tests: dict[str, str] = reward["tests"] or {}
     bad = [(name, status) for name, status in tests.items() if status not in ("PASSED", "XFAIL")]
@@ -380,7 +352,7 @@ def verdict_panel(reward: dict[str, Any]) -> Panel:
     )
 
 
-def _summary(outcome: dict[str, Any]) -> RenderableType:
+def _summary(outcome: Row) -> RenderableType:
     table = Table(show_header=False, box=None)
     for key in SUMMARY + (INHERITED if outcome.get("inherited_turns") else ()):
         if outcome.get(key) not in (None, ""):

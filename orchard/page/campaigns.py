@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from orchard.actions.campaign_status import CampaignView, PipelineView, read_status, recorded
+from orchard.actions.rollout_index import INDEXED
 from orchard.actions.session import Session
-from orchard.page.index import PAGE_SOURCES
 from orchard.page.tables import Tables
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.connection import Connection
@@ -90,12 +90,12 @@ class CampaignWatch:
                     for name, record in records.items():
                         self._queues.setdefault(name, record.queue)
                     now = await read_status(
-                        self._session, self._connection, records, self._queues, self._tables.ask, PAGE_SOURCES
+                        self._session, self._connection, records, self._queues, self._tables.ask, INDEXED
                     )
                 return Overview(now.campaigns, now.pipeline, self._tables.reached, 0)
             except (StreamsError, TimeoutError) as error:
                 log.warning("the queues cannot be read just now: %s", error or "no answer")
-        campaigns = await self._tables.ask(recorded, PAGE_SOURCES)
+        campaigns = await self._tables.ask(recorded, INDEXED)
         return Overview(campaigns, None, self._tables.reached, 0)
 
     async def _connect(self) -> None:

@@ -9,9 +9,9 @@ from urllib.parse import urlencode
 import duckdb
 
 from orchard.page.rollouts import BadFilter
-from orchard.page.tables import rows
 from orchard.pipelines.campaigns.scores import Tally, pass_at
 from orchard.pipelines.evaluation.results import Cell, CellComparison, paired
+from orchard.storage.reader import rows
 
 ARMS = 60
 """Maximum number of arms to choose from, the newest first."""
@@ -108,7 +108,7 @@ with task as (
     select campaign, harness, model, task_id, max(sequence) as sequence, count(*) as rollouts,
            count(resolved) as graded, count(*) filter (resolved) as resolved,
            count(*) filter (status = 'aborted' and cause <> 'blocked') as aborted
-    from page.ended where ($campaign is null or campaign = $campaign) group by all
+    from indexed.ended where ($campaign is null or campaign = $campaign) group by all
 )
 select campaign, harness, model, sum(rollouts)::bigint as rollouts, sum(graded)::bigint as graded,
        sum(resolved)::bigint as resolved, sum(aborted)::bigint as aborted,
@@ -118,7 +118,7 @@ from task group by campaign, harness, model order by max(sequence) desc, harness
 _TASKS = """
 with task as (
     select task_id, any_value(repo) as repo, count(resolved) as graded, count(*) filter (resolved) as resolved
-    from page.ended where campaign = $campaign and harness = $harness and model = $model
+    from indexed.ended where campaign = $campaign and harness = $harness and model = $model
     group by task_id having count(resolved) > 0
 ), labelled as (
     select task_id, arg_max(labels['difficulty'], sequence) as difficulty from tables.tasks_all
@@ -129,7 +129,7 @@ select * from task left join labelled using (task_id)
 
 
 _EXAMPLE = """
-select rollout_id from page.ended where campaign = $campaign and harness = $harness and model = $model
+select rollout_id from indexed.ended where campaign = $campaign and harness = $harness and model = $model
 and task_id = $task and resolved is not null order by resolved = $resolved desc, sequence desc limit 1
 """
 

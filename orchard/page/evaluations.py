@@ -7,10 +7,10 @@ from urllib.parse import urlencode
 
 import duckdb
 
-from orchard.page.tables import Row, rows
 from orchard.pipelines.evaluation.report import Table, points, share, tables_of
 from orchard.pipelines.evaluation.results import Cell, CellComparison, Results, read_results
 from orchard.pipelines.evaluation.suite import EvaluationError
+from orchard.storage.reader import Row, rows
 
 SHADES = 8
 """Shades of a cell's colour, for pass rates from 0 to 1."""
@@ -20,8 +20,8 @@ select e.campaign, e.k, map_values(e.task_sets) as task_sets, count(q.rollout_id
        count(r.resolved) as graded, count(*) filter (r.resolved) as resolved,
        count(*) filter (r.status = 'aborted') as aborted,
        count(distinct q.model) as models, count(distinct q.harness) as harnesses
-from evaluations e left join page.asked q on q.campaign = e.campaign
-left join page.ended r on r.rollout_id = q.rollout_id
+from evaluations e left join indexed.asked q on q.campaign = e.campaign
+left join indexed.ended r on r.rollout_id = q.rollout_id
 group by all order by max(e.sequence) desc
 """
 _SOURCES = "select unnest(map_entries(task_sets)) as set from evaluations where campaign = $campaign"

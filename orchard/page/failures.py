@@ -11,10 +11,9 @@ from typing import Any
 
 import duckdb
 
-from orchard.page.attempt_ranges import QueryRange
+from orchard.actions.attempt_ranges import QueryRange
 from orchard.page.folder import KEY
-from orchard.page.tables import Row, rows
-from orchard.storage.reader import within
+from orchard.storage.reader import Row, rows, within
 
 LOOKED = 2_000
 FEW = 10
@@ -23,7 +22,7 @@ ENDING = 600
 """Characters at the end of a command's output that are searched for an error."""
 _FAILED = """
 select sequence, rollout_id, attempt, task_id, harness, model, outcome, exit_status, cause, turns
-from page.ended where (outcome = 'unresolved' or outcome = 'aborted')
+from indexed.ended where (outcome = 'unresolved' or outcome = 'aborted')
 and ($campaign is null or campaign = $campaign) order by sequence desc limit $limit
 """
 _GRADES = """
@@ -100,7 +99,7 @@ def failures(
     )
     tables.register("_failed", wanted)
     try:
-        asked = "select min(sequence) as first from page.asked semi join _failed using (rollout_id)"
+        asked = "select min(sequence) as first from indexed.asked semi join _failed using (rollout_id)"
         span = (rows(tables, asked)[0]["first"] or 0, found[0]["sequence"])
         grades, errors, repeats = (
             {row["rollout_id"]: row for row in rows(tables, narrow(tables, query, *span), more)}

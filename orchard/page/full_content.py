@@ -3,10 +3,9 @@ picture."""
 
 import duckdb
 
-from orchard.page import queries
-from orchard.page.attempt_ranges import FOREVER, AttemptRange, attempt_ranges
-from orchard.page.tables import Row, rows
-from orchard.storage.reader import within
+from orchard.actions import rollout_queries as queries
+from orchard.actions.attempt_ranges import FOREVER, AttemptRange, attempt_ranges
+from orchard.storage.reader import Row, rows, within
 
 _MESSAGE = "select * from tables.messages_all where rollout_id = $id and node_id = $node limit 1"
 _NAMED = """

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 import duckdb
 
-from orchard.page.tables import Row, rows
 from orchard.schemas.health import HeardReport, alive
+from orchard.storage.reader import Row, rows
 from orchard.streams.connection import Connection
 from orchard.streams.health import reports
 from orchard.workers.attempts.deadletters import DeadLetters
@@ -22,7 +22,7 @@ from tables.llm_calls_all where sequence > $from group by all order by calls des
 """
 _UNREADABLE = "select sequence, type, reason from tables.unreadable_all order by sequence desc limit 50"
 _CAUSES = """
-select cause, campaign, count(*) as rollouts, max(time) as time from page.ended
+select cause, campaign, count(*) as rollouts, max(time) as time from indexed.ended
 where status = 'aborted' group by all order by time desc limit 50
 """
 

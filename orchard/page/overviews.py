@@ -115,8 +115,6 @@ class Overviews:
         names = [await self._site.rollout_id(request.query.get(side, "")) for side in ("a", "b")]
         turn = number(request, "turn") or 0
         both = await self._site.tables.ask(read_both, *names, turn)
-        if both is None:
-            raise web.HTTPNotFound
         renderer, blobs = self._site.renderer, self._site.session.blobs
         found = await asyncio.to_thread(aligned, *both, turn, renderer, blobs)
         return await self._site.page(request, "beside.html", found=found)

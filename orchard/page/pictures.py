@@ -2,12 +2,11 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup
 
-from orchard.page.tables import Row
+from orchard.actions.rollout import ShownPicture
 from orchard.workers.episode.pictures import NotAPicture, read_picture
 
 SERVED = frozenset({"image/png", "image/jpeg", "image/webp"})
@@ -15,31 +14,19 @@ SCALE = 1000
 """Range of the coordinates that models name, in both directions of the screen."""
 
 
-@dataclass(frozen=True)
-class ShownPicture:
-    rollout: str
-    node: str
-    turn: int
-    sha256: str
-    width: int
-    height: int
-    calls: tuple[Row, ...] = ()
-    """Name and arguments of the model's next calls, if this is the newest picture before them."""
+def picture_address(picture: ShownPicture) -> str:
+    return f"/rollouts/{picture.rollout}/pictures/{picture.sha256}"
 
-    @property
-    def address(self) -> str:
-        return f"/rollouts/{self.rollout}/pictures/{self.sha256}"
 
-    @property
-    def overlay(self) -> Markup:
-        """Marks the points that the calls name, as SVG over the picture; empty without points."""
-        pointed = [points(call["arguments"]) for call in self.calls]
-        marks = [_mark(each, self.width, self.height) for each in pointed if each]
-        if not marks:
-            return Markup("")
-        return Markup('<svg class="aim" viewBox="0 0 {} {}" aria-hidden="true">{}</svg>').format(
-            self.width, self.height, Markup("").join(marks)
-        )
+def overlay(picture: ShownPicture) -> Markup:
+    """Marks the points that the calls name, as SVG over the picture; empty without points."""
+    pointed = [points(call["arguments"]) for call in picture.calls]
+    marks = [_mark(each, picture.width, picture.height) for each in pointed if each]
+    if not marks:
+        return Markup("")
+    return Markup('<svg class="aim" viewBox="0 0 {} {}" aria-hidden="true">{}</svg>').format(
+        picture.width, picture.height, Markup("").join(marks)
+    )
 
 
 def points(arguments: str) -> list[tuple[float, float]]:
@@ -73,24 +60,6 @@ def _mark(found: Sequence[tuple[float, float]], width: int, height: int) -> Mark
     )
     path = Markup('<polyline points="{}"/>').format(line) if len(at) > 1 else Markup("")
     return path + rings
-
-
-def pictures_of(rollout: str, path: Sequence[str], nodes: dict[str, Row]) -> list[ShownPicture]:
-    """Pictures of a path of messages, each with the calls that follow its last appearance."""
-    found: list[ShownPicture] = []
-    since: list[int] = []
-    for node in path:
-        row = nodes[node]
-        if row["role"] == "assistant" and since:
-            newest = found[since[-1]]
-            found[since[-1]] = ShownPicture(**{**newest.__dict__, "calls": tuple(row["asked"] or ())})
-            since = []
-        for image in row["images"] or ():
-            since.append(len(found))
-            found.append(
-                ShownPicture(rollout, node, row["turn"], image["sha256"], image["width"], image["height"])
-            )
-    return found
 
 
 def served_type(data: bytes) -> str | None:

@@ -12,17 +12,17 @@ from markupsafe import Markup
 from orchard.actions.campaign_hints import hints
 from orchard.actions.campaign_status import CampaignView, outcome_name
 from orchard.actions.domain import submission_text
+from orchard.actions.rollout import CALL, RolloutView, ShownPicture, ShownRollout, ShownTurn
 from orchard.page import charts, texts
 from orchard.page.figures import FILTERS
-from orchard.page.pictures import ShownPicture
-from orchard.page.rollout import CALL, RolloutView, ShownRollout, ShownTurn
+from orchard.page.pictures import overlay, picture_address
 from orchard.page.rollouts import COLUMNS, USUAL
-from orchard.page.tables import Row
 from orchard.pipelines.trajectories.reading import stored_node
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.messages import MessageNode
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import BlobCorrupt, BlobMissing
+from orchard.storage.reader import Row
 
 LOG = 60_000
 """Maximum characters of a test log."""
@@ -56,7 +56,7 @@ class Renderer:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._environment.filters |= {**FILTERS, "visible": texts.visible}
+        self._environment.filters |= {**FILTERS, "visible": texts.visible, "overlay": overlay}
         static = files("orchard.page") / "static"
         self._static = {name: (static / name).read_bytes() for name in _KINDS}
         version = hashlib.sha256(b"".join(self._static.values())).hexdigest()[:10]
@@ -66,6 +66,7 @@ class Renderer:
             "charts": charts,
             "campaign_bar": campaign_bar,
             "outcome_address": outcome_address,
+            "picture_address": picture_address,
             "rollout_address": rollout_address,
             "hints": hints,
             "nav": NAV,

@@ -10,13 +10,13 @@ from urllib.parse import quote
 import duckdb
 import msgspec
 
+from orchard.actions import rollout as one_rollout
 from orchard.actions.campaign_status import CampaignView, recorded
-from orchard.page import rollout as one_rollout
+from orchard.actions.rollout_index import INDEXED, RolloutIndex
 from orchard.page.compare import ComparedArm, compare, examples, matrix, tallied
 from orchard.page.evaluations import evaluated, shown_of
 from orchard.page.failures import failures
 from orchard.page.folder import KEY, PICTURES, Folder, WrittenReport
-from orchard.page.index import PAGE_SOURCES, RolloutIndex
 from orchard.page.rollouts import Query, page_of, summary_of
 from orchard.page.runs import runs
 from orchard.page.side_by_side import aligned, read_both
@@ -76,7 +76,7 @@ def write_report(
         index = RolloutIndex(tables)
         try:
             index.follow(position(store))
-            known = _Store(tables, store, {view.name: view for view in recorded(tables, PAGE_SOURCES)})
+            known = _Store(tables, store, {view.name: view for view in recorded(tables, INDEXED)})
             if second is not None:
                 return _comparison(known, name, second, out, progress)
             if name in known.campaigns:
@@ -137,7 +137,7 @@ def _run(known: _Store, name: str, out: Path, progress: Progress | None) -> Writ
     folder.files["/runs"] = "index.html"
     members = {member["rollout_id"]: None for group in found.groups for member in group["members"] or ()}
     asked = known.tables.execute(
-        "select rollout_id from page.asked where list_contains($ids, rollout_id)", {"ids": list(members)}
+        "select rollout_id from indexed.asked where list_contains($ids, rollout_id)", {"ids": list(members)}
     )
     there = {row[0] for row in asked.fetchall()}
     folder.begin([member for member in members if member in there])
@@ -172,10 +172,8 @@ def _comparison(
     for address, (left, right) in beside.items():
         file = folder.files[address]
         found = read_both(known.tables, left, right, 0, beyond=KEY, narrow=_copied)
-        if found is not None:
-            shown = folder.scrubbed(found, file)
-            both_sides = aligned(*shown, 0, folder.renderer, folder.blobs)
-            folder.save(file, "beside.html", "/beside", found=both_sides)
+        shown = aligned(*folder.scrubbed(found, file), 0, folder.renderer, folder.blobs)
+        folder.save(file, "beside.html", "/beside", found=shown)
     _rollouts(known.tables, folder, progress)
     return folder.finish()
 
@@ -210,15 +208,15 @@ def _compared(
 def _copy(tables: duckdb.DuckDBPyConnection, rollouts: Sequence[str]) -> None:
     """Copies the rows of these rollouts into tables of their own, sorted by rollout for fast reads."""
     tables.execute(
-        "create or replace table page.reported as select unnest($ids::varchar[]) as rollout_id",
+        "create or replace table indexed.reported as select unnest($ids::varchar[]) as rollout_id",
         {"ids": list(rollouts)},
     )
     for name in _COPIED:
         tables.execute(
-            f"create table page.{name} as select * from tables.{name} semi join page.reported "
+            f"create table indexed.{name} as select * from tables.{name} semi join indexed.reported "
             "using (rollout_id) order by rollout_id, sequence"
         )
-        tables.execute(f"create or replace view tables.{name} as select * from page.{name}")
+        tables.execute(f"create or replace view tables.{name} as select * from indexed.{name}")
 
 
 def _rows(tables: duckdb.DuckDBPyConnection, query: Query) -> Iterator[list[dict[str, Any]]]:

@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 import duckdb
 
 from orchard.page.search_index import SearchIndex, WordQuery, words_of
-from orchard.page.tables import Row, one, rows
+from orchard.storage.reader import Row, one, rows
 
 PAGE = 50
 BINS = 24
@@ -56,7 +56,7 @@ select *, null::bigint as attempt, 'open' as status, null::varchar as exit_statu
        null::boolean as resolved, null::double as reward, null::bigint as turns, null::bigint as tokens,
        null::bigint as prompt_tokens, null::bigint as completion_tokens,
        null::double as cost_usd, null::double as seconds, 'open' as outcome
-from page.asked q anti join page.ended r on r.rollout_id = q.rollout_id
+from indexed.asked q anti join indexed.ended r on r.rollout_id = q.rollout_id
 """
 
 
@@ -167,7 +167,7 @@ def _selected(query: Query, words: str) -> tuple[str, dict[str, Any]]:
 
 
 def _base(query: Query) -> str:
-    return _OPEN if query.filters.get("outcome") == "open" else "from page.ended"
+    return _OPEN if query.filters.get("outcome") == "open" else "from indexed.ended"
 
 
 _SAID = """rollout_id in (
@@ -175,7 +175,7 @@ _SAID = """rollout_id in (
     where contains(lower(content), lower($text)) or contains(lower(reasoning), lower($text))
     or contains(lower(tool_calls::varchar), lower($text))
 )"""
-_AMONG = "rollout_id in (select rollout_id from page.asked semi join _among using (sequence))"
+_AMONG = "rollout_id in (select rollout_id from indexed.asked semi join _among using (sequence))"
 
 
 @dataclass(frozen=True)
@@ -385,7 +385,7 @@ def choices(tables: duckdb.DuckDBPyConnection) -> dict[str, list[str]]:
         tables,
         " union all ".join(
             f"select '{name}' as name, {name} as value from (select distinct {name} from "
-            f"page.{'asked' if name in ('campaign', 'harness', 'model') else 'ended'} "
+            f"indexed.{'asked' if name in ('campaign', 'harness', 'model') else 'ended'} "
             f"where {name} is not null order by 1 limit 200)"
             for name in EQUAL
         ),

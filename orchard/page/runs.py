@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import duckdb
 
-from orchard.page.tables import Row, rows
+from orchard.storage.reader import Row, rows
 
 POINTS = 400
 """Maximum points of a curve; longer ones are thinned."""

@@ -44,7 +44,7 @@ select q.sequence as asked, list_transform(m.tool_calls, lambda c: c.name) as to
        concat_ws(' ', m.content, m.reasoning, array_to_string(
            list_transform(m.tool_calls, lambda c: c.name || ' ' || c.arguments), ' ')) as text
 from (select * from tables.messages_all where sequence > $after and sequence <= $upto) m
-join page.asked q using (rollout_id)
+join indexed.asked q using (rollout_id)
 """
 
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 from aiohttp import web
 
+from orchard.actions import rollout as rollouts_
 from orchard.actions.session import Session
 from orchard.configuration.config import ConfigError
 from orchard.configuration.run_files import RunFiles
 from orchard.injector.orchestrator.origins import is_loopback
 from orchard.page import full_content
-from orchard.page import rollout as rollouts_
 from orchard.page.access import Access
 from orchard.page.actions import Actions
 from orchard.page.campaigns import CampaignWatch
@@ -127,8 +127,6 @@ class PageSite:
             find=request.query.get("find", "").strip(),
         )
         found = await self.tables.ask(rollouts_.read, name, view)
-        if found is None:
-            raise web.HTTPNotFound
         more = await asyncio.to_thread(self.renderer.rollout, found, view, self.session.blobs)
         live = self.live_log if found.outcome is None and view.as_of is None else None
         return await self.page(request, "rollout.html", **more, live=live)
@@ -242,10 +240,10 @@ class PageSite:
 
     async def rollout_id(self, given: str) -> str:
         """Completes the id of a rollout. Raises HTTPNotFound."""
-        found = await self.tables.ask(rollouts_.find, given) if given else []
-        if len(found) != 1:
-            raise web.HTTPNotFound
-        return found[0]
+        try:
+            return await self.tables.ask(rollouts_.find, given)
+        except rollouts_.UnknownName as error:
+            raise web.HTTPNotFound from error
 
     async def _rollout_id(self, request: web.Request) -> str:
         """Id of the request's rollout; redirects from a prefix. Raises HTTPNotFound."""

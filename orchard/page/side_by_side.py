@@ -5,9 +5,9 @@ from typing import Any
 
 import duckdb
 
-from orchard.page.attempt_ranges import QueryRange
+from orchard.actions.attempt_ranges import QueryRange
+from orchard.actions.rollout import RolloutView, ShownRollout, ShownTurn, read
 from orchard.page.rendering import Renderer
-from orchard.page.rollout import RolloutView, ShownRollout, ShownTurn, read
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import within
 
@@ -55,11 +55,10 @@ def read_both(
     *,
     beyond: int = 0,
     narrow: QueryRange = within,
-) -> tuple[ShownRollout, ShownRollout] | None:
-    """Reads both rollouts with the window around a turn; None if one does not exist."""
+) -> tuple[ShownRollout, ShownRollout]:
+    """Reads both rollouts with the window around a turn. Raises UnknownName."""
     view = RolloutView(turn=turn - turn % TURNS, window=TURNS, text=TEXT, beyond=beyond, others=False)
-    found = [read(tables, name, view, narrow) for name in (left, right)]
-    return (found[0], found[1]) if found[0] and found[1] else None
+    return read(tables, left, view, narrow), read(tables, right, view, narrow)
 
 
 def aligned(

@@ -8,11 +8,10 @@ from typing import Any, TypeVar
 
 import duckdb
 
-from orchard.page.index import RolloutIndex
+from orchard.actions.rollout_index import RolloutIndex
 from orchard.storage.reader import open_tables, position, refresh
 
 T = TypeVar("T")
-Row = dict[str, Any]
 
 MEMORY = "96MB"
 """Memory limit of queries; larger ones use a temporary directory."""
@@ -83,15 +82,3 @@ class Tables:
                 self._index.follow(found)
         self._position, self._looked = found, time.monotonic()
         return found
-
-
-def rows(tables: duckdb.DuckDBPyConnection, query: str, parameters: object = None) -> list[Row]:
-    """Rows of a query as dictionaries."""
-    result = tables.execute(query, parameters)
-    columns = [column[0] for column in result.description or []]
-    return [dict(zip(columns, row, strict=True)) for row in result.fetchall()]
-
-
-def one(tables: duckdb.DuckDBPyConnection, query: str, parameters: object = None) -> Row | None:
-    """First row of the result, or None."""
-    return next(iter(rows(tables, query, parameters)), None)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import duckdb
 
-from orchard.page.tables import Row, one, rows
+from orchard.storage.reader import Row, one, rows
 
 PAGE = 100
 SORTS = {"hardest": "pass_rate asc nulls last", "easiest": "pass_rate desc nulls last", "name": "task_id"}
@@ -14,7 +14,7 @@ select task_id, any_value(repo) as repo, any_value(task_source) as source, count
        count(resolved) as graded, count(*) filter (resolved) as resolved,
        count(*) filter (status = 'aborted') as aborted,
        count(*) filter (resolved) / nullif(count(resolved), 0) as pass_rate, avg(turns) as turns
-from page.ended
+from indexed.ended
 where ($campaign is null or campaign = $campaign) and contains(task_id, $part)
 group by task_id order by {order}, task_id limit $limit offset $skip
 """
@@ -22,7 +22,7 @@ _CELLS = """
 select harness, model, model_kind, count(*) as rollouts, count(resolved) as graded,
        count(*) filter (resolved) as resolved, count(*) filter (status = 'aborted') as aborted,
        count(*) filter (resolved) / nullif(count(resolved), 0) as pass_rate
-from page.ended where task_id = $task group by all order by harness, model
+from indexed.ended where task_id = $task group by all order by harness, model
 """
 _VERDICTS = """
 select time, state, task_hash, runs, seconds, reason, detail from tables.tasks_all

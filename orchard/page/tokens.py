@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import msgspec
 
+from orchard.actions.attempt_ranges import attempt_ranges
 from orchard.configuration.config import ConfigError
-from orchard.page.attempt_ranges import attempt_ranges
-from orchard.page.tables import Row, one, rows
 from orchard.pipelines.rl.baselines import advantages
 from orchard.pipelines.trajectories.forests import training
 from orchard.schemas.blobs import BlobRef
@@ -24,7 +23,7 @@ from orchard.schemas.llm_calls import CallKind
 from orchard.schemas.messages import NodeRest, TokenRecord, VersionRun
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import BlobCorrupt, BlobMissing
-from orchard.storage.reader import within
+from orchard.storage.reader import Row, one, rows, within
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -210,7 +209,7 @@ def _common(prompt: Sequence[int], known: Sequence[int]) -> int:
 
 def _training(tables: duckdb.DuckDBPyConnection, rollout: str) -> Training | None:
     """Reads the use of the rollout in training; None if no group has it."""
-    whose = one(tables, "select campaign from page.asked where rollout_id = $id", {"id": rollout})
+    whose = one(tables, "select campaign from indexed.asked where rollout_id = $id", {"id": rollout})
     group = one(tables, _GROUP, {"id": rollout, **whose}) if whose else None
     if group is None:
         return None

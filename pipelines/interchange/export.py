@@ -12,6 +12,7 @@ from orchard.pipelines.interchange import atif
 from orchard.pipelines.trajectories.reading import path, stored_node
 from orchard.schemas.messages import Image, MessageNode, Role, placed
 from orchard.storage.blobs import BlobStore
+from orchard.storage.reader import rows
 
 TOGETHER = 100
 """Rollouts that are read at once."""
@@ -39,7 +40,7 @@ def write_trajectories(
     """Yield a file `ROLLOUT.json` for each rollout of the campaign that ended with messages, as they are
     written with their pictures. An existing file stays unchanged. Raises BlobMissing or BlobCorrupt."""
     out.mkdir(parents=True, exist_ok=True)
-    rollouts = iter(_rows(tables, _ROLLOUTS, [campaign]))
+    rollouts = iter(rows(tables, _ROLLOUTS, [campaign]))
     while some := list(islice(rollouts, TOGETHER)):
         left = {row["rollout_id"]: row for row in some if not (out / f"{row['rollout_id']}.json").exists()}
         nodes = _by_rollout(tables, "select * from messages", list(left))
@@ -95,17 +96,11 @@ def _whole(blobs: BlobStore, row: Row) -> MessageNode:
     return msgspec.structs.replace(node, tokens=tokens)
 
 
-def _rows(tables: duckdb.DuckDBPyConnection, query: str, values: Sequence[object]) -> list[dict[str, Any]]:
-    cursor = tables.execute(query, values)
-    names = [column[0] for column in cursor.description or ()]
-    return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
-
-
 def _by_rollout(
     tables: duckdb.DuckDBPyConnection, query: str, rollouts: Sequence[str]
 ) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {}
-    for row in _rows(tables, f"{query} where rollout_id in (select unnest(?)) order by sequence", [rollouts]):
+    for row in rows(tables, f"{query} where rollout_id in (select unnest(?)) order by sequence", [rollouts]):
         found.setdefault(row["rollout_id"], []).append(row)
     return found
 

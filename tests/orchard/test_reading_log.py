@@ -54,7 +54,7 @@ def test_messages_are_found_by_first_digits_and_as_trees(store: str) -> None:
         forks = [node for node in main if len(node.children) > 1]
         assert [node.message.turn for node in forks] == [3]
         assert len([*main]) + 2 == len(log.messages(name).fetchall())
-        with pytest.raises(UnknownName, match="no rollout begins with 'zz'"):
+        with pytest.raises(UnknownName, match="no rollout starts with 'zz'"):
             log.messages("zz")
         with pytest.raises(UnknownName, match="more than one rollout"):
             log.tree("")

@@ -1,16 +1,17 @@
 """Shows rollouts and tasks in worlds of services: calls by tool, injected errors, judges' verdicts."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import duckdb
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from orchard.actions.rollout import ShownRollout
 from orchard.pipelines.domains.claw.drafts import case_of
 from orchard.schemas.claw import is_bundle
 from orchard.schemas.tasks import Task
+from orchard.storage.reader import rows
 from orchard.terminal.console import shown
 
 _CALLS = """
@@ -19,15 +20,11 @@ select tool, count(*) as calls, count(*) filter (status >= 400 or injected = 'ma
        string_agg(distinct face, ', ' order by face) as called_by
 from service_calls_all where rollout_id = ? and attempt = ? group by tool order by min(number)
 """
-_RULINGS = """
-select name, score, passed, coalesce(nullif(reason, ''), fault) as said, model, protocol
-from judgements_all where rollout_id = ? and attempt = ? order by sequence
-"""
 
 
-def worlds_tables(tables: duckdb.DuckDBPyConnection, rollout: str, attempt: int) -> Iterator[RenderableType]:
+def worlds_tables(tables: duckdb.DuckDBPyConnection, rollout: ShownRollout) -> Iterator[RenderableType]:
     """Tables of the services' calls and of the judges' verdicts, if there are any."""
-    calls, rulings = (_rows(tables, query, rollout, attempt) for query in (_CALLS, _RULINGS))
+    calls = rows(tables, _CALLS, [rollout.id, rollout.attempt])
     if calls:
         table = _table("services used", "tool", "calls", "failed", "injected errors", "called by")
         for row in calls:
@@ -36,13 +33,14 @@ def worlds_tables(tables: duckdb.DuckDBPyConnection, rollout: str, attempt: int)
                 *map(_plain, (row["tool"], row["calls"], row["failed"], injected, row["called_by"]))
             )
         yield table
-    if rulings:
+    if rollout.verdicts:
         table = _table("verdicts of judges", "of", "score", "passed", "why", "judge")
-        for row in rulings:
+        for row in rollout.verdicts:
             score = "" if row["score"] is None else f"{row['score']:g}"
             passed = {None: "no verdict", True: "yes", False: "no"}[row["passed"]]
             judge = f"{row['model']}, {row['protocol']}"
-            table.add_row(*map(_plain, (row["name"], score, passed, row["said"] or "", judge)))
+            why = row["reason"] or row["fault"] or ""
+            table.add_row(*map(_plain, (row["name"], score, passed, why, judge)))
         yield table
 
 
@@ -55,12 +53,6 @@ def solution(task: Task) -> str:
     """Describes the solution of a task that its bundle grades; empty for other tasks."""
     case = case_of(task)
     return f"known: {len(case.solution)} calls" if case else ""
-
-
-def _rows(tables: duckdb.DuckDBPyConnection, query: str, *given: object) -> list[dict[str, Any]]:
-    cursor = tables.execute(query, given)
-    names = [column[0] for column in cursor.description or []]
-    return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
 
 def _table(title: str, *columns: str) -> Table:

@@ -10,16 +10,15 @@ import pytest
 import pytest_asyncio
 from scipy.stats import binomtest, bootstrap
 
+from orchard.actions.rollout_index import RolloutIndex
 from orchard.page.compare import ComparedArm, compare, matrix, tallied
 from orchard.page.failures import failures, last_error
-from orchard.page.index import RolloutIndex
 from orchard.page.runs import runs
-from orchard.page.tables import rows
 from orchard.page.tasks import listed
 from orchard.schemas import events as e
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.training import PolicyStep
-from orchard.storage.reader import open_tables, position
+from orchard.storage.reader import open_tables, position, rows
 from tests.orchard.page.conftest import TOKEN, served, stored
 from tests.trajectory_log import Author
 

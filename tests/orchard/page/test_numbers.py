@@ -17,8 +17,7 @@ from typer.testing import CliRunner
 
 from orchard.cli.app import app
 from orchard.page import figures
-from orchard.page.tables import rows
-from orchard.storage.reader import open_tables
+from orchard.storage.reader import open_tables, rows
 from tests.benchmarks.million import Plan, fill_store
 from tests.orchard.page.conftest import served, stored
 from tests.orchard.page.gallery import compared

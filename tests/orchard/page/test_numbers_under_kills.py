@@ -8,8 +8,7 @@ import aiohttp
 import pytest
 
 from orchard.page import figures
-from orchard.page.tables import rows
-from orchard.storage.reader import open_tables, position
+from orchard.storage.reader import open_tables, position, rows
 from tests.chaos.faults import chosen
 from tests.chaos.run import Report, run
 from tests.chaos.world import CAMPAIGN

@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from orchard.actions.rollout import CALL, TEXT
 from orchard.page.compare import ComparedArm
 from orchard.page.folder import Folder
 from orchard.page.report import UnknownReport, write_report
-from orchard.page.rollout import CALL, TEXT
 from orchard.schemas import events as e
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.claw import ServiceCalled

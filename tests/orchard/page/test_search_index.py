@@ -7,11 +7,10 @@ import aiohttp
 import duckdb
 import pytest
 
-from orchard.page.index import RolloutIndex
+from orchard.actions.rollout_index import RolloutIndex
 from orchard.page.rollouts import Query, SearchAnswer, answer
 from orchard.page.search_index import SearchIndex, words_of
-from orchard.page.tables import rows
-from orchard.storage.reader import open_tables, position, refresh
+from orchard.storage.reader import open_tables, position, refresh, rows
 from tests.benchmarks.million import Plan, fill_store
 from tests.orchard.page.conftest import Serve, stored
 from tests.trajectory_log import Author

@@ -1,4 +1,4 @@
-"""Copies the columns of filters into a file of the page, which follows the tables and is deleted at the end.
+"""Copies the columns of filters into a file, which follows the tables and is deleted at the end.
 
 The tables are many Parquet files, and a view over them finds out anew in each query which outcomes count.
 Here each rollout is one row in the order of the log, and only what is new since the last look is read. The
@@ -28,48 +28,56 @@ from tables.requests_all
 _ATTEMPTS = "select * from tables.attempts_all"
 _RECONCILED = "select sequence, campaign, type from tables.events where type = 'rollout.reconciled'"
 
-PAGE_SOURCES = Sources(rollouts="page.ended", attempts="page.attempts", events="page.reconciled")
+INDEXED = Sources(rollouts="indexed.ended", attempts="indexed.attempts", events="indexed.reconciled")
 """Copies of the columns that `orchard.actions.campaign_rows` asks for."""
 
 
+def index_views(connection: duckdb.DuckDBPyConnection) -> None:
+    """Makes the tables that rollouts are read from as views, for a process that reads few of them."""
+    connection.execute("create schema indexed")
+    first = "qualify row_number() over (partition by rollout_id order by sequence) = 1"
+    for name, query in (("ended", _ENDED), ("asked", f"{_ASKED} {first}"), ("attempts", _ATTEMPTS)):
+        connection.execute(f"create view indexed.{name} as {query}")
+
+
 class RolloutIndex:
-    """Maintains the tables `ended`, `asked`, `attempts` and `reconciled` of the schema `page`; `close`
-    removes them."""
+    """Maintains the tables `ended`, `asked`, `attempts` and `reconciled` of the schema `indexed`;
+    `close` removes them."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="orchard-page-")
         self._connection = connection
         self._upto = 0
-        connection.execute(f"attach '{Path(self._folder.name, 'page.duckdb')}' as page")
-        connection.execute(f"create table page.ended as {_ENDED} where false")
-        connection.execute(f"create table page.asked as {_ASKED} where false")
-        connection.execute(f"create table page.attempts as {_ATTEMPTS} where false")
-        connection.execute(f"create table page.reconciled as {_RECONCILED} and false")
+        connection.execute(f"attach '{Path(self._folder.name, 'page.duckdb')}' as indexed")
+        connection.execute(f"create table indexed.ended as {_ENDED} where false")
+        connection.execute(f"create table indexed.asked as {_ASKED} where false")
+        connection.execute(f"create table indexed.attempts as {_ATTEMPTS} where false")
+        connection.execute(f"create table indexed.reconciled as {_RECONCILED} and false")
 
     def follow(self, position: int) -> None:
         """Adds the rows that the tables have received since the last call, up to `position`."""
         run = self._connection.execute
         if position < self._upto:  # another store is in its place
             for table in ("ended", "asked", "attempts", "reconciled"):
-                run(f"delete from page.{table}")
+                run(f"delete from indexed.{table}")
             self._upto = 0
         run("begin")
         try:
             run(
-                "delete from page.ended where sequence in "
+                "delete from indexed.ended where sequence in "
                 "(select superseded_sequence from tables.reopenings_all where sequence > $upto)",
                 {"upto": self._upto},
             )
-            run(f"insert into page.ended {_ENDED} where sequence > $upto", {"upto": self._upto})
+            run(f"insert into indexed.ended {_ENDED} where sequence > $upto", {"upto": self._upto})
             run(
-                f"insert into page.asked {_ASKED} new where sequence > $upto and not exists "
-                "(select 1 from page.asked old where old.rollout_id = new.rollout_id) "
+                f"insert into indexed.asked {_ASKED} new where sequence > $upto and not exists "
+                "(select 1 from indexed.asked old where old.rollout_id = new.rollout_id) "
                 "qualify row_number() over (partition by rollout_id order by sequence) = 1",
                 {"upto": self._upto},
             )
-            run(f"insert into page.attempts {_ATTEMPTS} where sequence > $upto", {"upto": self._upto})
+            run(f"insert into indexed.attempts {_ATTEMPTS} where sequence > $upto", {"upto": self._upto})
             run(
-                f"insert into page.reconciled {_RECONCILED} and sequence > $upto and sequence <= $position",
+                f"insert into indexed.reconciled {_RECONCILED} and sequence between $upto + 1 and $position",
                 {"upto": self._upto, "position": position},
             )
             run("commit")

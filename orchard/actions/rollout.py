@@ -1,23 +1,25 @@
-"""Reads rollouts: a window of turns of the message tree, and all other facts in the log.
+"""Reads rollouts for page, commands and notebooks: a window of turns of the message tree, or all messages,
+and all other facts in the log.
 
 Nothing here reads more of a rollout than it shows: when all messages were said is one query without their
 texts, and texts are read for the turns of the window alone, cut in the database. What of a rollout is looked
-for is looked for between its first attempt and its outcome, in the files that have these (`within`).
+for is looked for between its first attempt and its outcome, in the files that have these (`within`). The
+connection has the tables of `RolloutIndex`, or `index_views`.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import duckdb
 
-from orchard.page import queries
-from orchard.page.attempt_ranges import FOREVER, AttemptRange, QueryRange, attempt_ranges, by_rollout, once
-from orchard.page.pictures import ShownPicture, pictures_of
-from orchard.page.tables import Row, one, rows
+from orchard.actions import rollout_queries as queries
+from orchard.actions.attempt_ranges import FOREVER, AttemptRange, QueryRange, attempt_ranges, by_rollout, once
 from orchard.pipelines.values.curves import RiseSegment, rise_segments
 from orchard.schemas.llm_calls import CallKind
-from orchard.storage.reader import within
+from orchard.storage.errors import StorageError
+from orchard.storage.reader import Row, one, rows, within
 
 WINDOW = 40
 TEXT = 12_000
@@ -31,12 +33,31 @@ EVENTS = 100
 _LIKE = {"task": "task_id", "campaign": "campaign", "harness": "harness", "model": "model"}
 
 
-def find(tables: duckdb.DuckDBPyConnection, prefix: str) -> list[str]:
-    """Ids of up to two rollouts with this prefix."""
+class UnknownName(StorageError):
+    """The log has no such rollout or arm."""
+
+
+def find(tables: duckdb.DuckDBPyConnection, prefix: str) -> str:
+    """Completes a rollout id from its first digits. Raises UnknownName."""
     found = tables.execute(
-        "select rollout_id from page.asked where starts_with(rollout_id, ?) limit 2", [prefix]
-    )
-    return [row[0] for row in found.fetchall()]
+        "select rollout_id from indexed.asked where starts_with(rollout_id, ?) limit 2", [prefix]
+    ).fetchall()
+    if len(found) != 1:
+        what = "more than one rollout" if found else "no rollout"
+        raise UnknownName(f"{what} starts with {prefix!r}: `orchard sql 'select * from requests'` lists them")
+    return str(found[0][0])
+
+
+@dataclass(frozen=True)
+class ShownPicture:
+    rollout: str
+    node: str
+    turn: int
+    sha256: str
+    width: int
+    height: int
+    calls: tuple[Row, ...] = ()
+    """Name and arguments of the model's next calls, if this is the newest picture before them."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +114,11 @@ class RolloutView:
     """Further characters to read before and after the part left out."""
     others: bool = True
     """Whether to find other rollouts of the same task."""
+    whole: bool = False
+    """Whether to read all messages of the attempt uncut, not those of the window alone."""
+
+
+WHOLE = RolloutView(others=False, whole=True)
 
 
 @dataclass(frozen=True)
@@ -118,7 +144,7 @@ class ShownRollout:
     """All turns of the path."""
     window: list[ShownTurn]
     texts: dict[str, Row]
-    """Rows with the texts of the window, by node id."""
+    """Rows with the texts of the window or of all messages, by node id."""
     calls: dict[str, Row]
     rewards: list[Row]
     curves: list[AnnotatedCurve]
@@ -151,9 +177,12 @@ class ShownRollout:
 
 def read(
     tables: duckdb.DuckDBPyConnection, rollout: str, view: RolloutView, narrow: QueryRange = within
-) -> ShownRollout | None:
-    """Reads a rollout; None if it does not exist."""
-    return next(iter(read_all(tables, [rollout], view, narrow)), None)
+) -> ShownRollout:
+    """Reads a rollout. Raises UnknownName."""
+    found = read_all(tables, [rollout], view, narrow)
+    if not found:
+        raise UnknownName(f"the tables have no rollout {rollout!r}: wait for the writer, or check the store")
+    return found[0]
 
 
 def read_all(
@@ -174,7 +203,9 @@ def read_all(
     paths = {name: _walk(span, meta.get(name, []), calls.get(name, []), view) for name, span in known.items()}
     windows = [path.nodes[node] for path in paths.values() for turn in path.window for node in turn.nodes]
     texts: dict[str, list[Row]] = {}
-    if windows:
+    if view.whole:
+        texts = ask(queries.MESSAGES)
+    elif windows:
         spoken = [row["sequence"] for row in windows]
         names = list({row["node_id"] for row in windows})
         cuts = {"most": view.text + view.beyond, "end": view.text // 3 + view.beyond}
@@ -204,7 +235,7 @@ def read_all(
                 rewards=span.mine(of.get("rewards", []), "event_id"),
                 curves=_curves(span, of.get("values", [])),
                 found=span.mine(of.get("found", []), "node_id")[:FOUND],
-                pictures=pictures_of(name, [node for turn in path.turns for node in turn.nodes], path.nodes),
+                pictures=_pictures(name, [node for turn in path.turns for node in turn.nodes], path.nodes),
                 services=span.mine(of.get("services", []), "event_id")[:SERVICES],
                 verdicts=span.mine(of.get("verdicts", []), "event_id"),
                 others=_others(tables, name, span.request) if whole and view.others else [],
@@ -235,6 +266,16 @@ def _walk(span: AttemptRange, meta: list[Row], calls: list[Row], view: RolloutVi
     return _Walk(nodes, made, turns, _window(turns, view.turn, view.window))
 
 
+def every_message(tables: duckdb.DuckDBPyConnection, found: ShownRollout) -> list[Row]:
+    """Messages of a rollout that was read whole; without an accepted attempt that has any, those of all
+    attempts, each once."""
+    if found.outcome is not None and found.texts:
+        return list(found.texts.values())
+    tried = [read(tables, found.id, replace(WHOLE, attempt=row["attempt"])) for row in found.attempts]
+    texts = [row for attempt in tried for row in attempt.texts.values()]
+    return sorted((row for row in texts if row["inherited_from"] is None), key=itemgetter("sequence"))
+
+
 def _others(tables: duckdb.DuckDBPyConnection, rollout: str, request: Row) -> list[Row]:
     like = {name: request[column] for name, column in _LIKE.items()}
     return rows(tables, queries.OTHERS, {"id": rollout, **like})
@@ -242,8 +283,6 @@ def _others(tables: duckdb.DuckDBPyConnection, rollout: str, request: Row) -> li
 
 def events(tables: duckdb.DuckDBPyConnection, rollout: str, after: int) -> tuple[list[Row], int | None]:
     """Reads at most EVENTS events of a rollout after a sequence, and the sequence to continue after.
-    Events between request and outcome, which lie together, come first; later ones, such as values, are
-    searched in the rest of the log.
 
     First those from its request to its outcome, which lie together; what came later, such as values, is
     looked for in all of the log.
@@ -299,6 +338,23 @@ def _turns(path: Sequence[str], nodes: dict[str, Row], calls: dict[str, Row]) ->
     for branch in _branches(path, nodes, calls):
         by_turn.setdefault(branch.at, []).append(branch)
     return [replace(turn, branches=by_turn.get(turn.number, [])) for turn in turns]
+
+
+def _pictures(rollout: str, path: Sequence[str], nodes: dict[str, Row]) -> list[ShownPicture]:
+    """Pictures of a path of messages, each with the calls that follow its last appearance."""
+    found: list[ShownPicture] = []
+    since: list[int] = []
+    for node in path:
+        row = nodes[node]
+        if row["role"] == "assistant" and since:
+            found[since[-1]] = replace(found[since[-1]], calls=tuple(row["asked"] or ()))
+            since = []
+        for image in row["images"] or ():
+            since.append(len(found))
+            found.append(
+                ShownPicture(rollout, node, row["turn"], image["sha256"], image["width"], image["height"])
+            )
+    return found
 
 
 def _known(numbers: Iterable[Any]) -> Any:

@@ -1,16 +1,16 @@
-"""Queries for the page of a rollout, each for several rollouts at once; `rollout` joins the results."""
+"""Queries for rollouts, each for several at once; `rollout` joins the results."""
 
 from orchard.storage.views import VIEWS
 
 ASKED = """
-select a.*, o.sequence as ended from page.asked a left join page.ended o using (rollout_id)
+select a.*, o.sequence as ended from indexed.asked a left join indexed.ended o using (rollout_id)
 where list_contains($ids, a.rollout_id) order by a.sequence
 """
 OUTCOMES = "select * from tables.rollouts_all where list_contains($ids, rollout_id)"
 ATTEMPTS = f"""
-with mine as (select * from page.attempts where list_contains($ids, rollout_id)),
+with mine as (select * from indexed.attempts where list_contains($ids, rollout_id)),
      outcomes as (select * from tables.rollouts_all where list_contains($ids, rollout_id)),
-     ended as (select * from page.ended where list_contains($ids, rollout_id))
+     ended as (select * from indexed.ended where list_contains($ids, rollout_id))
 {
     VIEWS["attempts"]
     .replace("tables.attempts_all", "mine")
@@ -28,8 +28,8 @@ select rollout_id, attempt, node_id, parent, role, turn, sequence, time, seconds
 from tables.messages_all where list_contains($ids, rollout_id) order by sequence
 """
 CALLS = """
-select rollout_id, node, prompt_tokens, completion_tokens, cached_tokens, cost_usd, seconds, call_kind,
-       finish_reason, derived_from, served_model
+select rollout_id, node, call_kind, prompt_tokens, completion_tokens, cached_tokens, reasoning_tokens,
+       cost_usd, seconds, finish_reason, derived_from, served_model
 from tables.llm_calls_all where list_contains($ids, rollout_id) order by sequence
 """
 TEXTS = """
@@ -43,6 +43,7 @@ select rollout_id, attempt, sequence, node_id, role, turn, tool_call_id, left(co
 from tables.messages_all where list_contains($ids, rollout_id)
 and node_id in (select unnest($nodes)) order by sequence
 """
+MESSAGES = "select * from tables.messages_all where list_contains($ids, rollout_id) order by sequence"
 REWARDS = "select * from tables.rewards_all where list_contains($ids, rollout_id) order by sequence"
 VALUES = """
 select rollout_id, attempt, annotator, model, base, curve, steps from tables.values_all
@@ -61,7 +62,7 @@ select rollout_id, attempt, sequence, event_id, name, protocol, model, score, pa
 from tables.judgements_all where list_contains($ids, rollout_id) order by sequence
 """
 OTHERS = """
-select rollout_id, outcome, campaign, harness, model, sample, turns from page.ended
+select rollout_id, outcome, campaign, harness, model, sample, turns from indexed.ended
 where task_id = $task and rollout_id <> $id
 order by campaign <> $campaign, harness <> $harness, model <> $model, sequence desc limit 12
 """

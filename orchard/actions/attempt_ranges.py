@@ -5,9 +5,8 @@ from typing import Any, NamedTuple
 
 import duckdb
 
-from orchard.page import queries
-from orchard.page.tables import Row, rows
-from orchard.storage.reader import within
+from orchard.actions import rollout_queries as queries
+from orchard.storage.reader import Row, rows, within
 
 FOREVER = 2**62
 """A sequence higher than that of any event."""
