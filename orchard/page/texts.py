@@ -6,13 +6,14 @@ terminal sequence is shown as text. Everything returned as Markup is escaped.
 
 import json
 import re
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from markupsafe import Markup, escape
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
+
+from orchard.workers.episode.diffs import FileDiff, split_diff
 
 HIGHLIGHTED_CHARACTERS = 60_000
 """Maximum characters of coloured code: a lexer takes seconds for megabytes."""
@@ -149,35 +150,15 @@ _CLASS = {"+": "add", "-": "del", "@": "hunk"}
 
 def diff(text: str) -> list[ShownDiff]:
     """Splits a unified diff by file; text that is no diff becomes one file without a name."""
-    return [_file(lines) for lines in _files(text)]
+    return [_shown(file, lines) for file, lines in split_diff(text) if any(lines)]
 
 
-def _files(text: str) -> Iterator[list[str]]:
-    lines: list[str] = []
-    for line in text.split("\n"):
-        if line.startswith("diff --git ") and lines:
-            yield lines
-            lines = []
-        lines.append(line)
-    if any(lines):
-        yield lines
-
-
-def _file(lines: list[str]) -> ShownDiff:
-    name, parts, counts = "", [], {"+": 0, "-": 0}
-    body = False
+def _shown(file: FileDiff | None, lines: list[str]) -> ShownDiff:
+    parts, body = [], False
     for line in lines:
         body = body or line.startswith("@@")
-        mark = line[:1]
-        if not body:
-            if line.startswith("diff --git "):
-                name = line.rpartition(" b/")[2]
-            elif line.startswith("+++ ") and not name:
-                name = line[4:].removeprefix("b/")
-            kind = "meta"
-        else:
-            kind = _CLASS.get(mark, "")
-            if mark in counts:
-                counts[mark] += 1
+        kind = _CLASS.get(line[:1], "") if body else "meta"
         parts.append(Markup('<span class="d {}">{}</span>').format(kind, plain(line)))
-    return ShownDiff(visible(name)[:300], counts["+"], counts["-"], Markup("").join(parts))
+    hunks = file.hunks if file else ()
+    added, removed = sum(len(hunk.added) for hunk in hunks), sum(len(hunk.removed) for hunk in hunks)
+    return ShownDiff(visible(file.path if file else "")[:300], added, removed, Markup("").join(parts))

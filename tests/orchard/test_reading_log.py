@@ -104,6 +104,25 @@ def test_show_has_turns_with_what_they_cost(store: str, capsys: pytest.CaptureFi
     assert "echo 1" in said and "echo 2" not in said
 
 
+async def test_an_open_rollout_shows_all_attempts_and_a_graded_one_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    author = Author("open")
+    first, second = (author.rollout(0, [f"try {n}"], resolved=True, attempt=n)[:-1] for n in (1, 2))
+    name = first[0].rollout_id or ""
+    directory = await stored(tmp_path, first + second[1:])
+    show_rollout(Session(Config(store=str(directory))), name, full=False)
+    said = capsys.readouterr().out
+    assert "try 1" in said and "try 2" in said and "has no outcome yet" in said
+    with Log(str(directory)) as log:
+        (newest,) = log.tree(name)
+    assert "try 2" in str([*newest]) and "try 1" not in str([*newest])
+    await stored(tmp_path, author.rollout(0, [], resolved=True, attempt=2)[-1:])
+    show_rollout(Session(Config(store=str(directory))), name, full=False)
+    said = capsys.readouterr().out
+    assert "try 1" not in said and "try 2" in said and "has no outcome yet" not in said
+
+
 @pytest.mark.parametrize(
     ("text", "ends"), [("7", (7, 7)), ("3..9", (3, 9)), ("..9", (0, 9)), (None, (0, ALL))]
 )

@@ -61,17 +61,26 @@ def is_diff(text: str) -> bool:
 
 def parse_diff(text: str) -> list[FileDiff]:
     """Returns the files of a unified diff, with or without git's headers. Text that is no diff gives none."""
-    files: list[FileDiff] = []
+    return [file for file, _ in split_diff(text) if file is not None]
+
+
+def split_diff(text: str) -> list[tuple[FileDiff | None, list[str]]]:
+    """Returns each file of a diff with its lines as they are, up to those of the next file.
+
+    The first entry has None for a file, and the lines before the first file.
+    """
+    found: list[tuple[FileDiff | None, list[str]]] = [(None, [])]
     lines = text.split("\n")
     at = 0
     while at < len(lines):
-        git = lines[at].startswith("diff --git ")
-        if git or _names_follow(lines, at):
-            file, at = _file(lines, at)
-            files.append(file)
+        if lines[at].startswith("diff --git ") or _names_follow(lines, at):
+            file, end = _file(lines, at)
+            found.append((file, lines[at:end]))
         else:
-            at += 1
-    return files
+            end = at + 1
+            found[-1][1].append(lines[at])
+        at = end
+    return found
 
 
 def touched_paths(text: str) -> set[str]:

@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from orchard.page.texts import visible
+from orchard.page.texts import diff, visible
 from orchard.schemas.blobs import BlobRef
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables
@@ -122,3 +122,22 @@ async def test_no_text_becomes_anything_but_text(hostile_store: Path) -> None:
 )
 def test_what_cannot_be_seen_is_spelled_out(text: str, read: str) -> None:
     assert visible(text) == read
+
+
+def test_a_diff_is_shown_line_by_line_under_the_names_that_the_grader_reads() -> None:
+    text = (
+        "said first\n"
+        'diff --git "a/caf\\303\\251.py" "b/caf\\303\\251.py"\n'
+        '--- "a/caf\\303\\251.py"\n+++ "b/caf\\303\\251.py"\n'
+        "@@ -1,2 +1,2 @@ def <b>f():\n a\n--- old\n+++ new\n"
+        "diff --git a/old b/new\nsimilarity index 100%\nrename from old\nrename to new\n"
+    )
+    said, changed, renamed = diff(text)
+    assert [(each.name, each.added, each.removed) for each in (said, changed, renamed)] == [
+        ("", 0, 0),
+        ("café.py", 1, 1),
+        ("new", 0, 0),
+    ]
+    shown = "".join(str(each.html) for each in (said, changed, renamed))
+    assert shown.count('<span class="d ') == text.count("\n") + 1
+    assert "@@ def &lt;b&gt;f():" in shown and '<span class="d del">--- old</span>' in shown
