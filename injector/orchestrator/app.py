@@ -324,8 +324,8 @@ def _timeout(text: str | None) -> float:
         return WAIT_TIMEOUT
     try:
         seconds = msgspec.convert(text, float, strict=False)
-    except msgspec.ValidationError as error:
-        raise Invalid(["query", "timeout"], f"`{text}` is not a number of seconds") from error
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:  # the last: bytes that are no UTF-8
+        raise Invalid(["query", "timeout"], f"`{text[:40]}` is not a number of seconds") from error
     if not 0 <= seconds < float("inf"):
         raise Invalid(["query", "timeout"], f"the timeout is {seconds:g}: it must be zero or more seconds")
     return seconds
