@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -314,7 +314,5 @@ async def world(
     ):
         await declare(connection, settings, [QUEUE])
         yield World(connection, store, client, model, nats_url, sandbox_url)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(20.0):
-                while await client.list_sandboxes():
-                    await asyncio.sleep(0.1)
+        for left in await client.list_sandboxes():  # a killed worker's
+            await client.delete_sandbox(left.sandbox_id)

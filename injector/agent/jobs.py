@@ -314,7 +314,8 @@ class SandboxJobs:
     def _judged(self, job: TrackedJob, status: int, failure: StartFailure | None) -> CommandResult | None:
         """Return how its process ended; None: it ended with the sandbox, which will say more later."""
         if failure is not None:
-            return CommandResult(_of_failure(failure), NOT_FOUND_EXIT_CODE, failure.why)
+            ended_with_it = not failure.executing and self.machine.dying()
+            return None if ended_with_it else _not_started(failure)
         code = os.waitstatus_to_exitcode(status)
         job.oom_killed = self.machine.oom_kills() > job.oom_kills_before
         if code != -signal.SIGKILL:
@@ -373,12 +374,14 @@ class SandboxJobs:
             self._spawner.kill(job.job_id)
 
 
-def _of_failure(failure: StartFailure) -> CommandEnding:
+def _not_started(failure: StartFailure) -> CommandResult:
     if failure.executing and failure.errno in (errno.ENOENT, errno.ENOTDIR):
-        return CommandEnding.NOT_FOUND
-    if failure.errno in (errno.EACCES, errno.EPERM):
-        return CommandEnding.NOT_PERMITTED
-    return CommandEnding.NOT_STARTED
+        ending = CommandEnding.NOT_FOUND
+    elif failure.errno in (errno.EACCES, errno.EPERM):
+        ending = CommandEnding.NOT_PERMITTED
+    else:
+        ending = CommandEnding.NOT_STARTED
+    return CommandResult(ending, NOT_FOUND_EXIT_CODE, failure.why)
 
 
 def _by_itself(job: TrackedJob, code: int) -> CommandResult:

@@ -1,5 +1,7 @@
 """How a job ended is a word for programs; the sentence beside it is for people."""
 
+import asyncio
+
 import msgspec
 import pytest
 
@@ -61,6 +63,22 @@ async def test_a_job_that_somebody_ends_says_who(client: AsyncSandboxClient) -> 
             assert event.ending is JobEnding.SANDBOX_DELETED
         else:
             await sandbox.delete()
+
+
+async def test_a_job_whose_sandbox_is_restored_before_it_begins_ended_with_it(
+    client: AsyncSandboxClient,
+) -> None:
+    """Its process found no sandbox to enter: that is not the command's failure."""
+    sandbox = await client.create_sandbox("host", memory="64Mi")
+    await sandbox.take_snapshot("before")
+    for _ in range(10):
+        *started, _ = await asyncio.gather(
+            *(sandbox.start("sleep 1048", timeout_seconds=2000) for _ in range(8)),
+            sandbox.restore("before"),
+            return_exceptions=True,
+        )
+        jobs = [job for job in started if isinstance(job, str)]  # the others were refused meanwhile
+        assert {(await sandbox.wait_job(job)).ending for job in jobs} <= {JobEnding.SANDBOX_RESTORED}
 
 
 async def test_a_sandbox_that_ends_before_the_output_of_a_command_has_ended_with_it(
