@@ -26,6 +26,11 @@ ANY_ROUTE = (403, 421, 500, 503)
 WITH_A_KEY = (401, 403)
 TOO_MUCH = 429
 WITH_A_RECORD = (408, 413, 415, 422)
+_STYLE = (
+    "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
+    "code,pre{font:14px/1.4 ui-monospace,monospace;background:#8882;border-radius:4px;padding:.1em .3em}"
+    "pre{padding:.6em;overflow:auto}summary{cursor:pointer;margin:.4em 0}section{border-top:1px solid #8886}"
+)
 
 
 def document() -> dict[str, Any]:
@@ -120,25 +125,6 @@ def _content(schema: dict[str, Any] | None, other: str | None) -> dict[str, Any]
     return content
 
 
-def main() -> int:
-    if len(sys.argv) != 2:
-        print("usage: python -m orchard.injector.orchestrator.openapi FILE", file=sys.stderr)  # noqa: T201
-        return 2
-    Path(sys.argv[1]).write_text(json.dumps(document(), indent=1, ensure_ascii=False) + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
-
-
-_STYLE = (
-    "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
-    "code,pre{font:14px/1.4 ui-monospace,monospace;background:#8882;border-radius:4px;padding:.1em .3em}"
-    "pre{padding:.6em;overflow:auto}summary{cursor:pointer;margin:.4em 0}section{border-top:1px solid #8886}"
-)
-
-
 def page(document: dict[str, Any]) -> str:
     info = document["info"]
     operations = "".join(
@@ -185,3 +171,15 @@ def _content_types(content: dict[str, Any]) -> str:
         links = " or ".join(f'<a href="#{escape(name)}">{escape(name)}</a>' for name in names)
         found.append(f"{escape(media)} {links}".strip())
     return ", ".join(found)
+
+
+def main() -> int:
+    if len(sys.argv) != 2:
+        print("usage: python -m orchard.injector.orchestrator.openapi FILE", file=sys.stderr)  # noqa: T201
+        return 2
+    Path(sys.argv[1]).write_text(json.dumps(document(), indent=1, ensure_ascii=False) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
