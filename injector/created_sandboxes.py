@@ -23,8 +23,6 @@ SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 class CreatedSandboxes:
-    """The sandboxes of one client in this process."""
-
     def __init__(
         self, url: str, headers: Mapping[str, str], *, at_exit: bool, tls: ssl.SSLContext | None = None
     ) -> None:

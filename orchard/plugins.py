@@ -26,8 +26,7 @@ from orchard.workers.episode.machine import CommandOutcome, Machine
 from orchard.workers.episode.pictures import Picture, read_picture
 from orchard.workers.episode.worlds import OpenWorld, World, WorldContext
 from orchard.workers.failures import InfrastructureError
-from orchard.workers.graders.judgement import Judgement
-from orchard.workers.graders.plugin import Grader
+from orchard.workers.graders.judgement import Grader, Judgement
 from orchard.workers.harnesses.interface import Episode, Harness, HarnessResult
 from orchard.workers.harnesses.programs.record import (
     FileSubmission,

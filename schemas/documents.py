@@ -9,10 +9,10 @@ import msgspec
 
 from orchard.schemas.campaigns import CampaignRecord, CampaignSpec, RolloutRequest
 from orchard.schemas.events import DONE_TYPES, EVENT_TYPES, STARTED_TYPE, Event
+from orchard.schemas.requests import JudgeRequest, ProveRequest
 from orchard.schemas.subjects import EVENTS_PREFIX
 from orchard.schemas.tasks import Task
 from orchard.schemas.values import VERDICT_TYPES, AnnotationRequest
-from orchard.schemas.work import JudgeRequest, ProveRequest
 
 DOCUMENTS = ("asyncapi.json", "schema.json")
 _STRUCTS: list[Any] = [

@@ -7,18 +7,55 @@ readable. So the limits that a worker relies on are checked here, in one place.
 import math
 import re
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from orchard.schemas.blobs import BlobRef
-from orchard.schemas.campaigns import ModelSpec, RolloutRequest
-from orchard.schemas.decoding import Unreadable, decode_whole
+from orchard.schemas.campaigns import ModelSpec, RolloutRequest, TaskRef
+from orchard.schemas.decoding import Unreadable, decode, decode_whole
 from orchard.schemas.identity import check_name, rollout_id
 from orchard.schemas.quantities import InvalidQuantity, parse_bytes
-from orchard.schemas.unknown_fields import known_part
 from orchard.schemas.values import AnnotationRequest
-from orchard.schemas.work import JudgeRequest, ProveRequest
+
+
+class ProveRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Asks for the proof or rejection of one task; travels on the prove queue."""
+
+    task: TaskRef
+    task_hash: str
+    runs: int = 3
+    """Times that the known solution, and the empty one, are graded."""
+    fence: int = 0
+    """Sequence of the answer to the request before; 0 for none. Only an answer stored over it is accepted."""
+    failures: int = 0
+    """Number of times that infrastructure failed it."""
+
+
+class JudgeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Asks for another judgement of one finished rollout; travels on the judge queue."""
+
+    campaign: str
+    rollout_id: str
+    attempt: int
+    task: BlobRef
+    submission: str
+    submission_blob: BlobRef | None
+    """Blob of the submission, if it is too long for the request."""
+    protocol: str
+    """Name and version of the protocol."""
+    prompt_hash: str
+    """Hash of the protocol's own text: a worker with another text leaves the request to those that have this
+    one."""
+    model: ModelSpec
+    """The model that gives the judgement."""
+    timeout_seconds: float
+    """Time limit of one answer, with all tries."""
+    fence: int = 0
+    """Sequence of the answer to the request before: see ProveRequest."""
+    failures: int = 0
+    """Number of times that infrastructure failed it."""
+
 
 LONGEST = 31 * 86400.0
 """Maximum of any timeout in seconds: timers of event loops fail somewhere above."""
@@ -32,6 +69,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 S = TypeVar("S", bound=msgspec.Struct)
 
 _ROLLOUTS = msgspec.json.Decoder(RolloutRequest)
+_ANY: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 
 
 class InvalidRequest(ValueError):
@@ -255,3 +293,63 @@ def _real(what: str, value: float, least: float, most: float) -> None:
 def _seconds(what: str, value: float) -> None:
     if not 0.0 < value <= LONGEST:
         raise ValueError(f"{what} is {value:g} s: it must be over 0 and at most {LONGEST:g}")
+
+
+def is_as_before(value: object) -> bool:
+    """Whether a field with this value asks for nothing (decision 0073).
+
+    A field that a version adds has a default that stands for "as before". So the version before may pass over
+    an unknown field with such a value, and over no other: whoever wrote it means something by it.
+    """
+    return value in (None, False, 0, "", [], {}, ())
+
+
+def known_part(document: bytes, kind: type[msgspec.Struct]) -> tuple[bytes, list[str]]:
+    """Removes the fields that `kind`, and the structs in it, do not have from a JSON document; returns it
+    with the paths of those that ask for something. Other faults of the document stay."""
+    try:
+        value = decode(_ANY, document)
+        unknown: list[str] = []
+        asked: list[str] = []
+        known = _known(value, kind, "", unknown, asked)
+        return (msgspec.json.encode(known), asked) if unknown else (document, [])
+    except (Unreadable, ValueError, OverflowError, RecursionError):
+        return document, []  # the reader of `kind` says what is wrong
+
+
+def _known(value: Any, kind: Any, path: str, unknown: list[str], asked: list[str]) -> Any:
+    if not isinstance(value, dict):
+        return value
+    fields = _fields(kind)
+    found = {}
+    for name, inner in value.items():
+        place = f"{path}{name}"
+        if name in fields:
+            of = fields[name]
+            found[name] = inner if of is None else _known(inner, of, f"{place}.", unknown, asked)
+        else:
+            unknown.append(place)
+            if not is_as_before(inner):
+                asked.append(place)
+    return found
+
+
+@cache
+def _fields(kind: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct] | None]:
+    """Maps the wire name of each field of a struct to the struct that the field holds, if it holds one."""
+    info = msgspec.inspect.type_info(kind)
+    assert isinstance(info, msgspec.inspect.StructType)
+    return {each.encode_name: _struct(each.type) for each in info.fields}
+
+
+def _struct(type_: msgspec.inspect.Type) -> type[msgspec.Struct] | None:
+    """Returns the one struct that a field holds, None for several: these are tagged, and an unknown tag is an
+    error."""
+    if isinstance(type_, msgspec.inspect.Metadata):
+        return _struct(type_.type)
+    if isinstance(type_, msgspec.inspect.UnionType):
+        found = [inner for inner in map(_struct, type_.types) if inner is not None]
+        return found[0] if len(found) == 1 else None
+    if isinstance(type_, msgspec.inspect.StructType) and type_.tag is None:
+        return type_.cls
+    return None

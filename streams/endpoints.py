@@ -33,8 +33,6 @@ _REFUSED = f"{names.ENDPOINTS_PREFIX}refused."
 
 
 class StoredRest(msgspec.Struct, frozen=True, kw_only=True):
-    """A rest in the book, at one moment."""
-
     key: str
     rest: Rest
     revision: int

@@ -44,12 +44,10 @@ class QueueEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def subject(self) -> str:
-        """Subject that the entry is claimed from."""
         return f"{self.queue.subject}.{self.address.tail}"
 
     @property
     def later_subject(self) -> str:
-        """Subject on which the entry waits for its time."""
         return f"{self.queue.later_subject}.{self.address.tail}"
 
     @property
@@ -68,7 +66,6 @@ def address_in(subject: str) -> EntryAddress | None:
 
 
 def work_subject(due_subject: str) -> str:
-    """Subject of WORK that a due request moves to."""
     return due_subject.replace("orchard.due.", "orchard.work.", 1)
 
 

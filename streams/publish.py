@@ -74,8 +74,6 @@ class _Answer(msgspec.Struct):
 
 
 class PublishResult(NamedTuple):
-    """The result of publishing one message."""
-
     sequence: int = 0
     """Sequence in the stream; for a duplicate that of the first message of this id."""
     duplicate: bool = False
@@ -202,7 +200,6 @@ class PublishRetry:
 
     @property
     def left(self) -> float:
-        """Seconds of patience that are left."""
         return self._connection.settings.patience - (self._clock() - self._started)
 
     async def until(self, subject: str, once: Callable[[], Awaitable[T]]) -> T:

@@ -86,7 +86,6 @@ async def remove(connection: Connection, campaign: str, part: str, rollout_ids: 
 
 
 async def is_queued(connection: Connection, campaign: str, rollout: str) -> bool:
-    """Whether this one rollout is queued, delayed or running."""
     pattern = f"orchard.*.rollout.*.*.{campaign}.{shard(rollout)}.{rollout}.*"
     for stream in (names.LATER, names.WORK, names.LATER):
         if await subjects(connection, stream, pattern):

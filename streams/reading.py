@@ -159,7 +159,6 @@ async def subjects(connection: Connection, stream: str, pattern: str) -> dict[st
 
 
 async def subject_count(connection: Connection, stream: str) -> int:
-    """Counts the subjects of a stream that have messages."""
     state = (await _info(connection, stream, {})).state
     assert state is not None
     return state.num_subjects

@@ -8,8 +8,6 @@ from orchard.schemas.subjects import is_misplaced
 
 
 class ApiError(msgspec.Struct):
-    """An error of the JetStream API."""
-
     code: int = 0
     err_code: int = 0
     description: str = ""
@@ -83,7 +81,6 @@ class Delivery(NamedTuple):
 
 
 def parse_headers(block: bytes) -> dict[str, str]:
-    """Parses a `NATS/1.0` header block."""
     headers = {}
     for line in block.split(b"\r\n")[1:]:
         name, colon, value = line.partition(b":")

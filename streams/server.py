@@ -17,6 +17,7 @@ from typing import Self
 
 import msgspec
 
+from orchard.streams.connection import Connection
 from orchard.streams.errors import ServerFailed
 from orchard.streams.settings import NatsSettings
 from orchard.streams.tasks import waited
@@ -313,3 +314,29 @@ async def _exited(process: subprocess.Popen[bytes]) -> None:
     finally:
         loop.remove_reader(descriptor)
         os.close(descriptor)
+
+
+_HEALTH = "$SYS.REQ.SERVER.PING.HEALTHZ"
+
+
+class _Health(msgspec.Struct, frozen=True):
+    status: str = ""
+    error: str = ""
+
+
+class _Answer(msgspec.Struct):
+    data: _Health = _Health()
+
+
+async def write_error(connection: Connection) -> str:
+    """Names the failed write by which a stream is stuck; empty when none is. `connection` is the admin's.
+
+    nats-server 2.15.1 leaves publishes to a stream unanswered after one write to its file has failed, also
+    when the disk has space again, until it is started again. Its health names the failed write; asked with
+    `js-enabled-only` or `js-server-only`, as probes often do, it stays `ok`.
+
+    Raises NatsError or TimeoutError when the server does not answer.
+    """
+    answer = await connection.nats.request(_HEALTH, b"", timeout=5.0)
+    health = msgspec.json.decode(answer.data, type=_Answer).data
+    return health.error if "write error" in health.error else ""

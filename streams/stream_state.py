@@ -11,8 +11,6 @@ REMEDY = "run `orchard store restore-stream` (docs/runbooks/lost-stream-data.md)
 
 
 class ExpectedStream(NamedTuple):
-    """The stream that the tables expect."""
-
     watermark: int = 0
     """Sequence up to which the tables hold every event."""
     sealed: int = 0

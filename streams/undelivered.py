@@ -55,8 +55,6 @@ _ADVISORIES = msgspec.json.Decoder(Advisory)
 
 
 class _QueueState(NamedTuple):
-    """The state of one queue's consumer."""
-
     consumer: str
     filters: list[str]
     settled: int

@@ -38,8 +38,7 @@ from orchard.workers.attempts.worker import Worker, WorkerSettings
 from orchard.workers.domains.gui.browser.pool import Browsers, browsers
 from orchard.workers.episode.sandboxes import SandboxSettings
 from orchard.workers.episode.settings import JudgeSettings
-from orchard.workers.episode.standby import standbys
-from orchard.workers.episode.worlds import SharedResources
+from orchard.workers.episode.worlds import SharedResources, standbys
 from orchard.workers.llm.client import ModelClient
 from orchard.workers.llm.endpoint_rests import RestTracker
 from orchard.workers.llm.settings import EndpointSettings, Price

@@ -10,8 +10,7 @@ import msgspec
 import psutil
 from aiohttp import web
 
-from orchard.schemas.gui import BrowserSettings, GuiWorld
-from orchard.schemas.sites import SiteSpec
+from orchard.schemas.gui import BrowserSettings, GuiWorld, SiteSpec
 from orchard.schemas.tasks import PluginGrading, Task, WorldUse
 from orchard.workers.domains.gui.sites.engine import open_site
 from tests.attempts_world import Script

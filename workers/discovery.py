@@ -16,8 +16,6 @@ from typing import Any, Protocol, TypeVar
 
 
 class Named(Protocol):
-    """A record of a domain."""
-
     @property
     def name(self) -> str: ...
 

@@ -11,7 +11,7 @@ from orchard.pipelines.domains.gui.synthesis import synthesize
 from orchard.pipelines.rl.curves import plot_curves
 from orchard.pipelines.tasks.registry import read_task_refs
 from orchard.schemas.campaigns import TaskRef
-from orchard.schemas.sites import NAME
+from orchard.schemas.gui import NAME
 from orchard.storage.reader import open_tables
 from orchard.workers.domains.gui.sites.appearance import Split
 

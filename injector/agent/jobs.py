@@ -22,12 +22,11 @@ from typing import Any, NamedTuple
 from orchard.injector.agent.accounts import UserAccount
 from orchard.injector.agent.command_lines import command_line
 from orchard.injector.agent.draining import drained
-from orchard.injector.agent.endings import SENTENCES, CommandEnding
 from orchard.injector.agent.errors import Conflict, NotFound
 from orchard.injector.agent.interfaces import RunningSandbox, account_of
 from orchard.injector.agent.kernel import sealed_file
 from orchard.injector.agent.output import BoundedOutput, PipeReader, WithoutLoginNoise
-from orchard.injector.agent.protocol import COMMAND_TIMEOUT, WORKSPACE
+from orchard.injector.agent.protocol import COMMAND_TIMEOUT, SENTENCES, WORKSPACE, CommandEnding
 from orchard.injector.agent.spawning import Report, Spawner, StartFailure
 
 TIMEOUT_EXIT_CODE = 124

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from orchard.injector.agent.endings import CommandEnding
 from orchard.injector.agent.jobs import CommandResult, SandboxJobs, TrackedJob
+from orchard.injector.agent.protocol import CommandEnding
 
 # Outside a repository, so that nothing is left out silently because it lies beside the current directory,
 # and no configuration of the repository has a say. All or nothing: git writes no file unless every hunk

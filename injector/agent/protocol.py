@@ -1,5 +1,7 @@
 """Constants of the HTTP interface between an orchestrator and an agent, and defaults of its requests."""
 
+from enum import StrEnum
+
 VERSION = "0.1.0"
 """The project's version; a constant because the payload has no package metadata."""
 VERSION_HEADER = "X-Agent-Version"
@@ -21,3 +23,29 @@ COMMAND_TIMEOUT = 300.0
 """Seconds after which a command is killed, unless its request says otherwise."""
 WAIT_TIMEOUT = 300.0
 """Seconds that a request for the end of a start or a job waits, unless it says otherwise."""
+
+
+class CommandEnding(StrEnum):
+    """Values of `JobEnding` in the HTTP contract, which explains each."""
+
+    EXITED = "exited"
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+    OUT_OF_MEMORY = "out_of_memory"
+    NOT_STARTED = "not_started"
+    NOT_FOUND = "not_found"
+    NOT_PERMITTED = "not_permitted"
+    SANDBOX_DIED = "sandbox_died"
+    SANDBOX_DELETED = "sandbox_deleted"
+    SANDBOX_RESTORED = "sandbox_restored"
+
+
+SENTENCES = {
+    CommandEnding.TIMEOUT: "timeout",
+    CommandEnding.CANCELLED: "cancelled",
+    CommandEnding.OUT_OF_MEMORY: "out of memory",
+    CommandEnding.SANDBOX_DIED: "the sandbox died",
+    CommandEnding.SANDBOX_DELETED: "the sandbox was deleted",
+    CommandEnding.SANDBOX_RESTORED: "the sandbox was restored",
+}
+"""`error` texts of the endings that need no details."""

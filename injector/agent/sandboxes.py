@@ -11,7 +11,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from orchard.injector.agent.endings import CommandEnding
 from orchard.injector.agent.errors import (
     AgentError,
     Conflict,
@@ -21,6 +20,7 @@ from orchard.injector.agent.errors import (
 )
 from orchard.injector.agent.interfaces import Died, Host, RunningSandbox, SandboxSpec
 from orchard.injector.agent.jobs import SandboxJobs
+from orchard.injector.agent.protocol import CommandEnding
 from orchard.injector.agent.sandbox import HostedSandbox
 from orchard.injector.agent.spawning import Spawner
 

@@ -148,5 +148,4 @@ def prepared(connection: socket.socket) -> socket.socket:
 
 
 def closing_resets(connection: Any, whether: bool) -> None:
-    """Set whether closing the connection resets it."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", whether, 0))

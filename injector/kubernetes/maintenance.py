@@ -7,10 +7,10 @@ from contextlib import suppress
 
 from orchard.injector.errors import SandboxError
 from orchard.injector.kubernetes import pod_metadata, policies, reconcile, warm
-from orchard.injector.kubernetes.admission import PodAdmission
 from orchard.injector.kubernetes.api import ClusterApi, passing_over, selector
 from orchard.injector.kubernetes.background_task import BackgroundTask
 from orchard.injector.kubernetes.cache import PodCache
+from orchard.injector.kubernetes.creation import PodAdmission
 from orchard.injector.kubernetes.leadership import Leadership, leases
 from orchard.injector.kubernetes.objects import LeaseList, Metadata, NamedList, Pod
 from orchard.injector.kubernetes.reservations import RESERVED

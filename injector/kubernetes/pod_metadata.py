@@ -175,7 +175,6 @@ def claim_metadata(sandbox: str, record: CreationRecord) -> Manifest:
 
 
 def encoded(record: Any) -> str:
-    """Encode a record as an annotation."""
     return msgspec.json.encode(record).decode()
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -15,7 +16,6 @@ from orchard.injector.agent.interfaces import quantity
 from orchard.injector.agent_connection import AgentConnection, AgentUnreachable
 from orchard.injector.backend import SandboxAgent
 from orchard.injector.errors import SandboxRequestInvalid, SandboxUnavailable
-from orchard.injector.local import agent_process
 from orchard.injector.resources import resources
 from orchard.injector.unix_http import ConnectionPool
 from orchard.schemas.sandboxes import (
@@ -31,6 +31,12 @@ from orchard.schemas.sandboxes import (
 )
 
 SOCKET = "agent.sock"
+LOG = "agent.log"
+ENVIRONMENT = (
+    *("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "LD_LIBRARY_PATH"),
+    *("ORCHARD_SANDBOX_DISK", "ORCHARD_SANDBOX_FILES", "ORCHARD_EGRESS_PRIVATE"),
+)
+"""Variables that are passed to the agent; others may be keys."""
 T = TypeVar("T")
 
 
@@ -125,7 +131,7 @@ class LocalBackend:
             try:
                 await self._connected.call(Health, "GET", "/health")
             except AgentUnreachable:
-                await agent_process.start(self._state, backend=self._backend)
+                await _launch(self._state, backend=self._backend)
 
 
 class _Agent(NamedTuple):
@@ -158,3 +164,41 @@ def _pod(sandbox: SandboxInfo) -> SandboxPod:
         cpu_request=quantity(sandbox.cpu),
         memory_request_bytes=int(quantity(sandbox.memory)),
     )
+
+
+def agent_command(state: Path, *, backend: str = "local", parent_pid: int | None = None) -> list[str]:
+    line = [sys.executable, "-P", "-m", "orchard.injector.agent", "--state", str(state), "--backend", backend]
+    return line if parent_pid is None else [*line, "--parent-pid", str(parent_pid)]
+
+
+async def _launch(state: Path, *, backend: str = "local") -> None:
+    """Start an agent as a process of its own, which outlives this one, and wait until it serves.
+
+    Raises SandboxUnavailable with its error message.
+    """
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    reader, writer = os.pipe()
+    environment = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+    environment |= {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    with (state / LOG).open("ab") as log:
+        begin = log.tell()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *agent_command(state, backend=backend),
+                "--ready-fd",
+                str(writer),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(writer,),
+                env=environment,
+                start_new_session=True,
+            )
+        finally:
+            os.close(writer)
+    with os.fdopen(reader, "rb") as ready:
+        if await asyncio.to_thread(ready.read, 1):
+            return
+    await process.wait()
+    complaint = (state / LOG).read_bytes()[begin:].decode(errors="replace").strip()
+    raise SandboxUnavailable(f"the sandbox agent did not start: {complaint}", reason="agent_not_started")

@@ -28,7 +28,7 @@ from orchard.injector.operations import (
     RAW,
     ApiOperation,
 )
-from orchard.injector.orchestrator import deadlines, images, openapi, pages
+from orchard.injector.orchestrator import deadlines, images, openapi
 from orchard.injector.orchestrator.deadlines import arriving, arriving_content
 from orchard.injector.orchestrator.drain import Drain
 from orchard.injector.orchestrator.keys import Keys, offered_protocols
@@ -92,7 +92,7 @@ class Orchestrator:
         self._own_metrics_port = own_metrics_port
         self._metrics = ServiceMetrics(keys.figures())
         self._openapi = msgspec.json.encode(openapi.document())
-        self._docs = pages.page(openapi.document())
+        self._docs = openapi.page(openapi.document())
         self.drain = Drain()
 
     def application(self) -> web.Application:

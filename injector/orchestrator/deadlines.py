@@ -23,6 +23,7 @@ def runner(app: web.Application, header_seconds: float = HEADER_SECONDS) -> web.
         handler_cancellation=True,
         shutdown_timeout=1.0,
         keepalive_timeout=header_seconds,
+        lingering_time=min(header_seconds, 10.0),  # for the rest of a body that was refused
     )
 
 

@@ -1,4 +1,5 @@
-"""Builds the payload from the running Python: the same inputs give the same bytes."""
+"""Builds the payload from the running Python, with its loader and libraries cut off from any image: the same
+inputs give the same bytes."""
 
 import importlib.metadata
 import os
@@ -9,10 +10,10 @@ import sys
 import sysconfig
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from orchard.injector.payload import elf, launch, libraries
+from orchard.injector.payload import elf, launch
 from orchard.injector.payload.elf import PayloadError
 
 # fmt: off
@@ -48,12 +49,12 @@ def build(archive: Path) -> None:
         stage = Path(place)
         program = _interpreter(stage)
         _agent(stage / "agent")
-        for name, content in libraries.collect(program, stage.rglob("*.so")).items():
+        for name, content in collect(program, stage.rglob("*.so")).items():
             (stage / "lib" / name).write_bytes(content)
         for extension in stage.rglob("*.so"):
             extension.write_bytes(elf.condensed(extension.read_bytes()))
         _compile(stage)
-        for executable in (stage / "lib" / libraries.LOADER, stage / "bin/python3"):
+        for executable in (stage / "lib" / LOADER, stage / "bin/python3"):
             executable.chmod(0o755)
         _prove(stage)
         _pack(stage, archive)
@@ -163,3 +164,65 @@ def _tree(stage: Path) -> Iterator[Path]:
     for directory, subdirectories, names in os.walk(stage):
         for name in (*subdirectories, *names):
             yield Path(directory, name)
+
+
+LOADER = "ld.so"
+_FOUND = re.compile(r"^\s+(\S+) => (.+?)(?: \(0x[0-9a-f]+\))?$", re.MULTILINE)
+
+_DETOURS = {
+    LOADER: {b"/etc/ld.so.preload": b"/dev/null/preload."},
+    "libc.so.6": {
+        b"/etc/nsswitch.conf": b"/dev/null/nsswitch",
+        b"/usr/lib/locale": b"/dev/null/local",
+    },
+}
+"""Files of the image by which the loader or libc would load its libraries (preloads, name services) or
+tables.
+
+In the payload's copies their paths lead nowhere, which both treat as missing files.
+"""
+
+
+def collect(program: Path, extensions: Iterable[Path]) -> dict[str, bytes]:
+    """Return the loader, as `ld.so`, and every library that these files need, by name.
+
+    Raises PayloadError when one cannot be found, and if libc is not glibc.
+    """
+    loader = Path(elf.interpreter(program.read_bytes()))
+    if not loader.name.startswith("ld-linux"):
+        raise PayloadError(
+            f"{program} is not a program for glibc ({loader}): build on Debian, say, or Fedora"
+        )
+    # libc itself loads libgcc_s, by name, when a thread is cancelled.
+    found = _needed(loader, program, "--preload", "libgcc_s.so.1")
+    for extension in extensions:
+        for name, path in _needed(loader, extension).items():
+            if found.setdefault(name, path) != path:
+                raise PayloadError(f"two libraries are called {name}: {found[name]} and {path}")
+    if "libgcc_s.so.1" not in found:
+        raise PayloadError("libgcc_s.so.1 is missing: install it (Debian: `apt-get install libgcc-s1`)")
+    files = {name: elf.condensed(Path(path).read_bytes()) for name, path in found.items()}
+    files[LOADER] = elf.condensed(loader.read_bytes())
+    for name, detours in _DETOURS.items():
+        for wanted, detour in detours.items():
+            files[name] = _detoured(files[name], name, wanted, detour)
+    return files
+
+
+def _needed(loader: Path, file: Path, *options: str) -> dict[str, str]:
+    """Return the file's direct and indirect libraries by name, as the loader finds them."""
+    done = subprocess.run(
+        [str(loader), *options, "--list", str(file)], capture_output=True, text=True, check=False, env={}
+    )
+    if done.returncode != 0:
+        raise PayloadError(f"install what is missing: {done.stderr.strip()}")
+    found = dict(_FOUND.findall(done.stdout))
+    found.pop(str(loader), None)
+    return found
+
+
+def _detoured(file: bytes, name: str, path: bytes, detour: bytes) -> bytes:
+    assert len(path) == len(detour), "the file must stay as it is otherwise"
+    if path not in file:
+        raise PayloadError(f"{name} of this machine does not know {path.decode()}: build with a common glibc")
+    return file.replace(path, detour)

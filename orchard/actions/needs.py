@@ -11,7 +11,7 @@ from orchard.schemas.plugins import Kind
 from orchard.workers import harnesses, plugins
 from orchard.workers.episode.networks import SHUT, WAY_OUT
 from orchard.workers.episode.settings import TaskNetwork
-from orchard.workers.graders.plugin import Grader
+from orchard.workers.graders.judgement import Grader
 
 _SHOWN = 3
 """Maximum number of examples in a sentence."""

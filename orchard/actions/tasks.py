@@ -31,8 +31,8 @@ from orchard.pipelines.tasks.registry import (
 from orchard.pipelines.tasks.sandboxes import as_ready
 from orchard.pipelines.tasks.validate import Validator, provable
 from orchard.schemas.events import TaskRejected, TaskValidated, payload
+from orchard.schemas.requests import ProveRequest
 from orchard.schemas.tasks import IMPOSSIBLE, Task, task_hash
-from orchard.schemas.work import ProveRequest
 from orchard.streams.answers import OfferedRequests, RequestAnswer, working
 from orchard.streams.claims import Claims
 from orchard.streams.consumer import Consumer

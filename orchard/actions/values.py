@@ -16,10 +16,9 @@ from orchard.schemas.events import Event
 from orchard.storage.reader import open_tables
 from orchard.streams.claims import Claims
 from orchard.streams.connection import Connection
-from orchard.streams.consumer import Consumer
+from orchard.streams.consumer import Consumer, WorkerLifetime
 from orchard.streams.publisher import Publisher
 from orchard.streams.topology import declare
-from orchard.streams.worker_lifetime import WorkerLifetime
 from orchard.workers.attempts.deadletters import DeadLetters
 from orchard.workers.llm.client import ModelClient
 from orchard.workers.llm.endpoint_rests import RestTracker

@@ -14,8 +14,8 @@ from orchard.pipelines.values.curves import Curve, shape_statistics
 from orchard.pipelines.values.requests import QUEUE, Asking
 from orchard.processes.signals import call_on_signals
 from orchard.storage.reader import open_tables
+from orchard.streams.consumer import WorkerLifetime, share_of
 from orchard.streams.topology import declare
-from orchard.streams.worker_lifetime import WorkerLifetime, share_of
 from orchard.terminal.console import console, reporting
 from orchard.terminal.tables import rows_table
 

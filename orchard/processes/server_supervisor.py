@@ -18,8 +18,7 @@ from orchard.streams.last_sequences import (
     read_last_sequences,
     write_last_sequences,
 )
-from orchard.streams.server import EmbeddedServer
-from orchard.streams.server_health import write_error
+from orchard.streams.server import EmbeddedServer, write_error
 from orchard.streams.settings import NatsSettings
 
 log = logging.getLogger(__name__)

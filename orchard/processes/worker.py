@@ -26,8 +26,7 @@ from orchard.workers.attempts.dependencies import AttemptDependencies
 from orchard.workers.attempts.worker import Worker
 from orchard.workers.discovery import load
 from orchard.workers.episode.settings import WorkerSettings
-from orchard.workers.episode.standby import Standby, standbys
-from orchard.workers.episode.worlds import SharedResources
+from orchard.workers.episode.worlds import SharedResources, Standby, standbys
 from orchard.workers.llm.client import ModelClient
 from orchard.workers.llm.endpoint_rests import RestTracker
 from orchard.workers.llm.settings import EndpointSettings

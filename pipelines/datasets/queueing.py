@@ -33,9 +33,8 @@ from orchard.storage.durable import write_whole
 from orchard.storage.errors import StorageError, store_errors
 from orchard.storage.location import Location
 from orchard.streams.claims import Claims
-from orchard.streams.consumer import ClaimedRequest, Consumer, RetryPolicy
+from orchard.streams.consumer import ClaimedRequest, Consumer, RetryPolicy, WorkerLifetime
 from orchard.streams.entries import FIRST, EntryAddress, QueueEntry, entry
-from orchard.streams.worker_lifetime import WorkerLifetime
 from orchard.workers.attempts.deadletters import DeadLetters
 from orchard.workers.masking import masked
 

@@ -11,9 +11,8 @@ from orchard.pipelines.tasks.errors import TaskError
 from orchard.pipelines.tasks.proving import ValidationSettings
 from orchard.pipelines.tasks.registry import CAMPAIGN, TaskRegistry
 from orchard.pipelines.tasks.validate import Validator
-from orchard.schemas.requests import InvalidRequest, read_known, read_prove_request
+from orchard.schemas.requests import InvalidRequest, ProveRequest, read_known, read_prove_request
 from orchard.schemas.tasks import Task, task_hash
-from orchard.schemas.work import ProveRequest
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError
 from orchard.streams.consumer import ClaimedRequest, RetryPolicy

@@ -20,9 +20,9 @@ from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import TaskRef
 from orchard.schemas.events import Event, TaskImported, TaskRejected, TaskValidated, make_event
 from orchard.schemas.identity import digest
+from orchard.schemas.requests import ProveRequest
 from orchard.schemas.subjects import answering
 from orchard.schemas.tasks import IMPOSSIBLE, Asked, PluginGrading, Task, judging_tests, task_hash
-from orchard.schemas.work import ProveRequest
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables
 from orchard.streams.publisher import Publisher

@@ -19,8 +19,7 @@ import psutil
 import uvloop
 
 from orchard.schemas.campaigns import Timeouts
-from orchard.schemas.gui import GuiWorld
-from orchard.schemas.sites import SiteSpec
+from orchard.schemas.gui import GuiWorld, SiteSpec
 from orchard.schemas.tasks import Task, WorldUse
 from orchard.streams.server import embedded
 from orchard.streams.settings import NatsSettings

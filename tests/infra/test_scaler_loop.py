@@ -20,11 +20,11 @@ from orchard.schemas.queues import Queue
 from orchard.streams import names
 from orchard.streams.claims import Claim, Claims
 from orchard.streams.connection import Connection, connect
+from orchard.streams.consumer import WorkerLifetime
 from orchard.streams.publisher import Publisher
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
-from orchard.streams.worker_lifetime import WorkerLifetime
 from tests.entries import named
 from tests.infra.scaling import Strategy, Trigger, jobs_to_create, lag
 

@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 import pytest
 
-from orchard.injector.agent.endings import SENTENCES, CommandEnding
+from orchard.injector.agent.protocol import SENTENCES, CommandEnding
 from orchard.injector.client import AsyncSandbox, AsyncSandboxClient
 from orchard.injector.following import Exit
 from orchard.injector.results import JobResult

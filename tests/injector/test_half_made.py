@@ -54,7 +54,7 @@ async def test_what_a_spawner_or_agent_was_starting_when_it_was_killed_ends_too(
 ) -> None:
     """Each time at another moment: after so many processes were started, with more on their way."""
     async with own_service.client(auto_cleanup=False, retry_seconds=30.0) as client:
-        for started in range(0, 16, 3):
+        for started in range(0, 16, 5):
             await client.create_sandbox("host")
             agent = psutil.Process(own_service.agent_pid)
             spawner = min(agent.children(), key=lambda child: (child.create_time(), child.pid))

@@ -19,7 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from orchard.injector.payload import elf, launch, libraries
+from orchard.injector.payload import elf, launch
+from orchard.injector.payload.build import collect
 from orchard.injector.payload.elf import PayloadError
 
 DEADLINE = 30.0
@@ -254,9 +255,9 @@ def test_files_lose_their_symbols_and_search_path(program: Path) -> None:
 
 
 def test_a_missing_library_is_named(program: Path) -> None:
-    assert "libown.so" in libraries.collect(program, [])
+    assert "libown.so" in collect(program, [])
 
     (program.parent / "found/libown.so").unlink()
 
     with pytest.raises(PayloadError, match=r"install what is missing: .*libown"):
-        libraries.collect(program, [])
+        collect(program, [])

@@ -11,8 +11,7 @@ import pytest
 from aiohttp import web
 
 from orchard.injector.client import AsyncSandboxClient
-from orchard.injector.local import agent_process
-from orchard.injector.local.backend import LocalBackend
+from orchard.injector.local.backend import LocalBackend, agent_command
 from orchard.injector.orchestrator.app import Orchestrator
 from orchard.injector.orchestrator.keys import Keys
 from orchard.pipelines.domains.swe.environments import SynthesisSettings
@@ -31,7 +30,7 @@ RUNNER = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")
 async def sandboxes(tmp_path: Path) -> AsyncIterator[AsyncSandboxClient]:
     """A client of an orchestrator in this process, over a local agent that ends with the test."""
     state = tmp_path / "sandboxes"
-    agent = await asyncio.create_subprocess_exec(*agent_process.command(state, parent_pid=os.getpid()))
+    agent = await asyncio.create_subprocess_exec(*agent_command(state, parent_pid=os.getpid()))
     runner = web.AppRunner(Orchestrator(LocalBackend(state, start_agent=False), Keys([])).application())
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -12,7 +12,9 @@ from orchard.schemas.quantities import InvalidQuantity, parse_bytes, parse_cores
 from orchard.schemas.requests import (
     LONGEST,
     InvalidRequest,
+    JudgeRequest,
     NewerRequest,
+    ProveRequest,
     check_limits,
     read_annotation_request,
     read_judge_request,
@@ -20,7 +22,6 @@ from orchard.schemas.requests import (
     read_rollout_request,
 )
 from orchard.schemas.values import AnnotationRequest
-from orchard.schemas.work import JudgeRequest, ProveRequest
 from tests.mutations import DEEP, mutants
 
 REQUEST = RolloutRequest(

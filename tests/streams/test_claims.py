@@ -276,8 +276,8 @@ async def test_idle_slots_are_lent_and_the_own_queue_comes_first(
     await publisher.offer_all([named(other, "o1", b"lent"), named(queue, "r1", b"own")])
 
     async with Claims(connection, queue, [other]) as claims:
-        for body, whose in ((b"own", queue), (b"lent", other)):
-            claim = await claimed(claims)
+        for body, whose, timeout in ((b"own", queue, 10.0), (b"lent", other, 0.1)):
+            claim = await claimed(claims, timeout)
             assert (claim.body, claim.queue) == (body, whose)
             await claim.complete()
         assert await claims.next(0.1) is None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from orchard.streams.worker_lifetime import WorkerLifetime
+from orchard.streams.consumer import WorkerLifetime
 
 
 class Clock:

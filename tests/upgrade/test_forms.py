@@ -13,7 +13,7 @@ import pytest
 
 from orchard.injector.orchestrator.openapi import document
 from orchard.schemas.documents import json_schema
-from orchard.schemas.unknown_fields import is_as_before
+from orchard.schemas.requests import is_as_before
 from tests.upgrade.previous import RECORD, forms
 
 WAS = json.loads(RECORD.read_text())

@@ -7,8 +7,7 @@ from orchard.storage.blobs import BlobStore
 from orchard.streams.publisher import Publisher
 from orchard.workers.episode.sandboxes import SandboxSettings
 from orchard.workers.episode.settings import JudgeSettings
-from orchard.workers.episode.standby import Standby
-from orchard.workers.episode.worlds import SharedResources
+from orchard.workers.episode.worlds import SharedResources, Standby
 from orchard.workers.gateway.server import Gateway
 from orchard.workers.graders.endings import Controls
 from orchard.workers.llm.client import ModelClient

@@ -30,9 +30,8 @@ from orchard.workers.episode.patches import state_left_behind
 from orchard.workers.episode.preparation import prepare
 from orchard.workers.episode.replay_record import replay_key
 from orchard.workers.episode.sandboxes import SandboxFactory, SandboxMachine
-from orchard.workers.episode.standby import take
 from orchard.workers.episode.totals import Totals
-from orchard.workers.episode.worlds import WorldContext, open_world
+from orchard.workers.episode.worlds import WorldContext, open_world, take_standby
 from orchard.workers.failures import (
     EndedUnderCommand,
     EndpointRests,
@@ -218,7 +217,7 @@ class Attempt:
             timeout=self._timeouts.creation,
             layers=[program.image] if program else [],
             network=network_of(task, agent=purpose == _ROLLOUT),
-            standby=lambda: take(ready, task, self.memory),
+            standby=lambda: take_standby(ready, task, self.memory),
         )
 
     @asynccontextmanager

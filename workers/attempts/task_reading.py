@@ -6,8 +6,8 @@ from orchard.schemas.decoding import Unreadable, decode
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.plugins import PluginError
 from orchard.schemas.quantities import InvalidQuantity, parse_bytes, parse_cores
+from orchard.schemas.requests import known_part
 from orchard.schemas.tasks import Task
-from orchard.schemas.unknown_fields import known_part
 from orchard.workers.episode.worlds import blocks_network
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.graders import check_grading

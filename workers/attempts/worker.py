@@ -20,11 +20,18 @@ from orchard.schemas.plugins import PluginError
 from orchard.schemas.requests import InvalidRequest, NewerRequest, read_rollout_request
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.claims import Claim, Claims
-from orchard.streams.consumer import ClaimedRequest, Consumer, Handler, Interrupted, PutOff
+from orchard.streams.consumer import (
+    ClaimedRequest,
+    Consumer,
+    Handler,
+    Interrupted,
+    PutOff,
+    WorkerLifetime,
+    share_of,
+)
 from orchard.streams.entries import QueueEntry, after_attempt, rollout_entry, successor
 from orchard.streams.errors import OutcomeRefused, StreamsError
 from orchard.streams.tasks import end
-from orchard.streams.worker_lifetime import WorkerLifetime, share_of
 from orchard.workers.attempts.deadletters import DeadLetters
 from orchard.workers.attempts.dependencies import AttemptDependencies
 from orchard.workers.attempts.refusal_counts import RefusalCounts

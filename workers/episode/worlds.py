@@ -5,20 +5,24 @@ nothing that the agent can write is part of its record.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from orchard.injector.client import AsyncSandbox, AsyncSandboxClient
 from orchard.schemas.campaigns import Budget
 from orchard.schemas.messages import ToolCall
 from orchard.schemas.outcomes import AbortCause, ExitStatus
 from orchard.schemas.plugins import Kind, PluginError
 from orchard.schemas.tasks import Task, WorldUse
 from orchard.storage.blobs import BlobStore
+from orchard.workers.discovery import load
+from orchard.workers.domain import domains
 from orchard.workers.episode.machine import CommandOutcome, Machine
+from orchard.workers.episode.settings import SandboxSettings, WorkerSettings
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.plugins import need
 
@@ -131,3 +135,28 @@ def open_world(context: WorldContext) -> AbstractAsyncContextManager[OpenWorld |
     except PluginError as error:
         raise InfrastructureError(AbortCause.INVALID_REQUEST, f"{context.task.task_id}: {error}") from error
     return world.open(settings, context)
+
+
+class Standby(Protocol):
+    """A domain's pool of ready sandboxes."""
+
+    def take(self, task: Task, memory: str) -> AsyncSandbox | None:
+        """Returns a ready sandbox that suits the task, with that much memory, and hands it over to the
+        caller; None if there is none."""
+
+
+MakeStandby = Callable[
+    [SharedResources, AsyncSandboxClient, SandboxSettings, WorkerSettings], Awaitable[Standby]
+]
+"""Makes the standby of a worker, which ends with the resources that its worlds share."""
+
+
+async def standbys(
+    shared: SharedResources, client: AsyncSandboxClient, sandboxes: SandboxSettings, worker: WorkerSettings
+) -> tuple[Standby, ...]:
+    makers: list[MakeStandby] = [load(each.standby) for each in domains().values() if each.standby]
+    return tuple([await make(shared, client, sandboxes, worker) for make in makers])
+
+
+def take_standby(standbys: Iterable[Standby], task: Task, memory: str) -> AsyncSandbox | None:
+    return next((found for each in standbys if (found := each.take(task, memory)) is not None), None)

@@ -36,8 +36,6 @@ class ProgramMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProgramRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request for a completion, independent of the wire."""
-
     messages: tuple[ProgramMessage, ...]
     model: str = ""
     """The name that the program uses; the reply repeats it."""
@@ -58,8 +56,6 @@ class ProgramRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProgramReply(msgspec.Struct, frozen=True, kw_only=True):
-    """A completion on its way to a program."""
-
     id: str
     """Made by the gateway; a wire adds its prefix."""
     created: int

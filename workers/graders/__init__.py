@@ -11,8 +11,7 @@ from orchard.workers.domain import domains
 from orchard.workers.episode.machine import Machine
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.graders.endings import Controls
-from orchard.workers.graders.judgement import Judgement, Pristine
-from orchard.workers.graders.plugin import get_grader, grade_by_plugin
+from orchard.workers.graders.judgement import Judgement, Pristine, get_grader, grade_by_plugin
 from orchard.workers.graders.state import grade_state
 from orchard.workers.judges.ruling import Judges
 

@@ -1,14 +1,20 @@
-"""The arguments of a grader."""
+"""The interface of graders: their arguments, and how a plug-in's own failures are told apart."""
 
 import asyncio
+import math
+import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
 
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.judging import JudgeVerdict
-from orchard.schemas.outcomes import AbortCause
-from orchard.schemas.tasks import Task
+from orchard.schemas.outcomes import AbortCause, Reward
+from orchard.schemas.plugins import Kind, PluginError
+from orchard.schemas.tasks import PluginGrading, Task
 from orchard.storage.blobs import BlobStore
 from orchard.workers.episode.machine import Machine
 from orchard.workers.failures import InfrastructureError, storing
@@ -16,6 +22,7 @@ from orchard.workers.graders.endings import Controls
 from orchard.workers.judges.interface import Evidence, Messages
 from orchard.workers.judges.ruling import Judges
 from orchard.workers.masking import masked
+from orchard.workers.plugins import need
 
 Pristine = Callable[[], AbstractAsyncContextManager[Machine]]
 """Opens another fresh machine of the task's image."""
@@ -68,3 +75,55 @@ class Judgement:
                 f"{name} needs a judge, and this process has none: let a worker grade it",
             )
         return self.judges
+
+
+class Grader(Protocol):
+    """Decides whether a task is solved. It answers with a Reward or raises; it never guesses."""
+
+    name: str
+    in_place: bool
+    """Whether it looks at the agent's own sandbox, rather than at the submission in a fresh one."""
+    settings: type[msgspec.Struct]
+
+    async def grade(self, settings: Any, judgement: Judgement) -> Reward:
+        """Returns the reward, -1 to +1 by convention. An exception aborts the attempt, and is no reward."""
+
+
+def get_grader(grading: PluginGrading) -> tuple[Grader, msgspec.Struct]:
+    """Returns the grader that a task names, and the task's settings for it. Raises PluginError."""
+    grader: Grader = need(Kind.GRADER, grading.grader)
+    if grader.in_place != grading.in_place:
+        raise PluginError(
+            f"the task says in_place = {grading.in_place}, its grader {grading.grader} {grader.in_place}: "
+            "import the task again"
+        )
+    try:
+        return grader, msgspec.convert(grading.settings, grader.settings)
+    except msgspec.ValidationError as error:
+        raise PluginError(
+            f"the task's settings for the grader {grading.grader!r} do not fit: {error}: "
+            "correct them and import the task again"
+        ) from error
+
+
+async def grade_by_plugin(grading: PluginGrading, judgement: Judgement) -> Reward:
+    """Returns the plug-in's reward. A plug-in that fails, or answers no finite Reward, is GRADER_FAILED."""
+    started = time.monotonic()
+    try:
+        grader, settings = get_grader(grading)
+    except PluginError as error:
+        raise InfrastructureError(AbortCause.INVALID_REQUEST, f"{judgement.task.task_id}: {error}") from error
+    try:
+        reward = await grader.grade(settings, judgement)
+    except InfrastructureError:
+        raise
+    except Exception as error:
+        raise InfrastructureError(
+            AbortCause.GRADER_FAILED, f"grader {grading.grader}: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(reward, Reward) or not math.isfinite(reward.value):
+        raise InfrastructureError(
+            AbortCause.GRADER_FAILED,
+            f"grader {grading.grader} answered {reward!r}: it must return a Reward with a finite value",
+        )
+    return msgspec.structs.replace(reward, grader=grading.grader, seconds=time.monotonic() - started)

@@ -25,7 +25,7 @@ from orchard.pipelines.domains.gui.judging.again import (
 from orchard.pipelines.domains.gui.judging.agreement import JudgeAgreement, agreement, read_pairs
 from orchard.schemas.events import payload
 from orchard.schemas.judging import JudgeRuled
-from orchard.schemas.work import JudgeRequest
+from orchard.schemas.requests import JudgeRequest
 from orchard.storage.reader import open_tables
 from orchard.streams.answers import OfferedRequests, working
 from orchard.streams.claims import Claims

@@ -16,7 +16,7 @@ from orchard.pipelines.tasks.registry import known_hashes
 from orchard.pipelines.tasks.sandboxes import as_ready
 from orchard.pipelines.tasks.validate import Validation, Validator, validation
 from orchard.schemas.events import TaskRejected
-from orchard.schemas.sites import NAME, Fault
+from orchard.schemas.gui import NAME, Fault
 from orchard.schemas.tasks import Task, task_hash
 from orchard.terminal.console import console
 from orchard.workers.domains.gui.sites.appearance import LAYOUTS

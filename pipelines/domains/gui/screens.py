@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 
 from orchard.pipelines.datasets.exporters.interface import EXTRAS, MARK
 from orchard.pipelines.domains.gui.exporter import SCHEMA, written_call
+from orchard.schemas.gui import SiteSpec
 from orchard.schemas.messages import RESULT_TAGS
-from orchard.schemas.sites import SiteSpec
 from orchard.workers.domains.gui.browser.actions import clicked, succeeded_here
 from orchard.workers.domains.gui.browser.harness import CompactBrowser
 from orchard.workers.domains.gui.browser.inputs import pixel

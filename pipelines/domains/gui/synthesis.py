@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
+from orchard.schemas.gui import NAME, Fault, SiteGrading, SiteSpec
 from orchard.schemas.identity import digest
-from orchard.schemas.sites import NAME, Fault, SiteGrading, SiteSpec
 from orchard.schemas.tasks import PluginGrading, Task, WorldUse
 from orchard.workers.domains.gui.sites.appearance import Split, appearance_names
 from orchard.workers.domains.gui.sites.catalog import content_of

@@ -3,10 +3,9 @@
 import pytest
 
 from orchard.injector.errors import SandboxError, SandboxRefused, SandboxRequestInvalid, SandboxUnavailable
-from orchard.injector.kubernetes.admission import REMEMBERED, PodAdmission
 from orchard.injector.kubernetes.api import ClusterApi
 from orchard.injector.kubernetes.cache import PodCache
-from orchard.injector.kubernetes.creation import Creation
+from orchard.injector.kubernetes.creation import REMEMBERED, Creation, PodAdmission
 from orchard.injector.kubernetes.objects import ApiStatus
 from orchard.injector.kubernetes.refusals import error_of
 from orchard.injector.kubernetes.settings import KubernetesSettings

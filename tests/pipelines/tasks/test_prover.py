@@ -18,9 +18,9 @@ from orchard.pipelines.tasks.registry import TaskRegistry, reference
 from orchard.pipelines.tasks.validate import Validation, Validator
 from orchard.schemas.events import TaskRejected, TaskValidated, payload
 from orchard.schemas.outcomes import AbortCause
+from orchard.schemas.requests import ProveRequest
 from orchard.schemas.subjects import answered_subject
 from orchard.schemas.tasks import StateCheck, Task, task_hash
-from orchard.schemas.work import ProveRequest
 from orchard.storage.writing.writer import Writer, WriterSettings
 from orchard.streams import names
 from orchard.streams.answers import OfferedRequests

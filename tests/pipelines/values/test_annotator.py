@@ -15,10 +15,9 @@ from orchard.schemas.llm_calls import ModelKind
 from orchard.storage.reader import open_tables
 from orchard.streams.claims import Claims
 from orchard.streams.connection import connect
-from orchard.streams.consumer import Consumer
+from orchard.streams.consumer import Consumer, WorkerLifetime
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings
-from orchard.streams.worker_lifetime import WorkerLifetime
 from orchard.workers.attempts.deadletters import DeadLetters
 from orchard.workers.attempts.queue_maintenance import maintain_queues
 from orchard.workers.llm import rest_policy

@@ -13,12 +13,11 @@ from orchard.schemas.decoding import TooDeep
 from orchard.schemas.llm_calls import Usage
 from orchard.schemas.outcomes import AbortCause
 from orchard.workers.failures import InfrastructureError
-from orchard.workers.llm.answers import Completion, MalformedAnswer, read_completion
+from orchard.workers.llm.answers import Completion, MalformedAnswer, read_completion, usage_of
 from orchard.workers.llm.client import ModelClient
 from orchard.workers.llm.replies import begun
 from orchard.workers.llm.settings import EndpointSettings
 from orchard.workers.llm.streamed import assembled, is_stream
-from orchard.workers.llm.usage import usage_of
 from tests.workers.conftest import Endpoint
 from tests.workers.llm.test_llm_upstream import chunk, events
 

@@ -14,13 +14,12 @@ from aiohttp import web
 from orchard.schemas.campaigns import ModelSpec
 from orchard.schemas.outcomes import AbortCause
 from orchard.workers.failures import InfrastructureError
-from orchard.workers.llm.answers import Completion, MalformedAnswer, read_completion
+from orchard.workers.llm.answers import Completion, MalformedAnswer, read_completion, usage_of
 from orchard.workers.llm.client import ModelClient
 from orchard.workers.llm.errors import ContextLengthExceeded
 from orchard.workers.llm.refusals import retry_after
 from orchard.workers.llm.settings import EndpointSettings, Price, cost_usd
 from orchard.workers.llm.streamed import assembled
-from orchard.workers.llm.usage import usage_of
 from tests.workers.conftest import Endpoint
 from tests.workers.llm.test_llm_upstream import chunk, events
 

@@ -5,6 +5,7 @@ the seed and the call's number, and the task's clock advances by one second per 
 """
 
 import copy
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from orchard.schemas.claw import AuditEntry, ClawWorld, Records
+from orchard.schemas.claw import AuditEntry, ClawWorld, Injected, Records
 from orchard.workers.domains.claw.arguments import complaint, read_arguments
 from orchard.workers.domains.claw.declarations import (
     BAD_ARGUMENTS,
@@ -25,7 +26,6 @@ from orchard.workers.domains.claw.declarations import (
     ServiceOperation,
     ServiceState,
 )
-from orchard.workers.domains.claw.injection import Injection, garbled
 from orchard.workers.domains.claw.services import SERVICES
 from orchard.workers.domains.claw.times import resolved
 
@@ -184,3 +184,52 @@ def _collected(
             raise BadWorld(f"{where(index)}: another record has the id {key!r}")
         found[key] = whole
     return found
+
+
+_KINDS: tuple[Injected, ...] = ("rate_limited", "server_error", "slow", "malformed")
+SLOW = (2.0, 4.0)
+"""Range of the delay of a slow call, in seconds."""
+
+
+@dataclass(frozen=True)
+class InjectedError:
+    kind: Injected
+    wait: float = 0.0
+    answer: tuple[int, Any] | None = None
+    """The status and response that replace the service's; None means that the service is called."""
+
+    @property
+    def spoils(self) -> bool:
+        """Whether the answer is cut off and the service's state stays unchanged."""
+        return self.kind == "malformed"
+
+
+@dataclass(frozen=True)
+class Injection:
+    seed: int
+    rate: float
+
+    def draw(self, number: int) -> InjectedError | None:
+        if not self.rate:
+            return None
+        dice = random.Random(f"{self.seed}/{number}")
+        if dice.random() >= self.rate:
+            return None
+        kind = dice.choice(_KINDS)
+        match kind:
+            case "rate_limited":
+                seconds = dice.randint(1, 3)
+                told = {"error": f"too many requests: retry after {seconds} s", "retry_after": seconds}
+                return InjectedError(kind, answer=(429, told))
+            case "server_error":
+                return InjectedError(kind, answer=(500, {"error": "internal server error"}))
+            case "slow":
+                return InjectedError(kind, wait=round(dice.uniform(*SLOW), 3))
+            case "malformed":
+                return InjectedError(kind)
+
+
+def garbled(answer: Any) -> str:
+    """Returns an answer's JSON cut in the middle, so that it is invalid."""
+    text = msgspec.json.encode(answer).decode()
+    return text[: max(1, len(text) // 2)]

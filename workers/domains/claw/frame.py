@@ -100,7 +100,6 @@ class BundleView:
         return [record for record in _matching(before, fields) if record not in after]
 
     def untouched(self, service: str, collection: str | None = None) -> bool:
-        """Whether a service, or one collection of it, is unchanged."""
         before, after = self.initial.get(service, {}), self.state.get(service, {})
         if collection is not None:
             before, after = before.get(collection, []), after.get(collection, [])

@@ -20,8 +20,7 @@ from orchard.storage.blobs import BlobStore
 from orchard.workers.domains.claw.declarations import function_tool
 from orchard.workers.domains.claw.engine import BadWorld, CallResult, Services
 from orchard.workers.domains.claw.servers import Face, served
-from orchard.workers.domains.claw.snapshots import LARGEST_TREE, take_snapshot
-from orchard.workers.domains.claw.workspace import TOOLS, WorkspaceTools
+from orchard.workers.domains.claw.workspace import LARGEST_TREE, TOOLS, WorkspaceTools, take_snapshot
 from orchard.workers.episode.machine import CommandOutcome, FileTooLarge
 from orchard.workers.episode.worlds import WorldContext
 from orchard.workers.failures import InfrastructureError, storing

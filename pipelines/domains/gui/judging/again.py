@@ -23,10 +23,9 @@ from orchard.schemas.identity import digest
 from orchard.schemas.judging import JudgeCalled, JudgeRuled
 from orchard.schemas.plugins import PluginError
 from orchard.schemas.queues import Queue
-from orchard.schemas.requests import InvalidRequest, NewerRequest, read_judge_request
+from orchard.schemas.requests import InvalidRequest, JudgeRequest, NewerRequest, read_judge_request
 from orchard.schemas.subjects import answering
 from orchard.schemas.tasks import Task
-from orchard.schemas.work import JudgeRequest
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError
 from orchard.streams.consumer import ClaimedRequest, PutOff, RetryPolicy

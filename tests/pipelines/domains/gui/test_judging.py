@@ -28,8 +28,8 @@ from orchard.schemas.identity import rollout_id
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.messages import Image
 from orchard.schemas.outcomes import ExitStatus, Reward
+from orchard.schemas.requests import JudgeRequest
 from orchard.schemas.tasks import PluginGrading, Task
-from orchard.schemas.work import JudgeRequest
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables
 from orchard.storage.writing.writer import Writer, WriterSettings

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from orchard.schemas.claw import BUNDLES, ClawBundle, ClawWorld
 from orchard.schemas.decoding import decode_whole
-from orchard.workers.domains.claw.engine import BadWorld, Services, ServiceTool
-from orchard.workers.domains.claw.injection import Injection
+from orchard.workers.domains.claw.engine import BadWorld, Injection, Services, ServiceTool
 from orchard.workers.domains.claw.services import SERVICES
 from tests.claw_world import DESK, LETTER, NOW, desk
 

@@ -20,7 +20,7 @@ from orchard.schemas.events import RolloutAborted, RolloutFinished, payload
 from orchard.schemas.outcomes import AbortCause, ExitStatus
 from orchard.streams.server import EmbeddedServer
 from orchard.workers.attempts import retries
-from orchard.workers.domains.claw import injection
+from orchard.workers.domains.claw import engine
 from tests.attempts_world import QUICK_RETRIES, World, seed_of, world
 from tests.claw_world import STEPS, Assistant, desk_task
 from tests.sandbox_service import LocalService
@@ -41,7 +41,7 @@ async def place(
     nats_server: EmbeddedServer, service: LocalService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[World]:
     monkeypatch.setattr(retries, "ROLLOUTS", QUICK_RETRIES)
-    monkeypatch.setattr(injection, "SLOW", (0.0, 0.01))
+    monkeypatch.setattr(engine, "SLOW", (0.0, 0.01))
     async with (
         world(nats_server.url, service.url, tmp_path / "store", ()) as made,
         Assistant().served() as model,
@@ -179,7 +179,7 @@ async def test_samples_of_one_task_meet_different_errors_and_each_its_own_again(
         "select rollout_id, list(coalesce(injected, '') order by number) from service_calls group by 1"
     )
     for rollout, found in rows:
-        injected = injection.Injection(seed_of(rollout), 0.4)
+        injected = engine.Injection(seed_of(rollout), 0.4)
         drawn = [injected.draw(number) for number in range(1, 21)]
         assert found == [each.kind if each and not each.spoils else "" for each in drawn]
     assert rows[0][1] != rows[1][1]

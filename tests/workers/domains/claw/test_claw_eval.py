@@ -3,6 +3,7 @@
 import json
 from contextlib import asynccontextmanager, nullcontext
 
+import msgspec
 import pytest
 
 from orchard.injector.client import AsyncSandboxClient
@@ -162,6 +163,9 @@ async def test_a_snapshot_is_taken_with_the_graders_files_when_the_agent_is_done
     assert wrong.parts["completion"] == 0.25
 
 
+A_PIPE = "mkfifo /tmp/.orchard-snapshot-errors sum.txt"
+
+
 @pytest.mark.parametrize(
     "left",
     [
@@ -171,14 +175,18 @@ async def test_a_snapshot_is_taken_with_the_graders_files_when_the_agent_is_done
         "rm -rf /workspace && touch /workspace",
         "rm -rf /workspace && ln -s /nowhere /workspace",
         "rm -rf /workspace /tmp && touch /tmp",
-        "mkfifo /tmp/.orchard-snapshot-errors sum.txt",
+        A_PIPE,
     ],
 )
 async def test_what_an_agent_leaves_in_the_way_of_the_graders_files_fails_and_aborts_nothing(
     episode, tasks, left
 ):
     """An abort would buy another attempt."""
-    reward = await episode.play(tasks["T03_report"], ("Bash", {"command": left}))
+    task = tasks["T03_report"]
+    if left == A_PIPE:  # which is read until the time for the snapshot is up
+        settings = {**task.world.settings, "snapshot_seconds": 1.0}
+        task = msgspec.structs.replace(task, world=msgspec.structs.replace(task.world, settings=settings))
+    reward = await episode.play(task, ("Bash", {"command": left}))
     assert (reward.value, reward.resolved) == (-1.0, False)
 
 

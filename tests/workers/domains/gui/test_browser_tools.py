@@ -18,7 +18,7 @@ from orchard.schemas.gui import BrowserSettings, GuiSubmission, GuiWorld
 from orchard.schemas.messages import ToolCall
 from orchard.schemas.outcomes import ExitStatus
 from orchard.storage.blobs import BlobStore
-from orchard.workers.domains.gui.browser import actions
+from orchard.workers.domains.gui.browser import actions, resting
 from orchard.workers.domains.gui.browser import tabs as tabs_of_browser
 from orchard.workers.domains.gui.browser import world as browser_world
 from orchard.workers.domains.gui.browser.calls import written_calls
@@ -227,7 +227,10 @@ async def test_points_end_with_the_screen() -> None:
             pixel(point, 1280, 1000)
 
 
-async def test_a_hostile_page_reaches_nothing(browser: BrowserAttempt) -> None:
+async def test_a_hostile_page_reaches_nothing(
+    browser: BrowserAttempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resting, "CHANGING_SECONDS", 0.5)  # the page never rests
     sandbox = SANDBOXES[id(browser)]
     port = int((await sandbox.exec("head -n 1 /tmp/orchard-browser/profile/DevToolsActivePort")).stdout)
     await _at(browser, f"hostile?port={port}")
@@ -312,6 +315,7 @@ async def test_a_page_that_opens_windows_without_end_is_looked_at(
     browser: BrowserAttempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tabs_of_browser, "ATTACHING_SECONDS", 1.0)
+    monkeypatch.setattr(resting, "LONGEST_SECONDS", 2.0)
     await _at(browser, "opening")
     await _done(browser, *GO)
     assert "- Tab 0" in (await browser.look()).text

@@ -21,8 +21,7 @@ from orchard.workers.domains.gui import DOMAIN
 from orchard.workers.domains.gui.judge_protocols import read_aspects, read_screen_score, read_status
 from orchard.workers.episode.settings import JudgeSettings
 from orchard.workers.failures import InfrastructureError
-from orchard.workers.graders.judgement import Judgement
-from orchard.workers.graders.plugin import grade_by_plugin
+from orchard.workers.graders.judgement import Judgement, grade_by_plugin
 from orchard.workers.judges import get_protocol
 from orchard.workers.judges.interface import BadVerdict
 from orchard.workers.judges.rubric import read_success

@@ -15,8 +15,8 @@ import pytest
 from orchard.pipelines.domains.gui.proof import by_records
 from orchard.pipelines.domains.gui.synthesis import SITES, synthesize
 from orchard.pipelines.tasks.proof import Proven
+from orchard.schemas.gui import ExpectedAnswer, SiteGrading, SiteSpec
 from orchard.schemas.outcomes import AbortCause, ExitStatus
-from orchard.schemas.sites import ExpectedAnswer, SiteGrading, SiteSpec
 from orchard.schemas.tasks import Task
 from orchard.workers.domains.gui.sites.appearance import LAYOUTS, THEMES
 from orchard.workers.domains.gui.sites.catalog import content_of

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import uvloop
 
-from orchard.schemas.sites import SiteSpec
+from orchard.schemas.gui import SiteSpec
 from orchard.workers.domains.gui.sites.engine import OpenSite, open_site
 from orchard.workers.domains.gui.sites.goals import goal_of
 from orchard.workers.domains.gui.sites.oracle import play

@@ -10,10 +10,9 @@ import msgspec
 
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import Budget
-from orchard.schemas.gui import GuiStep, GuiSubmission, GuiWorld
+from orchard.schemas.gui import GuiStep, GuiSubmission, GuiWorld, SiteSpec
 from orchard.schemas.messages import Image, ToolCall
 from orchard.schemas.outcomes import AbortCause, ExitStatus
-from orchard.schemas.sites import SiteSpec
 from orchard.schemas.tasks import Task
 from orchard.workers.domains.gui.browser import tools
 from orchard.workers.domains.gui.browser.actions import ActionExecutor

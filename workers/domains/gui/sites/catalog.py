@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from orchard.schemas.sites import SiteSpec
+from orchard.schemas.gui import SiteSpec
 from orchard.workers.domains.gui.sites.calendar import CalendarSite
 from orchard.workers.domains.gui.sites.desk import DeskSite
 from orchard.workers.domains.gui.sites.ledger import LedgerSite

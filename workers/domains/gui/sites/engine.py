@@ -8,7 +8,7 @@ from typing import Any
 from aiohttp import web
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from orchard.schemas.sites import Records, SiteSpec
+from orchard.schemas.gui import Records, SiteSpec
 from orchard.workers.domains.gui.sites.appearance import layout_of, style, theme_of
 from orchard.workers.domains.gui.sites.catalog import content_of
 from orchard.workers.domains.gui.sites.pages import File, Missing, Redirect, SitePage, SiteResponse

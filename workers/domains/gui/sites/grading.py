@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from orchard.schemas.decoding import Unreadable, decode_whole
+from orchard.schemas.gui import NAME, ExpectedAnswer, Records, SiteGrading
 from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward
-from orchard.schemas.sites import NAME, ExpectedAnswer, Records, SiteGrading
 from orchard.schemas.tasks import PluginGrading, Task
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.graders.judgement import Judgement

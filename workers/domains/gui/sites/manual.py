@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orchard.schemas.sites import Records
+from orchard.schemas.gui import Records
 from orchard.workers.domains.gui.sites import vocabulary
 from orchard.workers.domains.gui.sites.pages import (
     Link,

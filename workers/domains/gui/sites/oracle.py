@@ -9,9 +9,9 @@ import json
 import random
 from collections.abc import Callable, Iterable, Mapping
 
+from orchard.schemas.gui import SiteSpec
 from orchard.schemas.identity import digest
 from orchard.schemas.messages import ToolCall
-from orchard.schemas.sites import SiteSpec
 from orchard.schemas.tasks import Task
 from orchard.workers.domains.gui.sites.catalog import content_of
 from orchard.workers.domains.gui.sites.goals import Goal, NoGoal, goal_of, kinds_of

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from orchard.schemas.sites import Records
+from orchard.schemas.gui import Records
 
 T = TypeVar("T")
 

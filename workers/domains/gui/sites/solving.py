@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from orchard.schemas.sites import ExpectedAnswer, Records, SiteSpec
+from orchard.schemas.gui import ExpectedAnswer, Records, SiteSpec
 
 
 class Element(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,8 +56,6 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class SolutionStep:
-    """One action on an element."""
-
     do: Literal["click", "fill", "pick", "choose", "hover", "drag", "done"]
     """`fill` a field; `pick` a box or a button that stays pressed; `choose` an entry of a list by its
     label."""

@@ -9,7 +9,7 @@ import math
 import random
 from collections.abc import Mapping
 
-from orchard.schemas.sites import Records, SiteSpec
+from orchard.schemas.gui import Records, SiteSpec
 from orchard.workers.domains.gui.sites.pages import (
     Link,
     Missing,

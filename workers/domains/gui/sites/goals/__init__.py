@@ -2,7 +2,7 @@
 
 import random
 
-from orchard.schemas.sites import SiteSpec
+from orchard.schemas.gui import SiteSpec
 from orchard.workers.domains.gui.sites.catalog import content_of
 from orchard.workers.domains.gui.sites.goals import calendar, desk, ledger, manual, map, shop, tiny
 from orchard.workers.domains.gui.sites.solving import Goal, Maker, NoGoal

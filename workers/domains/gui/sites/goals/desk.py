@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-from orchard.schemas.sites import ExpectedAnswer
+from orchard.schemas.gui import ExpectedAnswer
 from orchard.workers.domains.gui.sites import vocabulary
 from orchard.workers.domains.gui.sites.desk import PRIORITIES, TOPICS, DeskSite
 from orchard.workers.domains.gui.sites.solving import (

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable
 
-from orchard.schemas.sites import ExpectedAnswer
+from orchard.schemas.gui import ExpectedAnswer
 from orchard.workers.domains.gui.sites.ledger import ACTIONS, COLUMNS, FORMATS, STATES, LedgerSite
 from orchard.workers.domains.gui.sites.solving import (
     Goal,

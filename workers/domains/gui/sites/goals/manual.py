@@ -2,7 +2,7 @@
 
 import random
 
-from orchard.schemas.sites import ExpectedAnswer
+from orchard.schemas.gui import ExpectedAnswer
 from orchard.workers.domains.gui.sites.manual import Article, ManualSite, Setting
 from orchard.workers.domains.gui.sites.solving import (
     Goal,

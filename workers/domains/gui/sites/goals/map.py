@@ -2,7 +2,7 @@
 
 import random
 
-from orchard.schemas.sites import ExpectedAnswer
+from orchard.schemas.gui import ExpectedAnswer
 from orchard.workers.domains.gui.sites.map import MODES, MapSite
 from orchard.workers.domains.gui.sites.solving import (
     Goal,

@@ -2,7 +2,7 @@
 
 import random
 
-from orchard.schemas.sites import ExpectedAnswer
+from orchard.schemas.gui import ExpectedAnswer
 from orchard.workers.domains.gui.sites import vocabulary
 from orchard.workers.domains.gui.sites.shop import DELIVERIES, FEATURES, MOST, RATINGS, Product, ShopSite
 from orchard.workers.domains.gui.sites.solving import (
