@@ -12,8 +12,8 @@ from typing import Any
 from orchard.actions.session import Session
 from orchard.configuration.config import Config, load
 from orchard.configuration.config_toml import toml_value
-from orchard.processes.children import die_with_parent
 from orchard.processes.ports import free_port
+from orchard.processes.signals import die_with_parent
 from orchard.terminal.console import console
 from orchard.workers.oracle.behaviours import DEFAULT_MIX
 

@@ -22,8 +22,8 @@ from orchard.pipelines.values.requests import Asking
 from orchard.schemas.campaigns import CampaignSpec, ModelSpec, TaskRef
 from orchard.schemas.llm_calls import ModelKind
 from orchard.storage.reader import open_tables
-from orchard.terminal.campaigns import watch_campaign
-from orchard.terminal.evaluation_tables import show_results
+from orchard.terminal.campaign_tables import watch_campaign
+from orchard.terminal.tables import show_results
 from orchard.workers.harnesses.programs.layers import layers_among
 
 POLICY = "policy"
@@ -123,8 +123,7 @@ async def tokenizer(
     example: Example, *, out: str, campaigns: list[str], vocabulary: int, **options: bool
 ) -> str:
     """Trains a tokenizer on messages of some campaigns; `options` as in `train_tokenizer`."""
-    from orchard.pipelines.datasets.corpus import log_texts
-    from orchard.pipelines.datasets.tokenizer import train_tokenizer
+    from orchard.pipelines.datasets.tokenizer import log_texts, train_tokenizer
 
     if not Path(out).is_dir():
         with open_tables(example.config.store) as tables:

@@ -12,8 +12,7 @@ from orchard.pipelines.datasets.exporters.interface import Exporter, Record
 from orchard.pipelines.datasets.importing import Foreign, LayoutReader
 from orchard.pipelines.datasets.rows import Row
 from orchard.pipelines.domain import PipelineDomain, ReleasedLayout, TaskKind
-from orchard.pipelines.tasks.proof import Proven, Refuted
-from orchard.pipelines.tasks.proving import ProofContext
+from orchard.pipelines.tasks.proving import ProofContext, Proven, Refuted
 from orchard.pipelines.tasks.sources import TaskSource
 from orchard.pipelines.values.judges import Judge
 from orchard.pipelines.values.replies import BadReply, Fault, Reading

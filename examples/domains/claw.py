@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from examples.example import Example
-from orchard.domains.claw.synthesis import with_progress
-from orchard.domains.claw.synthesizing import SEEDED
+from orchard.domains.claw.synthesis import SEEDED, with_progress
 from orchard.pipelines.campaigns.scores import Score
 from orchard.pipelines.datasets.importing import import_trajectories
 from orchard.pipelines.domains.claw.author import Author, mistake_of

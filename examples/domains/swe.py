@@ -15,8 +15,7 @@ from orchard.configuration.config import ConfigError
 from orchard.injector.client import AsyncSandboxClient
 from orchard.injector.errors import SandboxError
 from orchard.pipelines.domains.swe.packages import PackageCache
-from orchard.pipelines.domains.swe.repair_image import build_repair_image
-from orchard.pipelines.domains.swe.repairs import SOURCE, Split, repair_tasks
+from orchard.pipelines.domains.swe.repairs import SOURCE, Split, build_repair_image, repair_tasks
 from orchard.pipelines.rl.curves import plot_curves, plot_seeds
 from orchard.pipelines.tasks.registry import read_task_refs
 from orchard.schemas.campaigns import TaskRef

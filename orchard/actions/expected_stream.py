@@ -3,9 +3,9 @@
 import asyncio
 
 from orchard.storage.archive.files import ArchiveFiles
-from orchard.storage.archive.settings import ArchiveSettings, archive_url
 from orchard.storage.errors import StorageError
 from orchard.storage.reader import log_end
+from orchard.storage.settings import ArchiveSettings, archive_url
 from orchard.streams.stream_check import TablesUnreadable
 from orchard.streams.stream_state import ExpectedStream
 

@@ -9,7 +9,7 @@ from orchard.actions.session import Session
 from orchard.configuration.config import ConfigError
 from orchard.pipelines.rl.coordinator import RunError
 from orchard.pipelines.rl.exchange import LAYOUTS, UNEQUAL, Terms
-from orchard.pipelines.rl.exporting import exported
+from orchard.pipelines.rl.external_trainer import exported
 from orchard.pipelines.rl.loss_settings import Baseline
 from orchard.pipelines.rl.runs import planned
 from orchard.schemas.groups import GroupDropped

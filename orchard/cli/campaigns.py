@@ -22,8 +22,7 @@ from orchard.configuration.config import ConfigError
 from orchard.schemas.campaigns import Budget, CampaignSpec, ModelSpec, Timeouts
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.tasks import IMPOSSIBLE
-from orchard.terminal.campaign_tables import status_table
-from orchard.terminal.campaigns import watch_campaign
+from orchard.terminal.campaign_tables import status_table, watch_campaign
 from orchard.terminal.console import console, reporting
 
 _DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(CampaignSpec)}

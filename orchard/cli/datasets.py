@@ -168,8 +168,7 @@ def tokenizer(
     ] = False,
 ) -> None:
     """Train a byte-level BPE tokenizer with a chat template on the log's own messages."""
-    from orchard.pipelines.datasets.corpus import log_texts
-    from orchard.pipelines.datasets.tokenizer import train_tokenizer
+    from orchard.pipelines.datasets.tokenizer import log_texts, train_tokenizer
 
     session: Session = context.obj
     with open_tables(session.config.store) as tables:

@@ -16,17 +16,15 @@ from orchard.actions.submission import unpriced
 from orchard.cli.listed import DefaultRun
 from orchard.configuration.config import ConfigError
 from orchard.pipelines.evaluation.plan import Planned, SuitePlan, plan_suite
-from orchard.pipelines.evaluation.predictions import write_predictions
-from orchard.pipelines.evaluation.report import write_report
+from orchard.pipelines.evaluation.report import write_predictions, write_report
 from orchard.pipelines.evaluation.results import read_results
 from orchard.pipelines.evaluation.suite import EvaluationError, published, read_suite
 from orchard.pipelines.tasks.registry import needs_of
 from orchard.storage.reader import open_tables
 from orchard.storage.spending import dollars
-from orchard.terminal.campaigns import watch_campaign
+from orchard.terminal.campaign_tables import watch_campaign
 from orchard.terminal.console import console, reporting
-from orchard.terminal.evaluation_tables import show_results
-from orchard.terminal.tables import rows_table
+from orchard.terminal.tables import rows_table, show_results
 from orchard.workers.harnesses import get_harness
 
 app = typer.Typer(

@@ -15,10 +15,10 @@ from orchard.pipelines.campaigns.archiving import Archiving
 from orchard.schemas.subjects import FENCES
 from orchard.storage.archive.archiving import ArchiveProgress
 from orchard.storage.archive.files import ArchiveFiles
-from orchard.storage.archive.settings import archive_url
 from orchard.storage.archive.sizes import Size, sizes
 from orchard.storage.archive.verify import verify_archive
 from orchard.storage.reader import open_tables
+from orchard.storage.settings import archive_url
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.connection import Connection
 from orchard.streams.disk_space import event_capacity

@@ -17,7 +17,7 @@ from orchard.configuration.config import ConfigError
 from orchard.pipelines.models.errors import require_installed, require_torch
 from orchard.pipelines.rl.barren import stop_barren
 from orchard.pipelines.rl.coordinator import Coordinator, RunError
-from orchard.pipelines.rl.hacks import hack_rates
+from orchard.pipelines.rl.curves import hack_rates
 from orchard.pipelines.rl.loss_settings import Baseline
 from orchard.pipelines.rl.plan import RunPlan
 from orchard.pipelines.rl.settings import RlSettings, read_settings

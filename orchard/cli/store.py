@@ -13,11 +13,11 @@ from orchard.actions.session import Session
 from orchard.pipelines.campaigns.conservation import Balance, balances, balances_of_tables
 from orchard.schemas.campaigns import CampaignState
 from orchard.storage.archive.files import ArchiveFiles
-from orchard.storage.archive.settings import archive_url
 from orchard.storage.archive.verify import verify_archive
 from orchard.storage.campaigns import restore_campaigns
 from orchard.storage.checking import examine
 from orchard.storage.digest import store_digests
+from orchard.storage.settings import archive_url
 from orchard.storage.upkeep import maintenance
 from orchard.storage.upkeep.restore import Restored
 from orchard.storage.upkeep.restore import restore_stream as restore

@@ -19,8 +19,7 @@ from orchard.configuration.variables import FILE_VARIABLE, UnknownVariable, sett
 from orchard.schemas.addresses import check_http_url
 from orchard.schemas.plugins import PluginSettings
 from orchard.schemas.quantities import Seconds, Weight
-from orchard.storage.archive.settings import ArchiveSettings
-from orchard.storage.settings import WriterSettings
+from orchard.storage.settings import ArchiveSettings, WriterSettings
 from orchard.streams.settings import NatsSettings
 from orchard.workers.episode.settings import JudgeSettings, SandboxSettings, WorkerSettings
 from orchard.workers.llm.settings import EndpointSettings

@@ -24,7 +24,7 @@ from orchard.pipelines.rl.policies import NEWEST, read_newest
 from orchard.pipelines.rl.runs import UNMATCHED, choose_tasks, choose_traps, make_plan, planned, planned_by
 from orchard.pipelines.rl.settings import EngineKind, RlSettings
 from orchard.pipelines.rl.stepping import RunStopped
-from orchard.processes.children import die_with_parent
+from orchard.processes.signals import die_with_parent
 from orchard.schemas.queues import Queue
 from orchard.streams.topology import declare
 from orchard.workers.harnesses import get_harness, version_of

@@ -1,6 +1,7 @@
-"""Runs a process until SIGTERM or SIGINT."""
+"""Ends processes: at SIGTERM or SIGINT, or with their parent."""
 
 import asyncio
+import ctypes
 import signal
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -29,3 +30,14 @@ async def run_until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> Non
     await end(working)
     if not working.cancelled():
         working.result()
+
+
+PR_SET_PDEATHSIG = 1
+_prctl = ctypes.CDLL(None).prctl
+"""Looked up at import: between fork and exec the loader's lock may be held by a thread that does not exist
+in the child."""
+
+
+def die_with_parent() -> None:
+    """Makes the kernel kill this child when its parent dies; for `preexec_fn`."""
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -25,9 +25,9 @@ from orchard.actions.expected_stream import expected
 from orchard.configuration.config import Config, ConfigError
 from orchard.configuration.run_files import UNSAFE_HOST, RunFiles, UpRecord
 from orchard.injector.local.backend import SOCKET
-from orchard.processes.children import die_with_parent
 from orchard.processes.ports import accepts, free_port, listening
 from orchard.processes.server_supervisor import ServerSupervisor
+from orchard.processes.signals import die_with_parent
 from orchard.storage.location import Location
 from orchard.storage.lock import writer_of
 from orchard.streams.connection import connect

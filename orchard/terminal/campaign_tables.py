@@ -1,8 +1,10 @@
-"""Tables of campaigns and the pipeline for a terminal."""
+"""Tables of campaigns and the pipeline for a terminal, shown once or followed."""
 
+import time
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
+from rich.live import Live
 from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -10,7 +12,10 @@ from rich.text import Text
 
 from orchard.actions.campaign_hints import LAG_SECONDS, duration, hints
 from orchard.actions.campaign_status import CampaignView, ModelWork, PipelineView, State, outcome_name
+from orchard.actions.campaigns import follow_campaign
+from orchard.actions.session import Session
 from orchard.storage.spending import dollars
+from orchard.terminal.console import console
 
 _ALONE = PipelineView()
 _STYLES = {
@@ -139,3 +144,22 @@ def _once(sentences: Sequence[str]) -> list[str]:
 
 def _style(outcome: str) -> str:
     return "green" if outcome == "resolved" else "red" if outcome.startswith("aborted") else "yellow"
+
+
+PLAIN_SECONDS = 10.0
+"""Seconds between progress lines if the output is no terminal."""
+
+
+async def watch_campaign(session: Session, name: str, every: float) -> CampaignView:
+    """Shows the campaign until it is over, stopped or stuck, and returns the last view."""
+    shown = time.monotonic()
+    with Live(console=console, refresh_per_second=4) as live:
+        async for status in follow_campaign(session, name, every):
+            view = status.campaigns[0]
+            live.update(campaign_table(view, status.pipeline))
+            if not console.is_terminal and time.monotonic() - shown > PLAIN_SECONDS:
+                shown = time.monotonic()
+                console.print(campaign_line(view, status.pipeline), highlight=False)
+        live.stop()
+        console.print()
+    return view

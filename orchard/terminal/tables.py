@@ -1,4 +1,4 @@
-"""Formats rows as a terminal's table."""
+"""Formats rows, and the results of an evaluation, as a terminal's tables."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +8,9 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from orchard.terminal.console import shown
+from orchard.pipelines.evaluation.report import tables_of
+from orchard.pipelines.evaluation.results import Results
+from orchard.terminal.console import console, shown
 
 SHOWN_ROWS = 200
 
@@ -32,3 +34,8 @@ def cell(value: Any) -> Text:
         return Text(f"{value:.3g}" if abs(value) < 1 else f"{value:,.2f}")
     text = shown(str(value))
     return Text(text if len(text) <= 200 else text[:197] + "...")
+
+
+def show_results(results: Results) -> None:
+    for table in tables_of(results):
+        console.print(rows_table(list(table.columns), list(table.rows), title=table.title))

@@ -20,11 +20,11 @@ from orchard.schemas.subjects import EVENTS_PREFIX, FENCES, campaign_subjects
 from orchard.storage.archive.archiving import ArchiveProgress, archive_events
 from orchard.storage.archive.files import ArchiveFiles, ArchivePart
 from orchard.storage.archive.listing import MEMORY_LIMIT
-from orchard.storage.archive.settings import ArchiveSettings, archive_url
 from orchard.storage.archive.verify import check_part
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import ArchiveRefused, StorageError
 from orchard.storage.reader import open_tables
+from orchard.storage.settings import ArchiveSettings, archive_url
 from orchard.streams import names
 from orchard.streams.campaigns import CampaignBook, CampaignEntry, state_changed
 from orchard.streams.connection import Connection

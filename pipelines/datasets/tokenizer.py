@@ -2,15 +2,21 @@
 template resembles Qwen's, `<|im_start|>role ... <|im_end|>`, with tool calls as JSON between
 `<tool_call>` tags. It never rewrites earlier turns: what was sampled stays as it was sampled."""
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
+import duckdb
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from orchard.pipelines.datasets.lines import OURS
+from orchard.pipelines.datasets.tools import harness_tools
 from orchard.pipelines.models.picture_tokens import PICTURE_TOKENS
+from orchard.schemas.values import MEASURED_CAMPAIGN
 
 END_OF_TEXT = "<|endoftext|>"
 START = "<|im_start|>"
@@ -77,3 +83,34 @@ def train_tokenizer(
     out_dir.mkdir(parents=True, exist_ok=True)
     wrapped.save_pretrained(str(out_dir))
     return wrapped
+
+
+_QUERY = f"""
+select m.role, m.content, m.reasoning, m.tool_calls, case when m.parent is null then r.harness end,
+       r.harness_version
+from tables.messages_all m
+left join tables.rollouts_all r on r.rollout_id = m.rollout_id and r.attempt = m.attempt
+where case when len($campaigns) = 0 then m.campaign <> '{MEASURED_CAMPAIGN}'
+           else list_contains($campaigns, m.campaign) end
+and m.inherited_from is null
+order by m.sequence limit $limit
+"""
+_BATCH = 1000
+_CONTROL = re.compile("|".join(map(re.escape, CONTROL)))
+
+
+def log_texts(tables: duckdb.DuckDBPyConnection, campaigns: Sequence[str], limit: int) -> Iterator[str]:
+    """The first `limit` messages of the campaigns, of all but `measured` where none is named."""
+    cursor = tables.execute(_QUERY, {"campaigns": list(campaigns), "limit": limit})
+    template = chat_template()
+    while rows := cursor.fetchmany(_BATCH):
+        for role, content, reasoning, calls, harness, version in rows:
+            message: dict[str, Any] = {
+                "role": role,
+                "content": content,
+                "reasoning_content": reasoning,
+                "tool_calls": [{"function": call} for call in calls or []],
+            }
+            tools: list[Any] = list(harness_tools(harness, version)) if harness else []
+            texts: Any = render_jinja_template([[message]], tools=tools, chat_template=template)[0]
+            yield from filter(None, _CONTROL.split(texts[0]))

@@ -6,8 +6,7 @@ import msgspec
 
 from orchard.pipelines.rl import bar, frugal
 from orchard.pipelines.rl.bar import Assemble, Generate, GiveUp
-from orchard.pipelines.rl.frugal import Grown, OneClass, VersionCounts
-from orchard.pipelines.rl.information import information
+from orchard.pipelines.rl.frugal import Grown, OneClass, VersionCounts, information
 from orchard.pipelines.rl.progress import RunProgress, SlotState
 from orchard.schemas.groups import GroupOutcome, PromptSkipped
 

@@ -18,14 +18,76 @@ Kin: a decayed Beta posterior chooses prompts in MoPPS (arXiv:2507.04632), GRESO
 """
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from math import exp, lgamma
 from typing import Annotated
 
 import msgspec
 
 from orchard.pipelines.rl.bar import Generate, GiveUp, Rollout, Slot, is_positive
-from orchard.pipelines.rl.information import Posterior, expected_gain, information
 from orchard.schemas.groups import SkipReason, StopReason
+
+
+class Posterior(msgspec.Struct, frozen=True, kw_only=True):
+    """Beta(alpha, beta) over a prompt's pass rate."""
+
+    alpha: float
+    beta: float
+
+    @property
+    def mean(self) -> float:
+        return self.alpha / (self.alpha + self.beta)
+
+    @property
+    def learnability(self) -> float:
+        weight = self.alpha + self.beta
+        return self.alpha * self.beta / (weight * (weight + 1))
+
+    def after(self, positive: int, negative: int) -> "Posterior":
+        """The posterior with this many more graded rollouts."""
+        return Posterior(alpha=self.alpha + positive, beta=self.beta + negative)
+
+    def predictive(self, rollouts: int) -> Iterator[tuple[int, float]]:
+        """Yield each number of positives among the next `rollouts` with its chance: the beta-binomial."""
+        for positive in range(rollouts + 1):
+            yield positive, exp(beta_binomial(self, positive, rollouts))
+
+
+def beta_binomial(belief: Posterior, positive: int, rollouts: int) -> float:
+    """Logarithm of the chance that `positive` of `rollouts` succeed."""
+    negative = rollouts - positive
+    ways = lgamma(rollouts + 1) - lgamma(positive + 1) - lgamma(negative + 1)
+    chosen = _log_beta(belief.alpha + positive, belief.beta + negative)
+    return ways + chosen - _log_beta(belief.alpha, belief.beta)
+
+
+def information(positive: int, size: int) -> float:
+    """Information of a group with rewards of 0 and 1: its sum of squares of centred rewards.
+
+    Read as one decision with chance p of success, a rollout's score is (r - p) times the gradient of the
+    log-odds, so the measure is how far a group moves its prompt's log-odds. n rollouts have (n - 1) p (1 - p)
+    on average: p (1 - p) is learnability, which bounds the expected improvement of a policy from below (Bae
+    et al. 2025, arXiv:2504.03380; Rutherford et al. 2024, arXiv:2408.15099). It is of what GRPO starts from:
+    dividing by the standard deviation changes how groups weigh against each other.
+    """
+    return positive * (size - positive) / size if size else 0.0
+
+
+def expected_gain(posterior: Posterior, positive: int, size: int, more: int) -> float:
+    """Information that `more` rollouts are expected to add to a group of `size`, for each of them.
+
+    `posterior` knows the rewards of the group already.
+    """
+    later = sum(
+        chance * information(positive + further, size + more)
+        for further, chance in posterior.predictive(more)
+    )
+    return (later - information(positive, size)) / more
+
+
+def _log_beta(first: float, second: float) -> float:
+    return lgamma(first) + lgamma(second) - lgamma(first + second)
+
 
 Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Count = Annotated[int, msgspec.Meta(ge=1)]

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from orchard.pipelines.rl.bar import Rollout, Slot
-from orchard.pipelines.rl.curriculum import stopped_rising
-from orchard.pipelines.rl.plan import RunPlan
+from orchard.pipelines.rl.plan import RunPlan, stopped_rising
 from orchard.schemas.campaigns import RolloutRequest
 from orchard.schemas.events import Event, RolloutAborted, RolloutFinished, RolloutReopened, payload
 from orchard.schemas.groups import (

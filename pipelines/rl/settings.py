@@ -8,9 +8,9 @@ import msgspec
 
 from orchard.pipelines.domain import presets
 from orchard.pipelines.rl.bar import BarSettings
-from orchard.pipelines.rl.curriculum import StepCurriculum
 from orchard.pipelines.rl.frugal import FrugalSettings
 from orchard.pipelines.rl.loss_settings import LossSettings, told_loss, with_recipe
+from orchard.pipelines.rl.plan import StepCurriculum
 from orchard.pipelines.sft.settings import (
     Count,
     Fraction,

@@ -19,8 +19,15 @@ import numpy as np
 
 from orchard.pipelines.rl import frugal
 from orchard.pipelines.rl.bar import Assemble, BarSettings, GiveUp, Rollout, Slot, decide, is_positive
-from orchard.pipelines.rl.frugal import FrugalSettings, Grown, OneClass, VersionCounts
-from orchard.pipelines.rl.information import Posterior, beta_binomial, information
+from orchard.pipelines.rl.frugal import (
+    FrugalSettings,
+    Grown,
+    OneClass,
+    Posterior,
+    VersionCounts,
+    beta_binomial,
+    information,
+)
 from orchard.schemas.outcomes import RolloutStatus
 
 PROMPTS = 2_000

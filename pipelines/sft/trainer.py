@@ -1,9 +1,13 @@
 """The fine-tuning run: steps over packed examples, from a dataset directory to a model directory."""
 
 import math
+import signal
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Self
 
 import torch
 from transformers import PreTrainedModel
@@ -15,7 +19,6 @@ from orchard.pipelines.models.tiny import parameters
 from orchard.pipelines.sft.adapters import add_adapter
 from orchard.pipelines.sft.attention import use_packed_attention
 from orchard.pipelines.sft.checkpoints import Checkpoints, Position, same_run, whole_weights
-from orchard.pipelines.sft.interruption import RunInterrupted, StopSignals
 from orchard.pipelines.sft.loss import make_pack, summed_loss, trained_tokens
 from orchard.pipelines.sft.metrics import JsonLines, Sink, plot_steps, read_steps
 from orchard.pipelines.sft.picture_packs import Eyes, eyes_of
@@ -33,6 +36,45 @@ from orchard.pipelines.sft.schedule import BatchSchedule, process_packs
 from orchard.pipelines.sft.settings import SftSettings, TrainingError, settings_hash
 from orchard.schemas.training import TrainingFinished, TrainingStarted, TrainingStep
 from orchard.storage.blobs import BlobStore
+
+
+class RunInterrupted(TrainingError):
+    """A run that SIGTERM or SIGINT ended; its newest checkpoint has all of its steps."""
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + number
+
+
+class StopSignals:
+    """Remembers SIGTERM and SIGINT while it is open; a second one has its default effect.
+
+    A context manager. Python delivers signals to the main thread alone: opened in another, it hears
+    none.
+    """
+
+    def __init__(self) -> None:
+        self.heard = 0
+        """Number of the first signal; 0: none."""
+        self._before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in self._before:
+                signal.signal(number, self._hear)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in self._before.items():
+                signal.signal(number, handler)
+
+    def _hear(self, number: int, _: FrameType | None) -> None:
+        self.heard = self.heard or number
+        signal.signal(number, self._before[signal.Signals(number)])
+
 
 METRICS = "metrics.jsonl"
 PLOT = "loss.png"

@@ -1,4 +1,4 @@
-"""The means of a proof: fresh sandboxes, and gradings like a worker's."""
+"""The means of a proof: fresh sandboxes, gradings like a worker's, and the verdict over repeated ones."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -8,7 +8,6 @@ from typing import Protocol
 import msgspec
 
 from orchard.injector.client import AsyncSandboxClient
-from orchard.pipelines.tasks.proof import Refuted, Verdict, judge_whole
 from orchard.pipelines.tasks.sandboxes import open_sandbox
 from orchard.schemas.campaigns import Budget, Timeouts
 from orchard.schemas.outcomes import AbortCause, Reward
@@ -21,6 +20,48 @@ from orchard.workers.episode.preparation import prepare, solve
 from orchard.workers.episode.sandboxes import SandboxMachine
 from orchard.workers.graders import grade
 from orchard.workers.graders.endings import Controls
+
+
+class Proven(msgspec.Struct, frozen=True, kw_only=True):
+    """The known solution resolves `task`, and nothing at all does not, in every run."""
+
+    task: Task
+    """The task itself, or the one that remains without its unsteady tests."""
+    dropped: dict[str, str] = {}
+    """Reason of each dropped test."""
+    detail: str | None = None
+    """What the runs could not show, or how the proof was made."""
+    runs: int = 1
+    """Gradings of the known solution, and as many of nothing."""
+    without_canary: tuple[str, ...] | None = None
+    """Tests without a canary, as in TaskValidated."""
+
+
+class Refuted(msgspec.Struct, frozen=True, kw_only=True):
+    """The verdict that a task is unfit for use."""
+
+    reason: str
+    """Reason, as in `task.rejected`."""
+    detail: str
+
+
+Verdict = Proven | Refuted
+
+
+def judge_whole(task: Task, gold: Sequence[Reward], empty: Sequence[Reward]) -> Verdict:
+    """The verdict over the rewards of the known solution and of nothing. `gold` is empty where no solution is
+    known; `empty` has at least one."""
+    for rewards, when in ((empty, "without a solution"), (gold, "with the known solution")):
+        if len({reward.resolved for reward in rewards}) > 1:
+            said = "; ".join(reward.detail for reward in rewards)
+            return Refuted(reason="flaky", detail=f"{when} the verdict changes between runs: {said}")
+    if empty[0].resolved:
+        return Refuted(reason="empty_resolves", detail=f"an untouched sandbox passes: {empty[0].detail}")
+    if gold and not gold[0].resolved:
+        return Refuted(reason="gold_does_not_resolve", detail=gold[0].detail)
+    unknown = f"no solution is known; an untouched sandbox does not pass: {empty[0].detail}"
+    return Proven(task=task, detail=None if gold else unknown)
+
 
 UNFIT = {
     AbortCause.IMAGE_MISSING: "image_missing",

@@ -269,3 +269,17 @@ def mixed(refs: Sequence[TaskRef], traps: Sequence[TaskRef], share: float, seed:
         return hashlib.sha256(f"{seed}:{ref.task_id}".encode()).digest()
 
     return [*refs, *sorted(traps, key=lot)[:count]]
+
+
+def storable(task: Task) -> Task:
+    """The task in the form that will be read. Raises TaskError for text that is no Unicode, such as names
+    of files may be, and for values of other types, which no constructor refuses."""
+    try:
+        plain = msgspec.to_builtins(
+            task, builtin_types=(bytes, bytearray)
+        )  # no text, which they would become
+        return msgspec.json.decode(msgspec.json.encode(msgspec.convert(plain, Task)), type=Task)
+    except UnicodeEncodeError as error:
+        raise TaskError(f"it has text that is no Unicode: {error}") from error
+    except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+        raise TaskError(f"it cannot be stored as a task: {error}") from error

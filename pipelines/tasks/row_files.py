@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from orchard.pipelines.tasks.errors import MalformedRow, TaskError
 from orchard.pipelines.tasks.left_out import LeftOut
-from orchard.pipelines.tasks.storable import storable
+from orchard.pipelines.tasks.registry import storable
 from orchard.schemas.tasks import Task
 
 Reader = Callable[[dict[str, Any], int], Task]

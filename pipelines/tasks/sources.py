@@ -6,7 +6,7 @@ from typing import Protocol
 from orchard.pipelines.domain import offered
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.pipelines.tasks.left_out import LeftOut
-from orchard.pipelines.tasks.storable import storable
+from orchard.pipelines.tasks.registry import storable
 from orchard.schemas.plugins import Kind, PluginError
 from orchard.schemas.quantities import InvalidQuantity, parse_bytes, parse_cores
 from orchard.schemas.tasks import StateCheck, Task

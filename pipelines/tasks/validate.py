@@ -7,13 +7,15 @@ import msgspec
 from orchard.injector.client import AsyncSandboxClient
 from orchard.pipelines.domain import kind_of, offered
 from orchard.pipelines.tasks.errors import TaskError
-from orchard.pipelines.tasks.proof import Proven, Refuted, Verdict
 from orchard.pipelines.tasks.proving import (
     UNFIT,
     Contradiction,
     ProofContext,
+    Proven,
     Prover,
+    Refuted,
     ValidationSettings,
+    Verdict,
     prove_whole,
 )
 from orchard.schemas.events import TaskRejected, TaskValidated

@@ -14,7 +14,6 @@ import pyarrow.fs as pafs
 from orchard.storage import compaction
 from orchard.storage.archive.files import ArchiveFiles
 from orchard.storage.archive.history import whole_log
-from orchard.storage.archive.settings import ArchiveSettings, archive_url
 from orchard.storage.checking import check as check
 from orchard.storage.comparing import Piece, side_by_side
 from orchard.storage.delta import (
@@ -32,6 +31,7 @@ from orchard.storage.errors import EventsLost, StoreDamaged, store_errors
 from orchard.storage.location import Location
 from orchard.storage.lock import writer_lock
 from orchard.storage.log import facts, log_batch
+from orchard.storage.settings import ArchiveSettings, archive_url
 from orchard.storage.table_log import opened
 from orchard.storage.tables import DERIVED, EVENTS, PROGRESS, TABLES
 from orchard.streams import names

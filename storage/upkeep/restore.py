@@ -20,7 +20,6 @@ from orchard.schemas.events import DONE_TYPES
 from orchard.schemas.subjects import EVENTS_PREFIX
 from orchard.storage.archive.files import ArchiveFiles
 from orchard.storage.archive.segments import is_fence
-from orchard.storage.archive.settings import ArchiveSettings, archive_url
 from orchard.storage.comparing import Piece, side_by_side
 from orchard.storage.delta import DataFile, StoreTable
 from orchard.storage.derived import read_events
@@ -29,6 +28,7 @@ from orchard.storage.location import Location
 from orchard.storage.lock import writer_lock
 from orchard.storage.log import originals
 from orchard.storage.merge import DoneEvent, LoggedMessage, Merge, filler
+from orchard.storage.settings import ArchiveSettings, archive_url
 from orchard.storage.tables import EVENTS
 from orchard.streams import names
 from orchard.streams.backup import replace_stream

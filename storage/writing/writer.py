@@ -18,7 +18,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 from orchard.storage.archive.files import ArchiveFiles
-from orchard.storage.archive.settings import ArchiveSettings, archive_url
 from orchard.storage.compaction import CompactionCancelled, Vacuum, compact, vacuum
 from orchard.storage.delta import StoreTable
 from orchard.storage.derived import Committed, DerivedTables
@@ -27,6 +26,7 @@ from orchard.storage.location import Location
 from orchard.storage.lock import writer_lock
 from orchard.storage.log import log_batch
 from orchard.storage.reader import last_event_id
+from orchard.storage.settings import ArchiveSettings, archive_url
 from orchard.storage.settings import WriterSettings as WriterSettings
 from orchard.storage.tables import EVENTS, TABLES
 from orchard.storage.writing.source import batches, check_position

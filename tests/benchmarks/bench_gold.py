@@ -19,10 +19,9 @@ from typing import Any
 from rich.console import Console
 
 from orchard.injector.client import AsyncSandboxClient
-from orchard.pipelines.domains.swe.catalogue import catalogue
 from orchard.pipelines.domains.swe.packages import PackageCache
-from orchard.pipelines.domains.swe.repair_image import build_repair_image
-from orchard.pipelines.domains.swe.repairs import Split, repair_tasks
+from orchard.pipelines.domains.swe.releases import catalogue
+from orchard.pipelines.domains.swe.repairs import Split, build_repair_image, repair_tasks
 from orchard.pipelines.domains.swe.synthesize import Synthesizer
 from orchard.pipelines.tasks.sandboxes import as_ready, open_sandbox
 from orchard.schemas.tasks import Task

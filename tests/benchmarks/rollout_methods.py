@@ -20,8 +20,7 @@ import numpy as np
 
 from orchard.pipelines.rl import bar, frugal
 from orchard.pipelines.rl.bar import BarSettings, Rollout, Slot
-from orchard.pipelines.rl.frugal import FrugalSettings, VersionCounts
-from orchard.pipelines.rl.information import information
+from orchard.pipelines.rl.frugal import FrugalSettings, VersionCounts, information
 from orchard.schemas.outcomes import RolloutStatus
 from tests.benchmarks.over_seeds import over_seeds, paired_over_seeds
 from tests.benchmarks.simulated_world import Sampled, Shape, World

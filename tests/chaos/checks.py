@@ -12,9 +12,9 @@ import psutil
 from orchard.actions.session import Session
 from orchard.injector.agent.local.cgroups import cgroup_name
 from orchard.injector.client import AsyncSandboxClient
-from orchard.storage.archive.settings import ArchiveSettings, archive_url
 from orchard.storage.digest import store_digests
 from orchard.storage.reader import open_tables
+from orchard.storage.settings import ArchiveSettings, archive_url
 from orchard.storage.upkeep.maintenance import check, rebuild_derived, rebuild_events
 from orchard.storage.writing.writer import Writer
 from orchard.streams.connection import Connection, connect

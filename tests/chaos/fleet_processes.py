@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchard.processes.children import die_with_parent
+from orchard.processes.signals import die_with_parent
 
 TICKS = os.sysconf("SC_CLK_TCK")
 SPAWNER = "spawner"

@@ -17,7 +17,7 @@ from orchard.actions.session import Session
 from orchard.configuration.config import load
 from orchard.configuration.run_files import UpRecord, running
 from orchard.pipelines.campaigns.commands import Campaigns
-from orchard.processes.children import die_with_parent
+from orchard.processes.signals import die_with_parent
 from orchard.schemas.events import TERMINAL_TYPES
 from orchard.schemas.subjects import EVENTS_PREFIX
 from orchard.streams.connection import Connection

@@ -32,8 +32,8 @@ from orchard.schemas.identity import rollout_id
 from orchard.schemas.queues import Queue
 from orchard.schemas.replay_pointers import ReplayPointer
 from orchard.schemas.rests import CampaignRefused, Rest
-from orchard.storage.archive.settings import ArchiveSettings
 from orchard.storage.blobs import BlobStore
+from orchard.storage.settings import ArchiveSettings
 from orchard.storage.writing.writer import Writer
 from orchard.streams import names
 from orchard.streams.awaiting import Releases

@@ -15,7 +15,7 @@ from orchard.schemas.queues import Queue
 from orchard.storage.writing.writer import Writer
 from orchard.streams.connection import Connection
 from orchard.streams.topology import declare
-from orchard.terminal.campaigns import watch_campaign
+from orchard.terminal.campaign_tables import watch_campaign
 from tests.orchard.test_submission import plan
 
 NAME = "c"

@@ -15,8 +15,8 @@ from typing import Any
 
 from orchard.pipelines.campaigns.archiving import Archiving
 from orchard.storage.archive import archiving
-from orchard.storage.archive.settings import ArchiveSettings
 from orchard.storage.blobs import BlobStore
+from orchard.storage.settings import ArchiveSettings
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.connection import connect
 from orchard.streams.publisher import Publisher

@@ -21,13 +21,13 @@ from orchard.schemas.subjects import EVENTS_PREFIX, campaign_subjects, done_subj
 from orchard.storage.archive import listing
 from orchard.storage.archive.history import whole_log
 from orchard.storage.archive.segments import SEGMENT_BYTES
-from orchard.storage.archive.settings import ArchiveSettings
 from orchard.storage.archive.sizes import sizes
 from orchard.storage.archive.verify import verify_archive
 from orchard.storage.blobs import BlobStore
 from orchard.storage.digest import store_digests
 from orchard.storage.errors import ArchiveCorrupt, ArchiveRefused, EventsLost, OtherStream
 from orchard.storage.reader import open_tables
+from orchard.storage.settings import ArchiveSettings
 from orchard.storage.upkeep.maintenance import check, rebuild_derived, rebuild_events
 from orchard.storage.writing.writer import Writer
 from orchard.streams import names

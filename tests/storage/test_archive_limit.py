@@ -6,11 +6,11 @@ import pytest
 from nats.js import api
 
 from orchard.pipelines.campaigns.archiving import Archiving
-from orchard.storage.archive.settings import ArchiveSettings
 from orchard.storage.archive.verify import verify_archive
 from orchard.storage.blobs import BlobStore
 from orchard.storage.digest import store_digests
 from orchard.storage.reader import open_tables
+from orchard.storage.settings import ArchiveSettings
 from orchard.storage.upkeep.maintenance import rebuild_derived, rebuild_events
 from orchard.streams import names
 from orchard.streams.connection import Connection, connect

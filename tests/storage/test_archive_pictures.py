@@ -5,10 +5,10 @@ from typing import Any
 
 from orchard.pipelines.campaigns.archiving import Archiving
 from orchard.schemas.subjects import campaign_subjects
-from orchard.storage.archive.settings import ArchiveSettings
 from orchard.storage.archive.verify import verify_archive
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables
+from orchard.storage.settings import ArchiveSettings
 from orchard.storage.upkeep.maintenance import rebuild_derived, rebuild_events
 from orchard.streams import names
 from orchard.streams.connection import Connection

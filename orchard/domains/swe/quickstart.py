@@ -21,7 +21,7 @@ from orchard.processes.signals import stop_on_signals
 from orchard.schemas.campaigns import Budget, CampaignSpec, ModelSpec
 from orchard.schemas.llm_calls import ModelKind
 from orchard.storage.reader import open_tables
-from orchard.terminal.campaigns import watch_campaign
+from orchard.terminal.campaign_tables import watch_campaign
 from orchard.terminal.console import console, reporting
 from orchard.terminal.options import ApiKeyEnv, BaseUrl
 from orchard.terminal.tables import rows_table

@@ -7,11 +7,10 @@ from orchard.actions.reporter import SILENT, Reporter
 from orchard.actions.session import Session
 from orchard.actions.tasks import registry
 from orchard.configuration.config import ConfigError
-from orchard.pipelines.domains.swe.catalogue import catalogue
 from orchard.pipelines.domains.swe.environments import Environments, SynthesisSettings
 from orchard.pipelines.domains.swe.own_repository import CommitDiff, CommitTaskSettings, make_task
 from orchard.pipelines.domains.swe.packages import PackageCache
-from orchard.pipelines.domains.swe.releases import ReleasePair, choose_pairs
+from orchard.pipelines.domains.swe.releases import ReleasePair, catalogue, choose_pairs
 from orchard.pipelines.domains.swe.synthesize import Rejection, Synthesizer
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.pipelines.tasks.proving import ValidationSettings

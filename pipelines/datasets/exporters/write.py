@@ -12,9 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from orchard.pipelines.datasets.errors import DatasetError
-from orchard.pipelines.datasets.exporters.chat import MESSAGES, PRIME, SLIME, VERL_RL, VERL_SFT
+from orchard.pipelines.datasets.exporters.chat import MESSAGES, PRIME, SLIME, STEPWISE, VERL_RL, VERL_SFT
 from orchard.pipelines.datasets.exporters.interface import MARK, PICTURE, Exporter, Record
-from orchard.pipelines.datasets.exporters.stepwise import STEPWISE
 from orchard.pipelines.datasets.exporters.tokens import PRIME_TOKENS, TOKENS
 from orchard.pipelines.datasets.manifest import read_manifest
 from orchard.pipelines.datasets.rows import Row, read_rows

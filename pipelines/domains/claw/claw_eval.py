@@ -14,7 +14,7 @@ import yaml
 
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.pipelines.tasks.left_out import LeftOut
-from orchard.pipelines.tasks.storable import storable
+from orchard.pipelines.tasks.registry import storable
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.claw_eval import (
     NAME,

@@ -1,6 +1,7 @@
-"""Reads an author's answers strictly: an idea, or a draft of a task."""
+"""Reads an author's answers strictly, an idea or a draft of a task, and finds what is wrong with an idea."""
 
 import re
+from collections.abc import Collection
 from datetime import UTC, datetime
 from typing import Any
 
@@ -9,8 +10,9 @@ import msgspec
 from orchard.schemas.claw import DOMAIN, WORKSPACE_TOOLS, ClawTests, ClawWorld, Records
 from orchard.schemas.decoding import Unreadable, decode
 from orchard.schemas.identity import digest
-from orchard.schemas.synthesis import ReferenceCall
+from orchard.schemas.synthesis import Check, ReferenceCall
 from orchard.schemas.tasks import PluginGrading, Task, WorldUse
+from orchard.workers.domains.claw.services import SERVICES
 
 SOURCE = "claw-synthesis"
 ANSWER_LIMIT = 400_000
@@ -145,3 +147,39 @@ def case_of(task: Task) -> ProofCase | None:
         raise ValueError(f"settings of its world or of its grader: {error}") from error
     except Unreadable as error:
         raise ValueError(f"gold_patch is no list of calls: {error}") from error
+
+
+_WORD = re.compile(
+    r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W_\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+"
+)
+"""Letters and digits of any script; each sign of those that put no blanks between words."""
+_ALIKE = 0.9
+"""Share of words that two ideas may have in common before they are the same."""
+_UNSAFE = re.compile(
+    r"\b(passwords?|credentials?|api keys?|private keys?|blackmail|threaten|phishing|malware|"
+    r"everything (?:in|from) (?:the|my) (?:account|inbox)|without (?:me|anyone) (?:knowing|noticing))\b",
+    re.IGNORECASE,
+)
+
+
+def words(idea: Idea) -> frozenset[str]:
+    return words_of(f"{idea.title}: {idea.goal}")
+
+
+def words_of(text: str) -> frozenset[str]:
+    """Words of an idea given as text, `TITLE: GOAL`."""
+    return frozenset(_WORD.findall(text.lower()))
+
+
+def wrong(idea: Idea, known: Collection[frozenset[str]]) -> tuple[Check, str] | None:
+    """The first fault of an idea; `known` are the words of earlier ideas."""
+    if absent := [name for name in idea.services if name not in SERVICES]:
+        return Check.INFEASIBLE, f"there is no service {absent[0]!r}: there is {', '.join(SERVICES)}"
+    if not idea.services:
+        return Check.INFEASIBLE, "it names no service"
+    if found := _UNSAFE.search(f"{idea.title} {idea.goal}"):
+        return Check.UNSAFE, f"an assistant must not do this: {found[0]!r}"
+    own = words(idea)
+    if any(len(own & other) >= _ALIKE * len(own | other) for other in known):
+        return Check.DUPLICATE, "an earlier idea says the same"
+    return None

@@ -16,8 +16,17 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from orchard.pipelines.domains.claw import filters, prompts
-from orchard.pipelines.domains.claw.drafts import BadAnswer, Idea, TaskDraft, read_draft, read_idea, task_of
+from orchard.pipelines.domains.claw import prompts
+from orchard.pipelines.domains.claw.drafts import (
+    BadAnswer,
+    Idea,
+    TaskDraft,
+    read_draft,
+    read_idea,
+    task_of,
+    words_of,
+    wrong,
+)
 from orchard.pipelines.domains.claw.proof import Defect, graded, prove
 from orchard.pipelines.domains.claw.report import Report
 from orchard.pipelines.tasks.registry import TaskRegistry
@@ -239,14 +248,14 @@ class Run:
                 )
                 await self._end(one, SynthesisAction.REJECT, check=Check.UNREADABLE, detail=str(error))
                 continue
-            wrong = filters.wrong(idea, [filters.words_of(text) for text in known])
+            fault = wrong(idea, [words_of(text) for text in known])
             label = idea.seeded_mistake
             artefact = await self._tell(
                 one, SynthesisAction.PROPOSE, asked, answer, read=idea, seeded_mistake=label
             )
-            check, detail = wrong or (None, "")
+            check, detail = fault or (None, "")
             await self._publish(one, SynthesisAction.FILTER, check=check, detail=detail, seeded_mistake=label)
-            if wrong:
+            if fault:
                 await self._end(one, SynthesisAction.REJECT, check=check, detail=detail, seeded_mistake=label)
                 continue
             await self._offer(msgspec.structs.replace(one, step=SynthesisAction.WRITE, idea=artefact))

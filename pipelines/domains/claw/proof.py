@@ -13,8 +13,7 @@ from typing import Any
 import msgspec
 
 from orchard.pipelines.domains.claw.drafts import ProofCase, case_of
-from orchard.pipelines.tasks.proof import Proven, Refuted, Verdict
-from orchard.pipelines.tasks.proving import UNFIT, ProofContext
+from orchard.pipelines.tasks.proving import UNFIT, ProofContext, Proven, Refuted, Verdict
 from orchard.schemas.claw import ClawBundle, ClawTests, SnapshotFile
 from orchard.schemas.outcomes import AbortCause, ExitStatus
 from orchard.schemas.synthesis import Check, ReferenceCall

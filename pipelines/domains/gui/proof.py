@@ -5,8 +5,7 @@ from contextlib import AbstractAsyncContextManager
 
 import msgspec
 
-from orchard.pipelines.tasks.proof import Proven, Refuted, Verdict
-from orchard.pipelines.tasks.proving import UNFIT, ProofContext
+from orchard.pipelines.tasks.proving import UNFIT, ProofContext, Proven, Refuted, Verdict
 from orchard.schemas.identity import digest
 from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward
 from orchard.schemas.tasks import Task, WorldUse

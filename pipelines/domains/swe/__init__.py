@@ -10,7 +10,7 @@ DOMAIN = PipelineDomain(
     package=__name__,
     provers={_TESTS: f"{__name__}.proof:prove_task"},
     contradictions={_TESTS: f"{__name__}.impossible:contradict"},
-    exporters={"orchard-swe": f"{__name__}.exporter:RELEASED"},
+    exporters={"orchard-swe": f"{__name__}.released_rows:RELEASED"},
     released_layouts={"orchard-swe": ReleasedLayout(reader=f"{__name__}.released_rows:read_swe_rows")},
     sft_preset={
         "epochs": 5,

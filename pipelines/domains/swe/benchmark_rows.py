@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 
 from orchard.pipelines.domains.swe.before_after import reporting
-from orchard.pipelines.domains.swe.benchmark_parsers import parser_named
 from orchard.pipelines.domains.swe.benchmark_repositories import (
     all_of,
     given_command,
+    parser_named,
     pytest_command,
     repository,
 )

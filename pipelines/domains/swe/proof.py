@@ -9,8 +9,7 @@ import msgspec
 
 from orchard.pipelines.domains.swe.history import OVER, look
 from orchard.pipelines.domains.swe.other_releases import LIST, newer_releases
-from orchard.pipelines.tasks.proof import Proven, Refuted, Verdict
-from orchard.pipelines.tasks.proving import ProofContext
+from orchard.pipelines.tasks.proving import ProofContext, Proven, Refuted, Verdict
 from orchard.schemas.outcomes import Reward
 from orchard.schemas.tasks import SWETests, Task
 from orchard.workers.domains.swe.verdict import MISSING, PASSING

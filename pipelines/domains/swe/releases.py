@@ -1,16 +1,17 @@
-"""Makes a task of two releases of a package: sources and tests apart, the patches, and the statement.
-Pure."""
+"""Makes a task of two releases of a package: sources and tests apart, the patches, and the statement;
+and the catalogue of pairs that are known to make tasks."""
 
 import difflib
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum, auto
+from importlib import resources
 from pathlib import PurePosixPath
 
 import msgspec
 
-from orchard.pipelines.tasks.errors import NotATask
+from orchard.pipelines.tasks.errors import NotATask, TaskError
 from orchard.pipelines.tasks.trees import Tree, changed_paths, diff, lines_of, text_of
 
 SOURCE = "pypi-releases"
@@ -268,3 +269,34 @@ def choose_pairs(
         for old, new in itertools.pairwise(versions)
     ]
     return pairs[::-1][:limit]
+
+
+class _Package(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    pairs: list[tuple[str, str]]
+    requires: tuple[str, ...] = ()
+
+
+class _Catalogue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    package: list[_Package]
+
+
+def catalogue(packages: Collection[str] = ()) -> list[ReleasePair]:
+    """The pairs, those of `packages` only where any are named. Raises TaskError for an unknown package."""
+    text = resources.files(__package__).joinpath("catalogue.toml").read_bytes()
+    return in_turns(msgspec.toml.decode(text, type=_Catalogue).package, packages)
+
+
+def in_turns(listed: list[_Package], packages: Collection[str]) -> list[ReleasePair]:
+    """The first pair of every package, then the second of every one, and so on."""
+    names = {package.name for package in listed}
+    for name in packages:
+        if name not in names:
+            raise TaskError(f"the catalogue has no package {name!r}: it has {', '.join(sorted(names))}")
+    columns = [
+        [ReleasePair(package=p.name, old=old, new=new, requires=p.requires) for old, new in p.pairs]
+        for p in listed
+        if not packages or p.name in packages
+    ]
+    turns = itertools.zip_longest(*columns)
+    return [pair for turn in turns for pair in turn if pair is not None]

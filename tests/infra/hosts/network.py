@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchard.processes.children import die_with_parent
+from orchard.processes.signals import die_with_parent
 from tests.infra.conftest import INFRA
 
 UNITS = INFRA / "hosts"

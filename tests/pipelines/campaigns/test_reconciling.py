@@ -25,8 +25,8 @@ from orchard.schemas.campaigns import (
 from orchard.schemas.events import RolloutAborted, make_event, payload
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.queues import Queue
-from orchard.storage.archive.settings import ArchiveSettings
 from orchard.storage.blobs import BlobStore
+from orchard.storage.settings import ArchiveSettings
 from orchard.streams import names
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.claims import Claims

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from orchard.pipelines.datasets.corpus import log_texts
-from orchard.pipelines.datasets.tokenizer import CONTROL, train_tokenizer
+from orchard.pipelines.datasets.tokenizer import CONTROL, log_texts, train_tokenizer
 from orchard.storage.reader import open_tables
 
 

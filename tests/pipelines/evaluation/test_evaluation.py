@@ -13,8 +13,7 @@ from orchard.cli.evaluation import show_plan
 from orchard.pipelines.campaigns.scores import Tally
 from orchard.pipelines.domains.swe.benchmark_rows import Given, task_from_row
 from orchard.pipelines.evaluation.plan import gone_on, plan_suite
-from orchard.pipelines.evaluation.predictions import write_predictions
-from orchard.pipelines.evaluation.report import markdown, tables_of, write_report
+from orchard.pipelines.evaluation.report import markdown, tables_of, write_predictions, write_report
 from orchard.pipelines.evaluation.results import (
     Cell,
     CellComparison,

@@ -13,9 +13,8 @@ import pytest
 
 from orchard.pipelines.rl.bar import BarSettings
 from orchard.pipelines.rl.coordinator import Coordinator, RunError, begin, subjects
-from orchard.pipelines.rl.curriculum import StepCurriculum
 from orchard.pipelines.rl.frugal import FrugalSettings
-from orchard.pipelines.rl.plan import RunPlan, plan_hash
+from orchard.pipelines.rl.plan import RunPlan, StepCurriculum, plan_hash
 from orchard.pipelines.rl.progress import RunProgress, as_rollout
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import Budget, ModelSpec, RolloutRequest, TaskRef

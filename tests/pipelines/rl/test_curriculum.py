@@ -4,7 +4,7 @@ from itertools import count
 
 import pytest
 
-from orchard.pipelines.rl.curriculum import StepCurriculum, stopped_rising
+from orchard.pipelines.rl.plan import StepCurriculum, stopped_rising
 from orchard.pipelines.rl.progress import RunProgress
 from orchard.pipelines.rl.runs import RunError
 from orchard.schemas.campaigns import Budget

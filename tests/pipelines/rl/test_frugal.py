@@ -12,13 +12,15 @@ from orchard.pipelines.rl.frugal import (
     FrugalSettings,
     Grown,
     OneClass,
+    Posterior,
     VersionCounts,
     decide,
+    expected_gain,
+    information,
     opening,
     posterior,
     visit,
 )
-from orchard.pipelines.rl.information import Posterior, expected_gain, information
 from orchard.schemas.groups import SkipReason, StopReason
 from orchard.schemas.outcomes import RolloutStatus
 

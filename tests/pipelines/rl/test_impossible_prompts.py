@@ -11,10 +11,10 @@ from orchard.cli.rl import _warn
 from orchard.pipelines.campaigns.commands import requested_event
 from orchard.pipelines.rl.bar import Assemble, BarSettings, Generate, GiveUp, decide
 from orchard.pipelines.rl.coordinator import Coordinator, RunError, begin, subjects
+from orchard.pipelines.rl.curves import hack_rates
 from orchard.pipelines.rl.deciding import decide as decision
 from orchard.pipelines.rl.feed import Feed
 from orchard.pipelines.rl.frugal import FrugalSettings
-from orchard.pipelines.rl.hacks import hack_rates
 from orchard.pipelines.rl.progress import RunProgress, RunPrompt
 from orchard.pipelines.rl.runs import choose_traps, make_plan, planned_by
 from orchard.pipelines.rl.what_if import graded_pools

@@ -5,8 +5,7 @@ import random
 import pytest
 
 from orchard.pipelines.rl.bar import BarSettings, Rollout
-from orchard.pipelines.rl.frugal import FrugalSettings
-from orchard.pipelines.rl.information import information
+from orchard.pipelines.rl.frugal import FrugalSettings, information
 from orchard.pipelines.rl.what_if import Group, WhatIfSetting, dealt, fitted_prior, grid, what_if
 from orchard.schemas.outcomes import RolloutStatus
 

@@ -16,12 +16,11 @@ from typer.testing import CliRunner
 from orchard.cli.app import app
 from orchard.pipelines.datasets.errors import DatasetError
 from orchard.pipelines.models.directories import load_model, load_tokenizer
-from orchard.pipelines.sft.interruption import RunInterrupted
 from orchard.pipelines.sft.metrics import read_steps
 from orchard.pipelines.sft.preparation import make_optimizers
 from orchard.pipelines.sft.processes import Processes
 from orchard.pipelines.sft.settings import Optimizer, TrainingError
-from orchard.pipelines.sft.trainer import METRICS, MODEL, PLOT, SftTrainer, train
+from orchard.pipelines.sft.trainer import METRICS, MODEL, PLOT, RunInterrupted, SftTrainer, train
 from tests.pipelines.sft.small_runs import to_toml, token_rows, write_dataset
 
 RUN = "import sys; from pathlib import Path; from orchard.pipelines.sft.settings import read_settings; "

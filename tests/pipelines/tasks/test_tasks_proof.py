@@ -1,6 +1,6 @@
 """What repeated gradings prove of a task that is judged as a whole."""
 
-from orchard.pipelines.tasks.proof import Proven, Refuted, judge_whole
+from orchard.pipelines.tasks.proving import Proven, Refuted, judge_whole
 from orchard.schemas.outcomes import Reward
 from orchard.schemas.tasks import StateCheck, Task
 

@@ -7,12 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from orchard.domains.claw.synthesizing import SEEDED
+from orchard.domains.claw.synthesis import SEEDED
 from orchard.pipelines.datasets.build import build
 from orchard.pipelines.datasets.settings import CandidateSource, DatasetSettings
 from orchard.pipelines.domains.claw.author import DRAFT_MISTAKES, IDEA_MISTAKES, MODEL, Author, mistake_of
-from orchard.pipelines.domains.claw.drafts import Idea
-from orchard.pipelines.domains.claw.filters import words, wrong
+from orchard.pipelines.domains.claw.drafts import Idea, words, wrong
 from orchard.pipelines.domains.claw.loop import Run, SynthesisGoal, queue_of
 from orchard.pipelines.domains.claw.report import Report, table
 from orchard.schemas.events import payload

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from orchard.pipelines.domains.swe.benchmark_parsers import parser_named
+from orchard.pipelines.domains.swe.benchmark_repositories import parser_named
 from orchard.pipelines.domains.swe.benchmark_rows import Given, task_from_row
 from orchard.pipelines.domains.swe.multilingual import SUITES
 from orchard.pipelines.tasks.errors import MalformedRow

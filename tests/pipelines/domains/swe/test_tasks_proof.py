@@ -1,7 +1,7 @@
 """What repeated gradings prove: gold resolves, empty does not, unsteady tests go."""
 
 from orchard.pipelines.domains.swe.proof import judge_tests
-from orchard.pipelines.tasks.proof import Proven, Refuted
+from orchard.pipelines.tasks.proving import Proven, Refuted
 from orchard.schemas.outcomes import Reward
 from orchard.schemas.tasks import SWETests, Task, task_hash
 

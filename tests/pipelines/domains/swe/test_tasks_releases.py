@@ -3,12 +3,12 @@
 import pytest
 
 from orchard.pipelines.domains.swe.before_after import messages, sample, split
-from orchard.pipelines.domains.swe.catalogue import catalogue
 from orchard.pipelines.domains.swe.layout import declared_requirements, installed_metadata, source_root
 from orchard.pipelines.domains.swe.releases import (
     FileKind,
     ReleasePair,
     analyse,
+    catalogue,
     choose_pairs,
     conceal,
     kind_of,

@@ -14,7 +14,7 @@ import pytest
 
 from orchard.pipelines.domains.gui.proof import by_records
 from orchard.pipelines.domains.gui.synthesis import SITES, synthesize
-from orchard.pipelines.tasks.proof import Proven
+from orchard.pipelines.tasks.proving import Proven
 from orchard.schemas.gui import ExpectedAnswer, SiteGrading, SiteSpec
 from orchard.schemas.outcomes import AbortCause, ExitStatus
 from orchard.schemas.tasks import Task
