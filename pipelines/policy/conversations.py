@@ -10,7 +10,7 @@ from typing import Any
 
 from orchard.pipelines.datasets.tokenization import ChatTokenizer, Conversation
 from orchard.pipelines.datasets.turns import OPENING
-from orchard.pipelines.policy.replies import AssistantMessage, read_message
+from orchard.pipelines.policy.answers import AssistantMessage, read_message
 from orchard.pipelines.vision.places import flat, picture_urls
 from orchard.schemas.identity import digest
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchard.pipelines.policy.replies import read_message
+from orchard.pipelines.policy.answers import read_message
 
 
 def read(text, **options):
