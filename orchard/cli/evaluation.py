@@ -29,11 +29,9 @@ from orchard.terminal.evaluation_tables import show_results
 from orchard.terminal.tables import rows_table
 from orchard.workers.harnesses import get_harness
 
-app = typer.Typer(
-    cls=DefaultRun,
-    no_args_is_help=True,
-    help="Evaluation: models x harnesses x task sets: `orchard eval SUITE.toml`.",
-)
+COMMANDS = {"eval": "Evaluation: models x harnesses x task sets: `orchard eval SUITE.toml`."}
+
+app = typer.Typer(cls=DefaultRun, no_args_is_help=True)
 
 Out = Annotated[
     Path | None,
