@@ -1,8 +1,9 @@
 """The record of what a domain adds to a worker, and how the core finds the records.
 
 The core names no domain. It asks the records, which name their components as `module:attribute`, loaded at
-first use. Records of Orchard's own domains are in `workers/domains/*/__init__.py`; other packages declare an
-entry point of the group `orchard.worker_domains`.
+first use. Records of Orchard's own domains are in `workers/domains/*/__init__.py`, and their modules name the
+harnesses, graders, worlds and judges that they have, in HARNESSES, GRADERS, WORLDS and JUDGES. Other packages
+declare an entry point of the group `orchard.worker_domains`.
 """
 
 from collections.abc import Mapping

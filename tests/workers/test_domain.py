@@ -272,6 +272,18 @@ def test_a_plug_in_may_not_hide_a_component_of_a_domain(site: Path) -> None:
         plugins.check({})
 
 
+def test_a_module_of_a_domain_names_its_components_and_is_not_imported_for_it(site: Path) -> None:
+    module = "raise AssertionError('imported')\n"
+    (site / "counting/tens.py").write_text(f'{module}GRADERS = {{"tens": "Tens", "tens-2": "Second"}}\n')
+    (site / "counting/steps").mkdir()
+    (site / "counting/steps/__init__.py").write_text(f'{module}GRADERS = {{\n    "steps": "Steps",\n}}\n')
+    assert discovery.components_in("counting", "GRADERS") == {
+        "steps": "counting.steps:Steps",
+        "tens": "counting.tens:Tens",
+        "tens-2": "counting.tens:Second",
+    }
+
+
 def test_every_component_of_orchards_own_domains_can_be_loaded() -> None:
     for kind in (Kind.HARNESS, Kind.GRADER, Kind.WORLD, Kind.JUDGE):
         for name in domains.components(kind):

@@ -1,19 +1,14 @@
 """Orchard-Claw in the worker: services, the HTTP and MCP servers of a task's world, and the ReAct harness."""
 
+from orchard.workers.discovery import components_in
 from orchard.workers.domain import WorkerDomain
 
 DOMAIN = WorkerDomain(
     name="claw",
     package=__name__,
-    harnesses={"claw-react": f"{__name__}.react:ClawReact"},
-    graders={
-        "claw": f"{__name__}.grading:ClawGrader",
-        "claw-eval": f"{__name__}.claw_eval.grading:ClawEvalGrader",
-    },
-    worlds={
-        "claw": f"{__name__}.world:ClawServices",
-        "claw-eval": f"{__name__}.claw_eval.world:ClawEvalServices",
-    },
+    harnesses=components_in(__name__, "HARNESSES"),
+    graders=components_in(__name__, "GRADERS"),
+    worlds=components_in(__name__, "WORLDS"),
     default_harness="claw-react",
     sources=("*.py", "services/*.py"),
 )

@@ -1,16 +1,12 @@
 """Software agents: harnesses that hand in a patch, and grading by a repository's own tests."""
 
+from orchard.workers.discovery import components_in
 from orchard.workers.domain import WorkerDomain
 
 DOMAIN = WorkerDomain(
     name="swe",
     package=__name__,
-    harnesses={
-        "orchard-bash": f"{__name__}.harnesses:OrchardBash",
-        "mini-swe-agent": f"{__name__}.harnesses:MiniSweAgent",
-        "mini-swe-agent-text": f"{__name__}.harnesses:MiniSweAgentText",
-        "mini-swe-agent-compact": f"{__name__}.harnesses:Compact",
-    },
+    harnesses=components_in(__name__, "HARNESSES"),
     oracle=f"{__name__}.oracle.player:ShellPlayer",
     gradings={"swe-tests": f"{__name__}.grader:grade_swe"},
     patch_harness="orchard-bash",
