@@ -1,12 +1,10 @@
 """Software agents: harnesses that hand in a patch, and grading by a repository's own tests."""
 
-from orchard.workers.discovery import components_in
 from orchard.workers.domain import WorkerDomain
 
 DOMAIN = WorkerDomain(
     name="swe",
     package=__name__,
-    harnesses=components_in(__name__, "HARNESSES"),
     oracle=f"{__name__}.oracle.player:ShellPlayer",
     gradings={"swe-tests": f"{__name__}.grader:grade_swe"},
     patch_harness="orchard-bash",
