@@ -4,9 +4,11 @@ Each domain has one record, named `DOMAIN`, in its package. Orchard's own packag
 folder, others by their entry points.
 """
 
+import ast
 import hashlib
 import logging
 import pkgutil
+import re
 from collections.abc import Iterable
 from functools import cache
 from importlib import import_module
@@ -60,6 +62,27 @@ def records(package: str, group: str, kind: type[D]) -> dict[str, D]:
         else:
             found[record.name] = record
     return found
+
+
+def declared(package: str, name: str) -> dict[str, dict[str, str]]:
+    """Returns the dictionary of texts that a module of the package assigns to `name`, of each that does, by
+    module. Reads the sources and imports none of them."""
+    found, literal = {}, re.compile(rf"^{name} = (\{{.*?\}})$", re.M | re.S)
+    for file in matching(package, ["**/*.py"]):
+        if value := literal.search(file.read_text(encoding="utf-8")):
+            parts = file.relative_to(_folder(package)).with_suffix("").parts
+            module = ".".join((package, *parts)).removesuffix(".__init__")
+            found[module] = ast.literal_eval(value[1])
+    return found
+
+
+def components_in(package: str, name: str) -> dict[str, str]:
+    """Maps the keys of those dictionaries to `module:attribute`; the values are the attributes."""
+    return {
+        key: f"{module}:{attribute}"
+        for module, found in declared(package, name).items()
+        for key, attribute in found.items()
+    }
 
 
 def matching(package: str, patterns: Iterable[str]) -> list[Path]:

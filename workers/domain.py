@@ -1,19 +1,22 @@
 """The record of what a domain adds to a worker, and how the core finds the records.
 
-The core names no domain. It asks the records, which name their components as `module:attribute`, loaded at
+The core names no domain. It asks the records, which name parts of the domain as `module:attribute`, loaded at
 first use. Records of Orchard's own domains are in `workers/domains/*/__init__.py`; other packages declare an
-entry point of the group `orchard.worker_domains`.
+entry point of the group `orchard.worker_domains`. A module of a domain's package names its components in a
+dictionary of texts, such as `HARNESSES = {"browser": "BrowserHarness"}`: names that tasks, campaigns and logs
+use, and attributes. GRADERS and WORLDS are the same; JUDGES has protocols with their versions.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 from orchard.schemas.plugins import Kind
-from orchard.workers.discovery import code_of, matching, records
+from orchard.workers.discovery import code_of, components_in, matching, records
 
 GROUP = "orchard.worker_domains"
+COMPONENTS = (Kind.HARNESS, Kind.GRADER, Kind.WORLD, Kind.JUDGE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,13 +25,7 @@ class WorkerDomain:
 
     name: str
     package: str
-    """Dotted name of the package that holds `sources`."""
-    harnesses: Mapping[str, str] = field(default_factory=dict)
-    graders: Mapping[str, str] = field(default_factory=dict)
-    """Maps a grader's name in `PluginGrading` to `module:attribute`, as all of these mappings do."""
-    worlds: Mapping[str, str] = field(default_factory=dict)
-    judges: Mapping[str, str] = field(default_factory=dict)
-    """Maps a judge's protocol, with its version, to `module:attribute`."""
+    """Dotted name of the package that holds its components and `sources`."""
     gradings: Mapping[str, str] = field(default_factory=dict)
     """Maps the tag of a struct in the union `Grading` to the function `(grading, judgement)` that grades by
     it."""
@@ -49,6 +46,11 @@ class WorkerDomain:
     @property
     def bundled(self) -> bool:
         return self.package.startswith("orchard.")
+
+    @cached_property
+    def components(self) -> dict[str, dict[str, str]]:
+        """Maps each kind of component to its names and `module:attribute`."""
+        return {kind: components_in(self.package, kind.upper()) for kind in COMPONENTS}
 
     def files(self) -> list[Path]:
         return matching(self.package, self.sources)
@@ -71,9 +73,9 @@ def components(kind: Kind, *, bundled: bool = False) -> dict[str, str]:
         name: reference
         for record in reversed(domains().values())
         if record.bundled or not bundled
-        for name, reference in getattr(record, kind.value, {}).items()
+        for name, reference in record.components.get(kind, {}).items()
     }
 
 
 def domain_of(kind: Kind, name: str) -> WorkerDomain | None:
-    return next((each for each in domains().values() if name in getattr(each, kind.value, {})), None)
+    return next((each for each in domains().values() if name in each.components.get(kind, {})), None)

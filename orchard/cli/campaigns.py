@@ -25,6 +25,16 @@ from orchard.schemas.tasks import IMPOSSIBLE
 from orchard.terminal.campaign_tables import status_table, watch_campaign
 from orchard.terminal.console import console, reporting
 
+COMMANDS = {
+    "submit": "Queue a campaign: tasks x harnesses x models x samples.",
+    "status": "Show all campaigns: state, outcomes, queue depth.",
+    "watch": "Show live progress until the campaign is done: queue, running, outcomes, rate, time left, "
+    "cost.",
+    "pause": "Start no more rollouts; running ones finish.",
+    "cancel": "Stop at once: running and waiting rollouts abort with the cause `cancelled`.",
+    "resume": "Continue after a pause, a cancel, or a failure that aborted rollouts.",
+}
+
 _DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(CampaignSpec)}
 
 Name = Annotated[str, typer.Argument(help="Name of the campaign.")]

@@ -11,6 +11,8 @@ from orchard.configuration.config import ConfigError
 from orchard.pipelines.campaigns.costs import PAPER_RATES, CostLine, RateCard, RatesError, price, read_rates
 from orchard.terminal.console import console
 
+COMMANDS = {"cost": "Compute what sandboxes cost."}
+
 
 def register(app: typer.Typer) -> None:
     @app.command()

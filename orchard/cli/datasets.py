@@ -32,7 +32,9 @@ from orchard.terminal.console import console, reporting
 from orchard.terminal.left_out import Strict, counted, end, tell_left_out
 from orchard.terminal.tables import rows_table
 
-app = typer.Typer(no_args_is_help=True, help="Build, compare, explain and export datasets.")
+COMMANDS = {"dataset": "Build, compare, explain and export datasets."}
+
+app = typer.Typer(no_args_is_help=True)
 
 _USUAL = front.domains()[0].name
 _LAYOUTS = sorted(

@@ -12,7 +12,9 @@ from orchard.terminal.console import console
 from orchard.terminal.tables import rows_table
 from orchard.workers.attempts.deadletters import DeadLetters
 
-app = typer.Typer(no_args_is_help=True, help="Show and requeue requests that no worker could finish.")
+COMMANDS = {"dead": "Show and requeue requests that no worker could finish."}
+
+app = typer.Typer(no_args_is_help=True)
 
 Sequence = Annotated[int, typer.Argument(help="Sequence number, as `dead list` shows it.")]
 

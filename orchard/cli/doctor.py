@@ -16,6 +16,11 @@ from orchard.injector.local.capabilities import capabilities
 from orchard.streams.server import find_binary
 from orchard.terminal.console import console
 
+COMMANDS = {
+    "doctor": "Check what this machine can do, and say what to install.",
+    "config": "Show every configuration key with its value, as a TOML file with comments.",
+}
+
 LOW_DISK_BYTES = 5 * 2**30
 
 

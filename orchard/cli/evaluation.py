@@ -27,11 +27,9 @@ from orchard.terminal.console import console, reporting
 from orchard.terminal.tables import rows_table, show_results
 from orchard.workers.harnesses import get_harness
 
-app = typer.Typer(
-    cls=DefaultRun,
-    no_args_is_help=True,
-    help="Evaluation: models x harnesses x task sets: `orchard eval SUITE.toml`.",
-)
+COMMANDS = {"eval": "Evaluation: models x harnesses x task sets: `orchard eval SUITE.toml`."}
+
+app = typer.Typer(cls=DefaultRun, no_args_is_help=True)
 
 Out = Annotated[
     Path | None,

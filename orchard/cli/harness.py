@@ -28,7 +28,9 @@ from orchard.workers.harnesses.programs.record import Program, SuppliedFiles
 from orchard.workers.harnesses.programs.runner import ProgramHarness
 from orchard.workers.plugins import names
 
-app = typer.Typer(no_args_is_help=True, help="Install, list and show harnesses that are programs.")
+COMMANDS = {"harness": "Install, list and show harnesses that are programs."}
+
+app = typer.Typer(no_args_is_help=True)
 
 
 @app.command("install")

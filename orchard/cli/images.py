@@ -23,7 +23,9 @@ from orchard.pipelines.tasks.dockerfiles import build_image
 from orchard.schemas.sandboxes import ImageDeleted
 from orchard.terminal.console import console
 
-app = typer.Typer(no_args_is_help=True, help="Manage images of local sandboxes.")
+COMMANDS = {"images": "Manage images of local sandboxes."}
+
+app = typer.Typer(no_args_is_help=True)
 
 
 @app.command("import")

@@ -4,6 +4,7 @@ All modules together take seconds to import, which nobody should wait for who as
 """
 
 import re
+from functools import cache
 from importlib import import_module
 from textwrap import dedent
 from typing import Any, Literal
@@ -12,91 +13,44 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
+from orchard.workers.discovery import declared
+
 MARKUP: Literal["markdown"] = "markdown"
 
-COMMANDS: dict[str, tuple[str, str]] = {
-    "up": (
-        "orchard.cli.processes",
-        "Run the whole pipeline here: NATS server, sandboxes, oracle, workers, writer.",
+ORDER = (
+    *(
+        "up",
+        "worker",
+        "writer",
+        "steward",
+        "oracle",
+        "submit",
+        "status",
+        "watch",
+        "pause",
+        "cancel",
+        "resume",
     ),
-    "worker": (
-        "orchard.cli.processes",
-        "Run one worker: claims rollouts, or requests of other kinds, until SIGTERM, which drains it.",
-    ),
-    "writer": ("orchard.cli.processes", "Run the writer: commits the event stream to the store's tables."),
-    "steward": (
-        "orchard.cli.processes",
-        "Run the steward: forwards delayed requests when due, buries "
-        "those that nobody could finish, offers open rollouts again that are on no queue, and pauses "
-        "campaigns that have cost their cap.",
-    ),
-    "oracle": (
-        "orchard.cli.processes",
-        "Run the oracle teacher: an OpenAI-compatible server that plays gold patches.",
-    ),
-    "submit": ("orchard.cli.campaigns", "Queue a campaign: tasks x harnesses x models x samples."),
-    "status": ("orchard.cli.campaigns", "Show all campaigns: state, outcomes, queue depth."),
-    "watch": (
-        "orchard.cli.campaigns",
-        "Show live progress until the campaign is done: queue, running, outcomes, rate, time left, cost.",
-    ),
-    "pause": ("orchard.cli.campaigns", "Start no more rollouts; running ones finish."),
-    "cancel": (
-        "orchard.cli.campaigns",
-        "Stop at once: running and waiting rollouts abort with the cause `cancelled`.",
-    ),
-    "resume": (
-        "orchard.cli.campaigns",
-        "Continue after a pause, a cancel, or a failure that aborted rollouts.",
-    ),
-    "show": (
-        "orchard.cli.reading",
-        "Show a rollout: every message, the diff it submitted, what the tests said.",
-    ),
-    "ui": ("orchard.cli.page", "Show campaigns and rollouts in a browser, live, until Ctrl-C."),
-    "report": (
-        "orchard.cli.page",
-        "Write a campaign, training run or comparison as a folder of pages that opens from disk.",
-    ),
-    "sql": ("orchard.cli.reading", "Query all tables with DuckDB, while the pipeline runs."),
-    "doctor": ("orchard.cli.doctor", "Check what this machine can do, and say what to install."),
-    "config": (
-        "orchard.cli.doctor",
-        "Show every configuration key with its value, as a TOML file with comments.",
-    ),
-    "cost": ("orchard.cli.cost", "Compute what sandboxes cost."),
-    "sft": ("orchard.cli.sft", "Fine-tune a model on a dataset; goes on from its newest checkpoint."),
-    "serve-policy": (
-        "orchard.cli.policy",
-        "Serve a model: /v1/chat/completions, /v1/completions with token ids, /admin/reload, /metrics.",
-    ),
-    "eval": (
-        "orchard.cli.evaluation",
-        "Evaluation: models x harnesses x task sets: `orchard eval SUITE.toml`.",
-    ),
-    "tasks": ("orchard.cli.tasks", "Make, import, prove and list tasks."),
-    "harness": ("orchard.cli.harness", "Install, list and show harnesses that are programs."),
-    "images": ("orchard.cli.images", "Manage images of local sandboxes."),
-    "sandbox": ("orchard.cli.sandbox", "Give sandboxes to other programs."),
-    "store": ("orchard.cli.store", "Check, compact and rebuild the tables."),
-    "dead": ("orchard.cli.dead", "Show and requeue requests that no worker could finish."),
-    "log": ("orchard.cli.log", "Show, archive and verify the event log."),
-    "dataset": ("orchard.cli.datasets", "Build, compare, explain and export datasets."),
-    "trajectories": (
-        "orchard.cli.trajectories",
-        "Trajectories as ATIF files, the interchange format of Harbor: out and in.",
-    ),
-    "values": ("orchard.cli.values", "Values of unresolved trajectories, step by step."),
-    "rl": ("orchard.cli.rl", "Reinforcement learning with balanced groups: `orchard rl CONFIG.toml`."),
-}
-"""Commands of the core by name: module and sentence of help, in the order of the help."""
+    *("show", "ui", "report", "sql", "doctor", "config", "cost", "sft", "serve-policy", "eval", "tasks"),
+    *("harness", "images", "sandbox", "store", "dead", "log", "dataset", "trajectories", "values", "rl"),
+)
+"""Order of the help; commands that are not named here come after these."""
+
+
+@cache
+def core_commands() -> dict[str, tuple[str, str]]:
+    """Returns module and sentence of help of each command that a module of this package names in
+    COMMANDS."""
+    found = declared("orchard.cli", "COMMANDS")
+    named = {name: (module, summary) for module, own in found.items() for name, summary in own.items()}
+    return {name: named[name] for name in dict.fromkeys((*ORDER, *named))}
 
 
 def commands() -> dict[str, tuple[str, str]]:
     """All commands, those of domains last."""
     from orchard.actions.domain import domains  # which looks into every installed package
 
-    return COMMANDS | {name: one for each in domains() for name, one in each.commands.items()}
+    return core_commands() | {name: one for each in domains() for name, one in each.commands.items()}
 
 
 SHARED = ("--store", "--state", "--config", "--nats", "--sandbox")
@@ -118,7 +72,7 @@ class Listed(TyperCommand):
         if hasattr(module, "register"):
             module.register(found)
         else:
-            found.add_typer(module.app, name=self.name)
+            found.add_typer(module.app, name=self.name, help=self.help)
         command = get_group(found).commands[self.name or ""]
         for each in (command, *getattr(command, "commands", {}).values()):
             each.help, each.epilog = fenced(each.help or ""), EPILOG
@@ -146,7 +100,7 @@ class Commands(TyperGroup):
         return list(commands())
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
-        found = COMMANDS.get(cmd_name) or commands().get(cmd_name)
+        found = core_commands().get(cmd_name) or commands().get(cmd_name)
         return Listed(cmd_name, *found) if found else None
 
     def parse_args(self, context: Any, args: list[str]) -> list[str]:

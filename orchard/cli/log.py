@@ -25,7 +25,9 @@ from orchard.streams.disk_space import event_capacity
 from orchard.terminal.console import console, reporting
 from orchard.terminal.tables import rows_table
 
-app = typer.Typer(no_args_is_help=True, help="Show, archive and verify the event log.")
+COMMANDS = {"log": "Show, archive and verify the event log."}
+
+app = typer.Typer(no_args_is_help=True)
 
 Names = Annotated[list[str] | None, typer.Argument(help="Names of campaigns, as `log status` shows them.")]
 

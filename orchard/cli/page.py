@@ -12,6 +12,11 @@ from orchard.actions.session import Session
 from orchard.processes.signals import stop_on_signals
 from orchard.terminal.console import console, progress
 
+COMMANDS = {
+    "ui": "Show campaigns and rollouts in a browser, live, until Ctrl-C.",
+    "report": "Write a campaign, training run or comparison as a folder of pages that opens from disk.",
+}
+
 
 def register(app: typer.Typer) -> None:
     @app.command()

@@ -9,6 +9,11 @@ import typer
 from orchard.cli.processes import start_logging
 from orchard.pipelines.policy.serving import ServingSettings, serve
 
+COMMANDS = {
+    "serve-policy": "Serve a model: /v1/chat/completions, /v1/completions with token ids, "
+    "/admin/reload, /metrics."
+}
+
 
 def register(app: typer.Typer) -> None:
     @app.command(name="serve-policy")

@@ -15,6 +15,15 @@ from orchard.terminal.console import console
 from orchard.terminal.options import ApiKeyEnv, BaseUrl
 from orchard.workers.episode.settings import WorkerSettings
 
+COMMANDS = {
+    "up": "Run the whole pipeline here: NATS server, sandboxes, oracle, workers, writer.",
+    "worker": "Run one worker: claims rollouts, or requests of other kinds, until SIGTERM, which drains it.",
+    "writer": "Run the writer: commits the event stream to the store's tables.",
+    "steward": "Run the steward: forwards delayed requests when due, buries those that nobody could finish, "
+    "offers open rollouts again that are on no queue, and pauses campaigns that have cost their cap.",
+    "oracle": "Run the oracle teacher: an OpenAI-compatible server that plays gold patches.",
+}
+
 ProbePort = Annotated[
     int | None,
     typer.Option(

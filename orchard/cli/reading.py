@@ -33,6 +33,11 @@ from orchard.storage.reader import Row, open_tables, refresh
 from orchard.terminal.console import console, shown
 from orchard.terminal.tables import cell, rows_table
 
+COMMANDS = {
+    "show": "Show a rollout: every message, the diff it submitted, what the tests said.",
+    "sql": "Query all tables with DuckDB, while the pipeline runs.",
+}
+
 SHOWN_CHARACTERS = 4000
 
 ATTEMPT = (

@@ -31,11 +31,9 @@ from orchard.streams.tasks import end
 from orchard.terminal.console import TerminalReporter, console, progress, reporting
 from orchard.terminal.tables import rows_table
 
-app = typer.Typer(
-    cls=DefaultRun,
-    no_args_is_help=True,
-    help="Reinforcement learning with balanced groups: `orchard rl CONFIG.toml`.",
-)
+COMMANDS = {"rl": "Reinforcement learning with balanced groups: `orchard rl CONFIG.toml`."}
+
+app = typer.Typer(cls=DefaultRun, no_args_is_help=True)
 
 Config = Annotated[Path, typer.Argument(help="TOML file of the run.")]
 

@@ -6,7 +6,9 @@ import typer
 
 from orchard.actions.session import Session
 
-app = typer.Typer(no_args_is_help=True, help="Give sandboxes to other programs.")
+COMMANDS = {"sandbox": "Give sandboxes to other programs."}
+
+app = typer.Typer(no_args_is_help=True)
 
 
 @app.callback()

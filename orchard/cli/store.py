@@ -25,7 +25,9 @@ from orchard.streams.topology import declare
 from orchard.terminal.console import console, reporting
 from orchard.terminal.tables import rows_table
 
-app = typer.Typer(no_args_is_help=True, help="Check, compact and rebuild the tables.")
+COMMANDS = {"store": "Check, compact and rebuild the tables."}
+
+app = typer.Typer(no_args_is_help=True)
 
 
 @app.command()

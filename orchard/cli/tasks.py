@@ -22,7 +22,9 @@ from orchard.terminal.console import console, reporting
 from orchard.terminal.left_out import SkipMalformed, Strict, import_shown
 from orchard.workers.discovery import load
 
-app = typer.Typer(no_args_is_help=True, help="Make, import, prove and list tasks.")
+COMMANDS = {"tasks": "Make, import, prove and list tasks."}
+
+app = typer.Typer(no_args_is_help=True)
 
 Concurrency = Annotated[int, typer.Option(help="Sandboxes at once.", min=1)]
 

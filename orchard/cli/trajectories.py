@@ -14,9 +14,9 @@ from orchard.storage.reader import open_tables
 from orchard.terminal.console import console
 from orchard.terminal.left_out import Strict
 
-app = typer.Typer(
-    no_args_is_help=True, help="Trajectories as ATIF files, the interchange format of Harbor: out and in."
-)
+COMMANDS = {"trajectories": "Trajectories as ATIF files, the interchange format of Harbor: out and in."}
+
+app = typer.Typer(no_args_is_help=True)
 
 
 @app.command()

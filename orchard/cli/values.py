@@ -19,7 +19,9 @@ from orchard.streams.topology import declare
 from orchard.terminal.console import console, reporting
 from orchard.terminal.tables import rows_table
 
-app = typer.Typer(no_args_is_help=True, help="Values of unresolved trajectories, step by step.")
+COMMANDS = {"values": "Values of unresolved trajectories, step by step."}
+
+app = typer.Typer(no_args_is_help=True)
 
 Slots = Annotated[int, typer.Option(help="Trajectories at once.", min=1)]
 

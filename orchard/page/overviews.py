@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
@@ -34,15 +35,8 @@ class Overviews:
         """Evaluations by campaign, with the sequence at which they were read: reading many cells is slow."""
 
     def register(self, app: web.Application) -> None:
-        app.router.add_get("/tasks", self.tasks)
-        app.router.add_get("/tasks/{id:.+}", self.task)
-        app.router.add_get("/compare", self.compare)
-        app.router.add_get("/failures", self.failures)
-        app.router.add_get("/runs", self.runs)
-        app.router.add_get("/beside", self.beside)
-        app.router.add_get("/evaluations", self.evaluations)
-        app.router.add_get("/evaluations/{campaign:.+}", self.evaluation)
-        app.router.add_get("/status", self.health)
+        for path, view, _ in VIEWS:
+            app.router.add_get(path, partial(view, self))
 
     async def tasks(self, request: web.Request) -> web.Response:
         """Lists tasks by pass rate."""
@@ -148,6 +142,21 @@ class Overviews:
                 overview = await self._site.watch.newest()
         live = ("version", overview.version)
         return await self._site.page(request, "health.html", found=found, overview=overview, live=live)
+
+
+VIEWS = (
+    ("/tasks", Overviews.tasks, "Tasks"),
+    ("/tasks/{id:.+}", Overviews.task, ""),
+    ("/compare", Overviews.compare, "Compare"),
+    ("/beside", Overviews.beside, ""),
+    ("/failures", Overviews.failures, "Failures"),
+    ("/evaluations", Overviews.evaluations, "Evaluations"),
+    ("/evaluations/{campaign:.+}", Overviews.evaluation, ""),
+    ("/runs", Overviews.runs, "Runs"),
+    ("/status", Overviews.health, "Health"),
+)
+"""Routes of the views, each with its title in the navigation; empty for none."""
+NAV = (("Campaigns", "/"), ("Rollouts", "/rollouts"), *((title, path) for path, _, title in VIEWS if title))
 
 
 def _tests(task: Task) -> list[tuple[str, tuple[str, ...]]]:

@@ -31,16 +31,6 @@ OPEN_LINES = 14
 """Lines above which a text is folded."""
 OPEN_CHARACTERS = 1400
 
-NAV = (
-    ("Campaigns", "/"),
-    ("Rollouts", "/rollouts"),
-    ("Tasks", "/tasks"),
-    ("Compare", "/compare"),
-    ("Failures", "/failures"),
-    ("Evaluations", "/evaluations"),
-    ("Runs", "/runs"),
-    ("Health", "/status"),
-)
 _KINDS = {"page.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
 _PASSED = ("PASSED", "XFAIL")
 
@@ -69,7 +59,6 @@ class Renderer:
             "picture_address": picture_address,
             "rollout_address": rollout_address,
             "hints": hints,
-            "nav": NAV,
             "titles": COLUMNS,
             "usual": USUAL,
         }

@@ -23,7 +23,7 @@ from orchard.page import full_content
 from orchard.page.access import Access
 from orchard.page.actions import Actions
 from orchard.page.campaigns import CampaignWatch
-from orchard.page.overviews import Overviews, number
+from orchard.page.overviews import NAV, Overviews, number
 from orchard.page.pictures import served_type
 from orchard.page.rendering import Renderer
 from orchard.page.rollouts import BadFilter, Query, answer
@@ -228,7 +228,8 @@ class PageSite:
         """Renders a page. `live`: kind and current value of the number that an open page follows at
         `/live`."""
         values = {"live": None, **values}
-        values |= {"may_change": self.access.knows(request), "path": request.path, "report": None}
+        values |= {"may_change": self.access.knows(request), "path": request.path}
+        values |= {"nav": NAV, "report": None}
         text = await asyncio.to_thread(self.renderer.page, template, values)
         body, where = text.encode("utf-8", "replace"), {"Orchard-Position": str(self.tables.reached)}
         return web.Response(body=body, content_type="text/html", charset="utf-8", headers=where)

@@ -34,10 +34,6 @@ from orchard.plugins import WorkerDomain
 DOMAIN = WorkerDomain(
     name="counting",
     package="counting",
-    harnesses={"counting-loop": "counting.loop:Loop"},
-    graders={"counting": "counting.world:Grader"},
-    worlds={"counting": "counting.world:Counter"},
-    judges={"counting-3": "counting.oracle:Protocol"},
     default_harness="counting-loop",
     oracle="counting.oracle:Player",
     standby="counting.world:standby",
@@ -48,6 +44,8 @@ DOMAIN = WorkerDomain(
 from pathlib import Path
 
 from orchard.plugins import ExitStatus, Harness, HarnessResult
+
+HARNESSES = {"counting-loop": "Loop"}
 
 SYSTEM = (Path(__file__).parent / "prompts" / "system.txt").read_text()
 
@@ -76,6 +74,9 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from orchard.plugins import CommandOutcome, Reward
+
+GRADERS = {"counting": "Grader"}
+WORLDS = {"counting": "Counter"}
 
 ASKED = []
 
@@ -131,6 +132,8 @@ from orchard.plugins import ToolCall
 from orchard.workers.llm.answers import ORACLE_FINGERPRINT
 from orchard.workers.oracle.replies import Reply, usage
 from orchard.workers.oracle.replies import Turn
+
+JUDGES = {"counting-3": "Protocol"}
 
 
 class Player:
@@ -246,7 +249,9 @@ def test_the_fingerprint_of_a_harness_covers_the_files_and_the_version_of_its_pa
 def test_the_sources_of_a_domain_hold_its_harnesses_and_all_prompts(record: domains.WorkerDomain) -> None:
     folder = Path(str(sys.modules[record.package].__file__)).parent
     prompts = {file for file in folder.rglob("*.py") if "prompts" in file.stem}
-    classes = {Path(inspect.getfile(type(discovery.load(each)))) for each in record.harnesses.values()}
+    classes = {
+        Path(inspect.getfile(type(discovery.load(each)))) for each in record.components[Kind.HARNESS].values()
+    }
     assert classes
     assert {*prompts, *classes} <= {*record.files()}
 
@@ -272,8 +277,21 @@ def test_a_plug_in_may_not_hide_a_component_of_a_domain(site: Path) -> None:
         plugins.check({})
 
 
+def test_a_module_of_a_domain_names_its_components_and_is_not_imported_for_it(site: Path) -> None:
+    module = "raise AssertionError('imported')\n"
+    (site / "counting/tens.py").write_text(f'{module}GRADERS = {{"tens": "Tens", "tens-2": "Second"}}\n')
+    (site / "counting/steps").mkdir()
+    (site / "counting/steps/__init__.py").write_text(f'{module}GRADERS = {{\n    "steps": "Steps",\n}}\n')
+    assert discovery.components_in("counting", "GRADERS") == {
+        "counting": "counting.world:Grader",
+        "steps": "counting.steps:Steps",
+        "tens": "counting.tens:Tens",
+        "tens-2": "counting.tens:Second",
+    }
+
+
 def test_every_component_of_orchards_own_domains_can_be_loaded() -> None:
-    for kind in (Kind.HARNESS, Kind.GRADER, Kind.WORLD, Kind.JUDGE):
+    for kind in domains.COMPONENTS:
         for name in domains.components(kind):
             assert plugins.find(kind, name) is not None
     for record in domains.domains().values():

@@ -59,7 +59,10 @@ def judge(
     ],
     of: Annotated[str | None, typer.Argument(help="With `agreement`: the campaign.")] = None,
     protocol: Annotated[
-        str, typer.Option(help=f"{', '.join(DOMAIN.judges)}, or a plug-in; without a version the newest.")
+        str,
+        typer.Option(
+            help=f"{', '.join(DOMAIN.components['judges'])}, or a plug-in; without a version the newest."
+        ),
     ] = "orchard",
     model: Annotated[
         str | None, typer.Option(help="Model that judges.", show_default="judge.model of the configuration")

@@ -6,9 +6,6 @@ from orchard.workers.domain import WorkerDomain
 WORKER = WorkerDomain(
     name="sums",
     package="sums",
-    harnesses={"sums-loop": "sums.worker:Loop"},
-    graders={"sums": "sums.worker:Grader"},
-    worlds={"sums": "sums.worker:Sums"},
     default_harness="sums-loop",
     sources=("worker.py", "prompts/*.md"),
 )

@@ -20,6 +20,10 @@ from orchard.plugins import (
     WorldContext,
 )
 
+HARNESSES = {"sums-loop": "Loop"}
+GRADERS = {"sums": "Grader"}
+WORLDS = {"sums": "Sums"}
+
 
 class Goal(msgspec.Struct):
     total: int

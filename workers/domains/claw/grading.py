@@ -21,6 +21,8 @@ from orchard.workers.failures import InfrastructureError
 from orchard.workers.graders.judgement import Judgement
 from orchard.workers.judges.interface import Evidence, indented
 
+GRADERS = {"claw": "ClawGrader"}
+
 NAME = "claw"
 PASSING_SCORE = 0.75
 """Task score from which Claw-Eval counts a rollout as passed."""

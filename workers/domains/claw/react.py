@@ -9,6 +9,8 @@ from orchard.workers.harnesses.interface import Episode, Harness, HarnessResult
 from orchard.workers.llm.endings import UNPARSED
 from orchard.workers.llm.errors import ContextLengthExceeded
 
+HARNESSES = {"claw-react": "ClawReact"}
+
 SYSTEM = """\
 You are an assistant with tools. Do what you are asked by calling them, and do nothing that was not asked: \
 think before what cannot be undone. A call that fails may succeed when it is tried again. When you are done, \

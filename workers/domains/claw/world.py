@@ -26,6 +26,8 @@ from orchard.workers.episode.worlds import WorldContext
 from orchard.workers.failures import InfrastructureError, storing
 from orchard.workers.masking import masked
 
+WORLDS = {"claw": "ClawServices"}
+
 _INLINE = INLINE_LIMIT // 4
 _COMMAND_SHOWN = 64 * 1024
 

@@ -25,6 +25,13 @@ from orchard.workers.judges.rubric import (
     shown,
 )
 
+JUDGES = {
+    "orchard-2": "ORCHARD",
+    "webvoyager-2": "WEBVOYAGER",
+    "webjudge-2": "WEBJUDGE",
+    "deepshop-2": "DEEPSHOP",
+}
+
 NO_ANSWER = "The agent gave no answer, so nobody was asked."
 NO_PICTURE = "There is no screenshot to judge by."
 

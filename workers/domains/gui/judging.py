@@ -17,6 +17,8 @@ from orchard.workers.graders.judgement import Judgement
 from orchard.workers.judges.interface import Evidence, EvidencePicture, indented
 from orchard.workers.judges.ruling import Judges
 
+GRADERS = {"gui-judge": "GuiJudgeGrader"}
+
 NAME = "gui-judge"
 OUTCOME = "outcome"
 """Name of the judgement on a whole rollout."""

@@ -5,12 +5,6 @@ from orchard.workers.domain import WorkerDomain
 DOMAIN = WorkerDomain(
     name="swe",
     package=__name__,
-    harnesses={
-        "orchard-bash": f"{__name__}.harnesses:OrchardBash",
-        "mini-swe-agent": f"{__name__}.harnesses:MiniSweAgent",
-        "mini-swe-agent-text": f"{__name__}.harnesses:MiniSweAgentText",
-        "mini-swe-agent-compact": f"{__name__}.harnesses:Compact",
-    },
     oracle=f"{__name__}.oracle.player:ShellPlayer",
     gradings={"swe-tests": f"{__name__}.grader:grade_swe"},
     patch_harness="orchard-bash",

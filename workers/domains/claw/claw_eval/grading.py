@@ -17,6 +17,8 @@ from orchard.workers.failures import InfrastructureError
 from orchard.workers.graders.judgement import Judgement
 from orchard.workers.judges.rubric import REPLIES
 
+GRADERS = {"claw-eval": "ClawEvalGrader"}
+
 _WRAPPER = Path(wrapper.__file__).read_text(encoding="utf-8")
 _MEMORY = 2 << 30
 _SCRIPT = "grader.py"

@@ -35,6 +35,8 @@ from orchard.workers.episode.machine import CommandOutcome, FileTooLarge, Machin
 from orchard.workers.episode.worlds import WorldContext
 from orchard.workers.failures import InfrastructureError, NotWritable
 
+WORLDS = {"claw-eval": "ClawEvalServices"}
+
 _SHOWN = 64 * 1024
 """Maximum characters of the stderr of a snapshot command."""
 _MOST_FILES = 50

@@ -20,6 +20,8 @@ from orchard.workers.harnesses.interface import Episode, Harness, HarnessResult,
 from orchard.workers.llm.answers import Completion
 from orchard.workers.llm.errors import ContextLengthExceeded
 
+HARNESSES = {"browser": "BrowserHarness", "browser-compact": "CompactBrowser"}
+
 MOST_CALLS = 20
 """Maximum calls of one answer that are executed; the model is told about the others."""
 MOST_UNPARSED = 3

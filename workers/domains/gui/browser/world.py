@@ -29,6 +29,8 @@ from orchard.workers.episode.pictures import Picture
 from orchard.workers.episode.worlds import WorldContext
 from orchard.workers.failures import InfrastructureError
 
+WORLDS = {"browser": "BrowserWorld"}
+
 START_SECONDS = 60.0
 MOST_WALLS = 2
 """Number of looks in a row at a bot wall that ends the rollout."""

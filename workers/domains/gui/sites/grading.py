@@ -13,6 +13,8 @@ from orchard.schemas.tasks import PluginGrading, Task
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.graders.judgement import Judgement
 
+GRADERS = {"sites": "SitesGrader"}
+
 _NUMBER = re.compile(r"-?\d+(?:[.,:]\d+)*")
 _THOUSANDS = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _WORDS = re.compile(r"[\w.,:-]+")

@@ -5,6 +5,13 @@ from orchard.workers.domains.swe.harnesses.mini_swe_agent import TextWords, Tool
 from orchard.workers.harnesses.bash_loop import BashLoop
 from orchard.workers.harnesses.module_prompts import ModulePrompts
 
+HARNESSES = {
+    "orchard-bash": "OrchardBash",
+    "mini-swe-agent": "MiniSweAgent",
+    "mini-swe-agent-text": "MiniSweAgentText",
+    "mini-swe-agent-compact": "Compact",
+}
+
 
 class OrchardBash(BashLoop):
     """The harness `orchard-bash`, with Orchard's own prompts."""
