@@ -63,7 +63,7 @@ class TrainerState(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[str, ...] = ()
     """Ids of the groups that the last step trained on."""
     left_out: tuple[str, ...] = ()
-    """Rollouts of these groups that were too long."""
+    """Rollouts of these groups that were too long, or had an ending that does not train."""
     fact: PolicyStep | None = None
     """The last step's event."""
 
