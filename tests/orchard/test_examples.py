@@ -138,3 +138,15 @@ def test_settings_that_cannot_be(given: dict[str, Any], says: str, tmp_path: Pat
 def test_reinforcement_learning_starts_from_the_policy_of_fine_tuning(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="run `make demo-sft` first"):
         example("rl", str(tmp_path / "empty"))
+
+
+async def test_a_file_overrides_the_settings_for_tiny_models() -> None:
+    written: dict[str, Any] = {}
+
+    class Recorder:
+        async def command_with(self, name: str, file: Path, settings: dict[str, Any]) -> None:
+            written.update(settings)
+
+    recorder: Any = Recorder()
+    await steps.sft(recorder, out="o", lr=0.1, warmup=0.5)
+    assert (written["warmup"], written["lr"], written["optimizer"]) == (0.5, 0.1, "muon")
