@@ -160,7 +160,7 @@ async def untrained(example: Example, *, out: str, shape: str, tokenizer: str, s
 
 async def sft(example: Example, *, out: str, lr: float, **settings: Any) -> None:
     """Runs `orchard sft` with an optimizer for tiny models."""
-    whole = {"out": out, **settings, **_SFT, "lr": lr, "min_lr": lr / 20}
+    whole = {"out": out, **_SFT, "min_lr": lr / 20, **settings, "lr": lr}
     await example.command_with("sft", Path(f"{out}.toml"), whole)
 
 

@@ -183,4 +183,5 @@ class PolicyUpdated(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: str = ""
     """Name of the checkpoint, relative to the run's own directory."""
     left_out: tuple[str, ...] = ()
-    """Rollouts of these groups that were too long for the trainer's context and did not train."""
+    """Rollouts of these groups that did not train: too long for the trainer's context, or with an ending of
+    `untrained`."""

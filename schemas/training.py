@@ -90,7 +90,7 @@ class PolicyStep(msgspec.Struct, frozen=True, kw_only=True):
     reward: float
     """Mean reward of the rollouts trained on."""
     resolved: float
-    """Share of the rollouts trained on that have a positive reward; BAR keeps it near its interval."""
+    """Share of the rollouts trained on whose grader found the task solved."""
     pass_rate: float
     """Share of solved rollouts among all graded ones that the groups cost: what the policy really does."""
     generated: int

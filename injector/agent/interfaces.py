@@ -27,7 +27,10 @@ _SUFFIXES = {"m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E":
 
 
 def quantity(text: str) -> float:
-    """Parse a Kubernetes quantity (`4`, `500m`, `16Gi`, `1e9`). Raises ValueError."""
+    """Parse a Kubernetes quantity (`4`, `500m`, `16Gi`, `1e9`). Raises ValueError.
+
+    `schemas.quantities` has another parser, which needs msgspec: the agent has only aiohttp.
+    """
     match = _QUANTITY.fullmatch(text)
     if match is None:
         raise ValueError(f"`{text[:40]}` is not a quantity such as `2`, `500m` or `16Gi`")

@@ -1,8 +1,7 @@
 """Reads the tokens of a rollout as the policy sampled them: one answer at a time, a part of it on a page.
 
 What trains is what the trainer takes: of a group that was trained on, the answers that `forests.training`
-counts, each sampled token of them once. Advantages are those of the default baseline among the group's
-members: which baseline a run chose is in its settings, and not in the log.
+counts, each sampled token of them once. Advantages are those of the run's baseline among the group's members.
 """
 
 import math
@@ -17,6 +16,8 @@ import msgspec
 from orchard.actions.attempt_ranges import attempt_ranges
 from orchard.configuration.config import ConfigError
 from orchard.pipelines.rl.baselines import advantages
+from orchard.pipelines.rl.loss_settings import Baseline
+from orchard.pipelines.rl.plan import RunPlan
 from orchard.pipelines.trajectories.forests import training
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.llm_calls import CallKind
@@ -49,7 +50,8 @@ select node, call_kind from tables.llm_calls_all
 where rollout_id = $id and attempt = $attempt and call_kind is not null order by sequence
 """
 _GROUP = """
-select g.run, g.group_id, g.members, g.trained_version, g.dropped, p.left_out
+select g.run, g.group_id, g.members, g.trained_version, g.dropped, p.left_out,
+       (select any_value(s.plan_sha256) from tables.policies_all s where s.run = g.run) as plan_sha256
 from groups g left join tables.policies_all p on p.run = g.run and list_contains(p.groups, g.group_id)
 where g.campaign = $campaign
 and list_contains(list_transform(g.members, lambda m: m.rollout_id), $id) order by g.sequence limit 1
@@ -153,7 +155,7 @@ def read(
     record = _record(ask, blobs, answers[at].node)
     earlier = _record(ask, blobs, answers[at - 1].node) if at else TokenRecord(ids=())
     context = _common(record.prompt_ids, (*earlier.prompt_ids, *earlier.ids))
-    trained = _training(tables, rollout) if span.accepted else None
+    trained = _training(tables, blobs, rollout) if span.accepted else None
     fresh = record.prompt_ids[context:]
     total = len(fresh) + len(record.ids)
     start = min(start, max(total - 1, 0)) // PAGE_TOKENS * PAGE_TOKENS
@@ -207,7 +209,7 @@ def _common(prompt: Sequence[int], known: Sequence[int]) -> int:
     )
 
 
-def _training(tables: duckdb.DuckDBPyConnection, rollout: str) -> Training | None:
+def _training(tables: duckdb.DuckDBPyConnection, blobs: BlobStore, rollout: str) -> Training | None:
     """Reads the use of the rollout in training; None if no group has it."""
     whose = one(tables, "select campaign from indexed.asked where rollout_id = $id", {"id": rollout})
     group = one(tables, _GROUP, {"id": rollout, **whose}) if whose else None
@@ -216,17 +218,30 @@ def _training(tables: duckdb.DuckDBPyConnection, rollout: str) -> Training | Non
     left_out = set(group["left_out"] or ())
     members = [member for member in group["members"] if member["rollout_id"] not in left_out]
     advantage = None
-    if rollout not in left_out and len(members) > 1:
-        found = advantages([m["reward"] for m in members], [""] * len(members), [True] * len(members))
+    baseline = _baseline(blobs, group["plan_sha256"])
+    if baseline and rollout not in left_out and len(members) > 1:
+        found = advantages([m["reward"] for m in members], [""] * len(members), baseline)
         advantage = next(a for m, a in zip(members, found, strict=True) if m["rollout_id"] == rollout)
     why_not = ""
     if rollout in left_out:
-        why_not = "too long for the trainer's context"
+        why_not = "it is too long for the trainer's context, or its ending is `untrained`"
     elif group["dropped"]:
         why_not = f"its group was dropped: {group['dropped']}"
     elif group["trained_version"] is None:
         why_not = "its group is not trained on yet"
     return Training(group["run"], None if why_not else group["trained_version"], why_not, advantage)
+
+
+def _baseline(blobs: BlobStore, plan: str | None) -> Baseline | None:
+    """Reads the baseline of a run from its plan: the default where the plan is older than the field, None
+    where the plan cannot be read."""
+    if plan is None:
+        return None
+    try:
+        raw = blobs.get(BlobRef(sha256=plan, size=0))
+        return msgspec.json.decode(raw, type=RunPlan).baseline or Baseline.NORMALIZED
+    except (BlobMissing, BlobCorrupt, msgspec.DecodeError):
+        return None
 
 
 def _token(

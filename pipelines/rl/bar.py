@@ -75,6 +75,8 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int | None = 0
     """Tokens of the response; None where an endpoint did not report them."""
     reward: float | None = None
+    resolved: bool = False
+    """Whether the grader found the task solved; decisions are made by `reward`."""
     cause: str = ""
     """Cause of an abort; empty for a graded rollout."""
     untrained: bool = False

@@ -11,26 +11,22 @@ STD_EPSILON = 1e-6
 def advantages(
     rewards: Sequence[float],
     groups: Sequence[str],
-    counted: Sequence[bool],
     baseline: Baseline = Baseline.NORMALIZED,
 ) -> list[float]:
     """Advantages of `baseline` within each group; by default (r - mean) / (std + 1e-6), std with N - 1.
 
-    0 for members that are not `counted`, such as padding, which stay out of mean and std. Groups are
-    told apart by their id alone. Raises ValueError for a group with fewer than two that count.
+    Groups are told apart by their id alone. Raises ValueError for a group with fewer than two rollouts.
     """
     members: dict[str, list[float]] = {}
-    for reward, group, counts in zip(rewards, groups, counted, strict=True):
-        known = members.setdefault(group, [])
-        if counts:
-            known.append(reward)
+    for reward, group in zip(rewards, groups, strict=True):
+        members.setdefault(group, []).append(reward)
     if small := [group for group, known in members.items() if len(known) < 2]:
-        raise ValueError(f"group {small[0]} has fewer than two rollouts that count: filter it out first")
+        raise ValueError(f"group {small[0]} has fewer than two rollouts: filter it out first")
     moments = {group: (fmean(known), _scale(known, baseline)) for group, known in members.items()}
     found = []
-    for reward, group, counts in zip(rewards, groups, counted, strict=True):
+    for reward, group in zip(rewards, groups, strict=True):
         mean, scale = moments[group]
-        found.append((reward - mean) / scale if counts else 0.0)
+        found.append((reward - mean) / scale)
     return found
 
 

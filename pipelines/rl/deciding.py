@@ -74,7 +74,7 @@ def evidence(progress: RunProgress, task: str) -> list[VersionCounts]:
 def left_over(progress: RunProgress, prompt: int) -> Places:
     """Graded rollouts of the prompt's task that no group has, of decided prompts, newest first.
 
-    None while an older prompt of the task is undecided: the oldest has the first right to them, so no two
+    Empty while an older prompt of the task is undecided: the oldest has the first right to them, so no two
     groups ever name the same, whoever decides them.
     """
     plan = progress.plan

@@ -164,7 +164,7 @@ def _members(
             "with `orchard rl`, or export a dataset of the run as slime, verl-sft or in its domain's layout"
         )
     rewards = [member.reward for member in group.members]
-    found = advantages(rewards, [group.group_id] * len(rewards), [True] * len(rewards), terms.baseline)
+    found = advantages(rewards, [group.group_id] * len(rewards), terms.baseline)
     yield from zip(group.members, members, found, strict=True)
 
 

@@ -132,7 +132,6 @@ class Learner:
         found = advantages(
             [rollout.reward for rollout in batch],
             [rollout.group for rollout in batch],
-            [True] * len(batch),
             settings.loss.baseline,
         )
         size = -(-len(batch) // settings.updates)

@@ -84,7 +84,8 @@ class LossSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     objective: Objective = Objective.CLIP
     """What a token's advantage multiplies."""
     baseline: Baseline = Baseline.NORMALIZED
-    """How rewards of a group become advantages."""
+    """How rewards of a group become advantages: (r - mean) / (std + 1e-6) with std over N - 1, r - mean, or
+    r - the mean of the others."""
     ratio: Ratio = Ratio.TOKEN
     """What is compared between the trained and the old policy."""
     clip_low: float | None = None

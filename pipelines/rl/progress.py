@@ -174,6 +174,16 @@ class RunProgress:
         ]
         return sum(reward > 0 for reward in rewards) / max(len(rewards), 1)
 
+    def resolved(self, rollouts: Collection[str]) -> float:
+        """Share of these graded rollouts whose grader found the task solved."""
+        solved = sum(
+            place.rollout_id in rollouts and place.outcomes[place.last].resolved
+            for prompt in self.prompts.values()
+            for place in prompt.places.values()
+            if place.outcomes
+        )
+        return solved / len(rollouts)
+
     def request(self, prompt: int, slot: int) -> RolloutRequest:
         """The rollout of one slot of a prompt, the same whenever it is requested."""
         raised = self.raised is not None and prompt >= self.raised.prompt
@@ -253,5 +263,6 @@ def as_rollout(
         status=outcome.status,
         tokens=outcome.completion_tokens,
         reward=outcome.reward,
+        resolved=bool(outcome.resolved),
         untrained=outcome.exit_status in untrained,
     )

@@ -91,7 +91,7 @@ class Steps:
     async def _usable(
         self, group: GroupAssembled, version: int, oldest: Callable[[GroupAssembled], int] | None
     ) -> Chosen | GroupDropped:
-        """A group without the members that are too long, or why it is not trained on."""
+        """A group without the members that do not train, or why it is not trained on."""
         try:
             left = fitting(group, await self._feed.sampled(group), self._limits.context)
             await self._feed.check(left[1])
@@ -134,7 +134,8 @@ class Steps:
         return sequence
 
     def left_out(self, groups: Iterable[GroupAssembled]) -> tuple[str, ...]:
-        """Rollouts of the groups, as they were chosen, that were too long."""
+        """Rollouts of the groups, as they were chosen, that were too long, or had an ending that
+        does not train."""
         known = self._feed.progress.groups
         kept = {member.rollout_id for group in groups for member in group.members}
         all_members = (member.rollout_id for group in groups for member in known[group.group_id].members)

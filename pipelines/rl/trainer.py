@@ -63,7 +63,7 @@ class TrainerState(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[str, ...] = ()
     """Ids of the groups that the last step trained on."""
     left_out: tuple[str, ...] = ()
-    """Rollouts of these groups that were too long."""
+    """Rollouts of these groups that were too long, or had an ending that does not train."""
     fact: PolicyStep | None = None
     """The last step's event."""
 
@@ -271,7 +271,7 @@ class RlTrainer:
             groups=len(groups),
             rollouts=len(rollouts),
             reward=sum(rollout.reward for rollout in rollouts) / len(rollouts),
-            resolved=sum(rollout.reward > 0 for rollout in rollouts) / len(rollouts),
+            resolved=self._feed.progress.resolved({rollout.rollout_id for rollout in rollouts}),
             pass_rate=self._feed.progress.pass_rate(group.group_id for group in groups),
             generated=generated,
             aborted=sum(group.aborted for group in groups),

@@ -5,6 +5,7 @@ import re
 import tomllib
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -138,3 +139,14 @@ def test_settings_that_cannot_be(given: dict[str, Any], says: str, tmp_path: Pat
 def test_reinforcement_learning_starts_from_the_policy_of_fine_tuning(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="run `make demo-sft` first"):
         example("rl", str(tmp_path / "empty"))
+
+
+async def test_a_file_overrides_the_settings_for_tiny_models() -> None:
+    written: dict[str, Any] = {}
+
+    async def command_with(*given: Any) -> None:
+        written.update(given[-1])
+
+    step_of: Any = SimpleNamespace(command_with=command_with)
+    await steps.sft(step_of, out="o", lr=0.1, warmup=0.5)
+    assert (written["warmup"], written["lr"], written["optimizer"]) == (0.5, 0.1, "muon")

@@ -81,7 +81,8 @@ def uncut(settings: EndpointSettings, spec: ModelSpec) -> dict[str, Any]:
     """Returns fields that are sent without being configured, unless `extra_body` or the model sets them:
     tokens that are requested with ids and log-probabilities are for training, so they are sampled from the
     model itself. A server that is asked for ids knows these fields, too."""
-    if not (spec.logprobs and any(map(settings.extra_body.get, _ASKS_FOR_IDS))):
+    asks = spec.logprobs or settings.extra_body.get("logprobs")
+    if not (asks and any(map(settings.extra_body.get, _ASKS_FOR_IDS))):
         return {}
     said = {*settings.extra_body, *(["top_p"] if spec.top_p is not None else [])}
     return {name: value for name, value in _UNCUT.items() if name not in said}

@@ -35,8 +35,8 @@ def synthesize(
     """`count` tasks: sites and kinds in turn, layout and theme of the split, contents that no other split
     has.
 
-    With `faults` each task's site has one of them, in turn. Raises ValueError for a site without a kind to
-    choose.
+    With `faults` each task's site has one of them: each site has all in turn. Raises ValueError for a
+    site without a kind to choose.
     """
     chosen = {site: [kind for kind in kinds_of(site) if not kinds or kind in kinds] for site in sites}
     if bad := [site for site, found in chosen.items() if not found]:
@@ -45,7 +45,7 @@ def synthesize(
         dice = random.Random(f"{split}-{seed}-{number}")
         site = sites[number % len(sites)]
         kind = chosen[site][number // len(sites) % len(chosen[site])]
-        fault = faults[number % len(faults)] if faults else None
+        fault = faults[(number // len(sites)) % len(faults)] if faults else None
         yield _task(dice, site, kind, split, fault)
 
 

@@ -198,7 +198,8 @@ _NAMES = {
 
 
 def parser_named(name: str) -> str | None:
-    """Orchard's name of the parser that a row names; None where there is none."""
+    """Orchard's name of the parser that a row names; None where there is none. A bare name that is
+    one of Orchard's is that one: of `marked`, OCaml's; jasmine's is `parse_log_marked`."""
     if name in PARSERS:
         return name
     plain = name.removeprefix("parse_").removeprefix("log_")

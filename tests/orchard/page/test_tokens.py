@@ -15,10 +15,15 @@ from orchard.page.access import Access
 from orchard.page.server import PageSite
 from orchard.page.tokens import PAGE_TOKENS
 from orchard.pipelines.rl.baselines import advantages
+from orchard.pipelines.rl.loss_settings import Baseline
+from orchard.pipelines.rl.plan import RunPlan
 from orchard.schemas import events as e
-from orchard.schemas.groups import GroupAssembled, GroupMember, GroupOutcome, PolicyUpdated
+from orchard.schemas.blobs import BlobRef
+from orchard.schemas.campaigns import ModelSpec, TaskRef
+from orchard.schemas.groups import GroupAssembled, GroupMember, GroupOutcome, PolicyUpdated, RunStarted
 from orchard.schemas.messages import TokenRecord, VersionRun
 from orchard.schemas.outcomes import RolloutStatus
+from orchard.storage.blobs import BlobStore
 from tests.orchard.page.conftest import Serve, stored
 from tests.trajectory_log import Author
 
@@ -51,7 +56,19 @@ def _coloured(html: str) -> list[str]:
     return re.findall(r'<span class="(\w+)" title=', html.partition("<main")[2])
 
 
-def _trained(author: Author, members: dict[str, float], left_out: tuple[str, ...] = ()) -> list[e.Event]:
+def _trained(
+    author: Author, blobs: BlobStore, baseline: Baseline, members: dict[str, float], left_out: tuple[str, ...]
+) -> list[e.Event]:
+    """A run with this baseline that trained on the members but those left out."""
+    plan = RunPlan(
+        name=author.campaign,
+        tasks=(TaskRef(task_id="t1", source="s", repo="r", blob=BlobRef(sha256="0" * 64, size=1)),),
+        harness="h",
+        model=ModelSpec(name="m", endpoint="e"),
+        baseline=baseline,
+    )
+    blob = blobs.put(msgspec.json.encode(plan))
+    started = RunStarted(run=author.campaign, plan=blob, plan_hash="h", tasks=1, method="bar")
     group = GroupAssembled(
         run=author.campaign,
         group_id="g0",
@@ -70,7 +87,7 @@ def _trained(author: Author, members: dict[str, float], left_out: tuple[str, ...
         run=author.campaign, version=6, step=5, groups=("g0",), position=9, left_out=left_out
     )
     decided = msgspec.structs.replace(author.event(group, "", None), subject=f"prompts/{author.campaign}/0")
-    return [decided, author.event(update, "", None)]
+    return [author.event(started, "", None), decided, author.event(update, "", None)]
 
 
 def _name(made: list[e.Event]) -> str:
@@ -84,9 +101,10 @@ async def test_tokens_are_those_of_the_log_in_parts_by_turn(tmp_path: Path, serv
         author.rollout(n, ["ls"], resolved=False, tokens=lambda *_: TokenRecord(ids=(1,))) for n in (1, 2)
     ]
     rewards = {_name(first): 1.0, _name(others[0]): -1.0, _name(others[1]): 0.0}
-    learned = _trained(author, rewards, left_out=(_name(others[1]),))
+    blobs = BlobStore(str(tmp_path / "store"))
+    learned = _trained(author, blobs, Baseline.LEAVE_ONE_OUT, rewards, left_out=(_name(others[1]),))
     store = await stored(tmp_path, [event for made in (first, *others, learned) for event in made])
-    plus, minus = advantages([1.0, -1.0], ["g", "g"], [True, True])
+    plus, minus = advantages([1.0, -1.0], ["g", "g"], Baseline.LEAVE_ONE_OUT)
     async with serve(store) as url, aiohttp.ClientSession(url) as http:
 
         async def page(path: str) -> str:
@@ -127,7 +145,7 @@ async def test_tokens_are_those_of_the_log_in_parts_by_turn(tmp_path: Path, serv
         html = await page(f"/rollouts/{_name(others[0])}/tokens?by=advantage")
         assert f"advantage {minus:+.3g}".replace("-", "−") in html and 'class="down"' in html
         html = await page(f"/rollouts/{_name(others[1])}/tokens?by=loss&as=table")
-        assert "too long for the trainer" in html
+        assert "too long for the trainer" in html and "or its ending is" in html
         assert [row[5:] for row in _rows(html)] == [["out", ""]]
         async with http.get(f"/rollouts/{_name(first)}/tokens?by=fame") as reply:
             assert (reply.status, "choose one of logprob" in await reply.text()) == (400, True)

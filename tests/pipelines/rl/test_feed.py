@@ -72,6 +72,14 @@ async def test_tokens_in_a_blob_are_read_from_it(feed, tmp_path):
     assert await feed.sampled(group) == [sequences(records)]
 
 
+def test_what_the_grader_resolved_is_not_read_from_the_reward(feed):
+    solved, rewarded = PLAN.request(0, 0), PLAN.request(0, 1)
+    feed.progress.apply(finished(solved, -1.0, resolved=True), 1)
+    feed.progress.apply(finished(rewarded, 1.0, resolved=False), 2)
+    assert feed.progress.resolved({solved.rollout_id}) == 1.0
+    assert feed.progress.resolved({solved.rollout_id, rewarded.rollout_id}) == 0.5
+
+
 async def test_only_the_accepted_attempt_trains(feed):
     request = PLAN.request(0, 0)
     events = [requested_event(request)]

@@ -119,7 +119,7 @@ def icepop(batch: list[Rollout]) -> torch.Tensor:
 
 
 def tokens_of(batch: list[Rollout], settings: LossSettings, **changes: Any) -> Tokens:
-    found = advantages(REWARDS, GROUPS, [True] * len(batch), settings.baseline)
+    found = advantages(REWARDS, GROUPS, settings.baseline)
     weights = rollout_weights(LENGTHS, settings)
     counts = torch.tensor(LENGTHS)
     fields: dict[str, Any] = {

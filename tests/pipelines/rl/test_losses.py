@@ -169,24 +169,19 @@ def test_without_sampled_log_probabilities_no_weight_is_made_up():
 
 def test_advantages_are_within_groups_by_id_not_by_place():
     rewards, groups = [1, -1, 1, 1, -1, -1], ["a", "b", "a", "b", "a", "b"]
-    found = advantages(rewards, groups, [True] * 6)
+    found = advantages(rewards, groups)
     deviation = math.sqrt(4 / 3)
     high, low = (2 / 3) / (deviation + 1e-6), (-4 / 3) / (deviation + 1e-6)
     assert found == pytest.approx([high, low / 2, high, -low, low, low / 2])
 
 
-def test_padding_stays_out_of_mean_and_deviation():
-    found = advantages([1, -1, 100], ["a"] * 3, [True, True, False])
-    assert found == pytest.approx([1 / math.sqrt(2), -1 / math.sqrt(2), 0], abs=1e-5)
-
-
 def test_equal_rewards_have_no_advantage():
-    assert advantages([0.1] * 3, ["a"] * 3, [True] * 3) == pytest.approx([0, 0, 0], abs=1e-9)
+    assert advantages([0.1] * 3, ["a"] * 3) == pytest.approx([0, 0, 0], abs=1e-9)
 
 
 def test_a_group_of_one_is_refused():
     with pytest.raises(ValueError, match="group b has fewer than two"):
-        advantages([1, -1, 1], ["a", "a", "b"], [True] * 3)
+        advantages([1, -1, 1], ["a", "a", "b"])
 
 
 def test_a_rollout_without_trained_tokens_counts_for_nothing():

@@ -94,8 +94,8 @@ async def test_groups_train_in_order_and_each_policy_is_served(
         ("run.6", "run.3"),
     ]
     steps = await facts(connection, PolicyStep)
-    assert [(step.step, step.groups, step.rollouts, step.pass_rate) for step in steps] == [
-        (number, 2, 4, 0.5) for number in (1, 2, 3)
+    assert [(step.step, step.groups, step.rollouts, step.resolved, step.pass_rate) for step in steps] == [
+        (number, 2, 4, 0.5, 0.5) for number in (1, 2, 3)
     ]
     assert [step.staleness for step in steps] == [0.0, 1.0, 2.0]
     assert server.engine.version == 3

@@ -97,7 +97,9 @@ def message(
     return about(request, node, f"message.{number}", attempt)
 
 
-def finished(request: RolloutRequest, reward: float, attempt: int = 1) -> Event:
+def finished(
+    request: RolloutRequest, reward: float, attempt: int = 1, *, resolved: bool | None = None
+) -> Event:
     done = RolloutFinished(
         task_id=request.task.task_id,
         task_source="test",
@@ -113,7 +115,7 @@ def finished(request: RolloutRequest, reward: float, attempt: int = 1) -> Event:
         status=RolloutStatus.COMPLETED,
         exit_status=ExitStatus.SUBMITTED,
         reward=reward,
-        resolved=reward > 0,
+        resolved=reward > 0 if resolved is None else resolved,
     )
     return about(request, done, "done", attempt)
 

@@ -67,6 +67,7 @@ async def test_tokens_that_train_are_sampled_from_the_model_itself(endpoint, cal
         (training, asked),
         (msgspec.structs.replace(training, top_p=0.9), asked | {"top_k": 20}),
         (ModelSpec(name="m"), asked),
+        (ModelSpec(name="m"), asked | {"logprobs": True}),
     ):
         endpoint.says("x")
         await call(spec=spec, fields={"top_p": 0.5} if spec.logprobs else None, extra_body=extra)
@@ -75,6 +76,7 @@ async def test_tokens_that_train_are_sampled_from_the_model_itself(endpoint, cal
         [1.0, -1, 0.0, 1.0],
         [0.9, 20, 0.0, 1.0],
         [None] * 4,
+        [1.0, -1, 0.0, 1.0],
     ]
 
 

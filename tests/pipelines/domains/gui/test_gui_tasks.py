@@ -1,7 +1,9 @@
 """Tasks on generated sites, played: the oracle in real Chromium, in real sandboxes, by the real world."""
 
 from collections.abc import AsyncIterator, Iterable
+from itertools import product
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
@@ -11,6 +13,7 @@ from orchard.injector.client import AsyncSandboxClient
 from orchard.pipelines.domains.gui.synthesis import SITES, synthesize
 from orchard.pipelines.tasks.validate import Validator
 from orchard.schemas.events import TaskRejected, TaskValidated
+from orchard.schemas.gui import Fault
 from orchard.schemas.tasks import PluginGrading, Task
 from orchard.storage.blobs import BlobStore
 from orchard.workers.domains.gui.sites.goals import kinds_of
@@ -63,6 +66,13 @@ async def test_a_task_whose_settings_are_of_no_site_is_rejected_and_stops_no_oth
     assert isinstance(verdicts[good.task_id], TaskValidated)
     rejected = {name: event.reason for name, event in verdicts.items() if isinstance(event, TaskRejected)}
     assert rejected == {"no-site": "invalid", "other-records": "no_verdict"}
+
+
+def test_every_site_has_every_fault_in_turn() -> None:
+    faults = get_args(Fault)
+    tasks = [*synthesize(3, len(SITES) * len(faults), faults=faults)]
+    made = {(each.labels["site"], each.labels["fault"]) for each in tasks}
+    assert made == {*product(SITES, faults)}
 
 
 @pytest.mark.slow

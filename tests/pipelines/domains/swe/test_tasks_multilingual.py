@@ -207,6 +207,8 @@ def test_a_patch_without_a_test_to_run_is_one_sentence() -> None:
         ("parse_java_mvn", "surefire"),
         ("junit", "junit"),
         ("parse_log_junit", "junit-class-name"),
+        ("marked", "marked"),
+        ("parse_log_marked", "jasmine-failures"),
         ("parse_log_cobol", None),
     ],
 )
