@@ -54,7 +54,7 @@ def _lost(store_url: str, known: Book) -> Book:
     lost: Book = {}
     if not log_position(store_url):
         return lost
-    with open_tables(store_url) as tables:
+    with open_tables(store_url, views=f"{_SUBMITTED} {_MOVES} {_OFFERED}") as tables:
         submitted = tables.execute(_SUBMITTED).fetchall()
         plans = {name: plan for name, text in submitted for plan in _readable(_PLANS, [text])}
         for name, plan in plans.items():

@@ -297,7 +297,7 @@ class World:
         stop = asyncio.Event()
         stop.set()
         await Writer(str(self.store), self.connection).run(stop)
-        with open_tables(str(self.store)) as tables:
+        with open_tables(str(self.store), views=query) as tables:
             return tables.sql(query).fetchall()
 
 

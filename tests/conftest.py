@@ -25,8 +25,14 @@ settings.register_profile(
 )
 settings.load_profile("orchard")
 
+LEARNING = Path(__file__).with_name("learning")
 collect_ignore = ["kubernetes"]
 """These need a cluster: `make test-kubernetes` names them."""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """The learning demonstrations, which import all that trains, are not read where no slow test runs."""
+    return True if collection_path == LEARNING and config.option.markexpr == "not slow" else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -35,7 +41,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     summary names it."""
     tests = Counter(item.path for item in items)
     for item in items:
-        if item.path.parent.name == "learning":
+        if item.path.parent == LEARNING:
             item.add_marker(pytest.mark.slow)
         mark = item.get_closest_marker("needs_root")
         if mark is not None and os.geteuid() != 0:

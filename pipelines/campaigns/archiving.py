@@ -84,7 +84,7 @@ order by s.campaign
 
 
 def campaigns_progress(store_url: str) -> list[CampaignProgress]:
-    with open_tables(store_url, memory=MEMORY_LIMIT) as tables:
+    with open_tables(store_url, views=_STANDINGS, memory=MEMORY_LIMIT) as tables:
         rows = tables.execute(_STANDINGS).fetchall()
     return [CampaignProgress(row[0], row[1].replace(tzinfo=UTC), *row[2:]) for row in rows]
 

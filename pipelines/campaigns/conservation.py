@@ -246,7 +246,7 @@ def _tables(store_url: str) -> tuple[dict[str, Balance], int]:
     to."""
     reached = position(store_url)
     found: dict[str, Balance] = {}
-    with open_tables(store_url, as_of=reached) as tables:
+    with open_tables(store_url, as_of=reached, views=f"{_COUNTS} {_OPEN} {_UNREQUESTED}") as tables:
         for campaign, requested, accepted, aborted in tables.execute(_COUNTS).fetchall():
             found[campaign] = Balance(campaign, "", requested, accepted, aborted)
         for campaign, rollout in tables.execute(_OPEN).fetchall():
@@ -259,7 +259,7 @@ def _tables(store_url: str) -> tuple[dict[str, Balance], int]:
 def _apply(store_url: str, reached: int, found: dict[str, Balance], changes: list[RolloutChange]) -> None:
     """Apply the changes after the tables' position."""
     ids = list({change.rollout for change in changes})
-    with open_tables(store_url, as_of=reached) as tables:
+    with open_tables(store_url, as_of=reached, views=f"{_KNOWN} {_STATUS}") as tables:
         requested = {rollout for (rollout,) in tables.execute(_KNOWN, {"ids": ids}).fetchall()}
         status: dict[str, str] = dict(tables.execute(_STATUS, {"ids": ids}).fetchall())
     outcomes = {rollout: "aborted" if one == "aborted" else "accepted" for rollout, one in status.items()}

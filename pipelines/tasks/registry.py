@@ -186,7 +186,7 @@ def stored_tasks(
     conditions = {"source = ?": source, "repo = ?": repo}
     where = " AND ".join(["true", *(text for text, value in conditions.items() if value is not None)])
     values = [value for value in conditions.values() if value is not None]
-    with open_tables(store) as tables:
+    with open_tables(store, views=["tasks"]) as tables:
         rows = tables.execute(
             "SELECT task_id, source, repo, task_hash, state, reason, detail, blob_sha256, blob_size "
             f"FROM tasks WHERE {where} ORDER BY task_id",

@@ -56,7 +56,7 @@ class EventListing:
 
 def listed(store_url: str, campaign: str, after: int, through: int) -> EventListing | None:
     """List the next part of a campaign's events; None when there is nothing to archive."""
-    with open_tables(store_url, memory=MEMORY_LIMIT) as tables:
+    with open_tables(store_url, views=_LISTED, memory=MEMORY_LIMIT) as tables:
         rows = _rows(tables, campaign, after, through)
     if all(kind in _BOOKKEEPING for kind in rows.column("type").unique().to_pylist()):
         return None
@@ -66,7 +66,7 @@ def listed(store_url: str, campaign: str, after: int, through: int) -> EventList
 
 
 def relisted(store_url: str, campaign: str, after: int, through: int) -> EventListing:
-    with open_tables(store_url, memory=MEMORY_LIMIT) as tables:
+    with open_tables(store_url, views=_LISTED, memory=MEMORY_LIMIT) as tables:
         rows = _rows(tables, campaign, after, through)
     return EventListing(
         after, through, rows.column("sequence").to_pylist(), rows.column("subject").to_pylist()
@@ -75,7 +75,7 @@ def relisted(store_url: str, campaign: str, after: int, through: int) -> EventLi
 
 def recorded(store_url: str) -> dict[tuple[str, str], int]:
     """Campaign and SHA-256 of each manifest that the log records, with the position it reaches."""
-    with open_tables(store_url, memory=MEMORY_LIMIT) as tables:
+    with open_tables(store_url, views=["archives"], memory=MEMORY_LIMIT) as tables:
         rows = tables.execute("select campaign, manifest_sha256, through from archives").fetchall()
     return {(campaign, sha256): through for campaign, sha256, through in rows}
 

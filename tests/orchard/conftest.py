@@ -65,7 +65,7 @@ class Running:
 
     def sql(self, query: str) -> list[tuple[object, ...]]:
         """Rows of a query over the store as it is."""
-        with open_tables(self.store) as tables:
+        with open_tables(self.store, views=query) as tables:
             return tables.sql(query).fetchall()
 
     def outcomes(self, campaign: str) -> list[tuple[object, ...]]:

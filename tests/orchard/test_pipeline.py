@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from orchard.actions.endpoint_rests import rest_sentences
 from orchard.pipelines.campaigns.commands import CampaignError, Campaigns
 from orchard.pipelines.evaluation.plan import plan_suite
 from orchard.pipelines.evaluation.suite import read_suite
@@ -28,7 +29,7 @@ async def until(condition: Callable[[], bool], what: str, seconds: float = 100.0
     deadline = time.monotonic() + seconds
     while not await asyncio.to_thread(condition):
         assert time.monotonic() < deadline, f"waited in vain for {what}"
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.3)
 
 
 async def finished(running: Running, campaign: str, count: int) -> list[tuple[object, ...]]:
@@ -154,11 +155,11 @@ async def test_a_dead_endpoint_aborts_nothing_and_status_says_that_it_rests(
     spec = running.spec("dead-endpoint", models=(ModelSpec(name="some-model"),))
     await running.submit(spec)
 
-    def told() -> str:
-        return " ".join(orchard("status", store=running.store).stdout.split())
-
-    await until(lambda: "endpoint default rests since" in told(), "the rest")
-    assert "could not be reached" in told()
+    async with running.session.connection("test") as connection, asyncio.timeout(100):
+        while not await rest_sentences(connection):
+            await asyncio.sleep(0.1)
+    told = " ".join(orchard("status", store=running.store).stdout.split())
+    assert "endpoint default rests since" in told and "could not be reached" in told
     assert running.outcomes("dead-endpoint") == []
     cancelled = orchard("cancel", "dead-endpoint", store=running.store)
     assert cancelled.returncode == 0, cancelled.stderr

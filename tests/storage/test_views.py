@@ -22,7 +22,7 @@ Write = Callable[..., Awaitable[None]]
 
 
 def _rows(store: str, query: str) -> list[tuple[object, ...]]:
-    with open_tables(store) as tables:
+    with open_tables(store, views=query) as tables:
         return tables.sql(query).fetchall()
 
 
@@ -41,6 +41,14 @@ def test_every_view_of_an_empty_store_is_empty_and_typed(tmp_path) -> None:
 def test_each_view_can_be_opened_alone(tmp_path, view: str) -> None:
     with open_tables(str(tmp_path), views=[view]) as tables:
         assert tables.sql(f"select * from {view}").fetchall() == []
+
+
+def test_a_text_of_sql_names_what_it_opens(tmp_path) -> None:
+    query = "select * from tables.requests_all anti join rollouts using (rollout_id)"
+    with open_tables(str(tmp_path), views=query) as tables:
+        assert tables.sql(query).fetchall() == []
+        with pytest.raises(duckdb.CatalogException):
+            tables.sql("from hack_rates")
 
 
 async def test_chosen_views_open_no_other_table(publisher: Publisher, store: str, write: Write, log) -> None:

@@ -35,7 +35,7 @@ async def _publish_raw(connection: Connection, subject: str, raw: bytes) -> int:
 
 
 def _rows(store: str, query: str) -> list[tuple[object, ...]]:
-    with open_tables(store) as tables:
+    with open_tables(store, views=query) as tables:
         return tables.execute(query).fetchall()
 
 

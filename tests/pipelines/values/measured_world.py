@@ -179,5 +179,5 @@ class World:
     async def rows(self, query: str) -> list[Any]:
         """Rows of a query over all that is in the stream."""
         await self.pipeline.keep()
-        with open_tables(self.pipeline.store) as tables:
+        with open_tables(self.pipeline.store, views=query) as tables:
             return tables.sql(query).fetchall()

@@ -109,7 +109,7 @@ async def run(
 
 
 def rows(pipeline: Any, query: str) -> list[Any]:
-    with open_tables(pipeline.store) as tables:
+    with open_tables(pipeline.store, views=query) as tables:
         return tables.execute(query).fetchall()
 
 

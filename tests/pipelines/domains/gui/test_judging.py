@@ -235,7 +235,7 @@ async def session(
 
 
 def rows(session: Session, query: str) -> list[tuple[Any, ...]]:
-    with open_tables(session.config.store) as tables:
+    with open_tables(session.config.store, views=query) as tables:
         return tables.sql(query).fetchall()
 
 

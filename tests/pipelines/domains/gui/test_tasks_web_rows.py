@@ -23,6 +23,7 @@ from orchard.pipelines.tasks.errors import MalformedRow, TaskError
 from orchard.pipelines.tasks.registry import TaskRegistry
 from orchard.pipelines.tasks.row_files import check_rows, read_rows
 from orchard.schemas.gui import GuiWorld
+from orchard.schemas.plugins import Kind
 from orchard.schemas.tasks import PluginGrading, Task
 from orchard.storage.blobs import BlobStore
 from orchard.streams.connection import Connection
@@ -72,7 +73,7 @@ def test_a_row_of_each_family_is_a_task(family: str) -> None:
     check_grading(task)
     assert isinstance(task.grading, PluginGrading)
     assert task.grading.settings["protocol"] == PROTOCOLS[family]
-    assert get_protocol(PROTOCOLS[family]).version in DOMAIN.judges
+    assert get_protocol(PROTOCOLS[family]).version in DOMAIN.components[Kind.JUDGE]
     world = world_of(task)
     assert world.start_url.startswith("https://") and not world.block_network and world.site is None
     assert (task.source, task.task_id.startswith(f"{family}-")) == (family, True)

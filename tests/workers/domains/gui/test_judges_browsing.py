@@ -15,6 +15,7 @@ from orchard.schemas.gui import GuiStep, GuiSubmission
 from orchard.schemas.judging import JudgeCalled, JudgeRuled
 from orchard.schemas.messages import Image
 from orchard.schemas.outcomes import AbortCause, Reward
+from orchard.schemas.plugins import Kind
 from orchard.schemas.tasks import PluginGrading, Task
 from orchard.storage.blobs import BlobStore
 from orchard.workers.domains.gui import DOMAIN
@@ -198,7 +199,7 @@ async def test_a_success_with_an_answer_that_could_not_be_read_is_worth_nothing(
     assert (found.value, found.resolved, found.parts) == (0.0, True, {"judged": 1.0, "parsed": 0.0})
 
 
-@pytest.mark.parametrize("protocol", sorted(DOMAIN.judges))
+@pytest.mark.parametrize("protocol", sorted(DOMAIN.components[Kind.JUDGE]))
 async def test_a_judge_without_a_verdict_aborts(graded, endpoint, blobs, protocol):
     with pytest.raises(InfrastructureError) as raised:
         await graded(protocol, outcome(blobs, 2), lambda _: "Perhaps.\nSUCCESS or NOT SUCCESS?")
