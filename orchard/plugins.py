@@ -7,15 +7,19 @@ from typing import Any
 
 import msgspec
 
+from orchard.actions.domain import FrontDomain, TaskRoute
 from orchard.injector.backend import Backend
 from orchard.pipelines.datasets.exporters.interface import Exporter, Record
 from orchard.pipelines.datasets.importing import Foreign, LayoutReader
 from orchard.pipelines.datasets.rows import Row
 from orchard.pipelines.domain import PipelineDomain, ReleasedLayout, TaskKind
+from orchard.pipelines.rl.loss_settings import LossSettings
 from orchard.pipelines.tasks.proving import ProofContext, Proven, Refuted
 from orchard.pipelines.tasks.sources import TaskSource
 from orchard.pipelines.values.judges import Judge
 from orchard.pipelines.values.replies import BadReply, Fault, Reading
+from orchard.schemas.campaigns import Budget
+from orchard.schemas.judging import JudgeVerdict
 from orchard.schemas.messages import ToolCall
 from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward
 from orchard.schemas.plugins import PluginError
@@ -37,25 +41,35 @@ from orchard.workers.harnesses.programs.record import (
     SuppliedFiles,
 )
 from orchard.workers.harnesses.programs.runner import ProgramHarness
+from orchard.workers.judges.interface import Ask, BadVerdict, Evidence, EvidencePicture, JudgeProtocol
 
 __all__ = [
     "AbortCause",
+    "Ask",
     "Backend",
     "BadReply",
+    "BadVerdict",
+    "Budget",
     "CommandOutcome",
     "Episode",
+    "Evidence",
+    "EvidencePicture",
     "ExitStatus",
     "Exporter",
     "Fault",
     "FileSubmission",
     "Foreign",
+    "FrontDomain",
     "Grader",
     "Harness",
     "HarnessResult",
     "InfrastructureError",
     "Judge",
+    "JudgeProtocol",
+    "JudgeVerdict",
     "Judgement",
     "LayoutReader",
+    "LossSettings",
     "Machine",
     "McpClient",
     "NpmBinary",
@@ -82,6 +96,7 @@ __all__ = [
     "SuppliedFiles",
     "Task",
     "TaskKind",
+    "TaskRoute",
     "TaskSource",
     "ToolCall",
     "WorkerDomain",

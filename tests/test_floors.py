@@ -3,7 +3,9 @@
 import ast
 import importlib.machinery
 import importlib.util
+import re
 import sys
+from collections import Counter
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -121,3 +123,67 @@ def test_a_python_that_is_started_takes_nothing_from_the_folder_it_starts_in() -
                     words = [ast.unparse(word) for word in node.elts]
                     if {"'-m'", "'-c'"} & {*words} and "sys.executable" in words:
                         assert "'-P'" in words, f"{path}: {words}"
+
+
+PRODUCT = {
+    path: ast.parse(path.read_text(encoding="utf-8"))
+    for room in MAY_IMPORT
+    for path in (ROOT / room).rglob("*.py")
+}
+NO_SUBJECT = re.compile(
+    r"(?:Of|By|As|In|With|At|To|For|From|Where|Until|Beside|Behind|Among|Whom?|How much)\b"
+)
+
+
+def test_no_two_packages_import_each_other() -> None:
+    """A package is a folder below a room, or the modules of a room that are in none."""
+    names = {
+        ".".join(("orchard", *path.with_suffix("").relative_to(ROOT).parts))
+        .replace("orchard.orchard.", "orchard.")
+        .removesuffix(".__init__"): path
+        for path in PRODUCT
+    }
+    arrows = {
+        (package_of(path), package_of(names[module]))
+        for path in PRODUCT
+        for module in names_in(path)
+        if module in names
+    }
+    assert {(one, other) for one, other in arrows if one < other and (other, one) in arrows} == set()
+
+
+def names_in(path: Path) -> set[str]:
+    """Dotted names of what a file imports, and of the modules that it takes names of."""
+    found = modules(path)
+    return found | {name.rpartition(".")[0] for name in found}
+
+
+def package_of(path: Path) -> tuple[str, ...]:
+    parts = path.relative_to(ROOT).parts
+    return parts[:2] if len(parts) > 2 else parts[:1]
+
+
+def test_a_class_has_a_name_of_its_own() -> None:
+    classes = Counter(
+        node.name
+        for tree in PRODUCT.values()
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    shared = {name: count for name, count in classes.items() if count > 1}
+    assert sum(shared.values()) < 0.03 * classes.total(), shared
+
+
+def test_docstrings_are_sentences_with_a_subject() -> None:
+    texts = [
+        (path, each.value.value.strip())
+        for path, tree in PRODUCT.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        for each in node.body
+        if isinstance(each, ast.Expr)
+        and isinstance(each.value, ast.Constant)
+        and isinstance(each.value.value, str)
+    ]
+    bare = [(str(path.relative_to(ROOT)), text[:60]) for path, text in texts if NO_SUBJECT.match(text)]
+    assert len(bare) < 0.01 * len(texts), bare

@@ -144,4 +144,8 @@ def how_to_serve(consumer: str) -> str:
     prefix = usual.consumer.removesuffix(usual.priority)
     if consumer.startswith(prefix):
         return f"start one with `orchard worker --priority {consumer.removeprefix(prefix)}`"
-    return f"start one with `orchard worker --domain DOMAIN --priority PRIORITY` for the queue {consumer}"
+    domain, _, priority = consumer.partition("-")[2].partition("-")
+    return (
+        f"start one with `orchard worker --domain {domain} --priority {priority}`; on a cluster KEDA starts "
+        "one if the chart's `queues` has that queue"
+    )

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from orchard.pipelines.campaigns.ending import abort, clear
-from orchard.pipelines.campaigns.spending import reached
+from orchard.pipelines.campaigns.spending import pause_reason
 from orchard.schemas.campaigns import (
     CAMPAIGN_MOVES,
     CampaignRecord,
@@ -223,7 +223,7 @@ class Campaigns:
         spent = await self._spent(name) if cap is not None else Spent()
         unpriced = max(spent.unpriced, record.unpriced or 0) or None
         capped = msgspec.structs.replace(record, max_cost_usd=cap, unpriced=unpriced)
-        if over := reached(capped, spent):
+        if over := pause_reason(capped, spent):
             raise CampaignError(
                 f"campaign {name!r} stays as it is, because {over}: `orchard resume {name} --max-cost USD` "
                 "goes on with a higher cap"

@@ -25,7 +25,7 @@ LOOK_SECONDS = 2.0
 SOURCE = "orchard/steward"
 
 
-def reached(record: CampaignRecord, spent: Spent) -> str:
+def pause_reason(record: CampaignRecord, spent: Spent) -> str:
     """Say why the campaign must be paused, as a clause; empty where it may run."""
     cap = record.max_cost_usd
     if cap is None:
@@ -75,11 +75,11 @@ class CostWatch:
             spent |= await self._in_tables(sorted(new))
         for name, entry in self._capped.items():
             spent[name] = await with_later(self._connection, name, spent[name])
-            if not reached(entry.record, spent[name]):
+            if not pause_reason(entry.record, spent[name]):
                 continue
             known = await self._in_tables([name])
             spent[name] = await with_later(self._connection, name, known[name])
-            if reason := reached(entry.record, spent[name]):
+            if reason := pause_reason(entry.record, spent[name]):
                 await self._pause(entry, reason)
 
     async def _in_tables(self, campaigns: list[str]) -> dict[str, Spent]:

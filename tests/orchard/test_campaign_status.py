@@ -138,7 +138,7 @@ def test_hints_name_the_command_that_mends() -> None:
     for queue, command in {
         "rollout-swe-normal": "orchard up",
         "rollout-swe-high": "orchard worker --priority high",
-        "rollout-claw-high": "orchard worker --domain DOMAIN --priority PRIORITY",
+        "rollout-claw-high": "orchard worker --domain claw --priority high",
     }.items():
         (hint,) = hints(CampaignView("c", 2, State.STUCK, queue=queue), PipelineView())
         assert f"`{command}`" in hint

@@ -3,19 +3,19 @@ by eye."""
 
 import random
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
-from orchard.schemas.gui import NAME, Fault, SiteGrading, SiteSpec
+from orchard.schemas.gui import NAME, Fault, SiteGrading, SiteName, SiteSpec
 from orchard.schemas.identity import digest
 from orchard.schemas.tasks import PluginGrading, Task, WorldUse
 from orchard.workers.domains.gui.sites.appearance import Split, appearance_names
 from orchard.workers.domains.gui.sites.catalog import content_of
 from orchard.workers.domains.gui.sites.goals import NoGoal, goal_of, kinds_of
 
-SITES = ("shop", "calendar", "desk", "manual", "map", "ledger")
-"""Sites that tasks are made on, unless they are named."""
+SITES: tuple[str, ...] = tuple(name for name in get_args(SiteName) if name != "tiny")
+"""Sites that tasks are made on, unless they are named; `tiny` is for tiny policies alone."""
 IMAGE = "host"
 """Image of the sandbox: it has Chromium."""
 MEMORY = "2Gi"

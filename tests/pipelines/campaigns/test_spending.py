@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from orchard.pipelines.campaigns.commands import CampaignError, Campaigns, OfferProgress
-from orchard.pipelines.campaigns.spending import CostWatch, reached
+from orchard.pipelines.campaigns.spending import CostWatch, pause_reason
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import (
     CampaignRecord,
@@ -315,9 +315,9 @@ def test_a_cap_is_a_part_of_the_plan_and_plans_without_one_keep_their_hash() -> 
 
 def test_a_cap_is_reached_when_as_much_is_spent() -> None:
     record = CampaignRecord(spec=SPEC.tasks[0].blob, spec_hash="h", size=1, max_cost_usd=0.01)
-    assert not reached(record, Spent(0.0099))
-    assert reached(record, Spent(0.01)) == "its model calls have cost 0.01 USD and its cap is 0.01 USD"
-    assert not reached(msgspec.structs.replace(record, max_cost_usd=None), Spent(1e9))
+    assert not pause_reason(record, Spent(0.0099))
+    assert pause_reason(record, Spent(0.01)) == "its model calls have cost 0.01 USD and its cap is 0.01 USD"
+    assert not pause_reason(msgspec.structs.replace(record, max_cost_usd=None), Spent(1e9))
     assert [dollars(usd) for usd in (0, 0.00123456, 12345.678)] == [
         "0.00 USD",
         "0.001235 USD",
