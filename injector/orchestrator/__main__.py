@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -12,6 +13,7 @@ import signal
 import socket
 import ssl
 import sys
+import tempfile
 import uuid
 from collections.abc import Callable
 from importlib.metadata import entry_points
@@ -149,14 +151,14 @@ def _own_key(state: Path) -> str:
     """Load or create the key of a service without configured keys; only the owner may read its file."""
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
     place = state / KEY_FILE
-    try:
-        descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        key = place.read_text().strip()
-    else:
-        key = secrets.token_urlsafe(32)
+    if not place.exists():
+        descriptor, whole = tempfile.mkstemp(dir=state, prefix=KEY_FILE)
         with os.fdopen(descriptor, "w") as file:
-            file.write(f"{key}\n")
+            file.write(f"{secrets.token_urlsafe(32)}\n")
+        with contextlib.suppress(FileExistsError):  # another service made one meanwhile
+            os.link(whole, place)
+        Path(whole).unlink()
+    key = place.read_text().strip()
     if not key:
         raise SandboxRequestInvalid(f"{place} is empty: remove it, and a new key is made")
     print(f"clients need the key in {place}: export {KEYS_VARIABLE}=$(cat {place})", file=sys.stderr)  # noqa: T201

@@ -46,7 +46,7 @@ def check_workers(
     `working` are the processes alive, `configured` the endpoints known here. Raises ConfigError when workers
     serve the queue and none of them has the plug-ins or endpoints that the campaign needs.
     """
-    serving = [each for each in working if queue_of(spec).consumer in each.serves.split(",")]
+    serving = _serving(spec, working)
     endpoints = {model.endpoint for model in spec.models}
     if not serving:
         notes = [f"no worker serves this campaign now: {how_to_serve(queue_of(spec).consumer)}"]
@@ -68,6 +68,11 @@ def check_workers(
     return []
 
 
+def _serving(spec: CampaignSpec, working: Sequence[ProcessReport]) -> list[ProcessReport]:
+    consumer = queue_of(spec).consumer
+    return [each for each in working if consumer in each.serves.split(",")]
+
+
 def unpriced(spec: CampaignSpec, endpoints: Mapping[str, EndpointSettings]) -> list[str]:
     """Names of models without a price in this configuration."""
     return [
@@ -86,9 +91,7 @@ def check_prices(
     if spec.max_cost_usd is None:
         return
     here = {name: list(settings.prices) for name, settings in endpoints.items()}
-    told = [
-        each.priced for each in working if each.priced is not None and queue_of(spec).consumer in each.serves
-    ]
+    told = [each.priced for each in _serving(spec, working) if each.priced is not None]
     for model in spec.models:
         if model.kind is ModelKind.ORACLE:
             continue

@@ -5,9 +5,11 @@ from typing import Annotated
 
 import msgspec
 import typer
+from rich.markup import escape
 
 from orchard.actions.session import Session
 from orchard.configuration.config import ConfigError
+from orchard.streams.errors import NotRequeued
 from orchard.terminal.console import console
 from orchard.terminal.tables import rows_table
 from orchard.workers.attempts.deadletters import DeadLetters
@@ -63,15 +65,31 @@ def requeue(
 ) -> None:
     """Put dead letters back on their queue, with new attempts."""
     session: Session = context.obj
-    if not sequence and not everything:
-        raise typer.BadParameter("give sequence numbers, or --all")
+    if bool(sequence) == everything:
+        raise typer.BadParameter("give either sequence numbers or --all")
 
-    async def run() -> int:
+    async def run() -> bool:
         async with session.connection("dead") as connection:
             letters = DeadLetters(connection)
             numbers = sequence or [letter.sequence for letter in await letters.list()]
-            for number in numbers:
-                await letters.requeue(number)
-            return len(numbers)
+            return all([await _requeued(letters, number) for number in numbers])
 
-    console.print(f"{asyncio.run(run())} requests are back on the queue")
+    if not asyncio.run(run()):
+        raise typer.Exit(1)
+
+
+async def _requeued(letters: DeadLetters, number: int) -> bool:
+    """Requeues one letter and prints what became of it. Returns False if it was refused."""
+    try:
+        done = await letters.requeue(number)
+    except NotRequeued as refused:
+        console.print(f"[bold red]not requeued:[/] {escape(str(refused))}")
+        return False
+    if done.sequence is None and done.request is not None:
+        console.print(
+            f"dead letter {number} is removed without a request: rollout {done.request.rollout_id} is open "
+            "again or has another outcome"
+        )
+    else:
+        console.print(f"the request of dead letter {number} is back on its queue")
+    return True

@@ -136,12 +136,16 @@ def rebuild(
     """Make every derived table again from `events`. Stop `orchard up` first; readers may go on."""
     session: Session = context.obj
 
-    async def events() -> int:
+    async def events() -> None:
         async with session.connection_or_server("rebuild", guard=False) as connection:
-            return await maintenance.rebuild_events(session.config.store, connection, session.config.archive)
+            if not from_stream:
+                await maintenance.refuse_empty(session.config.store, connection)
+                return
+            last = await maintenance.rebuild_events(session.config.store, connection, session.config.archive)
+            console.print(f"events made again up to sequence {last}")
 
-    if from_stream:
-        console.print(f"events made again up to sequence {asyncio.run(events())}")
+    if from_stream or not maintenance.has_events(session.config.store):
+        asyncio.run(events())
     maintenance.rebuild_derived(session.config.store)
     console.print("[bold green]rebuilt[/] all derived tables")
 

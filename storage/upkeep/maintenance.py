@@ -27,7 +27,7 @@ from orchard.storage.delta import (
 )
 from orchard.storage.derive import derive_tables
 from orchard.storage.derived import read_events
-from orchard.storage.errors import EventsLost, StoreDamaged, store_errors
+from orchard.storage.errors import EventsLost, StorageError, StoreDamaged, store_errors
 from orchard.storage.location import Location
 from orchard.storage.lock import writer_lock
 from orchard.storage.log import facts, log_batch
@@ -77,6 +77,20 @@ def rebuild_derived(store_url: str) -> None:
             StoreTable.anew(location, table).replace(files[table].written(), events.watermark)
         progress = StoreTable.anew(location, PROGRESS)
         progress.append(progress.schema.empty_table(), events.watermark)
+
+
+def has_events(store_url: str) -> bool:
+    return _held_events(Location.parse(store_url))[1] > 0
+
+
+async def refuse_empty(store_url: str, connection: Connection) -> None:
+    """Raises StorageError if `events` is empty and the stream is not: derived tables would be made of
+    nothing."""
+    if not has_events(store_url) and (await bounds(connection, names.EVENTS)).last:
+        raise StorageError(
+            f"`events` of {store_url} is empty and the stream is not: run `orchard store rebuild "
+            "--from-stream`"
+        )
 
 
 async def rebuild_events(

@@ -66,7 +66,7 @@ def test_a_cap_is_refused_for_a_model_without_a_price() -> None:
     priced = EndpointSettings(base_url="http://h/v1", prices={"m": Price(prompt=1.0, completion=1.0)})
     capped = msgspec.structs.replace(plan(), max_cost_usd=5.0)
     knows, knows_not = worker(priced={"default": ["m"]}), worker(priced={"default": ["n"]})
-    elsewhere = worker("rollout-swe-other", priced={"default": []})
+    elsewhere = worker("rollout-swe-normal2,rollout-swe-other", priced={"default": []})
     check_prices(plan(), {"default": without})
     check_prices(capped, {"default": priced}, [worker(), elsewhere])
     check_prices(capped, {}, [knows])

@@ -12,7 +12,7 @@ from orchard.storage.location import Location
 from orchard.storage.lock import writer_lock
 from orchard.storage.log import log_batch
 from orchard.storage.tables import EVENTS
-from orchard.storage.upkeep.maintenance import check, rebuild_derived, rebuild_events
+from orchard.storage.upkeep.maintenance import check, rebuild_derived, rebuild_events, refuse_empty
 from orchard.storage.writing.writer import WriterSettings
 from orchard.streams import names
 from orchard.streams.connection import Connection
@@ -48,6 +48,17 @@ async def test_live_and_rebuilt_tables_are_equal(
     assert derived == live
     assert store_digests(store) == live
     assert check(store) == []
+
+
+async def test_an_empty_store_beside_a_stream_with_events_is_not_rebuilt_from_nothing(
+    connection: Connection, publisher: Publisher, store: str, write: Write, log
+) -> None:
+    await refuse_empty(store, connection)  # nothing is nowhere
+    await _publish(connection, publisher, log)
+    with pytest.raises(StorageError, match="--from-stream"):
+        await refuse_empty(store, connection)
+    await write()
+    await refuse_empty(store, connection)
 
 
 async def test_two_stores_of_one_stream_are_equal_however_their_commits_were_cut(

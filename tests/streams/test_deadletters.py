@@ -277,8 +277,9 @@ async def test_a_letter_that_does_not_exist_is_one_clear_sentence(connection: Co
         await DeadLetters(connection).requeue(7)
 
 
-async def test_a_rollout_that_finished_since_is_not_requeued(
-    connection: Connection, claims: Claims, make_request: Callable[[int], RolloutRequest]
+@pytest.mark.parametrize("ended", [False, True])
+async def test_the_letter_of_a_rollout_that_was_reopened_since_is_removed(
+    connection: Connection, claims: Claims, make_request: Callable[[int], RolloutRequest], ended: bool
 ) -> None:
     letters, publisher = DeadLetters(connection), Publisher(connection)
     request = make_request(0)
@@ -294,10 +295,14 @@ async def test_a_rollout_that_finished_since_is_not_requeued(
         make_event(reopened, id="again", source="test", campaign="demo", rollout_id=request.rollout_id),
         aborted.sequence,
     )
-    await publisher.terminal(finished(request), fence)
+    if ended:
+        await publisher.terminal(finished(request), fence)
+    newest = await publisher.outcome(request.rollout_id)
 
-    with pytest.raises(NotRequeued, match=r"has rollout\.finished already"):
-        await letters.requeue(letter.sequence)
+    assert (await letters.requeue(letter.sequence)).sequence is None
+    assert await letters.list() == []
+    assert await publisher.outcome(request.rollout_id) == newest
+    assert (await bounds(connection, names.WORK)).messages == 0
 
 
 async def test_a_sequence_used_again_neither_hides_a_letter_nor_kills_the_new_request(

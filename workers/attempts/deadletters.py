@@ -39,8 +39,9 @@ and its last rollout."""
 
 class Requeued(msgspec.Struct, frozen=True, kw_only=True):
     queue: Queue
-    sequence: int
-    """Sequence of the new request in the work stream."""
+    sequence: int | None
+    """Sequence of the new request in the work stream; None where the rollout is open again or has another
+    outcome: then the letter is only removed."""
     request: RolloutRequest | None
     """The request that was put back; None for requests of another kind."""
 
@@ -64,7 +65,7 @@ class DeadLetters:
             found = await next_message(self._connection, names.DEAD, found.sequence + 1, names.DEAD_SUBJECTS)
         return letters
 
-    async def reject(self, claim: Claim, reason: str) -> None:
+    async def reject(self, claim: Claim, reason: str, cause: AbortCause = AbortCause.INVALID_REQUEST) -> None:
         """Ends the rollout of a claimed request that no worker can carry out, keeps it as a dead letter and
         takes it off the queue."""
         dead = DeadRequest(
@@ -76,7 +77,7 @@ class DeadLetters:
             message_id=claim.message_id,
             body=claim.body,
         )
-        await self._keep(dead)
+        await self._keep(dead, cause)
         await claim.terminate(reason)
 
     async def give_back(self, claim: Claim, reason: str) -> None:
@@ -85,7 +86,7 @@ class DeadLetters:
         if claim.settled:
             return
         if claim.deliveries >= self._connection.settings.max_deliver:
-            await self.reject(claim, reason)
+            await self.reject(claim, reason, AbortCause.ATTEMPTS_EXHAUSTED)
         else:
             await claim.give_back()
 
@@ -102,7 +103,7 @@ class DeadLetters:
         await claim.retry_later(entry(claim.queue, spot, occasion, claim.body), delay, "a later version")
 
     async def bury(self, message: StoredMessage, consumer: str, reason: str, deliveries: int) -> None:
-        """Records that a request on the queue is dead, and then takes it off."""
+        """Records that a request on the queue has no delivery left, and then takes it off."""
         dead = DeadRequest(
             request_sequence=message.sequence,
             subject=message.subject,
@@ -112,22 +113,27 @@ class DeadLetters:
             message_id=message.headers.get(names.MESSAGE_ID, ""),
             body=message.data,
         )
-        await self._keep(dead)
+        await self._keep(dead, AbortCause.ATTEMPTS_EXHAUSTED)
         await delete_message(self._connection, names.WORK, message.sequence)
 
     async def requeue(self, sequence: int, reason: str = "") -> Requeued:
         """Puts a dead letter's request back on its queue and drops the letter.
 
         A rollout's attempts are numbered above all earlier ones. If its dead-lettering is its outcome, the
-        rollout is reopened and the request fenced by that. Raises NotRequeued if the letter does not exist or
-        the rollout has another outcome or another request, QueueFull as `Publisher.request`.
+        rollout is reopened and the request fenced by that. If somebody reopened it since, or it finished, the
+        letter asks for nothing any more and is only removed. Raises NotRequeued if the letter does not exist
+        or its request cannot be offered, QueueFull as `Publisher.request`.
         """
         dead = await self.get(sequence)
         if dead is None:
             raise NotRequeued(f"there is no dead letter {sequence}: `orchard dead list` shows them")
         queue, request = _requeuable(dead)
         if request is not None:
-            request = await self._reopen(request, dead, reason)
+            again = await self._reopen(request, dead, reason)
+            if again is None:
+                await delete_message(self._connection, names.DEAD, sequence)
+                return Requeued(queue=queue, sequence=None, request=request)
+            request = again
         placed = await self._place(dead, queue, request)
         if placed.result is EnqueueResult.OCCUPIED:
             raise NotRequeued(f"another request of dead letter {sequence} is queued or running: look again")
@@ -153,29 +159,22 @@ class DeadLetters:
         again = OutgoingMessage(dead.subject, dead.body, f"{occasion}-{dead.message_id}")
         return Enqueued(EnqueueResult.STORED, await store(self._connection, again))
 
-    async def _reopen(self, request: RolloutRequest, dead: DeadLetter, reason: str) -> RolloutRequest:
-        """Reopens the rollout of a dead letter and returns its new request."""
+    async def _reopen(self, request: RolloutRequest, dead: DeadLetter, reason: str) -> RolloutRequest | None:
+        """Reopens the rollout of a dead letter and returns its new request, None if it needs none."""
         newest = await self._publisher.outcome(request.rollout_id)
         event = newest.event if newest is not None else None
         # A requeue that was killed goes on after its own reopening. Who else reopened has made a request.
-        others = newest is not None and open_at(newest) is not None and event and event.source != self._source
+        if newest is not None and open_at(newest) is not None and event and event.source != self._source:
+            return None
         request = msgspec.structs.replace(
             request, failures=0, attempt_base=request.attempt_base + dead.deliveries
         )
-        reason = reason or "requeued"
-        again = (
-            []
-            if others
-            else await opened(self._publisher, [(request, newest)], reason=reason, source=self._source)
+        again = await opened(
+            self._publisher, [(request, newest)], reason=reason or "requeued", source=self._source
         )
-        if not again:
-            raise NotRequeued(
-                f"rollout {request.rollout_id} has {event and event.type} already: dead letter "
-                f"{dead.sequence} needs no requeue"
-            )
-        return again[0]
+        return again[0] if again else None
 
-    async def _keep(self, dead: DeadRequest) -> None:
+    async def _keep(self, dead: DeadRequest, cause: AbortCause) -> None:
         """Records a dead request: outcome, letter, event. It is still on the queue afterwards.
 
         A request whose rollout has an outcome is not dead but done: only its acknowledgement was missing.
@@ -186,7 +185,7 @@ class DeadLetters:
             dead = msgspec.structs.replace(dead, reason=written.reason, deliveries=written.deliveries)
         queue = Queue.of_subject(dead.subject)
         request = rollout_in(dead.body) if queue.kind == "rollout" else None
-        ended = request is None or await self._abort(request, dead)
+        ended = request is None or await self._abort(request, dead, cause)
         if kept is None and not ended:
             return
         if kept is not None:
@@ -214,10 +213,8 @@ class DeadLetters:
             )
         )
 
-    async def _abort(self, request: RolloutRequest, dead: DeadRequest) -> bool:
+    async def _abort(self, request: RolloutRequest, dead: DeadRequest, cause: AbortCause) -> bool:
         """Ends the rollout, so that its campaign can end. Returns False if it has another outcome already."""
-        poison = dead.reason.startswith("terminated")
-        cause = AbortCause.INVALID_REQUEST if poison else AbortCause.ATTEMPTS_EXHAUSTED
         event = make_event(
             aborted(request, cause, f"dead letter: {dead.reason}", dead.deliveries),
             id=f"dead-{dead.name}-aborted",
@@ -252,4 +249,4 @@ def _campaign_of(queue: Queue, request: RolloutRequest | None) -> str:
     """Returns the campaign of the events about a request; `unknown` if the request names none."""
     if request is not None:
         return request.campaign
-    return "tasks" if queue.kind == "task" else "unknown"
+    return "tasks" if queue.kind == "prove" else "unknown"

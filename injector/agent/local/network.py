@@ -121,6 +121,11 @@ class Outbound:
             await asyncio.to_thread(
                 add_routes, pid, [prohibition(one, number) for number, one in enumerate(refused)]
             )
+            if ended.done():  # it died since it was ready: `report` told nobody
+                raise AgentError(
+                    f"{PACKAGE} ended ({ended.result()}) while the sandbox was connected",
+                    reason="network_unavailable",
+                )
             opened = True
         finally:
             os.close(stopping)
