@@ -107,6 +107,11 @@ class AbortCause(StrEnum):
     """Orchard itself has a defect."""
 
 
+PUBLISHED = "-published"
+"""Ends the name of a grader that followed the rules of published benchmarks. Such rewards can be forged: they
+compare figures and train nobody unless that is asked for."""
+
+
 class Reward(msgspec.Struct, frozen=True, kw_only=True):
     """The grade of a rollout. SWE scale: +1 resolved, -1 not."""
 

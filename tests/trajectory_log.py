@@ -79,6 +79,7 @@ class Author:
         blob: BlobRef | None = None,
         user: str | None = None,
         tests: dict[str, str] | None = None,
+        grader: str = "swe-tests",
         messages: Sequence[dict[str, Any]] = (),
     ) -> list[e.Event]:
         """From request to outcome; `messages`, as the chat API has them, in place of a turn a command."""
@@ -149,7 +150,7 @@ class Author:
             leaf=leaf,
         )
         if tests is not None:
-            graded = Reward(value=outcome.reward or 0.0, resolved=resolved, grader="swe-tests", tests=tests)
+            graded = Reward(value=outcome.reward or 0.0, resolved=resolved, grader=grader, tests=tests)
             found.append(self.event(graded, rollout, attempt))
         return [*found, self.event(outcome, rollout, attempt)]
 

@@ -12,7 +12,7 @@ from orchard.pipelines.datasets.examples import Candidate, segments_of
 from orchard.pipelines.datasets.selection import Caps, Choice, select
 from orchard.pipelines.datasets.settings import CandidateSource, DatasetSettings
 from orchard.pipelines.tasks.held_out import Reason, TaskColumns, contaminated, matches
-from orchard.schemas.outcomes import ExitStatus
+from orchard.schemas.outcomes import PUBLISHED, ExitStatus
 from orchard.schemas.tasks import IMPOSSIBLE
 from orchard.schemas.values import MEASURED_CAMPAIGN
 from orchard.storage.blobs import BlobStore
@@ -26,12 +26,16 @@ select r.rollout_id, r.attempt, r.campaign, r.task_id, r.task_source, r.repo, r.
        coalesce(t.state, '') as task_state,
        coalesce(i.tools, '') as tools, coalesce(i.layout, '') as layout,
        coalesce(v.base, 0.0) as base, coalesce(v.curve, []) as curve,
-       coalesce(v.sequence, 0) as value_sequence, coalesce(r.turns, 0) as turns
+       coalesce(v.sequence, 0) as value_sequence, coalesce(r.turns, 0) as turns,
+       p.rollout_id is not null as published_rules
 from rollouts r
 left join (
     select rollout_id, attempt, min(sequence) as sequence from tables.attempts_all
     where kind = 'started' group by all
 ) s on s.rollout_id = r.rollout_id and s.attempt = r.attempt
+left join (
+    select distinct rollout_id, attempt from rewards where ends_with(grader, $published)
+) p on p.rollout_id = r.rollout_id and p.attempt = r.attempt
 left join tasks t on t.task_id = r.task_id
 left join imports i on i.rollout_id = r.rollout_id
 left join values v on v.rollout_id = r.rollout_id and v.annotator = $annotator and not r.resolved
@@ -104,6 +108,8 @@ def _unfit(
     """Say why nothing of a rollout may train, None where it may; `excluded` has ids and repositories."""
     if one.exit_status == ExitStatus.UNANSWERED and not source.unanswered:
         return "unanswered"
+    if one.published_rules and not source.published_rules:
+        return "published_rules"
     if one.task_id in excluded or one.repo in excluded:
         return "excluded"
     if one.task_state == "rejected" or (one.task_state == "imported" and not source.unproven):
@@ -136,7 +142,7 @@ def _chosen(
 
 def _graded(tables: duckdb.DuckDBPyConnection, settings: DatasetSettings) -> list[Candidate]:
     source = settings.source
-    parameters: dict[str, Any] = {"annotator": settings.values.annotator}
+    parameters: dict[str, Any] = {"annotator": settings.values.annotator, "published": PUBLISHED}
     conditions = ["r.status in ('completed', 'truncated')" if source.truncated else "r.status = 'completed'"]
     conditions.append(f"r.task_source <> '{IMPOSSIBLE}'")
     for column, names in (

@@ -44,6 +44,7 @@ class Candidate(Origin, frozen=True, kw_only=True):
     value_sequence: int = 0
     """Sequence of its annotation's event; 0: not annotated."""
     turns: int = 0
+    published_rules: bool = False
 
 
 class ExampleDrop(StrEnum):

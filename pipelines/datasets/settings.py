@@ -41,6 +41,8 @@ class CandidateSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Take rollouts that ran out of a budget and were graded."""
     unanswered: bool = False
     """Take also rollouts whose time ran out while the model owed an answer: its server may have been busy."""
+    published_rules: bool = False
+    """Take also rollouts of campaigns with `--published-rules`, whose rewards can be forged."""
     exclude: tuple[str, ...] = ()
     """Patterns over task ids and repositories that are left out; `@FILE` stands for its lines, and lies
     beside this file."""
@@ -156,6 +158,7 @@ def config_hash(settings: DatasetSettings, tokenizer_sha256: str) -> str:
         del plain["pairs"]
     if settings.pictures == "none":
         del plain["pictures"]
-    if not settings.source.unanswered:
-        del plain["source"]["unanswered"]
+    for key in ("unanswered", "published_rules"):
+        if not plain["source"][key]:
+            del plain["source"][key]
     return digest([msgspec.Raw(msgspec.json.encode(plain)), tokenizer_sha256], 32)

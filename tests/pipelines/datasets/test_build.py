@@ -223,6 +223,18 @@ async def test_a_rollout_whose_answer_did_not_come_trains_only_where_that_is_ask
     assert build(store, told, tmp_path / "with").rows == 2
 
 
+async def test_a_reward_by_published_rules_trains_only_where_that_is_asked_for(
+    keep, author, tokenizer: str, tmp_path: Path
+) -> None:
+    rest = {"resolved": True, "tests": {"test_a": "PASSED"}}
+    forgeable = author.rollout(1, ["ls", "submit"], grader="swe-tests-published", **rest)
+    store = await keep(author.rollout(0, ["ls", "submit"], **rest) + forgeable)
+    made = build(store, settings(tokenizer), tmp_path / "without")
+    assert (made.rows, made.counts["dropped_published_rules"]) == (1, 1)
+    told = settings(tokenizer, source=CandidateSource(published_rules=True))
+    assert build(store, told, tmp_path / "with").rows == 2
+
+
 async def test_bad_turns_can_stay_as_context(keep, author, tokenizer: str, tmp_path: Path) -> None:
     store = await keep(author.rollout(0, ["ls", "submit"], resolved=True, tool="python"))
     masked = settings(tokenizer, filters=Filters(bad_turns="mask"))

@@ -21,7 +21,7 @@ from pathlib import PurePosixPath
 
 import msgspec
 
-from orchard.schemas.outcomes import AbortCause, Reward
+from orchard.schemas.outcomes import PUBLISHED, AbortCause, Reward
 from orchard.schemas.tasks import SWETests, Task
 from orchard.workers.domains.swe.canaries.canaries import (
     LIMIT,
@@ -51,9 +51,6 @@ from orchard.workers.failures import InfrastructureError, LimitExceeded
 from orchard.workers.graders.judgement import Judgement
 
 NAME = "swe-tests"
-PUBLISHED = "swe-tests-published"
-"""The grader's name when the rules of published benchmarks were followed; such rewards are not for
-training."""
 
 RUNNER_HOOKS = frozenset({"conftest.py", "pytest.ini", "sitecustomize.py", "usercustomize.py"})
 """Files that control the test runner. An evaluation restores them, unless the gold patch changes them."""
@@ -87,7 +84,7 @@ async def grade_swe(grading: SWETests, judgement: Judgement) -> Reward:
     return Reward(
         value=1.0 if grade.verdict.resolved else -1.0,
         resolved=grade.verdict.resolved,
-        grader=PUBLISHED if published else NAME,
+        grader=NAME + PUBLISHED if published else NAME,
         parts={"fail_to_pass": grade.verdict.fail_to_pass, "pass_to_pass": grade.verdict.pass_to_pass},
         tests=grade.verdict.tests,
         detail=grade.detail,
