@@ -32,8 +32,13 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Prompt and completion tokens, summed over the calls."""
     wall_seconds: _Time = 3600.0
     """Seconds from the first question to the model, for tasks that publish no time-out of their own."""
-    wall_for_all: bool = False
-    """Whether `wall_seconds` holds in place of such time-outs, too."""
+    wall_for_all: bool | msgspec.UnsetType = msgspec.UNSET
+    """Whether `wall_seconds` holds in place of such time-outs, too. Left out of requests where it is false: a
+    worker that does not know it yet takes them."""
+
+    def __post_init__(self) -> None:
+        if not self.wall_for_all:
+            msgspec.structs.force_setattr(self, "wall_for_all", msgspec.UNSET)
 
 
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -297,6 +302,4 @@ def spec_hash(spec: CampaignSpec) -> str:
         del plan["harness_versions"]
     if spec.max_cost_usd is None:
         del plan["max_cost_usd"]
-    if not spec.budget.wall_for_all:
-        del plan["budget"]["wall_for_all"]
     return digest(msgspec.Raw(msgspec.json.encode(plan)), 32)

@@ -100,7 +100,7 @@ def in_words(hint: Any) -> str:
         case origin if origin is Literal:
             return " or ".join(f"`{one}`" for one in arguments)
         case origin if origin is Union or origin is types.UnionType:
-            return " or ".join(in_words(one) for one in arguments)
+            return " or ".join(in_words(one) for one in arguments if one is not msgspec.UnsetType)
         case origin if origin is dict:
             return f"table: name to {in_words(arguments[1])}"
         case origin if origin is tuple and Ellipsis not in arguments:
@@ -140,7 +140,7 @@ def _default(field: msgspec.structs.FieldInfo) -> str:
 def in_toml(value: Any) -> str:
     """Formats a value as in a file; `none` for None."""
     match value:
-        case None:
+        case None | msgspec.UNSET:
             return "none"
         case bool():
             return str(value).lower()

@@ -206,8 +206,6 @@ def plan_hash(plan: RunPlan) -> str:
     for name in ("unanswered", "untrained"):
         if not built[name]:
             del built[name]
-    if not plan.budget.wall_for_all:
-        del built["budget"]["wall_for_all"]
     return digest(msgspec.Raw(msgspec.json.encode(built)), 32)
 
 

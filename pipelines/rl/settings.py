@@ -250,8 +250,6 @@ def settings_hash(settings: RlSettings) -> str:
     for name in ("lora", "pack_tokens", "unanswered", "untrained"):
         if not told[name]:
             del told[name]
-    if not settings.budget.wall_for_all:
-        del told["budget"]["wall_for_all"]
     del told["engine"]  # who samples does not change what is made of it
     if not settings.activation_checkpointing:
         del told["activation_checkpointing"]
