@@ -66,10 +66,13 @@ def records(package: str, group: str, kind: type[D]) -> dict[str, D]:
 
 def declared(package: str, name: str) -> dict[str, dict[str, str]]:
     """Returns the dictionary of texts that a module of the package assigns to `name`, of each that does, by
-    module. Reads the sources and imports none of them."""
-    found, literal = {}, re.compile(rf"^{name} = (\{{.*?\}})$", re.M | re.S)
+    module. Reads the sources and imports none of them. Raises TypeError where it is written otherwise."""
+    found = {}
+    assigned = re.compile(rf"^{name}\b(?: = (\{{.*?\}})$)?", re.M | re.S)
     for file in matching(package, ["**/*.py"]):
-        if value := literal.search(file.read_text(encoding="utf-8")):
+        if value := assigned.search(file.read_text(encoding="utf-8")):
+            if value[1] is None:
+                raise TypeError(f"{file}: write {name} as a dictionary of texts, `{name} = {{...}}`")
             parts = file.relative_to(_folder(package)).with_suffix("").parts
             module = ".".join((package, *parts)).removesuffix(".__init__")
             found[module] = ast.literal_eval(value[1])

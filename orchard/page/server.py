@@ -242,7 +242,7 @@ class PageSite:
     async def rollout_id(self, given: str) -> str:
         """Completes the id of a rollout. Raises HTTPNotFound."""
         try:
-            return await self.tables.ask(rollouts_.find, given)
+            return await self.tables.ask(rollouts_.find, given or "-")  # no id begins so
         except rollouts_.UnknownName as error:
             raise web.HTTPNotFound from error
 

@@ -288,6 +288,9 @@ def test_a_module_of_a_domain_names_its_components_and_is_not_imported_for_it(si
         "tens": "counting.tens:Tens",
         "tens-2": "counting.tens:Second",
     }
+    (site / "counting/typed.py").write_text('GRADERS: dict[str, str] = {"typed": "Typed"}\n')
+    with pytest.raises(TypeError, match=r"typed\.py: write GRADERS as a dictionary of texts"):
+        discovery.components_in("counting", "GRADERS")
 
 
 def test_every_component_of_orchards_own_domains_can_be_loaded() -> None:
