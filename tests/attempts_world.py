@@ -31,6 +31,7 @@ from orchard.streams.consumer import RetryPolicy
 from orchard.streams.publisher import Publisher
 from orchard.streams.replay import replay
 from orchard.streams.settings import NatsSettings
+from orchard.streams.tasks import end
 from orchard.streams.topology import declare
 from orchard.workers.attempts.dependencies import AttemptDependencies
 from orchard.workers.attempts.queue_maintenance import maintain_queues
@@ -232,8 +233,7 @@ class World:
         try:
             yield
         finally:
-            keeping.cancel()
-            await asyncio.wait({keeping})
+            await end(keeping)
 
     def worker_process(self, name: str) -> subprocess.Popen[bytes]:
         """A worker in a process of its own, to be killed."""

@@ -104,7 +104,8 @@ class TrackedJob:
 
     def cut_off(self) -> None:
         """Discard a normal exit: the sandbox ended before the output did, so the output may be incomplete."""
-        if self.verdict is not None and self.verdict.ending is CommandEnding.EXITED:
+        exited = self.verdict is not None and self.verdict.ending is CommandEnding.EXITED
+        if exited and not self.done.is_set():
             self.verdict = None
 
     @contextmanager
@@ -282,7 +283,8 @@ class SandboxJobs:
     def _ended(self, job: TrackedJob, readers: list[PipeReader], timer: asyncio.TimerHandle) -> Report:
         def report(status: int, failure: StartFailure | None) -> None:
             timer.cancel()
-            job.verdict = self._judged(job, status, failure)
+            if not job.done.is_set():  # else it was settled with its sandbox, and that stands
+                job.verdict = self._judged(job, status, failure)
             if [reader for reader in readers if reader.catch_up()]:  # of each, whatever the first one says
                 task = asyncio.get_running_loop().create_task(self._drain(job, readers))
                 self._draining.add(task)

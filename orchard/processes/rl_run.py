@@ -26,6 +26,7 @@ from orchard.pipelines.rl.settings import EngineKind, RlSettings
 from orchard.pipelines.rl.stepping import RunStopped
 from orchard.processes.signals import die_with_parent
 from orchard.schemas.queues import Queue
+from orchard.streams.tasks import end
 from orchard.streams.topology import declare
 from orchard.workers.harnesses import get_harness, version_of
 from orchard.workers.llm.settings import EndpointSettings
@@ -137,10 +138,7 @@ class RunProcesses:
                     task.result()
                     work.discard(task)
         finally:
-            for task in tasks.values():
-                task.cancel()
-            if tasks:
-                await asyncio.wait(tasks.values())
+            await asyncio.gather(*map(end, tasks.values()))
 
     async def _keep(self, name: str) -> None:
         """Restarts a child until it succeeds, ends the run, or fails TRIES times in a row."""

@@ -22,6 +22,7 @@ from orchard.schemas.events import TERMINAL_TYPES
 from orchard.schemas.subjects import EVENTS_PREFIX
 from orchard.streams.connection import Connection
 from orchard.streams.replay import replay
+from orchard.streams.tasks import end
 
 CAMPAIGN = "chaos"
 ACK_WAIT = 4.0
@@ -251,8 +252,7 @@ class World:
         try:
             yield f"orchard/worker/{name}"
         finally:
-            keeping.cancel()
-            await asyncio.wait({keeping})
+            await end(keeping)
             with suppress(ProcessLookupError):
                 process.send_signal(signal.SIGTERM)
             await asyncio.wait_for(process.wait(), 120)

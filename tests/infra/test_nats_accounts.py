@@ -51,6 +51,7 @@ from orchard.streams.server import find_binary
 from orchard.streams.settings import NatsSettings
 from orchard.streams.stream_check import StreamGuard
 from orchard.streams.stream_state import ExpectedStream
+from orchard.streams.tasks import end
 from orchard.streams.topology import declare
 from orchard.workers.attempts.deadletters import DeadLetters
 from orchard.workers.attempts.queue_maintenance import maintain_queues
@@ -229,8 +230,7 @@ async def test_the_steward_forwards_what_is_due_and_buries_what_is_dead(roles: d
             while not [event async for event in replay(roles["writer"])]:
                 await asyncio.sleep(0.05)
     finally:
-        keeping.cancel()
-        await asyncio.wait({keeping})
+        await end(keeping)
 
     (letter,) = await DeadLetters(roles["operator"]).list()
     assert "poison" in letter.reason

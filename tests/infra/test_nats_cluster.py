@@ -191,10 +191,11 @@ async def test_a_follower_goes_on_whose_consumer_died_with_another_server(
             while True:
                 following = arrivals(connection, 1, until=None, idle=0.2)
                 assert await anext(following) == []
-                (info,) = await consumers(connection, names.EVENTS)
-                assert info.cluster is not None and connection.nats.connected_url is not None
-                (holder,) = [member for member in cluster if member.name == info.cluster.leader]
-                if holder.client != connection.nats.connected_url.port:
+                listed = await consumers(connection, names.EVENTS)  # a new one may not stand in it yet
+                assert connection.nats.connected_url is not None
+                leaders = [info.cluster.leader for info in listed if info.cluster is not None]
+                (holder,) = [member for member in cluster if [member.name] == leaders] or [None]
+                if holder is not None and holder.client != connection.nats.connected_url.port:
                     break
                 await following.aclose()
             assert await anext(following) == []  # it has asked, and waits to be answered

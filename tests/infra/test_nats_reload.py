@@ -21,6 +21,7 @@ from orchard.schemas.queues import Queue
 from orchard.streams.connection import Connection, connect
 from orchard.streams.server import find_binary
 from orchard.streams.settings import NatsSettings
+from orchard.streams.tasks import end
 from tests.infra.conftest import (
     INFRA,
     Manifests,
@@ -179,8 +180,7 @@ async def refused(server: Server, subject: str) -> bool:
             connection.nats._error_cb = hear
             asking = asyncio.create_task(_no_responders(connection, subject))
             await asyncio.wait([asking, answer], return_when=asyncio.FIRST_COMPLETED)
-            asking.cancel()
-            await asyncio.wait([asking])
+            await end(asking)
         if answer.done():
             return True
         if asking.result():

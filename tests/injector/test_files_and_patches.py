@@ -19,6 +19,7 @@ from orchard.injector.agent import files
 from orchard.injector.agent.uploads import FileUpload, discarded
 from orchard.injector.client import AsyncSandbox
 from orchard.injector.errors import SandboxFileMissing, SandboxRequestInvalid
+from orchard.streams.tasks import end
 
 if TYPE_CHECKING:
     from tests.injector.conftest import Service
@@ -183,8 +184,7 @@ async def test_an_upload_that_is_cut_off_leaves_what_was_there_and_nothing_else(
         while not (beside := list(upper.glob(".upload-*"))) or not beside[0].stat().st_size:
             await asyncio.sleep(0.01)
         seen = (await sandbox.exec("cat d/file 2>/dev/null || echo none")).stdout.strip()
-        sending.cancel()
-        await asyncio.wait([sending])
+        await end(sending)
     eventually(lambda: not list(upper.glob(".upload-*")), "what was sent so far is gone")
     assert seen == (before or "none")
     left = [entry.name for entry in await sandbox.list_files("/workspace/d")]

@@ -25,6 +25,7 @@ from orchard.streams.server import EmbeddedServer, embedded
 from orchard.streams.settings import NatsSettings
 from orchard.streams.stream_check import StreamGuard, guarded
 from orchard.streams.stream_state import ExpectedStream
+from orchard.streams.tasks import end
 from orchard.streams.topology import declare
 from tests.entries import named
 
@@ -78,8 +79,7 @@ async def pipeline(
                 async with guarded(guard, worker, hold=True):
                     yield server, worker
         finally:
-            keeping.cancel()
-            await asyncio.wait({keeping})
+            await end(keeping)
 
 
 async def until(condition: Callable[[], bool]) -> None:

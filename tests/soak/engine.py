@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from orchard.injector.client import AsyncSandboxClient
+from orchard.streams.tasks import end
 from tests.soak import operations
 from tests.soak.operations import WEIGHTS, Place, Wrong
 from tests.soak.record import CREATE, Checkpoint, Effect, Fault, Record
@@ -160,8 +161,7 @@ class Soak:
         self.record.abandoned += 1
         running = asyncio.create_task(place.sandbox.exec("echo begun; sleep 1009"))
         await asyncio.wait([running], timeout=place.chance.random())
-        running.cancel()
-        await asyncio.wait([running])  # whatever it says, nobody is there to hear it
+        await end(running)  # whatever it says, nobody is there to hear it
 
     async def _attempt(
         self, name: str, work: Callable[[], Awaitable[object]], born: float, sandbox_id: str | None

@@ -41,6 +41,7 @@ from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings
 from orchard.streams.stream_check import StreamGuard, guarded
 from orchard.streams.stream_state import ExpectedStream
+from orchard.streams.tasks import end
 from orchard.streams.topology import declare
 from tests.entries import named
 
@@ -471,8 +472,7 @@ async def test_what_one_process_has_found_holds_until_the_stream_is_restored(tmp
 
         await restore_over(server, store, tmp_path)
         assert await newcomer.publisher.event(log.requested(5)) == 3
-        newcomer.task.cancel()
-        await asyncio.wait([newcomer.task])
+        await end(newcomer.task)
 
 
 @pytest.mark.parametrize("moment", ["comparing", "rebuilding", "replacing the stream"])

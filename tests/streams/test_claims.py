@@ -19,6 +19,7 @@ from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds, delete_message
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings
+from orchard.streams.tasks import end
 from orchard.streams.topology import declare
 from orchard.workers.attempts.deadletters import DeadLetters
 from tests.entries import named
@@ -155,8 +156,7 @@ async def test_a_cancelled_wait_takes_nothing_with_it(
 ) -> None:
     waiting = asyncio.create_task(claims.next(30))
     await asyncio.sleep(0.1)
-    waiting.cancel()
-    await asyncio.wait({waiting})
+    await end(waiting)
 
     await Publisher(connection).offer(named(queue, "r1", b"body"))
 

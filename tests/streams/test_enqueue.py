@@ -29,6 +29,7 @@ from orchard.streams.errors import NameReused
 from orchard.streams.publish import OutgoingMessage, PublishResult
 from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds, subjects
+from orchard.streams.tasks import end
 from tests.entries import named
 
 Make = Callable[[int], RolloutRequest]
@@ -44,8 +45,7 @@ async def claims(connection: Connection, queue: Queue) -> AsyncIterator[Claims]:
 async def forwarding(connection: Connection) -> AsyncIterator[None]:
     task = asyncio.create_task(Delayed(connection).run())
     yield
-    task.cancel()
-    await asyncio.wait({task})
+    await end(task)
 
 
 async def claimed(claims: Claims) -> Claim:

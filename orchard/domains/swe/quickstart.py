@@ -21,6 +21,7 @@ from orchard.processes.signals import stop_on_signals
 from orchard.schemas.campaigns import Budget, CampaignSpec, ModelSpec
 from orchard.schemas.llm_calls import ModelKind
 from orchard.storage.reader import open_tables
+from orchard.streams.tasks import end
 from orchard.terminal.campaign_tables import watch_campaign
 from orchard.terminal.console import console, reporting
 from orchard.terminal.options import ApiKeyEnv, BaseUrl
@@ -78,8 +79,7 @@ async def _quickstart(
     waiting.cancel()
     if not work.done():
         console.print("stopping: the same command goes on from here")
-        work.cancel()
-        await asyncio.wait({work})
+        await end(work)
     if work.cancelled():
         raise typer.Exit(130)
     work.result()

@@ -36,6 +36,7 @@ from orchard.streams.reading import bounds, subjects
 from orchard.streams.replay import replay
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings
+from orchard.streams.tasks import end
 from orchard.streams.topology import declare
 from orchard.workers.attempts import retries
 from orchard.workers.attempts import worker as worker_module
@@ -91,8 +92,7 @@ async def working(connection: Connection, blobs: BlobStore) -> AsyncIterator[Non
         one_worker(connection, nowhere, blobs, {}, slots=2),
     ):
         yield
-    keeping.cancel()
-    await asyncio.wait({keeping})
+    await end(keeping)
 
 
 async def everything(steps: AsyncIterator[OfferProgress]) -> OfferProgress:

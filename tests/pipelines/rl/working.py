@@ -11,6 +11,7 @@ from orchard.streams.campaigns import CampaignBook
 from orchard.streams.claims import Claims
 from orchard.streams.connection import Connection
 from orchard.streams.publisher import Publisher
+from orchard.streams.tasks import end
 from orchard.workers.attempts.dependencies import AttemptDependencies
 from orchard.workers.attempts.worker import Worker, WorkerSettings
 from orchard.workers.episode.sandboxes import SandboxSettings
@@ -49,5 +50,4 @@ async def one_worker(
             worker.consumer.drain()
             await working
         finally:
-            working.cancel()
-            await asyncio.wait({working})
+            await end(working)

@@ -18,6 +18,7 @@ from orchard.streams.connection import connect
 from orchard.streams.consumer import Consumer, WorkerLifetime
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings
+from orchard.streams.tasks import end
 from orchard.workers.attempts.deadletters import DeadLetters
 from orchard.workers.attempts.queue_maintenance import maintain_queues
 from orchard.workers.llm import rest_policy
@@ -273,8 +274,7 @@ async def test_an_annotator_waits_for_an_endpoint_that_rests_and_counts_no_failu
     try:
         await run(pipeline, teacher.url, Asking(model="judge"), 3)
     finally:
-        keeping.cancel()
-        await asyncio.wait({keeping})
+        await end(keeping)
     assert rows(pipeline, "select count(*) from values") == [(3,)]
     assert await DeadLetters(pipeline.connection).list() == []
 

@@ -25,6 +25,7 @@ from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds, next_message
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings
+from orchard.streams.tasks import end
 from orchard.streams.topology import declare
 from orchard.workers.attempts.deadletters import DeadLetters
 from orchard.workers.attempts.dependencies import AttemptDependencies
@@ -104,8 +105,7 @@ async def drain(connection: Connection, blobs: BlobStore):
                 await asyncio.sleep(0.05)
             worker.consumer.drain()
             await working
-            steward.cancel()
-            await asyncio.wait({steward})
+            await end(steward)
             return worker
 
     return drain
