@@ -100,11 +100,11 @@ def choose_tasks(store: str, pool: TaskPool, counts: Counter[str]) -> tuple[Task
         left = ", ".join(f"{number} {reason}" for reason, number in sorted(counts.items()))
         raise RunError(f"`tasks.exclude` and `tasks.held_out` leave no task ({left}): narrow them")
     forgeable = {task.ref.task_id for task in fitting if task.protected is Protected.FORGEABLE}
-    refuse_forgeable([ref.task_id for ref in found if ref.task_id in forgeable], pool)
+    _refuse_forgeable([ref.task_id for ref in found if ref.task_id in forgeable], pool)
     return found
 
 
-def refuse_forgeable(tasks: Sequence[str], pool: TaskPool) -> None:
+def _refuse_forgeable(tasks: Sequence[str], pool: TaskPool) -> None:
     """Raise RunError for tasks whose +1 a forger gets, unless the pool allows them."""
     if tasks and not pool.allow_forgeable:
         more = f" and {len(tasks) - _NAMED} more" if len(tasks) > _NAMED else ""

@@ -234,10 +234,7 @@ def read_settings(file: Path) -> RlSettings:
     return msgspec.structs.replace(made, tasks=msgspec.structs.replace(made.tasks, exclude=exclude))
 
 
-_YOUNGER = (
-    *("exclude", "held_out", "unproven", "per_repo", "seed"),
-    *("min_protected", "allow_forgeable"),
-)
+_YOUNGER = ("exclude", "held_out", "unproven", "min_protected", "allow_forgeable", "per_repo", "seed")
 """Settings of the pool that are younger than stored runs, whose hash they leave as it is."""
 
 
