@@ -20,6 +20,7 @@ from orchard.schemas.groups import (
     PromptSkipped,
 )
 from orchard.schemas.outcomes import ExitStatus, RolloutStatus
+from orchard.schemas.protection import Protected
 
 
 @dataclass
@@ -220,6 +221,15 @@ class RunProgress:
             tokens=rollout.tokens,
         )
 
+    def labels(self, places: Iterable[tuple[int, int]]) -> dict[str, Protected]:
+        """Labels of graded rollouts' rewards, by id; those without a label are missing."""
+        found = {}
+        for prompt, slot in places:
+            place = self.prompts[prompt].places[slot]
+            if label := place.outcomes[place.last].protected:
+                found[place.rollout_id] = label
+        return found
+
     def trains(self, prompt: int, slot: int) -> bool:
         """Whether a graded rollout's ending counts for training."""
         place = self.prompts[prompt].places[slot]
@@ -265,4 +275,5 @@ def as_rollout(
         reward=outcome.reward,
         resolved=bool(outcome.resolved),
         untrained=outcome.exit_status in untrained,
+        protected=outcome.protected,
     )

@@ -24,7 +24,7 @@ from orchard.pipelines.rl.plan import RunPlan
 from orchard.pipelines.rl.policies import NEWEST, Newest, policy_directory, write_newest
 from orchard.pipelines.rl.sequences import NotSampled, TokenSequence
 from orchard.pipelines.rl.settings import RlSettings, settings_hash
-from orchard.pipelines.rl.stepping import Chosen, Limits, RunStopped, Steps
+from orchard.pipelines.rl.stepping import Chosen, Limits, RunStopped, Steps, unprotected
 from orchard.pipelines.sft.checkpoints import Checkpoints, whole_weights
 from orchard.pipelines.sft.picture_packs import eyes_of
 from orchard.pipelines.sft.processes import Processes
@@ -279,6 +279,7 @@ class RlTrainer:
             dropped=self._steps.dropped,
             staleness=sum(behind) / len(behind),
             waited=waited,
+            unprotected=unprotected(groups),
             **msgspec.structs.asdict(figures),
         )
 
