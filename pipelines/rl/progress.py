@@ -165,25 +165,24 @@ class RunProgress:
 
     def pass_rate(self, groups: Iterable[str]) -> float:
         """Pass rate over all graded rollouts of these groups' prompts, chosen or not."""
-        rewards = [
-            rollout.reward
+        solved = [
+            rollout.resolved
             for name in groups
             if name in self.groups
             for place in self.prompts[self.groups[name].prompt].places.values()
             for rollout in place.outcomes.values()
             if rollout.reward is not None
         ]
-        return sum(reward > 0 for reward in rewards) / max(len(rewards), 1)
+        return sum(solved) / max(len(solved), 1)
 
-    def resolved(self, rollouts: Collection[str]) -> float:
-        """Share of these graded rollouts whose grader found the task solved."""
-        solved = sum(
-            place.rollout_id in rollouts and place.outcomes[place.last].resolved
+    def resolved(self, rollouts: Collection[str]) -> set[str]:
+        """Those of these graded rollouts whose grader found the task solved."""
+        return {
+            place.rollout_id
             for prompt in self.prompts.values()
             for place in prompt.places.values()
-            if place.outcomes
-        )
-        return solved / len(rollouts)
+            if place.rollout_id in rollouts and place.outcomes and place.outcomes[place.last].resolved
+        }
 
     def request(self, prompt: int, slot: int) -> RolloutRequest:
         """The rollout of one slot of a prompt, the same whenever it is requested."""

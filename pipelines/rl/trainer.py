@@ -185,8 +185,9 @@ class RlTrainer:
     async def _step(self, chosen: list[Chosen]) -> None:
         waited = time.monotonic() - self._idle_since
         groups = [group for group, _ in chosen]
+        solved = self._feed.progress.resolved({one.rollout_id for group in groups for one in group.members})
         rollouts = [
-            Trained(member.rollout_id, group.group_id, member.reward, sequences)
+            Trained(member.rollout_id, group.group_id, member.reward, member.rollout_id in solved, sequences)
             for group, rows in chosen
             for member, sequences in zip(group.members, rows, strict=True)
         ]
@@ -271,7 +272,7 @@ class RlTrainer:
             groups=len(groups),
             rollouts=len(rollouts),
             reward=sum(rollout.reward for rollout in rollouts) / len(rollouts),
-            resolved=self._feed.progress.resolved({rollout.rollout_id for rollout in rollouts}),
+            resolved=sum(rollout.resolved for rollout in rollouts) / len(rollouts),
             pass_rate=self._feed.progress.pass_rate(group.group_id for group in groups),
             generated=generated,
             aborted=sum(group.aborted for group in groups),
