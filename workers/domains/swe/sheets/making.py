@@ -60,6 +60,8 @@ class SheetMaker:
         self._grading = grading
         self._plan = plan
         self._prepared = prepared
+        self._order: list[str] = []
+        """Ids of all tests in the order of the key's first run."""
         self._ids = {
             f"{name.file}::{name.qualified}": test for test, name in plan.names.items() if "::" not in test
         }
@@ -119,6 +121,7 @@ class SheetMaker:
         return await run_tests(self._task, self._grading, machine, checkout, sheet=True)
 
     def _known(self, plain: TestRun, first: Told, second: Told, base: Told) -> list[KnownTest]:
+        self._order = list(first.tests)
         named = set(self._plan.names)
         again, before = same_places(second, first.tests), same_places(base, first.tests)
         return [
@@ -141,14 +144,14 @@ class SheetMaker:
         """Tries the sheet with the gold patch until it answers all; returns the tests' ids in it."""
         for _ in range(ROUNDS):
             run = await self._run(machine, checkout, draft.files())
-            ids = same_places(run.told, [test.id for test in tests])
+            ids = same_places(run.told, self._order)
             if draft.settled(tests, run.told, ids):
                 break
         else:
             for test in draft.deviating(tests, run.told, ids):
                 draft.degrade(test, Treatment.INSIDE)
             run = await self._run(machine, checkout, draft.files())
-            ids = same_places(run.told, [test.id for test in tests])
+            ids = same_places(run.told, self._order)
             draft.left_alone |= {test.file for test in draft.deviating(tests, run.told, ids)}
         return ids
 
