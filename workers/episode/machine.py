@@ -86,6 +86,9 @@ class Machine(Protocol):
         """Makes the contents of a tar archive those of the directory at the absolute `path`. Raises
         NotWritable if the archive cannot be unpacked there."""
 
+    async def remove(self, path: str) -> None:
+        """Removes the file, link or directory at the absolute `path`, if there is one."""
+
     async def freeze(self) -> None:
         """Stops all processes for good, if the service can; files can still be read."""
 

@@ -211,13 +211,17 @@ class SandboxMachine:
         with classified():
             try:
                 for entry in await self.sandbox.list_files(path):
-                    await self.sandbox.remove(f"{path.rstrip('/')}/{entry.name}")
+                    await self.sandbox.remove(f"{path}/{entry.name}")
             except SandboxFileMissing:
                 pass
             try:
                 await self.sandbox.upload_archive(archive, path)
             except SandboxRequestInvalid as error:
                 raise NotWritable(cause_of(error), error.detail) from error
+
+    async def remove(self, path: str) -> None:
+        with classified(), suppress(SandboxFileMissing):
+            await self.sandbox.remove(path)
 
     async def freeze(self) -> None:
         with classified(), suppress(SandboxUnsupported):

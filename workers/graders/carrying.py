@@ -2,10 +2,12 @@
 
 Nothing of the agent's sandbox is executed for it, and nothing but files, directories and links arrives: no
 pipe, socket, device or process, and no file that gives its owner's rights to whoever executes it. Links arrive
-as they are and mean what they name over there.
+as they are and mean what they name over there, unless that is nothing or no file at all: the check's own files,
+which come later, must not be what the agent has to show.
 """
 
 import asyncio
+import shlex
 import tarfile
 import tempfile
 from collections.abc import Sequence
@@ -18,8 +20,9 @@ from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.tasks import StateCheck, Task
 from orchard.workers.episode.machine import Machine
 from orchard.workers.failures import InfrastructureError
+from orchard.workers.graders.shells import CLEAN
 
-LARGEST = 2 * 1024 * 1024 * 1024
+LARGEST = 512 * 1024 * 1024
 """Most bytes of one directory that is carried."""
 _IN_MEMORY = 8 * 1024 * 1024
 _ORDINARY = 0o1777
@@ -40,8 +43,22 @@ def carried_paths(task: Task, check: StateCheck) -> tuple[str, ...]:
     return plain
 
 
-async def carry(paths: Sequence[str], source: Machine, target: Machine) -> None:
-    """Replaces the directories of `target` by those of `source`, whose processes are stopped for good.
+_DROP_LINKS = """find "$@" -type l -exec sh -c '
+for link; do
+  target=$(readlink -f -- "$link")
+  case "$target" in
+    ""|/proc/*|/sys/*|/dev/*) rm -f -- "$link" ;;
+    *) [ -e "$target" ] || rm -f -- "$link" ;;
+  esac
+done' sh {} +"""
+"""Removes links below its arguments that lead to nothing, or to what a process has open."""
+
+
+async def carry(
+    paths: Sequence[str], source: Machine, target: Machine, check: StateCheck, *, timeout: float
+) -> None:
+    """Replaces the directories of `target` by those of `source`, whose processes are stopped for good, and
+    removes from them what stands where the check's files will be, and links that lead to nothing.
 
     Raises FileNotFoundError if there is no such directory, FileTooLarge beyond LARGEST, NotWritable for
     contents that cannot be unpacked.
@@ -52,6 +69,10 @@ async def carry(paths: Sequence[str], source: Machine, target: Machine) -> None:
             await source.archive(path, found, limit=LARGEST)
             await asyncio.to_thread(keep_data, found, kept)
             await target.replace_directory(path, kept)
+    for path in check.files:
+        await target.remove(path)
+    words = " ".join(map(shlex.quote, paths))
+    await target.run(f"{CLEAN} sh -c {shlex.quote(_DROP_LINKS)} sh {words}", timeout=timeout, cwd="/")
 
 
 def keep_data(source: IO[bytes], target: IO[bytes]) -> None:

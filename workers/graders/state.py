@@ -22,6 +22,7 @@ from typing import NamedTuple
 import msgspec
 
 from orchard.schemas.outcomes import AbortCause, Reward
+from orchard.schemas.protection import Protected
 from orchard.schemas.tasks import StateCheck, Task
 from orchard.workers.episode.machine import FileTooLarge, Machine
 from orchard.workers.episode.networks import SHUT, asked
@@ -75,6 +76,7 @@ async def grade_state(check: StateCheck, judgement: Judgement) -> Reward:
         log=await judgement.keep_log(output),
         seconds=time.monotonic() - started,
         cause=cause,
+        protected=Protected.INSIDE,
     )
 
 
@@ -151,7 +153,7 @@ async def _run(task: Task, check: StateCheck, machine: Machine, pristine: Pristi
                 paths = carried_paths(task, check)
                 async with pristine() as fresh:
                     await prepare(task, fresh, _left(task, deadline))
-                    await carry(paths, machine, fresh)
+                    await carry(paths, machine, fresh, check, timeout=_left(task, deadline))
                     limit = min(check.timeout_seconds, _left(task, deadline))
                     return await _checked(check, fresh, limit, _clean_shell(paths))
             case "stopped":
