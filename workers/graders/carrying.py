@@ -10,7 +10,7 @@ import asyncio
 import shlex
 import tarfile
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
 from typing import IO
 
@@ -55,10 +55,10 @@ done' sh {} +"""
 
 
 async def carry(
-    paths: Sequence[str], source: Machine, target: Machine, check: StateCheck, *, timeout: float
+    paths: Sequence[str], source: Machine, target: Machine, *, brought: Iterable[str] = (), timeout: float
 ) -> None:
     """Replaces the directories of `target` by those of `source`, whose processes are stopped for good, and
-    removes from them what stands where the check's files will be, and links that lead to nothing.
+    removes what stands where the files of `brought` will be, and links that lead to nothing.
 
     Raises FileNotFoundError if there is no such directory, FileTooLarge beyond LARGEST, NotWritable for
     contents that cannot be unpacked.
@@ -69,7 +69,7 @@ async def carry(
             await source.archive(path, found, limit=LARGEST)
             await asyncio.to_thread(keep_data, found, kept)
             await target.replace_directory(path, kept)
-    for path in check.files:
+    for path in brought:
         await target.remove(path)
     words = " ".join(map(shlex.quote, paths))
     await target.run(f"{CLEAN} sh -c {shlex.quote(_DROP_LINKS)} sh {words}", timeout=timeout, cwd="/")

@@ -153,7 +153,8 @@ async def _run(task: Task, check: StateCheck, machine: Machine, pristine: Pristi
                 paths = carried_paths(task, check)
                 async with pristine() as fresh:
                     await prepare(task, fresh, _left(task, deadline))
-                    await carry(paths, machine, fresh, check, timeout=_left(task, deadline))
+                    left = _left(task, deadline)
+                    await carry(paths, machine, fresh, brought=check.files, timeout=left)
                     limit = min(check.timeout_seconds, _left(task, deadline))
                     return await _checked(check, fresh, limit, _clean_shell(paths))
             case "stopped":
