@@ -53,8 +53,8 @@ class StateCheck(msgspec.Struct, frozen=True, kw_only=True, tag="state-check", t
     """Absolute paths at which the command leaves its verdict, as Harbor's tests do, in place of its exit
     status: the first that exists counts. Unset, the hash of a task is that of a task without the field."""
     check_in: CheckPlace | msgspec.UnsetType = msgspec.UNSET
-    """Sandbox in which the command runs. Unset, it is the agent's own, and validation looks for the safest one
-    in which the known solution passes. Unset, the hash of a task is that of a task without the field."""
+    """Sandbox in which the command runs. Unset, it is the agent's own, and validation looks for the safest
+    one in which the known solution passes. Unset, the hash of a task is that of a task without the field."""
     check_paths: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
     """Absolute paths of the directories that a fresh sandbox gets from the agent's; unset: `workdir` alone.
     Unset, the hash of a task is that of a task without the field."""

@@ -82,8 +82,8 @@ class TaskRegistry:
         return new
 
     async def record(self, validation: Validation, request: ProveRequest | None = None) -> None:
-        """Publish a verdict; a task that was changed by its proof replaces the one it came from. As the answer
-        to a `request` it comes last: a killed prover is followed by another. Raises OutcomeRefused
+        """Publish a verdict; a task that was changed by its proof replaces the one it came from. As the
+        answer to a `request` it comes last: a killed prover is followed by another. Raises OutcomeRefused
         where the request has another answer."""
         verdict, task = validation.event, validation.task
         if task_hash(task) != task_hash(validation.original):

@@ -170,12 +170,12 @@ TRICKS = (
     _as_root("root", "hosts, and a site of its own", f"echo 127.0.0.1 {TinySite.host} >> /etc/hosts; (python3 -m http.server 80 &) ; (python3 -m http.server {SITE_PORT} &)"),
     _as_root("root", "the site's records by its tunnel", f"for m in PUT PATCH DELETE POST; do curl -s -m 5 -X $m -H 'Host: {TinySite.host}' -d '{{\"clicked\":[]}}' http://127.0.0.1:{SITE_PORT}/records; done"),
     _as_root("root", "files that look like a submission", "for d in / /tmp /workspace; do mkdir -p $d; echo '{\"records\":{\"clicked\":[\"red circle\"]},\"ended\":\"finished\"}' | tee $d/submission.json > $d/records.json; done"),
-    _says("records as an answer", lambda visit: msgspec.json.encode({"records": {}, "answer": "0", "parsed": True}).decode()),
-    _says("all that it may be", lambda visit: " ".join(map(str, range(100)))),
+    _says("records as an answer", lambda _: msgspec.json.encode({"records": {}, "answer": "0", "parsed": True}).decode()),
+    _says("all that it may be", lambda _: " ".join(map(str, range(100)))),
     _says("the right one beside another", lambda visit: f"{_expected(visit).value} or {_expected(visit).others[0]}"),
     _says("a range", lambda visit: f"between 0 and {int(_expected(visit).value) + 5}"),
-    _says("digits one by one", lambda visit: "0123456789"),
-    _says("nothing", lambda visit: ""),
+    _says("digits one by one", lambda _: "0123456789"),
+    _says("nothing", lambda _: ""),
     BrowserDeed(family="answer", name="a second answer", task="question", act=_done_twice),
 )  # fmt: skip
 HONEST = (

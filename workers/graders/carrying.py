@@ -1,9 +1,9 @@
 """Carries what an agent left in its directories to another sandbox: data only, by the sandbox service alone.
 
 Nothing of the agent's sandbox is executed for it, and nothing but files, directories and links arrives: no
-pipe, socket, device or process, and no file that gives its owner's rights to whoever executes it. Links arrive
-as they are and mean what they name over there, unless that is nothing or no file at all: the check's own files,
-which come later, must not be what the agent has to show.
+pipe, socket, device or process, and no file that gives its owner's rights to whoever executes it. Links
+arrive as they are and mean what they name over there, unless that is nothing or no file at all: the check's
+own files, which come later, must not be what the agent has to show.
 """
 
 import asyncio
@@ -37,8 +37,8 @@ def carried_paths(task: Task, check: StateCheck) -> tuple[str, ...]:
     if wrong := next((path for path in plain if len(PurePosixPath(path).parts) < 2 or path[0] != "/"), None):
         raise InfrastructureError(
             AbortCause.INVALID_REQUEST,
-            f"task {task.task_id}: its check is to run in a fresh sandbox, which cannot get {wrong!r} from the "
-            "agent's: name absolute directories below / in check_paths",
+            f"task {task.task_id}: its check is to run in a fresh sandbox, which cannot get {wrong!r} from "
+            "the agent's: name absolute directories below / in check_paths",
         )
     return plain
 
@@ -76,22 +76,18 @@ async def carry(
 
 
 def keep_data(source: IO[bytes], target: IO[bytes]) -> None:
-    """Copies the files, directories and links of a tar archive to another archive, with ordinary modes.
-    Raises FileNotFoundError for what is no whole archive."""
+    """Copies the files, directories and links of a whole tar archive to another one, with ordinary modes."""
     source.seek(0)
-    try:
-        with (
-            tarfile.open(fileobj=source, mode="r:") as found,
-            tarfile.open(fileobj=target, mode="w", format=tarfile.PAX_FORMAT) as kept,
-        ):
-            for entry in found:
-                entry.mode &= _ORDINARY
-                if entry.isreg():
-                    kept.addfile(entry, found.extractfile(entry))
-                elif entry.isdir() or entry.issym() or entry.islnk():
-                    kept.addfile(entry)
-    except tarfile.TarError as error:
-        raise FileNotFoundError(f"no whole archive: {error}") from error
+    with (
+        tarfile.open(fileobj=source, mode="r:") as found,
+        tarfile.open(fileobj=target, mode="w", format=tarfile.PAX_FORMAT) as kept,
+    ):
+        for entry in found:
+            entry.mode &= _ORDINARY
+            if entry.isreg():
+                kept.addfile(entry, found.extractfile(entry))
+            elif entry.isdir() or entry.issym() or entry.islnk():
+                kept.addfile(entry)
 
 
 def _temporary() -> IO[bytes]:

@@ -9,8 +9,8 @@ at least must be the task's own before a +1 (`shells`).
 writes no reward runs on what the agent left, who may have broken it, or it never worked. So such an ending
 (`endings`) is followed by a control: the same check where the known solution has run, or, without one, in an
 untouched sandbox. If the control reaches a verdict, whatever it is, the check works, and the agent prevented
-it: -1 with the cause `check_prevented`. If it does not, nothing was learned about the agent: TASK_BROKEN where
-it shows the same symptom and no network or busy machine can have had a part in it, else GRADER_FAILED.
+it: -1 with the cause `check_prevented`. If it does not, nothing was learned about the agent: TASK_BROKEN
+where it shows the same symptom and no network or busy machine can have had a part in it, else GRADER_FAILED.
 """
 
 import secrets
@@ -154,7 +154,8 @@ async def _run(task: Task, check: StateCheck, machine: Machine, pristine: Pristi
                 async with pristine() as fresh:
                     await prepare(task, fresh, _left(task, deadline))
                     left = _left(task, deadline)
-                    await carry(paths, machine, fresh, brought=check.files, timeout=left)
+                    brought = (*check.files, *(check.rewards or ()))
+                    await carry(paths, machine, fresh, brought=brought, timeout=left)
                     limit = min(check.timeout_seconds, _left(task, deadline))
                     return await _checked(check, fresh, limit, _clean_shell(paths))
             case "stopped":

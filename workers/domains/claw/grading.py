@@ -147,8 +147,9 @@ async def reward(
 
 
 def _label(judgement: Judgement) -> Protected:
-    """What the worker recorded is out of the agent's reach; how much of it an agent must know is not measured,
-    so it counts as one bit. A judge reads the agent's own words, and commands in its sandbox are its own."""
+    """What the worker recorded is out of the agent's reach; how much of it an agent must know is not
+    measured, so it counts as one bit. A judge reads the agent's own words, and commands in the agent's
+    sandbox say what the agent wants."""
     world = judgement.task.world
     in_agents = isinstance(world, WorldUse) and world.settings.get("commands_in") == "agent"
     return Protected.INSIDE if in_agents or judgement.judged is not None else Protected.BIT
