@@ -125,10 +125,14 @@ class Controls:
         self._shells: dict[str, tuple[Files, ...]] = {}
         self._turns: dict[str, asyncio.Lock] = {}
 
+    def turn(self, what: str) -> asyncio.Lock:
+        """Returns the lock under which this worker makes something once."""
+        return self._turns.setdefault(what, asyncio.Lock())
+
     async def shells(self, task: Task, look: Callable[[], Awaitable[tuple[Files, ...]]]) -> tuple[Files, ...]:
         """Returns the task's own shells; looks at them if they are not known yet."""
         key = task_hash(task)
-        async with self._turns.setdefault(key, asyncio.Lock()):
+        async with self.turn(key):
             if key not in self._shells:
                 self._shells[key] = await look()
             return self._shells[key]
@@ -136,7 +140,7 @@ class Controls:
     async def of(self, task: Task, run: Callable[[], Awaitable[Ending]]) -> Ending:
         """Returns how the task's check ends without the agent; runs it if that is not known yet."""
         key = task_hash(task)
-        async with self._turns.setdefault(key, asyncio.Lock()):
+        async with self.turn(key):
             if key not in self._known:
                 ending = await run()
                 if not _repeats(task, ending):
