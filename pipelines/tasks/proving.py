@@ -64,7 +64,11 @@ def judge_whole(task: Task, gold: Sequence[Reward], empty: Sequence[Reward]) -> 
     if gold and not gold[0].resolved:
         return Refuted(reason="gold_does_not_resolve", detail=gold[0].detail)
     unknown = f"no solution is known; an untouched sandbox does not pass: {empty[0].detail}"
-    return Proven(task=task, detail=None if gold else unknown)
+    return Proven(
+        task=task,
+        detail=None if gold else unknown,
+        protected_why="a check, which may execute what the agent left, or a plug-in reaches the verdict",
+    )
 
 
 UNFIT = {
@@ -200,7 +204,7 @@ async def prove_whole(task: Task, context: ProofContext) -> Verdict:
 async def _in_safest_place(task: Task, check: StateCheck, context: ProofContext) -> Verdict:
     """The verdict on a task with a known solution, with the check in the safest sandbox in which that
     passes."""
-    why = []
+    why: list[str] = []
     places: tuple[CheckPlace, ...] = ("fresh", "stopped")
     for place in places:
         placed = msgspec.structs.replace(task, grading=msgspec.structs.replace(check, check_in=place))

@@ -71,7 +71,7 @@ class TaskRegistry:
         """
         new: list[TaskRef] = []
         found = known or {}
-        for batch in _batches(task for task in tasks if found.get(task.task_id) not in _hashes(task)):
+        for batch in _batches(task for task in tasks if found.get(task.task_id) not in {*_hashes(task)}):
             references = [await asyncio.to_thread(reference, task, self._blobs) for task in batch]
             events = [
                 _event(imported(task, ref.blob), f"{task_hash(task)}.imported", task.task_id)

@@ -46,7 +46,8 @@ def page(found: dict[str, list[DeedTried]]) -> str:
         "",
         "Columns are where the verdict is reached: `fresh`, in a fresh sandbox over the agent's files; "
         "`stopped`, in the agent's sandbox without its processes; `agent`, in the agent's sandbox; `worker`, "
-        "outside of any sandbox.",
+        "outside of any sandbox. **forged** is a +1; `forged` the cause of a -1 "
+        "for a shell that was replaced.",
     ]
     for name, tried in found.items():
         lines += ["", *_section(SUITES[name][0], tried)]
@@ -88,4 +89,6 @@ def _cell(tried: DeedTried) -> str:
         return "**aborted**"
     if tried.rewarded:
         return "rewarded" if tried.deed.honest else "**forged**"
-    return "**refused**" if tried.deed.honest else tried.reward.cause or "not solved"
+    if tried.deed.honest:
+        return "**refused**"
+    return f"-1, `{tried.reward.cause}`" if tried.reward.cause else "not solved"
