@@ -64,11 +64,7 @@ def judge_whole(task: Task, gold: Sequence[Reward], empty: Sequence[Reward]) -> 
     if gold and not gold[0].resolved:
         return Refuted(reason="gold_does_not_resolve", detail=gold[0].detail)
     unknown = f"no solution is known; an untouched sandbox does not pass: {empty[0].detail}"
-    return Proven(
-        task=task,
-        detail=None if gold else unknown,
-        protected_why="a check, which may execute what the agent left, or a plug-in reaches the verdict",
-    )
+    return Proven(task=task, detail=None if gold else unknown)
 
 
 UNFIT = {
@@ -192,6 +188,14 @@ class Contradiction(Protocol):
 
 async def prove_whole(task: Task, context: ProofContext) -> Verdict:
     """The prover of tasks that are judged as a whole, by a check or a plug-in."""
+    verdict = await _judged(task, context)
+    if isinstance(verdict, Refuted):
+        return verdict
+    why = "a check, which may execute what the agent left, or a plug-in reaches the verdict"
+    return msgspec.structs.replace(verdict, protected_why=why)
+
+
+async def _judged(task: Task, context: ProofContext) -> Verdict:
     check = task.grading
     if not isinstance(check, StateCheck) or check.check_in is not msgspec.UNSET:
         return await context.by_runs(task, judge_whole)

@@ -256,7 +256,8 @@ async def run(words: Iterable[str] = (), *, concurrency: int = 2) -> list[DeedTr
     chosen = [
         each
         for each in every()
-        if not wanted or any(word in f"{each[0].family}: {each[0].name} {each[2]}" for word in wanted)
+        if not wanted
+        or any(word in f"{each[0].family}: {each[0].name} {each[2]} {each[1]}" for word in wanted)
     ]
     with tempfile.TemporaryDirectory(prefix="forgery-") as folder:
         service = LocalService(Path(folder) / "state")

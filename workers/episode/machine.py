@@ -90,7 +90,7 @@ class Machine(Protocol):
         """Removes the file, link or directory at the absolute `path`, if there is one."""
 
     async def freeze(self) -> None:
-        """Stops all processes for good, if the service can; files can still be read."""
+        """Stops all processes for good, as far as the service can; files can still be read."""
 
     async def end_processes(self) -> None:
         """Ends all processes; the files stay. Raises InfrastructureError (INVALID_REQUEST) if the service

@@ -224,7 +224,8 @@ class SandboxMachine:
             await self.sandbox.remove(path)
 
     async def freeze(self) -> None:
-        with classified(), suppress(SandboxUnsupported):
+        # A task that forks without end is not frozen in time, and must not gain an abort by it.
+        with suppress(SandboxError):
             await self.sandbox.pause()
 
     async def end_processes(self) -> None:
