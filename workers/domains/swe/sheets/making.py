@@ -7,7 +7,7 @@ deviates; at the base commit the key and the sheet. What deviates is treated les
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
@@ -34,10 +34,10 @@ from orchard.workers.domains.swe.sheets.sheet import FORMAT, Sheet, SheetTest
 from orchard.workers.domains.swe.sheets.told import Told
 from orchard.workers.domains.swe.testing import RunnerPlan, TestRun, run_tests
 from orchard.workers.domains.swe.verdict import FAILING
-from orchard.workers.episode.diffs import touched_paths
+from orchard.workers.episode.diffs import split_diff, touched_paths
 from orchard.workers.episode.machine import FileTooLarge, Machine
 
-ROUNDS = 14
+ROUNDS = 8
 """Trials of the sheet with the gold patch; what still deviates then is left as it is."""
 LONGEST = 120.0
 """Seconds that the tests may take for a sheet to be tried."""
@@ -96,6 +96,12 @@ class SheetMaker:
     def _paths(self) -> set[str]:
         return {*self._plan.files, *touched_paths(self._grading.test_patch)}
 
+    def _data(self) -> Iterator[str]:
+        """Yields what the test patch says of other files than tests."""
+        for file, lines in split_diff(self._grading.test_patch):
+            if file is not None and file.path not in self._plan.files:
+                yield "\n".join(lines)
+
     async def _draft(self, machine: Machine, checkout: RepositoryCheckout) -> Draft:
         sources: dict[str, str] = {}
         for file in self._plan.files:
@@ -139,9 +145,11 @@ class SheetMaker:
             if draft.settled(tests, run.told, ids):
                 break
         else:
-            draft.left_alone |= {test.file for test in tests}
+            for test in draft.deviating(tests, run.told, ids):
+                draft.degrade(test, Treatment.INSIDE)
             run = await self._run(machine, checkout, draft.files())
             ids = same_places(run.told, [test.id for test in tests])
+            draft.left_alone |= {test.file for test in draft.deviating(tests, run.told, ids)}
         return ids
 
     def _too_easy(
@@ -175,7 +183,7 @@ class SheetMaker:
     ) -> Sheet:
         texts = draft.texts()
         conditions = draft.conditions()
-        words = SheetWords(texts.values())
+        words = SheetWords(texts.values(), [self._task.statement, *self._data()])
         must = set(self._grading.fail_to_pass)
         made: dict[str, SheetTest] = {}
         asked = []
