@@ -1,0 +1,145 @@
+"""The real tasks: made of package releases and of the repair family once, and proven for each state of the grader."""
+
+import hashlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from orchard.injector.client import AsyncSandboxClient
+from orchard.pipelines.domains.swe.packages import PackageCache
+from orchard.pipelines.domains.swe.releases import catalogue
+from orchard.pipelines.domains.swe.repairs import Split, build_repair_image, repair_tasks
+from orchard.pipelines.domains.swe.synthesize import Rejection, Synthesizer
+from orchard.pipelines.tasks.proving import ValidationSettings
+from orchard.pipelines.tasks.validate import Validator
+from orchard.schemas.events import TaskRejected, TaskValidated
+from orchard.schemas.tasks import SWETests, Task
+from orchard.storage.blobs import BlobStore
+from tests.sandbox_service import LocalService
+
+RELEASES = 20
+REPAIRS = 20
+SEED = 35
+TEST_SECONDS = 40.0
+"""Limit of a test run; those of the catalogue take a few seconds."""
+ORCHARD = Path(__file__).parents[3] / "orchard"
+JUDGES = ("workers/domains/swe", "workers/graders", "pipelines/domains/swe")
+"""Source on which figures depend."""
+
+
+class RealTask(msgspec.Struct, frozen=True, kw_only=True):
+    """A task, what its proof told, or why it was rejected."""
+
+    task: Task
+    event: TaskValidated | None = None
+    rejected: str = ""
+
+    @property
+    def kind(self) -> str:
+        return "repair" if self.task.source == "repairs" else "release"
+
+    @property
+    def protected(self) -> str:
+        """The task's label; "none" by a grader that gives none."""
+        return str(getattr(self.event, "protected", None) or "none")
+
+
+def grader_digest() -> str:
+    """Names the state of the grader, so that figures of two graders are never mixed."""
+    source = (path for part in JUDGES for path in sorted((ORCHARD / part).rglob("*.py")))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in source)).hexdigest()[:12]
+
+
+class TaskDirectory:
+    """Holds packages, the images of a sandbox service, tasks as made, and a store for each grader."""
+
+    def __init__(self, directory: Path, console: Console) -> None:
+        self.directory = directory
+        self._console = console
+        directory.mkdir(parents=True, exist_ok=True)
+        self.of_grader = directory / grader_digest()
+        self.of_grader.mkdir(exist_ok=True)
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[AsyncSandboxClient]:
+        """Starts the service whose state is kept here."""
+        service = LocalService(self.directory / "state")
+        try:
+            async with AsyncSandboxClient(service.url) as client:
+                yield client
+        finally:
+            service.stop()
+
+    @property
+    def blobs(self) -> BlobStore:
+        return BlobStore(str(self.of_grader / "store"))
+
+    async def proven(self, client: AsyncSandboxClient, releases: int, repairs: int) -> list[RealTask]:
+        """The first so many tasks of each kind that the grader proves; what is on disk is not made again."""
+        validator = Validator(client, self.blobs, ValidationSettings(runs=2))
+        kept = self.of_grader / "proven.jsonl"
+        known = {each.task.task_id: each for each in _read(kept)}
+        found: list[RealTask] = []
+        for wanted, tasks in ((releases, self._releases(client)), (repairs, self._repairs(client))):
+            missing = wanted
+            async for task in tasks:
+                if not missing:
+                    break
+                if task.task_id not in known:
+                    verdict = await validator.validate(task)
+                    made = RealTask(task=verdict.task)
+                    if isinstance(verdict.event, TaskRejected):
+                        why = f"{verdict.event.reason}: {verdict.event.detail}"
+                        made = msgspec.structs.replace(made, rejected=why)
+                        self._console.print(f"{task.task_id} is rejected: {why}", highlight=False)
+                    else:
+                        made = msgspec.structs.replace(made, event=verdict.event)
+                    _append(kept, made)
+                    known[task.task_id] = made
+                if not known[task.task_id].rejected:
+                    found.append(known[task.task_id])
+                    missing -= 1
+        return found
+
+    async def _releases(self, client: AsyncSandboxClient) -> AsyncIterator[Task]:
+        """Tasks of the catalogue in its order, each made once."""
+        kept = self.directory / "made.jsonl"
+        known = {each.task.task_id: each.task for each in _read(kept)}
+        synthesizer = Synthesizer(client, PackageCache(self.directory / "packages"))
+        for pair in catalogue():
+            if pair.task_id not in known:
+                made = await synthesizer.synthesize(pair)
+                if isinstance(made, Rejection):
+                    self._console.print(f"no task from {pair.task_id}: {made.detail}", highlight=False)
+                    continue
+                known[pair.task_id] = _limited(made)
+                _append(kept, RealTask(task=known[pair.task_id]))
+            yield known[pair.task_id]
+
+    async def _repairs(self, client: AsyncSandboxClient) -> AsyncIterator[Task]:
+        tasks = [_limited(task) for task in repair_tasks(2 * REPAIRS, SEED, Split.TRAIN)]
+        built = self.directory / "repairs.built"
+        if not built.exists():
+            await build_repair_image(client, PackageCache(self.directory / "packages"), tasks)
+            built.touch()
+        for task in tasks:
+            yield task
+
+
+def _limited(task: Task) -> Task:
+    assert isinstance(task.grading, SWETests)
+    grading = msgspec.structs.replace(task.grading, timeout_seconds=TEST_SECONDS)
+    return msgspec.structs.replace(task, grading=grading)
+
+
+def _read(path: Path) -> list[RealTask]:
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    return [msgspec.json.decode(line, type=RealTask) for line in lines]
+
+
+def _append(path: Path, made: RealTask) -> None:
+    with path.open("ab") as file:
+        file.write(msgspec.json.encode(made) + b"\n")
