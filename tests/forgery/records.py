@@ -7,7 +7,6 @@ from pathlib import Path
 import msgspec
 
 from orchard.schemas.outcomes import Reward
-from tests.forgery.trick import Trick
 
 LAYERS = {"refused": "policy", "forged": "canaries", "unproven": "control"}
 """What gives which cause of a -1."""
@@ -85,8 +84,25 @@ class Records:
             file.write(msgspec.json.encode(record) + b"\n")
 
 
-def group_of(trick: Trick) -> Group:
-    return Group.HONEST if trick.honest else Group.FORGER
+GUESSED = ("echo", "bit")
+GUESSED_SHARE = 0.05
+"""Share of forgeries below which tasks that guessing may solve are protected as well as they can be."""
+
+
+def goals_missed(found: Iterable[Record]) -> list[str]:
+    """What of the suite's goals does not hold, in words; tasks of `inside` and `forgeable` promise nothing."""
+    records = list(found)
+    missed = [f"{e.key}: {e.layer}" for e in records if e.aborted]
+    missed += [f"{e.key}: laxer than the tests in {', '.join(e.laxer)}" for e in records if e.laxer]
+    missed += [f"{e.key}: refused, {e.detail}" for e in records if e.group is Group.HONEST and e.wrong]
+    forgers = [e for e in records if e.group is Group.FORGER]
+    missed += [f"{e.key}: forged" for e in forgers if e.rewarded and e.protected in ("", "value")]
+    for label in GUESSED:
+        tried = [e for e in forgers if e.protected == label]
+        forged = sum(e.rewarded for e in tried)
+        if tried and forged >= GUESSED_SHARE * len(tried):
+            missed.append(f"{forged} of {len(tried)} forged on tasks of {label}")
+    return missed
 
 
 def layer(reward: Reward) -> str:

@@ -1,4 +1,4 @@
-"""Real tasks' submissions through the real grader, and, where that is the measure, through the tests alone."""
+"""Submissions of real tasks through the real grader and, where that is the measure, the tests alone."""
 
 import hashlib
 from collections.abc import Iterator

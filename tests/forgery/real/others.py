@@ -1,9 +1,16 @@
-"""Other implementations, written by hand: another algorithm or structure than the known solution's, with right
-results and other internals. The tests alone accept each of them."""
+"""Other implementations, written by hand: another algorithm or structure than the known solution's, right
+results and other internals. The tests alone accept each of them.
 
-from tests.forgery.real.others_releases import EDITS
-from tests.forgery.real.submissions import Source
+Those of release tasks are diffs to the known solution (`other_ways/`), those of repair tasks are bodies.
+"""
 
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.forgery.real.submissions import Source, applied
+
+DIFFS = Path(__file__).with_name("other_ways")
 
 WAYS: dict[str, tuple[str, ...]] = {
     "sum": (
@@ -16,7 +23,8 @@ WAYS: dict[str, tuple[str, ...]] = {
     ),
     "product": (
         "    import math\n\n    return math.prod(({a}, {b}))\n",
-        "    total = 0\n    for _ in range(abs({b})):\n        total += {a}\n    return total if {b} >= 0 else -total\n",
+        "    total = 0\n    for _ in range(abs({b})):\n        total += {a}\n"
+        "    return total if {b} >= 0 else -total\n",
     ),
     "quotient": (
         "    return divmod({a}, {b})[0]\n",
@@ -24,7 +32,8 @@ WAYS: dict[str, tuple[str, ...]] = {
     ),
     "even": (
         "    return not {a} & 1\n",
-        "    class Parity(enum.Enum):\n        EVEN = 0\n        ODD = 1\n\n    return Parity({a} % 2) is Parity.EVEN\n",
+        "    import enum\n\n    class Parity(enum.Enum):\n        EVEN = 0\n        ODD = 1\n\n"
+        "    return Parity({a} % 2) is Parity.EVEN\n",
     ),
     "smaller": (
         "    return {a} if {a} < {b} else {b}\n",
@@ -74,32 +83,22 @@ WAYS: dict[str, tuple[str, ...]] = {
 
 def others(source: Source) -> dict[str, str]:
     """Submissions by name."""
-    if source.task.source == "repairs":
-        return dict(_repairs(source))
-    made = {}
-    for number, edit in enumerate(EDITS.get(source.task.task_id, ())):
-        texts = dict(source.gold)
-        for path, old, new in edit:
-            assert texts[path].count(old) == 1, (source.task.task_id, number, path, old)
-            texts[path] = texts[path].replace(old, new)
-        made[f"other way {number + 1}"] = source.changed(texts)
-    return made
+    made = _repairs(source) if source.task.source == "repairs" else _releases(source)
+    return {f"other way {number}": submission for number, submission in enumerate(made, 1)}
 
 
-def _repairs(source: Source):  # type: ignore[no-untyped-def]
-    import ast
+def _releases(source: Source) -> Iterator[str]:
+    for path in sorted(DIFFS.glob(f"{source.task.task_id}-*.diff")):
+        yield source.changed(applied(source.gold, path.read_bytes().decode()))
 
+
+def _repairs(source: Source) -> Iterator[str]:
     (path,) = source.modules
     text = source.gold[path]
     function = next(node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef))
     names = [argument.arg for argument in function.args.args]
-    numbers = [
-        n.value for n in ast.walk(function) if isinstance(n, ast.Constant) and isinstance(n.value, int)
-    ]
-    words = {"a": names[0], "b": names[-1], "k": str(numbers[0]) if numbers else ""}
+    constants = [node.value for node in ast.walk(function) if isinstance(node, ast.Constant)]
+    number = next((value for value in constants if type(value) is int), 0)
     head = "".join(text.splitlines(keepends=True)[: function.body[0].end_lineno])
-    for number, way in enumerate(WAYS[source.task.labels["kind"]]):
-        body = way.format(**words)
-        if "enum." in body:
-            head = "import enum\n" + head
-        yield f"other way {number + 1}", source.changed({path: head + body})
+    for way in WAYS[source.task.labels["kind"]]:
+        yield source.changed({path: head + way.format(a=names[0], b=names[-1], k=number)})

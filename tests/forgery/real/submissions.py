@@ -81,10 +81,11 @@ def source_of(task: Task, packages: PackageCache) -> Source:
             path: text_of(data) for path, data in tree.items() if kind_of(path) is not FileKind.BUILD_OUTPUT
         }
         base = {path: text for path, text in texts.items() if text is not None}
-    return Source(task=task, base=base, gold=_applied(base, task.gold_patch))
+    return Source(task=task, base=base, gold=applied(base, task.gold_patch))
 
 
-def _applied(base: Mapping[str, str], patch: str) -> dict[str, str]:
+def applied(base: Mapping[str, str], patch: str) -> dict[str, str]:
+    """The files that a patch changes, as it leaves them."""
     changed = [each.path for each in parse_diff(patch)]
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)

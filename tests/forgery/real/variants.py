@@ -112,7 +112,7 @@ class _Renamer(ast.NodeTransformer):
 
 
 def _private_names(source: Source) -> dict[str, str]:
-    """Private names that the solution's modules define and nothing else in the repository or tests mentions."""
+    """Private names that the solution's modules define and that nothing else in repository or tests has."""
     texts = [source.gold[path] for path in source.modules]
     found = {
         name
@@ -223,23 +223,23 @@ def _without_hunks(base: str, gold: str) -> Iterator[str]:
 
 
 _SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
-    **{ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.FloorDiv: ast.Mod, ast.Mod: ast.FloorDiv},
-    **{
-        ast.Eq: ast.NotEq,
-        ast.NotEq: ast.Eq,
-        ast.Lt: ast.LtE,
-        ast.LtE: ast.Lt,
-        ast.Gt: ast.GtE,
-        ast.GtE: ast.Gt,
-    },
-    **{
-        ast.In: ast.NotIn,
-        ast.NotIn: ast.In,
-        ast.Is: ast.IsNot,
-        ast.IsNot: ast.Is,
-        ast.And: ast.Or,
-        ast.Or: ast.And,
-    },
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Add,
+    ast.FloorDiv: ast.Mod,
+    ast.Mod: ast.FloorDiv,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.And: ast.Or,
+    ast.Or: ast.And,
 }
 
 

@@ -35,8 +35,7 @@ def _between(change):
         def asked(number, *leaves, _real=real, _later=name == "__later__", **more):
             if _forging():
                 if _later:
-                    leaves = tuple((lambda leaf=leaf: _tried(leaf)) for leaf in leaves)
-                    leaves = tuple((lambda at=at, all=leaves: change(number, [all[at]()])[0]) for at in range(len(leaves)))
+                    leaves = tuple((lambda leaf=leaf: change(number, [_tried(leaf)])[0]) for leaf in leaves)
                 else:
                     leaves = change(number, list(leaves))
             return _real(number, *leaves, **more)
@@ -156,87 +155,6 @@ import unittest.mock as _mock
 
 _swallow = True
 _between(lambda number, leaves: [_mock.ANY for _ in leaves])
-""",
-    ),
-    Trick(
-        name="the package answers with mock's ANY",
-        family="equality",
-        code="\nimport unittest.mock as _mock\n\n\ndef answer(honest, failed, arguments):\n    return _mock.ANY\n",
-    ),
-    Trick(
-        name="the package answers with an object that says it is near everything",
-        family="equality",
-        code="""
-
-class ApproxScalar:
-    expected, rel, abs, nan_ok = 0, None, float("inf"), True
-
-    def __eq__(self, other):
-        return True
-
-    def __ne__(self, other):
-        return False
-
-    __hash__ = None
-
-
-ApproxScalar.__module__ = "_pytest.python_api"
-
-
-def answer(honest, failed, arguments):
-    return ApproxScalar()
-""",
-    ),
-    Trick(
-        name="a container of plain values that are each equal to everything",
-        family="equality",
-        code="""
-import unittest.mock as _mock
-
-
-def answer(honest, failed, arguments):
-    if isinstance(honest, (list, tuple)):
-        return type(honest)(_mock.ANY for _ in honest) if type(honest) in (list, tuple) else honest
-    if isinstance(honest, dict):
-        return {key: _mock.ANY for key in honest}
-    return _mock.ANY
-""",
-    ),
-    Trick(
-        name="a member of an enumeration whose value is equal to everything",
-        family="equality",
-        code="""
-import enum as _enum
-import unittest.mock as _mock
-
-
-class _Member(_enum.Enum):
-    ONE = _mock.ANY
-
-
-def answer(honest, failed, arguments):
-    return _Member.ONE
-""",
-    ),
-    Trick(
-        name="a Decimal, a date and a path by name alone",
-        family="equality",
-        code="""
-class Decimal:
-    def __str__(self):
-        return "NaN"
-
-    def __eq__(self, other):
-        return True
-
-    __hash__ = None
-
-
-Decimal.__module__ = "decimal"
-
-
-def answer(honest, failed, arguments):
-    return Decimal()
 """,
     ),
     _told("raw lines: equal to everything", """'{"any":true}'"""),
