@@ -90,7 +90,7 @@ GUESSED_SHARE = 0.05
 
 
 def goals_missed(found: Iterable[Record]) -> list[str]:
-    """What of the suite's goals does not hold, in words; tasks of `inside` and `forgeable` promise nothing."""
+    """What of the suite's goals does not hold, in words; tasks of `inside` or `forgeable` promise none."""
     records = list(found)
     missed = [f"{e.key}: {e.layer}" for e in records if e.aborted]
     missed += [f"{e.key}: laxer than the tests in {', '.join(e.laxer)}" for e in records if e.laxer]
