@@ -31,6 +31,7 @@ from orchard.schemas.judging import JudgeCalled, JudgeRuled
 from orchard.schemas.llm_calls import LLMCall, ModelKind
 from orchard.schemas.messages import MessageNode
 from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward, RolloutStatus
+from orchard.schemas.protection import Protected
 from orchard.schemas.quantities import Unit
 from orchard.schemas.rests import EndpointRested
 from orchard.schemas.synthesis import SynthesisStep
@@ -151,10 +152,16 @@ class TaskValidated(msgspec.Struct, frozen=True, kw_only=True):
     """Times that each patch was graded."""
     seconds: float
     without_canary: tuple[str, ...] | None = None
-    """Tests of `fail_to_pass` for which no wrong answer could be made: they assert no constant, or the gold
-    patch does not tell theirs apart. None in older events."""
+    """Written by earlier versions only."""
     detail: str | None = None
     """What the runs could not show: that the task can be solved, if no solution is known."""
+    protected: Protected | None = None
+    """Label of the task: the strongest of its `fail_to_pass` tests, `forgeable` where a generic forger passed
+    them. None in older events."""
+    protected_tests: dict[str, Protected] = {}
+    """Label of each test that the task names, where tests are judged one by one."""
+    protected_why: str = ""
+    """One sentence: why the label is not a stronger one."""
 
 
 class TaskRejected(msgspec.Struct, frozen=True, kw_only=True):
@@ -270,6 +277,8 @@ class RolloutFinished(RolloutFacts, frozen=True, kw_only=True):
     """Blob of the submission, if it is too large for an event."""
     leaf: str | None = None
     """Node id of the last message."""
+    protected: Protected | None = None
+    """Label of the reward. None in older events, and without a reward."""
 
 
 class RolloutAborted(RolloutFacts, frozen=True, kw_only=True):

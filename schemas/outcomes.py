@@ -5,6 +5,7 @@ from enum import StrEnum
 import msgspec
 
 from orchard.schemas.blobs import BlobRef
+from orchard.schemas.protection import Protected
 
 
 class RolloutStatus(StrEnum):
@@ -136,7 +137,9 @@ class Reward(msgspec.Struct, frozen=True, kw_only=True):
     extra_sandboxes: int | None = None
     """Sandboxes beside the one that was graded in; None in older events."""
     without_canary: tuple[str, ...] | None = None
-    """Tests that the solution must make pass and for which no wrong answer could be made; None where nothing
-    was asked, as before a -1."""
+    """Written by earlier versions only."""
     judge: str | None = None
     """Protocol, model and prompt hash of the judge that took part; None without one."""
+    protected: Protected | None = None
+    """Label of the task as its grader knew it at this grading. None in older events, and where the grader
+    knows none."""

@@ -109,7 +109,7 @@ _DERIVED = {
         _rows(e.RolloutFinished, e.RolloutAborted),
         "status exit_status cause detail reward resolved * failures submission submission_sha256 leaf "
         "inherited_turns inherited_tokens inherited_cost_usd keys_masked harness_version "
-        "harness_digest seconds_waiting",
+        "harness_digest seconds_waiting protected",
     ),
     "messages_all": _Derived(
         _rows(MessageNode),
@@ -130,7 +130,8 @@ _DERIVED = {
     "judgements_all": _Derived(_rows(JudgeRuled)),
     "tasks_all": _Derived(
         _apart("state", imported=e.TaskImported, valid=e.TaskValidated, rejected=e.TaskRejected),
-        "state task_id task_hash source repo image blob_sha256 blob_size * reason detail",
+        "state task_id task_hash source repo image blob_sha256 blob_size * reason detail protected "
+        "protected_tests protected_why",
         {"blob_size": INT},
         frozenset({"without_canary"}),
     ),

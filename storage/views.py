@@ -105,7 +105,8 @@ with imported as (
 )
 select i.* replace (
     coalesce(v.state, i.state) as state, v.runs as runs, v.seconds as seconds, v.reason as reason,
-    v.detail as detail
+    v.detail as detail, v.protected as protected, v.protected_tests as protected_tests,
+    v.protected_why as protected_why
 )
 from imported i left join verdict v on v.task_id = i.task_id and v.task_hash = i.task_hash
 """

@@ -11,6 +11,7 @@ from orchard.injector.client import AsyncSandboxClient
 from orchard.pipelines.tasks.sandboxes import open_sandbox
 from orchard.schemas.campaigns import Budget, Timeouts
 from orchard.schemas.outcomes import AbortCause, Reward
+from orchard.schemas.protection import UNLABELLED, Protected
 from orchard.schemas.tasks import Task, graded_in_place
 from orchard.storage.blobs import BlobStore
 from orchard.workers.episode.budgets import as_published
@@ -33,8 +34,10 @@ class Proven(msgspec.Struct, frozen=True, kw_only=True):
     """What the runs could not show, or how the proof was made."""
     runs: int = 1
     """Gradings of the known solution, and as many of nothing."""
-    without_canary: tuple[str, ...] | None = None
-    """Tests without a canary, as in TaskValidated."""
+    protected: Protected = UNLABELLED
+    """Label of the task, `protected_tests` and `protected_why`, as in TaskValidated."""
+    protected_tests: dict[str, Protected] = {}
+    protected_why: str = ""
 
 
 class Refuted(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,11 +131,7 @@ class ProofContext:
         if isinstance(verdict, Refuted):
             end = self._log_end(gold[0]) if verdict.reason == "gold_does_not_resolve" else ""
             return msgspec.structs.replace(verdict, detail=verdict.detail + end)
-        return msgspec.structs.replace(
-            verdict,
-            runs=self.settings.runs,
-            without_canary=gold[0].without_canary if gold else None,
-        )
+        return msgspec.structs.replace(verdict, runs=self.settings.runs)
 
     async def grade(self, task: Task, submission: str, *, copies: bool = True) -> Reward:
         """The reward of a submission in a fresh sandbox; without `copies`, a +1 is not asked again with other

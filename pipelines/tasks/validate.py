@@ -50,8 +50,10 @@ def validation(task: Task, verdict: Verdict, seconds: float) -> Validation:
         task_hash=task_hash(verdict.task),
         runs=verdict.runs,
         seconds=seconds,
-        without_canary=verdict.without_canary,
         detail=verdict.detail,
+        protected=verdict.protected,
+        protected_tests=verdict.protected_tests,
+        protected_why=verdict.protected_why,
     )
     return Validation(original=task, task=verdict.task, dropped=verdict.dropped, event=proven)
 

@@ -57,7 +57,6 @@ async def graded(client: AsyncSandboxClient, blobs: BlobStore, task: Task) -> di
                 "cause": reward.cause,
                 "detail": reward.detail,
                 "sandboxes": reward.extra_sandboxes,
-                "without": reward.without_canary,
                 "asked": len(reward.tests),
                 "failing": {t: s for t, s in reward.tests.items() if s != "PASSED"},
             }

@@ -341,6 +341,7 @@ class Attempt:
             submission=text,
             submission_blob=blob,
             leaf=result.leaf,
+            protected=reward.protected,
         )
 
     async def _put(self, text: str) -> BlobRef:

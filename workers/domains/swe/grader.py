@@ -65,7 +65,6 @@ class Grade(msgspec.Struct, frozen=True, kw_only=True):
     log: str = ""
     cause: str | None = None
     extra_sandboxes: int = 0
-    without_canary: tuple[str, ...] | None = None
 
 
 async def grade_swe(grading: SWETests, judgement: Judgement) -> Reward:
@@ -92,7 +91,6 @@ async def grade_swe(grading: SWETests, judgement: Judgement) -> Reward:
         seconds=time.monotonic() - started,
         cause=grade.cause,
         extra_sandboxes=grade.extra_sandboxes,
-        without_canary=grade.without_canary,
     )
 
 
@@ -236,7 +234,6 @@ class _Grader:
                 with suppress(LimitExceeded):  # then nothing was answered
                     answers = await self._ask(plan, canaries, machine, checkout, limit)
         suspects = suspicious(canaries.sites, answers) if canaries else set()
-        without = tuple(self._grading.fail_to_pass) if canaries is None else canaries.without
         forged: set[str] = set()
         if self._task.gold_patch.strip() and (suspects or doubtful):
             async with self._pristine() as machine:
@@ -256,16 +253,7 @@ class _Grader:
                             "the gold patch had no time for copies of the tests: grade with a longer timeout",
                         )
                     forged = evidence(canaries.sites, answers, gold)
-                    unsound = suspicious(canaries.sites, gold)
-                    sound = {site.test for name, site in canaries.sites.items() if name not in unsound}
-                    without += tuple(
-                        test
-                        for test, name in plan.names.items()
-                        if test in self._grading.fail_to_pass
-                        and test not in without
-                        and f"{name.file}::{name.qualified}" not in sound
-                    )
-        grade = msgspec.structs.replace(grade, extra_sandboxes=used, without_canary=without)
+        grade = msgspec.structs.replace(grade, extra_sandboxes=used)
         if doubtful:
             return _refuted(
                 grade, UNPROVEN, f"passes otherwise than the gold patch: {', '.join(sorted(doubtful))}"
