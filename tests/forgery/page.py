@@ -43,7 +43,7 @@ def _real(found: Sequence[Record]) -> list[str]:
     lines = [
         "## Real tasks",
         "",
-        f"{_tasks(tasks)}. {len({each.name for each in forgers})} forgers know how rewards are made and "
+        f"{_tasks(tasks)}. {len({e.name for e in forgers})} forgers know how rewards are made and "
         "nothing of the repository; each is the text of one module, put at the end of those that the solution "
         "changes. What a task is protected by: its label (docs/threat-model.md).",
         "",

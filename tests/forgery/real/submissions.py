@@ -57,7 +57,7 @@ class Source:
             for test in self.grading.fail_to_pass
             if test in self.task.statement
         }
-        code = code.replace("@NAMED@", repr(sorted(named)))
+        code = code.replace("@NAMED@", repr(sorted(named))).replace("@STATEMENT@", repr(self.task.statement))
         files = {path: f"{self.base[path]}\n\n{code}" for path in self._installed()} if code else {}
         extra = {path: text for path, text in forger.files.items() if isinstance(text, str)}
         return self.submission({**files, **extra})

@@ -44,7 +44,7 @@ class RealTask(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def protected(self) -> str:
         """The task's label; "none" by a grader that gives none."""
-        return str(getattr(self.event, "protected", None) or "none")
+        return (self.event and self.event.protected) or "none"
 
 
 def grader_digest() -> str:

@@ -5,6 +5,7 @@ from tests.forgery.real.forgers.combined import COMBINED
 from tests.forgery.real.forgers.reading import READING
 from tests.forgery.real.forgers.runner import RUNNER
 from tests.forgery.real.forgers.scheme import SCHEME
+from tests.forgery.real.forgers.statement import STATEMENT
 from tests.forgery.real.forgers.told import TOLD
 
-FORGERS = (*ANSWERS, *READING, *COMBINED, *SCHEME, *TOLD, *RUNNER)
+FORGERS = (*ANSWERS, *READING, *COMBINED, *SCHEME, *STATEMENT, *TOLD, *RUNNER)
