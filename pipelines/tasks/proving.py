@@ -101,7 +101,7 @@ class ProofContext:
         self.blobs = blobs
         self.play = play
         self._client = client
-        self._controls = Controls()
+        self.controls = Controls()
 
     def fresh(self, task: Task) -> AbstractAsyncContextManager[SandboxMachine]:
         """A sandbox of the task's image. Raises InfrastructureError."""
@@ -123,19 +123,19 @@ class ProofContext:
         gold: list[Reward] = []
         empty: list[Reward] = []
         solution = task.gold_patch if task.gold_patch.strip() else ""
-        for number in range(self.settings.runs):
+        for _ in range(self.settings.runs):
             if solution:
-                gold.append(await self.grade(task, solution, copies=number == 0))
-            empty.append(await self.grade(task, ""))
+                gold.append(await self.grade(task, solution, plain=True))
+            empty.append(await self.grade(task, "", plain=True))
         verdict = judge(task, gold, empty)
         if isinstance(verdict, Refuted):
             end = self._log_end(gold[0]) if verdict.reason == "gold_does_not_resolve" else ""
             return msgspec.structs.replace(verdict, detail=verdict.detail + end)
         return msgspec.structs.replace(verdict, runs=self.settings.runs)
 
-    async def grade(self, task: Task, submission: str, *, copies: bool = True) -> Reward:
-        """The reward of a submission in a fresh sandbox; without `copies`, a +1 is not asked again with other
-        expected values. Raises InfrastructureError."""
+    async def grade(self, task: Task, submission: str, *, plain: bool = False) -> Reward:
+        """The reward of a submission in a fresh sandbox; with `plain`, tests run as they are, without a
+        question sheet. Raises InfrastructureError."""
         fresh = partial(self.fresh, task)
         async with fresh() as machine:
             if graded_in_place(task.grading):
@@ -148,8 +148,8 @@ class ProofContext:
                 timeout=self._timeouts(task).grading,
                 blobs=self.blobs,
                 pristine=fresh,
-                copies=copies,
-                controls=self._controls,
+                plain=plain,
+                controls=self.controls,
             )
 
     async def _solve(self, task: Task, solution: str, machine: Machine) -> None:

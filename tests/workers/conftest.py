@@ -1,6 +1,7 @@
 """Real commands in a temporary git repository, a fake endpoint over real HTTP, and a small task to solve."""
 
 import asyncio
+import itertools
 import os
 import shutil
 import signal
@@ -9,6 +10,7 @@ import sys
 import time
 import venv
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from orchard.schemas.tasks import SWETests, Task
 from orchard.storage.blobs import BlobStore
 from orchard.workers.episode.machine import READ_LIMIT, CommandOutcome, FileTooLarge
 from orchard.workers.failures import NotWritable
+from orchard.workers.graders.judgement import Pristine
 from orchard.workers.llm.client import ModelClient
 from orchard.workers.llm.settings import EndpointSettings
 
@@ -169,6 +172,27 @@ class SubprocessMachine:
         return Path(path).read_bytes()
 
 
+class MovedMachine:
+    """Another machine of the same image: what a task calls `here` lies `there`."""
+
+    def __init__(self, machine: SubprocessMachine, here: Path, there: Path) -> None:
+        self.machine = machine
+        self._here, self._there = str(here), str(there)
+
+    def _moved(self, path: str) -> str:
+        inside = path == self._here or path.startswith(f"{self._here}/")
+        return self._there + path[len(self._here) :] if inside else path
+
+    async def run(self, command: str, *, cwd: str, **more: Any) -> CommandOutcome:
+        return await self.machine.run(command, cwd=self._moved(cwd), **more)
+
+    async def write(self, path: str, content: bytes) -> None:
+        await self.machine.write(self._moved(path), content)
+
+    async def read(self, path: str, **more: Any) -> bytes:
+        return await self.machine.read(self._moved(path), **more)
+
+
 class Shop:
     """A git repository with a module that has two defects, and its tests."""
 
@@ -242,6 +266,20 @@ def machine(programs: Path) -> Iterator[SubprocessMachine]:
 @pytest.fixture
 def shop(tmp_path: Path) -> Shop:
     return Shop(tmp_path / "repository")
+
+
+@pytest.fixture
+def pristine(machine: SubprocessMachine, shop: Shop, tmp_path: Path) -> Pristine:
+    """Opens a machine with what was committed last in the shop."""
+    numbers = itertools.count()
+
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[MovedMachine]:
+        there = tmp_path / "machines" / str(next(numbers))
+        shop.git("clone", "-q", ".", str(there))
+        yield MovedMachine(machine, shop.directory, there)
+
+    return opened
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ async def grade(
     blobs: BlobStore,
     pristine: Pristine,
     published: bool = False,
-    copies: bool = True,
+    plain: bool = False,
     judges: Judges | None = None,
     controls: Controls | None = None,
 ) -> Reward:
@@ -47,7 +47,7 @@ async def grade(
         pristine=pristine,
         judges=judges,
         published=published,
-        copies=copies,
+        plain=plain,
         controls=controls or Controls(),
     )
     match task.grading:

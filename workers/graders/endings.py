@@ -123,10 +123,14 @@ class Controls:
         self._known: dict[str, Ending] = {}
         self._turns: dict[str, asyncio.Lock] = {}
 
+    def turn(self, what: str) -> asyncio.Lock:
+        """Returns the lock under which this worker makes something once."""
+        return self._turns.setdefault(what, asyncio.Lock())
+
     async def of(self, task: Task, run: Callable[[], Awaitable[Ending]]) -> Ending:
         """Returns how the task's check ends without the agent; runs it if that is not known yet."""
         key = task_hash(task)
-        async with self._turns.setdefault(key, asyncio.Lock()):
+        async with self.turn(key):
             if key not in self._known:
                 ending = await run()
                 if not _repeats(task, ending):

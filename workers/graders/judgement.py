@@ -45,8 +45,8 @@ class Judgement:
     published: bool = False
     """Whether to follow the rules of published benchmarks, which trust what tested code prints: for figures
     that are compared, never for training."""
-    copies: bool = True
-    """Whether a +1 is asked again with other expected values; not for the gold patch, which nobody forged."""
+    plain: bool = False
+    """Whether tests run as they are, without a question sheet: for the known solution, which nobody forged."""
     controls: Controls = field(default_factory=Controls)
 
     async def rule(self, name: str, evidence: Evidence, protocol: str = "") -> JudgeVerdict:

@@ -4,6 +4,7 @@ Unsteady tests are dropped from the task's lists, which makes another task (anot
 the same id, proven by the same runs."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 import msgspec
 
@@ -11,7 +12,9 @@ from orchard.pipelines.domains.swe.history import OVER, look
 from orchard.pipelines.domains.swe.other_releases import LIST, newer_releases
 from orchard.pipelines.tasks.proving import ProofContext, Proven, Refuted, Verdict
 from orchard.schemas.outcomes import Reward
+from orchard.schemas.protection import Protected
 from orchard.schemas.tasks import SWETests, Task
+from orchard.workers.domains.swe.sheets.obtaining import sheet_of
 from orchard.workers.domains.swe.verdict import MISSING, PASSING
 from orchard.workers.episode.preparation import prepare
 
@@ -29,7 +32,25 @@ async def prove_task(task: Task, context: ProofContext) -> Verdict:
         return Refuted(reason="no_gold_patch", detail="without a known solution nothing can be proven")
     if seen := await _solutions_in_reach(task, context):
         return Refuted(reason="solution_in_reach", detail="; ".join(seen)[:_REACH_SHOWN])
-    return await context.by_runs(task, judge_tests)
+    verdict = await context.by_runs(task, judge_tests)
+    return verdict if isinstance(verdict, Refuted) else await _labelled(verdict, context)
+
+
+async def _labelled(proven: Proven, context: ProofContext) -> Proven:
+    """Makes the question sheet of a proven task, and says how well it protects the reward."""
+    task = proven.task
+    seconds = context.settings.grading_seconds
+    pristine = partial(context.fresh, task)
+    sheet = await sheet_of(task, pristine, context.blobs, context.controls, seconds)
+    if sheet is None:
+        why = "its test command is not pytest's or unittest's, so its tests are judged by what they print"
+        return msgspec.structs.replace(proven, protected=Protected.INSIDE, protected_why=why)
+    return msgspec.structs.replace(
+        proven,
+        protected=sheet.label,
+        protected_tests={test.name: test.label for test in sheet.tests.values()},
+        protected_why=sheet.why,
+    )
 
 
 async def _solutions_in_reach(task: Task, context: ProofContext) -> list[str]:

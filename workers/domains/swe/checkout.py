@@ -77,6 +77,17 @@ while IFS= read -r path; do
 done
 """
 
+_DIFFERENCE = """\
+set -e
+base=$(cat "$SCRATCH/base")
+cp "$SCRATCH/index" "$SCRATCH/compared"
+while IFS= read -r path; do
+  if [ -e "./$path" ]; then git add -f -- "./$path"; else git rm -q --cached --ignore-unmatch -- "./$path"; fi
+done < "$SCRATCH/paths"
+tr '\\n' '\\0' < "$SCRATCH/paths" > "$SCRATCH/paths0"
+xargs -0 git diff --cached --binary --no-renames --no-ext-diff --no-textconv "$base" -- \
+  < "$SCRATCH/paths0" > "$SCRATCH/difference"
+"""
 
 _FORGET = """\
 rm -f -- "$SCRATCH"/*.diff
@@ -187,6 +198,24 @@ class RepositoryCheckout:
                 return Applied(by=way, log="".join(log))
             await self.reset()
         return Applied(by=None, log="".join(log))
+
+    async def files(self) -> list[str]:
+        """Returns the paths of all files of the state that `begin` found, from the repository's top."""
+        outcome = await self._git(
+            'git ls-tree -r -z --name-only "$(cat "$SCRATCH/tree")" > "$SCRATCH/listed"'
+        )
+        if outcome.returncode != 0:
+            raise self._failed("its files cannot be listed", outcome)
+        listed = await self._machine.read(f"{self.scratch}/listed")
+        return listed.decode(errors="replace").split("\0")
+
+    async def difference(self, paths: Iterable[str]) -> bytes:
+        """Returns what these files are now, as a patch to the base commit."""
+        await self._machine.write(f"{self.scratch}/paths", "".join(f"{each}\n" for each in paths).encode())
+        outcome = await self._git(_DIFFERENCE, GIT_INDEX_FILE=f"{self.scratch}/compared")
+        if outcome.returncode != 0:
+            raise self._failed("its tests cannot be compared with the base commit", outcome)
+        return await self._machine.read(f"{self.scratch}/difference")
 
     async def forget_patches(self) -> None:
         """Deletes the applied patches, and git's objects from them, which tested code could read."""

@@ -14,48 +14,32 @@ sandbox itself ends during the tests without exceeding a limit, the host may be 
 end, in another sandbox, is the model's fault.
 """
 
+import asyncio
 import time
 from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import PurePosixPath
 
 import msgspec
 
 from orchard.schemas.outcomes import PUBLISHED, AbortCause, Reward
+from orchard.schemas.protection import Protected
 from orchard.schemas.tasks import SWETests, Task
-from orchard.workers.domains.swe.canaries.canaries import (
-    LIMIT,
-    SHARE,
-    Canaries,
-    canaries_of,
-    evidence,
-    suspicious,
-)
-from orchard.workers.domains.swe.checkout import LADDER, PUBLISHED_LADDER, Applied, RepositoryCheckout
+from orchard.workers.domains.swe.checkout import Applied, RepositoryCheckout
 from orchard.workers.domains.swe.logs.parsers import PARSERS, without_timing
 from orchard.workers.domains.swe.patch_policy import PatchRejected, permitted
-from orchard.workers.domains.swe.testing import (
-    NO_ANSWERS,
-    Answers,
-    RunnerPlan,
-    TestRun,
-    plan_of,
-    run_copies,
-    run_tests,
-)
+from orchard.workers.domains.swe.preparing import TaskRepository
+from orchard.workers.domains.swe.sheets.answering import answered_run, otherwise_than_gold
+from orchard.workers.domains.swe.sheets.obtaining import sheet_of
+from orchard.workers.domains.swe.sheets.sheet import Sheet
+from orchard.workers.domains.swe.testing import TestRun, run_tests
 from orchard.workers.domains.swe.verdict import DOUBTFUL, SWEVerdict, judge
-from orchard.workers.episode.diffs import is_diff, touched_paths
+from orchard.workers.episode.diffs import is_diff
 from orchard.workers.episode.machine import Machine
-from orchard.workers.episode.preparation import prepare
 from orchard.workers.failures import InfrastructureError, LimitExceeded
 from orchard.workers.graders.judgement import Judgement
 
 NAME = "swe-tests"
 
-RUNNER_HOOKS = frozenset({"conftest.py", "pytest.ini", "sitecustomize.py", "usercustomize.py"})
-"""Files that control the test runner. An evaluation restores them, unless the gold patch changes them."""
-
-REFUSED, FORGED, UNPROVEN = "refused", "forged", "unproven"
+REFUSED, UNPROVEN = "refused", "unproven"
 """Causes of a -1 that no test result gave."""
 
 
@@ -79,7 +63,8 @@ async def grade_swe(grading: SWETests, judgement: Judgement) -> Reward:
             task, "names no test that the solution must make pass: list at least one in fail_to_pass"
         )
     started = time.monotonic()
-    grade = await _Grader(grading, judgement).grade()
+    grader = _Grader(grading, judgement)
+    grade = await grader.grade()
     return Reward(
         value=1.0 if grade.verdict.resolved else -1.0,
         resolved=grade.verdict.resolved,
@@ -91,6 +76,7 @@ async def grade_swe(grading: SWETests, judgement: Judgement) -> Reward:
         seconds=time.monotonic() - started,
         cause=grade.cause,
         extra_sandboxes=grade.extra_sandboxes,
+        protected=Protected.INSIDE if grader.sheet is None else grader.sheet.label,
     )
 
 
@@ -101,14 +87,22 @@ class _Grader:
         self._submission = judgement.submission
         self._machine = judgement.machine
         self._pristine = judgement.pristine
-        self._deadline = time.monotonic() + judgement.timeout
+        deadline = time.monotonic() + judgement.timeout
+        self._repository = TaskRepository(
+            judgement.task, grading, judgement.pristine, deadline, published=judgement.published
+        )
         self._published = judgement.published
-        self._copies = judgement.copies and not judgement.published
-        self._ladder = PUBLISHED_LADDER if judgement.published else LADDER
+        self._judgement = judgement
+        self.sheet: Sheet | None = None
 
     async def grade(self) -> Grade:
         submission, machine = self._submission, self._machine
-        checkout = await self._begun(machine)
+        if not (self._judgement.plain or self._published):
+            given = self._judgement
+            self.sheet = await sheet_of(
+                given.task, given.pristine, given.blobs, given.controls, given.timeout
+            )
+        checkout = await self._repository.begin(machine)
         nothing = judge({}, self._grading.fail_to_pass, self._grading.pass_to_pass)
         detail = "no patch was submitted"
         if submission.strip():
@@ -123,7 +117,7 @@ class _Grader:
         run = await self._test(submission, machine, checkout)
         if run is not None and run.ended_by and not isinstance(run.ended_by, LimitExceeded):
             async with self._pristine() as another:
-                checkout = await self._begun(another)
+                checkout = await self._repository.begin(another)
                 await self._apply(submission, checkout)
                 run = await self._test(submission, another, checkout)
         if run is None or not run.conclusive:
@@ -131,44 +125,40 @@ class _Grader:
         grade = Grade(verdict=self._judged(run), detail=detail, log=run.log)
         if run.out_of_memory and not grade.verdict.resolved:
             return await self._inconclusive(nothing, run)
-        if not grade.verdict.resolved or not self._copies:
+        if not grade.verdict.resolved or self._judgement.plain or self._published:
             return grade
-        return await self._proven(submission, run, grade)
+        if self._questions is not None:
+            return _unproven(grade, otherwise_than_gold(self._questions, run.statuses))
+        return await self._as_gold(grade)
 
-    async def _begun(self, machine: Machine) -> RepositoryCheckout:
-        checkout = RepositoryCheckout(machine, self._task, self._deadline)
-        await prepare(self._task, machine, checkout.seconds_left)
-        await checkout.begin()
-        return checkout
+    @property
+    def _questions(self) -> Sheet | None:
+        """The task's sheet, if it asks anything."""
+        return self.sheet if self.sheet is not None and self.sheet.tests else None
 
     async def _apply(self, submission: str, checkout: RepositoryCheckout) -> Applied | PatchRejected:
         """Applies a submission as git reads it; outside of published rules, only the permitted part."""
         if self._published:
-            return await checkout.apply(submission, self._ladder)
+            return await checkout.apply(submission, self._repository.ladder)
         staged = await checkout.stage(submission)
         if isinstance(staged, Applied):
             return staged
-        allowed = permitted(staged.changes, self._task.gold_patch, staged.base, self._restored(""))
+        allowed = permitted(staged.changes, self._task.gold_patch, staged.base, self._repository.restored(""))
         if isinstance(allowed, PatchRejected):
             return allowed
         if not await checkout.put(allowed.changes):
             return Applied(by=None, log="its files cannot be written\n")
         return Applied(by=staged.by, log="")
 
-    def _restored(self, patch: str) -> set[str]:
-        return paths_to_restore(self._task, self._grading, patch if self._published else "")
-
-    async def _bring_tests(self, patch: str, checkout: RepositoryCheckout) -> bool:
-        """Brings the task's tests in; False if they cannot be applied to the repository."""
-        brought = await checkout.restore(self._restored(patch))
-        if brought and self._grading.test_patch.strip():
-            brought = (await checkout.apply(self._grading.test_patch, self._ladder)).by is not None
-        return brought
-
     async def _test(self, patch: str, machine: Machine, checkout: RepositoryCheckout) -> TestRun | None:
-        if not await self._bring_tests(patch, checkout):
+        """Runs the task's question sheet, or its tests where it has none; None if they cannot be brought."""
+        sheet = self._questions
+        if not await self._repository.bring_tests(checkout, patch, sheet):
             return None
-        return await run_tests(self._task, self._grading, machine, checkout, trusted=self._published)
+        run = await run_tests(
+            self._task, self._grading, machine, checkout, trusted=self._published, sheet=sheet is not None
+        )
+        return run if sheet is None else await asyncio.to_thread(answered_run, sheet, run)
 
     def _judged(self, run: TestRun) -> SWEVerdict:
         statuses = run.statuses
@@ -179,19 +169,14 @@ class _Grader:
             must, keep = [without_timing(test) for test in must], [without_timing(test) for test in keep]
         return judge(statuses, must, keep)
 
-    async def _gold(self, machine: Machine) -> RepositoryCheckout:
-        """Applies the gold patch in a machine that never held the submission."""
-        checkout = await self._begun(machine)
-        if self._task.gold_patch and (await checkout.apply(self._task.gold_patch, self._ladder)).by is None:
-            raise _failed(self._task, "the gold patch does not apply")
-        return checkout
-
     async def _inconclusive(self, nothing: SWEVerdict, run: TestRun | None) -> Grade:
         """Runs the control that decides why the tests gave no result; see the module's docstring."""
         async with self._pristine() as machine:
-            control = await self._test(self._task.gold_patch, machine, await self._gold(machine))
+            control = await self._test(
+                self._task.gold_patch, machine, await self._repository.with_gold(machine)
+            )
         if control is None:
-            raise _failed(self._task, "the test patch does not apply")
+            raise self._repository.failed("the test patch does not apply")
         if not control.conclusive:
             if control.ended_by is not None:
                 raise control.ended_by
@@ -199,7 +184,7 @@ class _Grader:
                 what = f"task {self._task.task_id}: the tests need more memory, whatever is applied"
                 raise InfrastructureError(AbortCause.SANDBOX_OUT_OF_MEMORY, what)
             said = control.log.strip()[-300:]
-            raise _failed(self._task, f"the tests give no result, whatever is applied: {said}")
+            raise self._repository.failed(f"the tests give no result, whatever is applied: {said}")
         if run is None:
             detail = "the patch leaves files where the test patch cannot be applied"
             return Grade(verdict=nothing, detail=detail, extra_sandboxes=1)
@@ -212,94 +197,30 @@ class _Grader:
         detail = f"with this patch the tests {blame}, without it they run"
         return Grade(verdict=verdict, detail=detail, log=run.log, extra_sandboxes=1)
 
-    # --- before a +1 -----------------------------------------------------------------------------
-
-    async def _proven(self, submission: str, run: TestRun, grade: Grade) -> Grade:
-        """Confirms a +1. The grade becomes -1 if the submission cannot tell right answers from wrong ones, or
-        passes by a skipped or expected failure that the gold patch does not have. Takes at most two more
-        sandboxes."""
+    async def _as_gold(self, grade: Grade) -> Grade:
+        """Confirms a +1 that no sheet judged: a skipped or an expected failure counts only where the gold
+        patch has it too. Takes one more sandbox."""
         doubtful = {test for test, status in grade.verdict.tests.items() if status in DOUBTFUL}
-        plan = plan_of(self._grading) if self._task.gold_patch.strip() else None
-        canaries: Canaries | None = None
-        answers = NO_ANSWERS
-        used, limit = 0, LIMIT
-        if plan is not None:
-            async with self._pristine() as machine:
-                used = 1
-                checkout = await self._begun(machine)
-                await self._apply(submission, checkout)
-                await self._bring_tests(submission, checkout)
-                canaries = await canaries_of(self._grading, plan, machine, self._task, run.seconds)
-                limit = min(LIMIT, checkout.seconds_left * SHARE)
-                with suppress(LimitExceeded):  # then nothing was answered
-                    answers = await self._ask(plan, canaries, machine, checkout, limit)
-        suspects = suspicious(canaries.sites, answers) if canaries else set()
-        forged: set[str] = set()
-        if self._task.gold_patch.strip() and (suspects or doubtful):
-            async with self._pristine() as machine:
-                used += 1
-                checkout = await self._gold(machine)
-                if not await self._bring_tests(self._task.gold_patch, checkout):
-                    raise _failed(self._task, "the test patch does not apply")
-                if doubtful:
-                    control = await run_tests(self._task, self._grading, machine, checkout, trusted=False)
-                    as_gold = self._judged(control).tests
-                    doubtful = {test for test in doubtful if as_gold[test] != grade.verdict.tests[test]}
-                if suspects and plan is not None and canaries is not None:
-                    gold = await self._ask(plan, canaries, machine, checkout, limit / 2)
-                    if not gold.ended and not gold.counts:
-                        raise _failed(
-                            self._task,
-                            "the gold patch had no time for copies of the tests: grade with a longer timeout",
-                        )
-                    forged = evidence(canaries.sites, answers, gold)
-        grade = msgspec.structs.replace(grade, extra_sandboxes=used)
-        if doubtful:
-            return _refuted(
-                grade, UNPROVEN, f"passes otherwise than the gold patch: {', '.join(sorted(doubtful))}"
-            )
-        if forged and canaries is not None:
-            tests = sorted({canaries.sites[name].test for name in forged})
-            return _refuted(
-                grade, FORGED, f"does not tell right answers from wrong ones in {', '.join(tests)}"
-            )
+        if not doubtful or not self._task.gold_patch.strip():
+            return grade
+        async with self._repository.prepared(gold=True) as (machine, checkout):
+            control = await run_tests(self._task, self._grading, machine, checkout)
+        as_gold = self._judged(control).tests
+        return _unproven(grade, {test for test in doubtful if as_gold[test] != grade.verdict.tests[test]}, 1)
+
+
+def _unproven(grade: Grade, tests: set[str], sandboxes: int = 0) -> Grade:
+    """Refuses a +1 by tests that do not pass as with the gold patch."""
+    grade = msgspec.structs.replace(grade, extra_sandboxes=sandboxes)
+    if not tests:
         return grade
-
-    async def _ask(
-        self,
-        plan: RunnerPlan,
-        canaries: Canaries,
-        machine: Machine,
-        checkout: RepositoryCheckout,
-        limit: float,
-    ) -> Answers:
-        """Runs the copies where the tests were; the tests themselves and their patches are removed first."""
-        if not canaries.sites:
-            return NO_ANSWERS
-        await checkout.restore(set(canaries.texts))
-        await checkout.forget_patches()
-        return await run_copies(
-            self._task, self._grading, plan.call, canaries.texts, machine, checkout, limit
-        )
-
-
-def paths_to_restore(task: Task, grading: SWETests, patch: str) -> set[str]:
-    """Returns the paths that are reset to the base commit before the tests come: test files, and the patch's
-    runner hooks."""
-    hooks = {path for path in touched_paths(patch) if PurePosixPath(path).name in RUNNER_HOOKS}
-    return (
-        set(grading.test_files) | touched_paths(grading.test_patch) | (hooks - touched_paths(task.gold_patch))
+    return msgspec.structs.replace(
+        grade,
+        verdict=msgspec.structs.replace(grade.verdict, resolved=False),
+        cause=UNPROVEN,
+        detail=f"{UNPROVEN}: passes otherwise than the gold patch: {', '.join(sorted(tests))}",
     )
-
-
-def _refuted(grade: Grade, cause: str, what: str) -> Grade:
-    verdict = msgspec.structs.replace(grade.verdict, resolved=False)
-    return msgspec.structs.replace(grade, verdict=verdict, cause=cause, detail=f"{cause}: {what}")
 
 
 def _invalid(task: Task, what: str) -> InfrastructureError:
     return InfrastructureError(AbortCause.INVALID_REQUEST, f"task {task.task_id} {what}")
-
-
-def _failed(task: Task, what: str) -> InfrastructureError:
-    return InfrastructureError(AbortCause.GRADER_FAILED, f"task {task.task_id}: {what}")

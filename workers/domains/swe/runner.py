@@ -6,20 +6,19 @@ uses only the standard library and the task's pytest). Results go to its origina
 object per line after a mark. Tested code never has that descriptor: its own output goes into a pipe. Each
 process reports over its own pipe, and is believed about its own files only.
 
-The plan is a JSON file: `mark`, `framework`, `options`, `from_directory`, and `runs` (the files of each
-process). Tests import from the paths in the variable PYTHONPATH_OF_TESTS; this process does not.
+The plan is a JSON file: `mark`, `framework`, `options`, `from_directory`, `runs` (the files of each
+process), and `sheet`: the text of `sheets/child.py` where the files are question sheets. Tests import from
+the paths in the variable PYTHONPATH_OF_TESTS; this process does not.
 
-With `copies` (path of a file that holds texts, and the length of each) the files are copies of tests, which
-report how often each site of them (`with __site__(name):`) held. They are shown one at a time: a copy is
-written when the one before is answered and deleted when it is answered itself, and later reports about it are
-ignored. So tested code cannot compare the copies, whatever it reads or keeps.
+What a process reports is forwarded as it is: lines of JSON with `begin` (a test), `ask` (what a question
+sheet tells), `test` with its `status`, and `done`.
 """
 
 from __future__ import annotations
 
 import atexit
+import base64
 import builtins
-import contextlib
 import importlib
 import importlib.util
 import json
@@ -27,7 +26,9 @@ import os
 import selectors
 import signal
 import sys
+import types
 import unittest
+import zlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -36,37 +37,17 @@ if TYPE_CHECKING:
 
 LOG_LIMIT = 200000
 """Maximum bytes of output kept for each file."""
+REPORT_LIMIT = 64 * 1024 * 1024
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
 WARMED = ("pluggy", "iniconfig", "packaging", "_pytest")
 
 
-COUNTS: dict[str, list[int]] = {}
-"""Numbers of times that each site of this process held, and failed."""
-
-
-class SiteCounter:
-    """Counts whether its block holds, and suppresses the failure."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> bool:
-        count = COUNTS.setdefault(self.name, [0, 0])
-        count[kind is not None] += 1
-        return kind is not None and not issubclass(kind, (KeyboardInterrupt, SystemExit, GeneratorExit))
+_dumps, _write = json.dumps, os.write
+"""Bound before tests run, which may patch them."""
 
 
 def tell(descriptor: int, **facts: Any) -> None:
-    os.write(descriptor, (json.dumps(facts) + "\n").encode())
-
-
-def tell_sites(report: int, test: str) -> None:
-    if COUNTS:
-        tell(report, test=test, sites=COUNTS)
-        COUNTS.clear()
+    _write(descriptor, (_dumps(facts) + "\n").encode())
 
 
 def apart(report: int, work: Callable[[], None]) -> None:
@@ -75,6 +56,7 @@ def apart(report: int, work: Callable[[], None]) -> None:
     if child == 0:
         code = 70
         try:
+            getattr(builtins, "__here__", int)()
             work()
             code = 0
         finally:
@@ -82,20 +64,6 @@ def apart(report: int, work: Callable[[], None]) -> None:
     status = os.waitpid(child, 0)[1]
     if status != 0:
         tell(report, died=status)
-
-
-def answer_copies(report: int, orders: int, run: Callable[[str], None]) -> None:
-    """Runs each copy that the parent shows, in its own process."""
-    with os.fdopen(orders) as shown:
-        for line in iter(shown.readline, ""):
-            path = line.rstrip("\n")
-
-            def work(path: str = path) -> None:
-                importlib.invalidate_caches()
-                run(path)
-
-            apart(report, work)
-            tell(report, answered=path)
 
 
 # --- pytest --------------------------------------------------------------------------------------
@@ -114,6 +82,9 @@ class PytestReporter:
     def __init__(self, report: int) -> None:
         self.report = report
 
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        tell(self.report, begin=nodeid)
+
     def pytest_runtest_logreport(self, report: Any) -> None:
         status = pytest_status(report)
         if status:
@@ -122,28 +93,6 @@ class PytestReporter:
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
             tell(self.report, test=report.nodeid, status="ERROR")
-
-
-class CopiesReporter(PytestReporter):
-    """Collects the first copy as usual, which imports the tested code. Then each copy, including the first,
-    is collected and run in a process forked from there."""
-
-    def __init__(self, report: int, orders: int) -> None:
-        super().__init__(report)
-        self.orders = orders
-
-    def pytest_runtestloop(self, session: Any) -> bool:
-        def run(path: str) -> None:
-            session.perform_collect([path])
-            for at, item in enumerate(session.items):
-                following = session.items[at + 1] if at + 1 < len(session.items) else None
-                item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-
-        answer_copies(self.report, self.orders, run)
-        return True
-
-    def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        tell_sites(self.report, nodeid)
 
 
 def configuration(workdir: str, file: str) -> str:
@@ -193,11 +142,10 @@ def plugins(workdir: str, paths: list[str]) -> list[str]:
     return found
 
 
-def run_pytest(plan: dict[str, Any], files: list[str], report: int, orders: int | None) -> int:
+def run_pytest(plan: dict[str, Any], files: list[str], report: int) -> int:
     import pytest
 
     workdir = os.getcwd()
-    reporter = PytestReporter(report) if orders is None else CopiesReporter(report, orders)
     options = [
         "-c",
         configuration(workdir, files[0]),
@@ -206,9 +154,8 @@ def run_pytest(plan: dict[str, Any], files: list[str], report: int, orders: int 
         *plan["plugins"],
         *plan["options"],
     ]
-    options += ["-p", "no:cacheprovider", "-rA", "--tb=short", "-q"]
-    options += files if orders is None else files[:1]
-    return int(pytest.main(options, plugins=[reporter]))
+    options += ["-p", "no:cacheprovider", "-rA", "--tb=short", "-q", *files]
+    return int(pytest.main(options, plugins=[PytestReporter(report)]))
 
 
 # --- unittest ------------------------------------------------------------------------------------
@@ -222,14 +169,14 @@ def tests_of(suite: unittest.TestSuite) -> Iterator[unittest.TestCase]:
             yield each
 
 
-def run_unittest(_: dict[str, Any], files: list[str], report: int, orders: int | None) -> int:
-    """Runs each test in its own process, named `file::Class::test`; all tests of a copy share one."""
+def run_unittest(_: dict[str, Any], files: list[str], report: int) -> int:
+    """Runs each test in its own process, named `file::Class::test`."""
     modules = {file[:-3].replace("/", "."): file for file in files}
 
-    def load(names: list[str]) -> list[unittest.TestCase]:
-        return list(tests_of(unittest.defaultTestLoader.loadTestsFromNames(names)))
-
     def run(test: unittest.TestCase) -> None:
+        file = modules.get(type(test).__module__, files[0])
+        name = "::".join((file, type(test).__name__, getattr(test, "_testMethodName", "")))
+        tell(report, begin=name)
         result = unittest.TestResult()
         unittest.TestSuite([test]).run(result)
         bad = result.errors or result.failures or result.unexpectedSuccesses
@@ -238,44 +185,40 @@ def run_unittest(_: dict[str, Any], files: list[str], report: int, orders: int |
         for _, said in result.errors + result.failures:
             print(said)
         sys.stdout.flush()
-        file = modules.get(type(test).__module__, files[0])
-        name = "::".join((file, type(test).__name__, getattr(test, "_testMethodName", "")))
         tell(report, test=name, status=status)
-        tell_sites(report, name)
 
-    if orders is None:
-        for test in load(list(modules)):
-            apart(report, lambda test=test: run(test))  # type: ignore[misc]
-        return 0
-
-    def run_copy(path: str) -> None:
-        for test in load([name for name, file in modules.items() if file == path]):
-            run(test)
-
-    load(list(modules)[:1])
-    answer_copies(report, orders, run_copy)
+    for test in tests_of(unittest.defaultTestLoader.loadTestsFromNames(list(modules))):
+        apart(report, lambda test=test: run(test))  # type: ignore[misc]
     return 0
 
 
 # --- the parent ----------------------------------------------------------------------------------
 
 
-def test_process(
-    plan: dict[str, Any], files: list[str], report: int, log: int, orders: int | None
-) -> NoReturn:
+def answer_sheet(child: str, files: list[str], report: int) -> None:
+    """Gives the tests of this process what a question sheet calls."""
+    sys.dont_write_bytecode = True  # several sheets of a second would be told apart by their size alone
+    module = types.ModuleType("__sheet__")
+    exec(compile(child, "<sheet>", "exec"), module.__dict__)
+    vars(builtins).update(module.installed(report))
+    if any(b"hypothesis" in open(file, "rb").read() for file in files if os.path.isfile(file)):
+        import hypothesis.core
+
+        hypothesis.core.global_force_seed = 0  # type: ignore[assignment]
+
+
+def test_process(plan: dict[str, Any], files: list[str], report: int, log: int) -> NoReturn:
     """Runs in the child: sets up its session and descriptors, then starts the framework; never returns."""
     os.setsid()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    first = 3
-    for kept in sorted({report, orders or report}):
-        os.closerange(first, kept)
-        first = kept + 1
-    os.closerange(first, 65536)
+    os.closerange(3, report)
+    os.closerange(report + 1, 65536)
     code = 70
     try:
-        builtins.__site__ = SiteCounter  # type: ignore[attr-defined]
+        if plan["sheet"]:
+            answer_sheet(plan["sheet"], files, report)
         if plan["paths"]:
             os.environ["PYTHONPATH"] = os.pathsep.join(plan["paths"])
             sys.path[:0] = plan["paths"]
@@ -283,7 +226,7 @@ def test_process(
             sys.path.insert(0, os.getcwd())
         sys.argv = [plan["framework"]]
         run = run_pytest if plan["framework"] == "pytest" else run_unittest
-        code = run(plan, files, report, orders)
+        code = run(plan, files, report)
         tell(report, done=code)
         atexit._run_exitfuncs()
     except SystemExit as end:
@@ -298,90 +241,17 @@ def test_process(
             os._exit(code)
 
 
-class CopyFeed:
-    """Shows copies to one process, each after the answer to the one before.
-
-    The texts stay in an unlinked file until they are shown: the process is a fork of this one, and so has all
-    that this one has read before.
-    """
-
-    def __init__(self, files: list[str], texts: Texts) -> None:
-        self.left = list(files)
-        self.texts = texts
-        self.path = ""
-        self.tests: list[Any] = []
-        self.orders, self.shown = os.pipe()
-        self.write_next()
-
-    def write_next(self) -> None:
-        self.path = self.left.pop(0)
-        with open(self.path, "wb") as opened:
-            opened.write(self.texts.next())
-
-    def show(self) -> None:
-        with contextlib.suppress(BrokenPipeError):  # it has ended, which its other pipes tell
-            os.write(self.shown, f"{self.path}\n".encode())
-
-    def hear(self, reports: bytearray) -> None:
-        """Takes a complete answer to the shown copy, and shows the next one."""
-        end = f"{json.dumps({'answered': self.path})}\n".encode()
-        if end in reports:
-            self.close_answer(bytes(reports[: reports.index(end)]))
-            del reports[:]
-            if self.left:
-                self.write_next()
-                self.show()
-            else:
-                self.path = ""
-                os.close(self.shown)
-
-    def close_answer(self, reports: bytes) -> None:
-        self.tests += facts(reports, [self.path])[0]
-        with contextlib.suppress(OSError):
-            os.unlink(self.path)
-
-    def end(self, reports: bytes) -> list[Any]:
-        """Returns all answers that came before the process ended, and skips copies that were not shown."""
-        if self.path:
-            self.close_answer(reports)
-            os.close(self.shown)
-        for _ in self.left:
-            self.texts.skip()
-        return self.tests
-
-
-class Texts:
-    """An unlinked file of concatenated texts."""
-
-    def __init__(self, path: str, sizes: list[int]) -> None:
-        self.descriptor = os.open(path, os.O_RDONLY)
-        self.sizes = sizes
-        self.at = 0
-        os.unlink(path)
-
-    def next(self) -> bytes:
-        text = os.pread(self.descriptor, self.sizes[0], self.at)
-        self.skip()
-        return text
-
-    def skip(self) -> None:
-        self.at += self.sizes.pop(0)
-
-
-def watched(plan: dict[str, Any], files: list[str], copies: CopyFeed | None) -> tuple[bytes, bytes, int]:
+def watched(plan: dict[str, Any], files: list[str]) -> tuple[bytes, bytes, int]:
     """Runs files in a child; returns its reports, the end of its output, and its exit code."""
     report, report_end = os.pipe()
     log, log_end = os.pipe()
     child = os.fork()
     if child == 0:
-        test_process(plan, files, report_end, log_end, copies.orders if copies else None)
+        test_process(plan, files, report_end, log_end)
     os.close(report_end)
     os.close(log_end)
-    if copies:
-        os.close(copies.orders)
-        copies.show()
     taken = {report: bytearray(), log: bytearray()}
-    status = None
+    status: int | None = None
     with selectors.DefaultSelector() as waiting:
         for descriptor in taken:
             os.set_blocking(descriptor, False)
@@ -395,8 +265,8 @@ def watched(plan: dict[str, Any], files: list[str], copies: CopyFeed | None) -> 
                 taken[key.fd] += chunk
                 if key.fd == log:
                     del taken[log][:-LOG_LIMIT]
-                elif copies and copies.path:
-                    copies.hear(taken[report])
+                else:
+                    del taken[report][REPORT_LIMIT:]
             if status is None:
                 ended, code = os.waitpid(child, os.WNOHANG)
                 if ended:
@@ -436,22 +306,6 @@ def processes() -> Iterator[tuple[int, int]]:
                     yield int(name), int(opened.read().rpartition(")")[2].split()[1])
             except (OSError, IndexError, ValueError):
                 pass
-
-
-def facts(raw: bytes, files: list[str]) -> tuple[list[Any], bool]:
-    """Returns one process's reports about its own files, and whether it finished."""
-    tests: list[Any] = []
-    done = False
-    for line in raw.decode(errors="replace").split("\n"):
-        try:
-            said = json.loads(line)
-            done = done or "done" in said
-            name = said.get("test")
-            if isinstance(name, str) and name.split("::")[0] in files:
-                tests.append([name, str(said.get("status")), said.get("sites") or {}])
-        except (ValueError, AttributeError, TypeError):
-            continue
-    return tests, done
 
 
 def protect() -> None:
@@ -494,14 +348,10 @@ def main() -> None:
         workdir = os.path.realpath(os.getcwd())
         warm(workdir, plan["paths"])
         plan["plugins"] = plugins(workdir, plan["paths"])
-    texts = Texts(*plan["copies"]) if plan["copies"] else None
     for files in plan["runs"]:
-        copies = CopyFeed(files, texts) if texts else None
-        raw, log, code = watched(plan, files, copies)
-        tests, done = facts(raw, files)
-        if copies:
-            tests = copies.end(raw)
-        said = {"tests": tests, "done": done, "code": code, "log": log.decode(errors="replace")}
+        raw, log, code = watched(plan, files)
+        told = base64.b64encode(zlib.compress(raw, 1)).decode()
+        said = {"told": told, "code": code, "log": log.decode(errors="replace")}
         os.write(out, f"\n{plan['mark']} {json.dumps(said)}\n".encode())
     os.write(out, f"\n{plan['mark']} end\n".encode())
 

@@ -5,10 +5,9 @@ import json
 import re
 import secrets
 import shlex
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path, PurePosixPath
-from typing import Any
+from pathlib import Path
 
 import msgspec
 
@@ -16,16 +15,18 @@ from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.tasks import SWETests, Task
 from orchard.workers.domains.swe.checkout import RepositoryCheckout
 from orchard.workers.domains.swe.commands import Framework, FrameworkCall, TestName, named, recognised
-from orchard.workers.domains.swe.logs.parsers import REWRITTEN, SEVERITY, parse_run
+from orchard.workers.domains.swe.logs.parsers import REWRITTEN, parse_run
+from orchard.workers.domains.swe.sheets.told import Told
 from orchard.workers.domains.swe.verdict import conclusive
 from orchard.workers.episode.diffs import touched_paths
-from orchard.workers.episode.machine import CommandOutcome, Machine
+from orchard.workers.episode.machine import Machine
 from orchard.workers.failures import InfrastructureError
 
 RUN_SHARE = 0.45
 """Share of the remaining time for one test run; the rest is for a control run."""
 
 RUNNER = Path(__file__).with_name("runner.py")
+CHILD = Path(__file__).parent / "sheets" / "child.py"
 _WITHOUT_PATHS = 'exec env -u PYTHONPATH PYTHONPATH_OF_TESTS="$PYTHONPATH" "$0" "$@"'
 """Keeps tests' import paths from the runner itself, which starts before tested code could be told from its
 own."""
@@ -45,6 +46,8 @@ class TestRun(msgspec.Struct, frozen=True, kw_only=True):
     """None if it was stopped for time or never reached its end."""
     log: str
     seconds: float = 0.0
+    told: Told = msgspec.field(default_factory=Told)
+    """What the processes of the tests told, where the runner ran them."""
     out_of_memory: bool = False
     """Whether a process in the sandbox was killed for memory during the run."""
     ended_by: InfrastructureError | None = None
@@ -53,23 +56,6 @@ class TestRun(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def conclusive(self) -> bool:
         return self.ended_by is None and conclusive(self.statuses, self.exit_code)
-
-
-class Count(msgspec.Struct, frozen=True, kw_only=True):
-    """Number of times that a site of one copy held, and failed."""
-
-    hits: int
-    misses: int
-
-
-class Answers(msgspec.Struct, frozen=True, kw_only=True):
-    counts: Mapping[tuple[str, int], Count]
-    """Maps site and number of the copy to counts; sites that were not reached are absent."""
-    ended: bool
-    """Whether the runner finished; otherwise more time would have given more results."""
-
-
-NO_ANSWERS = Answers(counts={}, ended=True)
 
 
 class RunnerPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,43 +89,79 @@ def plan_of(grading: SWETests) -> RunnerPlan | None:
 
 
 async def run_tests(
-    task: Task, grading: SWETests, machine: Machine, checkout: RepositoryCheckout, *, trusted: bool
+    task: Task,
+    grading: SWETests,
+    machine: Machine,
+    checkout: RepositoryCheckout,
+    *,
+    trusted: bool = False,
+    sheet: bool = False,
 ) -> TestRun:
     """Runs all tests of the task in the repository as it is. With `trusted` the command runs unchanged and
-    its output is believed: the rule of published benchmarks.
+    its output is believed: the rule of published benchmarks. With `sheet` the test files are question sheets.
 
     A sandbox that ends during the tests gives a run without a result; a control must tell the cause.
     """
+    plan = None if trusted else plan_of(grading)
+    limit = min(grading.timeout_seconds, checkout.seconds_left * RUN_SHARE)
     try:
-        return await _run_tests(task, grading, machine, checkout, trusted=trusted)
+        if plan is None:
+            return await _by_command(task, grading, machine, checkout, limit)
+        return await _by_runner(task, grading, plan, machine, checkout, limit, sheet=sheet)
     except InfrastructureError as error:
         if error.cause not in (AbortCause.SANDBOX_DIED, AbortCause.SANDBOX_OUT_OF_MEMORY):
             raise
         return TestRun(statuses={}, exit_code=None, log=f"{error.detail}\n", ended_by=error)
 
 
-async def _run_tests(
-    task: Task, grading: SWETests, machine: Machine, checkout: RepositoryCheckout, *, trusted: bool
+async def _by_runner(
+    task: Task,
+    grading: SWETests,
+    plan: RunnerPlan,
+    machine: Machine,
+    checkout: RepositoryCheckout,
+    limit: float,
+    *,
+    sheet: bool,
 ) -> TestRun:
-    plan = None if trusted else plan_of(grading)
-    limit = min(grading.timeout_seconds, checkout.seconds_left * RUN_SHARE)
-    if plan is None:
-        return await _by_command(task, grading, machine, checkout, limit)
-    runs = [[file] for file in plan.files]
-    outcome, said = await _run(task, grading, plan.call, runs, machine, checkout, limit)
-    reported: dict[str, str] = {}
-    for each in said.runs:
-        for test, status, _ in each["tests"]:
-            if status in SEVERITY and SEVERITY[status] >= SEVERITY.get(reported.get(test, ""), -1):
-                reported[test] = status
-    log = "".join(each["log"] for each in said.runs) or outcome.output
-    codes = [each["code"] if each["done"] else each["code"] or 70 for each in said.runs]
+    mark = f"orchard-{secrets.token_hex(12)}"
+    runner, planned, script = (f"{checkout.scratch}/{name}" for name in ("run.py", "plan.json", "run.sh"))
+    call = plan.call
+    orders = {
+        "mark": mark,
+        "framework": call.framework.value,
+        "options": list(call.options),
+        "runs": [[file] for file in plan.files],
+        "sheet": CHILD.read_text() if sheet else "",
+        "from_directory": call.from_directory,
+    }
+    await machine.write(runner, RUNNER.read_bytes())
+    await machine.write(planned, json.dumps(orders).encode())
+    words = ["env", *call.variables, "sh", "-c", _WITHOUT_PATHS, call.python, "-s", runner, planned]
+    lines = [*grading.pre_commands, f"{call.before}exec {shlex.join(words)}", ""]
+    await machine.write(script, "\n".join(lines).encode())
+    outcome = await machine.run(
+        f". {script}", timeout=limit, cwd=task.workdir, env={**task.environment, **_HARDENED}
+    )
+    runs, ended = [], False
+    for line in outcome.output.split("\n"):
+        if line == f"{mark} end":
+            ended = True
+        elif line.startswith(f"{mark} {{"):
+            with suppress(ValueError):  # cut, because it is more than a command may print
+                runs.append(json.loads(line[len(mark) + 1 :]))
+    told = Told()
+    codes = []
+    for file, run in zip(plan.files, runs, strict=False):
+        done = told.add(run["told"], file)
+        codes.append(run["code"] if done else run["code"] or 70)
     failing = next((code for code in codes if code), 0)
     return TestRun(
-        statuses=_by_id(plan, reported),
-        exit_code=None if outcome.timed_out else failing if said.ended else outcome.returncode or 70,
-        log=log,
+        statuses=_by_id(plan, {name: test.status for name, test in told.tests.items() if test.status}),
+        exit_code=None if outcome.timed_out else failing if ended else outcome.returncode or 70,
+        log="".join(run["log"] for run in runs) or outcome.output,
         seconds=outcome.seconds,
+        told=told,
         out_of_memory=outcome.out_of_memory,
     )
 
@@ -150,95 +172,6 @@ def _by_id(plan: RunnerPlan, reported: Mapping[str, str]) -> dict[str, str]:
         return dict(reported)
     ids = {f"{name.file}::{name.qualified}": test for test, name in plan.names.items()}
     return {ids.get(test, test): status for test, status in reported.items()}
-
-
-async def run_copies(
-    task: Task,
-    grading: SWETests,
-    call: FrameworkCall,
-    texts: Mapping[str, Sequence[str]],
-    machine: Machine,
-    checkout: RepositoryCheckout,
-    limit: float,
-) -> Answers:
-    """Runs copies of test files next to the originals, shown to the runner one at a time.
-
-    Raises the machine's InfrastructureError.
-    """
-    where: dict[str, int] = {}
-    shown: list[bytes] = []
-    runs = []
-    for file, copies in texts.items():
-        path = PurePosixPath(file)
-        beside = [str(path.with_name(f"{path.stem}_{secrets.token_hex(4)}.py")) for _ in copies]
-        where |= {name: number for number, name in enumerate(beside)}
-        encoded = [text.encode() for text in copies]
-        length = max(map(len, encoded))  # the runner knows the lengths, and so does who is forked from it
-        shown += [text.ljust(length, b"\n") for text in encoded]
-        runs.append(beside)
-    _, said = await _run(task, grading, call, runs, machine, checkout, limit, copies=shown)
-    counts: dict[tuple[str, int], Count] = {}
-    for test, _, sites in (each for run in said.runs for each in run["tests"]):
-        for site, (hits, misses) in _counts(sites):
-            key = (site, where[test.split("::")[0]])
-            before = counts.get(key, Count(hits=0, misses=0))
-            counts[key] = Count(hits=before.hits + hits, misses=before.misses + misses)
-    return Answers(counts=counts, ended=said.ended)
-
-
-def _counts(sites: Any) -> Iterable[tuple[str, tuple[int, int]]]:
-    """Yields the well-formed counts in a report, which comes from an untrusted process."""
-    if isinstance(sites, dict):
-        for site, count in sites.items():
-            if isinstance(count, list) and len(count) == 2 and all(isinstance(each, int) for each in count):
-                yield site, (max(count[0], 0), max(count[1], 0))
-
-
-class _Said(msgspec.Struct, frozen=True, kw_only=True):
-    runs: list[Any]
-    ended: bool
-
-
-async def _run(
-    task: Task,
-    grading: SWETests,
-    call: FrameworkCall,
-    runs: Collection[Sequence[str]],
-    machine: Machine,
-    checkout: RepositoryCheckout,
-    limit: float,
-    *,
-    copies: Sequence[bytes] = (),
-) -> tuple[CommandOutcome, _Said]:
-    mark = f"orchard-{secrets.token_hex(12)}"
-    names = ("run.py", "plan.json", "run.sh", "texts")
-    runner, planned, script, texts = (f"{checkout.scratch}/{name}" for name in names)
-    plan = {
-        "mark": mark,
-        "framework": call.framework.value,
-        "options": list(call.options),
-        "runs": list(runs),
-        "copies": [texts, [len(text) for text in copies]] if copies else None,
-        "from_directory": call.from_directory,
-    }
-    await machine.write(runner, RUNNER.read_bytes())
-    await machine.write(planned, json.dumps(plan).encode())
-    if copies:
-        await machine.write(texts, b"".join(copies))
-    words = ["env", *call.variables, "sh", "-c", _WITHOUT_PATHS, call.python, "-s", runner, planned]
-    lines = [*grading.pre_commands, f"{call.before}exec {shlex.join(words)}", ""]
-    await machine.write(script, "\n".join(lines).encode())
-    outcome = await machine.run(
-        f". {script}", timeout=limit, cwd=task.workdir, env={**task.environment, **_HARDENED}
-    )
-    said, ended = [], False
-    for line in outcome.output.split("\n"):
-        if line == f"{mark} end":
-            ended = True
-        elif line.startswith(f"{mark} {{"):
-            with suppress(ValueError):  # cut, because it is more than a command may print
-                said.append(json.loads(line[len(mark) + 1 :]))
-    return outcome, _Said(runs=said, ended=ended)
 
 
 # --- commands as tasks write them ----------------------------------------------------------------

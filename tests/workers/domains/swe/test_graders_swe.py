@@ -1,12 +1,10 @@
 """SWE grading with real git and real pytest runs."""
 
-from contextlib import asynccontextmanager
-
 import msgspec
 import pytest
 
 from orchard.schemas.outcomes import AbortCause
-from orchard.workers.domains.swe.grader import paths_to_restore
+from orchard.workers.domains.swe.preparing import paths_to_restore
 from orchard.workers.domains.swe.testing import between_markers
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.graders import grade
@@ -17,14 +15,7 @@ def with_grading(task, **changes):
 
 
 @pytest.fixture
-def judged(machine, blobs, shop):
-    @asynccontextmanager
-    async def pristine():
-        """The same machine, put back: what was committed last is all there is."""
-        shop.git("reset", "-q", "--hard")
-        shop.git("clean", "-fdq")
-        yield machine
-
+def judged(machine, blobs, pristine):
     async def run(task, submission, **rules):
         return await grade(task, submission, machine, timeout=120.0, blobs=blobs, pristine=pristine, **rules)
 

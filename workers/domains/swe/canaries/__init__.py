@@ -1,1 +1,0 @@
-"""Copies of hidden tests with wrong expectations, which a right answer fails."""

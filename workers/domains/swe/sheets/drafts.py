@@ -1,0 +1,252 @@
+"""A question sheet in the making: which functions are treated how, and what a trial changes about it. Pure."""
+
+import ast
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+import msgspec
+
+from orchard.workers.domains.swe.sheets.conditions import Condition
+from orchard.workers.domains.swe.sheets.labels import scalars
+from orchard.workers.domains.swe.sheets.purity import ModuleNames
+from orchard.workers.domains.swe.sheets.rewriting import RewrittenFile, Site, Treatment, rewrite
+from orchard.workers.domains.swe.sheets.sheet import ExpectedVisit, Visit, problem, wrong
+from orchard.workers.domains.swe.sheets.told import Told, ToldTest
+from orchard.workers.domains.swe.sheets.trimming import hold_back, trim
+
+_APART = 10_000_000
+"""Between the numbers of two files' assertions and tokens."""
+
+
+class KnownTest(msgspec.Struct, kw_only=True):
+    """One test of the task, as the gold patch answers it in the key."""
+
+    id: str
+    """The framework's id in the task's own files."""
+    function: str
+    file: str
+    status: str
+    """Of the plain run with the gold patch."""
+    visits: list[Visit]
+    again: list[Visit]
+    """The same in another run."""
+    base: list[Visit]
+    """The same at the base commit."""
+
+
+class Draft:
+    """The files of one task's sheet."""
+
+    def __init__(self, sources: Mapping[str, str], tested: Callable[[str], bool]) -> None:
+        self.sources = dict(sources)
+        self._tested = tested
+        self._first = {file: at * _APART for at, file in enumerate(sorted(sources))}
+        self.treatments: dict[tuple[str, str], Treatment] = {}
+        """By file and function."""
+        self.bits: set[int] = set()
+        self.needed: set[int] = set()
+        """Tokens that the tests used."""
+        self.tokens: dict[int, tuple[str, str]] = {}
+        """File and function of each token of the last texts."""
+        self.answers: set[object] = set()
+        """Plain values that answers are made of."""
+        self.left_alone: set[str] = set()
+        """Files that stay as they are."""
+        for file in sources:
+            try:
+                self._rewritten(file)
+            except (SyntaxError, ValueError, RecursionError):
+                self.left_alone.add(file)
+        self.sites: dict[int, Site] = {}
+
+    def _rewritten(self, file: str) -> RewrittenFile:
+        treatments = {name: how for (where, name), how in self.treatments.items() if where == file}
+        return rewrite(
+            self.sources[file],
+            self._tested,
+            first=self._first[file],
+            treatments=treatments,
+            bits=self.bits,
+        )
+
+    def keys(self) -> dict[str, str]:
+        """Returns the text of each file's key."""
+        return {file: self._rewritten(file).key for file in self.sources if file not in self.left_alone}
+
+    def texts(self) -> dict[str, str]:
+        """Returns the text of each file's sheet as it is now treated, and notes its assertions and tokens."""
+        self.sites, self.tokens = {}, {}
+        return {file: self._text(file) for file in self.sources if file not in self.left_alone}
+
+    def files(self) -> dict[str, str]:
+        """Returns the text of each file, of those too that stay as they are."""
+        return {**self.sources, **self.texts()}
+
+    def _text(self, file: str) -> str:
+        made = self._rewritten(file)
+        self.sites |= made.sites
+        treated = {name: how for (where, name), how in self.treatments.items() if where == file}
+        untrimmed = {name for name, how in treated.items() if how > Treatment.TRIMMED}
+        untokened = {name for name, how in treated.items() if how > Treatment.TOKENS}
+        if Treatment.WHOLE in (self.treatments.get((file, "")), None):
+            untokened |= {""}
+        trim(made.sheet, untrimmed, ModuleNames(ast.parse(self.sources[file]), self._tested))
+        held = hold_back(made.sheet, self.answers, untokened, self.needed, self._first[file])
+        self.tokens |= {number: (file, function) for number, function in held.items()}
+        return ast.unparse(made.sheet) + "\n"
+
+    def conditions(self) -> dict[int, Condition]:
+        return {number: site.condition for number, site in self.sites.items()}
+
+    def expected(self, test: KnownTest) -> list[ExpectedVisit]:
+        """Returns what a test is expected to answer in the sheet as it is now treated."""
+        return [
+            ExpectedVisit(
+                visit.ask, [] if visit.ask in self.bits or self._bit(visit.ask) else visit.key or []
+            )
+            for visit in test.visits
+            if visit.ask in self.sites
+        ]
+
+    def _bit(self, number: int) -> bool:
+        return self.sites[number].condition == ["leaf", 0]
+
+    # --- what trials change ----------------------------------------------------------------------
+
+    def learn(self, tests: Iterable[KnownTest]) -> None:
+        """Draws the conclusions from the key: what is unsteady, what cannot be told, what is no answer."""
+        self.texts()
+        for test in tests:
+            if [visit.ask for visit in test.visits] != [visit.ask for visit in test.again]:
+                self.degrade(test, Treatment.INSIDE)
+                continue
+            seen: Counter[int] = Counter()
+            reached: dict[int, list[Visit]] = {}
+            for visit in test.base:
+                reached.setdefault(visit.ask, []).append(visit)
+            for visit, again in zip(test.visits, test.again, strict=True):
+                if visit.ask not in self.sites:
+                    continue
+                site = self.sites[visit.ask]
+                at = seen[visit.ask]
+                seen[visit.ask] += 1
+                key = visit.key or []
+                if (
+                    wrong(site.condition, key, visit.got)
+                    or wrong(site.condition, key, again.got)
+                    or (site.pinned and not self._agreed(site, key, reached.get(visit.ask, []), at))
+                ):
+                    self.bits.add(visit.ask)
+                else:
+                    self.answers |= {part for each in key for part in _hashable(scalars(each))}
+
+    def _agreed(self, site: Site, key: Sequence[Any], base: Sequence[Visit], at: int) -> bool:
+        """Whether base and gold agree on expected values that depend on tested code."""
+        if at >= len(base):
+            return not site.called
+        other = base[at].key or []
+        return all(number < len(other) and other[number] == key[number] for number in site.pinned)
+
+    def deviates(self, test: KnownTest, told: ToldTest | None) -> bool:
+        """Whether the gold patch does in the sheet anything else than in the task's own tests; draws the
+        conclusions."""
+        if told is None:
+            return True
+        expected = self.expected(test)
+        if [visit.ask for visit in told.visits] == [visit.ask for visit in expected]:
+            bad = [
+                visit.ask
+                for wanted, visit in zip(expected, told.visits, strict=True)
+                if wrong(self.sites[visit.ask].condition, wanted.key, visit.got)
+            ]
+            if not bad:
+                return told.status != test.status
+            fresh = set(bad) - self.bits
+            self.bits |= fresh
+            return not fresh
+        return True
+
+    def degrade(self, test: KnownTest, least: Treatment = Treatment.TOKENS) -> bool:
+        """Does one thing less to the functions that a test ran through; False if there is nothing left to
+        undo."""
+        involved = {(test.file, test.function)}
+        involved |= {
+            (test.file, self.sites[visit.ask].function) for visit in test.visits if visit.ask in self.sites
+        }
+        changed = False
+        for unit in involved:
+            now = self.treatments.get(unit, Treatment.TOKENS)
+            if now is not Treatment.INSIDE:
+                self.treatments[unit] = Treatment(max(now + 1, least))
+                changed = True
+        if not changed and test.file not in self.left_alone:
+            self.left_alone.add(test.file)
+            changed = True
+        if max(self.treatments[unit] for unit in involved) >= Treatment.WHOLE:
+            self.treatments[test.file, ""] = Treatment.WHOLE
+        return changed
+
+    def settled(self, tests: Sequence[KnownTest], told: Told, ids: Mapping[str, str]) -> bool:
+        """Whether the sheet answers with the gold patch as the task's tests do; if not, it is changed.
+
+        `ids` are the tests' ids in the sheet by those in the key.
+        """
+        before = len(self.bits), len(self.needed)
+        self.needed |= told.tokens
+        deviating = [
+            test
+            for test in tests
+            if test.file not in self.left_alone and self.deviates(test, told.tests.get(ids.get(test.id, "")))
+        ]
+        if self.needed and len(self.needed) > before[1]:
+            return False
+        for test in deviating:
+            self.degrade(test)
+        return not deviating and (len(self.bits), len(self.needed)) == before
+
+
+def same_places(told: Told, names: Iterable[str]) -> dict[str, str]:
+    """Returns, for each of these ids, the id of the test of another run that has its place among the tests of
+    its function: parameters are numbers in a sheet."""
+    places: Counter[str] = Counter()
+    found: dict[tuple[str, int], str] = {}
+    for name in told.tests:
+        function = name.partition("[")[0]
+        found[function, places[function]] = name
+        places[function] += 1
+    places.clear()
+    ids: dict[str, str] = {}
+    for name in names:
+        function = name.partition("[")[0]
+        if (function, places[function]) in found:
+            ids[name] = found[function, places[function]]
+        places[function] += 1
+    return ids
+
+
+def function_of(name: str) -> str:
+    """`Class::test_x` or `test_x` of a test's id."""
+    return name.partition("[")[0].partition("::")[2]
+
+
+def roots_of(paths: Iterable[str]) -> frozenset[str]:
+    """Returns all names under which modules of a repository might be imported."""
+    return frozenset(
+        part.removesuffix(".py")
+        for path in paths
+        if path.endswith((".py", ".pyx", ".so", ".pyd"))
+        for part in PurePosixPath(path).parts
+    )
+
+
+def _hashable(values: Iterable[object]) -> Iterable[object]:
+    return (value for value in values if isinstance(value, str | bytes | int | float))
+
+
+def answered(
+    sheet_conditions: Mapping[int, Condition], expected: Sequence[ExpectedVisit], told: ToldTest | None
+) -> str:
+    """Says what is wrong about a test's answers; empty where all are right."""
+    return "it was not run" if told is None else problem(dict(sheet_conditions), expected, told.visits)

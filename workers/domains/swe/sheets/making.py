@@ -1,0 +1,213 @@
+"""Makes the question sheet of a task, by trial: the gold patch must answer it as it passes the tests, and the
+base commit must not.
+
+Runs, each of all tests: with the gold patch the tests as they are, the key twice, and the sheet until nothing
+deviates; at the base commit the key and the sheet. What deviates is treated less strictly by steps
+(`rewriting.Treatment`), in the end left as it is.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+from orchard.schemas.protection import Protected
+from orchard.schemas.tasks import SWETests, Task
+from orchard.workers.domains.swe.checkout import RepositoryCheckout
+from orchard.workers.domains.swe.sheets.drafts import (
+    Draft,
+    KnownTest,
+    answered,
+    function_of,
+    roots_of,
+    same_places,
+)
+from orchard.workers.domains.swe.sheets.labels import (
+    SheetWords,
+    best,
+    is_forgeable,
+    label_of_test,
+    literals_of,
+)
+from orchard.workers.domains.swe.sheets.purity import is_library
+from orchard.workers.domains.swe.sheets.rewriting import Treatment
+from orchard.workers.domains.swe.sheets.sheet import FORMAT, Sheet, SheetTest
+from orchard.workers.domains.swe.sheets.told import Told
+from orchard.workers.domains.swe.testing import RunnerPlan, TestRun, run_tests
+from orchard.workers.domains.swe.verdict import FAILING
+from orchard.workers.episode.diffs import touched_paths
+from orchard.workers.episode.machine import FileTooLarge, Machine
+
+ROUNDS = 14
+"""Trials of the sheet with the gold patch; what still deviates then is left as it is."""
+LONGEST = 120.0
+"""Seconds that the tests may take for a sheet to be tried."""
+
+
+class Prepared(Protocol):
+    """Opens a machine with the task's repository, its tests and perhaps the gold patch."""
+
+    def __call__(self, *, gold: bool) -> AbstractAsyncContextManager[tuple[Machine, RepositoryCheckout]]: ...
+
+
+def without_sheet(why: str) -> Sheet:
+    """The sheet of a task of which all tests are judged inside."""
+    return Sheet(format=FORMAT, patch=b"", conditions={}, lines={}, tests={}, label=Protected.INSIDE, why=why)
+
+
+class SheetMaker:
+    def __init__(self, task: Task, grading: SWETests, plan: RunnerPlan, prepared: Prepared) -> None:
+        self._task = task
+        self._grading = grading
+        self._plan = plan
+        self._prepared = prepared
+        self._ids = {
+            f"{name.file}::{name.qualified}": test for test, name in plan.names.items() if "::" not in test
+        }
+
+    async def make(self) -> Sheet:
+        """Raises InfrastructureError; a task whose tests no sheet can ask gets one without questions."""
+        async with self._prepared(gold=True) as (machine, checkout):
+            plain = await run_tests(self._task, self._grading, machine, checkout)
+            if not plain.conclusive:
+                return without_sheet("the tests give no result with the known solution")
+            if plain.seconds > LONGEST:
+                return without_sheet(
+                    f"the tests take {plain.seconds:.0f} s, and a sheet is tried over {ROUNDS} runs"
+                )
+            draft = await self._draft(machine, checkout)
+            keys = draft.keys()
+            if not keys:
+                return without_sheet("no test file can be read by this version of Python")
+            first = await self._run(machine, checkout, keys)
+            second = await self._run(machine, checkout, keys)
+            async with self._prepared(gold=False) as (other, base_checkout):
+                base = await self._run(other, base_checkout, keys)
+                tests = self._known(plain, first.told, second.told, base.told)
+                draft.learn(tests)
+                for least in (Treatment.BITS, Treatment.INSIDE, Treatment.INSIDE):
+                    ids = await self._settle(draft, tests, machine, checkout)
+                    asked = await self._run(other, base_checkout, draft.files())
+                    if not self._too_easy(draft, tests, asked.told, ids, least):
+                        break
+                patch = await checkout.difference(self._paths)
+                return self._finished(draft, tests, asked.told, ids, patch)
+
+    @property
+    def _paths(self) -> set[str]:
+        return {*self._plan.files, *touched_paths(self._grading.test_patch)}
+
+    async def _draft(self, machine: Machine, checkout: RepositoryCheckout) -> Draft:
+        sources: dict[str, str] = {}
+        for file in self._plan.files:
+            try:
+                sources[file] = (await machine.read(f"{self._task.workdir}/{file}")).decode()
+            except (FileNotFoundError, FileTooLarge, UnicodeDecodeError):
+                continue
+        roots = roots_of(await checkout.files())
+        return Draft(sources, lambda module: module in roots and not is_library(module))
+
+    async def _run(self, machine: Machine, checkout: RepositoryCheckout, texts: Mapping[str, str]) -> TestRun:
+        for file, text in texts.items():
+            await machine.write(f"{self._task.workdir}/{file}", text.encode())
+        return await run_tests(self._task, self._grading, machine, checkout, sheet=True)
+
+    def _known(self, plain: TestRun, first: Told, second: Told, base: Told) -> list[KnownTest]:
+        named = set(self._plan.names)
+        again, before = same_places(second, first.tests), same_places(base, first.tests)
+        return [
+            KnownTest(
+                id=name,
+                function=function_of(name),
+                file=name.partition("::")[0],
+                status=plain.statuses.get(self._ids.get(name, name), ""),
+                visits=test.visits,
+                again=second.tests[again[name]].visits if name in again else [],
+                base=base.tests[before[name]].visits if name in before else [],
+            )
+            for name, test in first.tests.items()
+            if self._ids.get(name, name) in named
+        ]
+
+    async def _settle(
+        self, draft: Draft, tests: Sequence[KnownTest], machine: Machine, checkout: RepositoryCheckout
+    ) -> dict[str, str]:
+        """Tries the sheet with the gold patch until it answers all; returns the tests' ids in it."""
+        for _ in range(ROUNDS):
+            run = await self._run(machine, checkout, draft.files())
+            ids = same_places(run.told, [test.id for test in tests])
+            if draft.settled(tests, run.told, ids):
+                break
+        else:
+            draft.left_alone |= {test.file for test in tests}
+            run = await self._run(machine, checkout, draft.files())
+            ids = same_places(run.told, [test.id for test in tests])
+        return ids
+
+    def _too_easy(
+        self,
+        draft: Draft,
+        tests: Sequence[KnownTest],
+        base: Told,
+        ids: Mapping[str, str],
+        least: Treatment,
+    ) -> bool:
+        """Whether the base commit passes a test in the sheet that it must fail; such tests are treated less
+        strictly."""
+        must = set(self._grading.fail_to_pass)
+        conditions = draft.conditions()
+        easy = []
+        for test in tests:
+            if self._ids.get(test.id, test.id) in must and test.file not in draft.left_alone:
+                told = base.tests.get(ids.get(test.id, ""))
+                failed = told is None or not told.status or told.status in FAILING
+                if not failed and not answered(conditions, draft.expected(test), told):
+                    easy.append(test)
+        return any([draft.degrade(test, least) for test in easy])
+
+    def _finished(
+        self,
+        draft: Draft,
+        tests: Sequence[KnownTest],
+        base: Told,
+        ids: Mapping[str, str],
+        patch: bytes,
+    ) -> Sheet:
+        texts = draft.texts()
+        conditions = draft.conditions()
+        words = SheetWords(texts.values())
+        must = set(self._grading.fail_to_pass)
+        made: dict[str, SheetTest] = {}
+        asked = []
+        for test in tests:
+            if test.id not in ids:
+                continue
+            told = base.tests.get(ids[test.id])
+            expected = [] if test.file in draft.left_alone else draft.expected(test)
+            name = self._ids.get(test.id, test.id)
+            label = label_of_test(conditions, expected, told.visits if told else [], words)
+            if name in must:
+                asked.append(expected)
+            made[ids[test.id]] = SheetTest(name=name, status=test.status, visits=tuple(expected), label=label)
+        label = best(test.label for test in made.values() if test.name in must)
+        literals = {ask: found for text in texts.values() for ask, found in literals_of(text).items()}
+        inside = sum(test.label is Protected.INSIDE for test in made.values() if test.name in must)
+        why = (
+            f"{inside} of {len(must)} tests that must come to pass are judged in the process of the tested code"
+            if inside
+            else ""
+        )
+        if label is not Protected.INSIDE and is_forgeable(conditions, asked, literals):
+            label, why = (
+                Protected.FORGEABLE,
+                "a forger that gives every question the same answer passes all tests",
+            )
+        return Sheet(
+            format=FORMAT,
+            patch=patch,
+            paths=tuple(sorted(self._paths)),
+            conditions=conditions,
+            lines={number: site.line for number, site in draft.sites.items()},
+            tests=made,
+            label=label,
+            why=why,
+        )

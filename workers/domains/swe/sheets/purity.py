@@ -1,0 +1,464 @@
+"""Which expressions of a test file do not depend on tested code. Pure.
+
+An expression is *free* when it is made of constants, names that hold free values, and calls of Python's own
+value types and of libraries that are not in the repository. All others may be what tested code computed. A
+name is free when each of its bindings is, none of them happens under a condition, and no tested code was given
+what it holds where that could be changed.
+"""
+
+import ast
+import sys
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+_VALUES = frozenset(
+    [
+        "str",
+        "int",
+        "float",
+        "complex",
+        "bool",
+        "bytes",
+        "bytearray",
+        "list",
+        "dict",
+        "set",
+        "frozenset",
+        "tuple",
+        "len",
+        "sorted",
+        "range",
+        "repr",
+        "abs",
+        "min",
+        "max",
+        "sum",
+        "zip",
+        "enumerate",
+        "reversed",
+        "round",
+        "chr",
+        "ord",
+        "hex",
+        "oct",
+        "bin",
+        "divmod",
+        "pow",
+        "slice",
+        "ascii",
+        "format",
+        "map",
+        "filter",
+        "iter",
+        "any",
+        "all",
+        "memoryview",
+    ]
+)
+_UNSTEADY = frozenset({"open", "input", "next", "id", "globals", "locals", "vars", "eval", "exec", "print"})
+_CHANGEABLE = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp, ast.Call)
+_ASSERTING = ("assert", "raises", "approx", "warns")
+
+
+def functions_of(tree: ast.Module) -> Iterator[tuple[str, Function, ast.ClassDef | None]]:
+    """Yields the functions of a module and of its classes: `name` or `Class::name`, and the class."""
+    for node in tree.body:
+        if isinstance(node, FUNCTIONS):
+            yield node.name, node, None
+        elif isinstance(node, ast.ClassDef):
+            yield from _methods(node, node.name)
+
+
+def _methods(owner: ast.ClassDef, prefix: str) -> Iterator[tuple[str, Function, ast.ClassDef | None]]:
+    for node in owner.body:
+        if isinstance(node, FUNCTIONS):
+            yield f"{prefix}::{node.name}", node, owner
+        elif isinstance(node, ast.ClassDef):
+            yield from _methods(node, f"{prefix}::{node.name}")
+
+
+def dotted(node: ast.AST) -> str:
+    """`a.b.c` of a name or of attributes of one; empty for all else."""
+    if isinstance(node, ast.Attribute):
+        inner = dotted(node.value)
+        return f"{inner}.{node.attr}" if inner else ""
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def names_in(node: ast.AST) -> set[str]:
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+
+
+class ModuleNames:
+    """What the names of a test module hold."""
+
+    def __init__(self, tree: ast.Module, tested: Callable[[str], bool]) -> None:
+        """`tested` says whether a top-level module is in the repository."""
+        self.tree = tree
+        self.free: set[str] = set()
+        self.libraries: set[str] = set()
+        """Names that are modules, functions and classes from outside of the repository."""
+        self.constants: dict[str, ast.expr] = {}
+        self._stored = [
+            each.id
+            for each in ast.walk(tree)
+            if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+        ]
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    if not tested(alias.name.partition(".")[0]):
+                        self.libraries.add((alias.asname or alias.name).partition(".")[0])
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                if not tested((node.module or "").partition(".")[0]):
+                    self.libraries |= {alias.asname or alias.name for alias in node.names}
+        whole = FunctionNames(self, None, None, {})
+        for statement in tree.body:
+            for target, value in _bound(statement):
+                if (
+                    isinstance(target, ast.Name)
+                    and tree_once(self._stored, target.id)
+                    and whole.is_free(value)
+                ):
+                    self.constants[target.id] = value
+                    self.free.add(target.id)
+        self._given = self._call_sites()
+
+    def _call_sites(self) -> dict[str, list[tuple[ast.Call, Function]]]:
+        """Calls of each helper by its name, with the functions they stand in."""
+        found: dict[str, list[tuple[ast.Call, Function]]] = {}
+        for _, function, _ in functions_of(self.tree):
+            for node in ast.walk(function):
+                if isinstance(node, ast.Call):
+                    name = dotted(node.func).removeprefix("self.")
+                    found.setdefault(name, []).append((node, function))
+        return found
+
+    def calls_of(self, helper: str) -> list[tuple[ast.Call, Function]]:
+        return self._given.get(helper, [])
+
+
+def tree_once(names: Collection[str], name: str) -> bool:
+    return sum(each == name for each in names) == 1
+
+
+def _bound(statement: ast.stmt) -> Iterator[tuple[ast.expr, ast.expr]]:
+    if isinstance(statement, ast.Assign):
+        for target in statement.targets:
+            yield target, statement.value
+    elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
+        yield statement.target, statement.value
+
+
+class FunctionNames:
+    """What the names of one function hold. `cells` are the values that parameters are given, by name."""
+
+    def __init__(
+        self,
+        module: ModuleNames,
+        function: Function | None,
+        owner: ast.ClassDef | None,
+        cells: dict[str, list[ast.expr]],
+        depth: int = 2,
+    ) -> None:
+        self._module = module
+        self._function = function
+        self._owner = owner
+        self._cells = cells
+        self._depth = depth
+        self._bindings: dict[str, list[ast.expr | None]] = {}
+        self._guards: dict[str, list[ast.expr]] = {}
+        """What the loops iterate over in which a name is bound."""
+        self._known: dict[str, bool] = {}
+        self._attributes: dict[str, list[ast.expr | None]] = {}
+        if function is not None:
+            self._parameters = [each.arg for each in _arguments(function.args)]
+            self._collect(function.body, (), sure=True)
+        if owner is not None:
+            self._collect_attributes(owner)
+
+    def is_free(self, node: ast.AST | None, bound: frozenset[str] = frozenset()) -> bool:
+        """Whether an expression does not depend on tested code; `bound` are names of comprehensions."""
+        match node:
+            case None | ast.Constant() | ast.operator() | ast.unaryop() | ast.boolop() | ast.cmpop():
+                return True
+            case ast.expr_context():
+                return True
+            case ast.Name():
+                return node.id in bound or self._name(node.id)
+            case ast.Attribute(value=ast.Name(id="self")):
+                return self._attribute(node.attr)
+            case ast.Attribute():
+                return self.is_free(node.value, bound)
+            case ast.Call():
+                given = (*node.args, *(each.value for each in node.keywords))
+                return self._callable(node.func, bound) and all(self.is_free(each, bound) for each in given)
+            case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
+                inner = bound
+                for generator in node.generators:
+                    if not self.is_free(generator.iter, inner):
+                        return False
+                    inner = inner | names_in(generator.target)
+                parts = [*(test for each in node.generators for test in each.ifs)]
+                parts += [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
+                return all(self.is_free(each, inner) for each in parts)
+            case ast.Lambda() | ast.Await() | ast.Yield() | ast.YieldFrom() | ast.NamedExpr():
+                return False
+            case _:
+                return all(self.is_free(each, bound) for each in ast.iter_child_nodes(node))
+
+    def calls(self, node: ast.AST, seen: frozenset[str] = frozenset()) -> int:
+        """Number of calls that may run tested code in an expression, those behind its names included."""
+        found = sum(isinstance(each, ast.Call) and not self.is_free(each) for each in ast.walk(node))
+        for name in names_in(node) - seen:
+            for value in self._bindings.get(name, []):
+                if value is not None:
+                    found += self.calls(value, seen | {name})
+        return found
+
+    def _callable(self, node: ast.expr, bound: frozenset[str]) -> bool:
+        if isinstance(node, ast.Name):
+            name = node.id
+            if name in self._bindings or name in self._module._stored:
+                return False
+            return name in self._module.libraries or name in _VALUES or _is_error(name)
+        if isinstance(node, ast.Attribute):
+            return self.is_free(node.value, bound)
+        return False
+
+    def _name(self, name: str) -> bool:
+        if name not in self._known:
+            self._known[name] = False  # while it is looked into
+            self._known[name] = self._look(name)
+        return self._known[name]
+
+    def _look(self, name: str) -> bool:
+        if self._function is not None and name in self._parameters:
+            values = self._cells.get(name)
+            if values is None:
+                values_free = self._given(name)
+            else:
+                values_free = all(map(FunctionNames(self._module, None, None, {}).is_free, values))
+            changeable = values is None or any(map(_is_changeable, values))
+            return values_free and name not in self._bindings and not (changeable and self._escapes(name))
+        if name in self._bindings:
+            values_ = self._bindings[name]
+            if not all(value is not None and self.is_free(value) for value in values_):
+                return False
+            if not all(map(self.is_free, self._guards.get(name, []))):
+                return False
+            return not (any(_is_changeable(v) for v in values_ if v) and self._escapes(name))
+        if name in self._module.free:
+            return not (_is_changeable(self._module.constants[name]) and self._escapes(name))
+        if name in self._module.libraries:
+            return True
+        return name not in self._module._stored and (
+            name in _VALUES or _is_error(name) or name == "NotImplemented"
+        )
+
+    def _given(self, name: str) -> bool:
+        """Whether all calls of this helper in its module give a free value for a parameter."""
+        assert self._function is not None
+        sites = self._module.calls_of(self._function.name)
+        if not sites or not self._depth or self._function.name.startswith("test"):
+            return False
+        positional = [each.arg for each in _arguments(self._function.args)]
+        if positional[:1] in (["self"], ["cls"]):
+            del positional[0]
+        for call, function in sites:
+            value = next((each.value for each in call.keywords if each.arg == name), None)
+            if value is None and name in positional:
+                at = positional.index(name)
+                value = call.args[at] if at < len(call.args) else None
+            if value is None or isinstance(value, ast.Starred):
+                return False
+            cells = cells_of(function, self._owner)
+            if not FunctionNames(self._module, function, self._owner, cells, self._depth - 1).is_free(value):
+                return False
+        return True
+
+    def _escapes(self, name: str) -> bool:
+        """Whether code that may change it is given what a name holds."""
+        if self._function is None:
+            return False
+        for node in ast.walk(self._function):
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+                called = node.value.func
+                if isinstance(called, ast.Attribute) and name in names_in(called.value):
+                    return True
+            if (
+                isinstance(node, ast.Call)
+                and not _asserts(node)
+                and not self._callable(node.func, frozenset())
+            ):
+                if any(name in names_in(each) for each in ast.iter_child_nodes(node)):
+                    return True
+            if isinstance(node, ast.Lambda | ast.FunctionDef) and node is not self._function:
+                if name in names_in(node):
+                    return True
+        return False
+
+    def _attribute(self, name: str) -> bool:
+        values = self._attributes.get(name)
+        if not values:
+            return False
+        whole = FunctionNames(self._module, None, None, {})
+        return all(
+            value is not None and not _is_changeable(value) and whole.is_free(value) for value in values
+        )
+
+    def _collect_attributes(self, owner: ast.ClassDef) -> None:
+        for statement in owner.body:
+            for target, value in _bound(statement):
+                if isinstance(target, ast.Name):
+                    self._attributes.setdefault(target.id, []).append(value)
+        for node in ast.walk(owner):
+            if isinstance(node, ast.stmt):
+                for target, value in _bound(node):
+                    if isinstance(target, ast.Attribute) and dotted(target.value) == "self":
+                        self._attributes.setdefault(target.attr, []).append(value)
+
+    def _collect(self, body: list[ast.stmt], loops: tuple[ast.expr, ...], *, sure: bool) -> None:
+        """Records the bindings of statements: what is bound, or None where a condition decides over it."""
+        for statement in body:
+            for target, value in _bound(statement):
+                self._bind(target, value if sure else None, loops)
+            for target in _other_targets(statement):
+                self._bind(target, None, ())
+            if isinstance(statement, ast.For | ast.AsyncFor):
+                free = sure and isinstance(statement, ast.For)
+                for name in names_in(statement.target):
+                    self._bind(ast.Name(name, ast.Store()), statement.iter if free else None, loops)
+                self._collect(statement.body, (*loops, statement.iter), sure=free)
+                self._collect(statement.orelse, loops, sure=False)
+            elif isinstance(statement, ast.With | ast.AsyncWith):
+                self._collect(statement.body, loops, sure=sure)
+            elif not isinstance(statement, (*FUNCTIONS, ast.ClassDef)):
+                for nested in _bodies(statement):
+                    self._collect(nested, loops, sure=False)
+
+    def _bind(self, target: ast.expr, value: ast.expr | None, loops: tuple[ast.expr, ...]) -> None:
+        if isinstance(target, ast.Name):
+            self._bindings.setdefault(target.id, []).append(value)
+            self._guards.setdefault(target.id, []).extend(loops)
+        elif isinstance(target, ast.Tuple | ast.List):
+            for number, each in enumerate(target.elts):
+                apart = isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(target.elts)
+                inner: Any = value.elts[number] if apart else value  # type: ignore[union-attr]
+                self._bind(each.value if isinstance(each, ast.Starred) else each, inner, loops)
+        else:
+            for name in names_in(target) - {"self"}:
+                self._bindings.setdefault(name, []).append(None)
+
+
+def _other_targets(statement: ast.stmt) -> Iterator[ast.expr]:
+    """Yields what a statement binds to values that nobody can know from its text."""
+    match statement:
+        case ast.AugAssign():
+            yield statement.target
+        case ast.Delete():
+            yield from statement.targets
+        case ast.With() | ast.AsyncWith():
+            yield from filter(None, (item.optional_vars for item in statement.items))
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            yield ast.Name(statement.name, ast.Store())
+            for node in ast.walk(statement):
+                if isinstance(node, ast.Nonlocal):
+                    yield from (ast.Name(name, ast.Store()) for name in node.names)
+            return
+        case ast.Global() | ast.Nonlocal():
+            yield from (ast.Name(name, ast.Store()) for name in statement.names)
+        case ast.Try():
+            yield from (ast.Name(each.name, ast.Store()) for each in statement.handlers if each.name)
+        case ast.Match():
+            for node in ast.walk(statement):
+                if isinstance(node, ast.MatchAs | ast.MatchStar) and node.name:
+                    yield ast.Name(node.name, ast.Store())
+    for child in ast.iter_child_nodes(statement):
+        if isinstance(child, ast.expr):
+            for node in ast.walk(child):
+                if isinstance(node, ast.NamedExpr):
+                    yield node.target
+
+
+def _bodies(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
+    for field in ("body", "orelse", "finalbody"):
+        yield getattr(statement, field, [])
+    for handler in getattr(statement, "handlers", []):
+        yield handler.body
+    for case in getattr(statement, "cases", []):
+        yield case.body
+
+
+def _arguments(arguments: ast.arguments) -> list[ast.arg]:
+    return [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+
+
+def _is_changeable(node: ast.expr | None) -> bool:
+    return node is not None and any(isinstance(each, _CHANGEABLE) for each in ast.walk(node))
+
+
+def _is_error(name: str) -> bool:
+    import builtins
+
+    return isinstance(getattr(builtins, name, None), type)
+
+
+def _asserts(call: ast.Call) -> bool:
+    name = dotted(call.func).rpartition(".")[2]
+    return name.startswith(_ASSERTING) or name in ("isinstance", "print", "hasattr")
+
+
+def cells_of(function: Function, owner: ast.ClassDef | None) -> dict[str, list[ast.expr]]:
+    """Returns the values of each parameter that a table of pytest's `parametrize` gives, where it is written."""
+    found: dict[str, list[ast.expr]] = {}
+    decorators = [*function.decorator_list, *(owner.decorator_list if owner else [])]
+    for table in filter(None, map(table_of, decorators)):
+        names, rows = table
+        for row in rows:
+            row_cells = row_of(row, len(names))
+            for name, cell in zip(names, row_cells or [row] * len(names), strict=False):
+                found.setdefault(name, []).append(cell)
+    return found
+
+
+def table_of(decorator: ast.expr) -> tuple[list[str], list[ast.expr]] | None:
+    """Returns the names and rows of a `parametrize`; one row, the whole expression, where it is not a list."""
+    if not isinstance(decorator, ast.Call) or not dotted(decorator.func).endswith("parametrize"):
+        return None
+    given = dict(zip(("argnames", "argvalues"), decorator.args, strict=False))
+    given |= {each.arg: each.value for each in decorator.keywords if each.arg in ("argnames", "argvalues")}
+    if len(given) < 2:
+        return None
+    names = argument_names(given["argnames"])
+    if names is None:
+        return None
+    values = given["argvalues"]
+    return names, list(values.elts) if isinstance(values, ast.List | ast.Tuple) else [values]
+
+
+def argument_names(node: ast.expr) -> list[str] | None:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return [name.strip() for name in node.value.split(",") if name.strip()]
+    if isinstance(node, ast.List | ast.Tuple):
+        names = [each.value for each in node.elts if isinstance(each, ast.Constant)]
+        return [str(name) for name in names] if len(names) == len(node.elts) else None
+    return None
+
+
+def row_of(row: ast.expr, names: int) -> list[ast.expr] | None:
+    """Returns the cells of a table's row; None where they cannot be told apart."""
+    if isinstance(row, ast.Call) and dotted(row.func).endswith("param"):
+        return list(row.args) if len(row.args) == names else None
+    if names == 1:
+        return [row]
+    if isinstance(row, ast.Tuple | ast.List) and len(row.elts) == names:
+        return list(row.elts)
+    return None
+
+
+def is_library(name: str) -> bool:
+    return name in sys.stdlib_module_names

@@ -1,0 +1,84 @@
+"""What is kept of a task's question sheet: the files as a patch, and what each test is expected to answer."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from orchard.schemas.protection import Protected
+from orchard.workers.domains.swe.sheets.conditions import Condition, Failed, holds
+from orchard.workers.domains.swe.sheets.values import Unclear, decode
+
+FORMAT = 1
+"""Raised where an older worker would read a sheet wrongly, or a newer one makes a better one."""
+
+
+class Visit(msgspec.Struct, frozen=True, kw_only=True):
+    """One time that a test came to an assertion."""
+
+    ask: int
+    """Number of the assertion."""
+    got: list[Any] = []
+    """What was computed, as `child.py` tells it."""
+    key: list[Any] | None = None
+    """What is expected, told by the gold patch in a key; None in a sheet."""
+
+
+class ExpectedVisit(msgspec.Struct, frozen=True, array_like=True):
+    ask: int
+    key: list[Any]
+
+
+class SheetTest(msgspec.Struct, frozen=True, kw_only=True):
+    """One test of the task."""
+
+    name: str
+    """Its id in the task."""
+    status: str
+    """Status with the gold patch, which a submission must have too where that is no plain pass."""
+    visits: tuple[ExpectedVisit, ...] = ()
+    """Its assertions in order; none where it is judged inside."""
+    label: Protected
+
+
+class Sheet(msgspec.Struct, frozen=True, kw_only=True):
+    format: int
+    patch: bytes
+    """The task's test files with the questions in place of the tests, as a patch to the base commit."""
+    paths: tuple[str, ...] = ()
+    """Paths that it changes, relative to the working directory."""
+    conditions: dict[int, Condition]
+    """By the number of an assertion: how it holds."""
+    lines: dict[int, int]
+    """Where it stands in the task's own file."""
+    tests: dict[str, SheetTest]
+    """By the id that the test has in the sheet."""
+    label: Protected
+    why: str = ""
+    """Why the label is not better; for people."""
+
+
+def problem(
+    conditions: dict[int, Condition], expected: Sequence[ExpectedVisit], visits: Sequence[Visit]
+) -> str:
+    """Says which answer of a test is not what is expected; empty when all are right."""
+    for number, (wanted, visit) in enumerate(zip(expected, visits, strict=False)):
+        if wanted.ask != visit.ask:
+            return f"assertion {number + 1} is another one than with the known solution"
+        if said := wrong(conditions[wanted.ask], wanted.key, visit.got):
+            return said
+    if len(visits) != len(expected):
+        return f"{len(visits)} assertions were reached, not {len(expected)}"
+    return ""
+
+
+def wrong(condition: Condition, key: Sequence[Any], got: Sequence[Any]) -> str:
+    """Says why an assertion does not hold; empty when it does."""
+    try:
+        answers = [decode(each, trusted=False) for each in got]
+        found = holds(condition, answers, [decode(each) for each in key])
+    except (Failed, Unclear) as error:
+        return str(error) or "it cannot be told"
+    except Exception as error:  # answers come from tested code, and may be anything
+        return f"not an answer: {type(error).__name__}"
+    return "" if found else "the answer is not what is expected"
