@@ -63,6 +63,25 @@ class BlobStore:
         return bool(info.type == pafs.FileType.File and info.size == reference.size)
 
 
+class NamedBlobs:
+    """Files of one store under names of their own, `<kind>/ab/<name>`, which can be made again and replaced.
+
+    Synchronous. Raises StoreFull or StoreUnreachable.
+    """
+
+    def __init__(self, url: str | os.PathLike[str], kind: str) -> None:
+        self._location = Location.parse(url)
+        self._kind = kind
+
+    def get(self, name: str) -> bytes | None:
+        with store_errors(self._location.url):
+            return self._location.read(self._kind, name[:2], name)
+
+    def put(self, name: str, data: bytes) -> None:
+        with store_errors(self._location.url):
+            self._location.write(data, self._kind, name[:2], name)
+
+
 def _place(sha256: str) -> tuple[str, ...]:
     """Path below the store's root. Raises BlobMissing for an invalid name."""
     if not _SHA256.fullmatch(sha256):

@@ -177,7 +177,7 @@ def _almost(one: Any, another: Any, places: Any, delta: Any) -> bool:
         return True
     if delta is not None:
         return bool(abs(one - another) <= delta)
-    return round(abs(one - another), 7 if places is None else places) == 0
+    return bool(round(abs(one - another), 7 if places is None else places) == 0)
 
 
 def _counts(one: Any, another: Any) -> bool:

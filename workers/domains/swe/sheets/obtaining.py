@@ -28,7 +28,7 @@ async def sheet_of(
     plan = plan_of(grading)
     if plan is None or not task.gold_patch.strip():
         return None
-    store = SheetStore(blobs.url)
+    store = SheetStore(blobs)
     async with controls.turn(f"sheet of {task_hash(task)}"):
         with storing():
             sheet = await asyncio.to_thread(store.get, task)

@@ -3,21 +3,19 @@
 import msgspec
 
 from orchard.schemas.tasks import Task, task_hash
-from orchard.storage.errors import store_errors
-from orchard.storage.location import Location
+from orchard.storage.blobs import BlobStore, NamedBlobs
 from orchard.workers.domains.swe.sheets.sheet import FORMAT, Sheet
 
 
 class SheetStore:
-    """Synchronous: async callers use `asyncio.to_thread`. Raises what BlobStore raises."""
+    """Synchronous: async callers use `asyncio.to_thread`. Raises what NamedBlobs raises."""
 
-    def __init__(self, url: str) -> None:
-        self._location = Location.parse(url)
+    def __init__(self, blobs: BlobStore) -> None:
+        self._files = NamedBlobs(blobs.url, "sheets")
 
     def get(self, task: Task) -> Sheet | None:
         """Returns the sheet of a task; None if there is none, or one of another format."""
-        with store_errors(self._location.url):
-            data = self._location.read(*_place(task))
+        data = self._files.get(task_hash(task))
         if data is None:
             return None
         try:
@@ -27,10 +25,4 @@ class SheetStore:
         return sheet if sheet.format == FORMAT else None
 
     def put(self, task: Task, sheet: Sheet) -> None:
-        with store_errors(self._location.url):
-            self._location.write(msgspec.json.encode(sheet), *_place(task))
-
-
-def _place(task: Task) -> tuple[str, ...]:
-    name = task_hash(task)
-    return "sheets", name[:2], name
+        self._files.put(task_hash(task), msgspec.json.encode(sheet))
