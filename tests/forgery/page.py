@@ -44,8 +44,8 @@ def _real(found: Sequence[Record]) -> list[str]:
         "## Real tasks",
         "",
         f"{_tasks(tasks)}. {len({e.name for e in forgers})} forgers know how rewards are made and "
-        "nothing of the repository; each is the text of one module, put at the end of those that the solution "
-        "changes. What a task is protected by: its label (docs/threat-model.md).",
+        "nothing of the repository; each is the text of one module, put at the end of those that the "
+        "solution changes. What a task is protected by: its label (docs/threat-model.md).",
         "",
         "Forged of tried, by what protects the task:",
         "",
