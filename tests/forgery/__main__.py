@@ -29,7 +29,7 @@ console = Console()
 def main() -> None:
     """Run all, or what the options ask for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="+", default=[], metavar="WORDS", help="of names, families and tasks")
+    parser.add_argument("words", nargs="*", help="only submissions with one of these in name, family or task")
     parser.add_argument("--sample", type=int, help="so many submissions of real tasks, drawn as if by chance")
     parser.add_argument("--releases", type=int, default=RELEASES, help="tasks of package releases")
     parser.add_argument("--repairs", type=int, default=REPAIRS, help="repair tasks")
@@ -49,7 +49,7 @@ def main() -> None:
         (trick, name)
         for trick in (*HONEST, *TRICKS)
         for name in names
-        if chosen((f"{trick.family}: {trick.name}",), given.only)
+        if chosen((f"{trick.family}: {trick.name}",), given.words)
     ]
     started = time.monotonic()
     if pairs and given.sample is None:
@@ -68,12 +68,12 @@ def main() -> None:
                 releases=given.releases,
                 repairs=given.repairs,
                 concurrency=given.concurrency,
-                only=given.only,
+                only=given.words,
                 sample=given.sample,
             )
         )
     text = page(records.all, time.monotonic() - started, given.concurrency)
-    complete = not (given.only or given.sample or given.layout) and given.releases >= RELEASES
+    complete = not (given.words or given.sample or given.layout) and given.releases >= RELEASES
     if output := given.output or (PAGE if complete else None):
         output.write_text(text)
         console.print(f"written: {output}")

@@ -8,7 +8,7 @@ import msgspec
 
 from orchard.schemas.outcomes import Reward
 
-LAYERS = {"refused": "policy", "forged": "canaries", "unproven": "control"}
+LAYERS = {"refused": "policy", "unproven": "control"}
 """What gives which cause of a -1."""
 
 

@@ -25,13 +25,12 @@ async def run_real(
     sample: int | None = None,
     packages: Sequence[str] = (),
 ) -> None:
-    """Makes the tasks, then grades all submissions in an order as if by chance, or `sample` of them.
-    With `packages`, release tasks are made of these alone."""
+    """Makes the tasks, then grades all submissions in an order as if by chance, or `sample` of them."""
     tasks = TaskDirectory(directory, console)
     cache = PackageCache(directory / "packages")
     async with tasks.client() as client:
         console.print(f"making and proving {releases + repairs} tasks in {directory}")
-        proven = await tasks.proven(client, releases, repairs, packages)
+        proven = await tasks.proven(client, releases, repairs, packages=packages, concurrency=concurrency)
         jobs: list[Job] = [job for task in proven for job in jobs_of(task, cache) if chosen((job.key,), only)]
         jobs = sorted(jobs, key=lambda job: job.rank)[:sample]
         left = [job for job in jobs if not records.has(job.key)]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 from rich.console import Console
+from rich.progress import Progress
 
 from orchard.injector.client import AsyncSandboxClient
 from orchard.pipelines.domains.swe.packages import PackageCache
@@ -14,6 +15,7 @@ from orchard.pipelines.domains.swe.releases import catalogue
 from orchard.pipelines.domains.swe.repairs import Split, build_repair_image, repair_tasks
 from orchard.pipelines.domains.swe.synthesize import Rejection, Synthesizer
 from orchard.pipelines.tasks.proving import ValidationSettings
+from orchard.pipelines.tasks.sandboxes import as_ready
 from orchard.pipelines.tasks.validate import Validator
 from orchard.schemas.events import TaskRejected, TaskValidated
 from orchard.schemas.tasks import SWETests, Task
@@ -23,7 +25,7 @@ from tests.sandbox_service import LocalService
 RELEASES = 20
 REPAIRS = 20
 SEED = 35
-TEST_SECONDS = 20.0
+TEST_SECONDS = 60.0
 """Limit of a test run; those of the catalogue take a few seconds."""
 ORCHARD = Path(__file__).parents[3] / "orchard"
 JUDGES = ("workers/domains/swe", "workers/graders", "pipelines/domains/swe")
@@ -78,32 +80,47 @@ class TaskDirectory:
         return BlobStore(str(self.of_grader / "store"))
 
     async def proven(
-        self, client: AsyncSandboxClient, releases: int, repairs: int, packages: Collection[str] = ()
+        self,
+        client: AsyncSandboxClient,
+        releases: int,
+        repairs: int,
+        *,
+        packages: Collection[str] = (),
+        concurrency: int = 2,
     ) -> list[RealTask]:
-        """The first so many tasks of each kind that the grader proves; what is on disk is not made again."""
-        validator = Validator(client, self.blobs, ValidationSettings(runs=2))
+        """The first so many tasks of each kind that the grader proves; what is on disk is not made again.
+        With `packages`, release tasks are made of these alone."""
         kept = self.of_grader / "proven.jsonl"
+        validator = Validator(client, self.blobs, ValidationSettings(runs=2))
         known = {each.task.task_id: each for each in _read(kept)}
+
+        async def prove(task: Task) -> RealTask:
+            verdict = await validator.validate(task)
+            if isinstance(verdict.event, TaskRejected):
+                return RealTask(task=task, rejected=f"{verdict.event.reason}: {verdict.event.detail}")
+            return RealTask(task=verdict.task, event=verdict.event)
+
         found: list[RealTask] = []
-        for wanted, tasks in ((releases, self._releases(client, packages)), (repairs, self._repairs(client))):
-            missing = wanted
-            async for task in tasks:
-                if not missing:
-                    break
-                if task.task_id not in known:
-                    verdict = await validator.validate(task)
-                    made = RealTask(task=verdict.task)
-                    if isinstance(verdict.event, TaskRejected):
-                        why = f"{verdict.event.reason}: {verdict.event.detail}"
-                        made = msgspec.structs.replace(made, rejected=why)
-                        self._console.print(f"{task.task_id} is rejected: {why}", highlight=False)
-                    else:
-                        made = msgspec.structs.replace(made, event=verdict.event)
-                    _append(kept, made)
-                    known[task.task_id] = made
-                if not known[task.task_id].rejected:
-                    found.append(known[task.task_id])
-                    missing -= 1
+        with Progress(console=self._console, transient=True) as bar:
+            row = bar.add_task("proving tasks", total=releases + repairs)
+            wanted = 0
+            for count, tasks in (
+                (releases, self._releases(client, packages)),
+                (repairs, self._repairs(client, repairs)),
+            ):
+                wanted += count
+                while wave := [task async for task in _first(tasks, wanted - len(found))]:
+                    missing = [task for task in wave if task.task_id not in known]
+                    async for made in as_ready(missing, prove, concurrency=concurrency):
+                        known[made.task.task_id] = made
+                        _append(kept, made)
+                        bar.advance(row)
+                        if made.rejected:
+                            bar.console.print(
+                                f"{made.task.task_id} is rejected: {made.rejected}", markup=False
+                            )
+                    found += [known[task.task_id] for task in wave if not known[task.task_id].rejected]
+                    bar.update(row, completed=len(found))
         return found
 
     async def _releases(self, client: AsyncSandboxClient, packages: Collection[str]) -> AsyncIterator[Task]:
@@ -121,14 +138,22 @@ class TaskDirectory:
                 _append(kept, RealTask(task=known[pair.task_id]))
             yield known[pair.task_id]
 
-    async def _repairs(self, client: AsyncSandboxClient) -> AsyncIterator[Task]:
-        tasks = [_limited(task) for task in repair_tasks(2 * REPAIRS, SEED, Split.TRAIN)]
+    async def _repairs(self, client: AsyncSandboxClient, count: int) -> AsyncIterator[Task]:
+        tasks = [_limited(task) for task in repair_tasks(2 * REPAIRS, SEED, Split.TRAIN) if count]
         built = self.directory / "repairs.built"
-        if not built.exists():
+        if tasks and not built.exists():
             await build_repair_image(client, PackageCache(self.directory / "packages"), tasks)
             built.touch()
         for task in tasks:
             yield task
+
+
+async def _first(tasks: AsyncIterator[Task], count: int) -> AsyncIterator[Task]:
+    for _ in range(count):
+        task = await anext(tasks, None)
+        if task is None:
+            return
+        yield task
 
 
 def _limited(task: Task) -> Task:
