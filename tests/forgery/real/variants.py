@@ -243,6 +243,18 @@ _SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
 }
 
 
+_OTHER_FUNCTION = {
+    "max": "min",
+    "min": "max",
+    "sum": "len",
+    "len": "sum",
+    "any": "all",
+    "all": "any",
+    "sorted": "list",
+    "abs": "int",
+}
+
+
 def _mutations(node: ast.AST) -> Iterator[tuple[str, Callable[[Any], None]]]:
     """What may be changed in a node, each as a change of a copy of it."""
     if isinstance(node, ast.BinOp | ast.BoolOp) and type(node.op) in _SWAPPED:
@@ -251,6 +263,9 @@ def _mutations(node: ast.AST) -> Iterator[tuple[str, Callable[[Any], None]]]:
     if isinstance(node, ast.Compare) and type(node.ops[0]) in _SWAPPED:
         swapped = _SWAPPED[type(node.ops[0])]
         yield f"{type(node.ops[0]).__name__} to {swapped.__name__}", lambda n: n.ops.__setitem__(0, swapped())
+    if isinstance(node, ast.Name) and node.id in _OTHER_FUNCTION:
+        function = _OTHER_FUNCTION[node.id]
+        yield f"{node.id} to {function}", lambda n: setattr(n, "id", function)
     if isinstance(node, ast.If | ast.IfExp | ast.While):
         yield "condition negated", lambda n: setattr(n, "test", ast.UnaryOp(ast.Not(), n.test))
     if isinstance(node, ast.Return) and node.value is not None:
