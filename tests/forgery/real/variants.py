@@ -193,7 +193,7 @@ def mutants(source: Source, limit: int = MUTANTS) -> dict[str, str]:
     return found
 
 
-def _changed(source: Source, path: str, number: int, change: Callable[[Any], None]) -> str:
+def _changed(source: Source, path: str, number: int, change: Callable[[Any], object]) -> str:
     tree = ast.parse(source.gold[path])
     for at, node in enumerate(ast.walk(tree)):
         if at == number:
@@ -255,7 +255,7 @@ _OTHER_FUNCTION = {
 }
 
 
-def _mutations(node: ast.AST) -> Iterator[tuple[str, Callable[[Any], None]]]:
+def _mutations(node: ast.AST) -> Iterator[tuple[str, Callable[[Any], object]]]:
     """What may be changed in a node, each as a change of a copy of it."""
     if isinstance(node, ast.BinOp | ast.BoolOp) and type(node.op) in _SWAPPED:
         other = _SWAPPED[type(node.op)]
@@ -263,6 +263,10 @@ def _mutations(node: ast.AST) -> Iterator[tuple[str, Callable[[Any], None]]]:
     if isinstance(node, ast.Compare) and type(node.ops[0]) in _SWAPPED:
         swapped = _SWAPPED[type(node.ops[0])]
         yield f"{type(node.ops[0]).__name__} to {swapped.__name__}", lambda n: n.ops.__setitem__(0, swapped())
+    if isinstance(node, ast.BinOp):
+        left, right = node.left, node.right
+        yield "sides exchanged", lambda n: (setattr(n, "left", right), setattr(n, "right", left))
+        yield "one side only", lambda n: setattr(n, "right", left)
     if isinstance(node, ast.Name) and node.id in _OTHER_FUNCTION:
         function = _OTHER_FUNCTION[node.id]
         yield f"{node.id} to {function}", lambda n: setattr(n, "id", function)
@@ -270,6 +274,9 @@ def _mutations(node: ast.AST) -> Iterator[tuple[str, Callable[[Any], None]]]:
         yield "condition negated", lambda n: setattr(n, "test", ast.UnaryOp(ast.Not(), n.test))
     if isinstance(node, ast.Return) and node.value is not None:
         yield "returns None", lambda n: setattr(n, "value", ast.Constant(None))
+    if isinstance(node, ast.Return | ast.Assign) and isinstance(node.value, ast.Call) and node.value.args:
+        first = node.value.args[0]
+        yield "call left out", lambda n: setattr(n, "value", first)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         yield "not twice", lambda n: setattr(n, "operand", ast.UnaryOp(ast.Not(), n.operand))
     if isinstance(node, ast.Constant):
