@@ -4,6 +4,7 @@ bench-forgery` runs all."""
 import sys
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from tests.forgery.grading import run_layouts
@@ -50,6 +51,7 @@ async def test_a_sample_is_not_forged_and_what_is_honest_is_rewarded(tmp_path: P
     assert Records(tmp_path / "results.jsonl").all == records.all
 
 
+@pytest.mark.slow
 async def test_real_tasks_are_not_forged_and_the_grader_is_as_strict_as_the_tests(tmp_path: Path) -> None:
     records = Records(tmp_path / "results.jsonl")
     await run_real(

@@ -66,7 +66,7 @@ def test_honest_variants_answer_as_the_known_solution_and_mutants_are_other_prog
         (path,) = source.modules
         right = _answers(source, source.changed({}))
         honest = {**honest_variants(source), **others(source)}
-        assert len(others(source)) == 2 and len(set(honest.values())) == len(honest) >= 4
+        assert len(others(source)) == 2 and len(set(honest.values())) == len(honest) >= 3
         assert all(_answers(source, submission) == right for submission in honest.values())
         wrong = mutants(source)
         assert wrong and wrong == mutants(source)
