@@ -72,7 +72,7 @@ def _own_locals(table: symtable.SymbolTable) -> dict[str, str]:
         if s.is_free() or s.is_global()
     }
     return {
-        symbol.get_name(): f"{symbol.get_name().strip('_')}_kept"
+        symbol.get_name(): f"{symbol.get_name()}_kept"
         for symbol in table.get_symbols()
         if symbol.is_local()
         and not (symbol.is_parameter() or symbol.is_imported() or symbol.is_namespace() or symbol.is_free())
