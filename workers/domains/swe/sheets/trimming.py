@@ -277,6 +277,8 @@ def _numbered(tree: ast.Module, kept: Collection[str], first: int) -> Iterator[t
         function = owners.get(id(node), function)
         if isinstance(node, ast.JoinedStr | ast.match_case | ast.Import | ast.ImportFrom):
             return
+        if function and isinstance(node, ast.Call) and not _is_table(node):
+            return  # an argument is an input
         if isinstance(node, ast.Constant) and function not in kept:
             yield node, first + node.lineno * _COLUMNS + node.col_offset, function
         for child in _replaceable(node):
@@ -285,13 +287,14 @@ def _numbered(tree: ast.Module, kept: Collection[str], first: int) -> Iterator[t
     yield from walk(tree, "")
 
 
+def _is_table(call: ast.Call) -> bool:
+    return dotted(call.func).endswith(("parametrize", "param"))
+
+
 def _replaceable(node: ast.AST) -> Iterator[ast.AST]:
     """Yields the children of a node in which a literal may be any object."""
     if isinstance(node, ast.Call):
         name = dotted(node.func)
-        if name in ("__ask__", "__later__", "__raises__", "__token__"):
-            yield from node.args[1:]
-            return
         if name.endswith("parametrize"):
             yield from node.args[1:2]
             return
