@@ -126,6 +126,32 @@ _patch()
     ),
     _forger(
         "assertions",
+        "no call that pytest makes has an exception",
+        """
+
+def _patch():
+    runner = _sys.modules.get("_pytest.runner")
+    if runner is not None:
+        real = runner.CallInfo.from_call.__func__
+
+        def from_call(cls, function, when, reraise=None):
+            def quiet():
+                try:
+                    return function()
+                except Exception:
+                    return None
+
+            return real(cls, quiet if when == "call" else function, when, reraise)
+
+        runner.CallInfo.from_call = classmethod(from_call)
+
+
+_patch()
+"""
+        + _HONEST,
+    ),
+    _forger(
+        "assertions",
         "reports say passed, by a plug-in registered in the living session",
         """
 import gc as _gc
