@@ -11,11 +11,11 @@ LABELS = ("value", "echo", "bit", "inside", "forgeable", "none")
 SHOWN = 40
 """Wrong outcomes that are listed one by one."""
 BEFORE = """\
-With canaries (ab657a2f), the grader before question sheets, on 2026-11-27: of 489 gradings, drawn as if by chance
-from 108 forgers on 8 tasks (4 of each kind), 3 were forged, all on release tasks, by code that swallows the failures
-of tests where pytest calls them. The tests alone, without any grader, gave 61 of the same 489 a pass: most forgers
-earn nothing on most release tasks in any case, for an answer in place of a function's own is rarely all that a test
-asks for."""
+With canaries, the grader before question sheets (ab657a2f), on 2026-11-27: of 489 gradings, drawn as if
+by chance from 108 forgers on 8 tasks (4 of each kind), 3 were forged, all on release tasks, by code
+that swallows the failures of tests where pytest calls them. The tests alone, without any grader, gave
+61 of the same 489 a pass: most forgers earn nothing on most release tasks in any case, for an answer in
+place of a function's own is rarely all that a test asks for."""
 
 
 def page(found: Sequence[Record], seconds: float, concurrency: int) -> str:
