@@ -1,13 +1,13 @@
 """What a question sheet calls inside the sandbox: it tells what tested code computed, and judges nothing.
 
 `runner.py` loads this file (Python 3.7 or later, standard library only) in the process of the tests, before
-any tested code, and puts `installed`'s functions among the builtins. Everything that is needed later is bound
-here, because tests may patch `json.dumps` or `os.write`.
+any tested code, and puts `installed`'s functions among the builtins. What is needed later is bound here,
+because tests may patch `json.dumps` or `os.write`.
 
 Values are told as JSON: `None`, booleans, integers and text as they are; anything else as an object whose one
 key names its kind (`values.py` reads them). Lying containers are read by their base class's own methods. An
-object is told by the names of its classes, its public fields, and its `repr` where a class other than `object`
-defines one, without addresses.
+object is told by the names of its classes, its public fields, and its `repr` where a class other than
+`object` defines one, without addresses.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ ANSWER_LIMIT = 65536
 """Characters of one told value; of a longer one only length and digest are told."""
 TOTAL_LIMIT = 16 * 1024 * 1024
 DEPTH = 40
+NODES = 20000
+"""Values that one told value may be made of; objects that hold each other would have no end."""
 FIELDS = 200
 """Fields of one object that are told at most."""
 _ADDRESS = re.compile(r"\bat 0x[0-9A-Fa-f]+")
@@ -43,6 +45,15 @@ _ITERATED: dict[type, Any] = {list: _list, tuple: _tuple, set: _set, frozenset: 
 
 class TokenUsed(Exception):
     """A literal was needed that the sheet holds back, because it stands on the side of the answers too."""
+
+
+class TooMuch(Exception):
+    """A value is made of more than NODES others."""
+
+
+_encoding = threading.RLock()
+_left = [NODES]
+"""Of the value that is being told."""
 
 
 class Teller:
@@ -73,9 +84,11 @@ class Teller:
 def told(value: Any) -> Any:
     """Returns the value as JSON, or its length and digest where that is too long."""
     try:
-        answer = encoded(value, DEPTH)
+        with _encoding:
+            _left[0] = NODES
+            answer = encoded(value, DEPTH)
         text = _dumps(answer)
-    except RecursionError:
+    except (RecursionError, TooMuch):
         return {"deep": type(value).__name__}
     except TokenUsed:
         raise
@@ -87,6 +100,9 @@ def told(value: Any) -> Any:
 
 
 def encoded(value: Any, depth: int) -> Any:
+    _left[0] -= 1
+    if _left[0] < 0:
+        raise TooMuch
     kind = type(value)
     if value is None or kind is bool or kind is int or kind is str:
         return value
@@ -168,9 +184,8 @@ def _object(value: Any, kind: type, depth: int) -> Any:
 
 def _library(value: Any, kind: type, module: str, names: list[str], depth: int) -> Any:
     """Tells values of test libraries, numpy and pandas; None for all others."""
-    if module == "numpy":
-        if hasattr(value, "tolist") and hasattr(value, "dtype"):
-            return {"array": [str(value.dtype), list(value.shape), encoded(value.tolist(), depth - 1)]}
+    if module == "numpy" and hasattr(value, "tolist") and hasattr(value, "dtype"):
+        return {"array": [str(value.dtype), list(value.shape), encoded(value.tolist(), depth - 1)]}
     if module == "pandas":
         if kind.__name__ == "DataFrame":
             columns = [[encoded(c, 4), str(value[c].dtype), encoded(value[c].tolist(), 8)] for c in value]
@@ -250,7 +265,7 @@ class Raises:
     def traceback(self) -> Any:
         return self.tb
 
-    def exconly(self, tryshort: bool = False) -> str:
+    def exconly(self, *_: Any, **__: Any) -> str:
         return f"{type(self.value).__name__}: {self.value}"
 
     def match(self, regexp: Any) -> bool:
@@ -265,9 +280,9 @@ class Raises:
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
-        if kind is not None and (issubclass(kind, _passing()) or not issubclass(kind, Exception)):
-            if kind.__name__ not in ("SystemExit", "KeyboardInterrupt", "GeneratorExit"):
-                return False
+        told = (Exception, SystemExit, KeyboardInterrupt, GeneratorExit)
+        if kind is not None and (issubclass(kind, _passing()) or not issubclass(kind, told)):
+            return False
         self.value, self.tb = error, trace
         answer: Any = None
         if error is not None:
@@ -315,11 +330,11 @@ def _used(number: int, teller: Teller) -> Callable[..., Any]:
 
 
 _OPERATORS = (
-    "abs add and bool bytes call ceil complex contains del delattr delitem divmod enter eq exit float floor "
-    "floordiv format fspath ge getattr getitem gt hash iadd iand index int invert ior isub iter le len lshift "
-    "lt matmul mod mul ne neg next or pos pow radd rand rdivmod repr reversed rfloordiv rlshift rmatmul rmod "
-    "rmul ror round rpow rrshift rshift rsub rtruediv rxor set setattr setitem str sub truediv trunc xor "
-    "reduce reduce_ex copy deepcopy iter array array_function array_ufunc"
+    "abs add and array array_function array_ufunc bool bytes call ceil complex contains copy deepcopy del "
+    "delattr delitem divmod enter eq exit float floor floordiv format fspath ge getattr getitem gt hash iadd "
+    "iand index int invert ior isub iter le len lshift lt matmul mod mul ne neg next or pos pow radd rand "
+    "rdivmod reduce reduce_ex repr reversed rfloordiv rlshift rmatmul rmod rmul ror round rpow rrshift "
+    "rshift rsub rtruediv rxor set setattr setitem str sub truediv trunc xor"
 )
 
 

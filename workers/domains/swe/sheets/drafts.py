@@ -1,4 +1,4 @@
-"""A question sheet in the making: which functions are treated how, and what a trial changes about it. Pure."""
+"""A question sheet in the making: which functions are treated how, and what a trial changes. Pure."""
 
 import ast
 from collections import Counter

@@ -6,7 +6,8 @@ deviates; at the base commit the key and the sheet. What deviates is treated les
 (`rewriting.Treatment`), in the end left as it is.
 """
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
@@ -28,13 +29,12 @@ from orchard.workers.domains.swe.sheets.labels import (
     label_of_test,
     literals_of,
 )
-from orchard.workers.domains.swe.sheets.purity import is_library
 from orchard.workers.domains.swe.sheets.rewriting import Treatment
 from orchard.workers.domains.swe.sheets.sheet import FORMAT, Sheet, SheetTest
 from orchard.workers.domains.swe.sheets.told import Told
 from orchard.workers.domains.swe.testing import RunnerPlan, TestRun, run_tests
 from orchard.workers.domains.swe.verdict import FAILING
-from orchard.workers.episode.diffs import touched_paths
+from orchard.workers.episode.diffs import split_diff, touched_paths
 from orchard.workers.episode.machine import FileTooLarge, Machine
 
 ROUNDS = 8
@@ -96,6 +96,12 @@ class SheetMaker:
     def _paths(self) -> set[str]:
         return {*self._plan.files, *touched_paths(self._grading.test_patch)}
 
+    def _data(self) -> Iterator[str]:
+        """Yields what the test patch says of other files than tests."""
+        for file, lines in split_diff(self._grading.test_patch):
+            if file is not None and file.path not in self._plan.files:
+                yield "\n".join(lines)
+
     async def _draft(self, machine: Machine, checkout: RepositoryCheckout) -> Draft:
         sources: dict[str, str] = {}
         for file in self._plan.files:
@@ -104,7 +110,8 @@ class SheetMaker:
             except (FileNotFoundError, FileTooLarge, UnicodeDecodeError):
                 continue
         roots = roots_of(await checkout.files())
-        return Draft(sources, lambda module: module in roots and not is_library(module))
+        tested = roots - sys.stdlib_module_names
+        return Draft(sources, lambda module: module in tested)
 
     async def _run(self, machine: Machine, checkout: RepositoryCheckout, texts: Mapping[str, str]) -> TestRun:
         for file, text in texts.items():
@@ -164,7 +171,7 @@ class SheetMaker:
                 failed = told is None or not told.status or told.status in FAILING
                 if not failed and not answered(conditions, draft.expected(test), told):
                     easy.append(test)
-        return any([draft.degrade(test, least) for test in easy])
+        return sum(draft.degrade(test, least) for test in easy) > 0
 
     def _finished(
         self,
@@ -176,7 +183,7 @@ class SheetMaker:
     ) -> Sheet:
         texts = draft.texts()
         conditions = draft.conditions()
-        words = SheetWords(texts.values())
+        words = SheetWords(texts.values(), [self._task.statement, *self._data()])
         must = set(self._grading.fail_to_pass)
         made: dict[str, SheetTest] = {}
         asked = []
@@ -194,7 +201,7 @@ class SheetMaker:
         literals = {ask: found for text in texts.values() for ask, found in literals_of(text).items()}
         inside = sum(test.label is Protected.INSIDE for test in made.values() if test.name in must)
         why = (
-            f"{inside} of {len(must)} tests that must come to pass are judged in the process of the tested code"
+            f"{inside} of {len(must)} tests that must come to pass are judged in the tested code's process"
             if inside
             else ""
         )

@@ -1,10 +1,9 @@
 """Takes out of a sheet what nothing reads any more, and holds back literals that answers contain. Pure.
 
-What goes: names, class attributes and columns of tables whose values are free and that no code reads, parameters
-of helpers and their arguments, docstrings, ids of parameters (numbers take their place). What is left of an answer
-in the file, such as an entry of a dictionary, becomes a *token*: an object of which any use is told, so that a
-trial with the gold patch shows which literals the tests need.
-"""
+What goes: names, class attributes and columns of tables whose values are free and that no code reads,
+parameters of helpers and their arguments, docstrings, ids of parameters (numbers take their place). What is
+left of an answer in the file, such as an entry of a dictionary, becomes a *token*: an object of which any use
+is told, so that a trial with the gold patch shows which literals the tests need."""
 
 import ast
 from collections.abc import Collection, Iterator
