@@ -181,3 +181,12 @@ def test_a_strange_line_of_a_report_tells_nothing(line):
     assert test.status == "PASSED"
     assert [5] in [visit.got for visit in test.visits]
     assert all(isinstance(visit.ask, int) for visit in test.visits)
+
+
+def test_a_private_class_may_have_another_name():
+    ours, theirs, other = (
+        {"object": [[name], [["n", 3]], None, False, True, None]} for name in ("_A", "_B", "C")
+    )
+    assert wrong(EQUAL, [ours], [theirs]) == ""
+    assert wrong(EQUAL, [{"tuple": [{"class": ["_A"]}]}], [{"tuple": [{"class": ["_B"]}]}]) == ""
+    assert wrong(EQUAL, [ours], [other])
