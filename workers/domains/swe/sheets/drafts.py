@@ -209,10 +209,23 @@ class Draft:
         if told.tokens - self.needed:
             self._put_back(told.tokens)
             return False
+        if unread := self._unread(tests, told):
+            for file in unread:
+                self.treatments[file, ""] = Treatment.WHOLE
+            return False
         deviating = self.deviating(tests, told, ids)
         for test in deviating:
             self.degrade(test)
         return not deviating and len(self.bits) == before
+
+    def _unread(self, tests: Iterable[KnownTest], told: Told) -> set[str]:
+        """Returns files of which no test was run, and of which more than functions was changed."""
+        run = {name.partition("::")[0] for name, test in told.tests.items() if "::" in name}
+        return {
+            test.file
+            for test in tests
+            if test.file not in run | self.left_alone and (test.file, "") not in self.treatments
+        }
 
     def deviating(self, tests: Iterable[KnownTest], told: Told, ids: Mapping[str, str]) -> list[KnownTest]:
         return [

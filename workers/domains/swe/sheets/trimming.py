@@ -228,7 +228,7 @@ def _trim_module(tree: ast.Module, module: ModuleNames) -> None:
 def _without_words(node: Function | ast.ClassDef | ast.Module) -> None:
     first = node.body[0] if node.body else None
     if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
-        node.body[0] = ast.Pass()
+        node.body[:1] = [ast.Pass()] if len(node.body) == 1 else []
 
 
 def _number_ids(decorators: list[ast.expr]) -> None:

@@ -16,6 +16,11 @@ class Unclear(Exception):
     """The worker cannot evaluate this as the test would: the text says why."""
 
 
+def called(names: Sequence[str]) -> str:
+    """Returns a class's name; a private one may have any in another solution."""
+    return "_" if names[0].startswith("_") else names[0]
+
+
 class Unhashable(msgspec.Struct, frozen=True, eq=True):
     """A dictionary or set of which an element has no hash here."""
 
@@ -53,10 +58,10 @@ class ClassNames(msgspec.Struct, frozen=True):
     names: tuple[str, ...]
 
     def __eq__(self, other: object) -> bool:
-        return self.names[0] == other.names[0] if isinstance(other, ClassNames) else NotImplemented
+        return called(self.names) == called(other.names) if isinstance(other, ClassNames) else NotImplemented
 
     def __hash__(self) -> int:
-        return hash(self.names[0])
+        return hash(called(self.names))
 
 
 class Thing(msgspec.Struct, frozen=True):
@@ -74,10 +79,11 @@ class Thing(msgspec.Struct, frozen=True):
             raise Unclear(f"equality of {self.names[0]} is code of its own")
         if not isinstance(other, Thing):
             return NotImplemented
-        return self.names[0] == other.names[0] and self.fields == other.fields and self.shown == other.shown
+        same = called(self.names) == called(other.names)
+        return same and self.fields == other.fields and self.shown == other.shown
 
     def __hash__(self) -> int:
-        return hash(self.names)
+        return hash(called(self.names))
 
     def __bool__(self) -> bool:
         return self.truth
@@ -214,7 +220,9 @@ def decode(told: Any, *, trusted: bool = True) -> Any:
         if read is not None:
             try:
                 return read(body)
-            except Exception as error:  # an answer may be anything
+            except Unclear:
+                raise
+            except Exception as error:  # what tested code told may be anything
                 raise Unclear(f"not an answer: {error}") from error
     raise Unclear("not an answer")
 
