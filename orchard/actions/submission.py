@@ -144,10 +144,10 @@ def how_to_serve(consumer: str) -> str:
     """Advice on starting a worker of a queue, without a full stop."""
     usual = Queue()
     domain, _, priority = consumer.partition("-")[2].partition("-")
-    options = f" --domain {domain}" if domain != usual.domain else ""
-    options += f" --priority {priority}" if options or priority != usual.priority else ""
+    options = ["--domain", domain] if domain != usual.domain else []
+    options += ["--priority", priority] if options or priority != usual.priority else []
     other = "" if options else "`orchard up`, or "
     return (
-        f"start one with {other}`orchard worker{options}`; on a cluster, KEDA starts one for the waiting "
-        f"requests, from zero, if the chart's `queues` lists {consumer}"
+        f"start one with {other}`{' '.join(('orchard worker', *options))}`; on a cluster, KEDA starts one "
+        f"for the waiting requests, from zero, if the chart's `queues` lists {consumer}"
     )
