@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 LOG_LIMIT = 200000
 """Maximum bytes of output kept for each file."""
-REPORT_LIMIT = 64 * 1024 * 1024
+REPORT_LIMIT = 20 * 1024 * 1024
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
 WARMED = ("pluggy", "iniconfig", "packaging", "_pytest")
 

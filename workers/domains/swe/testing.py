@@ -153,7 +153,7 @@ async def _by_runner(
     told = Told()
     codes = []
     for file, run in zip(plan.files, runs, strict=False):
-        done = told.add(run["told"], file)
+        done = await asyncio.to_thread(told.add, run["told"], file)
         codes.append(run["code"] if done else run["code"] or 70)
     failing = next((code for code in codes if code), 0)
     return TestRun(

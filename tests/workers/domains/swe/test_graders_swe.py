@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from orchard.schemas.outcomes import AbortCause
+from orchard.schemas.protection import Protected
 from orchard.workers.domains.swe.preparing import paths_to_restore
 from orchard.workers.domains.swe.testing import between_markers
 from orchard.workers.failures import InfrastructureError
@@ -27,6 +28,15 @@ async def test_the_gold_patch_resolves(judged, task, blobs):
     assert (reward.value, reward.resolved) == (1.0, True)
     assert set(reward.tests.values()) == {"PASSED"}
     assert "test_label" in blobs.get(reward.log).decode()
+
+
+async def test_tests_too_strange_for_a_sheet_are_judged_inside(judged, task, monkeypatch):
+    def strange(*_):
+        raise IndexError("a form that nobody thought of")
+
+    monkeypatch.setattr("orchard.workers.domains.swe.sheets.drafts.trim", strange)
+    reward = await judged(task, task.gold_patch)
+    assert (reward.resolved, reward.protected) == (True, Protected.INSIDE)
 
 
 async def test_the_empty_patch_does_not(judged, task):

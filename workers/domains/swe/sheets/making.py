@@ -159,12 +159,10 @@ class SheetMaker:
             run = await self._run(machine, checkout, draft.files())
             ids = same_places(run.told, self._order)
             if draft.settled(tests, run.told, ids):
-                break
+                return ids
             if time.monotonic() > self._until:
-                return await self._give_up(draft, tests, run.told, ids, machine, checkout)
-        else:
-            return await self._give_up(draft, tests, run.told, ids, machine, checkout)
-        return ids
+                break
+        return await self._give_up(draft, tests, run.told, ids, machine, checkout)
 
     async def _give_up(
         self,

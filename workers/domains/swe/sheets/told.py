@@ -10,7 +10,7 @@ import msgspec
 from orchard.workers.domains.swe.logs.parsers import SEVERITY
 from orchard.workers.domains.swe.sheets.sheet import Visit
 
-_LIMIT = 64 * 1024 * 1024
+_LIMIT = 20 * 1024 * 1024
 """Bytes of one process's report."""
 
 
