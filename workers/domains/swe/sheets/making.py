@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
+import msgspec
+
 from orchard.schemas.protection import Protected
 from orchard.schemas.tasks import SWETests, Task
 from orchard.workers.domains.swe.checkout import RepositoryCheckout
@@ -32,6 +34,7 @@ from orchard.workers.domains.swe.sheets.purity import is_library
 from orchard.workers.domains.swe.sheets.rewriting import Treatment
 from orchard.workers.domains.swe.sheets.sheet import FORMAT, Sheet, SheetTest
 from orchard.workers.domains.swe.sheets.told import Told
+from orchard.workers.domains.swe.sheets.trying import AskedTests, with_fresh_inputs
 from orchard.workers.domains.swe.testing import RunnerPlan, TestRun, run_tests
 from orchard.workers.domains.swe.verdict import FAILING
 from orchard.workers.episode.diffs import touched_paths
@@ -89,8 +92,16 @@ class SheetMaker:
                     asked = await self._run(other, base_checkout, draft.files())
                     if not self._too_easy(draft, tests, asked.told, ids, least):
                         break
+                sheet = self._finished(draft, tests, asked.told, ids)
+                files, fresh = await with_fresh_inputs(
+                    self._asked(draft, sheet),
+                    lambda texts: self._run(machine, checkout, texts),
+                    lambda texts: self._run(other, base_checkout, texts),
+                    (plain.seconds, asked.seconds),
+                )
+                await self._write(machine, files)
                 patch = await checkout.difference(self._paths)
-                return self._finished(draft, tests, asked.told, ids, patch)
+                return msgspec.structs.replace(sheet, patch=patch, fresh=fresh)
 
     @property
     def _paths(self) -> set[str]:
@@ -106,9 +117,22 @@ class SheetMaker:
         roots = roots_of(await checkout.files())
         return Draft(sources, lambda module: module in roots and not is_library(module))
 
-    async def _run(self, machine: Machine, checkout: RepositoryCheckout, texts: Mapping[str, str]) -> TestRun:
+    def _asked(self, draft: Draft, sheet: Sheet) -> AskedTests:
+        must = set(self._grading.fail_to_pass)
+        return AskedTests(
+            files=draft.files(),
+            conditions=sheet.conditions,
+            pinned={number for number, site in draft.sites.items() if site.pinned},
+            expected={name: test.visits for name, test in sheet.tests.items()},
+            must=[name for name, test in sheet.tests.items() if test.name in must and test.visits],
+        )
+
+    async def _write(self, machine: Machine, texts: Mapping[str, str]) -> None:
         for file, text in texts.items():
             await machine.write(f"{self._task.workdir}/{file}", text.encode())
+
+    async def _run(self, machine: Machine, checkout: RepositoryCheckout, texts: Mapping[str, str]) -> TestRun:
+        await self._write(machine, texts)
         return await run_tests(self._task, self._grading, machine, checkout, sheet=True)
 
     def _known(self, plain: TestRun, first: Told, second: Told, base: Told) -> list[KnownTest]:
@@ -170,7 +194,6 @@ class SheetMaker:
         tests: Sequence[KnownTest],
         base: Told,
         ids: Mapping[str, str],
-        patch: bytes,
     ) -> Sheet:
         texts = draft.texts()
         conditions = draft.conditions()
@@ -203,7 +226,7 @@ class SheetMaker:
             )
         return Sheet(
             format=FORMAT,
-            patch=patch,
+            patch=b"",
             paths=tuple(sorted(self._paths)),
             conditions=conditions,
             lines={number: site.line for number, site in draft.sites.items()},
