@@ -23,6 +23,7 @@ from orchard.schemas.judging import JudgeVerdict
 from orchard.schemas.messages import ToolCall
 from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward
 from orchard.schemas.plugins import PluginError
+from orchard.schemas.protection import Protected
 from orchard.schemas.tasks import PluginGrading, StateCheck, SWETests, Task, WorldUse
 from orchard.workers.domain import WorkerDomain
 from orchard.workers.episode.machine import CommandOutcome, Machine
@@ -83,6 +84,7 @@ __all__ = [
     "Program",
     "ProgramHarness",
     "ProofContext",
+    "Protected",
     "Proven",
     "PythonPackages",
     "Reading",

@@ -6,6 +6,7 @@ import msgspec
 
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.outcomes import RolloutStatus
+from orchard.schemas.protection import Protected
 
 
 class GroupOutcome(StrEnum):
@@ -80,6 +81,8 @@ class GroupAssembled(msgspec.Struct, frozen=True, kw_only=True):
     """Information that each rollout of the run had brought by then, which is what a new prompt promises."""
     carried: int | None = None
     """Members that earlier prompts of the same task left over; `generated` does not count them."""
+    protected: dict[str, Protected] = {}
+    """Label of each member's reward, by the rollout's id; members without a label are missing."""
 
 
 class PromptFailed(msgspec.Struct, frozen=True, kw_only=True):

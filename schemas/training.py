@@ -127,3 +127,6 @@ class PolicyStep(msgspec.Struct, frozen=True, kw_only=True):
     """Share of tokens in failed sequences that were masked as off-policy."""
     reference_kl: float | None = None
     """Estimate of the divergence from the reference policy, in nats; 0 where none is asked for."""
+    unprotected: float | None = None
+    """Share of the rollouts trained on whose reward has the label `inside` or `forgeable`, or none. None in
+    older events."""

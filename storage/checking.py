@@ -17,7 +17,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from orchard.storage.blobs import BlobStore
-from orchard.storage.delta import DataFile, verify_file
+from orchard.storage.delta import DataFile, stale_from, verify_file
 from orchard.storage.derive import derive_tables
 from orchard.storage.derived import read_events, read_rows
 from orchard.storage.errors import BlobCorrupt, BlobMissing, StoreDamaged, StoreUnreachable, store_errors
@@ -57,6 +57,7 @@ def examine(store_url: str, *, read: bool = False) -> Checked:
             checked.unknown[table] += sum(file.sha256 is None for file in stored.files)
         if not checked.findings:
             checked.findings += _damaged_rows(snapshot, read=read)
+    checked.findings += _stale_tables(location)
     checked.unknown = +checked.unknown
     return checked
 
@@ -71,6 +72,21 @@ def _damaged_logs(location: Location) -> list[str]:
 
     with ThreadPoolExecutor(4) as threads:
         return [finding for finding in threads.map(look, (PROGRESS, *TABLES)) if finding]
+
+
+def _stale_tables(location: Location) -> Iterator[str]:
+    progress = opened(location, PROGRESS)
+    if progress is None:
+        return
+    with store_errors(location.url):  # `progress` has all positions of a table that does not exist
+        stale = [
+            table for table in DERIVED if stale_from(opened(location, table) or progress, progress, table)
+        ]
+    if stale:
+        yield (
+            f"another version of Orchard derived rows of {', '.join(stale)}, which may lack columns: "
+            "start `orchard up` of this version, which derives them anew"
+        )
 
 
 def _damaged_blobs(location: Location) -> Iterator[str]:

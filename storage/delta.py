@@ -22,11 +22,12 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from orchard.storage import pins
 from orchard.storage.checksums import Digesting, is_intact, known_sha256, named
+from orchard.storage.derive import derivation
 from orchard.storage.durable import sync
 from orchard.storage.errors import StorageError, StoreBusy, StoreDamaged, store_errors
 from orchard.storage.location import Location
 from orchard.storage.table_log import file_damaged, opened, set_aside
-from orchard.storage.tables import SCHEMAS
+from orchard.storage.tables import DERIVED, PROGRESS, SCHEMAS
 
 LIVE_LEVEL = 1
 """zstd level of files as they are first written: 17 % larger than level 3 for three quarters of its time."""
@@ -156,6 +157,10 @@ class StoreTable:
         """The files of the current snapshot, by their first sequence."""
         return list_files(self._delta)
 
+    def stale_from(self, progress: "StoreTable") -> int | None:
+        with store_errors(self.location.url):
+            return stale_from(self._delta, progress._delta, self.name)
+
     def append(self, rows: pa.Table, watermark: int) -> None:
         """Commit rows, which may be none, together with the sequence they bring the table up to.
 
@@ -165,17 +170,23 @@ class StoreTable:
             added = [write_file(self.location, self.name, [rows])] if rows.num_rows else []
         self._commit([_add(file, data_change=True) for file in added], watermark, [])
 
-    def replace(self, files: Sequence[DataFile], watermark: int) -> None:
-        """Make the given files the whole table, in one commit. Raises as `append` does."""
-        old = [_remove(file, data_change=True) for file in self.files()]
+    def replace(self, files: Sequence[DataFile], watermark: int, start: int = 0) -> None:
+        """Make the given files the whole table, or all of it that has rows from sequence `start` on, in one
+        commit. Raises as `append` does."""
+        old = [
+            _remove(file, data_change=True) for file in self.files() if file.last >= start or not file.rows
+        ]
         new = [_add(file, data_change=True) for file in files]
         self._commit([*old, *new], watermark, [_rewriting(self._delta)])
 
     def _commit(
         self, actions: list[AddAction | RemoveAction], watermark: int, also: list[Transaction]
     ) -> None:
+        tables = DERIVED if self.name == PROGRESS else (self.name,) if self.name in DERIVED else ()
+        derived = [Transaction(_by_this_version(table), watermark) for table in tables]
+        transactions = [Transaction(_WRITER, watermark), *derived, *also]
         with store_errors(self.location.url):
-            if not _committed(self._delta, self.schema, actions, [Transaction(_WRITER, watermark), *also]):
+            if not _committed(self._delta, self.schema, actions, transactions):
                 raise self._busy()
         self.watermark = watermark
         self.refresh()
@@ -211,6 +222,21 @@ def swap_files(delta: DeltaTable, schema: pa.Schema, old: Sequence[DataFile], ne
 def watermark_of(delta: DeltaTable) -> int:
     """Sequence up to which a snapshot is complete; 0 for a new table."""
     return delta.transaction_version(_WRITER) or 0
+
+
+def stale_from(delta: DeltaTable, progress: DeltaTable, table: str) -> int | None:
+    """Sequence from which on a derived table may lack what this version derives, because another one derived
+    it; no file has rows on both sides. None if there is no such sequence."""
+    name = _by_this_version(table)
+    known = max(one.transaction_version(name) or 0 for one in (delta, progress))
+    if known >= max(watermark_of(delta), watermark_of(progress)):
+        return None
+    return min([known + 1, *(file.first for file in list_files(delta) if file.last > known)])
+
+
+def _by_this_version(table: str) -> str:
+    """Application transaction whose version is the sequence up to which this version derived the table."""
+    return f"{table} {derivation(table)}"
 
 
 def _rewriting(delta: DeltaTable) -> Transaction:

@@ -4,9 +4,14 @@ What needs several events (the accepted outcome, the state of a task, conservati
 (`orchard.storage.views`). An unreadable event gives a row of `unreadable_all`, never silence.
 """
 
+import hashlib
+import json
 from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -14,11 +19,38 @@ from orchard.schemas import events as e
 from orchard.schemas.campaigns import RolloutRequest
 from orchard.schemas.messages import Image, MessageNode
 from orchard.schemas.subjects import is_misplaced
+from orchard.storage import columns
 from orchard.storage.columns import Row, values
 from orchard.storage.log import REFUSALS, Fact
 from orchard.storage.tables import ROWS, SCHEMAS
 
 UNREADABLE = "unreadable_all"
+
+
+@cache
+def derivation(table: str) -> str:
+    """Digest of what decides which rows of a derived table follow from which events: their types and forms,
+    the columns, and the code of this module and of `columns`."""
+    types = e.EVENT_TYPES | {name: e.EVENT_TYPES[kind] for name, kind in e.NEXT_NAMES.items()}
+    forms = {
+        kind: [msgspec.json.schema(struct), ROWS.get(struct)]
+        for kind, struct in types.items()
+        if table in (UNREADABLE, *ROWS.get(struct, ())[:1])
+    }
+    plain = json.loads(json.dumps(forms), object_hook=_undocumented)
+    digest = hashlib.sha256(json.dumps([plain, str(SCHEMAS[table])], sort_keys=True).encode())
+    for module in (__file__, columns.__file__):
+        digest.update(Path(module).read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _undocumented(form: dict[str, Any]) -> dict[str, Any]:
+    """Leave out the documentation of a JSON schema; properties may have the same names, but are no texts."""
+    return {
+        name: value
+        for name, value in form.items()
+        if name not in ("title", "description") or not isinstance(value, str)
+    }
 
 
 def derive(fact: Fact) -> tuple[str, Row] | None:

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -16,7 +15,7 @@ from orchard.storage.errors import store_errors
 from orchard.storage.location import Location
 from orchard.storage.log import FACT_COLUMNS, Fact, facts
 from orchard.storage.pins import pinned
-from orchard.storage.tables import DERIVED, EVENTS, PROGRESS, SCHEMAS
+from orchard.storage.tables import EVENTS, SCHEMAS
 
 _SLICE_BYTES = 3 * 512 * 1024
 """Bytes of events that are read and derived at a time.
@@ -38,9 +37,7 @@ class Appender:
 
     def take(self, rows: pa.Table | None, reached: int) -> None:
         """Add rows of the events up to sequence `reached`; those the table has already are left out."""
-        if rows is not None and rows.column("sequence")[0].as_py() <= self.reached:
-            rows = rows.filter(pc.field("sequence") > self.reached)
-        if rows is not None and rows.num_rows:
+        if rows is not None and (rows := after(rows, self.reached)).num_rows:
             self._parts.append(rows)
             self._rows += rows.num_rows
             self._size += rows.nbytes
@@ -87,14 +84,19 @@ class DerivedTables:
     """
 
     def __init__(
-        self, location: Location, rows: int, size: int, seconds: float, threads: ThreadPoolExecutor
+        self,
+        progress: StoreTable,
+        tables: Sequence[StoreTable],
+        rows: int,
+        size: int,
+        seconds: float,
+        threads: ThreadPoolExecutor,
     ) -> None:
         """The limits are those of commits: rows and bytes of a table, and seconds a row may wait. The
         commits run in one of `threads`."""
-        self._location = location
+        self._location = progress.location
         self._seconds = seconds
-        with ThreadPoolExecutor(4) as openers:
-            self._progress, *tables = openers.map(partial(StoreTable, location), (PROGRESS, *DERIVED))
+        self._progress = progress
         complete = self._progress.watermark
         self._appenders = [Appender(table, complete, rows, size) for table in tables]
         self.reached = min(appender.reached for appender in self._appenders)
@@ -186,17 +188,22 @@ def _pieces(found: Sequence[Fact]) -> Iterator[Sequence[Fact]]:
 
 
 def read_events(
-    location: Location, files: Sequence[DataFile], after: int, columns: Sequence[str] | None = None
+    location: Location, files: Sequence[DataFile], last: int, columns: Sequence[str] | None = None
 ) -> Iterator[pa.Table]:
-    """Yield rows of `events` with a sequence over `after`, in order, some megabytes at a time."""
+    """Yield rows of `events` with a sequence over `last`, in order, some megabytes at a time."""
     for file in files:
-        if file.last <= after:
+        if file.last <= last:
             continue
         for rows in read_rows(location, EVENTS, file, columns):
-            if rows.column("sequence")[0].as_py() <= after:
-                rows = rows.filter(pc.field("sequence") > after)
-            if rows.num_rows:
+            if (rows := after(rows, last)).num_rows:
                 yield rows
+
+
+def after(rows: pa.Table, sequence: int) -> pa.Table:
+    """Rows of a table that has some, in order, with a higher sequence."""
+    if rows.column("sequence")[0].as_py() > sequence:
+        return rows
+    return rows.filter(pc.field("sequence") > sequence)
 
 
 def read_rows(

@@ -164,7 +164,7 @@ _DERIVED = {
     ),
     "groups_all": _Derived(
         _apart(assembled=GroupAssembled, failed=PromptFailed, dropped=GroupDropped, skipped=PromptSkipped),
-        "* causes reason detail gain rate carried chance learnability evidence probability version",
+        "* causes reason detail gain rate carried chance learnability evidence probability version protected",
     ),
     "policies_all": _Derived(
         _apart(updated=PolicyUpdated, started=RunStarted),

@@ -242,7 +242,8 @@ qualify row_number() over (partition by t.rollout_id, t.annotator order by t.seq
 _GROUPS = f"""
 select t.campaign, t.run, t.group_id, t.prompt, t.task_id, t.outcome, t.members, t.positive, t.degenerate,
        t.generated, t.aborted, t.generated_tokens, t.sequence, t.time, u.version as trained_version,
-       u.step as trained_step, d.reason as dropped, d.detail, t.reason, t.gain, t.rate, t.carried
+       u.step as trained_step, d.reason as dropped, d.detail, t.reason, t.gain, t.rate, t.carried,
+       t.protected
 {_once("groups_all")}
 left join (select run, version, step, unnest(groups) as group_id from tables.policies_all) u
 on u.run = t.run and u.group_id = t.group_id

@@ -14,6 +14,7 @@ from orchard.schemas.identity import rollout_id
 from orchard.schemas.llm_calls import LLMCall, ModelKind, Usage
 from orchard.schemas.messages import MessageNode, Role, TokenRecord, ToolCall, ToolResult, node_id
 from orchard.schemas.outcomes import ExitStatus, Reward
+from orchard.schemas.protection import Protected
 from orchard.schemas.values import KeyStep, ValueAnnotated
 
 TIME = datetime(2026, 1, 1, tzinfo=UTC)
@@ -80,6 +81,7 @@ class Author:
         user: str | None = None,
         tests: dict[str, str] | None = None,
         grader: str = "swe-tests",
+        protected: Protected | None = None,
         messages: Sequence[dict[str, Any]] = (),
     ) -> list[e.Event]:
         """From request to outcome; `messages`, as the chat API has them, in place of a turn a command."""
@@ -148,9 +150,16 @@ class Author:
             resolved=resolved,
             submission="diff",
             leaf=leaf,
+            protected=protected,
         )
         if tests is not None:
-            graded = Reward(value=outcome.reward or 0.0, resolved=resolved, grader=grader, tests=tests)
+            graded = Reward(
+                value=outcome.reward or 0.0,
+                resolved=resolved,
+                grader=grader,
+                tests=tests,
+                protected=protected,
+            )
             found.append(self.event(graded, rollout, attempt))
         return [*found, self.event(outcome, rollout, attempt)]
 

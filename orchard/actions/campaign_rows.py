@@ -43,6 +43,10 @@ select campaign,
        count(*) filter (task_source = 'impossible' and status <> 'aborted') as tried_impossible
 from mine join bounds using (campaign) group by all
 """
+_LABELS = """
+select campaign, protected, count(*) as rollouts from {rollouts}
+where list_contains($names, campaign) and resolved is not null group by all
+"""
 _RECONCILED = """
 select campaign, count(*) as reconciled from {events}
 where type = 'rollout.reconciled' and list_contains($names, campaign) group by 1
@@ -89,6 +93,7 @@ class CampaignRows:
     outcomes: list[dict[str, Any]]
     one: dict[str, dict[str, Any]]
     """The other facts of a campaign, in one row."""
+    labels: list[dict[str, Any]]
     live: dict[str, dict[str, Any]]
     saved: dict[str, dict[str, Any]]
     spent: dict[str, Spent]
@@ -125,6 +130,7 @@ def read_rows(
     return CampaignRows(
         outcomes,
         one,
+        ask(_LABELS, campaigns),
         {row["campaign"]: row for row in ask(_LIVE, running)} if running else {},
         {row["campaign"]: row for row in ask(_SAVED, campaigns)},
         spent_in(tables, capped, up_to) if capped else {},

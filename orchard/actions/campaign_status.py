@@ -1,7 +1,7 @@
 """Status of each campaign and of the pipeline as plain data, read once from tables, queues and processes."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
@@ -23,6 +23,7 @@ from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignRecord, CampaignState
 from orchard.schemas.health import HeardReport, ProcessReport, alive, sick
 from orchard.schemas.outcomes import AbortCause
+from orchard.schemas.protection import Protected
 from orchard.storage.reader import position
 from orchard.storage.spending import Spent
 from orchard.streams import names
@@ -112,6 +113,8 @@ class CampaignView:
     """Reason of a pause that no user asked for."""
     untold: tuple[tuple[str, str], ...] = ()
     """Endpoints and models that were offered tools although their chat template omits them."""
+    labels: dict[str, int] = field(default_factory=dict)
+    """Graded rollouts by the label of their reward, strongest first; those without one are NO_LABEL."""
 
     @property
     def done(self) -> int:
@@ -174,6 +177,10 @@ class Status:
 _CANCELLED = f"aborted: {AbortCause.CANCELLED}"
 BLOCKED = f"aborted: {AbortCause.BLOCKED}"
 """Outcome that is shown apart from other aborts."""
+
+
+NO_LABEL = "without a label"
+"""Name of the rewards that no label protects: they count as `inside`."""
 
 
 def outcome_name(outcome: str) -> str:
@@ -297,7 +304,13 @@ def _view(
         spent=rows.spent.get(name, Spent()),
         reason=record.reason or "",
         untold=tuple(sorted((endpoint, model) for endpoint, model in one.get("untold", ()))),
+        labels=_by_label(row for row in rows.labels if row["campaign"] == name),
     )
+
+
+def _by_label(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    found = {row["protected"] or NO_LABEL: row["rollouts"] for row in rows}
+    return {label: found[label] for label in (*Protected, NO_LABEL) if label in found}
 
 
 def _work(rows: Sequence[Mapping[str, Any]]) -> ModelWork:

@@ -14,7 +14,7 @@ from orchard.actions.campaign_rows import Sources
 
 _ENDED = """
 select sequence, time, campaign, rollout_id, attempt, task_id, task_source, repo, harness, model, model_kind,
-       sample, status, exit_status, cause, resolved, reward, turns,
+       sample, status, exit_status, cause, resolved, reward, protected, turns,
        prompt_tokens + completion_tokens as tokens, prompt_tokens, completion_tokens, cost_usd, seconds,
        started_at,
        case when status = 'aborted' then 'aborted' when resolved is null then 'ungraded'

@@ -142,13 +142,12 @@ def queue_of(spec: CampaignSpec) -> Queue:
 
 def how_to_serve(consumer: str) -> str:
     """Advice on starting a worker of a queue, without a full stop."""
-    if consumer == (usual := Queue()).consumer:
-        return "start one with `orchard up`, or `orchard worker`"
-    prefix = usual.consumer.removesuffix(usual.priority)
-    if consumer.startswith(prefix):
-        return f"start one with `orchard worker --priority {consumer.removeprefix(prefix)}`"
+    usual = Queue()
     domain, _, priority = consumer.partition("-")[2].partition("-")
+    options = f" --domain {domain}" if domain != usual.domain else ""
+    options += f" --priority {priority}" if options or priority != usual.priority else ""
+    other = "" if options else "`orchard up`, or "
     return (
-        f"start one with `orchard worker --domain {domain} --priority {priority}`; on a cluster KEDA starts "
-        "one if the chart's `queues` has that queue"
+        f"start one with {other}`orchard worker{options}`; on a cluster, KEDA starts one for the waiting "
+        f"requests, from zero, if the chart's `queues` lists {consumer}"
     )

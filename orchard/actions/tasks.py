@@ -31,6 +31,7 @@ from orchard.pipelines.tasks.registry import (
 from orchard.pipelines.tasks.sandboxes import as_ready
 from orchard.pipelines.tasks.validate import Validator, provable
 from orchard.schemas.events import TaskRejected, TaskValidated, payload
+from orchard.schemas.protection import Protected
 from orchard.schemas.requests import ProveRequest
 from orchard.schemas.tasks import IMPOSSIBLE, Task, task_hash
 from orchard.streams.answers import OfferedRequests, RequestAnswer, working
@@ -115,6 +116,8 @@ async def validate_tasks(
 def _verdict(answer: RequestAnswer) -> tuple[str, str]:
     """Returns `valid`, `rejected` or `undecided`, and the details."""
     match payload(answer.event) if answer.event is not None else None:
+        case TaskValidated(protected=Protected.FORGEABLE) as event:
+            return "valid", f"{event.protected}: {event.protected_why}"
         case TaskValidated() as event:
             return "valid", event.detail or ""
         case TaskRejected() as event:

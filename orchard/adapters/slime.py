@@ -18,7 +18,7 @@ from orchard.configuration.config import ConfigError, load
 from orchard.pipelines.rl.exchange import UNEQUAL, Terms, slime_samples
 from orchard.pipelines.rl.external_trainer import ExternalTrainer
 from orchard.pipelines.rl.settings import RlSettings, read_settings
-from orchard.pipelines.rl.stepping import Chosen, Limits
+from orchard.pipelines.rl.stepping import Chosen, Limits, unprotected
 from orchard.processes.rl_run import enter
 from orchard.schemas.groups import GroupOutcome
 
@@ -79,6 +79,7 @@ def train_output(handed: list[Chosen], ours: bool, terms: Terms) -> Any:
         "orchard/generated": generated,
         "orchard/aborted": sum(group.aborted for group in groups),
         "orchard/balanced": sum(group.outcome is GroupOutcome.BALANCED for group in groups) / len(groups),
+        "orchard/unprotected": unprotected(groups),
         "orchard/positive": sum(group.positive for group in groups) / sum(len(g.members) for g in groups),
     }
     return base.RolloutFnTrainOutput(samples=samples, metrics=metrics)

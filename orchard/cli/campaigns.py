@@ -1,6 +1,7 @@
 """`submit`, `status`, `watch`, `pause`, `resume`, `cancel`: campaigns from the command line."""
 
 import asyncio
+from collections import Counter
 from typing import Annotated
 
 import msgspec
@@ -21,6 +22,7 @@ from orchard.actions.submission import endpoints_of
 from orchard.configuration.config import ConfigError
 from orchard.schemas.campaigns import Budget, CampaignSpec, ModelSpec, Timeouts
 from orchard.schemas.llm_calls import ModelKind
+from orchard.schemas.protection import Protected
 from orchard.schemas.tasks import IMPOSSIBLE
 from orchard.terminal.campaign_tables import status_table, watch_campaign
 from orchard.terminal.console import console, reporting
@@ -75,6 +77,10 @@ def register(app: typer.Typer) -> None:
         ] = None,
         limit: Annotated[int | None, typer.Option(help="At most so many tasks.", min=1)] = None,
         unproven: Annotated[bool, typer.Option(help="Take tasks that are not proven, too.")] = False,
+        min_protected: Annotated[
+            Protected | None,
+            typer.Option(help="Only tasks with at least this label (docs/own-tasks.md).", show_default="all"),
+        ] = None,
         impossible: Annotated[
             float,
             typer.Option(
@@ -128,24 +134,35 @@ def register(app: typer.Typer) -> None:
             orchard submit two --model NAME --endpoint E --model OTHER --endpoint F
         """
         # a status need not wait for these
-        from orchard.pipelines.tasks.registry import mixed, needs_of, read_task_refs
+        from orchard.pipelines.tasks.protection import (
+            BELOW,
+            WITHOUT_LABEL,
+            protected_tasks,
+            without_label,
+        )
+        from orchard.pipelines.tasks.registry import campaign_tasks, mixed, needs_of, read_task_refs
         from orchard.workers.harnesses import get_harness
 
         session: Session = context.obj
         for each in harness or ():
             get_harness(each)  # an unknown one is told now, not by a worker
-        refs = read_task_refs(
-            session.config.store,
-            source=source,
-            repo=repo,
-            ids=task or [],
-            only_valid=not unproven,
-            limit=limit,
+        found = campaign_tasks(
+            session.config.store, source=source, repo=repo, ids=task or [], only_valid=not unproven
         )
-        if not refs:
+        if not found:
             raise ConfigError(
                 "no proven task matches: `orchard tasks list` shows all, `orchard tasks validate` proves "
                 "them, --unproven takes them as they are"
+            )
+        counts = Counter[str]()
+        refs = [each.ref for each in protected_tasks(found, min_protected, counts)[:limit]]
+        if below := counts[BELOW]:
+            console.print(f"[yellow]left out:[/] {below} tasks below --min-protected {min_protected}")
+        if unknown := counts[WITHOUT_LABEL]:
+            console.print(without_label(unknown), highlight=False)
+        if not refs:
+            raise ConfigError(
+                f"no task that matches is at least `{min_protected}`: lower --min-protected, or leave it out"
             )
         if impossible:
             traps = read_task_refs(session.config.store, source=IMPOSSIBLE)

@@ -346,7 +346,7 @@ def verdict_panel(reward: Row) -> Panel:
     scores: dict[str, float] = reward["parts"] or {}
     if not tests or "task_score" in scores:
         lines += [f"{part}: {value:g}" for part, value in scores.items()]
-    lines += [f"cause: {reward['cause']}"] if reward.get("cause") else []
+    lines += [f"{name}: {reward[name]}" for name in ("cause", "protected") if reward.get(name)]
     lines += [reward["detail"]] if reward.get("detail") else []
     body = Text(shown("\n".join(lines) or "all of them"))
     return Panel(

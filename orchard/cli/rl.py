@@ -112,7 +112,8 @@ async def _show_steps(
                     f"balanced {fact.balanced:.0%}  rollouts {fact.generated}  entropy {fact.entropy:.3f}  "
                     f"clipped {fact.clipped:.1%}  "
                     f"staleness {fact.staleness:.1f}  {fact.tokens / max(fact.seconds, 1e-9):,.0f} tokens/s  "
-                    f"waited {fact.waited:.0f} s",
+                    f"waited {fact.waited:.0f} s"
+                    + ("" if fact.unprotected is None else f"  unprotected {fact.unprotected:.0%}"),
                     highlight=False,
                 )
                 await asyncio.to_thread(tracking.put, fact)

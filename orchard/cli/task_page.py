@@ -19,7 +19,7 @@ from orchard.workers.masking import masked
 LISTED, CHARACTERS = 20, 4000
 """Maximum names in a list, and characters of a text, without --full."""
 _VERDICTS = """
-select time, state, task_hash, runs, reason, detail from tasks_all
+select time, state, task_hash, runs, protected, protected_why, reason, detail from tasks_all
 where task_id = ? and state <> 'imported' order by sequence
 """
 
@@ -35,12 +35,13 @@ def task_page(store: str, task_id: str, *, full: bool = False) -> RenderableType
     facts.add_column(overflow="fold")
     for name, value in {**_place(task), **_grading(task, full), **_solution(task)}.items():
         facts.add_row(name, _text(value, full))
-    found = Table("when", "task", "verdict", "runs", "why", header_style="bold")
-    for time, state, hashed, runs, reason, detail in verdicts:
-        why = ": ".join(part for part in (reason, detail) if part)
+    found = Table("when", "task", "verdict", "runs", "protected", "why", header_style="bold")
+    for time, state, hashed, runs, protected, protected_why, reason, detail in verdicts:
+        why = ": ".join(part for part in (reason, detail, protected_why) if part)
         style = "green" if state == "valid" else "red"
         when = f"{time:%Y-%m-%d %H:%M}"
-        found.add_row(when, hashed[:12], Text(state, style=style), str(runs or ""), _text(why, full))
+        verdict = Text(state, style=style)
+        found.add_row(when, hashed[:12], verdict, str(runs or ""), protected or "", _text(why, full))
     unproven = Text("never validated: `orchard tasks validate` proves it", style="yellow")
     statement = Panel(_text(task.statement.strip(), full), title="statement", title_align="left")
     return Group(statement, facts, found if verdicts else unproven)

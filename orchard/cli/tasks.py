@@ -203,7 +203,7 @@ def list_(
     source: Annotated[str | None, typer.Option(help="Only tasks of this source.")] = None,
     repo: Annotated[str | None, typer.Option(help="Only tasks of this repository.")] = None,
 ) -> None:
-    """List every task: where it comes from, whether it is proven, and if not, why."""
+    """List every task: where it comes from, whether it is proven, and if not, why; its label."""
     session: Session = context.obj
     found = stored_tasks(session.config.store, source=source, repo=repo)
     if not found:
@@ -211,11 +211,12 @@ def list_(
             "no tasks yet: `orchard tasks synthesize` makes some, `orchard tasks import` brings them"
         )
         return
-    table = Table("task", "source", "repo", "state", "reason", header_style="bold")
+    table = Table("task", "source", "repo", "state", "protected", "reason", header_style="bold")
     for each in found:
         style = {"valid": "green", "rejected": "red"}.get(each.state, "yellow")
         reason = ": ".join(filter(None, (each.reason, each.detail)))[:120]
-        table.add_row(each.ref.task_id, each.ref.source, each.ref.repo, f"[{style}]{each.state}[/]", reason)
+        state = f"[{style}]{each.state}[/]"
+        table.add_row(each.ref.task_id, each.ref.source, each.ref.repo, state, each.protected or "", reason)
     console.print(table)
 
 

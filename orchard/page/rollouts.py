@@ -21,7 +21,7 @@ from orchard.storage.reader import Row, one, rows
 PAGE = 50
 BINS = 24
 OUTCOMES = ("resolved", "unresolved", "ungraded", "aborted", "open")
-EQUAL = ("campaign", "harness", "model", "task_source", "exit_status", "cause")
+EQUAL = ("campaign", "harness", "model", "task_source", "exit_status", "cause", "protected")
 """Filters for an exact value of the column with the same name."""
 PARTS = ("task_id", "repo")
 """Filters for a substring of the column; `*` matches anything."""
@@ -44,6 +44,7 @@ COLUMNS = {
     "tokens": "Tokens",
     "seconds": "Time",
     "reward": "Score",
+    "protected": "Protected",
     "cost": "Cost",
     "ended": "Ended",
 }
@@ -53,7 +54,8 @@ _RANGE = re.compile(r"(-?\d+(?:\.\d+)?)?(\.\.)?(-?\d+(?:\.\d+)?)?")
 
 _OPEN = """
 select *, null::bigint as attempt, 'open' as status, null::varchar as exit_status, null::varchar as cause,
-       null::boolean as resolved, null::double as reward, null::bigint as turns, null::bigint as tokens,
+       null::boolean as resolved, null::double as reward, null::varchar as protected,
+       null::bigint as turns, null::bigint as tokens,
        null::bigint as prompt_tokens, null::bigint as completion_tokens,
        null::double as cost_usd, null::double as seconds, 'open' as outcome
 from indexed.asked q anti join indexed.ended r on r.rollout_id = q.rollout_id

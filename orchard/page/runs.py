@@ -21,6 +21,7 @@ REINFORCEMENT = {
     "reward": "mean of those trained on",
     "balanced": "share of balanced groups",
     "staleness": "policy versions behind",
+    "unprotected": "share of rewards that code can forge from inside, or without a label",
     "entropy": "nats",
     "clipped": "share of tokens where a clip decided",
     "loss": "mean over trained tokens",

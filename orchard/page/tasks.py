@@ -10,6 +10,7 @@ PAGE = 100
 SORTS = {"hardest": "pass_rate asc nulls last", "easiest": "pass_rate desc nulls last", "name": "task_id"}
 
 _LISTED = """
+select * from (
 select task_id, any_value(repo) as repo, any_value(task_source) as source, count(*) as rollouts,
        count(resolved) as graded, count(*) filter (resolved) as resolved,
        count(*) filter (status = 'aborted') as aborted,
@@ -17,6 +18,7 @@ select task_id, any_value(repo) as repo, any_value(task_source) as source, count
 from indexed.ended
 where ($campaign is null or campaign = $campaign) and contains(task_id, $part)
 group by task_id order by {order}, task_id limit $limit offset $skip
+) left join (select task_id, protected from tasks) using (task_id) order by {order}, task_id
 """
 _CELLS = """
 select harness, model, model_kind, count(*) as rollouts, count(resolved) as graded,
@@ -25,7 +27,7 @@ select harness, model, model_kind, count(*) as rollouts, count(resolved) as grad
 from indexed.ended where task_id = $task group by all order by harness, model
 """
 _VERDICTS = """
-select time, state, task_hash, runs, seconds, reason, detail from tables.tasks_all
+select time, state, task_hash, runs, seconds, protected, protected_why, reason, detail from tables.tasks_all
 where task_id = $task and state <> 'imported' order by sequence
 """
 

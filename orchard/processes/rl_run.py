@@ -24,6 +24,7 @@ from orchard.pipelines.rl.policies import NEWEST, read_newest
 from orchard.pipelines.rl.runs import UNMATCHED, choose_tasks, choose_traps, make_plan, planned, planned_by
 from orchard.pipelines.rl.settings import EngineKind, RlSettings
 from orchard.pipelines.rl.stepping import RunStopped
+from orchard.pipelines.tasks.protection import WITHOUT_LABEL, without_label
 from orchard.processes.signals import die_with_parent
 from orchard.schemas.queues import Queue
 from orchard.streams.tasks import end
@@ -60,6 +61,8 @@ async def enter(session: Session, settings: RlSettings, told: Reporter = SILENT)
         tasks = await asyncio.to_thread(choose_tasks, store, settings.tasks, left_out)
         if idle := left_out.pop(UNMATCHED, 0):
             told.note(f"{idle} patterns of `tasks.exclude` name no task of the store")
+        if unknown := left_out.pop(WITHOUT_LABEL, 0):
+            told.note(without_label(unknown))
         for reason, number in sorted((+left_out).items()):
             told.note(f"{number} tasks are no prompts: {reason}")
         plan = make_plan(settings, tasks, await asyncio.to_thread(choose_traps, store, settings.impossible))

@@ -11,7 +11,14 @@ from rich.table import Table
 from rich.text import Text
 
 from orchard.actions.campaign_hints import LAG_SECONDS, duration, hints
-from orchard.actions.campaign_status import CampaignView, ModelWork, PipelineView, State, outcome_name
+from orchard.actions.campaign_status import (
+    NO_LABEL,
+    CampaignView,
+    ModelWork,
+    PipelineView,
+    State,
+    outcome_name,
+)
 from orchard.actions.campaigns import follow_campaign
 from orchard.actions.session import Session
 from orchard.storage.spending import dollars
@@ -44,6 +51,8 @@ def campaign_table(view: CampaignView, pipeline: PipelineView) -> RenderableType
     rate = f"{view.per_second * 60:.1f} a minute" if view.per_second else "no outcome yet"
     left = f", about {duration(view.seconds_left)} left" if view.seconds_left and not view.over else ""
     facts = [f"{rate}{left}", *_works(view), *_cap(view)]
+    if view.labels:
+        facts.append(f"protected: {_labels(view)}")
     if view.oracle:
         facts.append("played by the oracle from gold patches: not a model's work")
     notes = (Text(hint, style="yellow") for hint in hints(view, pipeline))
@@ -70,6 +79,10 @@ def _works(view: CampaignView) -> list[str]:
     return [f"{what}: {_work(work, view)}" for what, work in kinds.items() if work.turns]
 
 
+def _labels(view: CampaignView) -> str:
+    return ", ".join(f"{number:,} {label}" for label, number in view.labels.items())
+
+
 def _cap(view: CampaignView) -> list[str]:
     if view.cap_usd is None:
         return []
@@ -93,9 +106,11 @@ def _least(work: ModelWork, cost: str) -> str:
 def status_table(views: Sequence[CampaignView], pipeline: PipelineView) -> RenderableType:
     """Tables of all campaigns and of the pipeline."""
     blocked = any(view.blocked for view in views)
+    labelled = any(view.labels.keys() - {NO_LABEL} for view in views)
     columns = (
         *("campaign", "state", "size", "resolved", "unresolved", "aborted", *["blocked"] * blocked),
         *("waiting", "running", "delayed", "retries", "reconciled", "tokens", "cost USD"),
+        *["protected"] * labelled,
     )
     campaigns = Table(header_style="bold")
     for column in columns:
@@ -115,7 +130,8 @@ def status_table(views: Sequence[CampaignView], pipeline: PipelineView) -> Rende
         tokens = "" if view.ended.counted and view.live.counted else "≥ "
         tokens += f"{view.ended.tokens + view.live.tokens:,}"
         state = f"[{_STYLES[view.state]}]{view.state}[/]"
-        campaigns.add_row(escape(view.name), state, *(f"{number:,}" for number in numbers), tokens, cost)
+        cells = (*(f"{number:,}" for number in numbers), tokens, cost, *[_labels(view)] * labelled)
+        campaigns.add_row(escape(view.name), state, *cells)
     notes = [hint for view in views for hint in hints(view, pipeline)]
     return Group(campaigns, pipeline_line(pipeline), *(Text(note, style="yellow") for note in _once(notes)))
 

@@ -13,6 +13,7 @@ from orchard.pipelines.datasets.selection import Caps, Choice, select
 from orchard.pipelines.datasets.settings import CandidateSource, DatasetSettings
 from orchard.pipelines.tasks.held_out import Reason, TaskColumns, contaminated, matches
 from orchard.schemas.outcomes import PUBLISHED, ExitStatus
+from orchard.schemas.protection import is_at_least
 from orchard.schemas.tasks import IMPOSSIBLE
 from orchard.schemas.values import MEASURED_CAMPAIGN
 from orchard.storage.blobs import BlobStore
@@ -20,7 +21,7 @@ from orchard.storage.blobs import BlobStore
 _QUERY = """
 select r.rollout_id, r.attempt, r.campaign, r.task_id, r.task_source, r.repo, r.harness,
        r.harness_version, r.model,
-       r.model_kind, r.sample, r.status, r.exit_status, r.reward, r.resolved, r.leaf,
+       r.model_kind, r.sample, r.status, r.exit_status, r.reward, r.resolved, r.protected, r.leaf,
        coalesce(s.sequence, 0) as start_sequence, r.sequence as done_sequence,
        coalesce(t.gold_files, 0) as gold_files, coalesce(t.gold_lines, 0) as gold_lines,
        coalesce(t.state, '') as task_state,
@@ -75,6 +76,9 @@ def candidates(
     excluded = set[str]().union(*named.values())
     out = contaminated(tables, blobs, settings.held_out, tasks.values())
     found = []
+    minimum = settings.source.min_protected
+    if minimum is not None and (unknown := sum(one.protected is None for one in graded)):
+        counts["without_label"] = unknown
     for one in graded:
         if reason := _unfit(one, settings.source, excluded, out):
             counts[f"dropped_{reason}"] += 1
@@ -110,6 +114,8 @@ def _unfit(
         return "unanswered"
     if one.published_rules and not source.published_rules:
         return "published_rules"
+    if source.min_protected is not None and not is_at_least(one.protected, source.min_protected):
+        return "below_min_protected"
     if one.task_id in excluded or one.repo in excluded:
         return "excluded"
     if one.task_state == "rejected" or (one.task_state == "imported" and not source.unproven):

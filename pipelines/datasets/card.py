@@ -29,7 +29,7 @@ class Summary:
     resolved: Counter[str] = field(default_factory=Counter)
 
 
-_GROUPS = ("task_source", "repo", "harness", "model", "model_kind", "annotator", "exit_status")
+_GROUPS = ("task_source", "repo", "harness", "model", "model_kind", "annotator", "exit_status", "protected")
 
 
 def summarize(directory: Path) -> Summary:

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from orchard.pipelines.datasets.manifest import read_manifest
 from orchard.schemas.identity import canonical
+from orchard.schemas.protection import Protected
 
 Ids = npt.NDArray[np.int32]
 Mask = npt.NDArray[np.int8]
@@ -51,6 +52,8 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     resolved: bool
     done_sequence: int
     """Sequence of the rollout's terminal event in the log."""
+    protected: Protected | None = None
+    """Label of the reward; None where it has none."""
 
 
 class Row(Origin, frozen=True, kw_only=True):
@@ -101,9 +104,10 @@ class TokenRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _ARRAYS = ("input_ids", "loss_mask")
-_IMAGES = "images"
-"""Column that datasets older than pictures lack."""
-_PLAIN = tuple(name for name in Row.__struct_fields__ if name not in (*_ARRAYS, _IMAGES))
+_IMAGES, _PROTECTED = "images", "protected"
+_YOUNGER = (_IMAGES, _PROTECTED)
+"""Columns that older datasets lack; a row's digest counts them where they have a value."""
+_PLAIN = tuple(name for name in Row.__struct_fields__ if name not in (*_ARRAYS, *_YOUNGER))
 _TOKEN_COLUMNS = list(TokenRow.__struct_fields__)
 
 SCHEMA = pa.schema(
@@ -127,6 +131,7 @@ SCHEMA = pa.schema(
         ("input_ids", pa.list_(pa.int32())),
         ("loss_mask", pa.list_(pa.int8())),
         (_IMAGES, pa.list_(pa.string())),
+        (_PROTECTED, pa.string()),
     ]
 )
 """Columns of a shard, in this order."""
@@ -134,9 +139,9 @@ SCHEMA = pa.schema(
 
 def row_digest(row: Row) -> bytes:
     """32 bytes over the row in its canonical form: JSON of the plain fields with sorted keys, then tokens
-    and mask, little endian. Pictures count where there are any."""
-    pictures = {_IMAGES: row.images} if row.images else {}
-    digest = hashlib.sha256(canonical({name: getattr(row, name) for name in _PLAIN} | pictures))
+    and mask, little endian."""
+    younger = {name: value for name in _YOUNGER if (value := getattr(row, name))}
+    digest = hashlib.sha256(canonical({name: getattr(row, name) for name in _PLAIN} | younger))
     digest.update(b"\n")
     digest.update(row.input_ids.astype("<i4", copy=False).tobytes())
     digest.update(row.loss_mask.astype("i1", copy=False).tobytes())
@@ -154,7 +159,7 @@ def rows_sha256(digests: Iterable[bytes]) -> str:
 def to_table(rows: Sequence[Row]) -> pa.Table:
     columns: dict[str, Any] = {name: [getattr(row, name) for row in rows] for name in _PLAIN}
     columns["segments"] = [[msgspec.structs.asdict(segment) for segment in row.segments] for row in rows]
-    columns[_IMAGES] = [row.images for row in rows]
+    columns |= {name: [getattr(row, name) for row in rows] for name in _YOUNGER}
     columns["tokens"] = [row.tokens for row in rows]
     columns["trained_tokens"] = [row.trained_tokens for row in rows]
     columns["input_ids"] = _lists([row.input_ids for row in rows], pa.int32())
@@ -176,10 +181,11 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
 
 def read_rows(directory: Path) -> Iterator[Row]:
     """Read all rows of a finished dataset, in order, in batches. Raises DatasetError where there is none."""
-    columns = [*_PLAIN, *_ARRAYS, _IMAGES]
+    columns = [*_PLAIN, *_ARRAYS, *_YOUNGER]
     for batch in _batches(directory, columns):
         ids, masks, images = _arrays(batch, "input_ids"), _arrays(batch, "loss_mask"), _images(batch)
-        plains = batch.select(_PLAIN).to_pylist()
+        there = [name for name in (*_PLAIN, _PROTECTED) if name in batch.schema.names]
+        plains = batch.select(there).to_pylist()
         for plain, input_ids, loss_mask, shown in zip(plains, ids, masks, images, strict=True):
             plain["trained_turns"] = tuple(plain["trained_turns"])
             plain["segments"] = tuple(Segment(**segment) for segment in plain["segments"])
@@ -209,7 +215,7 @@ def read_tokens(directory: Path) -> Iterator[TokenRow]:
 def _batches(directory: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
     for shard in read_manifest(directory).shards:
         with pq.ParquetFile(directory / shard.file) as file:
-            there = [name for name in columns if name != _IMAGES or name in file.schema_arrow.names]
+            there = [name for name in columns if name not in _YOUNGER or name in file.schema_arrow.names]
             yield from file.iter_batches(_READ_ROWS, columns=there)
 
 

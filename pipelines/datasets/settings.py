@@ -13,6 +13,7 @@ from orchard.pipelines.tasks.held_out import HeldOut, listed
 from orchard.pipelines.values.curves import EPS, Convention
 from orchard.schemas.identity import check_name, digest
 from orchard.schemas.llm_calls import ModelKind
+from orchard.schemas.protection import Protected
 from orchard.schemas.quantities import Unit
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -43,6 +44,9 @@ class CandidateSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Take also rollouts whose time ran out while the model owed an answer: its server may have been busy."""
     published_rules: bool = False
     """Take also rollouts of campaigns with `--published-rules`, whose rewards can be forged."""
+    min_protected: Protected | None = None
+    """Take rollouts whose reward has at least this label: `value`, `echo`, `bit` or `inside`, as which a
+    reward without a label counts; None: all."""
     exclude: tuple[str, ...] = ()
     """Patterns over task ids and repositories that are left out; `@FILE` stands for its lines, and lies
     beside this file."""
@@ -158,7 +162,7 @@ def config_hash(settings: DatasetSettings, tokenizer_sha256: str) -> str:
         del plain["pairs"]
     if settings.pictures == "none":
         del plain["pictures"]
-    for key in ("unanswered", "published_rules"):
+    for key in ("unanswered", "published_rules", "min_protected"):
         if not plain["source"][key]:
             del plain["source"][key]
     return digest([msgspec.Raw(msgspec.json.encode(plain)), tokenizer_sha256], 32)

@@ -13,6 +13,7 @@ import msgspec
 
 from orchard.schemas.groups import GroupOutcome
 from orchard.schemas.outcomes import RolloutStatus
+from orchard.schemas.protection import Protected
 
 
 class BarSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -82,6 +83,8 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     untrained: bool = False
     """Whether its ending is excluded from training: such a rollout comes last into a group, and is left
     out of its batch."""
+    protected: Protected | None = None
+    """Label of the reward."""
 
     def __post_init__(self) -> None:
         if (self.reward is None) != (self.status is RolloutStatus.ABORTED):

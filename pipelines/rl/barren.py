@@ -58,7 +58,7 @@ def barren(progress: RunProgress, first: int = 0) -> Barren:
     ]
     return Barren(
         rollouts=len(found),
-        succeeded=sum(rollout.reward is not None and rollout.reward > 0 for rollout in found),
+        succeeded=sum(rollout.resolved for rollout in found),
         aborted=sum(rollout.reward is None for rollout in found),
     )
 

@@ -319,6 +319,7 @@ class Coordinator:
             generated=len(graded),
             aborted=len(tried) - len(graded),
             generated_tokens=sum(rollout.tokens or 0 for rollout in graded),
+            protected=known.labels(chosen),
         )
 
     async def _record(self, data: GroupAssembled | PromptFailed | PromptSkipped, prompt: int) -> None:

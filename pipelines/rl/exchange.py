@@ -13,7 +13,7 @@ from orchard.pipelines.rl.baselines import advantages
 from orchard.pipelines.rl.coordinator import RunError
 from orchard.pipelines.rl.loss_settings import Baseline
 from orchard.pipelines.rl.sequences import TokenSequence
-from orchard.schemas.groups import GroupAssembled
+from orchard.schemas.groups import GroupAssembled, GroupMember
 from orchard.schemas.outcomes import RolloutStatus
 
 Record = dict[str, Any]
@@ -68,6 +68,7 @@ def slime_samples(group: GroupAssembled, members: Members, terms: Terms) -> Iter
                     "rollout_id": member.rollout_id,
                     "task_id": group.task_id,
                     "advantage": advantage,
+                    **_label(group, member),
                 },
             }
 
@@ -88,6 +89,7 @@ def prime_samples(group: GroupAssembled, members: Members, terms: Terms) -> Iter
                 "reward": member.reward,
                 "example_id": member.rollout_id,
                 "group_id": group.group_id,
+                **_label(group, member),
             }
 
 
@@ -109,6 +111,7 @@ def verl_rows(group: GroupAssembled, members: Members, terms: Terms) -> Iterator
                 "min_global_steps": versions[0],
                 "max_global_steps": versions[-1],
                 "rollout_id": member.rollout_id,
+                **_label(group, member),
             }
 
 
@@ -153,9 +156,15 @@ def verl_batch(rows: Sequence[Record], *, pad: int) -> dict[str, np.ndarray]:
 LAYOUTS: dict[str, Layout] = {"slime": slime_samples, "prime-rl": prime_samples, "verl": verl_rows}
 
 
+def _label(group: GroupAssembled, member: GroupMember) -> Record:
+    """The label of the member's reward; nothing where it has none."""
+    label = group.protected.get(member.rollout_id)
+    return {} if label is None else {"protected": label.value}
+
+
 def _members(
     group: GroupAssembled, members: Members, terms: Terms
-) -> Iterator[tuple[Any, Sequence[TokenSequence], float]]:
+) -> Iterator[tuple[GroupMember, Sequence[TokenSequence], float]]:
     """Each member with its sequences and its advantage within the group. Raises RunError for pictures, which
     the records have no place for: their tokens alone would train a model that sees nothing."""
     if any(row.images for rows in members for row in rows):

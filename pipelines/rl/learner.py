@@ -36,6 +36,7 @@ class Trained:
     rollout_id: str
     group: str
     reward: float
+    resolved: bool
     sequences: Rows[TokenSequence]
 
     @property
@@ -187,7 +188,7 @@ class Learner:
         rows = []
         for rollout, advantage, weight in zip(batch, found, weights, strict=True):
             for sequence in rollout.sequences:
-                row = as_row(sequence, rollout.rollout_id, resolved=rollout.reward > 0)
+                row = as_row(sequence, rollout.rollout_id, resolved=rollout.resolved)
                 sampled = np.asarray(sequence.logprobs, dtype=np.float32)[row.loss_mask == 1]
                 rows.append(_Row(row, sampled, advantage, weight))
         return rows

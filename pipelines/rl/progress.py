@@ -20,6 +20,7 @@ from orchard.schemas.groups import (
     PromptSkipped,
 )
 from orchard.schemas.outcomes import ExitStatus, RolloutStatus
+from orchard.schemas.protection import Protected
 
 
 @dataclass
@@ -164,25 +165,24 @@ class RunProgress:
 
     def pass_rate(self, groups: Iterable[str]) -> float:
         """Pass rate over all graded rollouts of these groups' prompts, chosen or not."""
-        rewards = [
-            rollout.reward
+        solved = [
+            rollout.resolved
             for name in groups
             if name in self.groups
             for place in self.prompts[self.groups[name].prompt].places.values()
             for rollout in place.outcomes.values()
             if rollout.reward is not None
         ]
-        return sum(reward > 0 for reward in rewards) / max(len(rewards), 1)
+        return sum(solved) / max(len(solved), 1)
 
-    def resolved(self, rollouts: Collection[str]) -> float:
-        """Share of these graded rollouts whose grader found the task solved."""
-        solved = sum(
-            place.rollout_id in rollouts and place.outcomes[place.last].resolved
+    def resolved(self, rollouts: Collection[str]) -> set[str]:
+        """Those of these graded rollouts whose grader found the task solved."""
+        return {
+            place.rollout_id
             for prompt in self.prompts.values()
             for place in prompt.places.values()
-            if place.outcomes
-        )
-        return solved / len(rollouts)
+            if place.rollout_id in rollouts and place.outcomes and place.outcomes[place.last].resolved
+        }
 
     def request(self, prompt: int, slot: int) -> RolloutRequest:
         """The rollout of one slot of a prompt, the same whenever it is requested."""
@@ -219,6 +219,15 @@ class RunProgress:
             status=rollout.status,
             tokens=rollout.tokens,
         )
+
+    def labels(self, places: Iterable[tuple[int, int]]) -> dict[str, Protected]:
+        """Labels of graded rollouts' rewards, by id; those without a label are missing."""
+        found = {}
+        for prompt, slot in places:
+            place = self.prompts[prompt].places[slot]
+            if label := place.outcomes[place.last].protected:
+                found[place.rollout_id] = label
+        return found
 
     def trains(self, prompt: int, slot: int) -> bool:
         """Whether a graded rollout's ending counts for training."""
@@ -265,4 +274,5 @@ def as_rollout(
         reward=outcome.reward,
         resolved=bool(outcome.resolved),
         untrained=outcome.exit_status in untrained,
+        protected=outcome.protected,
     )

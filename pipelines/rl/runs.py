@@ -3,7 +3,7 @@
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import duckdb
 import msgspec
@@ -13,8 +13,10 @@ from orchard.pipelines.rl.coordinator import RunError, beginning
 from orchard.pipelines.rl.plan import RunPlan
 from orchard.pipelines.rl.settings import RlSettings, TaskPool
 from orchard.pipelines.tasks.held_out import TaskColumns, contaminated, matches
+from orchard.pipelines.tasks.protection import protected_tasks
 from orchard.pipelines.tasks.registry import read_task_refs, stored_tasks
 from orchard.schemas.campaigns import ModelSpec, TaskRef
+from orchard.schemas.protection import Protected
 from orchard.schemas.tasks import IMPOSSIBLE
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables
@@ -28,6 +30,8 @@ where campaign = ? and resolved is not null and exit_status <> 'unanswered' grou
 
 UNMATCHED = "exclude_patterns_unmatched"
 """Count of the patterns of `tasks.exclude` that name no task of the store, in `choose_tasks`."""
+_NAMED = 10
+"""Tasks that an error names."""
 _SHARED = {*RunPlan.__struct_fields__} & {*RlSettings.__struct_fields__} - {"model", "tasks"}
 
 
@@ -61,18 +65,21 @@ def choose_tasks(store: str, pool: TaskPool, counts: Counter[str]) -> tuple[Task
     if idle := sum(not found for found in matches(pool.exclude, names).values()):
         counts[UNMATCHED] = idle
     ids = set[str]().union(*matches(pool.ids, names).values())
-    refs = [
-        task.ref
+    fitting = [
+        task
         for task in known
         if (task.state == "valid" or (pool.unproven and task.state == "imported"))
         and (not pool.sources or task.ref.source in pool.sources)
         and (not pool.ids or task.ref.task_id in ids)
     ]
-    if not refs:
+    if not fitting:
         raise RunError(
             f"no proven task of {store} fits the pool: widen `tasks`, import some, prove those there are "
             "with `orchard tasks validate`, or set `tasks.unproven`"
         )
+    refs = [task.ref for task in protected_tasks(fitting, pool.min_protected, counts)]
+    if not refs:
+        raise RunError(f"no task of the pool is at least `{pool.min_protected}`: lower `tasks.min_protected`")
     if pool.measured_in is not None:
         with open_tables(store) as tables:
             rates = pass_rates(tables, pool.measured_in)
@@ -92,7 +99,20 @@ def choose_tasks(store: str, pool: TaskPool, counts: Counter[str]) -> tuple[Task
     if not found:
         left = ", ".join(f"{number} {reason}" for reason, number in sorted(counts.items()))
         raise RunError(f"`tasks.exclude` and `tasks.held_out` leave no task ({left}): narrow them")
+    forgeable = {task.ref.task_id for task in fitting if task.protected is Protected.FORGEABLE}
+    _refuse_forgeable([ref.task_id for ref in found if ref.task_id in forgeable], pool)
     return found
+
+
+def _refuse_forgeable(tasks: Sequence[str], pool: TaskPool) -> None:
+    """Raise RunError for tasks whose +1 a forger gets, unless the pool allows them."""
+    if tasks and not pool.allow_forgeable:
+        more = f" and {len(tasks) - _NAMED} more" if len(tasks) > _NAMED else ""
+        raise RunError(
+            f"code that repairs nothing gets a +1 on {', '.join(tasks[:_NAMED])}{more}, and a policy learns "
+            f'that: leave such tasks out by tasks.min_protected = "{Protected.INSIDE}", or train on them by '
+            "tasks.allow_forgeable = true"
+        )
 
 
 def drawn(refs: Iterable[TaskRef], pool: TaskPool, counts: Counter[str] | None = None) -> tuple[TaskRef, ...]:

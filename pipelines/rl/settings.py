@@ -27,6 +27,7 @@ from orchard.pipelines.tasks.held_out import HeldOut, listed
 from orchard.schemas.campaigns import DEFAULT_DOMAIN, Budget, Timeouts
 from orchard.schemas.identity import digest
 from orchard.schemas.outcomes import ExitStatus
+from orchard.schemas.protection import Protected
 from orchard.schemas.quantities import Unit
 
 
@@ -50,6 +51,11 @@ class TaskPool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Evaluation tasks, which are no prompts, nor are those that are nearly the same."""
     unproven: bool = False
     """Take tasks that `orchard tasks validate` has not proven, too; rejected ones never."""
+    min_protected: Protected | None = None
+    """Take tasks with at least this label: `value`, `echo`, `bit` or `inside`, as which a task without a
+    label counts; None: all."""
+    allow_forgeable: bool = False
+    """Begin a run on tasks with the label `forgeable`, too: a forger got a +1 when they were validated."""
     per_repo: Count | None = None
     """Tasks of one repository, at most; None: all."""
     limit: Count | None = None
@@ -228,6 +234,10 @@ def read_settings(file: Path) -> RlSettings:
     return msgspec.structs.replace(made, tasks=msgspec.structs.replace(made.tasks, exclude=exclude))
 
 
+_YOUNGER = ("exclude", "held_out", "unproven", "min_protected", "allow_forgeable", "per_repo", "seed")
+"""Settings of the pool that are younger than stored runs, whose hash they leave as it is."""
+
+
 def settings_hash(settings: RlSettings) -> str:
     """32 hexadecimal digits over the settings that the result depends on: not over paths, threads, what
     is kept and when a run stops."""
@@ -244,7 +254,7 @@ def settings_hash(settings: RlSettings) -> str:
     if settings.harness == "orchard-bash":
         told["harness"] = "mini-swe-agent"  # its name in runs of before; the plan tells the two apart
     for name, default in msgspec.to_builtins(TaskPool()).items():
-        if name in ("exclude", "held_out", "unproven", "per_repo", "seed") and told["tasks"][name] == default:
+        if name in _YOUNGER and told["tasks"][name] == default:
             del told["tasks"][name]
     # Settings that are younger than stored runs count only where they are not the default.
     for name in ("lora", "pack_tokens", "unanswered", "untrained"):

@@ -11,6 +11,7 @@ from orchard.pipelines.rl.feed import Feed
 from orchard.pipelines.rl.sequences import NotSampled, TokenSequence
 from orchard.schemas.events import Event, make_event
 from orchard.schemas.groups import DropReason, GroupAssembled, GroupDropped, PolicyUpdated
+from orchard.schemas.protection import Protected, is_at_least
 
 Rows = list[list[TokenSequence]]
 Chosen = tuple[GroupAssembled, Rows]
@@ -201,6 +202,12 @@ def oldest_version(rows: Rows) -> int:
         ),
         default=-1,
     )
+
+
+def unprotected(groups: Iterable[GroupAssembled]) -> float:
+    """Share of the groups' members whose reward has a label below `bit`, or none."""
+    labels = [group.protected.get(member.rollout_id) for group in groups for member in group.members]
+    return sum(not is_at_least(label, Protected.BIT) for label in labels) / len(labels)
 
 
 def dropped(group: GroupAssembled, reason: DropReason, detail: str) -> GroupDropped:

@@ -24,7 +24,7 @@ from orchard.pipelines.rl.plan import RunPlan
 from orchard.pipelines.rl.policies import NEWEST, Newest, policy_directory, write_newest
 from orchard.pipelines.rl.sequences import NotSampled, TokenSequence
 from orchard.pipelines.rl.settings import RlSettings, settings_hash
-from orchard.pipelines.rl.stepping import Chosen, Limits, RunStopped, Steps
+from orchard.pipelines.rl.stepping import Chosen, Limits, RunStopped, Steps, unprotected
 from orchard.pipelines.sft.checkpoints import Checkpoints, whole_weights
 from orchard.pipelines.sft.picture_packs import eyes_of
 from orchard.pipelines.sft.processes import Processes
@@ -185,8 +185,9 @@ class RlTrainer:
     async def _step(self, chosen: list[Chosen]) -> None:
         waited = time.monotonic() - self._idle_since
         groups = [group for group, _ in chosen]
+        solved = self._feed.progress.resolved({one.rollout_id for group in groups for one in group.members})
         rollouts = [
-            Trained(member.rollout_id, group.group_id, member.reward, sequences)
+            Trained(member.rollout_id, group.group_id, member.reward, member.rollout_id in solved, sequences)
             for group, rows in chosen
             for member, sequences in zip(group.members, rows, strict=True)
         ]
@@ -271,7 +272,7 @@ class RlTrainer:
             groups=len(groups),
             rollouts=len(rollouts),
             reward=sum(rollout.reward for rollout in rollouts) / len(rollouts),
-            resolved=self._feed.progress.resolved({rollout.rollout_id for rollout in rollouts}),
+            resolved=sum(rollout.resolved for rollout in rollouts) / len(rollouts),
             pass_rate=self._feed.progress.pass_rate(group.group_id for group in groups),
             generated=generated,
             aborted=sum(group.aborted for group in groups),
@@ -279,6 +280,7 @@ class RlTrainer:
             dropped=self._steps.dropped,
             staleness=sum(behind) / len(behind),
             waited=waited,
+            unprotected=unprotected(groups),
             **msgspec.structs.asdict(figures),
         )
 

@@ -20,6 +20,7 @@ from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import TaskRef
 from orchard.schemas.events import Event, TaskImported, TaskRejected, TaskValidated, make_event
 from orchard.schemas.identity import digest
+from orchard.schemas.protection import Protected
 from orchard.schemas.requests import ProveRequest
 from orchard.schemas.subjects import answering
 from orchard.schemas.tasks import IMPOSSIBLE, Asked, PluginGrading, Task, judging_tests, task_hash
@@ -46,6 +47,8 @@ class StoredTask(msgspec.Struct, frozen=True, kw_only=True):
     """State of the task: `imported`, `valid` or `rejected`."""
     reason: str
     detail: str
+    protected: Protected | None = None
+    protected_why: str = ""
 
 
 class TaskRegistry:
@@ -188,8 +191,8 @@ def stored_tasks(
     values = [value for value in conditions.values() if value is not None]
     with open_tables(store, views=["tasks"]) as tables:
         rows = tables.execute(
-            "SELECT task_id, source, repo, task_hash, state, reason, detail, blob_sha256, blob_size "
-            f"FROM tasks WHERE {where} ORDER BY task_id",
+            "SELECT task_id, source, repo, task_hash, state, reason, detail, protected, protected_why, "
+            f"blob_sha256, blob_size FROM tasks WHERE {where} ORDER BY task_id",
             values,
         ).fetchall()
     found = [_stored(row) for row in rows]
@@ -211,7 +214,7 @@ def stored_tasks(
 
 
 def _stored(row: tuple[Any, ...]) -> StoredTask:
-    task_id, source, repo, hashed, state, reason, detail, sha256, size = row
+    task_id, source, repo, hashed, state, reason, detail, protected, why, sha256, size = row
     blob = BlobRef(sha256=sha256, size=size, media_type=MEDIA_TYPE)
     return StoredTask(
         ref=TaskRef(task_id=task_id, source=source, repo=repo, blob=blob),
@@ -219,12 +222,28 @@ def _stored(row: tuple[Any, ...]) -> StoredTask:
         state=state,
         reason=reason or "",
         detail=detail or "",
+        protected=None if protected is None else Protected(protected),
+        protected_why=why or "",
     )
 
 
 def known_hashes(store: str) -> dict[str, str]:
     """Task id to the hash that the store has now."""
     return {task.ref.task_id: task.task_hash for task in stored_tasks(store)}
+
+
+def campaign_tasks(
+    store: str,
+    *,
+    source: str | None = None,
+    repo: str | None = None,
+    ids: Sequence[str] = (),
+    only_valid: bool = True,
+) -> list[StoredTask]:
+    """Tasks for a campaign; filters as in `stored_tasks`. Impossible tasks are among them only where their
+    source was asked for."""
+    found = stored_tasks(store, source=source, repo=repo, ids=ids, only_valid=only_valid)
+    return [task for task in found if source == IMPOSSIBLE or task.ref.source != IMPOSSIBLE]
 
 
 def read_task_refs(
@@ -236,10 +255,9 @@ def read_task_refs(
     only_valid: bool = True,
     limit: int | None = None,
 ) -> list[TaskRef]:
-    """References for a campaign; filters as in `stored_tasks`. Impossible tasks are among them only where
-    their source was asked for."""
-    found = stored_tasks(store, source=source, repo=repo, ids=ids, only_valid=only_valid)
-    return [task.ref for task in found if source == IMPOSSIBLE or task.ref.source != IMPOSSIBLE][:limit]
+    """References of `campaign_tasks`."""
+    found = campaign_tasks(store, source=source, repo=repo, ids=ids, only_valid=only_valid)
+    return [task.ref for task in found[:limit]]
 
 
 def read_tasks(

@@ -5,10 +5,8 @@ and replace the old ones in one commit for each table, so that readers see eithe
 changes nothing.
 """
 
-from collections.abc import Sequence
 from contextlib import aclosing
 
-import pyarrow as pa
 import pyarrow.fs as pafs
 
 from orchard.storage import compaction
@@ -23,14 +21,12 @@ from orchard.storage.delta import (
     found_files,
     list_files,
     watermark_of,
-    write_file,
 )
-from orchard.storage.derive import derive_tables
-from orchard.storage.derived import read_events
 from orchard.storage.errors import EventsLost, StorageError, StoreDamaged, store_errors
 from orchard.storage.location import Location
 from orchard.storage.lock import writer_lock
-from orchard.storage.log import facts, log_batch
+from orchard.storage.log import log_batch
+from orchard.storage.rebuilding import RowFiles, derived_files
 from orchard.storage.settings import ArchiveSettings, archive_url
 from orchard.storage.table_log import opened
 from orchard.storage.tables import DERIVED, EVENTS, PROGRESS, TABLES
@@ -38,9 +34,6 @@ from orchard.streams import names
 from orchard.streams.connection import Connection
 from orchard.streams.reading import bounds
 from orchard.streams.stream_state import REMEDY
-
-_FILE_BYTES = 32 * 1024 * 1024
-"""Bytes of rows in memory at which a rebuild writes a file."""
 
 
 def compact(store_url: str, *, above: int = 1) -> dict[str, int]:
@@ -69,12 +62,8 @@ def rebuild_derived(store_url: str) -> None:
     location = Location.parse(store_url)
     with writer_lock(location):
         events = StoreTable(location, EVENTS)
-        files = {table: _Files(location, table) for table in DERIVED}
-        for rows in read_events(location, events.files(), 0):
-            for table, derived in derive_tables(facts(rows)).items():
-                files[table].take(derived)
-        for table in DERIVED:
-            StoreTable.anew(location, table).replace(files[table].written(), events.watermark)
+        for table, files in derived_files(events, dict.fromkeys(DERIVED, 1)).items():
+            StoreTable.anew(location, table).replace(files, events.watermark)
         progress = StoreTable.anew(location, PROGRESS)
         progress.append(progress.schema.empty_table(), events.watermark)
 
@@ -107,7 +96,7 @@ async def rebuild_events(
     location = Location.parse(store_url)
     archive_files = ArchiveFiles(archive_url(store_url, archive))
     with writer_lock(location):
-        files = _Files(location, EVENTS)
+        files = RowFiles(location, EVENTS)
         whole, watermark = _held_events(location)
         last = (await bounds(connection, names.EVENTS)).last
         reached = 0
@@ -154,30 +143,6 @@ def _differs(piece: Piece, sequence: int, last: int) -> EventsLost:
         if other == name:
             what = f"event {sequence}, {name}, is not the same in the stream and in the tables"
     return EventsLost(f"{what}: a rebuild would lose it, so nothing was changed; {REMEDY}")
-
-
-class _Files:
-    """Collects a table's rows into files that no commit names yet."""
-
-    def __init__(self, location: Location, table: str) -> None:
-        self._location, self._table = location, table
-        self._waiting: list[pa.Table] = []
-        self._written: list[DataFile] = []
-
-    def take(self, rows: pa.Table) -> None:
-        self._waiting.append(rows)
-        if sum(part.nbytes for part in self._waiting) >= _FILE_BYTES:
-            self._write()
-
-    def written(self) -> Sequence[DataFile]:
-        if self._waiting:
-            self._write()
-        return self._written
-
-    def _write(self) -> None:
-        rows, self._waiting = pa.concat_tables(self._waiting), []
-        with store_errors(self._location.url):
-            self._written.append(write_file(self._location, self._table, [rows]))
 
 
 def _existing(location: Location) -> list[str]:

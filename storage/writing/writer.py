@@ -26,6 +26,7 @@ from orchard.storage.location import Location
 from orchard.storage.lock import writer_lock
 from orchard.storage.log import log_batch
 from orchard.storage.reader import last_event_id
+from orchard.storage.rebuilding import opened_for_writing
 from orchard.storage.settings import ArchiveSettings, archive_url
 from orchard.storage.settings import WriterSettings as WriterSettings
 from orchard.storage.tables import EVENTS, TABLES
@@ -93,11 +94,12 @@ class Writer:
         )
         await check_position(self._connection, events.watermark, last_id)
         self.position = events.watermark
+        tables = await self._in_thread(partial(opened_for_writing, events, self._stopping.is_set))
         received: asyncio.Queue[list[StoredEvent] | None] = asyncio.Queue(1)
         await _together(
             self._receive(events.watermark, stop, received),
             self._commit(events, received),
-            self._derive(),
+            self._derive(tables),
             beside=self._maintain(),
         )
 
@@ -138,16 +140,10 @@ class Writer:
         self._ended = True
         self._news.set()
 
-    async def _derive(self) -> None:
+    async def _derive(self, tables: tuple[StoreTable, list[StoreTable]]) -> None:
         settings = self._settings
-        derived = await self._in_thread(
-            lambda: DerivedTables(
-                self._location,
-                settings.commit_rows,
-                settings.commit_bytes,
-                settings.commit_seconds,
-                self._threads,
-            )
+        derived = DerivedTables(
+            *tables, settings.commit_rows, settings.commit_bytes, settings.commit_seconds, self._threads
         )
         while not self._ended or derived.reached < self.position:
             self._news.clear()

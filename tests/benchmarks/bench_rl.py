@@ -76,7 +76,9 @@ def rollouts() -> list[Trained]:
             [value if trains else 0.0 for value, trains in zip(noise, mask, strict=True)],
             [trains - 1 for trains in mask],
         )
-        made.append(Trained(str(number), str(number // SIZE), 1.0 if number % 3 else -1.0, [sequence]))
+        made.append(
+            Trained(str(number), str(number // SIZE), 1.0 if number % 3 else -1.0, number % 3 > 0, [sequence])
+        )
     return made
 
 

@@ -88,7 +88,9 @@ def rollouts_of(rows: list[TokenRow]) -> list[Trained]:
         sequence = TokenSequence(
             row.input_ids.tolist(), mask, [-12.0 * m for m in mask], [m - 1 for m in mask]
         )
-        found.append(Trained(row.rollout_id, f"g{number // 4}", (-1.0) ** number, [sequence]))
+        found.append(
+            Trained(row.rollout_id, f"g{number // 4}", (-1.0) ** number, number % 2 == 0, [sequence])
+        )
     return found
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from orchard.injector.client import AsyncSandbox, AsyncSandboxClient
 from orchard.injector.errors import SandboxConflict, SandboxFailed, SandboxNotFound
+from orchard.injector.results import JobResult
 from tests.contract.deployment import Deployment
 from tests.contract.fixtures import LIMIT, READY, create
 
@@ -44,6 +45,13 @@ async def test_replicas_a_wait_at_one_ends_with_what_happens_at_the_other(
 async def test_replicas_a_job_of_one_is_waited_for_and_cancelled_at_the_other(
     pair: Pair, service: Deployment
 ) -> None:
+    first, second = await cancelled_at_the_other(pair, service)
+    assert first == second
+    assert (first.status, first.error) == ("failed", "cancelled")
+
+
+async def cancelled_at_the_other(pair: Pair, service: Deployment) -> tuple[JobResult, JobResult]:
+    """What each replica says of a job that was started at the first and cancelled at the second."""
     one = await create(pair[0], service.image)
     two = await _same(one, pair[1])
     job_id = await one.start("echo begun; sleep 1013", timeout_seconds=2000)
@@ -51,9 +59,7 @@ async def test_replicas_a_job_of_one_is_waited_for_and_cancelled_at_the_other(
     assert (await two.get_job(job_id)).status == "running"
     await two.cancel_job(job_id)
     async with asyncio.timeout(LIMIT):
-        jobs = (await waiting, await two.wait_job(job_id))
-    assert jobs[0] == jobs[1]
-    assert (jobs[0].status, jobs[0].error) == ("failed", "cancelled")
+        return await waiting, await two.wait_job(job_id)
 
 
 async def test_replicas_keys_used_at_one_hold_at_the_other(pair: Pair, service: Deployment) -> None:

@@ -5,10 +5,18 @@ from io import StringIO
 
 import msgspec
 import pytest
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from orchard.actions.campaign_hints import hints
-from orchard.actions.campaign_status import CampaignView, InQueues, ModelWork, PipelineView, State, state_of
+from orchard.actions.campaign_status import (
+    NO_LABEL,
+    CampaignView,
+    InQueues,
+    ModelWork,
+    PipelineView,
+    State,
+    state_of,
+)
 from orchard.actions.endpoint_rests import rest_sentence
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignRecord, CampaignState
@@ -87,6 +95,22 @@ def test_a_pause_for_calls_without_a_known_cost_says_how_to_go_on() -> None:
     view = CampaignView("c", 4, State.PAUSED, cap_usd=5.0, spent=Spent(0.0, unpriced=3), reason="of that")
     paused, _ = hints(view, PipelineView())
     assert "prices.MODEL" in paused and "`orchard resume c` goes on" in paused
+
+
+def test_rewards_are_counted_by_what_protects_them() -> None:
+    labels = {"value": 1200, "inside": 2, NO_LABEL: 3}
+    view = CampaignView("c", 1205, State.FINISHED, {"resolved": 1205}, labels=labels)
+    plain = CampaignView("old", 1, State.FINISHED, {"resolved": 1}, labels={NO_LABEL: 1})
+
+    def screen(*shown: RenderableType) -> str:
+        console = Console(width=300, file=StringIO())
+        console.print(*shown)
+        return console.file.getvalue()  # type: ignore[attr-defined]
+
+    said = "1,200 value, 2 inside, 3 without a label"
+    assert f"protected: {said}" in screen(campaign_table(view, PipelineView()))
+    assert said in screen(status_table([view, plain], PipelineView()))
+    assert "protected" not in screen(status_table([plain], PipelineView()))
 
 
 def test_what_is_not_known_of_tokens_and_cost_is_not_shown_as_zero() -> None:

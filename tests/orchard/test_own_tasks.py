@@ -9,11 +9,21 @@ from pathlib import Path
 
 import pytest
 
+from orchard.actions.reporter import Reporter
+from orchard.actions.tasks import registry
+from orchard.pipelines.rl.coordinator import RunError
+from orchard.pipelines.rl.settings import RlSettings, TaskPool
 from orchard.pipelines.tasks.registry import read_task_refs, stored_tasks
+from orchard.pipelines.tasks.validate import Validation
+from orchard.processes.rl_run import enter
 from orchard.schemas.campaigns import ModelSpec
+from orchard.schemas.events import TaskValidated
 from orchard.schemas.llm_calls import ModelKind
+from orchard.schemas.protection import Protected
+from orchard.schemas.tasks import task_hash
 from tests.chaos.world import until
 from tests.orchard.conftest import Command, Running
+from tests.tiny_tasks import tiny_task
 
 GUIDE = Path(__file__).parent.parent.parent / "docs" / "own-tasks.md"
 FILE = re.compile(r"`([\w./]+)`:\n\n```(?:json|toml|text)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -184,3 +194,60 @@ async def test_tasks_that_ask_for_a_network_are_refused_by_all_that_would_run_th
     begun[1] = "begun"
     assert (await done(*begun, "--harness", "orchard-bash", **granted)).returncode == 0
     assert (await done(*begun, **granted)).returncode == 0, "a campaign goes on with the harness that it has"
+
+
+async def test_tasks_below_a_minimum_label_are_left_out_and_told(
+    running: Running, command_line: Command
+) -> None:
+    labels = (Protected.VALUE, Protected.FORGEABLE, None)
+    tasks = [tiny_task(number) for number in range(len(labels))]
+    names = [task.task_id for task in tasks]
+    async with registry(running.session) as kept:
+        for task, label in zip(tasks, labels, strict=True):
+            event = TaskValidated(
+                task_id=task.task_id,
+                task_hash=task_hash(task),
+                runs=1,
+                seconds=1.0,
+                protected=label,
+                protected_why="so it is",
+            )
+            await kept.record(Validation(original=task, task=task, event=event))
+
+    async def orchard(*words: str) -> subprocess.CompletedProcess[str]:
+        return await asyncio.to_thread(command_line, *words, store=running.store, COLUMNS="300")
+
+    listed = (await orchard("tasks", "list", "--source", "tiny")).stdout.splitlines()
+    assert ["value" in line for line in listed if names[0] in line] == [True]
+    assert "so it is" in (await orchard("tasks", "show", names[1])).stdout
+
+    chosen = [word for name in names for word in ("--task", name)]
+    submit = ("submit", "protected", "--model", "oracle", *chosen, "--min-protected")
+    done = await orchard(*submit, "echo")
+    assert done.returncode == 0 and "1 rollouts of 1 tasks" in done.stdout, done.stderr
+    assert "left out: 2 tasks below --min-protected echo" in done.stdout
+    assert "1 tasks have no label" in done.stdout and "count as `inside`" in done.stdout
+    none = await orchard("submit", "none", "--model", "oracle", "--task", names[1], "--min-protected", "bit")
+    assert none.returncode == 1 and "no task that matches is at least `bit`" in none.stderr
+
+    def run(**pool: object) -> RlSettings:
+        pool = {"ids": tuple(names), **pool}
+        return RlSettings(run="labels", model="m", out="o", harness="orchard-bash", tasks=TaskPool(**pool))  # type: ignore[arg-type]
+
+    with pytest.raises(RunError, match=rf"a \+1 on {names[1]}, .*tasks.min_protected = \"inside\""):
+        await enter(running.session, run())
+    told = Notes()
+    plan, _ = await enter(running.session, run(min_protected=Protected.INSIDE), told)
+    assert [task.task_id for task in plan.tasks] == [names[0], names[2]]
+    assert [note.partition(",")[0] for note in told.notes] == [
+        "1 tasks have no label",
+        "1 tasks are no prompts: below_min_protected",
+    ]
+
+
+class Notes(Reporter):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str, label: str = "") -> None:
+        self.notes.append(f"{label}{text}")

@@ -87,12 +87,10 @@ async def test_a_fourth_domain_goes_from_its_source_to_a_dataset(
         async with place.working():
             outcomes = [payload(event) for event in (await place.outcomes(*rollouts)).values()]
         await place.rows("select 1")
-    assert [(one.reward, one.submission) for one in outcomes if isinstance(one, RolloutFinished)] == [
-        (1.0, "5"),
-        (1.0, "5"),
-    ]
-    states = {task.ref.task_id: task.state for task in stored_tasks(str(store))}
-    assert states == {"sum-5": "valid", "sum--1": "rejected"}
+    done = [one for one in outcomes if isinstance(one, RolloutFinished)]
+    assert [(one.reward, one.submission, one.protected) for one in done] == [(1.0, "5", "value")] * 2
+    states = {task.ref.task_id: (task.state, task.protected) for task in stored_tasks(str(store))}
+    assert states == {"sum-5": ("valid", "value"), "sum--1": ("rejected", None)}
     assert [ref.task_id for ref in read_task_refs(str(store))] == ["sum-5"]
 
     train_tokenizer(["Add up to the number. The sum is 5. Step 1. add 2"] * 5, 400, tmp_path / "tokenizer")
@@ -103,10 +101,11 @@ async def test_a_fourth_domain_goes_from_its_source_to_a_dataset(
     build(str(store), settings, tmp_path / "dataset")
     rows = list(read_rows(tmp_path / "dataset"))
     assert [(row.task_id, row.trained_turns, row.tools) for row in rows] == [("sum-5", (0, 1, 2), "[]")] * 2
-    done = export(tmp_path / "dataset", "sums-lines", tmp_path / "out")
-    lines = [json.loads(line)["said"] for line in done.file.read_text().splitlines()]
+    assert [row.protected for row in rows] == ["value", "value"]
+    written = export(tmp_path / "dataset", "sums-lines", tmp_path / "out")
+    lines = [json.loads(line)["said"] for line in written.file.read_text().splitlines()]
     assert lines[0][0] == (sums / "prompts/system.md").read_text() and "The sum is 5." in lines[0]
-    again = list(read_layout("sums-lines", [done.file], BlobStore(str(store)), "sums-loop"))
+    again = list(read_layout("sums-lines", [written.file], BlobStore(str(store)), "sums-loop"))
     assert [len(one.nodes) for one in again] == [len(line) for line in lines]
     assert read_suite(published()["sums-small"]).domain == "sums"
 

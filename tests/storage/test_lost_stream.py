@@ -143,8 +143,10 @@ async def restore(scene: Scene, connection: Connection) -> Restored:
 
 def cut_last(scene: Scene, size: int) -> None:
     blocks = scene.streams.glob(f"{names.EVENTS}/msgs/*.blk")
-    last = max(blocks, key=lambda path: int(path.stem))
-    os.truncate(last, max(0, last.stat().st_size - size))
+    for block in sorted(blocks, key=lambda path: -int(path.stem)):
+        there = block.stat().st_size
+        os.truncate(block, max(0, there - size))
+        size = max(0, size - there)
 
 
 def damage(scene: Scene, chance: random.Random) -> str:

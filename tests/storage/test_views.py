@@ -10,6 +10,7 @@ from orchard.schemas import events as e
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignState
 from orchard.schemas.events import encode_event
+from orchard.schemas.protection import Protected
 from orchard.schemas.subjects import event_subject
 from orchard.storage.errors import StorageError
 from orchard.storage.reader import open_tables, position, refresh, within
@@ -230,6 +231,17 @@ async def test_tasks_show_the_state_of_their_newest_text(
             imported("new", "h1"),
             imported("good", "h1"),
             log.event(e.TaskValidated(task_id="good", task_hash="h1", runs=3, seconds=9.0)),
+            log.event(
+                e.TaskValidated(
+                    task_id="good",
+                    task_hash="h1",
+                    runs=3,
+                    seconds=9.0,
+                    protected=Protected.BIT,
+                    protected_tests={"t": Protected.BIT},
+                    protected_why="it asks for one bit",
+                )
+            ),
             imported("bad", "h1"),
             log.event(e.TaskRejected(task_id="bad", task_hash="h1", reason="flaky")),
             imported("changed", "h1"),
@@ -244,6 +256,8 @@ async def test_tasks_show_the_state_of_their_newest_text(
         ("good", "valid", None, "h1", "bug"),
         ("new", "imported", None, "h1", "bug"),
     ]
+    labels = "select protected, protected_tests['t'], protected_why from tasks order by task_id"
+    assert _rows(store, labels)[1:3] == [(None, None, None), ("bit", "bit", "it asks for one bit")]
 
 
 async def test_campaigns_show_their_plan_and_state(

@@ -46,7 +46,7 @@ class Judgement:
     """Whether to follow the rules of published benchmarks, which trust what tested code prints: for figures
     that are compared, never for training."""
     plain: bool = False
-    """Whether tests run as they are, without a question sheet: for the known solution, which nobody forged."""
+    """Whether tests run as they are, without a question sheet: for the known solution."""
     controls: Controls = field(default_factory=Controls)
 
     async def rule(self, name: str, evidence: Evidence, protocol: str = "") -> JudgeVerdict:

@@ -92,4 +92,5 @@ def plain(row: Row) -> Mapping[str, Any]:
         "segments": [[segment.first, segment.last] for segment in row.segments],
         "done_sequence": row.done_sequence,
         "value_sequence": row.value_sequence,
+        **({"protected": row.protected} if row.protected else {}),
     }

@@ -1,12 +1,15 @@
 """A dataset is a pure function of the log, the code and the configuration."""
 
 import asyncio
+import hashlib
 import os
 import sys
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import psutil
+import pyarrow.parquet as pq
 import pytest
 from transformers import AutoTokenizer
 
@@ -14,14 +17,16 @@ from orchard.pipelines.datasets.build import build
 from orchard.pipelines.datasets.comparison import compare, find_row, origin
 from orchard.pipelines.datasets.errors import DatasetError
 from orchard.pipelines.datasets.manifest import Manifest, read_manifest, write_manifest
-from orchard.pipelines.datasets.rows import read_rows, row_digest, rows_sha256
+from orchard.pipelines.datasets.rows import Row, read_rows, row_digest, rows_sha256
 from orchard.pipelines.datasets.settings import CandidateSource, DatasetSettings, Filters, Selection, Values
 from orchard.pipelines.datasets.shards import ShardMaker, ShardWork
 from orchard.pipelines.datasets.tokenization import ChatTokenizer
 from orchard.schemas.events import payload
+from orchard.schemas.identity import canonical
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.messages import MessageNode, TokenRecord
 from orchard.schemas.outcomes import ExitStatus
+from orchard.schemas.protection import Protected
 from orchard.storage.reader import open_tables
 from orchard.storage.upkeep.maintenance import rebuild_derived, rebuild_events
 from orchard.streams.connection import Connection
@@ -233,6 +238,37 @@ async def test_a_reward_by_published_rules_trains_only_where_that_is_asked_for(
     assert (made.rows, made.counts["dropped_published_rules"]) == (1, 1)
     told = settings(tokenizer, source=CandidateSource(published_rules=True))
     assert build(store, told, tmp_path / "with").rows == 2
+
+
+async def test_rewards_below_a_minimum_label_are_left_out_and_the_label_is_in_the_row(
+    keep, author, tokenizer: str, tmp_path: Path
+) -> None:
+    labels = (None, Protected.BIT, Protected.VALUE, Protected.FORGEABLE)
+    rollouts = [
+        author.rollout(sample, ["ls", "submit"], resolved=True, protected=label)
+        for sample, label in enumerate(labels)
+    ]
+    store = await keep([event for rollout in rollouts for event in rollout])
+    every = build(store, settings(tokenizer), tmp_path / "every")
+    assert tuple(row.protected for row in read_rows(tmp_path / "every")) == labels
+    assert "without_label" not in every.counts
+    shard = tmp_path / "every" / every.shards[0].file
+    pq.write_table(pq.read_table(shard).drop(["protected"]), shard)
+    assert {row.protected for row in read_rows(tmp_path / "every")} == {None}, "a dataset of before"
+    minimum = settings(tokenizer, source=CandidateSource(min_protected=Protected.BIT))
+    made = build(store, minimum, tmp_path / "least")
+    assert [row.protected for row in read_rows(tmp_path / "least")] == ["bit", "value"]
+    assert (made.counts["dropped_below_min_protected"], made.counts["without_label"]) == (2, 1)
+
+
+def test_a_label_counts_in_the_digest_of_a_row_that_has_one() -> None:
+    facts = dict.fromkeys(Row.__struct_fields__, 0)
+    arrays = {"input_ids": np.zeros(1, np.int32), "loss_mask": np.zeros(1, np.int8), "images": ()}
+    row = Row(**{**facts, **arrays, "protected": None})  # type: ignore[arg-type]
+    plain = {name: 0 for name in facts if name not in (*arrays, "protected")}
+    before = hashlib.sha256(canonical(plain) + b"\n" + bytes(5)).digest()
+    assert row_digest(row) == before, "as it was before there were labels"
+    assert row_digest(msgspec.structs.replace(row, protected=Protected.BIT)) != before
 
 
 async def test_bad_turns_can_stay_as_context(keep, author, tokenizer: str, tmp_path: Path) -> None:

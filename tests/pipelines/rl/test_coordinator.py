@@ -28,6 +28,7 @@ from orchard.schemas.groups import (
 )
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.outcomes import AbortCause, ExitStatus, RolloutStatus
+from orchard.schemas.protection import Protected
 from orchard.schemas.queues import Queue
 from orchard.storage.blobs import BlobStore
 from orchard.streams.claims import Claims
@@ -74,6 +75,8 @@ def plan(**changes: object) -> RunPlan:
     return msgspec.structs.replace(given, **changes)
 
 
+LABELS = (Protected.VALUE, None)
+"""Of the rewards of rollouts with an even and an odd sample."""
 UNANSWERED = -0.5
 """The reward by which a judge says that the time ran out while the model owed an answer."""
 
@@ -102,6 +105,7 @@ def outcome(request: RolloutRequest, attempt: int, reward: float | None) -> Even
             exit_status=ExitStatus.SUBMITTED if reward != UNANSWERED else ExitStatus.UNANSWERED,
             reward=reward,
             resolved=reward > 0,
+            protected=LABELS[request.sample % 2],
         )
     return make_event(
         data,
@@ -191,6 +195,9 @@ async def test_a_run_ends_with_every_group_that_the_plan_asks_for(
         group = progress.groups[name]
         assert len(group.members) == 4 and group.positive in (1, 2, 3)
         assert sum(member.reward > 0 for member in group.members) == group.positive
+        samples = {run.request(group.prompt, slot).rollout_id: slot for slot in range(run.slots)}
+        even = {member.rollout_id for member in group.members if samples[member.rollout_id] % 2 == 0}
+        assert group.protected == dict.fromkeys(even, Protected.VALUE)
     assert {progress.groups[name].prompt for name in progress.dropped}.isdisjoint(
         progress.groups[name].prompt for name in progress.trained
     )

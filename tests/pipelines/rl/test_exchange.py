@@ -17,6 +17,7 @@ from orchard.pipelines.rl.loss_settings import Baseline
 from orchard.pipelines.rl.sequences import sequences
 from orchard.pipelines.rl.stepping import without
 from orchard.schemas.events import payload
+from orchard.schemas.protection import Protected
 from tests.pipelines.rl.written_log import assembled, conversation, plan_of, run_settings
 
 PLAN = plan_of(run_settings())
@@ -70,6 +71,13 @@ def test_slime_samples_are_prompt_and_response():
         [ADVANTAGE, -ADVANTAGE], rel=1e-5
     )
     assert [record["reward"] for record in records] == [1.0, -1.0]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_label_of_a_reward_is_in_the_record_of_its_rollout_alone(layout: str) -> None:
+    group = payload(assembled(PLAN, 0, [0, 1], [1.0, -1.0], Protected.ECHO))
+    records = [record.get("metadata", record) for record in LAYOUTS[layout](group, WHOLE, TERMS)]
+    assert [record.get("protected") for record in records] == ["echo", None]
 
 
 def test_slime_gets_the_sequences_of_a_rewritten_history_as_siblings():

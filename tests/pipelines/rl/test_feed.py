@@ -76,8 +76,20 @@ def test_what_the_grader_resolved_is_not_read_from_the_reward(feed):
     solved, rewarded = PLAN.request(0, 0), PLAN.request(0, 1)
     feed.progress.apply(finished(solved, -1.0, resolved=True), 1)
     feed.progress.apply(finished(rewarded, 1.0, resolved=False), 2)
-    assert feed.progress.resolved({solved.rollout_id}) == 1.0
-    assert feed.progress.resolved({solved.rollout_id, rewarded.rollout_id}) == 0.5
+    assert feed.progress.resolved({solved.rollout_id, rewarded.rollout_id}) == {solved.rollout_id}
+    assert feed.progress.resolved({rewarded.rollout_id}) == set()
+
+
+def test_a_pass_rate_counts_what_the_grader_resolved(feed):
+    solved, *rewarded = [PLAN.request(0, slot) for slot in range(3)]
+    events = [
+        finished(solved, -1.0, resolved=True),
+        *(finished(request, 1.0, resolved=False) for request in rewarded),
+        assembled(PLAN, 0, [0, 1], [-1.0, 1.0]),
+    ]
+    for sequence, event in enumerate(events):
+        feed.progress.apply(event, sequence)
+    assert feed.progress.pass_rate(feed.progress.groups) == pytest.approx(1 / 3)
 
 
 async def test_only_the_accepted_attempt_trains(feed):

@@ -57,7 +57,13 @@ def rollouts(seed=0) -> list[Trained]:
                 )
             )
         found.append(
-            Trained(f"r{number}", f"g{number // 4}", 1.0 if number % 4 < 1 + number // 4 else -1.0, rows)
+            Trained(
+                f"r{number}",
+                f"g{number // 4}",
+                1.0 if (good := number % 4 <= number // 4) else -1.0,
+                good,
+                rows,
+            )
         )
     return found
 
@@ -142,6 +148,13 @@ def test_one_update_is_that_of_the_plain_reference(model, loss, context):
     assert_same(found[0], {name: p.grad for name, p in reference.named_parameters()})
 
 
+def test_a_row_is_resolved_where_the_grader_found_the_task_solved(model):
+    sequence = TokenSequence([1, 2, 3], [0, 0, 1], [0.0, 0.0, -1.0], [-1, -1, 0])
+    batch = [Trained("right", "g", -1.0, True, [sequence]), Trained("wrong", "g", 1.0, False, [sequence])]
+    rows = Learner(settings(), model, ALONE)._rows(batch, [1.0, -1.0])
+    assert {found.row.rollout_id: found.row.resolved for found in rows} == {"right": True, "wrong": False}
+
+
 class Largest(TorchDispatchMode):
     """The most numbers that one tensor has which is made meanwhile."""
 
@@ -180,7 +193,7 @@ def test_no_tensor_has_the_logits_of_all_tokens(monkeypatch):
     )  # fmt: skip
     trainer = Learner(settings(lr=1e-9), new_model(shape, vocabulary=5000, seed=0), ALONE)
     rows = [TokenSequence([1] * 101, [0] + [1] * 100, [-8.0] * 101, [0] * 101) for _ in range(2)]
-    batch = [Trained(f"r{at}", "g", float(at), [row]) for at, row in enumerate(rows)]
+    batch = [Trained(f"r{at}", "g", float(at), False, [row]) for at, row in enumerate(rows)]
     with Largest() as largest:
         trainer.step(0, batch)
     assert largest.numbers <= 8 * 5000
@@ -302,7 +315,7 @@ async def test_the_learner_gives_sampled_tokens_the_probability_that_the_server_
                 trained = [t for row in rows for t, m in zip(row.ids, row.mask, strict=True) if m]
                 assert trained == sampled
                 assert len(rows) >= 1 + number % 2
-                found.append(Trained(f"r{number}", "g", float(number % 3), rows))
+                found.append(Trained(f"r{number}", "g", float(number % 3), False, rows))
     seen = []
 
     def spy(tokens, given):

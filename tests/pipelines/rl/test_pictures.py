@@ -64,7 +64,7 @@ async def test_the_trainer_has_the_probabilities_at_which_the_server_sampled(sha
                 assert [row.images for row in rows] == ([shown[1]] if goes_on else shown)
                 trained = [t for row in rows for t, m in zip(row.ids, row.mask, strict=True) if m]
                 assert trained == [token for record in records for token in record.ids]
-                found.append(Trained(f"r{number}", "g", float(number % 3), rows))
+                found.append(Trained(f"r{number}", "g", float(number % 3), False, rows))
     assert merged
     seen = []
 

@@ -95,7 +95,7 @@ async def test_a_step_trains_what_was_sampled_for_the_work_and_nothing_else(tmp_
         for own in rows
     ]
     assert trained == sampled
-    batch = [Trained(f"r{n}", "g", 1.0 - 2 * n, own) for n, own in enumerate(rows)]
+    batch = [Trained(f"r{n}", "g", 1.0 - 2 * n, not n, own) for n, own in enumerate(rows)]
     learner = Learner(settings(context=1024, temperature=1.0), load_model(directory), ALONE)
     before = [parameter.detach().clone() for parameter in learner.model.parameters()]
     figures = learner.step(0, batch)

@@ -25,6 +25,7 @@ from orchard.pipelines.sft.processes import Processes
 from orchard.pipelines.sft.settings import Lora
 from orchard.schemas.events import payload
 from orchard.schemas.groups import DropReason, GroupDropped, PolicyUpdated
+from orchard.schemas.protection import Protected
 from orchard.schemas.training import PolicyStep
 from orchard.storage.blobs import BlobStore
 from orchard.streams.connection import Connection, connect
@@ -37,6 +38,14 @@ from tests.pipelines.policy.small_models import write_model
 from tests.pipelines.rl.written_log import assembled, conversation, plan_of, run_settings, whole_group
 
 KEY = "k" * 20
+LABELS = {
+    4: Protected.VALUE,
+    0: Protected.ECHO,
+    2: Protected.BIT,
+    1: Protected.INSIDE,
+    6: Protected.FORGEABLE,
+}
+"""Of the reward of the first member of a prompt's group; the second has none."""
 ALONE = Processes(rank=0, count=1, device=torch.device("cpu"))
 
 
@@ -84,7 +93,7 @@ async def test_groups_train_in_order_and_each_policy_is_served(
     trainer = RlTrainer(settings, plan, connection, blobs, ALONE, engines=[engine_of(server)])
     running = asyncio.create_task(trainer.run(start))
     for prompt in (4, 0, 2, 1, 6, 3):  # some before, some while it trains
-        await publisher.events(whole_group(plan, prompt))
+        await publisher.events(whole_group(plan, prompt, label=LABELS.get(prompt)))
     await asyncio.wait_for(running, 240)
     updates = await facts(connection, PolicyUpdated)
     assert [update.version for update in updates] == [1, 2, 3]
@@ -98,6 +107,7 @@ async def test_groups_train_in_order_and_each_policy_is_served(
         (number, 2, 4, 0.5, 0.5) for number in (1, 2, 3)
     ]
     assert [step.staleness for step in steps] == [0.0, 1.0, 2.0]
+    assert [step.unprotected for step in steps] == [0.5, 0.75, 1.0]
     assert server.engine.version == 3
     newest = read_newest(tmp_path / "out")
     assert newest is not None

@@ -18,6 +18,7 @@ from orchard.schemas.groups import GroupAssembled, GroupMember, GroupOutcome
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.messages import MessageNode, NodeRest, Role, TokenRecord, VersionRun
 from orchard.schemas.outcomes import ExitStatus, RolloutStatus
+from orchard.schemas.protection import Protected
 from orchard.storage.blobs import BlobStore
 
 TASKS = tuple(
@@ -120,7 +121,14 @@ def finished(
     return about(request, done, "done", attempt)
 
 
-def assembled(plan: RunPlan, prompt: int, slots: Sequence[int], rewards: Sequence[float]) -> Event:
+def assembled(
+    plan: RunPlan,
+    prompt: int,
+    slots: Sequence[int],
+    rewards: Sequence[float],
+    label: Protected | None = None,
+) -> Event:
+    """The group of these slots; `label` is that of its first member's reward."""
     members = tuple(
         GroupMember(
             rollout_id=plan.request(prompt, slot).rollout_id,
@@ -142,6 +150,7 @@ def assembled(plan: RunPlan, prompt: int, slots: Sequence[int], rewards: Sequenc
         positive=positive,
         degenerate=positive in (0, len(members)),
         generated=len(members),
+        protected={} if label is None else {members[0].rollout_id: label},
     )
     return make_event(
         group,
@@ -153,7 +162,12 @@ def assembled(plan: RunPlan, prompt: int, slots: Sequence[int], rewards: Sequenc
 
 
 def whole_group(
-    plan: RunPlan, prompt: int, *, version: int = 0, rewards: Sequence[float] = (1.0, -1.0)
+    plan: RunPlan,
+    prompt: int,
+    *,
+    version: int = 0,
+    rewards: Sequence[float] = (1.0, -1.0),
+    label: Protected | None = None,
 ) -> list[Event]:
     """All events of a prompt, from its requests to its group."""
     events = []
@@ -163,4 +177,4 @@ def whole_group(
         records = conversation(100 * prompt + slot, version=version)
         events += [message(request, number, tokens) for number, tokens in enumerate(records)]
         events.append(finished(request, reward))
-    return [*events, assembled(plan, prompt, range(len(rewards)), rewards)]
+    return [*events, assembled(plan, prompt, range(len(rewards)), rewards, label)]

@@ -13,6 +13,7 @@ from orchard.plugins import (
     Foreign,
     PluginGrading,
     ProofContext,
+    Protected,
     Proven,
     Record,
     Refuted,
@@ -43,7 +44,7 @@ async def prove(task: Task, _: ProofContext) -> Proven | Refuted:
     assert isinstance(task.grading, PluginGrading)
     if (total := task.grading.settings["total"]) < 0:
         return Refuted(reason="invalid", detail=f"nothing adds up to {total}")
-    return Proven(task=task)
+    return Proven(task=task, protected=Protected.VALUE)
 
 
 def _line(row: Row) -> Iterator[Record]:

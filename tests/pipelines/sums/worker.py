@@ -15,6 +15,7 @@ from orchard.plugins import (
     Harness,
     HarnessResult,
     Judgement,
+    Protected,
     Reward,
     ToolCall,
     WorldContext,
@@ -80,4 +81,6 @@ class Grader:
 
     async def grade(self, settings: Goal, judgement: Judgement) -> Reward:
         right = judgement.submission == str(settings.total)
-        return Reward(value=1.0 if right else -1.0, resolved=right, grader=self.name)
+        return Reward(
+            value=1.0 if right else -1.0, resolved=right, grader=self.name, protected=Protected.VALUE
+        )

@@ -1,6 +1,7 @@
 """Tasks go into the store as a blob and events, and come back by what they are."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import msgspec
 import pytest
 
 from orchard.pipelines.tasks.errors import TaskError
+from orchard.pipelines.tasks.protection import BELOW, WITHOUT_LABEL, protected_tasks
 from orchard.pipelines.tasks.registry import (
     TaskRegistry,
     known_hashes,
@@ -17,6 +19,7 @@ from orchard.pipelines.tasks.registry import (
 )
 from orchard.pipelines.tasks.validate import Validation
 from orchard.schemas.events import TaskRejected, TaskValidated
+from orchard.schemas.protection import Protected
 from orchard.schemas.queues import Queue
 from orchard.schemas.tasks import SWETests, Task, task_hash
 from orchard.storage.blobs import BlobStore
@@ -158,3 +161,28 @@ async def test_a_verdict_reached_again_is_the_newest(
         await registry.record(Validation(original=task, task=task, event=event))
     await _commit(connection, store)
     assert [each.state for each in stored_tasks(store)] == ["valid"]
+
+
+async def test_tasks_below_a_minimum_label_are_counted_with_those_that_have_none(
+    registry: TaskRegistry, connection: Connection, store: str
+) -> None:
+    labels = {"a": Protected.VALUE, "b": Protected.INSIDE, "c": Protected.FORGEABLE, "d": None}
+    for name, label in labels.items():
+        task = _task(name)
+        verdict = msgspec.structs.replace(_valid(task), protected=label, protected_why=f"why {name}")
+        await registry.register([task])
+        await registry.record(Validation(original=task, task=task, event=verdict))
+    await _commit(connection, store)
+    stored = stored_tasks(store)
+    assert {task.ref.task_id: task.protected for task in stored} == labels
+    assert stored[0].protected_why == "why a"
+
+    def taken(minimum: Protected | None) -> tuple[str, dict[str, int]]:
+        counts = Counter[str]()
+        kept = protected_tasks(stored, minimum, counts)
+        return "".join(task.ref.task_id for task in kept), dict(+counts)
+
+    assert taken(None) == ("abcd", {})
+    assert taken(Protected.FORGEABLE) == ("abcd", {WITHOUT_LABEL: 1})
+    assert taken(Protected.INSIDE) == ("abd", {WITHOUT_LABEL: 1, BELOW: 1})
+    assert taken(Protected.ECHO) == ("a", {WITHOUT_LABEL: 1, BELOW: 3})

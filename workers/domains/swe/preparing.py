@@ -1,4 +1,4 @@
-"""Prepares a task's repository in fresh machines: at the base commit or with the gold patch, with its tests."""
+"""Prepares a task's repository in fresh machines: at the base commit or with the gold patch."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

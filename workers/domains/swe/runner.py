@@ -205,10 +205,12 @@ def answer_sheet(child: str, files: list[str], report: int) -> None:
     module = types.ModuleType("__sheet__")
     exec(compile(child, "<sheet>", "exec"), module.__dict__)
     vars(builtins).update(module.installed(report))
-    if any(b"hypothesis" in open(file, "rb").read() for file in files if os.path.isfile(file)):
-        import hypothesis.core
+    for file in filter(os.path.isfile, files):
+        with open(file, "rb") as opened:
+            if b"hypothesis" in opened.read():
+                import hypothesis.core
 
-        hypothesis.core.global_force_seed = 0  # type: ignore[assignment]
+                hypothesis.core.global_force_seed = 0  # type: ignore[assignment]
 
 
 def test_process(plan: dict[str, Any], files: list[str], report: int, log: int) -> NoReturn:

@@ -1,6 +1,7 @@
 """The forms of assertion that a question sheet knows: those of unittest, numpy, pandas and mocks. Pure."""
 
 import ast
+
 from orchard.workers.domains.swe.sheets.purity import dotted
 
 _EQUAL = (

@@ -1,13 +1,13 @@
 """What a question sheet calls inside the sandbox: it tells what tested code computed, and judges nothing.
 
 `runner.py` loads this file (Python 3.7 or later, standard library only) in the process of the tests, before
-any tested code, and puts `installed`'s functions among the builtins. Everything that is needed later is bound
-here, because tests may patch `json.dumps` or `os.write`.
+any tested code, and puts `installed`'s functions among the builtins. What is needed later is bound here,
+because tests may patch `json.dumps` or `os.write`.
 
 Values are told as JSON: `None`, booleans, integers and text as they are; anything else as an object whose one
 key names its kind (`values.py` reads them). Lying containers are read by their base class's own methods. An
-object is told by the names of its classes, its public fields, and its `repr` where a class other than `object`
-defines one, without addresses.
+object is told by the names of its classes, its public fields, and its `repr` where a class other than
+`object` defines one, without addresses.
 """
 
 from __future__ import annotations
@@ -170,9 +170,8 @@ def _object(value: Any, kind: type, depth: int) -> Any:
 
 def _library(value: Any, kind: type, module: str, names: list[str], depth: int) -> Any:
     """Tells values of test libraries, numpy and pandas; None for all others."""
-    if module == "numpy":
-        if hasattr(value, "tolist") and hasattr(value, "dtype"):
-            return {"array": [str(value.dtype), list(value.shape), encoded(value.tolist(), depth - 1)]}
+    if module == "numpy" and hasattr(value, "tolist") and hasattr(value, "dtype"):
+        return {"array": [str(value.dtype), list(value.shape), encoded(value.tolist(), depth - 1)]}
     if module == "pandas":
         if kind.__name__ == "DataFrame":
             columns = [[encoded(c, 4), str(value[c].dtype), encoded(value[c].tolist(), 8)] for c in value]
@@ -252,7 +251,7 @@ class Raises:
     def traceback(self) -> Any:
         return self.tb
 
-    def exconly(self, tryshort: bool = False) -> str:
+    def exconly(self, *_: Any, **__: Any) -> str:
         return f"{type(self.value).__name__}: {self.value}"
 
     def match(self, regexp: Any) -> bool:
@@ -267,9 +266,9 @@ class Raises:
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
-        if kind is not None and (issubclass(kind, _passing()) or not issubclass(kind, Exception)):
-            if kind.__name__ not in ("SystemExit", "KeyboardInterrupt", "GeneratorExit"):
-                return False
+        told = (Exception, SystemExit, KeyboardInterrupt, GeneratorExit)
+        if kind is not None and (issubclass(kind, _passing()) or not issubclass(kind, told)):
+            return False
         self.value, self.tb = error, trace
         answer: Any = None
         if error is not None:
@@ -317,11 +316,11 @@ def _used(number: int, teller: Teller) -> Callable[..., Any]:
 
 
 _OPERATORS = (
-    "abs add and bool bytes call ceil complex contains del delattr delitem divmod enter eq exit float floor "
-    "floordiv format fspath ge getattr getitem gt hash iadd iand index int invert ior isub iter le len lshift "
-    "lt matmul mod mul ne neg next or pos pow radd rand rdivmod repr reversed rfloordiv rlshift rmatmul rmod "
-    "rmul ror round rpow rrshift rshift rsub rtruediv rxor set setattr setitem str sub truediv trunc xor "
-    "reduce reduce_ex copy deepcopy iter array array_function array_ufunc"
+    "abs add and array array_function array_ufunc bool bytes call ceil complex contains copy deepcopy del "
+    "delattr delitem divmod enter eq exit float floor floordiv format fspath ge getattr getitem gt hash iadd "
+    "iand index int invert ior isub iter le len lshift lt matmul mod mul ne neg next or pos pow radd rand "
+    "rdivmod reduce reduce_ex repr reversed rfloordiv rlshift rmatmul rmod rmul ror round rpow rrshift "
+    "rshift rsub rtruediv rxor set setattr setitem str sub truediv trunc xor"
 )
 
 

@@ -13,10 +13,10 @@ import regex
 from orchard.workers.domains.swe.sheets.values import (
     Array,
     ClassNames,
-    Frame,
     Incomplete,
+    PandasFrame,
+    PandasSeries,
     Raised,
-    Series,
     Tolerance,
     Unclear,
     class_names,
@@ -43,18 +43,18 @@ _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-class Failed(Exception):
+class NotHeld(Exception):
     """An answer with which the assertion does not hold; the text says why."""
 
 
 def holds(condition: Condition, leaves: Sequence[Any], pures: Sequence[Any]) -> bool:
     """Whether an assertion holds, given its decoded answers and expected values.
 
-    Raises Unclear where the worker cannot say, and Failed for an exception in place of a needed answer.
+    Raises Unclear where the worker cannot say, and NotHeld for an exception in place of a needed answer.
     """
     try:
         return bool(_value(condition, leaves, pures))
-    except (Unclear, Failed):
+    except (Unclear, NotHeld):
         raise
     except Exception as error:
         raise Unclear(f"{type(error).__name__}: {error}") from error
@@ -83,7 +83,7 @@ def _value(node: Condition, leaves: Sequence[Any], pures: Sequence[Any]) -> Any:
 
 def _answer(value: Any) -> Any:
     if isinstance(value, Raised):
-        raise Failed(f"{value.names[0]}: {value.text}")
+        raise NotHeld(f"{value.names[0]}: {value.text}")
     return value
 
 
@@ -92,7 +92,7 @@ def _each(
 ) -> bool:
     columns = [_answer(leaves[number]) for number in asked] + [pures[number] for number in known]
     if len({len(column) for column in columns}) > 1:
-        raise Failed("the answers are not as many as what is expected")
+        raise NotHeld("the answers are not as many as what is expected")
     found = []
     for row in zip(*columns, strict=True):
         some, more = list(leaves), list(pures)
@@ -145,12 +145,12 @@ def _container(value: Any) -> Any:
 
 def _raises(answer: Any, expected: Any, match: Any = None) -> bool:
     if not isinstance(answer, Raised):
-        raise Failed("nothing was raised")
+        raise NotHeld("nothing was raised")
     wanted = expected if isinstance(expected, list | tuple) else [expected]
     if not any(isinstance(each, ClassNames) for each in wanted):
         raise Unclear("what should be raised cannot be told")
     if not any(isinstance(each, ClassNames) and each.names[0] in answer.names for each in wanted):
-        raise Failed(f"{answer.names[0]} was raised: {answer.text}")
+        raise NotHeld(f"{answer.names[0]} was raised: {answer.text}")
     return match is None or _search(answer.text, match)
 
 
@@ -162,7 +162,7 @@ def _search(text: Any, pattern: Any) -> bool:
         found = regex.search(pattern, text, flags & _FLAGS, timeout=_SEARCH_SECONDS)
         return bool(found is not None)
     except TimeoutError:
-        raise Failed(f"the search for {pattern!r} in it does not end") from None
+        raise NotHeld(f"the search for {pattern!r} in it does not end") from None
 
 
 def _isinstance(value: Any, kinds: Any) -> bool:
@@ -195,7 +195,7 @@ def _counts(one: Any, another: Any) -> bool:
 def _as_list(value: Any) -> Any:
     if isinstance(value, Array):
         return value.items
-    if isinstance(value, Series):
+    if isinstance(value, PandasSeries):
         return value.items
     return value
 
@@ -240,7 +240,7 @@ def _frames(one: Any, another: Any, options: Any) -> bool:
     relative = 0.0 if exact else options.get("rtol", 1e-5)
     absolute = 0.0 if exact else options.get("atol", 1e-8)
     types = options.get("check_dtype", True)
-    if isinstance(one, Frame) and isinstance(another, Frame):
+    if isinstance(one, PandasFrame) and isinstance(another, PandasFrame):
         pairs = list(zip(one.columns, another.columns, strict=False))
         return (
             len(one.columns) == len(another.columns)
@@ -248,7 +248,7 @@ def _frames(one: Any, another: Any, options: Any) -> bool:
             and all(left[0] == right[0] and (not types or left[1] == right[1]) for left, right in pairs)
             and all(_allclose(left[2], right[2], relative, absolute, True) for left, right in pairs)
         )
-    if isinstance(one, Series) and isinstance(another, Series):
+    if isinstance(one, PandasSeries) and isinstance(another, PandasSeries):
         return (
             one.kind == another.kind
             and (not types or one.dtype == another.dtype)

@@ -1,4 +1,4 @@
-"""A question sheet in the making: which functions are treated how, and what a trial changes about it. Pure."""
+"""A question sheet in the making: which functions are treated how, and what a trial changes. Pure."""
 
 import ast
 from collections import Counter
@@ -16,6 +16,8 @@ from orchard.workers.domains.swe.sheets.sheet import ExpectedVisit, Visit, probl
 from orchard.workers.domains.swe.sheets.told import Told, ToldTest
 from orchard.workers.domains.swe.sheets.trimming import hold_back, trim
 
+_ROUNDS_OF_TOKENS = 2
+"""Trials in which literals are put back one by one."""
 _APART = 10_000_000
 """Between the numbers of two files' assertions and tokens."""
 
@@ -50,6 +52,7 @@ class Draft:
         """Tokens that the tests used."""
         self.tokens: dict[int, tuple[str, str]] = {}
         """File and function of each token of the last texts."""
+        self._rounds_of_tokens = 0
         self.answers: set[object] = set()
         """Plain values that answers are made of."""
         self.left_alone: set[str] = set()
@@ -193,18 +196,29 @@ class Draft:
 
         `ids` are the tests' ids in the sheet by those in the key.
         """
-        before = len(self.bits), len(self.needed)
-        self.needed |= told.tokens
-        deviating = [
+        before = len(self.bits)
+        if told.tokens - self.needed:
+            self._put_back(told.tokens)
+            return False
+        deviating = self.deviating(tests, told, ids)
+        for test in deviating:
+            self.degrade(test)
+        return not deviating and len(self.bits) == before
+
+    def deviating(self, tests: Iterable[KnownTest], told: Told, ids: Mapping[str, str]) -> list[KnownTest]:
+        return [
             test
             for test in tests
             if test.file not in self.left_alone and self.deviates(test, told.tests.get(ids.get(test.id, "")))
         ]
-        if self.needed and len(self.needed) > before[1]:
-            return False
-        for test in deviating:
-            self.degrade(test)
-        return not deviating and (len(self.bits), len(self.needed)) == before
+
+    def _put_back(self, used: set[int]) -> None:
+        """Puts literals back that the tests use; in the end all of the functions in which some are."""
+        self._rounds_of_tokens += 1
+        if self._rounds_of_tokens > _ROUNDS_OF_TOKENS:
+            units = {self.tokens[number] for number in used if number in self.tokens}
+            used = used | {number for number, unit in self.tokens.items() if unit in units}
+        self.needed |= used
 
 
 def same_places(told: Told, names: Iterable[str]) -> dict[str, str]:

@@ -133,8 +133,8 @@ def is_forgeable(
     tests: Collection[Sequence[ExpectedVisit]],
     words: Mapping[int, list[Any]],
 ) -> bool:
-    """Whether one generic forger passes all of these tests: it knows which assertion is asked, and answers all
-    with the same guess, or each with the first or the last literal that stands in its question."""
+    """Whether one generic forger passes all of these tests: it knows which assertion is asked, and answers
+    all with the same guess, or each with the first or the last literal of its question."""
     forgers: list[Any] = [lambda _, guess=guess: guess for guess in GUESSES]
     forgers += [
         lambda ask: (words.get(ask) or [None])[0],

@@ -6,6 +6,7 @@ deviates; at the base commit the key and the sheet. What deviates is treated les
 (`rewriting.Treatment`), in the end left as it is.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
@@ -30,7 +31,6 @@ from orchard.workers.domains.swe.sheets.labels import (
     label_of_test,
     literals_of,
 )
-from orchard.workers.domains.swe.sheets.purity import is_library
 from orchard.workers.domains.swe.sheets.rewriting import Treatment
 from orchard.workers.domains.swe.sheets.sheet import FORMAT, Sheet, SheetTest
 from orchard.workers.domains.swe.sheets.told import Told
@@ -40,7 +40,7 @@ from orchard.workers.domains.swe.verdict import FAILING
 from orchard.workers.episode.diffs import touched_paths
 from orchard.workers.episode.machine import FileTooLarge, Machine
 
-ROUNDS = 14
+ROUNDS = 8
 """Trials of the sheet with the gold patch; what still deviates then is left as it is."""
 LONGEST = 120.0
 """Seconds that the tests may take for a sheet to be tried."""
@@ -115,7 +115,8 @@ class SheetMaker:
             except (FileNotFoundError, FileTooLarge, UnicodeDecodeError):
                 continue
         roots = roots_of(await checkout.files())
-        return Draft(sources, lambda module: module in roots and not is_library(module))
+        tested = roots - sys.stdlib_module_names
+        return Draft(sources, lambda module: module in tested)
 
     def _asked(self, draft: Draft, sheet: Sheet) -> AskedTests:
         must = set(self._grading.fail_to_pass)
@@ -162,9 +163,11 @@ class SheetMaker:
             if draft.settled(tests, run.told, ids):
                 break
         else:
-            draft.left_alone |= {test.file for test in tests}
+            for test in draft.deviating(tests, run.told, ids):
+                draft.degrade(test, Treatment.INSIDE)
             run = await self._run(machine, checkout, draft.files())
             ids = same_places(run.told, [test.id for test in tests])
+            draft.left_alone |= {test.file for test in draft.deviating(tests, run.told, ids)}
         return ids
 
     def _too_easy(
@@ -186,7 +189,7 @@ class SheetMaker:
                 failed = told is None or not told.status or told.status in FAILING
                 if not failed and not answered(conditions, draft.expected(test), told):
                     easy.append(test)
-        return any([draft.degrade(test, least) for test in easy])
+        return sum(draft.degrade(test, least) for test in easy) > 0
 
     def _finished(
         self,
@@ -215,7 +218,7 @@ class SheetMaker:
         literals = {ask: found for text in texts.values() for ask, found in literals_of(text).items()}
         inside = sum(test.label is Protected.INSIDE for test in made.values() if test.name in must)
         why = (
-            f"{inside} of {len(must)} tests that must come to pass are judged in the process of the tested code"
+            f"{inside} of {len(must)} tests that must come to pass are judged in the tested code's process"
             if inside
             else ""
         )

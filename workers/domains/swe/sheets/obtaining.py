@@ -20,8 +20,8 @@ async def sheet_of(
 ) -> Sheet | None:
     """Returns the task's question sheet, made within `timeout` seconds if the store has none.
 
-    None for a task of which none can be made: without a gold patch, or with a test command that is not pytest's
-    or unittest's. Raises InfrastructureError.
+    None for a task of which none can be made: without a gold patch, or with a test command that is not
+    pytest's or unittest's. Raises InfrastructureError.
     """
     grading = task.grading
     assert isinstance(grading, SWETests)

@@ -2,13 +2,13 @@
 
 An expression is *free* when it is made of constants, names that hold free values, and calls of Python's own
 value types and of libraries that are not in the repository. All others may be what tested code computed. A
-name is free when each of its bindings is, none of them happens under a condition, and no tested code was given
-what it holds where that could be changed.
-"""
+name is free when each of its bindings is, none of them happens under a condition, and no tested code was
+given what it holds where that could be changed."""
 
 import ast
-import sys
-from collections.abc import Callable, Collection, Iterator
+import builtins
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -16,49 +16,13 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 _VALUES = frozenset(
     [
-        "str",
-        "int",
-        "float",
-        "complex",
-        "bool",
-        "bytes",
-        "bytearray",
-        "list",
-        "dict",
-        "set",
-        "frozenset",
-        "tuple",
-        "len",
-        "sorted",
-        "range",
-        "repr",
-        "abs",
-        "min",
-        "max",
-        "sum",
-        "zip",
-        "enumerate",
-        "reversed",
-        "round",
-        "chr",
-        "ord",
-        "hex",
-        "oct",
-        "bin",
-        "divmod",
-        "pow",
-        "slice",
-        "ascii",
-        "format",
-        "map",
-        "filter",
-        "iter",
-        "any",
-        "all",
-        "memoryview",
+        *("str", "int", "float", "complex", "bool", "bytes", "bytearray", "list", "dict"),
+        *("set", "frozenset", "tuple", "len", "sorted", "range", "repr", "abs", "min"),
+        *("max", "sum", "zip", "enumerate", "reversed", "round", "chr", "ord", "hex"),
+        *("oct", "bin", "divmod", "pow", "slice", "ascii", "format", "map", "filter"),
+        *("iter", "any", "all", "memoryview"),
     ]
 )
-_UNSTEADY = frozenset({"open", "input", "next", "id", "globals", "locals", "vars", "eval", "exec", "print"})
 _CHANGEABLE = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp, ast.Call)
 _ASSERTING = ("assert", "raises", "approx", "warns")
 
@@ -102,27 +66,24 @@ class ModuleNames:
         self.libraries: set[str] = set()
         """Names that are modules, functions and classes from outside of the repository."""
         self.constants: dict[str, ast.expr] = {}
-        self._stored = [
+        self.stored = Counter(
             each.id
             for each in ast.walk(tree)
             if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
-        ]
+        )
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     if not tested(alias.name.partition(".")[0]):
                         self.libraries.add((alias.asname or alias.name).partition(".")[0])
-            elif isinstance(node, ast.ImportFrom) and not node.level:
-                if not tested((node.module or "").partition(".")[0]):
-                    self.libraries |= {alias.asname or alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not (
+                node.level or tested((node.module or "").partition(".")[0])
+            ):
+                self.libraries |= {alias.asname or alias.name for alias in node.names}
         whole = FunctionNames(self, None, None, {})
         for statement in tree.body:
             for target, value in _bound(statement):
-                if (
-                    isinstance(target, ast.Name)
-                    and tree_once(self._stored, target.id)
-                    and whole.is_free(value)
-                ):
+                if isinstance(target, ast.Name) and self.stored[target.id] == 1 and whole.is_free(value):
                     self.constants[target.id] = value
                     self.free.add(target.id)
         self._given = self._call_sites()
@@ -139,10 +100,6 @@ class ModuleNames:
 
     def calls_of(self, helper: str) -> list[tuple[ast.Call, Function]]:
         return self._given.get(helper, [])
-
-
-def tree_once(names: Collection[str], name: str) -> bool:
-    return sum(each == name for each in names) == 1
 
 
 def _bound(statement: ast.stmt) -> Iterator[tuple[ast.expr, ast.expr]]:
@@ -222,7 +179,7 @@ class FunctionNames:
     def _callable(self, node: ast.expr, bound: frozenset[str]) -> bool:
         if isinstance(node, ast.Name):
             name = node.id
-            if name in self._bindings or name in self._module._stored:
+            if name in self._bindings or name in self._module.stored:
                 return False
             return name in self._module.libraries or name in _VALUES or _is_error(name)
         if isinstance(node, ast.Attribute):
@@ -255,7 +212,7 @@ class FunctionNames:
             return not (_is_changeable(self._module.constants[name]) and self._escapes(name))
         if name in self._module.libraries:
             return True
-        return name not in self._module._stored and (
+        return name not in self._module.stored and (
             name in _VALUES or _is_error(name) or name == "NotImplemented"
         )
 
@@ -284,22 +241,19 @@ class FunctionNames:
         """Whether code that may change it is given what a name holds."""
         if self._function is None:
             return False
-        for node in ast.walk(self._function):
-            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-                called = node.value.func
-                if isinstance(called, ast.Attribute) and name in names_in(called.value):
-                    return True
-            if (
-                isinstance(node, ast.Call)
-                and not _asserts(node)
-                and not self._callable(node.func, frozenset())
-            ):
-                if any(name in names_in(each) for each in ast.iter_child_nodes(node)):
-                    return True
-            if isinstance(node, ast.Lambda | ast.FunctionDef) and node is not self._function:
-                if name in names_in(node):
-                    return True
-        return False
+        return any(
+            name in names_in(each) for node in ast.walk(self._function) for each in self._given_away(node)
+        )
+
+    def _given_away(self, node: ast.AST) -> Iterator[ast.AST]:
+        """Yields the parts of a node whose values code may keep or change."""
+        match node:
+            case ast.Expr(value=ast.Call(func=ast.Attribute() as method)):
+                yield method.value
+            case ast.Call() if not _asserts(node) and not self._callable(node.func, frozenset()):
+                yield node
+            case ast.Lambda() | ast.FunctionDef() if node is not self._function:
+                yield node
 
     def _attribute(self, name: str) -> bool:
         values = self._attributes.get(name)
@@ -402,8 +356,6 @@ def _is_changeable(node: ast.expr | None) -> bool:
 
 
 def _is_error(name: str) -> bool:
-    import builtins
-
     return isinstance(getattr(builtins, name, None), type)
 
 
@@ -413,7 +365,7 @@ def _asserts(call: ast.Call) -> bool:
 
 
 def cells_of(function: Function, owner: ast.ClassDef | None) -> dict[str, list[ast.expr]]:
-    """Returns the values of each parameter that a table of pytest's `parametrize` gives, where it is written."""
+    """Returns the values that pytest's `parametrize` gives each parameter, where they are written."""
     found: dict[str, list[ast.expr]] = {}
     decorators = [*function.decorator_list, *(owner.decorator_list if owner else [])]
     for table in filter(None, map(table_of, decorators)):
@@ -426,7 +378,7 @@ def cells_of(function: Function, owner: ast.ClassDef | None) -> dict[str, list[a
 
 
 def table_of(decorator: ast.expr) -> tuple[list[str], list[ast.expr]] | None:
-    """Returns the names and rows of a `parametrize`; one row, the whole expression, where it is not a list."""
+    """Returns names and rows of a `parametrize`; a single row, the expression, where it is no list."""
     if not isinstance(decorator, ast.Call) or not dotted(decorator.func).endswith("parametrize"):
         return None
     given = dict(zip(("argnames", "argvalues"), decorator.args, strict=False))
@@ -458,7 +410,3 @@ def row_of(row: ast.expr, names: int) -> list[ast.expr] | None:
     if isinstance(row, ast.Tuple | ast.List) and len(row.elts) == names:
         return list(row.elts)
     return None
-
-
-def is_library(name: str) -> bool:
-    return name in sys.stdlib_module_names

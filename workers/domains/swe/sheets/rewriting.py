@@ -1,12 +1,11 @@
 """Rewrites a test file into a question sheet, and into the key that the gold patch fills in. Pure.
 
-Each assertion becomes `__ask__(number, leaf, ...)`: the leaves are what depends on tested code. In the key the call
-has `key=lambda: (...)` beside them, with what is expected; the sheet has not. How an assertion holds, given both,
-is its *condition* (`conditions.py`).
+Each assertion becomes `__ask__(number, leaf, ...)`: the leaves are what depends on tested code. In the key
+the call has `key=lambda: (...)` beside them, with what is expected; the sheet has not. How an assertion
+holds, given both, is its *condition* (`conditions.py`).
 
-Where both sides depend on tested code, the side with fewer calls, or the right one, is *pinned*: it leaves the
-file as an expected value, which is sound where the gold patch and the base commit agree on it.
-"""
+Where both sides depend on tested code, the side with fewer calls, or the right one, is *pinned*: it leaves
+the file as an expected value, which is sound where the gold patch and the base commit agree on it."""
 
 import ast
 import copy
@@ -82,8 +81,8 @@ def rewrite(
 ) -> RewrittenFile:
     """Rewrites all functions of a file, numbering its assertions from `first`.
 
-    `treatments` are by function, TOKENS without an entry; `bits` are assertions that are asked as a whole. Raises
-    SyntaxError, ValueError or RecursionError where this version's Python cannot read the file.
+    `treatments` are by function, TOKENS without an entry; `bits` are assertions that are asked as a whole.
+    Raises SyntaxError, ValueError or RecursionError where this version's Python cannot read the file.
     """
     tree = ast.parse(source)
     numbers = {id(node): first + at for at, node in enumerate(_candidates(tree))}
@@ -101,7 +100,7 @@ def rewrite(
             dotted(each.func if isinstance(each, ast.Call) else each).endswith("given")
             for each in function.decorator_list
         ):
-            function.body[:0] = rewriter.drawn(-1 - numbers.get(id(function), 0))
+            function.body.insert(0, rewriter.drawn())
         sites |= rewriter.sites
     ast.fix_missing_locations(tree)
     key = ast.unparse(tree)
@@ -201,12 +200,13 @@ class _Asked:
         if last == "allclose" and len(node.args) == 2 and not node.keywords and "." in name:
             numbers: list[Condition] = [self.pure(ast.Constant(each)) for each in (1e-5, 1e-8, False)]
             return ["allclose", *self.sides(*node.args), *numbers]
-        if isinstance(node.func, ast.Attribute) and len(node.args) == 1 and not node.keywords:
-            if node.func.attr in ("startswith", "endswith") and self.names.is_free(node.args[0]):
-                return [node.func.attr, self.leaf(node.func.value), self.pure(node.args[0])]
-        if name in ("all", "any") and len(node.args) == 1 and not node.keywords:
-            if isinstance(node.args[0], ast.GeneratorExp | ast.ListComp):
-                return self._each(name, node.args[0])
+        match node:
+            case ast.Call(ast.Attribute(value, "startswith" | "endswith" as kind), [part], []):
+                if self.names.is_free(part):
+                    return [kind, self.leaf(value), self.pure(part)]
+            case ast.Call(args=[ast.GeneratorExp() | ast.ListComp() as rows], keywords=[]):
+                if name in ("all", "any"):
+                    return self._each(name, rows)
         return self.leaf(node)
 
     def _each(self, name: str, comprehension: ast.GeneratorExp | ast.ListComp) -> Condition:
@@ -239,7 +239,7 @@ class _FunctionRewriter:
         self._bits = bits
         self.sites: dict[int, Site] = {}
 
-    def drawn(self, _: int) -> list[ast.stmt]:
+    def drawn(self) -> ast.stmt:
         """Asks a function of hypothesis first which example it was given."""
         number = self._numbers[id(self._function)]
         given = [each.arg for each in self._function.args.args if each.arg not in ("self", "cls")]
@@ -252,7 +252,7 @@ class _FunctionRewriter:
             ["Eq"],
             [asked.pure(ast.Tuple(example, ast.Load()))],
         ]
-        return [self._asking(number, self._function, condition, asked)]
+        return self._asking(number, self._function, condition, asked)
 
     def block(self, body: list[ast.stmt]) -> list[ast.stmt]:
         return [self.statement(each) for each in body]

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from orchard.schemas.protection import Protected
-from orchard.workers.domains.swe.sheets.conditions import Condition, Failed, holds
+from orchard.workers.domains.swe.sheets.conditions import Condition, NotHeld, holds
 from orchard.workers.domains.swe.sheets.values import Unclear, decode
 
 FORMAT = 2
@@ -95,7 +95,7 @@ def wrong(condition: Condition, key: Sequence[Any], got: Sequence[Any]) -> str:
     try:
         answers = [decode(each, trusted=False) for each in got]
         found = holds(condition, answers, [decode(each) for each in key])
-    except (Failed, Unclear) as error:
+    except (NotHeld, Unclear) as error:
         return str(error) or "it cannot be told"
     except Exception as error:  # answers come from tested code, and may be anything
         return f"not an answer: {type(error).__name__}"

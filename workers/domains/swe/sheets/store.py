@@ -1,4 +1,4 @@
-"""Question sheets in a store: one file a task, `sheets/ab/<task_hash>`, made once and read by every worker."""
+"""Question sheets in a store: one file a task, `sheets/ab/<task_hash>`, read by every worker."""
 
 import msgspec
 

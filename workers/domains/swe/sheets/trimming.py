@@ -1,10 +1,9 @@
 """Takes out of a sheet what nothing reads any more, and holds back literals that answers contain. Pure.
 
-What goes: names, class attributes and columns of tables whose values are free and that no code reads, parameters
-of helpers and their arguments, docstrings, ids of parameters (numbers take their place). What is left of an answer
-in the file, such as an entry of a dictionary, becomes a *token*: an object of which any use is told, so that a
-trial with the gold patch shows which literals the tests need.
-"""
+What goes: names, class attributes and columns of tables whose values are free and that no code reads,
+parameters of helpers and their arguments, docstrings, ids of parameters (numbers take their place). What is
+left of an answer in the file, such as an entry of a dictionary, becomes a *token*: an object of which any use
+is told, so that a trial with the gold patch shows which literals the tests need."""
 
 import ast
 from collections.abc import Collection, Iterator
@@ -277,6 +276,8 @@ def _numbered(tree: ast.Module, kept: Collection[str], first: int) -> Iterator[t
         function = owners.get(id(node), function)
         if isinstance(node, ast.JoinedStr | ast.match_case | ast.Import | ast.ImportFrom):
             return
+        if function and isinstance(node, ast.Call) and not _is_table(node):
+            return  # an argument is an input
         if isinstance(node, ast.Constant) and function not in kept:
             yield node, first + node.lineno * _COLUMNS + node.col_offset, function
         for child in _replaceable(node):
@@ -285,13 +286,14 @@ def _numbered(tree: ast.Module, kept: Collection[str], first: int) -> Iterator[t
     yield from walk(tree, "")
 
 
+def _is_table(call: ast.Call) -> bool:
+    return dotted(call.func).endswith(("parametrize", "param"))
+
+
 def _replaceable(node: ast.AST) -> Iterator[ast.AST]:
     """Yields the children of a node in which a literal may be any object."""
     if isinstance(node, ast.Call):
         name = dotted(node.func)
-        if name in ("__ask__", "__later__", "__raises__", "__token__"):
-            yield from node.args[1:]
-            return
         if name.endswith("parametrize"):
             yield from node.args[1:2]
             return

@@ -1,4 +1,4 @@
-"""Reads what `child.py` told: plain values as Python's own, all others as values that compare by what was told."""
+"""Reads what `child.py` told: plain ones as Python's own, others as structs that compare by what was told."""
 
 import datetime
 import math
@@ -160,7 +160,7 @@ class Array(msgspec.Struct, frozen=True):
         return self.shape[0] if self.shape else 0
 
 
-class Frame(msgspec.Struct, frozen=True):
+class PandasFrame(msgspec.Struct, frozen=True):
     """A DataFrame: (label, type, values) of each column, index, and the index's names."""
 
     columns: Any
@@ -168,7 +168,7 @@ class Frame(msgspec.Struct, frozen=True):
     names: Any
 
 
-class Series(msgspec.Struct, frozen=True):
+class PandasSeries(msgspec.Struct, frozen=True):
     """A Series or Index of pandas."""
 
     kind: str
@@ -199,8 +199,8 @@ def flat(items: Any) -> list[Any]:
 
 
 def decode(told: Any, *, trusted: bool = True) -> Any:
-    """Returns a told value. Raises Unclear for what is none, and in an answer (not `trusted`) for all that would
-    have a say in how it is compared."""
+    """Returns a told value. Raises Unclear for what is none, and in an answer (not `trusted`) for what would
+    decide how it is compared."""
     if not trusted and _compares_itself(told):
         raise Unclear("an answer that compares itself")
     if told is None or isinstance(told, bool | int | str):
@@ -295,12 +295,12 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "approx": lambda body: Tolerance(*_all(body)),
     "any": lambda _: Nothing(),
     "array": lambda body: Array(body[0], tuple(body[1]), decode(body[2])),
-    "frame": lambda body: Frame(
+    "frame": lambda body: PandasFrame(
         [(decode(label), dtype, decode(values)) for label, dtype, values in body[0]],
         decode(body[1]),
         decode(body[2]),
     ),
-    "series": lambda body: Series(
+    "series": lambda body: PandasSeries(
         body[0], body[1], decode(body[2]), None if body[3] is None else decode(body[3]), decode(body[4])
     ),
     "long": lambda body: Incomplete(tuple(body)),
@@ -312,7 +312,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
 def class_names(value: Any) -> tuple[str, ...]:
     """Names of a decoded value's class and of those above it, for `isinstance`."""
     told = getattr(type(value), "told_names", None) or getattr(value, "names", None)
-    if told is not None and not isinstance(value, Frame):
+    if told is not None and not isinstance(value, PandasFrame):
         return tuple(told)
     special = {
         frozenset: ("set", "frozenset"),
@@ -322,11 +322,11 @@ def class_names(value: Any) -> tuple[str, ...]:
         bytes: ("bytes", "bytearray"),
         datetime.datetime: ("datetime", "date"),
         Array: ("ndarray",),
-        Frame: ("DataFrame",),
+        PandasFrame: ("DataFrame",),
         Member: (),
         ClassNames: ("type",),
     }
-    if isinstance(value, Series):
+    if isinstance(value, PandasSeries):
         return (value.kind,)
     if isinstance(value, Member):
         return (value.kind,)
