@@ -158,7 +158,7 @@ PAIRS = (
         "        elif char == '\"' and (quoted or not part):\n            quoted = not quoted\n"
         "        elif char == ',' and not quoted:\n            found.append(part)\n            part = ''\n"
         "        else:\n            part += char\n    return [*found, part]\n",
-        ("'1,\"two, three\",4'", "'\"a \"\"b\"\"\",c'"),
+        ("'1,\"two, three\",4'", '\'"a ""b""",c\''),
     ),
     Pair(
         "depth",

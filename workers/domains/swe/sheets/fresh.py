@@ -1,22 +1,22 @@
-"""Fresh inputs: questions of a sheet about inputs that its tests do not have, which the gold patch answered. Pure.
+"""Fresh inputs: a sheet's questions about inputs that its tests do not have, answered by the gold patch. Pure.
 
 Whoever knows a test's inputs alone falls back on something for all others: on what the base commit does, on a
-constant, on the opposite. So the answers to questions that the base commit answers wrongly, and to those that it
-answers rightly, are counted apart. Other right implementations may differ where nobody said what is right: only
-who is wrong about more than ALLOWED of either is refused.
+constant, on the opposite. So the questions that the base commit answers wrongly, and those that it answers
+rightly, are counted apart; so are the assertions that hold, and those that do not. Other right implementations
+may differ where nobody said what is right: only who is wrong about more than ALLOWED of a group is refused.
 """
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from orchard.workers.domains.swe.sheets.conditions import Condition, Failed, holds
+from orchard.workers.domains.swe.sheets.conditions import Condition, NotHeld, holds
 from orchard.workers.domains.swe.sheets.sheet import Question, Sheet, Visit
 from orchard.workers.domains.swe.sheets.told import Told, ToldTest
-from orchard.workers.domains.swe.sheets.values import Unclear, decode
+from orchard.workers.domains.swe.sheets.values import decode
 from orchard.workers.domains.swe.sheets.variants import Variant, original_of
 
 ALLOWED = 0.5
@@ -27,10 +27,6 @@ ITEMS = 240
 """Variants that are tried for a task, each row of a table counted."""
 EACH = 12
 """Variants that are tried for a function at most."""
-_BAD_INPUT = frozenset(
-    ["TypeError", "AttributeError", "NameError", "AssertionError", "ImportError", "ModuleNotFoundError"]
-    + ["RecursionError", "MemoryError", "OSError", "FileNotFoundError", "NotImplementedError", "TimeoutError"]
-)
 _SHOWN = 300
 """Characters of an input or answer in a log."""
 _PAIRS = ("almost", "counts", "sequence", "allclose", "arrays", "frames")
@@ -60,7 +56,7 @@ def fresh_questions(
 ) -> dict[str, list[Question]]:
     """Returns the questions that tell solutions apart, by the variants' ids in the sheet.
 
-    `keys` has each test's expected visits by its id, `variants` what is known of each variant by file and function.
+    `keys` has each test's expected visits by its id, `variants` each variant by file and function.
     """
     found: dict[str, list[Question]] = {}
     for name, test in gold.tests.items():
@@ -119,8 +115,8 @@ def _question(
     if condition[0] == "raises":
         raised = got[0]["raised"][0] if got and isinstance(got[0], dict) and "raised" in got[0] else []
         truth = _truth(condition, key, got)
-        if truth is None or (raised and not truth) or (raised and raised[0] in _BAD_INPUT and not truth):
-            return None
+        if truth is None or (raised and not truth):
+            return None  # what another error says is that the input is bad
         return Question(ask=ask, at=at, key=list(key), holds=truth)
     if any(isinstance(each, dict) and {"raised", "unreadable", "deep"} & each.keys() for each in got):
         return None
@@ -171,7 +167,7 @@ def _truth(condition: Condition, key: Sequence[Any], got: Sequence[Any]) -> bool
         condition = condition[:3]
     try:
         return holds(condition, [decode(each, trusted=False) for each in got], [decode(each) for each in key])
-    except Failed:
+    except NotHeld:
         return False
     except Exception:  # answers may be anything
         return None
@@ -221,7 +217,7 @@ def steady(
 
 
 def affordable(questions: Mapping[str, Sequence[Question]], number: int) -> set[str]:
-    """Returns so many variants' functions, by file and name: those that tell most, of all functions in turn."""
+    """Returns variants of which `number` tests are made: those that tell most, of all functions in turn."""
     tells: Counter[str] = Counter()
     tests: Counter[str] = Counter()
     for name, asked in questions.items():
@@ -244,21 +240,21 @@ def affordable(questions: Mapping[str, Sequence[Question]], number: int) -> set[
 
 
 class Tally(msgspec.Struct):
-    """A submission's answers to the fresh questions of one function."""
+    """A submission's answers to the fresh questions of one function, in groups: by whether the base commit
+    answers rightly, and by whether the assertion holds."""
 
-    asked: dict[bool, int] = {True: 0, False: 0}
-    """By whether the base commit answers them rightly."""
-    wrong: dict[bool, int] = {True: 0, False: 0}
+    asked: Counter[tuple[bool, bool]] = msgspec.field(default_factory=Counter)
+    wrong: Counter[tuple[bool, bool]] = msgspec.field(default_factory=Counter)
     example: str = ""
 
     @property
-    def said(self) -> str:
-        wrong, asked = sum(self.wrong.values()), sum(self.asked.values())
-        return f"{wrong} of {asked} answers to other inputs are wrong; {self.example}"
+    def refused(self) -> bool:
+        return any(self.wrong[group] > ALLOWED * max(self.asked[group], ENOUGH) for group in self.asked)
 
     @property
-    def refused(self) -> bool:
-        return any(self.wrong[base] > ALLOWED * max(self.asked[base], ENOUGH) for base in (True, False))
+    def said(self) -> str:
+        wrong, asked = self.wrong.total(), self.asked.total()
+        return f"{wrong} of {asked} answers to other inputs are wrong; {self.example}"
 
 
 def tallies(sheet: Sheet, told: Told) -> dict[str, Tally]:
@@ -269,10 +265,10 @@ def tallies(sheet: Sheet, told: Told) -> dict[str, Tally]:
         visits = dict(_numbered(test.visits)) if test is not None else {}
         tally = found.setdefault(_function(name), Tally())
         for each in questions:
-            tally.asked[each.base] += 1
+            tally.asked[each.base, each.holds] += 1
             visit = visits.get((each.ask, each.at))
             if visit is None or not is_right(sheet.conditions[each.ask], each, visit.got):
-                tally.wrong[each.base] += 1
+                tally.wrong[each.base, each.holds] += 1
                 if not tally.example or not each.base:
                     tally.example = _sentence(sheet, each, visit)
     return found
@@ -280,8 +276,11 @@ def tallies(sheet: Sheet, told: Told) -> dict[str, Tally]:
 
 def _sentence(sheet: Sheet, question: Question, visit: Visit | None) -> str:
     got = "nothing" if visit is None else json.dumps(visit.got)[:_SHOWN]
-    expected = ("" if question.holds else "not ") + json.dumps(question.key)[:_SHOWN]
-    return f"line {sheet.lines[question.ask]} of its file with {question.inputs}: it answers {got}, the known solution {expected}"
+    expected = ("" if question.holds else "not ") + (
+        json.dumps(question.key)[:_SHOWN] if question.key else "true"
+    )
+    where = f"line {sheet.lines[question.ask]} of its file with {question.inputs}"
+    return f"{where}: it answers {got}, the known solution {expected}"
 
 
 def by_rote(sheet: Sheet, told: Told) -> dict[str, Tally]:

@@ -16,7 +16,12 @@ _NO_INPUT = frozenset(
     ]
 )
 """Functions whose arguments are names, files and modes, not inputs of tested code."""
-_NO_KEYWORDS = frozenset("encoding errors mode newline file filename dtype timeout name match id ids".split())
+_NO_KEYWORDS = frozenset(
+    [
+        *("encoding", "errors", "mode", "newline", "file", "filename"),
+        *("dtype", "timeout", "name", "match", "id", "ids"),
+    ]
+)
 _LONG = 2000
 
 
@@ -37,9 +42,8 @@ class Slot:
 def slots_in(root: ast.AST, names: Collection[object]) -> Iterator[Slot]:
     """Yields the literals below a node that are inputs; `names` are texts that are used as keys elsewhere."""
     for parent, field, at, node in _inputs(root):
-        if isinstance(node, ast.Constant) and others(node.value) and not _is_name(node, parent, names):
-            yield Slot(node, parent, field, at)
-        elif isinstance(node, ast.List | ast.Tuple | ast.Dict) and _is_literal(node):
+        constant = isinstance(node, ast.Constant) and not _is_name(node, parent, names)
+        if constant or (isinstance(node, ast.List | ast.Tuple | ast.Dict) and _is_literal(node)):
             yield Slot(node, parent, field, at)
 
 
@@ -88,7 +92,7 @@ def _is_literal(node: ast.AST) -> bool:
 
 
 def key_names(tree: ast.AST) -> set[object]:
-    """Returns the literals of a file that are read as keys, or stand in it more than once."""
+    """Returns the literals of a file by which something is looked up."""
     found: set[object] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):

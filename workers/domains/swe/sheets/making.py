@@ -2,12 +2,12 @@
 base commit must not.
 
 Runs, each of all tests: with the gold patch the tests as they are, the key twice, and the sheet until nothing
-deviates; at the base commit the key and the sheet. What deviates is treated less strictly by steps
+deviates; at the base commit the key and the sheet; last, with fresh inputs, twice and once. What deviates is treated less strictly by steps
 (`rewriting.Treatment`), in the end left as it is.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
@@ -35,6 +35,7 @@ from orchard.workers.domains.swe.sheets.rewriting import Treatment
 from orchard.workers.domains.swe.sheets.sheet import FORMAT, Sheet, SheetTest
 from orchard.workers.domains.swe.sheets.told import Told
 from orchard.workers.domains.swe.sheets.trying import AskedTests, with_fresh_inputs
+from orchard.workers.domains.swe.sheets.variants import original_of
 from orchard.workers.domains.swe.testing import RunnerPlan, TestRun, run_tests
 from orchard.workers.domains.swe.verdict import FAILING
 from orchard.workers.episode.diffs import touched_paths
@@ -55,6 +56,16 @@ class Prepared(Protocol):
 def without_sheet(why: str) -> Sheet:
     """The sheet of a task of which all tests are judged inside."""
     return Sheet(format=FORMAT, patch=b"", conditions={}, lines={}, tests={}, label=Protected.INSIDE, why=why)
+
+
+def _why(sheet: Sheet, fresh: Collection[str]) -> str:
+    """Says, of a task that a forger might pass who knows its inputs, how many tests have others beside them."""
+    if sheet.label is Protected.VALUE or not fresh:
+        return sheet.why
+    functions = {original_of(name.partition("[")[0]) for name in fresh}
+    return "; ".join(
+        filter(None, [sheet.why, f"{len(functions)} test functions are asked about fresh inputs"])
+    )
 
 
 class SheetMaker:
@@ -101,7 +112,7 @@ class SheetMaker:
                 )
                 await self._write(machine, files)
                 patch = await checkout.difference(self._paths)
-                return msgspec.structs.replace(sheet, patch=patch, fresh=fresh)
+                return msgspec.structs.replace(sheet, patch=patch, fresh=fresh, why=_why(sheet, fresh))
 
     @property
     def _paths(self) -> set[str]:

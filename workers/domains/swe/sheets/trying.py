@@ -1,4 +1,4 @@
-"""Asks the gold patch and the base commit for answers to fresh inputs, and leaves in the sheet what tells apart."""
+"""Asks the gold patch and the base commit about fresh inputs, and leaves in the sheet what tells them apart."""
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -36,7 +36,7 @@ class AskedTests(msgspec.Struct, frozen=True, kw_only=True):
     expected: Mapping[str, Sequence[ExpectedVisit]]
     """By the id of a test in the sheet."""
     pinned: Collection[int]
-    """Assertions that also expect what tested code computes: of these there is no right answer to other inputs."""
+    """Assertions that expect what tested code computes, of which no answer is the right one."""
     must: Collection[str]
     """Tests whose functions get fresh inputs."""
 
@@ -50,7 +50,8 @@ class AskedTests(msgspec.Struct, frozen=True, kw_only=True):
 
     def with_numbers(self, numbers: Numbers) -> tuple[dict[str, str], dict[str, Variant]]:
         """Returns all files, and the variants by file and function."""
-        texts, variants = dict(self.files), {}
+        texts = dict(self.files)
+        variants: dict[str, Variant] = {}
         for file, wanted in numbers.items():
             texts[file], made = with_variants(self.files[file], wanted)
             variants |= {f"{file}::{each.name}": each for each in made}

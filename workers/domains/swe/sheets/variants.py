@@ -1,8 +1,8 @@
 """Adds to a question sheet variants of its test functions: the same questions about other inputs. Pure.
 
-A variant `test_x__fresh_3` is a copy of `test_x` in which one literal of each assertion, of each row of a table and
-of each other statement is another one. Its assertions keep their numbers, and are asked lazily, so that an
-exception is an answer too. Its values are limited in time by `child.py`, and the runner runs it after all tests.
+A variant `test_x__fresh_3` is a copy of `test_x` in which one literal of each assertion, of each row of a table
+and of one other statement is another one. Its assertions keep their numbers, and are asked lazily, so that an
+exception is an answer too. `child.py` limits its time, and the runner runs it after all tests.
 """
 
 import ast
