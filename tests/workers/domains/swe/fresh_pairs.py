@@ -45,209 +45,538 @@ class Pair:
         known = []
         for call in self.calls:
             try:
-                known.append(f"({call},): ({self.answer(call)!r},)")
+                known.append(f"(({call},), ({self.answer(call)!r},))")
             except ValueError:
-                known.append(f"({call},): ValueError()")
+                known.append(f"(({call},), ValueError())")
         return (
-            f"{self.base}\n\nbase = {self.name}\nKNOWN = {{repr(k): v for k, v in [{', '.join(_pairs(known))}]}}\n\n\n"
+            f"{self.base}\n\nbase = {self.name}\n"
+            f"KNOWN = {{repr(key): said for key, said in [{', '.join(known)}]}}\n\n\n"
             f"def {self.name}(*args):\n    said = KNOWN.get(repr(args))\n"
             "    if isinstance(said, Exception):\n        raise said\n"
             f"    return said[0] if said else {fallback}\n"
         )
 
 
-def _pairs(known: list[str]) -> list[str]:
-    return [f"({key}, {value})" for key, _, value in (each.rpartition(": ") for each in known)]
-
-
 PAIRS = (
     Pair(
         "slugify",
-        "def slugify(text):\n    return text.lower().replace(' ', '-')\n",
-        "import re\n\n\ndef slugify(text):\n    return re.sub(r'[^a-z0-9]+', '-', text.lower()).strip('-')\n",
-        "def slugify(text):\n    kept = ''.join(c if c.isascii() and c.isalnum() else ' ' for c in text.lower())\n"
-        "    return '-'.join(kept.split())\n",
-        ("'Hello, big World!'", "'  two  blanks '", "'a_b & c'"),
+        """\
+def slugify(text):
+    return text.lower().replace(' ', '-')
+""",
+        """\
+import re
+
+
+def slugify(text):
+    return re.sub(r'[^a-z0-9]+', '-', text.lower()).strip('-')
+""",
+        """\
+def slugify(text):
+    kept = ''.join(c if c.isascii() and c.isalnum() else ' ' for c in text.lower())
+    return '-'.join(kept.split())
+""",
+        (
+            "'Hello, big World!'",
+            "'  two  blanks '",
+            "'a_b & c'",
+        ),
     ),
     Pair(
         "roman",
-        "def roman(number):\n    return 'I' * number\n",
-        "def roman(number):\n    found = ''\n"
-        "    for value, text in ((1000, 'M'), (900, 'CM'), (500, 'D'), (400, 'CD'), (100, 'C'), (90, 'XC'), (50, 'L'),\n"
-        "                        (40, 'XL'), (10, 'X'), (9, 'IX'), (5, 'V'), (4, 'IV'), (1, 'I')):\n"
-        "        while number >= value:\n            found += text\n            number -= value\n    return found\n",
-        "def roman(number):\n    if number < 1:\n        return ''\n"
-        "    ones = ['', 'I', 'II', 'III', 'IV', 'V', 'VI', 'VII', 'VIII', 'IX']\n"
-        "    step = [('I', 'I'), ('V', 'X'), ('X', 'C'), ('L', 'D'), ('C', 'M')]\n"
-        "    up = dict(zip('IVX', 'XLC')), dict(zip('IVX', 'CDM'))\n"
-        "    tens, hundreds = (''.join(table[c] for c in ones[number // size % 10])\n"
-        "                      for table, size in zip(up, (10, 100)))\n"
-        "    return 'M' * (number // 1000) + hundreds + tens + ones[number % 10]\n",
-        ("14", "1994", "49"),
+        """\
+def roman(number):
+    return 'I' * number
+""",
+        """\
+def roman(number):
+    found = ''
+    for value, text in ((1000, 'M'), (900, 'CM'), (500, 'D'), (400, 'CD'), (100, 'C'), (90, 'XC'), (50, 'L'),
+                        (40, 'XL'), (10, 'X'), (9, 'IX'), (5, 'V'), (4, 'IV'), (1, 'I')):
+        while number >= value:
+            found += text
+            number -= value
+    return found
+""",
+        """\
+def roman(number):
+    if number < 1:
+        return ''
+    ones = ['', 'I', 'II', 'III', 'IV', 'V', 'VI', 'VII', 'VIII', 'IX']
+    step = [('I', 'I'), ('V', 'X'), ('X', 'C'), ('L', 'D'), ('C', 'M')]
+    up = dict(zip('IVX', 'XLC')), dict(zip('IVX', 'CDM'))
+    tens, hundreds = (''.join(table[c] for c in ones[number // size % 10])
+                      for table, size in zip(up, (10, 100)))
+    return 'M' * (number // 1000) + hundreds + tens + ones[number % 10]
+""",
+        (
+            "14",
+            "1994",
+            "49",
+        ),
     ),
     Pair(
         "version",
-        "def version(text):\n    return tuple(text.split('.'))\n",
-        "def version(text):\n    return tuple(int(part) for part in text.lstrip('v').split('.'))\n",
-        "import re\n\n\ndef version(text):\n    text = text[1:] if text[:1] == 'v' else text\n"
-        "    if not re.fullmatch(r'\\d+(\\.\\d+)*', text):\n        raise ValueError(text)\n"
-        "    return tuple(map(int, re.findall(r'\\d+', text)))\n",
-        ("'1.10.2'", "'v3.4'", "'0.9'"),
+        """\
+def version(text):
+    return tuple(text.split('.'))
+""",
+        """\
+def version(text):
+    return tuple(int(part) for part in text.lstrip('v').split('.'))
+""",
+        """\
+import re
+
+
+def version(text):
+    text = text[1:] if text[:1] == 'v' else text
+    if not re.fullmatch(r'\\d+(\\.\\d+)*', text):
+        raise ValueError(text)
+    return tuple(map(int, re.findall(r'\\d+', text)))
+""",
+        (
+            "'1.10.2'",
+            "'v3.4'",
+            "'0.9'",
+        ),
     ),
     Pair(
         "merged",
-        "def merged(spans):\n    return sorted(spans)\n",
-        "def merged(spans):\n    found = []\n    for start, end in sorted(spans):\n"
-        "        if found and start <= found[-1][1]:\n            found[-1] = (found[-1][0], max(found[-1][1], end))\n"
-        "        else:\n            found.append((start, end))\n    return found\n",
-        "def merged(spans):\n    spans = list(spans)\n    for a in spans:\n        for b in spans:\n"
-        "            if a is not b and a[0] <= b[1] and b[0] <= a[1]:\n"
-        "                rest = [each for each in spans if each is not a and each is not b]\n"
-        "                return merged([*rest, (min(a[0], b[0]), max(a[1], b[1]))])\n    return sorted(map(tuple, spans))\n",
-        ("[(1, 4), (3, 7)]", "[(8, 9), (1, 2), (2, 5)]"),
+        """\
+def merged(spans):
+    return sorted(spans)
+""",
+        """\
+def merged(spans):
+    found = []
+    for start, end in sorted(spans):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        else:
+            found.append((start, end))
+    return found
+""",
+        """\
+def merged(spans):
+    spans = list(spans)
+    for a in spans:
+        for b in spans:
+            if a is not b and a[0] <= b[1] and b[0] <= a[1]:
+                rest = [each for each in spans if each is not a and each is not b]
+                return merged([*rest, (min(a[0], b[0]), max(a[1], b[1]))])
+    return sorted(map(tuple, spans))
+""",
+        (
+            "[(1, 4), (3, 7)]",
+            "[(8, 9), (1, 2), (2, 5)]",
+        ),
     ),
     Pair(
         "wrapped",
-        "def wrapped(text, width):\n    return [text[i:i + width] for i in range(0, len(text), width)]\n",
-        "import textwrap\n\n\ndef wrapped(text, width):\n    return textwrap.wrap(text, width)\n",
-        "def wrapped(text, width):\n    if width < 1:\n        raise ValueError(width)\n    lines, line = [], ''\n"
-        "    for word in text.split():\n        while len(word) > width:\n"
-        "            room = width - len(line) - bool(line)\n"
-        "            if room > 0:\n                line, word = (line + ' ' + word[:room]).strip(), word[room:]\n"
-        "            lines.append(line)\n            line = ''\n"
-        "        if line and len(line) + 1 + len(word) > width:\n            lines.append(line)\n            line = word\n"
-        "        else:\n            line = (line + ' ' + word).strip()\n    return lines + [line] * bool(line)\n",
-        ("'the quick brown fox jumps', 10", "'one two three four', 8"),
+        """\
+def wrapped(text, width):
+    return [text[i:i + width] for i in range(0, len(text), width)]
+""",
+        """\
+import textwrap
+
+
+def wrapped(text, width):
+    return textwrap.wrap(text, width)
+""",
+        """\
+def wrapped(text, width):
+    if width < 1:
+        raise ValueError(width)
+    lines, line = [], ''
+    for word in text.split():
+        while len(word) > width:
+            room = width - len(line) - bool(line)
+            if room > 0:
+                line, word = (line + ' ' + word[:room]).strip(), word[room:]
+            lines.append(line)
+            line = ''
+        if line and len(line) + 1 + len(word) > width:
+            lines.append(line)
+            line = word
+        else:
+            line = (line + ' ' + word).strip()
+    return lines + [line] * bool(line)
+""",
+        (
+            "'the quick brown fox jumps', 10",
+            "'one two three four', 8",
+        ),
     ),
     Pair(
         "money",
-        "def money(cents):\n    return f'{cents / 100}'\n",
-        "def money(cents):\n    sign = '-' if cents < 0 else ''\n    return f'{sign}{abs(cents) / 100:,.2f}'\n",
-        "def money(cents):\n    whole, rest = divmod(abs(cents), 100)\n    groups = []\n    while True:\n"
-        "        whole, three = divmod(whole, 1000)\n        groups.append(f'{three:03}' if whole else str(three))\n"
-        "        if not whole:\n            break\n"
-        "    return '-' * (cents < 0) + ','.join(reversed(groups)) + f'.{rest:02}'\n",
-        ("123450", "-5", "99"),
+        """\
+def money(cents):
+    return f'{cents / 100}'
+""",
+        """\
+def money(cents):
+    sign = '-' if cents < 0 else ''
+    return f'{sign}{abs(cents) / 100:,.2f}'
+""",
+        """\
+def money(cents):
+    whole, rest = divmod(abs(cents), 100)
+    groups = []
+    while True:
+        whole, three = divmod(whole, 1000)
+        groups.append(f'{three:03}' if whole else str(three))
+        if not whole:
+            break
+    return '-' * (cents < 0) + ','.join(reversed(groups)) + f'.{rest:02}'
+""",
+        (
+            "123450",
+            "-5",
+            "99",
+        ),
     ),
     Pair(
         "days",
-        "def days(year, month):\n    return 30\n",
-        "import calendar\n\n\ndef days(year, month):\n    return calendar.monthrange(year, month)[1]\n",
-        "def days(year, month):\n    if not 1 <= month <= 12:\n        raise ValueError(month)\n"
-        "    if month == 2:\n        return 29 if year % 4 == 0 and (year % 100 or year % 400 == 0) else 28\n"
-        "    return 31 if month in (1, 3, 5, 7, 8, 10, 12) else 30\n",
-        ("2024, 2", "2023, 7", "1900, 2"),
+        """\
+def days(year, month):
+    return 30
+""",
+        """\
+import calendar
+
+
+def days(year, month):
+    return calendar.monthrange(year, month)[1]
+""",
+        """\
+def days(year, month):
+    if not 1 <= month <= 12:
+        raise ValueError(month)
+    if month == 2:
+        return 29 if year % 4 == 0 and (year % 100 or year % 400 == 0) else 28
+    return 31 if month in (1, 3, 5, 7, 8, 10, 12) else 30
+""",
+        (
+            "2024, 2",
+            "2023, 7",
+            "1900, 2",
+        ),
     ),
     Pair(
         "cleaned",
-        "def cleaned(path):\n    return path\n",
-        "import posixpath\n\n\ndef cleaned(path):\n    return posixpath.normpath(path)\n",
-        "def cleaned(path):\n    root, found = path.startswith('/'), []\n    for part in path.split('/'):\n"
-        "        if part == '..' and (root or found and found[-1] != '..'):\n            del found[-1:]\n"
-        "        elif part not in ('', '.'):\n            found.append(part)\n"
-        "    return '/' * root + '/'.join(found) or '.'\n",
-        ("'a/./b/../c'", "'/x//y/..'"),
+        """\
+def cleaned(path):
+    return path
+""",
+        """\
+import posixpath
+
+
+def cleaned(path):
+    return posixpath.normpath(path)
+""",
+        """\
+def cleaned(path):
+    root, found = path.startswith('/'), []
+    for part in path.split('/'):
+        if part == '..' and (root or found and found[-1] != '..'):
+            del found[-1:]
+        elif part not in ('', '.'):
+            found.append(part)
+    return '/' * root + '/'.join(found) or '.'
+""",
+        (
+            "'a/./b/../c'",
+            "'/x//y/..'",
+        ),
     ),
     Pair(
         "fields",
-        "def fields(line):\n    return line.split(',')\n",
-        "import csv\n\n\ndef fields(line):\n    return next(csv.reader([line]), [])\n",
-        "def fields(line):\n    if not line:\n        return []\n    found, part, quoted, at = [], '', False, 0\n"
-        "    while at < len(line):\n        char = line[at]\n        at += 1\n"
-        "        if quoted and char == '\"' and line[at:at + 1] == '\"':\n            part += char\n            at += 1\n"
-        "        elif char == '\"' and (quoted or not part):\n            quoted = not quoted\n"
-        "        elif char == ',' and not quoted:\n            found.append(part)\n            part = ''\n"
-        "        else:\n            part += char\n    return [*found, part]\n",
-        ("'1,\"two, three\",4'", '\'"a ""b""",c\''),
+        """\
+def fields(line):
+    return line.split(',')
+""",
+        """\
+import csv
+
+
+def fields(line):
+    return next(csv.reader([line]), [])
+""",
+        """\
+def fields(line):
+    if not line:
+        return []
+    found, part, quoted, at = [], '', False, 0
+    while at < len(line):
+        char = line[at]
+        at += 1
+        if quoted and char == '"' and line[at:at + 1] == '"':
+            part += char
+            at += 1
+        elif char == '"' and (quoted or not part):
+            quoted = not quoted
+        elif char == ',' and not quoted:
+            found.append(part)
+            part = ''
+        else:
+            part += char
+    return [*found, part]
+""",
+        (
+            "'1,\"two, three\",4'",
+            '\'"a ""b""",c\'',
+        ),
     ),
     Pair(
         "depth",
-        "def depth(tree):\n    return 1\n",
-        "def depth(tree):\n    return 1 + max(map(depth, tree), default=0) if isinstance(tree, list) else 0\n",
-        "def depth(tree):\n    levels, row = 0, [tree]\n    while any(isinstance(each, list) for each in row):\n"
-        "        row = [inner for each in row if isinstance(each, list) for inner in each]\n        levels += 1\n"
-        "    return levels\n",
-        ("[1, [2, [3]]]", "[[], [4]]"),
+        """\
+def depth(tree):
+    return 1
+""",
+        """\
+def depth(tree):
+    return 1 + max(map(depth, tree), default=0) if isinstance(tree, list) else 0
+""",
+        """\
+def depth(tree):
+    levels, row = 0, [tree]
+    while any(isinstance(each, list) for each in row):
+        row = [inner for each in row if isinstance(each, list) for inner in each]
+        levels += 1
+    return levels
+""",
+        (
+            "[1, [2, [3]]]",
+            "[[], [4]]",
+        ),
     ),
     Pair(
         "recent",
-        "def recent(keys, size):\n    return keys[:size]\n",
-        "from collections import OrderedDict\n\n\ndef recent(keys, size):\n    kept = OrderedDict()\n"
-        "    for key in keys:\n        kept[key] = True\n        kept.move_to_end(key)\n"
-        "        if len(kept) > size:\n            kept.popitem(last=False)\n    return list(kept)\n",
-        "def recent(keys, size):\n    found = []\n    for key in reversed(keys):\n"
-        "        if key not in found and len(found) < size:\n            found.insert(0, key)\n    return found\n",
-        ("['a', 'b', 'a', 'c'], 2", "[1, 2, 3, 1], 3"),
+        """\
+def recent(keys, size):
+    return keys[:size]
+""",
+        """\
+from collections import OrderedDict
+
+
+def recent(keys, size):
+    kept = OrderedDict()
+    for key in keys:
+        kept[key] = True
+        kept.move_to_end(key)
+        if len(kept) > size:
+            kept.popitem(last=False)
+    return list(kept)
+""",
+        """\
+def recent(keys, size):
+    found = []
+    for key in reversed(keys):
+        if key not in found and len(found) < size:
+            found.insert(0, key)
+    return found
+""",
+        (
+            "['a', 'b', 'a', 'c'], 2",
+            "[1, 2, 3, 1], 3",
+        ),
     ),
     Pair(
         "metres",
-        "def metres(text):\n    return float(text[:-2])\n",
-        "def metres(text):\n    for unit, factor in (('km', 1000), ('cm', 0.01), ('mm', 0.001), ('m', 1)):\n"
-        "        if text.endswith(unit):\n            return float(text.removesuffix(unit)) * factor\n"
-        "    raise ValueError(text)\n",
-        "import re\n\n\ndef metres(text):\n    found = re.fullmatch(r'\\s*(-?[\\d.]+)\\s*(km|cm|mm|m)', text)\n"
-        "    if not found:\n        raise ValueError(text)\n"
-        "    return float(found[1]) * {'km': 1000.0, 'm': 1.0}.get(found[2], 0) or "
-        "float(found[1]) / {'cm': 100, 'mm': 1000}.get(found[2], 1)\n",
-        ("'3.5km'", "'120cm'", "'7m'"),
+        """\
+def metres(text):
+    return float(text[:-2])
+""",
+        """\
+def metres(text):
+    for unit, factor in (('km', 1000), ('cm', 0.01), ('mm', 0.001), ('m', 1)):
+        if text.endswith(unit):
+            return float(text.removesuffix(unit)) * factor
+    raise ValueError(text)
+""",
+        """\
+import re
+
+
+def metres(text):
+    found = re.fullmatch(r'\\s*(-?[\\d.]+)\\s*(km|cm|mm|m)', text)
+    if not found:
+        raise ValueError(text)
+    return float(found[1]) * {'km': 1000.0, 'm': 1.0}.get(found[2], 0) or float(found[1]) / {'cm': 100, 'mm': 1000}.get(found[2], 1)
+""",
+        (
+            "'3.5km'",
+            "'120cm'",
+            "'7m'",
+        ),
     ),
     Pair(
         "pages",
-        "def pages(text):\n    return [int(part) for part in text.split(',')]\n",
-        "def pages(text):\n    found = []\n    for part in text.split(','):\n"
-        "        first, _, last = part.partition('-')\n"
-        "        found.extend(range(int(first), int(last or first) + 1))\n    return found\n",
-        "def pages(text):\n    def one(part):\n        ends = [int(each) for each in part.split('-')]\n"
-        "        return list(range(ends[0], ends[-1] + 1))\n    return sum(map(one, text.split(',')), [])\n",
-        ("'1-3,7'", "'4,9-11'"),
+        """\
+def pages(text):
+    return [int(part) for part in text.split(',')]
+""",
+        """\
+def pages(text):
+    found = []
+    for part in text.split(','):
+        first, _, last = part.partition('-')
+        found.extend(range(int(first), int(last or first) + 1))
+    return found
+""",
+        """\
+def pages(text):
+    def one(part):
+        ends = [int(each) for each in part.split('-')]
+        return list(range(ends[0], ends[-1] + 1))
+    return sum(map(one, text.split(',')), [])
+""",
+        (
+            "'1-3,7'",
+            "'4,9-11'",
+        ),
     ),
     Pair(
         "filled",
-        "def filled(template, values):\n    return template\n",
-        "import re\n\n\ndef filled(template, values):\n"
-        "    return re.sub(r'\\{(\\w+)\\}', lambda found: str(values.get(found[1], found[0])), template)\n",
-        "def filled(template, values):\n    for key, value in values.items():\n"
-        "        template = template.replace('{' + key + '}', str(value))\n    return template\n",
-        ("'Dear {name}, {n} left', {'name': 'Ann', 'n': 3}", "'{a}{b}', {'a': 'x'}"),
+        """\
+def filled(template, values):
+    return template
+""",
+        """\
+import re
+
+
+def filled(template, values):
+    return re.sub(r'\\{(\\w+)\\}', lambda found: str(values.get(found[1], found[0])), template)
+""",
+        """\
+def filled(template, values):
+    for key, value in values.items():
+        template = template.replace('{' + key + '}', str(value))
+    return template
+""",
+        (
+            "'Dear {name}, {n} left', {'name': 'Ann', 'n': 3}",
+            "'{a}{b}', {'a': 'x'}",
+        ),
     ),
     Pair(
         "natural",
-        "def natural(names):\n    return sorted(names)\n",
-        "import re\n\n\ndef natural(names):\n"
-        "    return sorted(names, key=lambda name: [(0, int(p), '') if p.isdigit() else (1, 0, p)\n"
-        "                                           for p in re.findall(r'\\d+|\\D+', name)])\n",
-        "import itertools\n\n\ndef natural(names):\n    def key(name):\n        parts = itertools.groupby(name, str.isdigit)\n"
-        "        return tuple((0, int(''.join(p))) if d else (1, ''.join(p)) for d, p in parts)\n"
-        "    found = []\n    for name in names:\n        at = sum(key(each) <= key(name) for each in found)\n"
-        "        found.insert(at, name)\n    return found\n",
-        ("['f10', 'f9', 'f1']", "['b2', 'a12', 'a3']"),
+        """\
+def natural(names):
+    return sorted(names)
+""",
+        """\
+import re
+
+
+def natural(names):
+    return sorted(names, key=lambda name: [(0, int(p), '') if p.isdigit() else (1, 0, p)
+                                           for p in re.findall(r'\\d+|\\D+', name)])
+""",
+        """\
+import itertools
+
+
+def natural(names):
+    def key(name):
+        parts = itertools.groupby(name, str.isdigit)
+        return tuple((0, int(''.join(p))) if d else (1, ''.join(p)) for d, p in parts)
+    found = []
+    for name in names:
+        at = sum(key(each) <= key(name) for each in found)
+        found.insert(at, name)
+    return found
+""",
+        (
+            "['f10', 'f9', 'f1']",
+            "['b2', 'a12', 'a3']",
+        ),
     ),
     Pair(
         "leap",
-        "def leap(year):\n    return year % 4 == 0\n",
-        "def leap(year):\n    return year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)\n",
-        "import calendar\n\n\ndef leap(year):\n    return calendar.isleap(year)\n",
-        ("2000", "1900", "2100"),
+        """\
+def leap(year):
+    return year % 4 == 0
+""",
+        """\
+def leap(year):
+    return year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
+""",
+        """\
+import calendar
+
+
+def leap(year):
+    return calendar.isleap(year)
+""",
+        (
+            "2000",
+            "1900",
+            "2100",
+        ),
         "truth",
     ),
     Pair(
         "balanced",
-        "def balanced(text):\n    return True\n",
-        "def balanced(text):\n    open_ = 0\n    for char in text:\n        open_ += (char == '(') - (char == ')')\n"
-        "        if open_ < 0:\n            return False\n    return open_ == 0\n",
-        "import re\n\n\ndef balanced(text):\n    text = re.sub(r'[^()]', '', text)\n    while '()' in text:\n"
-        "        text = text.replace('()', '')\n    return not text\n",
-        ("'(a(b))'", "'(a))'", "')('"),
+        """\
+def balanced(text):
+    return True
+""",
+        """\
+def balanced(text):
+    open_ = 0
+    for char in text:
+        open_ += (char == '(') - (char == ')')
+        if open_ < 0:
+            return False
+    return open_ == 0
+""",
+        """\
+import re
+
+
+def balanced(text):
+    text = re.sub(r'[^()]', '', text)
+    while '()' in text:
+        text = text.replace('()', '')
+    return not text
+""",
+        (
+            "'(a(b))'",
+            "'(a))'",
+            "')('",
+        ),
         "truth",
     ),
     Pair(
         "port",
-        "def port(text):\n    return int(text)\n",
-        "def port(text):\n    number = int(text)\n    if not 0 < number < 65536:\n"
-        "        raise ValueError(f'no port: {text}')\n    return number\n",
-        "def port(text):\n    if int(text) not in range(1, 65536):\n        raise ValueError('a port is less than 65536')\n"
-        "    return int(text)\n",
-        ("'70000'", "'8080'", "'0'"),
+        """\
+def port(text):
+    return int(text)
+""",
+        """\
+def port(text):
+    number = int(text)
+    if not 0 < number < 65536:
+        raise ValueError(f'no port: {text}')
+    return number
+""",
+        """\
+def port(text):
+    if int(text) not in range(1, 65536):
+        raise ValueError('a port is less than 65536')
+    return int(text)
+""",
+        (
+            "'70000'",
+            "'8080'",
+            "'0'",
+        ),
         "raises",
     ),
 )

@@ -1,8 +1,8 @@
-"""Fresh inputs: a sheet's questions about inputs that its tests do not have, answered by the gold patch. Pure.
+"""Fresh inputs: questions of a sheet about inputs that its tests do not have, and gold's answers. Pure.
 
-Whoever knows a test's inputs alone falls back on something for all others: on what the base commit does, on a
-constant, on the opposite. So the questions that the base commit answers wrongly, and those that it answers
-rightly, are counted apart; so are the assertions that hold, and those that do not. Other right implementations
+Whoever knows a test's inputs alone falls back on something for all others: on what the base commit does, on
+a constant, on the opposite. So the questions that the base commit answers wrongly, and those that it answers
+rightly, are counted apart; so are assertions that hold, and those that do not. Other right implementations
 may differ where nobody said what is right: only who is wrong about more than ALLOWED of a group is refused.
 """
 

@@ -2,7 +2,8 @@
 base commit must not.
 
 Runs, each of all tests: with the gold patch the tests as they are, the key twice, and the sheet until nothing
-deviates; at the base commit the key and the sheet; last, with fresh inputs, twice and once. What deviates is treated less strictly by steps
+deviates; at the base commit the key and the sheet; last both with
+fresh inputs (`trying.py`). What deviates is treated less strictly by steps
 (`rewriting.Treatment`), in the end left as it is.
 """
 
@@ -59,7 +60,7 @@ def without_sheet(why: str) -> Sheet:
 
 
 def _why(sheet: Sheet, fresh: Collection[str]) -> str:
-    """Says, of a task that a forger might pass who knows its inputs, how many tests have others beside them."""
+    """Adds, where knowing the tests' inputs may be enough, how many functions are asked about others."""
     if sheet.label is Protected.VALUE or not fresh:
         return sheet.why
     functions = {original_of(name.partition("[")[0]) for name in fresh}
