@@ -30,6 +30,8 @@ ANSWER_LIMIT = 65536
 """Characters of one told value; of a longer one only length and digest are told."""
 TOTAL_LIMIT = 16 * 1024 * 1024
 DEPTH = 40
+NODES = 20000
+"""Values that one told value may be made of; objects that hold each other would have no end."""
 FIELDS = 200
 """Fields of one object that are told at most."""
 _ADDRESS = re.compile(r"\bat 0x[0-9A-Fa-f]+")
@@ -45,6 +47,15 @@ _ITERATED: dict[type, Any] = {list: _list, tuple: _tuple, set: _set, frozenset: 
 
 class TokenUsed(Exception):
     """A literal was needed that the sheet holds back, because it stands on the side of the answers too."""
+
+
+class TooMuch(Exception):
+    """A value is made of more than NODES others."""
+
+
+_encoding = threading.RLock()
+_left = [NODES]
+"""Of the value that is being told."""
 
 
 class Teller:
@@ -75,9 +86,11 @@ class Teller:
 def told(value: Any) -> Any:
     """Returns the value as JSON, or its length and digest where that is too long."""
     try:
-        answer = encoded(value, DEPTH)
+        with _encoding:
+            _left[0] = NODES
+            answer = encoded(value, DEPTH)
         text = _dumps(answer)
-    except RecursionError:
+    except (RecursionError, TooMuch):
         return {"deep": type(value).__name__}
     except TokenUsed:
         raise
@@ -89,6 +102,9 @@ def told(value: Any) -> Any:
 
 
 def encoded(value: Any, depth: int) -> Any:
+    _left[0] -= 1
+    if _left[0] < 0:
+        raise TooMuch
     kind = type(value)
     if value is None or kind is bool or kind is int or kind is str:
         return value

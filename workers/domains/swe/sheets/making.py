@@ -8,7 +8,7 @@ fresh inputs (`trying.py`). What deviates is treated less strictly by steps
 """
 
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
@@ -39,7 +39,7 @@ from orchard.workers.domains.swe.sheets.trying import AskedTests, with_fresh_inp
 from orchard.workers.domains.swe.sheets.variants import original_of
 from orchard.workers.domains.swe.testing import RunnerPlan, TestRun, run_tests
 from orchard.workers.domains.swe.verdict import FAILING
-from orchard.workers.episode.diffs import touched_paths
+from orchard.workers.episode.diffs import split_diff, touched_paths
 from orchard.workers.episode.machine import FileTooLarge, Machine
 
 ROUNDS = 8
@@ -118,6 +118,12 @@ class SheetMaker:
     @property
     def _paths(self) -> set[str]:
         return {*self._plan.files, *touched_paths(self._grading.test_patch)}
+
+    def _data(self) -> Iterator[str]:
+        """Yields what the test patch says of other files than tests."""
+        for file, lines in split_diff(self._grading.test_patch):
+            if file is not None and file.path not in self._plan.files:
+                yield "\n".join(lines)
 
     async def _draft(self, machine: Machine, checkout: RepositoryCheckout) -> Draft:
         sources: dict[str, str] = {}
@@ -212,7 +218,7 @@ class SheetMaker:
     ) -> Sheet:
         texts = draft.texts()
         conditions = draft.conditions()
-        words = SheetWords(texts.values())
+        words = SheetWords(texts.values(), [self._task.statement, *self._data()])
         must = set(self._grading.fail_to_pass)
         made: dict[str, SheetTest] = {}
         asked = []
