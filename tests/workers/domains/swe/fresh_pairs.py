@@ -406,7 +406,8 @@ def metres(text):
     found = re.fullmatch(r'\\s*(-?[\\d.]+)\\s*(km|cm|mm|m)', text)
     if not found:
         raise ValueError(text)
-    return float(found[1]) * {'km': 1000.0, 'm': 1.0}.get(found[2], 0) or float(found[1]) / {'cm': 100, 'mm': 1000}.get(found[2], 1)
+    factors = {'km': (1000, 1), 'm': (1, 1), 'cm': (1, 100), 'mm': (1, 1000)}
+    return float(found[1]) * factors[found[2]][0] / factors[found[2]][1]
 """,
         (
             "'3.5km'",

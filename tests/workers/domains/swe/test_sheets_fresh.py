@@ -7,7 +7,7 @@ import pytest
 
 from orchard.workers.domains.swe.sheets.fresh import by_rote
 from orchard.workers.domains.swe.sheets.making import without_sheet
-from orchard.workers.domains.swe.sheets.sheet import Question, Visit
+from orchard.workers.domains.swe.sheets.sheet import FreshQuestion, Visit
 from orchard.workers.domains.swe.sheets.store import SheetStore
 from orchard.workers.domains.swe.sheets.told import Told, ToldTest
 from orchard.workers.domains.swe.sheets.variants import original_of, with_variants
@@ -95,7 +95,7 @@ def test_inputs_change_and_names_stay():
 )
 def test_a_few_other_answers_are_forgiven(wrong, refused):
     def question(at, answer, **more):
-        return Question(ask=1, at=at, key=[answer], **more)
+        return FreshQuestion(ask=1, at=at, key=[answer], **more)
 
     telling = [question(at, at) for at in range(4)]
     opposite = [question(at, 9, holds=False, base=True) for at in range(4, 8)]

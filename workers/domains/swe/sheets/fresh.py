@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from orchard.workers.domains.swe.sheets.conditions import Condition, NotHeld, holds
-from orchard.workers.domains.swe.sheets.sheet import Question, Sheet, Visit
+from orchard.workers.domains.swe.sheets.sheet import FreshQuestion, Sheet, Visit
 from orchard.workers.domains.swe.sheets.told import Told, ToldTest
 from orchard.workers.domains.swe.sheets.values import decode
 from orchard.workers.domains.swe.sheets.variants import Variant, original_of
@@ -53,12 +53,12 @@ def fresh_questions(
     variants: Mapping[str, Variant],
     gold: Told,
     base: Told,
-) -> dict[str, list[Question]]:
+) -> dict[str, list[FreshQuestion]]:
     """Returns the questions that tell solutions apart, by the variants' ids in the sheet.
 
     `keys` has each test's expected visits by its id, `variants` each variant by file and function.
     """
-    found: dict[str, list[Question]] = {}
+    found: dict[str, list[FreshQuestion]] = {}
     for name, test in gold.tests.items():
         file = name.partition("::")[0]
         function, row = function_and_row(name)
@@ -83,7 +83,7 @@ def _questions(
     gold: ToldTest,
     known: ToldTest,
     base: ToldTest | None,
-) -> Iterator[Question]:
+) -> Iterator[FreshQuestion]:
     before = dict(_numbered(known.visits))
     by_base = dict(_numbered(base.visits)) if base is not None else {}
     for place, visit in _numbered(gold.visits):
@@ -109,7 +109,7 @@ def _numbered(visits: Iterable[Visit]) -> Iterator[tuple[tuple[int, int], Visit]
 
 def _question(
     condition: Condition, place: tuple[int, int], key: Sequence[Any], got: Sequence[Any]
-) -> Question | None:
+) -> FreshQuestion | None:
     """Returns the question that the gold patch answered so; None for an answer that says nothing."""
     ask, at = place
     if condition[0] == "raises":
@@ -117,12 +117,12 @@ def _question(
         truth = _truth(condition, key, got)
         if truth is None or (raised and not truth):
             return None  # what another error says is that the input is bad
-        return Question(ask=ask, at=at, key=list(key), holds=truth)
+        return FreshQuestion(ask=ask, at=at, key=list(key), holds=truth)
     if any(isinstance(each, dict) and {"raised", "unreadable", "deep"} & each.keys() for each in got):
         return None
     pinned = _pinned(condition, list(key), got)
     truth = _truth(condition, pinned, got)
-    return None if truth is None else Question(ask=ask, at=at, key=pinned, holds=truth)
+    return None if truth is None else FreshQuestion(ask=ask, at=at, key=pinned, holds=truth)
 
 
 def _pinned(condition: Condition, key: list[Any], got: Sequence[Any]) -> list[Any]:
@@ -173,7 +173,7 @@ def _truth(condition: Condition, key: Sequence[Any], got: Sequence[Any]) -> bool
         return None
 
 
-def is_right(condition: Condition, question: Question, got: Sequence[Any]) -> bool:
+def is_right(condition: Condition, question: FreshQuestion, got: Sequence[Any]) -> bool:
     """Whether an answer agrees with the gold patch's."""
     raised = any(isinstance(each, dict) and "raised" in each for each in got)
     if raised and condition[0] != "raises":
@@ -181,9 +181,9 @@ def is_right(condition: Condition, question: Question, got: Sequence[Any]) -> bo
     return _truth(condition, question.key, got) is question.holds
 
 
-def enough(questions: Mapping[str, Sequence[Question]]) -> dict[str, tuple[Question, ...]]:
+def enough(questions: Mapping[str, Sequence[FreshQuestion]]) -> dict[str, tuple[FreshQuestion, ...]]:
     """Leaves out the functions that have too few questions, or one answer for all of them."""
-    by_function: dict[str, list[Question]] = {}
+    by_function: dict[str, list[FreshQuestion]] = {}
     for name, asked in questions.items():
         by_function.setdefault(_function(name), []).extend(asked)
     kept = {
@@ -201,8 +201,8 @@ def _function(name: str) -> str:
 
 
 def steady(
-    conditions: Mapping[int, Condition], questions: Mapping[str, Sequence[Question]], told: Told
-) -> dict[str, list[Question]]:
+    conditions: Mapping[int, Condition], questions: Mapping[str, Sequence[FreshQuestion]], told: Told
+) -> dict[str, list[FreshQuestion]]:
     """Returns the questions that another run of the gold patch answers alike."""
     kept = {}
     for name, asked in questions.items():
@@ -216,7 +216,7 @@ def steady(
     return {name: asked for name, asked in kept.items() if asked}
 
 
-def affordable(questions: Mapping[str, Sequence[Question]], number: int) -> set[str]:
+def affordable(questions: Mapping[str, Sequence[FreshQuestion]], number: int) -> set[str]:
     """Returns variants of which `number` tests are made: those that tell most, of all functions in turn."""
     tells: Counter[str] = Counter()
     tests: Counter[str] = Counter()
@@ -239,7 +239,7 @@ def affordable(questions: Mapping[str, Sequence[Question]], number: int) -> set[
 # --- what a submission answers -------------------------------------------------------------------
 
 
-class Tally(msgspec.Struct):
+class FreshTally(msgspec.Struct):
     """A submission's answers to the fresh questions of one function, in groups: by whether the base commit
     answers rightly, and by whether the assertion holds."""
 
@@ -257,13 +257,13 @@ class Tally(msgspec.Struct):
         return f"{wrong} of {asked} answers to other inputs are wrong; {self.example}"
 
 
-def tallies(sheet: Sheet, told: Told) -> dict[str, Tally]:
+def tallies(sheet: Sheet, told: Told) -> dict[str, FreshTally]:
     """Counts by file and test function."""
-    found: dict[str, Tally] = {}
+    found: dict[str, FreshTally] = {}
     for name, questions in sheet.fresh.items():
         test = told.tests.get(name)
         visits = dict(_numbered(test.visits)) if test is not None else {}
-        tally = found.setdefault(_function(name), Tally())
+        tally = found.setdefault(_function(name), FreshTally())
         for each in questions:
             tally.asked[each.base, each.holds] += 1
             visit = visits.get((each.ask, each.at))
@@ -274,7 +274,7 @@ def tallies(sheet: Sheet, told: Told) -> dict[str, Tally]:
     return found
 
 
-def _sentence(sheet: Sheet, question: Question, visit: Visit | None) -> str:
+def _sentence(sheet: Sheet, question: FreshQuestion, visit: Visit | None) -> str:
     got = "nothing" if visit is None else json.dumps(visit.got)[:_SHOWN]
     expected = ("" if question.holds else "not ") + (
         json.dumps(question.key)[:_SHOWN] if question.key else "true"
@@ -283,6 +283,6 @@ def _sentence(sheet: Sheet, question: Question, visit: Visit | None) -> str:
     return f"{where}: it answers {got}, the known solution {expected}"
 
 
-def by_rote(sheet: Sheet, told: Told) -> dict[str, Tally]:
+def by_rote(sheet: Sheet, told: Told) -> dict[str, FreshTally]:
     """Returns the functions whose tests a submission passes for their own inputs alone."""
     return {name: tally for name, tally in tallies(sheet, told).items() if tally.refused}

@@ -25,7 +25,7 @@ _NO_KEYWORDS = frozenset(
 _LONG = 2000
 
 
-class Slot:
+class LiteralSlot:
     """A literal, and the field of its parent where another one may stand."""
 
     def __init__(self, node: ast.expr, parent: ast.AST, field: str, at: int | None) -> None:
@@ -39,12 +39,12 @@ class Slot:
             getattr(self._parent, self._field)[self._at] = node
 
 
-def slots_in(root: ast.AST, names: Collection[object]) -> Iterator[Slot]:
+def slots_in(root: ast.AST, names: Collection[object]) -> Iterator[LiteralSlot]:
     """Yields the literals below a node that are inputs; `names` are texts that are used as keys elsewhere."""
     for parent, field, at, node in _inputs(root):
         constant = isinstance(node, ast.Constant) and not _is_name(node, parent, names)
         if constant or (isinstance(node, ast.List | ast.Tuple | ast.Dict) and _is_literal(node)):
-            yield Slot(node, parent, field, at)
+            yield LiteralSlot(node, parent, field, at)
 
 
 def _inputs(parent: ast.AST) -> Iterator[tuple[ast.AST, str, int | None, ast.expr]]:

@@ -2,9 +2,8 @@
 base commit must not.
 
 Runs, each of all tests: with the gold patch the tests as they are, the key twice, and the sheet until nothing
-deviates; at the base commit the key and the sheet; last both with
-fresh inputs (`trying.py`). What deviates is treated less strictly by steps
-(`rewriting.Treatment`), in the end left as it is.
+deviates; at the base commit the key and the sheet; last both with fresh inputs (`trying.py`).
+What deviates is treated less strictly by steps (`rewriting.Treatment`), in the end left as it is.
 """
 
 import sys

@@ -41,7 +41,7 @@ class SheetTest(msgspec.Struct, frozen=True, kw_only=True):
     label: Protected
 
 
-class Question(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+class FreshQuestion(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """An assertion about an input that the task's tests do not have."""
 
     ask: int
@@ -69,7 +69,7 @@ class Sheet(msgspec.Struct, frozen=True, kw_only=True):
     """Where it stands in the task's own file."""
     tests: dict[str, SheetTest]
     """By the id that the test has in the sheet."""
-    fresh: dict[str, tuple[Question, ...]] = {}
+    fresh: dict[str, tuple[FreshQuestion, ...]] = {}
     """Questions about other inputs, by the ids of the tests that ask them."""
     label: Protected
     why: str = ""

@@ -1,4 +1,4 @@
-"""Asks the gold patch and the base commit about fresh inputs, and leaves in the sheet what tells them apart."""
+"""Asks the gold patch and the base commit about fresh inputs, and keeps what tells the two apart."""
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -14,7 +14,7 @@ from orchard.workers.domains.swe.sheets.fresh import (
     numbers_for,
     steady,
 )
-from orchard.workers.domains.swe.sheets.sheet import ExpectedVisit, Question, problem
+from orchard.workers.domains.swe.sheets.sheet import ExpectedVisit, FreshQuestion, problem
 from orchard.workers.domains.swe.sheets.told import Told
 from orchard.workers.domains.swe.sheets.variants import Variant, with_variants
 from orchard.workers.domains.swe.testing import TestRun
@@ -67,7 +67,7 @@ class AskedTests(msgspec.Struct, frozen=True, kw_only=True):
 
 async def with_fresh_inputs(
     asked: AskedTests, gold: Run, base: Run, seconds: tuple[float, float]
-) -> tuple[Mapping[str, str], dict[str, tuple[Question, ...]]]:
+) -> tuple[Mapping[str, str], dict[str, tuple[FreshQuestion, ...]]]:
     """Returns the files with the variants that are kept, and their questions by the variants' ids.
 
     `seconds` are those of the plain tests with the gold patch, and of the sheet at the base commit.

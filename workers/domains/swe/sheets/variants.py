@@ -1,8 +1,8 @@
 """Adds to a question sheet variants of its test functions: the same questions about other inputs. Pure.
 
-A variant `test_x__fresh_3` is a copy of `test_x` in which one literal of each assertion, of each row of a table
-and of one other statement is another one. Its assertions keep their numbers, and are asked lazily, so that an
-exception is an answer too. `child.py` limits its time, and the runner runs it after all tests.
+A variant `test_x__fresh_3` is a copy of `test_x` in which one literal of each assertion, of each row of a
+table and of one other statement is another one. Its assertions keep their numbers, and are asked lazily, so
+that an exception is an answer too. `child.py` limits its time, and the runner runs it after all tests.
 """
 
 import ast
@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 import msgspec
 
-from orchard.workers.domains.swe.sheets.literals import Slot, key_names, other_nodes, slots_in
+from orchard.workers.domains.swe.sheets.literals import LiteralSlot, key_names, other_nodes, slots_in
 from orchard.workers.domains.swe.sheets.purity import FUNCTIONS, Function, dotted, functions_of, table_of
 
 _NAME = re.compile(r"__fresh_\d+$")
@@ -114,7 +114,7 @@ def _with_constants(function: Function, literals: Mapping[str, ast.expr]) -> Fun
 class _Group(msgspec.Struct, frozen=True):
     """Literals of which one is replaced."""
 
-    slots: list[Slot]
+    slots: list[LiteralSlot]
     ask: int | None = None
     """The assertion that they are part of."""
     table: bool = False
@@ -141,7 +141,7 @@ def _changed(function: Function, original: str, name: str, names: Collection[obj
     )
 
 
-def _replace_one(slots: list[Slot], number: int) -> str:
+def _replace_one(slots: list[LiteralSlot], number: int) -> str:
     """Returns what was replaced by what; empty where nothing could be."""
     choices = [(slot, nodes) for slot in slots for nodes in [other_nodes(slot.node)] if nodes]
     if not choices:
@@ -170,7 +170,7 @@ def _rows(table: ast.expr, names: Collection[object], *, whole: bool) -> Iterato
     if isinstance(table, ast.List | ast.Tuple):
         for at, row in enumerate(table.elts):
             itself = whole and not isinstance(row, ast.Call)
-            own = [Slot(row, table, "elts", at)] if itself else []
+            own = [LiteralSlot(row, table, "elts", at)] if itself else []
             yield _Group([*own, *slots_in(row, names)], table=True)
 
 
@@ -209,11 +209,12 @@ def number_of(statement: ast.stmt) -> int | None:
 def _ask_lazily(function: Function) -> None:
     """Makes an answer of each exception."""
     for node in ast.walk(function):
-        if isinstance(node, ast.Call) and dotted(node.func) == "__ask__":
-            if not any(isinstance(each, _EAGER) for leaf in node.args[1:] for each in ast.walk(leaf)):
-                node.func = ast.Name("__later__", ast.Load())
-                nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
-                node.args[1:] = [ast.Lambda(nothing, leaf) for leaf in node.args[1:]]
+        if not isinstance(node, ast.Call) or dotted(node.func) != "__ask__":
+            continue
+        if not any(isinstance(each, _EAGER) for leaf in node.args[1:] for each in ast.walk(leaf)):
+            node.func = ast.Name("__later__", ast.Load())
+            nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
+            node.args[1:] = [ast.Lambda(nothing, leaf) for leaf in node.args[1:]]
 
 
 def _limit(function: Function) -> None:
