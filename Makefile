@@ -75,7 +75,7 @@ lint: style
 bench: $(LEARNING) debian  ## figures beside their ceilings, written under docs/benchmarks/
 	$(BIN)/python -m tests.benchmarks.run $(ARGS)
 
-bench-forgery: $(LEARNING) debian  ## forged and honest submissions through the real grader, on three layouts
+bench-forgery: $(LEARNING) debian  ## forged and honest submissions through the real grader, on layouts and 40 real tasks; goes on where it was stopped
 	$(BIN)/python -m tests.forgery $(ARGS)
 
 bench-sandboxes: $(STAMP) debian  ## the sandbox service alone: latencies, a thousand at once, memory; ARGS=goals: beside ceilings

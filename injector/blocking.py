@@ -116,6 +116,8 @@ class Sandbox(Blocking[AsyncSandbox]):
     download_file = blocking(AsyncSandbox.download_file)
     upload_directory = blocking(AsyncSandbox.upload_directory)
     download_directory = blocking(AsyncSandbox.download_directory)
+    upload_archive = blocking(AsyncSandbox.upload_archive)
+    download_archive = blocking(AsyncSandbox.download_archive)
     list_files = blocking(AsyncSandbox.list_files)
     check_env = blocking(AsyncSandbox.check_env)
     snapshot = blocking(AsyncSandbox.snapshot)

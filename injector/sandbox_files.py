@@ -119,6 +119,23 @@ class SandboxFiles:
             await self._download(operations.READ_ARCHIVE, remote_path, archive, limit)
             return await asyncio.to_thread(directories.unpack, archive, Path(local_path))
 
+    async def download_archive(self, remote_path: str, target: IO[bytes], *, limit: int) -> None:
+        """Write the contents of a directory of the sandbox to `target` as a tar archive, as they are.
+
+        Names, links and modes in it are the sandbox's, which is not trusted. Raises SandboxFileMissing and
+        SandboxFileTooLarge as `download_directory` does.
+        """
+        await self._download(operations.READ_ARCHIVE, remote_path, target, limit)
+
+    async def upload_archive(self, source: IO[bytes], remote_path: str) -> UploadResult:
+        """Unpack a tar archive, from its beginning, into the absolute `remote_path`.
+
+        Owners and modes are the archive's. Existing files of the same name are replaced, others stay; no link
+        is followed. Raises SandboxRequestInvalid for an entry that leads out.
+        """
+        params = {"path": remote_path}
+        return await self._call(UploadResult, operations.WRITE_ARCHIVE, body=source, params=params)
+
     async def list_files(self, remote_path: str = "/") -> list[DirectoryEntry]:
         """List a directory, sorted by name. Raises SandboxFileMissing when there is none."""
         return (await self._call(DirectoryListing, operations.FILES, params={"path": remote_path})).files

@@ -51,6 +51,9 @@ class ClawWorld(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Patterns of the files, relative to `workdir`, that the bundle includes."""
     snapshot_commands: tuple[str, ...] = ()
     """Shell lines that run in `workdir` when the agent is done; the bundle includes their output."""
+    commands_in: Literal["fresh", "agent"] | msgspec.UnsetType = msgspec.UNSET
+    """Sandbox in which they run: a fresh one of the task's image over the agent's files, also if unset; or
+    the agent's own, whose programs and processes are the agent's."""
     turns: int = 20
     """Limit of the model's answers, unless a campaign sets one."""
     wall_seconds: float = 300.0

@@ -1,6 +1,6 @@
 """Tasks: the problem, its environment, and how the result is judged."""
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -33,11 +33,16 @@ class SWETests(msgspec.Struct, frozen=True, kw_only=True, tag="swe-tests", tag_f
     timeout_seconds: float = 1800.0
 
 
+CheckPlace = Literal["fresh", "stopped", "agent"]
+"""Sandbox in which a check runs: a fresh one of the task's image, with the agent's files laid over it; the
+agent's own, where all its processes have been ended; the agent's own as it is."""
+
+
 class StateCheck(msgspec.Struct, frozen=True, kw_only=True, tag="state-check", tag_field="kind"):
-    """Graded in place by the state the agent left behind: terminal and assistant tasks.
+    """Graded by the state the agent left behind: terminal and assistant tasks.
 
     The files are written over whatever stands there, then the command runs with a clean environment;
-    exit code 0 is solved. Nothing that the agent wrote is trusted to judge.
+    exit code 0 is solved.
     """
 
     files: dict[str, str]
@@ -47,6 +52,12 @@ class StateCheck(msgspec.Struct, frozen=True, kw_only=True, tag="state-check", t
     rewards: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
     """Absolute paths at which the command leaves its verdict, as Harbor's tests do, in place of its exit
     status: the first that exists counts. Unset, the hash of a task is that of a task without the field."""
+    check_in: CheckPlace | msgspec.UnsetType = msgspec.UNSET
+    """Sandbox in which the command runs. Unset, it is the agent's own, and validation looks for the safest
+    one in which the known solution passes. Unset, the hash of a task is that of a task without the field."""
+    check_paths: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Absolute paths of the directories that a fresh sandbox gets from the agent's; unset: `workdir` alone.
+    Unset, the hash of a task is that of a task without the field."""
 
 
 class PluginGrading(msgspec.Struct, frozen=True, kw_only=True, tag="plugin", tag_field="kind"):
@@ -74,7 +85,7 @@ def judging_tests(grading: Grading) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def graded_in_place(grading: Grading) -> bool:
-    """Whether the agent's own sandbox is what is judged, rather than its patch in a fresh one."""
+    """Whether the state of the agent's sandbox is what is judged, rather than its patch in a fresh one."""
     return isinstance(grading, StateCheck) or (isinstance(grading, PluginGrading) and grading.in_place)
 
 

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from orchard.actions.domain import answers
 from orchard.pipelines.tasks.registry import read_tasks
-from orchard.schemas.tasks import PluginGrading, StateCheck, Task, graded_in_place
+from orchard.schemas.tasks import CheckPlace, PluginGrading, StateCheck, Task, graded_in_place
 from orchard.storage.reader import open_tables
 from orchard.terminal.console import shown
 from orchard.workers.episode.diffs import parse_diff
@@ -58,11 +58,20 @@ def _place(task: Task) -> dict[str, str]:
     }
 
 
+_CHECK_PLACES: dict[CheckPlace | msgspec.UnsetType, str] = {
+    "fresh": "a fresh sandbox, over the agent's files",
+    "stopped": "the agent's sandbox, whose processes have ended",
+    "agent": "the agent's sandbox",
+    msgspec.UNSET: "the agent's sandbox",
+}
+
+
 def _grading(task: Task, full: bool) -> dict[str, str]:
     match task.grading:
         case StateCheck() as check:
             return {
-                "judged by": f"a check in the agent's sandbox, {check.timeout_seconds:g} s at most",
+                "judged by": f"a check in {_CHECK_PLACES[check.check_in]}, "
+                f"{check.timeout_seconds:g} s at most",
                 "check": check.command.strip(),
                 "its files": _listed(tuple(check.files), full),
             }

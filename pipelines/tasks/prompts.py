@@ -10,7 +10,7 @@ from orchard.pipelines.tasks.errors import MalformedRow
 from orchard.schemas.identity import digest
 from orchard.schemas.plugins import Kind, PluginError
 from orchard.schemas.quantities import Duration, InvalidQuantity, parse_bytes, parse_cores
-from orchard.schemas.tasks import Grading, PluginGrading, StateCheck, Task
+from orchard.schemas.tasks import CheckPlace, Grading, PluginGrading, StateCheck, Task
 from orchard.workers.graders import check_grading
 from orchard.workers.plugins import need
 
@@ -44,6 +44,8 @@ class PromptRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     memory: str = "2Gi"
     timeout_seconds: Duration = 600.0
     """Timeout of the check, seconds."""
+    check_in: CheckPlace | msgspec.UnsetType = msgspec.UNSET
+    check_paths: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
     labels: dict[str, str] = {}
 
 
@@ -104,4 +106,6 @@ def _grading(given: PromptRow, defaults: Defaults, workdir: str) -> Grading:
         files=given.files,
         command=f"cd {shlex.quote(workdir)} || exit 126\n{check}\n",
         timeout_seconds=given.timeout_seconds,
+        check_in=given.check_in,
+        check_paths=given.check_paths,
     )

@@ -12,13 +12,14 @@ from orchard.pipelines.tasks.sandboxes import open_sandbox
 from orchard.schemas.campaigns import Budget, Timeouts
 from orchard.schemas.outcomes import AbortCause, Reward
 from orchard.schemas.protection import UNLABELLED, Protected
-from orchard.schemas.tasks import Task, graded_in_place
+from orchard.schemas.tasks import CheckPlace, StateCheck, Task, graded_in_place
 from orchard.storage.blobs import BlobStore
 from orchard.workers.episode.budgets import as_published
 from orchard.workers.episode.machine import Machine
 from orchard.workers.episode.networks import asked
 from orchard.workers.episode.preparation import prepare, solve
 from orchard.workers.episode.sandboxes import SandboxMachine
+from orchard.workers.failures import InfrastructureError
 from orchard.workers.graders import grade
 from orchard.workers.graders.endings import Controls
 
@@ -187,4 +188,47 @@ class Contradiction(Protocol):
 
 async def prove_whole(task: Task, context: ProofContext) -> Verdict:
     """The prover of tasks that are judged as a whole, by a check or a plug-in."""
-    return await context.by_runs(task, judge_whole)
+    verdict = await _judged(task, context)
+    if isinstance(verdict, Refuted):
+        return verdict
+    why = "a check, which may execute what the agent left, or a plug-in reaches the verdict"
+    return msgspec.structs.replace(verdict, protected_why=why)
+
+
+async def _judged(task: Task, context: ProofContext) -> Verdict:
+    check = task.grading
+    if not isinstance(check, StateCheck) or check.check_in is not msgspec.UNSET:
+        return await context.by_runs(task, judge_whole)
+    if not task.gold_patch.strip():
+        verdict = await context.by_runs(task, judge_whole)
+        return _noted(verdict, "its check runs in the agent's sandbox")
+    return await _in_safest_place(task, check, context)
+
+
+async def _in_safest_place(task: Task, check: StateCheck, context: ProofContext) -> Verdict:
+    """The verdict on a task with a known solution, with the check in the safest sandbox in which that
+    passes."""
+    why: list[str] = []
+    places: tuple[CheckPlace, ...] = ("fresh", "stopped")
+    for place in places:
+        placed = msgspec.structs.replace(task, grading=msgspec.structs.replace(check, check_in=place))
+        try:
+            verdict = await context.by_runs(placed, judge_whole)
+        except InfrastructureError as error:
+            if error.cause not in UNFIT:
+                raise
+            verdict = Refuted(reason=UNFIT[error.cause], detail=error.detail)
+        if isinstance(verdict, Proven):
+            return _noted(verdict, f"not proven {'; '.join(why)}" if why else "")
+        why.append(f"with check_in = {place}: {verdict.detail[:_LOG_END]}")
+    return _noted(
+        await context.by_runs(task, judge_whole),
+        f"its check runs in the agent's sandbox, beside its processes: not proven {'; '.join(why)}",
+    )
+
+
+def _noted(verdict: Verdict, note: str) -> Verdict:
+    """The verdict with another sentence, where it is good."""
+    if isinstance(verdict, Refuted) or not note:
+        return verdict
+    return msgspec.structs.replace(verdict, detail="; ".join(filter(None, (verdict.detail, note))))

@@ -10,7 +10,7 @@ import hashlib
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -23,7 +23,16 @@ from orchard.schemas.identity import digest
 from orchard.schemas.protection import Protected
 from orchard.schemas.requests import ProveRequest
 from orchard.schemas.subjects import answering
-from orchard.schemas.tasks import IMPOSSIBLE, Asked, PluginGrading, Task, judging_tests, task_hash
+from orchard.schemas.tasks import (
+    IMPOSSIBLE,
+    Asked,
+    CheckPlace,
+    PluginGrading,
+    StateCheck,
+    Task,
+    judging_tests,
+    task_hash,
+)
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables
 from orchard.streams.publisher import Publisher
@@ -64,7 +73,8 @@ class TaskRegistry:
         resumes.
         """
         new: list[TaskRef] = []
-        for batch in _batches(task for task in tasks if (known or {}).get(task.task_id) != task_hash(task)):
+        found = known or {}
+        for batch in _batches(task for task in tasks if found.get(task.task_id) not in {*_hashes(task)}):
             references = [await asyncio.to_thread(reference, task, self._blobs) for task in batch]
             events = [
                 _event(imported(task, ref.blob), f"{task_hash(task)}.imported", task.task_id)
@@ -75,11 +85,11 @@ class TaskRegistry:
         return new
 
     async def record(self, validation: Validation, request: ProveRequest | None = None) -> None:
-        """Publish a verdict; a task that lost unsteady tests replaces the one it came from. As the answer
-        to a `request` it comes last: a killed prover is followed by another. Raises OutcomeRefused
+        """Publish a verdict; a task that was changed by its proof replaces the one it came from. As the
+        answer to a `request` it comes last: a killed prover is followed by another. Raises OutcomeRefused
         where the request has another answer."""
         verdict, task = validation.event, validation.task
-        if validation.dropped:
+        if task_hash(task) != task_hash(validation.original):
             await self._publisher.event(_verdict(replaced(validation)))
             await self.register([task])
         event = _verdict(verdict)
@@ -88,6 +98,15 @@ class TaskRegistry:
             return
         cause = answering("prove", request.task_hash)
         await self._publisher.terminal(msgspec.structs.replace(event, causation_id=cause), request.fence)
+
+
+def _hashes(task: Task) -> Iterator[str]:
+    """The hash of a task, and those that its proof may give it by the choice of a sandbox for its check."""
+    yield task_hash(task)
+    if isinstance(task.grading, StateCheck) and task.grading.check_in is msgspec.UNSET:
+        for place in get_args(CheckPlace):
+            placed = msgspec.structs.replace(task.grading, check_in=place)
+            yield task_hash(msgspec.structs.replace(task, grading=placed))
 
 
 def reference(task: Task, blobs: BlobStore) -> TaskRef:
@@ -149,13 +168,18 @@ def needs_of(store: str, tasks: Sequence[TaskRef]) -> dict[str, Needs]:
 
 
 def replaced(validation: Validation) -> TaskRejected:
-    """The verdict on a task that was replaced by itself without its unsteady tests."""
-    successor = task_hash(validation.task)[:12]
+    """The verdict on a task that was replaced by itself: without its unsteady tests, or with its check in
+    another sandbox."""
+    detail = f"replaced by {task_hash(validation.task)[:12]}"
+    if validation.dropped:
+        detail += f" without: {'; '.join(validation.dropped.values())}"
+    elif isinstance(validation.task.grading, StateCheck):
+        detail += f" with check_in = {validation.task.grading.check_in}"
     return TaskRejected(
         task_id=validation.original.task_id,
         task_hash=task_hash(validation.original),
-        reason="flaky",
-        detail=f"replaced by {successor} without: {'; '.join(validation.dropped.values())}",
+        reason="flaky" if validation.dropped else "replaced",
+        detail=detail,
     )
 
 

@@ -240,17 +240,20 @@ class Shop:
         return diff
 
 
-@pytest.fixture(scope="session")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the python of an image is that has pytest and no plug-in for it, which ours has many of."""
-    root = tmp_path_factory.mktemp("image")
-    venv.create(root, symlinks=True)
-    (packages,) = root.glob("lib/python*/site-packages")
-    for name in ("pytest", "pluggy", "iniconfig", "packaging", "pygments"):
+def image_with(directory: Path, *libraries: str) -> Path:
+    """Where the python of an image is that has pytest and these libraries, and no other plug-in."""
+    venv.create(directory, symlinks=True)
+    (packages,) = directory.glob("lib/python*/site-packages")
+    for name in ("pytest", "pluggy", "iniconfig", "packaging", "pygments", *libraries):
         installed = metadata.distribution(name)
         for top in {file.parts[0] for file in installed.files or ()} - {"..", "__pycache__"}:
             (packages / top).symlink_to(installed.locate_file(top))
-    return root / "bin"
+    return directory / "bin"
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return image_with(tmp_path_factory.mktemp("image"))
 
 
 @pytest.fixture

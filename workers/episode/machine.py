@@ -3,7 +3,7 @@ outcome."""
 
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 import msgspec
 
@@ -74,6 +74,27 @@ class Machine(Protocol):
 
         Raises FileNotFoundError if there is no directory, FileTooLarge beyond `limit` bytes.
         """
+
+    async def archive(self, path: str, target: IO[bytes], *, limit: int) -> None:
+        """Writes the contents of the directory at the absolute `path` to `target` as a tar archive.
+
+        Raises FileNotFoundError if there is no directory that can be archived, FileTooLarge beyond `limit`
+        bytes.
+        """
+
+    async def replace_directory(self, path: str, archive: IO[bytes]) -> None:
+        """Makes the contents of a tar archive those of the directory at the absolute `path`. Raises
+        NotWritable if the archive cannot be unpacked there."""
+
+    async def remove(self, path: str) -> None:
+        """Removes the file, link or directory at the absolute `path`, if there is one."""
+
+    async def freeze(self) -> None:
+        """Stops all processes for good, as far as the service can; files can still be read."""
+
+    async def end_processes(self) -> None:
+        """Ends all processes; the files stay. Raises InfrastructureError (INVALID_REQUEST) if the service
+        cannot."""
 
     def forward(self, port: int) -> AbstractAsyncContextManager[str]:
         """Gives the URL at which this process reaches `port` of the sandbox's loopback address, while the

@@ -9,8 +9,9 @@ import random
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
@@ -52,6 +53,7 @@ LIMITS = {
     "disk_limit": AbortCause.SANDBOX_DIED,
 }
 """Reasons for the end of a sandbox that lie in what ran there, with the cause if that was not the agent."""
+_STOPPED = "orchard-stopped"
 NOT_STARTED = 127
 """Return code of a command that could not be started, as in shells."""
 
@@ -200,6 +202,43 @@ class SandboxMachine:
     async def copy_out(self, path: str, target: Path, *, limit: int) -> None:
         with _file_errors(path):
             await self.sandbox.download_directory(path, target, limit=limit)
+
+    async def archive(self, path: str, target: IO[bytes], *, limit: int) -> None:
+        with _file_errors(path):
+            await self.sandbox.download_archive(path, target, limit=limit)
+
+    async def replace_directory(self, path: str, archive: IO[bytes]) -> None:
+        with classified():
+            try:
+                for entry in await self.sandbox.list_files(path):
+                    await self.sandbox.remove(f"{path}/{entry.name}")
+            except SandboxFileMissing:
+                pass
+            try:
+                await self.sandbox.upload_archive(archive, path)
+            except SandboxRequestInvalid as error:
+                raise NotWritable(cause_of(error), error.detail) from error
+
+    async def remove(self, path: str) -> None:
+        with classified(), suppress(SandboxFileMissing):
+            await self.sandbox.remove(path)
+
+    async def freeze(self) -> None:
+        # A task that forks without end is not frozen in time, and must not gain an abort by it.
+        with suppress(SandboxError):
+            await self.sandbox.pause()
+
+    async def end_processes(self) -> None:
+        try:
+            with classified():
+                await self.sandbox.take_snapshot(_STOPPED)
+                await self.sandbox.restore(_STOPPED)
+        except InfrastructureError as error:
+            if not isinstance(error.__cause__, SandboxUnsupported):
+                raise
+            raise InfrastructureError(
+                AbortCause.INVALID_REQUEST, f"the sandbox service cannot end processes: {error.detail}"
+            ) from error.__cause__
 
     @asynccontextmanager
     async def forward(self, port: int) -> AsyncIterator[str]:

@@ -16,6 +16,7 @@ from orchard.schemas.decoding import Unreadable, decode_text
 from orchard.schemas.tasks import Task, task_hash
 from orchard.workers.episode.machine import CommandOutcome
 from orchard.workers.episode.networks import SHUT, asked
+from orchard.workers.graders.shells import Files
 from orchard.workers.masking import masked
 
 _QUOTED = 80
@@ -117,15 +118,24 @@ def _unless_out_of_memory(ending: Ending, outcome: CommandOutcome) -> Ending:
 
 
 class Controls:
-    """The endings of controls by task, for one worker, so that each task needs one."""
+    """What one worker has learned of its tasks without an agent, so that it asks once for each."""
 
     def __init__(self) -> None:
         self._known: dict[str, Ending] = {}
+        self._shells: dict[str, tuple[Files, ...]] = {}
         self._turns: dict[str, asyncio.Lock] = {}
 
     def turn(self, what: str) -> asyncio.Lock:
         """Returns the lock under which this worker makes something once."""
         return self._turns.setdefault(what, asyncio.Lock())
+
+    async def shells(self, task: Task, look: Callable[[], Awaitable[tuple[Files, ...]]]) -> tuple[Files, ...]:
+        """Returns the task's own shells; looks at them if they are not known yet."""
+        key = task_hash(task)
+        async with self.turn(key):
+            if key not in self._shells:
+                self._shells[key] = await look()
+            return self._shells[key]
 
     async def of(self, task: Task, run: Callable[[], Awaitable[Ending]]) -> Ending:
         """Returns how the task's check ends without the agent; runs it if that is not known yet."""

@@ -1,39 +1,49 @@
-"""Grading in place, by the state that the agent left behind: the checks are brought only now.
+"""Grading by the state that the agent left behind: the checks are brought only now.
+
+**Where does the check run?** In a fresh sandbox of the task's image over the files of the agent's directories
+(`carrying`), if the task says so: then programs and libraries of the check are the image's, and no process of
+the agent lives. Else in the agent's own sandbox, where whoever was root can have replaced anything; its shell
+at least must be the task's own before a +1 (`shells`).
 
 **When is a check without a verdict the agent's doing, and when the task's?** A check that hangs, crashes or
 writes no reward runs on what the agent left, who may have broken it, or it never worked. So such an ending
-(`endings`) is followed by a control: the same check in a sandbox of its own where the known solution has run,
-or, without one, in an untouched sandbox. If the control reaches a verdict, whatever it is, the check works,
-and the agent prevented it: -1 with the cause `check_prevented`. If it does not, nothing was learned about the
-agent: TASK_BROKEN where it shows the same symptom and no network or busy machine can have had a part in it,
-else GRADER_FAILED.
+(`endings`) is followed by a control: the same check where the known solution has run, or, without one, in an
+untouched sandbox. If the control reaches a verdict, whatever it is, the check works, and the agent prevented
+it: -1 with the cause `check_prevented`. If it does not, nothing was learned about the agent: TASK_BROKEN
+where it shows the same symptom and no network or busy machine can have had a part in it, else GRADER_FAILED.
 """
 
 import secrets
 import shlex
 import time
+from pathlib import PurePosixPath
 from typing import NamedTuple
 
 import msgspec
 
 from orchard.schemas.outcomes import AbortCause, Reward
+from orchard.schemas.protection import Protected
 from orchard.schemas.tasks import StateCheck, Task
 from orchard.workers.episode.machine import FileTooLarge, Machine
 from orchard.workers.episode.networks import SHUT, asked
 from orchard.workers.episode.preparation import prepare, solve
 from orchard.workers.failures import InfrastructureError, LimitExceeded, NotWritable
+from orchard.workers.graders.carrying import carried_paths, carry
 from orchard.workers.graders.endings import STEADY, Ending, Lack, by_reward, by_status
 from orchard.workers.graders.judgement import Judgement, Pristine
+from orchard.workers.graders.shells import CLEAN, Files, digests, shell_files
 
 NAME = "state-check"
 PREVENTED = "check_prevented"
 """Cause of a -1 that no check gave."""
+FORGED = "forged"
 LARGEST_REWARD = 64 * 1024
 """Most bytes of a file of rewards."""
-
-CLEAN_SHELL = (
-    "env -i HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8 sh"
-)
+_WHERE = {
+    "fresh": ", in a fresh sandbox",
+    "stopped": ", in the agent's sandbox without its processes",
+    "agent": ", in the agent's sandbox",
+}
 
 
 class _Seen(NamedTuple):
@@ -43,28 +53,52 @@ class _Seen(NamedTuple):
 
 async def grade_state(check: StateCheck, judgement: Judgement) -> Reward:
     """Returns +1 if the check says that the task is solved, -1 if it says that it is not, and if the agent
-    has prevented it from saying either. Raises as `grade` does."""
+    has prevented it from saying either or has replaced the shell that said so. Raises as `grade` does."""
     started, task = time.monotonic(), judgement.task
-    limit = min(check.timeout_seconds, judgement.timeout)
-    ending, output = await _checked(check, judgement.machine, limit)
-    detail, cause = f"the check {ending.said}", None
+    deadline = started + judgement.timeout
+    ending, output = await _run(task, check, judgement.machine, judgement.pristine, deadline)
+    solved, cause = ending.solved, None
+    detail = f"the check {ending.said}{_WHERE.get(str(check.check_in), '')}"
     if ending.lack is not None:
-        deadline = started + judgement.timeout
         control = await judgement.controls.of(
             task, lambda: _control(task, check, judgement.pristine, deadline)
         )
         raise_unless_prevented(task, ending, control)
         detail, cause = f"{detail}; {_where(task)} it {control.said}", PREVENTED
+    elif solved and check.check_in != "fresh" and (path := await _foreign_shell(judgement, deadline)):
+        detail, cause, solved = f"{detail}, but {path} is not the task's own", FORGED, False
     return Reward(
-        value=1.0 if ending.solved else -1.0,
-        resolved=ending.solved,
+        value=1.0 if solved else -1.0,
+        resolved=solved,
         grader=NAME,
         parts=ending.parts or {"check": 0.0},
         detail=detail,
         log=await judgement.keep_log(output),
         seconds=time.monotonic() - started,
         cause=cause,
+        protected=Protected.INSIDE,
     )
+
+
+async def _foreign_shell(judgement: Judgement, deadline: float) -> str | None:
+    """Returns a file of the agent's shell that is neither an untouched sandbox's nor the known solution's.
+    Whoever has a network may update what he likes."""
+    task, pristine = judgement.task, judgement.pristine
+    if asked(task) != SHUT:
+        return None
+    known = await judgement.controls.shells(task, lambda: _own_shells(task, pristine, deadline))
+    found = await digests(judgement.machine, known[0])
+    return next((path for path in found if all(found[path] != each[path] for each in known)), None)
+
+
+async def _own_shells(task: Task, pristine: Pristine, deadline: float) -> tuple[Files, ...]:
+    async with pristine() as machine:
+        await prepare(task, machine, _left(task, deadline))
+        before = await shell_files(machine, _left(task, deadline))
+        if not task.gold_patch.strip():
+            return (before,)
+        await solve(task, machine, _left(task, deadline))
+        return before, await digests(machine, before)
 
 
 def raise_unless_prevented(task: Task, ending: Ending, control: Ending) -> None:
@@ -85,7 +119,7 @@ def _where(task: Task) -> str:
 
 
 async def _control(task: Task, check: StateCheck, pristine: Pristine, deadline: float) -> Ending:
-    """Runs the check in a sandbox that the agent has never been in."""
+    """Runs the check where the agent has never been."""
     if not isinstance(task.world, msgspec.UnsetType):
         raise InfrastructureError(
             AbortCause.GRADER_FAILED,
@@ -96,7 +130,7 @@ async def _control(task: Task, check: StateCheck, pristine: Pristine, deadline: 
         if task.gold_patch.strip():
             left = _left(task, deadline)
             await solve(task, machine, max(left - check.timeout_seconds, left / 2))
-        ending, _ = await _checked(check, machine, min(check.timeout_seconds, _left(task, deadline)))
+        ending, _ = await _run(task, check, machine, pristine, deadline)
     return ending
 
 
@@ -111,23 +145,54 @@ def _left(task: Task, deadline: float) -> float:
     return left
 
 
-async def _checked(check: StateCheck, machine: Machine, limit: float) -> _Seen:
+async def _run(task: Task, check: StateCheck, machine: Machine, pristine: Pristine, deadline: float) -> _Seen:
+    """Runs the check over what was left in the machine, in the sandbox that the task wants."""
     try:
-        for path, text in sorted(check.files.items()):
-            await machine.write(path, text.encode())
-        script = f"/tmp/orchard-check-{secrets.token_hex(8)}"
-        await machine.write(script, check.command.encode())
-        outcome = await machine.run(f"{CLEAN_SHELL} {shlex.quote(script)}", timeout=limit, cwd="/")
-        if isinstance(check.rewards, msgspec.UnsetType):
-            return _Seen(by_status(outcome, limit), outcome.output)
-        path, content = await _reward(check.rewards, machine)
-        return _Seen(by_reward(outcome, limit, path, content), outcome.output)
+        match check.check_in:
+            case "fresh":
+                paths = carried_paths(task, check)
+                async with pristine() as fresh:
+                    await prepare(task, fresh, _left(task, deadline))
+                    left = _left(task, deadline)
+                    brought = (*check.files, *(check.rewards or ()))
+                    await carry(paths, machine, fresh, brought=brought, timeout=left)
+                    limit = min(check.timeout_seconds, _left(task, deadline))
+                    return await _checked(check, fresh, limit, _clean_shell(paths))
+            case "stopped":
+                await machine.end_processes()
+        limit = min(check.timeout_seconds, _left(task, deadline))
+        return await _checked(check, machine, limit, f"{CLEAN} sh")
+    except FileNotFoundError as error:
+        ending = Ending(said=f"lacks the directory {error}", lack=Lack.NOT_STARTED)
+    except FileTooLarge as error:
+        ending = Ending(said=f"cannot be given the agent's files ({error})", lack=Lack.DISK)
     except NotWritable as error:
         ending = Ending(said=f"cannot be brought ({error.detail})", lack=Lack.NOT_STARTED)
     except LimitExceeded as error:
         lack = Lack.MEMORY if error.cause is AbortCause.SANDBOX_OUT_OF_MEMORY else Lack.DISK
         ending = Ending(said=f"ended its sandbox ({error.detail})", lack=lack)
     return _Seen(ending, f"{ending.said}\n")
+
+
+def _clean_shell(carried: tuple[str, ...]) -> str:
+    """Begins a command in a fresh sandbox. Where the agent's files are in root's home directory, another one
+    is home: shells, Python and git execute what they find there."""
+    if not any(PurePosixPath("/root").is_relative_to(path) for path in carried):
+        return f"{CLEAN} sh"
+    home = f"/tmp/orchard-home-{secrets.token_hex(8)}"
+    return f"mkdir -p {home} && {CLEAN} HOME={home} sh"
+
+
+async def _checked(check: StateCheck, machine: Machine, limit: float, shell: str) -> _Seen:
+    for path, text in sorted(check.files.items()):
+        await machine.write(path, text.encode())
+    script = f"/tmp/orchard-check-{secrets.token_hex(8)}"
+    await machine.write(script, check.command.encode())
+    outcome = await machine.run(f"{shell} {shlex.quote(script)}", timeout=limit, cwd="/")
+    if isinstance(check.rewards, msgspec.UnsetType):
+        return _Seen(by_status(outcome, limit), outcome.output)
+    path, content = await _reward(check.rewards, machine)
+    return _Seen(by_reward(outcome, limit, path, content), outcome.output)
 
 
 async def _reward(paths: tuple[str, ...], machine: Machine) -> tuple[str, bytes | None]:

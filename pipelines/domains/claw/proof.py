@@ -16,8 +16,9 @@ from orchard.pipelines.domains.claw.drafts import ProofCase, case_of
 from orchard.pipelines.tasks.proving import UNFIT, ProofContext, Proven, Refuted, Verdict
 from orchard.schemas.claw import ClawBundle, ClawTests, SnapshotFile
 from orchard.schemas.outcomes import AbortCause, ExitStatus
+from orchard.schemas.protection import Protected
 from orchard.schemas.synthesis import Check, ReferenceCall
-from orchard.schemas.tasks import Task
+from orchard.schemas.tasks import Task, WorldUse
 from orchard.workers.domains.claw.engine import BadWorld, Services
 from orchard.workers.domains.claw.grading import Returned, combined, read_returned, scripts_of
 from orchard.workers.domains.claw.script_runner import ScriptLimits, run_script
@@ -66,7 +67,16 @@ async def prove_task(task: Task, context: ProofContext) -> Verdict:
     except Defect as defect:
         return Refuted(reason=defect.check.value, detail=defect.detail)
     unknown = None if case.solution else "no solution is known; doing nothing does not pass"
-    return Proven(task=task, runs=context.settings.runs, detail=unknown)
+    own = isinstance(task.world, WorldUse) and task.world.settings.get("commands_in") == "agent"
+    return Proven(
+        task=task,
+        runs=context.settings.runs,
+        detail=unknown,
+        protected=Protected.INSIDE if own else Protected.BIT,
+        protected_why="commands in the agent's sandbox say what the agent wants"
+        if own
+        else "the worker's records decide; how much of them must be known is not measured",
+    )
 
 
 async def prove(case: ProofCase, machine: Machine, seed: int) -> int:

@@ -8,6 +8,7 @@ import msgspec
 from orchard.pipelines.tasks.proving import UNFIT, ProofContext, Proven, Refuted, Verdict
 from orchard.schemas.identity import digest
 from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward
+from orchard.schemas.protection import Protected
 from orchard.schemas.tasks import Task, WorldUse
 from orchard.storage.blobs import BlobStore
 from orchard.workers.domains.gui.sites.catalog import content_of
@@ -20,6 +21,9 @@ from orchard.workers.episode.worlds import SharedResources, WorldContext, get_wo
 from orchard.workers.failures import InfrastructureError
 
 _COMMAND_SECONDS = 120.0
+
+
+_WHY = "the site's records decide; how much of them must be known is not measured"
 
 
 async def prove_task(task: Task, context: ProofContext) -> Verdict:
@@ -47,7 +51,7 @@ def by_records(task: Task) -> Verdict:
         return Refuted(reason="gold_does_not_resolve", detail=reward.detail)
     if graded(expected, at_start).value > 0:
         return Refuted(reason="empty_resolves", detail="")
-    return Proven(task=task)
+    return Proven(task=task, protected=Protected.BIT, protected_why=_WHY)
 
 
 async def by_playing(task: Task, machine: Machine, blobs: BlobStore) -> Verdict:
@@ -59,7 +63,7 @@ async def by_playing(task: Task, machine: Machine, blobs: BlobStore) -> Verdict:
     if reward.value != 1.0:
         said = f"in {turns} turns of the oracle: {reward.detail}"
         return Refuted(reason="gold_does_not_resolve", detail=said)
-    return Proven(task=task, detail=f"played in {turns} turns")
+    return Proven(task=task, detail=f"played in {turns} turns", protected=Protected.BIT, protected_why=_WHY)
 
 
 async def played(task: Task, machine: Machine, blobs: BlobStore) -> tuple[Reward, int]:

@@ -1,6 +1,7 @@
 """Tasks that are judged by the state of the sandbox are proven by a rule of their own, in real sandboxes."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -9,7 +10,7 @@ from orchard.injector.client import AsyncSandboxClient
 from orchard.pipelines.tasks.proving import ValidationSettings
 from orchard.pipelines.tasks.validate import Validator
 from orchard.schemas.events import TaskRejected, TaskValidated
-from orchard.schemas.tasks import StateCheck, Task
+from orchard.schemas.tasks import StateCheck, Task, task_hash
 from orchard.storage.blobs import BlobStore
 from orchard.workers.failures import InfrastructureError
 from tests.refusing_service import Refusal, refusing
@@ -63,6 +64,41 @@ async def test_a_check_is_proven_by_the_solution_and_by_an_untouched_sandbox(val
         "broken": "invalid",
     }
     assert "> Dear Bob" in rejected["wrong"].detail, "the end of the check's log says why"
+
+
+async def test_a_check_runs_in_the_safest_sandbox_in_which_the_solution_passes(validator: Validator) -> None:
+    """Validation finds it by trial: a check that looks at processes needs the agent's, one that looks
+    elsewhere than in the work directory needs its files, and what the task says itself stands."""
+
+    def but(name: str, command: str, **changes: Any) -> Task:
+        check = StateCheck(files={}, command=command, timeout_seconds=20.0, **changes)
+        return msgspec.structs.replace(TASK, task_id=name, grading=check, setup_commands=())
+
+    told = "echo Dear Ada > letter; (exec -a greeter sleep 600) > /dev/null 2>&1 & cp letter /var/letter"
+    read = "grep -q Ada {} && echo well written"
+    tasks = [
+        but("data", read.format("/tmp/letter")),
+        but("elsewhere", read.format("/var/letter")),
+        but("named", read.format("/var/letter"), check_in="fresh", check_paths=("/var",)),
+        but("process", "grep -qsa ^greeter /proc/[0-9]*/cmdline"),
+        but("process-said", "grep -qsa ^greeter /proc/[0-9]*/cmdline", check_in="fresh"),
+    ]
+    found = {
+        task.task_id: await validator.validate(msgspec.structs.replace(task, gold_patch=told))
+        for task in tasks
+    }
+    events = {name: each.event for name, each in found.items()}
+    assert {
+        name: each.task.grading.check_in  # type: ignore[union-attr]
+        for name, each in found.items()
+        if isinstance(events[name], TaskValidated)
+    } == {"data": "fresh", "elsewhere": "stopped", "named": "fresh", "process": msgspec.UNSET}
+    assert "check_in = fresh: with" not in (events["data"].detail or "")
+    for name in ("elsewhere", "process"):
+        assert "not proven with check_in = fresh" in (events[name].detail or ""), "the event says why"
+    assert isinstance(events["process-said"], TaskRejected)
+    assert events["data"].task_hash == task_hash(found["data"].task) != task_hash(found["data"].original)
+    assert events["process"].task_hash == task_hash(found["process"].original)
 
 
 @pytest.mark.parametrize("reason", [(410, "image_denied"), (422, "sandbox_refused")])

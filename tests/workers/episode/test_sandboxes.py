@@ -1,6 +1,7 @@
 """The boundary to the sandbox service: what the agent did is an outcome, what the machine did is raised."""
 
 import asyncio
+import io
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from aiohttp import web
 
 from orchard.injector.client import AsyncSandboxClient
+from orchard.injector.errors import SandboxError
 from orchard.schemas.events import SandboxCreated, SandboxDeleted, SandboxFailure
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.sandboxes import Job, JobEnding, JobStatus
@@ -20,7 +22,8 @@ from orchard.workers.episode.sandboxes import (
     SandboxSettings,
     ended_with_sandbox,
 )
-from orchard.workers.failures import InfrastructureError, LimitExceeded
+from orchard.workers.failures import InfrastructureError, LimitExceeded, NotWritable
+from orchard.workers.graders.carrying import carry
 from tests.injector.conftest import Service
 from tests.refusing_service import Refusal, refusing
 
@@ -84,6 +87,37 @@ async def test_a_full_disk_of_its_own_is_told_from_a_death(service: Service) -> 
         with pytest.raises(LimitExceeded) as raised:
             await machine.run("head -c 200M /dev/zero > /workspace/big; sleep 60", timeout=60, cwd="/")
     assert raised.value.cause is AbortCause.SANDBOX_DIED
+
+
+async def test_files_that_fit_nowhere_else_are_not_carried(service: Service, machine: SandboxMachine) -> None:
+    """A sparse file is as large as its size over there: the agent's doing, and no abort."""
+    await machine.run("truncate -s 200M /workspace/sparse", timeout=10, cwd="/")
+    async with (
+        AsyncSandboxClient(service.url) as client,
+        await client.create_sandbox("host", memory="256Mi", cpu="1") as other,
+    ):
+        with pytest.raises((LimitExceeded, NotWritable)):
+            await carry(["/workspace"], machine, SandboxMachine(other), timeout=30)
+
+
+async def test_processes_that_cannot_be_frozen_do_not_prevent_a_copy(
+    machine: SandboxMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def endless() -> None:
+        raise SandboxError("not every process stopped within 10 s")
+
+    monkeypatch.setattr(machine.sandbox, "pause", endless)
+    await machine.freeze()
+    await machine.archive("/workspace", io.BytesIO(), limit=1 << 20)
+
+
+async def test_all_processes_end_and_the_files_stay(machine: SandboxMachine) -> None:
+    await machine.run(
+        "echo kept > /workspace/x; (exec -a lasting sleep 600) > /dev/null 2>&1 &", timeout=10, cwd="/"
+    )
+    await machine.end_processes()
+    seen = await machine.run("cat /workspace/x; grep -lsa ^lasting /proc/[0-9]*/cmdline", timeout=10, cwd="/")
+    assert seen.output == "kept\n"
 
 
 async def test_a_sandbox_that_is_gone_is_an_infrastructure_failure(machine: SandboxMachine) -> None:

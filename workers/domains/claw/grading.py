@@ -10,6 +10,8 @@ from orchard.schemas.claw import BUNDLES, AuditEntry, ClawBundle, ClawTests, Sha
 from orchard.schemas.decoding import Unreadable, decode_whole
 from orchard.schemas.judging import JudgeVerdict
 from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward
+from orchard.schemas.protection import Protected
+from orchard.schemas.tasks import WorldUse
 from orchard.workers.domains.claw.script_runner import (
     Question,
     ScriptLimits,
@@ -97,7 +99,13 @@ class ClawGrader:
         returned = {name: read_returned(name, each.result) for name, each in ran.items()}
         scores = combined(returned, bundle.audit)
         return await reward(
-            judgement, NAME, scores, returned, ran, resolved=scores.task_score >= PASSING_SCORE
+            judgement,
+            NAME,
+            scores,
+            returned,
+            ran,
+            resolved=scores.task_score >= PASSING_SCORE,
+            protected=_label(judgement),
         )
 
 
@@ -113,6 +121,7 @@ async def reward(
     ran: Mapping[str, ScriptResult],
     *,
     resolved: bool,
+    protected: Protected = Protected.INSIDE,
 ) -> Reward:
     """Builds the reward from the scores; the scripts' output becomes its log."""
     notes = [each.notes for each in returned.values() if each.notes]
@@ -133,7 +142,17 @@ async def reward(
         detail="; ".join([f"task score {scores.task_score:g}", *notes])[:2000],
         log=await judgement.keep_log("\n".join(lines)),
         judge=judgement.judged,
+        protected=protected,
     )
+
+
+def _label(judgement: Judgement) -> Protected:
+    """What the worker recorded is out of the agent's reach; how much of it an agent must know is not
+    measured, so it counts as one bit. A judge reads the agent's own words, and commands in the agent's
+    sandbox say what the agent wants."""
+    world = judgement.task.world
+    in_agents = isinstance(world, WorldUse) and world.settings.get("commands_in") == "agent"
+    return Protected.INSIDE if in_agents or judgement.judged is not None else Protected.BIT
 
 
 def read_bundle(submission: str) -> ClawBundle:

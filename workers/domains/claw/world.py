@@ -21,9 +21,11 @@ from orchard.workers.domains.claw.declarations import function_tool
 from orchard.workers.domains.claw.engine import BadWorld, CallResult, Services
 from orchard.workers.domains.claw.servers import Face, served
 from orchard.workers.domains.claw.workspace import LARGEST_TREE, TOOLS, WorkspaceTools, take_snapshot
-from orchard.workers.episode.machine import CommandOutcome, FileTooLarge
+from orchard.workers.episode.machine import CommandOutcome, FileTooLarge, Machine
+from orchard.workers.episode.preparation import prepare
 from orchard.workers.episode.worlds import WorldContext
-from orchard.workers.failures import InfrastructureError, storing
+from orchard.workers.failures import InfrastructureError, NotWritable, storing
+from orchard.workers.graders.carrying import carry
 from orchard.workers.masking import masked
 
 WORLDS = {"claw": "ClawServices"}
@@ -114,7 +116,7 @@ class ClawAttempt:
             snapshot=await self._snapshot(),
             answer=str(said.get("content") or "") if said.get("role") == "assistant" else "",
             now=self._world.now.isoformat(),
-            commands={line: await self._seen(line) for line in self._world.snapshot_commands},
+            commands=await self._commands(),
             exit_status=ended.value,
         )
         return msgspec.json.encode(bundle).decode()
@@ -135,8 +137,23 @@ class ClawAttempt:
                 return {".": SnapshotFile(size=LARGEST_TREE, omitted="too large")}
             return await asyncio.to_thread(take_snapshot, Path(directory), self._world.snapshot)
 
-    async def _seen(self, line: str) -> CommandSeen:
-        task, machine = self._opening.task, self._opening.machine
+    async def _commands(self) -> dict[str, CommandSeen]:
+        """Runs the task's commands over the workspace; without a workspace, none of them can start."""
+        lines, opening = self._world.snapshot_commands, self._opening
+        if not lines or self._world.commands_in == "agent":
+            return {line: await self._seen(line, opening.machine) for line in lines}
+        task, seconds = opening.task, self._command_seconds
+        async with opening.sandbox(task.image, "snapshot") as fresh:
+            await prepare(task, fresh, seconds)
+            try:
+                await carry((task.workdir,), opening.machine, fresh, timeout=seconds)
+            except (FileNotFoundError, FileTooLarge, NotWritable) as error:
+                none = CommandSeen(output=f"the workspace cannot be read: {error}", returncode=126)
+                return dict.fromkeys(lines, none)
+            return {line: await self._seen(line, fresh) for line in lines}
+
+    async def _seen(self, line: str, machine: Machine) -> CommandSeen:
+        task = self._opening.task
         outcome = await machine.run(
             line, timeout=self._command_seconds, cwd=task.workdir, env=task.environment
         )

@@ -11,6 +11,7 @@ from orchard.schemas.gui import GuiSubmission, reward
 from orchard.schemas.judging import GuiJudging, JudgeVerdict
 from orchard.schemas.messages import Image
 from orchard.schemas.outcomes import AbortCause, Reward
+from orchard.schemas.protection import Protected
 from orchard.storage.blobs import BlobStore
 from orchard.workers.failures import InfrastructureError, storing
 from orchard.workers.graders.judgement import Judgement
@@ -91,6 +92,7 @@ class GuiJudgeGrader:
             parts={"judged": verdict.score, "parsed": float(outcome.parsed)},
             detail=verdict.reason,
             judge=judgement.judged,
+            protected=Protected.INSIDE,  # the judge sees what the agent's browser shows, and reads its words
         )
 
 

@@ -73,6 +73,8 @@ def pytest_status(report: Any) -> str | None:
     expected = hasattr(report, "wasxfail")
     if report.failed:
         return "FAILED" if report.when == "call" else "ERROR"
+    if hasattr(report, "context"):  # one subtest: it decides nothing unless it fails
+        return None
     if report.skipped:
         return "XFAIL" if expected else "SKIPPED"
     return "PASSED" if report.when == "call" else None

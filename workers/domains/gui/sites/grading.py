@@ -9,6 +9,7 @@ import msgspec
 from orchard.schemas.decoding import Unreadable, decode_whole
 from orchard.schemas.gui import NAME, ExpectedAnswer, Records, SiteGrading
 from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward
+from orchard.schemas.protection import Protected
 from orchard.schemas.tasks import PluginGrading, Task
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.graders.judgement import Judgement
@@ -88,6 +89,7 @@ def graded(expected: SiteGrading, handed: SiteSubmission) -> Reward:
         parts={"records": float(not wrong), "parsed": float(handed.parsed)},
         tests={name: "PASSED" if held else "FAILED" for name, held in checks.items()},
         detail="; ".join(f"{key}: {said}" for key, said in wrong.items())[:2000],
+        protected=Protected.BIT,  # the worker's records; how much of them must be known is not measured
     )
 
 

@@ -112,13 +112,15 @@ def encoded(value: Any, depth: int) -> Any:
         return {"deep": kind.__name__}
     if kind.__module__ == "numpy" and hasattr(value, "item") and not hasattr(value, "__len__"):
         return encoded(value.item(), depth - 1)
+    if kind.__name__ == "_Call" and kind.__module__ == "unittest.mock":
+        return {"tuple": [encoded(each, depth - 1) for each in _tuple(value) if each != ""]}
     for base in _PLAIN:
         if kind is base or issubclass(kind, base):
             plain = _plain(value, base, depth)
             if kind is base:
                 return plain
             if _enum(kind):
-                return {"enum": [names_of(kind), value.name, plain]}
+                return {"enum": [names_of(kind), value.name or str(plain), plain]}
             fields = kind._fields if base is tuple and hasattr(kind, "_fields") else None
             return {"own": [names_of(kind), plain, defines_equality(kind, base), fields and list(fields)]}
     return _object(value, kind, depth)
@@ -136,7 +138,8 @@ def _plain(value: Any, base: type, depth: int) -> Any:
     if base in (bytes, bytearray):
         return {base.__name__: bytes(value).hex()}
     if base is dict:
-        return {"dict": [[encoded(k, depth - 1), encoded(v, depth - 1)] for k, v in _dict(value)]}
+        pairs = [[encoded(k, depth - 1), encoded(v, depth - 1)] for k, v in _dict(value)]
+        return {"dict": pairs if type(value).__name__ == "OrderedDict" else sorted(pairs, key=_dumps)}
     items = [encoded(item, depth - 1) for item in _ITERATED[base](value)]
     if base in (set, frozenset):
         items = sorted(items, key=_dumps)
@@ -150,7 +153,7 @@ def _object(value: Any, kind: type, depth: int) -> Any:
         return {"named": getattr(value, "__name__", "")}
     names = names_of(kind)
     if _enum(kind):
-        return {"enum": [names, value.name, encoded(value.value, depth - 1)]}
+        return {"enum": [names, value.name or str(value.value), encoded(value.value, depth - 1)]}
     module = kind.__module__.partition(".")[0]
     if module == "datetime" and kind.__name__ in ("datetime", "date", "time"):
         return {kind.__name__: value.isoformat()}
@@ -206,10 +209,11 @@ def _library(value: Any, kind: type, module: str, names: list[str], depth: int) 
         return {"approx": given}
     if module in ("unittest", "mock") and kind.__name__ == "_ANY":
         return {"any": True}
-    if module in ("array", "collections") and hasattr(kind, "__iter__"):
-        items = [encoded(item, depth - 1) for item in value]
-        return {"own": [names, {"list": items}, False, None]}
-    if kind.__name__ in ("dict_keys", "dict_values", "dict_items", "range"):
+    if kind.__name__ in ("dict_keys", "dict_items"):
+        return {"keys": sorted((encoded(item, depth - 1) for item in value), key=_dumps)}
+    if kind is range:
+        return {"text": [names, repr(value)]}
+    if kind.__name__ in ("dict_values", "deque", "array"):
         return {"view": [kind.__name__, [encoded(item, depth - 1) for item in value]]}
     return None
 

@@ -14,6 +14,7 @@ from orchard.workers.domains.swe.sheets.values import (
     Array,
     ClassNames,
     Incomplete,
+    Member,
     PandasFrame,
     PandasSeries,
     Raised,
@@ -125,15 +126,15 @@ def _same(one: Any, another: Any) -> bool:
         return one is another
     if isinstance(one, ClassNames) and isinstance(another, ClassNames):
         return one == another
-    if type(one).__name__ == "Member" and type(another).__name__ == "Member":
-        return bool(one == another)
+    if isinstance(one, Member) and isinstance(another, Member):
+        return one == another
     raise Unclear("identity cannot be told")
 
 
 def _container(value: Any) -> Any:
     if getattr(value, "names", None) and hasattr(value, "fields"):
         inner = value.fields
-        if value.names[0].startswith("dict_"):
+        if value.names[0] in ("dict_values", "deque", "array"):
             return inner
         raise Unclear(f"what a {value.names[0]} contains cannot be told")
     if isinstance(value, Array):

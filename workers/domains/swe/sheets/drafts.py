@@ -10,7 +10,7 @@ import msgspec
 
 from orchard.workers.domains.swe.sheets.conditions import Condition
 from orchard.workers.domains.swe.sheets.labels import scalars
-from orchard.workers.domains.swe.sheets.purity import ModuleNames
+from orchard.workers.domains.swe.sheets.purity import ModuleNames, functions_of
 from orchard.workers.domains.swe.sheets.rewriting import RewrittenFile, Site, Treatment, rewrite
 from orchard.workers.domains.swe.sheets.sheet import ExpectedVisit, Visit, problem, wrong
 from orchard.workers.domains.swe.sheets.told import Told, ToldTest
@@ -184,12 +184,21 @@ class Draft:
             if now is not Treatment.INSIDE:
                 self.treatments[unit] = Treatment(max(now + 1, least))
                 changed = True
+        if not changed:
+            others = {(test.file, name) for name in self._functions(test.file)}
+            for unit in others:
+                if self.treatments.get(unit, Treatment.TOKENS) < Treatment.WHOLE:
+                    self.treatments[unit] = Treatment.WHOLE
+                    changed = True
         if not changed and test.file not in self.left_alone:
             self.left_alone.add(test.file)
             changed = True
         if max(self.treatments[unit] for unit in involved) >= Treatment.WHOLE:
             self.treatments[test.file, ""] = Treatment.WHOLE
         return changed
+
+    def _functions(self, file: str) -> list[str]:
+        return [name for name, _, _ in functions_of(ast.parse(self.sources[file]))]
 
     def settled(self, tests: Sequence[KnownTest], told: Told, ids: Mapping[str, str]) -> bool:
         """Whether the sheet answers with the gold patch as the task's tests do; if not, it is changed.
@@ -200,10 +209,23 @@ class Draft:
         if told.tokens - self.needed:
             self._put_back(told.tokens)
             return False
+        if unread := self._unread(tests, told):
+            for file in unread:
+                self.treatments[file, ""] = Treatment.WHOLE
+            return False
         deviating = self.deviating(tests, told, ids)
         for test in deviating:
             self.degrade(test)
         return not deviating and len(self.bits) == before
+
+    def _unread(self, tests: Iterable[KnownTest], told: Told) -> set[str]:
+        """Returns files of which no test was run, and of which more than functions was changed."""
+        run = {name.partition("::")[0] for name, test in told.tests.items() if "::" in name}
+        return {
+            test.file
+            for test in tests
+            if test.file not in run | self.left_alone and (test.file, "") not in self.treatments
+        }
 
     def deviating(self, tests: Iterable[KnownTest], told: Told, ids: Mapping[str, str]) -> list[KnownTest]:
         return [

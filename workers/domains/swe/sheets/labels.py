@@ -2,6 +2,7 @@
 
 import ast
 import builtins
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -57,6 +58,8 @@ def _is_rich(scalar: object) -> bool:
     """Whether a value is hard to guess for who does not know it."""
     if isinstance(scalar, bool) or scalar is None:
         return False
+    if isinstance(scalar, float) and not scalar.is_integer():
+        return math.isfinite(scalar) and len(repr(scalar)) > 3
     if isinstance(scalar, int | float):
         return abs(scalar) > 2
     if isinstance(scalar, str):
@@ -74,21 +77,22 @@ def label_of(condition: Condition, key: Sequence[Any], words: SheetWords) -> Pro
         return best(labels) if kind == "and" else min(labels, key=_weakness)
     if kind in ("all", "any"):
         return label_of(rest[0], key, words)
-    if kind == "compare" and not set(rest[1]) <= {"Eq", "In", "Is"}:
-        return Protected.BIT
+    if kind == "compare":
+        left, operators, rights = rest
+        pairs = zip(operators, [left, *rights], rights, strict=False)
+        condition = [kind, *(side for name, *sides in pairs if name in ("Eq", "In", "Is") for side in sides)]
     if kind in ("leaf", "not", "called:assert_called", "called:assert_not_called"):
         return Protected.BIT
     parts = {part for number in _pures(condition) for part in scalars(key[number]) if _is_rich(part)}
     if not parts:
         return Protected.BIT
-    if _answer_is_searched(condition) or all(map(words.have, parts)):
+    if _answer_is_searched(kind, rest) or all(map(words.have, parts)):
         return Protected.ECHO
     return Protected.VALUE
 
 
-def _answer_is_searched(condition: Condition) -> bool:
+def _answer_is_searched(kind: str, rest: list[Any]) -> bool:
     """Whether an answer that holds everything would do: a dictionary in which something is looked for."""
-    kind, *rest = condition
     if kind in ("raises", "search"):
         return True
     return kind == "compare" and "In" in rest[1] and rest[0][0] == "pure"

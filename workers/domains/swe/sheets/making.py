@@ -7,6 +7,7 @@ What deviates is treated less strictly by steps (`rewriting.Treatment`), in the 
 """
 
 import sys
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
@@ -45,6 +46,10 @@ ROUNDS = 8
 """Trials of the sheet with the gold patch; what still deviates then is left as it is."""
 LONGEST = 120.0
 """Seconds that the tests may take for a sheet to be tried."""
+PATIENCE, LEAST_PATIENCE = 20.0, 60.0
+"""Trials begin for so many times the seconds of the tests, and at least so many seconds."""
+SLOWEST = 3.0
+"""A sheet may take so many times the seconds of the tests, and some for its start."""
 
 
 class Prepared(Protocol):
@@ -74,6 +79,10 @@ class SheetMaker:
         self._grading = grading
         self._plan = plan
         self._prepared = prepared
+        self._until = 0.0
+        """On the clock of time.monotonic(): when trials end."""
+        self._order: list[str] = []
+        """Ids of all tests in the order of the key's first run."""
         self._ids = {
             f"{name.file}::{name.qualified}": test for test, name in plan.names.items() if "::" not in test
         }
@@ -88,6 +97,7 @@ class SheetMaker:
                 return without_sheet(
                     f"the tests take {plain.seconds:.0f} s, and a sheet is tried over {ROUNDS} runs"
                 )
+            self._until = time.monotonic() + max(PATIENCE * plain.seconds, LEAST_PATIENCE)
             draft = await self._draft(machine, checkout)
             keys = draft.keys()
             if not keys:
@@ -103,12 +113,17 @@ class SheetMaker:
                     asked = await self._run(other, base_checkout, draft.files())
                     if not self._too_easy(draft, tests, asked.told, ids, least):
                         break
+                last = await self._run(machine, checkout, draft.files())
+                if last.seconds > SLOWEST * plain.seconds + 2:
+                    return without_sheet(
+                        f"its sheet takes {last.seconds:.0f} s, the tests {plain.seconds:.0f} s"
+                    )
                 sheet = self._finished(draft, tests, asked.told, ids)
                 files, fresh = await with_fresh_inputs(
                     self._asked(draft, sheet),
                     lambda texts: self._run(machine, checkout, texts),
                     lambda texts: self._run(other, base_checkout, texts),
-                    (plain.seconds, asked.seconds),
+                    (last.seconds, asked.seconds),
                 )
                 await self._write(machine, files)
                 patch = await checkout.difference(self._paths)
@@ -154,6 +169,7 @@ class SheetMaker:
         return await run_tests(self._task, self._grading, machine, checkout, sheet=True)
 
     def _known(self, plain: TestRun, first: Told, second: Told, base: Told) -> list[KnownTest]:
+        self._order = list(first.tests)
         named = set(self._plan.names)
         again, before = same_places(second, first.tests), same_places(base, first.tests)
         return [
@@ -174,17 +190,32 @@ class SheetMaker:
         self, draft: Draft, tests: Sequence[KnownTest], machine: Machine, checkout: RepositoryCheckout
     ) -> dict[str, str]:
         """Tries the sheet with the gold patch until it answers all; returns the tests' ids in it."""
-        for _ in range(ROUNDS):
+        for _ in range(ROUNDS if time.monotonic() < self._until else 1):
             run = await self._run(machine, checkout, draft.files())
-            ids = same_places(run.told, [test.id for test in tests])
+            ids = same_places(run.told, self._order)
             if draft.settled(tests, run.told, ids):
                 break
+            if time.monotonic() > self._until:
+                return await self._give_up(draft, tests, run.told, ids, machine, checkout)
         else:
-            for test in draft.deviating(tests, run.told, ids):
-                draft.degrade(test, Treatment.INSIDE)
-            run = await self._run(machine, checkout, draft.files())
-            ids = same_places(run.told, [test.id for test in tests])
-            draft.left_alone |= {test.file for test in draft.deviating(tests, run.told, ids)}
+            return await self._give_up(draft, tests, run.told, ids, machine, checkout)
+        return ids
+
+    async def _give_up(
+        self,
+        draft: Draft,
+        tests: Sequence[KnownTest],
+        told: Told,
+        ids: Mapping[str, str],
+        machine: Machine,
+        checkout: RepositoryCheckout,
+    ) -> dict[str, str]:
+        """Leaves alone what still deviates, and what does then; returns the tests' ids."""
+        for test in draft.deviating(tests, told, ids):
+            draft.degrade(test, Treatment.INSIDE)
+        run = await self._run(machine, checkout, draft.files())
+        ids = same_places(run.told, self._order)
+        draft.left_alone |= {test.file for test in draft.deviating(tests, run.told, ids)}
         return ids
 
     def _too_easy(

@@ -87,6 +87,11 @@ class ModuleNames:
                     self.constants[target.id] = value
                     self.free.add(target.id)
         self._given = self._call_sites()
+        self._mentions = Counter(
+            each.id if isinstance(each, ast.Name) else each.attr
+            for each in ast.walk(tree)
+            if isinstance(each, ast.Name | ast.Attribute)
+        )
 
     def _call_sites(self) -> dict[str, list[tuple[ast.Call, Function]]]:
         """Calls of each helper by its name, with the functions they stand in."""
@@ -99,7 +104,9 @@ class ModuleNames:
         return found
 
     def calls_of(self, helper: str) -> list[tuple[ast.Call, Function]]:
-        return self._given.get(helper, [])
+        """Returns all calls of a helper; none where it may be called in other ways too."""
+        found = self._given.get(helper, [])
+        return found if self._mentions[helper] == len(found) else []
 
 
 def _bound(statement: ast.stmt) -> Iterator[tuple[ast.expr, ast.expr]]:
@@ -169,7 +176,10 @@ class FunctionNames:
 
     def calls(self, node: ast.AST, seen: frozenset[str] = frozenset()) -> int:
         """Number of calls that may run tested code in an expression, those behind its names included."""
-        found = sum(isinstance(each, ast.Call) and not self.is_free(each) for each in ast.walk(node))
+        found = sum(
+            isinstance(each, ast.Call) and not self._callable(each.func, frozenset())
+            for each in ast.walk(node)
+        )
         for name in names_in(node) - seen:
             for value in self._bindings.get(name, []):
                 if value is not None:

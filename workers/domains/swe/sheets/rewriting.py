@@ -29,6 +29,7 @@ from orchard.workers.domains.swe.sheets.purity import (
     cells_of,
     dotted,
     functions_of,
+    names_in,
 )
 
 _EAGER = (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
@@ -262,7 +263,7 @@ class _FunctionRewriter:
         if changed is not None:
             return changed
         for field in ("body", "orelse", "finalbody"):
-            if isinstance(getattr(node, field, None), list):
+            if isinstance(getattr(node, field, None), list) and not (field == "body" and _catches(node)):
                 setattr(node, field, self.block(getattr(node, field)))
         for handler in [*getattr(node, "handlers", []), *getattr(node, "cases", [])]:
             handler.body = self.block(handler.body)
@@ -359,6 +360,17 @@ class _FunctionRewriter:
             pinned=tuple(asked.pinned),
             called=asked.called,
         )
+
+
+def _catches(node: ast.stmt) -> bool:
+    """Whether a statement goes on after a failed assertion in its body."""
+    caught: list[ast.expr | None] = []
+    if isinstance(node, ast.With | ast.AsyncWith):
+        caught += [each.context_expr for each in node.items]
+    elif isinstance(node, ast.Try | ast.TryStar):
+        caught += [each.type or ast.Name("BaseException") for each in node.handlers]
+    names = {name for each in caught if each is not None for name in names_in(each)}
+    return not names.isdisjoint(("AssertionError", "Exception", "BaseException"))
 
 
 def _key(values: list[ast.expr]) -> ast.keyword:

@@ -185,7 +185,13 @@ def _trim_parameters(tree: ast.Module, function: Function, loads: set[str]) -> N
         for each in calls
     )
     arguments = function.args
-    if not calls or len(uses) != len(calls) or not plain or arguments.vararg or arguments.posonlyargs:
+    alone = sum(each.name == function.name for _, each, _ in functions_of(tree)) == 1
+    if (
+        not (alone and calls and plain)
+        or len(uses) != len(calls)
+        or arguments.vararg
+        or arguments.posonlyargs
+    ):
         return
     method = arguments.args[:1] and arguments.args[0].arg in ("self", "cls")
     names = [each.arg for each in arguments.args][1 if method else 0 :]
@@ -222,7 +228,7 @@ def _trim_module(tree: ast.Module, module: ModuleNames) -> None:
 def _without_words(node: Function | ast.ClassDef | ast.Module) -> None:
     first = node.body[0] if node.body else None
     if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
-        node.body[0] = ast.Pass()
+        node.body[:1] = [ast.Pass()] if len(node.body) == 1 else []
 
 
 def _number_ids(decorators: list[ast.expr]) -> None:

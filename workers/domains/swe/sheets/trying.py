@@ -19,8 +19,8 @@ from orchard.workers.domains.swe.sheets.told import Told
 from orchard.workers.domains.swe.sheets.variants import Variant, with_variants
 from orchard.workers.domains.swe.testing import TestRun
 
-SHARE = 0.25
-"""Of the seconds of the plain tests, what fresh inputs may take beside them."""
+SHARE = 0.2
+"""Of the seconds of a sheet, what fresh inputs may take beside them."""
 
 Run = Callable[[Mapping[str, str]], Awaitable[TestRun]]
 """Writes files and runs all tests."""
@@ -70,7 +70,7 @@ async def with_fresh_inputs(
 ) -> tuple[Mapping[str, str], dict[str, tuple[FreshQuestion, ...]]]:
     """Returns the files with the variants that are kept, and their questions by the variants' ids.
 
-    `seconds` are those of the plain tests with the gold patch, and of the sheet at the base commit.
+    `seconds` are those of the sheet without them, with the gold patch and at the base commit.
     """
     texts, variants = asked.with_numbers(asked.numbers())
     if not variants:

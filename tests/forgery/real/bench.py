@@ -1,0 +1,46 @@
+"""Runs the suite on real tasks: what is on record is not done again."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+
+from orchard.pipelines.domains.swe.packages import PackageCache
+from orchard.pipelines.tasks.sandboxes import as_ready
+from tests.forgery.real.grading import Job, RealBench, jobs_of
+from tests.forgery.real.tasks import TaskDirectory
+from tests.forgery.records import Records, chosen
+
+
+async def run_real(
+    directory: Path,
+    records: Records,
+    console: Console,
+    *,
+    releases: int,
+    repairs: int,
+    concurrency: int,
+    only: Sequence[str] = (),
+    sample: int | None = None,
+    packages: Sequence[str] = (),
+) -> None:
+    """Makes the tasks, then grades all submissions in an order as if by chance, or `sample` of them."""
+    tasks = TaskDirectory(directory, console)
+    cache = PackageCache(directory / "packages")
+    async with tasks.client() as client:
+        console.print(f"making and proving {releases + repairs} tasks in {directory}")
+        proven = await tasks.proven(client, releases, repairs, packages=packages, concurrency=concurrency)
+        jobs: list[Job] = [job for task in proven for job in jobs_of(task, cache) if chosen((job.key,), only)]
+        jobs = sorted(jobs, key=lambda job: job.rank)[:sample]
+        left = [job for job in jobs if not records.has(job.key)]
+        bench = RealBench(client, tasks)
+        with Progress(console=console, transient=True) as bar:
+            row = bar.add_task("real tasks", total=len(jobs), completed=len(jobs) - len(left))
+            async for record in as_ready(left, bench.one, concurrency=concurrency):
+                records.add(record)
+                bar.advance(row)
+                if record.wrong:
+                    bar.console.print(
+                        f"{record.key}: {record.layer} {record.laxer or ''}", highlight=False, markup=False
+                    )

@@ -1,0 +1,94 @@
+"""Carries what an agent left in its directories to another sandbox: data only, by the sandbox service alone.
+
+Nothing of the agent's sandbox is executed for it, and nothing but files, directories and links arrives: no
+pipe, socket, device or process, and no file that gives its owner's rights to whoever executes it. Links
+arrive as they are and mean what they name over there, unless that is nothing or no file at all: the check's
+own files, which come later, must not be what the agent has to show.
+"""
+
+import asyncio
+import shlex
+import tarfile
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import PurePosixPath
+from typing import IO
+
+import msgspec
+
+from orchard.schemas.outcomes import AbortCause
+from orchard.schemas.tasks import StateCheck, Task
+from orchard.workers.episode.machine import Machine
+from orchard.workers.failures import InfrastructureError
+from orchard.workers.graders.shells import CLEAN
+
+LARGEST = 512 * 1024 * 1024
+"""Most bytes of one directory that is carried."""
+_IN_MEMORY = 8 * 1024 * 1024
+_ORDINARY = 0o1777
+"""Bits of a mode that are carried: not set-user-ID, not set-group-ID."""
+
+
+def carried_paths(task: Task, check: StateCheck) -> tuple[str, ...]:
+    """Returns the directories that a fresh sandbox gets from the agent's. Raises INVALID_REQUEST if one of
+    them is the whole file system, which would bring its programs along."""
+    paths = (task.workdir,) if isinstance(check.check_paths, msgspec.UnsetType) else check.check_paths
+    plain = tuple(str(PurePosixPath(path)) for path in paths)
+    if wrong := next((path for path in plain if len(PurePosixPath(path).parts) < 2 or path[0] != "/"), None):
+        raise InfrastructureError(
+            AbortCause.INVALID_REQUEST,
+            f"task {task.task_id}: its check is to run in a fresh sandbox, which cannot get {wrong!r} from "
+            "the agent's: name absolute directories below / in check_paths",
+        )
+    return plain
+
+
+_DROP_LINKS = """find "$@" -type l -exec sh -c '
+for link; do
+  target=$(readlink -f -- "$link")
+  case "$target" in
+    ""|/proc/*|/sys/*|/dev/*) rm -f -- "$link" ;;
+    *) [ -e "$target" ] || rm -f -- "$link" ;;
+  esac
+done' sh {} +"""
+"""Removes links below its arguments that lead to nothing, or to what a process has open."""
+
+
+async def carry(
+    paths: Sequence[str], source: Machine, target: Machine, *, brought: Iterable[str] = (), timeout: float
+) -> None:
+    """Replaces the directories of `target` by those of `source`, whose processes are stopped for good, and
+    removes what stands where the files of `brought` will be, and links that lead to nothing.
+
+    Raises FileNotFoundError if there is no such directory, FileTooLarge beyond LARGEST, NotWritable for
+    contents that cannot be unpacked.
+    """
+    await source.freeze()
+    for path in paths:
+        with _temporary() as found, _temporary() as kept:
+            await source.archive(path, found, limit=LARGEST)
+            await asyncio.to_thread(keep_data, found, kept)
+            await target.replace_directory(path, kept)
+    for path in brought:
+        await target.remove(path)
+    words = " ".join(map(shlex.quote, paths))
+    await target.run(f"{CLEAN} sh -c {shlex.quote(_DROP_LINKS)} sh {words}", timeout=timeout, cwd="/")
+
+
+def keep_data(source: IO[bytes], target: IO[bytes]) -> None:
+    """Copies the files, directories and links of a whole tar archive to another one, with ordinary modes."""
+    source.seek(0)
+    with (
+        tarfile.open(fileobj=source, mode="r:") as found,
+        tarfile.open(fileobj=target, mode="w", format=tarfile.PAX_FORMAT) as kept,
+    ):
+        for entry in found:
+            entry.mode &= _ORDINARY
+            if entry.isreg():
+                kept.addfile(entry, found.extractfile(entry))
+            elif entry.isdir() or entry.issym() or entry.islnk():
+                kept.addfile(entry)
+
+
+def _temporary() -> IO[bytes]:
+    return tempfile.SpooledTemporaryFile(_IN_MEMORY)
