@@ -16,7 +16,7 @@ end, in another sandbox, is the model's fault.
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -28,6 +28,7 @@ from orchard.workers.domains.swe.logs.parsers import PARSERS, without_timing
 from orchard.workers.domains.swe.patch_policy import PatchRejected, permitted
 from orchard.workers.domains.swe.preparing import TaskRepository
 from orchard.workers.domains.swe.sheets.answering import answered_run, otherwise_than_gold
+from orchard.workers.domains.swe.sheets.fresh import FreshTally, by_rote
 from orchard.workers.domains.swe.sheets.obtaining import sheet_of
 from orchard.workers.domains.swe.sheets.sheet import Sheet
 from orchard.workers.domains.swe.testing import TestRun, run_tests
@@ -39,7 +40,7 @@ from orchard.workers.graders.judgement import Judgement
 
 NAME = "swe-tests"
 
-REFUSED, UNPROVEN = "refused", "unproven"
+REFUSED, UNPROVEN, FORGED = "refused", "unproven", "forged"
 """Causes of a -1 that no test result gave."""
 
 
@@ -128,7 +129,8 @@ class _Grader:
         if not grade.verdict.resolved or self._judgement.plain or self._published:
             return grade
         if self._questions is not None:
-            return _unproven(grade, otherwise_than_gold(self._questions, run.statuses))
+            grade = _unproven(grade, otherwise_than_gold(self._questions, run.statuses))
+            return _forged(grade, by_rote(self._questions, run.told))
         return await self._as_gold(grade)
 
     @property
@@ -219,6 +221,20 @@ def _unproven(grade: Grade, tests: set[str], sandboxes: int = 0) -> Grade:
         verdict=msgspec.structs.replace(grade.verdict, resolved=False),
         cause=UNPROVEN,
         detail=f"{UNPROVEN}: passes otherwise than the gold patch: {', '.join(sorted(tests))}",
+    )
+
+
+def _forged(grade: Grade, wrong: Mapping[str, FreshTally]) -> Grade:
+    """Refuses a +1 by functions whose tests pass for their own inputs alone."""
+    if not wrong or not grade.verdict.resolved:
+        return grade
+    said = [f"{name}: {tally.said}\n" for name, tally in sorted(wrong.items())]
+    return msgspec.structs.replace(
+        grade,
+        verdict=msgspec.structs.replace(grade.verdict, resolved=False),
+        cause=FORGED,
+        detail=f"{FORGED}: right for the tests' own inputs alone: {', '.join(sorted(wrong))}",
+        log=f"{grade.log}\n== fresh inputs ==\n{''.join(said)}",
     )
 
 

@@ -84,6 +84,10 @@ class PytestReporter:
     def __init__(self, report: int) -> None:
         self.report = report
 
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        """Runs variants after all tests."""
+        items.sort(key=lambda item: "__fresh_" in item.name)
+
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         tell(self.report, begin=nodeid)
 

@@ -17,6 +17,7 @@ import itertools
 import json
 import os
 import re
+import signal
 import threading
 import types
 from typing import TYPE_CHECKING
@@ -38,6 +39,7 @@ _PLAIN = (int, float, complex, str, bytes, bytearray, list, tuple, set, frozense
 
 _dumps = json.JSONEncoder(separators=(",", ":"), sort_keys=True).encode
 _write, _getpid, _sha256 = os.write, os.getpid, hashlib.sha256
+_timer = signal.setitimer
 _list, _tuple, _dict, _set = list.__iter__, tuple.__iter__, dict.items, set.__iter__
 _frozenset, _str, _int, _float = frozenset.__iter__, str.__str__, int.__int__, float.__repr__
 _ITERATED: dict[type, Any] = {list: _list, tuple: _tuple, set: _set, frozenset: _frozenset}
@@ -349,6 +351,27 @@ def token(number: int, teller: Teller) -> Any:
     return type("Token", (), body)()
 
 
+class Within:
+    """`with __within__():` limits what a variant may take, and all variants of a process together."""
+
+    left = 5.0
+
+    def __enter__(self) -> None:
+        self.main = threading.current_thread() is threading.main_thread()
+        if self.main:
+            self.before = signal.signal(signal.SIGALRM, self.end)
+            _timer(signal.ITIMER_REAL, max(Within.left, 0.001))
+
+    def __exit__(self, *_: Any) -> None:
+        if self.main:
+            Within.left = _timer(signal.ITIMER_REAL, 0)[0]
+            signal.signal(signal.SIGALRM, self.before)
+
+    def end(self, *_: Any) -> None:
+        _timer(signal.ITIMER_REAL, 0.05)  # again, should this be caught
+        raise TimeoutError("too long for a fresh input")
+
+
 def installed(report: int) -> dict[str, Any]:
     """Returns what a sheet calls, by name."""
     teller = Teller(report)
@@ -378,6 +401,7 @@ def installed(report: int) -> dict[str, Any]:
         "__later__": later,
         "__raises__": lambda number, key=None: Raises(teller, number, key),
         "__calls__": calls,
+        "__within__": Within,
         "__token__": lambda number: token(number, teller),
         "__numbers__": lambda: (str(number) for number in itertools.count()),
     }

@@ -2,15 +2,17 @@
 base commit must not.
 
 Runs, each of all tests: with the gold patch the tests as they are, the key twice, and the sheet until nothing
-deviates; at the base commit the key and the sheet. What deviates is treated less strictly by steps
-(`rewriting.Treatment`), in the end left as it is.
+deviates; at the base commit the key and the sheet; last both with fresh inputs (`trying.py`).
+What deviates is treated less strictly by steps (`rewriting.Treatment`), in the end left as it is.
 """
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
+
+import msgspec
 
 from orchard.schemas.protection import Protected
 from orchard.schemas.tasks import SWETests, Task
@@ -33,6 +35,8 @@ from orchard.workers.domains.swe.sheets.labels import (
 from orchard.workers.domains.swe.sheets.rewriting import Treatment
 from orchard.workers.domains.swe.sheets.sheet import FORMAT, Sheet, SheetTest
 from orchard.workers.domains.swe.sheets.told import Told
+from orchard.workers.domains.swe.sheets.trying import AskedTests, with_fresh_inputs
+from orchard.workers.domains.swe.sheets.variants import original_of
 from orchard.workers.domains.swe.testing import RunnerPlan, TestRun, run_tests
 from orchard.workers.domains.swe.verdict import FAILING
 from orchard.workers.episode.diffs import split_diff, touched_paths
@@ -57,6 +61,16 @@ class Prepared(Protocol):
 def without_sheet(why: str) -> Sheet:
     """The sheet of a task of which all tests are judged inside."""
     return Sheet(format=FORMAT, patch=b"", conditions={}, lines={}, tests={}, label=Protected.INSIDE, why=why)
+
+
+def _why(sheet: Sheet, fresh: Collection[str]) -> str:
+    """Adds, where knowing the tests' inputs may be enough, how many functions are asked about others."""
+    if sheet.label is Protected.VALUE or not fresh:
+        return sheet.why
+    functions = {original_of(name.partition("[")[0]) for name in fresh}
+    return "; ".join(
+        filter(None, [sheet.why, f"{len(functions)} test functions are asked about fresh inputs"])
+    )
 
 
 class SheetMaker:
@@ -104,8 +118,16 @@ class SheetMaker:
                     return without_sheet(
                         f"its sheet takes {last.seconds:.0f} s, the tests {plain.seconds:.0f} s"
                     )
+                sheet = self._finished(draft, tests, asked.told, ids)
+                files, fresh = await with_fresh_inputs(
+                    self._asked(draft, sheet),
+                    lambda texts: self._run(machine, checkout, texts),
+                    lambda texts: self._run(other, base_checkout, texts),
+                    (last.seconds, asked.seconds),
+                )
+                await self._write(machine, files)
                 patch = await checkout.difference(self._paths)
-                return self._finished(draft, tests, asked.told, ids, patch)
+                return msgspec.structs.replace(sheet, patch=patch, fresh=fresh, why=_why(sheet, fresh))
 
     @property
     def _paths(self) -> set[str]:
@@ -128,9 +150,22 @@ class SheetMaker:
         tested = roots - sys.stdlib_module_names
         return Draft(sources, lambda module: module in tested)
 
-    async def _run(self, machine: Machine, checkout: RepositoryCheckout, texts: Mapping[str, str]) -> TestRun:
+    def _asked(self, draft: Draft, sheet: Sheet) -> AskedTests:
+        must = set(self._grading.fail_to_pass)
+        return AskedTests(
+            files=draft.files(),
+            conditions=sheet.conditions,
+            pinned={number for number, site in draft.sites.items() if site.pinned},
+            expected={name: test.visits for name, test in sheet.tests.items()},
+            must=[name for name, test in sheet.tests.items() if test.name in must and test.visits],
+        )
+
+    async def _write(self, machine: Machine, texts: Mapping[str, str]) -> None:
         for file, text in texts.items():
             await machine.write(f"{self._task.workdir}/{file}", text.encode())
+
+    async def _run(self, machine: Machine, checkout: RepositoryCheckout, texts: Mapping[str, str]) -> TestRun:
+        await self._write(machine, texts)
         return await run_tests(self._task, self._grading, machine, checkout, sheet=True)
 
     def _known(self, plain: TestRun, first: Told, second: Told, base: Told) -> list[KnownTest]:
@@ -208,7 +243,6 @@ class SheetMaker:
         tests: Sequence[KnownTest],
         base: Told,
         ids: Mapping[str, str],
-        patch: bytes,
     ) -> Sheet:
         texts = draft.texts()
         conditions = draft.conditions()
@@ -241,7 +275,7 @@ class SheetMaker:
             )
         return Sheet(
             format=FORMAT,
-            patch=patch,
+            patch=b"",
             paths=tuple(sorted(self._paths)),
             conditions=conditions,
             lines={number: site.line for number, site in draft.sites.items()},

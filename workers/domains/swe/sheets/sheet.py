@@ -9,7 +9,7 @@ from orchard.schemas.protection import Protected
 from orchard.workers.domains.swe.sheets.conditions import Condition, NotHeld, holds
 from orchard.workers.domains.swe.sheets.values import Unclear, decode
 
-FORMAT = 1
+FORMAT = 2
 """Raised where an older worker would read a sheet wrongly, or a newer one makes a better one."""
 
 
@@ -41,6 +41,22 @@ class SheetTest(msgspec.Struct, frozen=True, kw_only=True):
     label: Protected
 
 
+class FreshQuestion(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """An assertion about an input that the task's tests do not have."""
+
+    ask: int
+    at: int
+    """How often the test comes to this assertion before."""
+    key: list[Any]
+    """What is expected, of which the gold patch's answer is a part where the two are compared."""
+    holds: bool = True
+    """Whether the assertion holds with the gold patch."""
+    base: bool = False
+    """Whether the base commit answers as the gold patch does."""
+    inputs: str = ""
+    """What is another literal than in the test; for people."""
+
+
 class Sheet(msgspec.Struct, frozen=True, kw_only=True):
     format: int
     patch: bytes
@@ -53,6 +69,8 @@ class Sheet(msgspec.Struct, frozen=True, kw_only=True):
     """Where it stands in the task's own file."""
     tests: dict[str, SheetTest]
     """By the id that the test has in the sheet."""
+    fresh: dict[str, tuple[FreshQuestion, ...]] = {}
+    """Questions about other inputs, by the ids of the tests that ask them."""
     label: Protected
     why: str = ""
     """Why the label is not better; for people."""

@@ -1,0 +1,112 @@
+"""Questions about inputs that a task's tests do not have: who passes by rote is refused, nobody else."""
+
+import ast
+
+import msgspec
+import pytest
+
+from orchard.workers.domains.swe.sheets.fresh import by_rote
+from orchard.workers.domains.swe.sheets.making import without_sheet
+from orchard.workers.domains.swe.sheets.sheet import FreshQuestion, Visit
+from orchard.workers.domains.swe.sheets.store import SheetStore
+from orchard.workers.domains.swe.sheets.told import Told, ToldTest
+from orchard.workers.domains.swe.sheets.variants import original_of, with_variants
+from orchard.workers.graders import grade
+from tests.workers.domains.swe.fresh_pairs import PAIRS
+
+TESTS = "import pytest\n\n" + "".join(f"from small.{each.name} import {each.name}\n" for each in PAIRS)
+TESTS += "".join(f"\n\n{each.test}" for each in PAIRS)
+
+
+def files(code) -> dict[str, str]:
+    return {f"small/{each.name}.py": code(each) for each in PAIRS}
+
+
+@pytest.fixture
+def small(shop, task):
+    """A task of all the small functions."""
+    shop.write({"small/__init__.py": "", **files(lambda each: each.base), "tests/test_small.py": ""})
+    shop.git("add", "-A")
+    shop.git("commit", "-qm", "small")
+    return msgspec.structs.replace(
+        task,
+        base_commit=shop.git("rev-parse", "HEAD").strip(),
+        gold_patch=shop.diff(files(lambda each: each.gold)),
+        grading=msgspec.structs.replace(
+            task.grading,
+            test_patch=shop.diff({"tests/test_small.py": TESTS}),
+            test_command="python -m pytest -p no:cacheprovider -rA tests/test_small.py",
+            fail_to_pass=tuple(f"tests/test_small.py::test_{each.name}" for each in PAIRS),
+            pass_to_pass=(),
+            test_files=("tests/test_small.py",),
+        ),
+    )
+
+
+async def test_who_knows_the_tests_inputs_alone_is_refused(small, shop, machine, pristine, blobs):
+    async def judged(code):
+        submission = shop.diff(files(code))
+        return await grade(small, submission, machine, timeout=120.0, blobs=blobs, pristine=pristine)
+
+    rote = await judged(lambda each: each.by_rote("base(*args)"))
+    assert (rote.resolved, rote.cause) == (False, "forged")
+    assert set(rote.tests.values()) == {"PASSED"}
+    sheet = SheetStore(blobs).get(small)
+    asked = {original_of(name.partition("[")[0]) for name in sheet.fresh}
+    assert len(asked) >= 16, "most functions are told from their defective ones"
+    assert all(name in rote.detail for name in asked)
+    assert "for 49: it answers" in blobs.get(rote.log).decode()
+    other = await judged(lambda each: each.other)
+    assert (other.resolved, other.cause) == (True, None)
+
+
+SHEET = """import pytest
+LIMIT = 40
+
+@pytest.mark.parametrize("a,b", [(3, "x"), (5, "y")], ids=__numbers__())
+def test_table(a, b):
+    __ask__(1, f(a, b))
+
+class TestIt:
+    def test_one(self, tmp_path):
+        value = [1, 2]
+        __ask__(2, f(value, LIMIT, mode="r"))
+        with __raises__(3):
+            f(open(tmp_path / "name.txt"), 7)
+"""
+
+
+def test_inputs_change_and_names_stay():
+    text, made = with_variants(SHEET, {"test_table": range(4), "TestIt::test_one": range(8)})
+    assert {each.function for each in made} == {"test_table", "TestIt::test_one"}
+    assert text.count("name.txt") == text.count("def test_one") and "mode='r'" in text
+    assert text.startswith(ast.unparse(ast.parse(SHEET)).partition("\n\n@")[0]), (
+        "the module's own literal stays"
+    )
+    assert "LIMIT = 41" in text and "[2, 1]" in text and "(4, 'x')" in text and "8)" in text
+    table = next(each for each in made if each.function == "test_table")
+    assert table.table == "4 for 3, 6 for 5"
+    assert {original_of(each.name) for each in made} == {"test_table", "TestIt::test_one"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "refused"),
+    [({}, False), ({"telling": 2}, False), ({"telling": 3}, True), ({"opposite": 3}, True)],
+)
+def test_a_few_other_answers_are_forgiven(wrong, refused):
+    def question(at, answer, **more):
+        return FreshQuestion(ask=1, at=at, key=[answer], **more)
+
+    telling = [question(at, at) for at in range(4)]
+    opposite = [question(at, 9, holds=False, base=True) for at in range(4, 8)]
+    sheet = msgspec.structs.replace(
+        without_sheet(""),
+        conditions={1: ["compare", ["leaf", 0], ["Eq"], [["pure", 0]]]},
+        lines={1: 1},
+        fresh={"t.py::test_x__fresh_1": (*telling, *opposite)},
+    )
+    answers = [-1 if at < wrong.get("telling", 0) else at for at in range(4)]
+    answers += [9 if at < wrong.get("opposite", 0) else 0 for at in range(4)]
+    visits = [Visit(ask=1, got=[each]) for each in answers]
+    told = Told(tests={"t.py::test_x__fresh_1": ToldTest(status="PASSED", visits=visits)})
+    assert set(by_rote(sheet, told)) == ({"t.py::test_x"} if refused else set())
