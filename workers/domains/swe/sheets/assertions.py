@@ -2,7 +2,7 @@
 
 import ast
 
-from orchard.workers.domains.swe.sheets.purity import dotted
+from orchard.workers.domains.swe.sheets.parametrized import dotted
 
 _EQUAL = (
     *("assertEqual", "assertEquals", "assertListEqual", "assertDictEqual"),

@@ -5,7 +5,8 @@ import copy
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from orchard.workers.domains.swe.sheets.purity import FUNCTIONS, dotted
+from orchard.workers.domains.swe.sheets.parametrized import dotted
+from orchard.workers.domains.swe.sheets.purity import FUNCTIONS
 
 _NO_INPUT = frozenset(
     [

@@ -22,15 +22,8 @@ from orchard.workers.domains.swe.sheets.assertions import (
     as_special,
 )
 from orchard.workers.domains.swe.sheets.conditions import Condition
-from orchard.workers.domains.swe.sheets.purity import (
-    Function,
-    FunctionNames,
-    ModuleNames,
-    cells_of,
-    dotted,
-    functions_of,
-    names_in,
-)
+from orchard.workers.domains.swe.sheets.parametrized import Function, cells_of, dotted
+from orchard.workers.domains.swe.sheets.purity import FunctionNames, ModuleNames, functions_of, names_in
 
 _EAGER = (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
 """What changes its meaning inside a lambda."""

@@ -13,7 +13,8 @@ from collections.abc import Collection, Iterator, Mapping
 import msgspec
 
 from orchard.workers.domains.swe.sheets.literals import LiteralSlot, key_names, other_nodes, slots_in
-from orchard.workers.domains.swe.sheets.purity import FUNCTIONS, Function, dotted, functions_of, table_of
+from orchard.workers.domains.swe.sheets.parametrized import Function, dotted, table_of
+from orchard.workers.domains.swe.sheets.purity import FUNCTIONS, functions_of
 
 _NAME = re.compile(r"__fresh_\d+$")
 _EAGER = (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
