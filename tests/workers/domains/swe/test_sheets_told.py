@@ -8,11 +8,11 @@ import zlib
 import pytest
 
 from orchard.schemas.protection import Protected
-from orchard.workers.domains.swe.sheets.conditions import NotHeld, holds
+from orchard.workers.domains.swe.sheets.conditions import holds
 from orchard.workers.domains.swe.sheets.labels import SheetWords, label_of
 from orchard.workers.domains.swe.sheets.sheet import wrong
 from orchard.workers.domains.swe.sheets.told import Told
-from orchard.workers.domains.swe.sheets.values import _READERS, Unclear, decode
+from orchard.workers.domains.swe.sheets.values import _READERS, NotHeld, Unclear, decode
 
 BODIES = [
     *(

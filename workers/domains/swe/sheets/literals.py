@@ -68,7 +68,7 @@ def _is_no_input(parent: ast.AST, field: str, at: int | None, node: ast.AST) -> 
             return field == "slice"
         case ast.Call():
             name = dotted(parent.func).rpartition(".")[2] or getattr(parent.func, "attr", "")
-            asks = name in ("__ask__", "__later__", "__raises__")
+            asks = name in ("__ask__", "__later__", "__raises__", "__warns__")
             return (field != "func" and name in _NO_INPUT) or (asks and at == 0)
         case ast.keyword():
             return parent.arg in _NO_KEYWORDS

@@ -156,7 +156,7 @@ class SheetMaker:
             files=draft.files(),
             conditions=sheet.conditions,
             pinned={number for number, site in draft.sites.items() if site.pinned},
-            expected={name: test.visits for name, test in sheet.tests.items()},
+            expected={name: test.visits for name, test in sheet.tests.items() if not test.unjudged},
             must=[name for name, test in sheet.tests.items() if test.name in must and test.visits],
         )
 
@@ -259,7 +259,13 @@ class SheetMaker:
             label = label_of_test(conditions, expected, told.visits if told else [], words)
             if name in must:
                 asked.append(expected)
-            made[ids[test.id]] = SheetTest(name=name, status=test.status, visits=tuple(expected), label=label)
+            made[ids[test.id]] = SheetTest(
+                name=name,
+                status=test.status,
+                visits=tuple(expected),
+                label=label,
+                unjudged=test.id in draft.unjudged,
+            )
         label = best(test.label for test in made.values() if test.name in must)
         literals = {ask: found for text in texts.values() for ask, found in literals_of(text).items()}
         inside = sum(test.label is Protected.INSIDE for test in made.values() if test.name in must)

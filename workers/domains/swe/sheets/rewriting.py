@@ -15,16 +15,22 @@ from enum import IntEnum
 import msgspec
 
 from orchard.workers.domains.swe.sheets.assertions import (
+    ExpectedWarning,
     Raising,
     Special,
+    as_elements,
     as_expression,
+    as_function,
     as_raising,
     as_special,
+    as_warning,
 )
 from orchard.workers.domains.swe.sheets.conditions import Condition
 from orchard.workers.domains.swe.sheets.parametrized import Function, cells_of, dotted
 from orchard.workers.domains.swe.sheets.purity import FunctionNames, ModuleNames, functions_of, names_in
 
+ASKING = ("__ask__", "__later__", "__raises__", "__warns__")
+"""What a sheet calls with the number of an assertion."""
 _EAGER = (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
 """What changes its meaning inside a lambda."""
 
@@ -110,7 +116,7 @@ def _candidates(tree: ast.AST) -> Iterator[ast.AST]:
 def _without_key(tree: ast.Module) -> ast.Module:
     sheet = copy.deepcopy(tree)
     for node in ast.walk(sheet):
-        if isinstance(node, ast.Call) and dotted(node.func) in ("__ask__", "__later__", "__raises__"):
+        if isinstance(node, ast.Call) and dotted(node.func) in ASKING:
             node.keywords = [each for each in node.keywords if each.arg != "key"]
     return sheet
 
@@ -118,8 +124,10 @@ def _without_key(tree: ast.Module) -> ast.Module:
 class _Asked:
     """The leaves and expected values of one assertion, as its condition is made."""
 
-    def __init__(self, names: FunctionNames) -> None:
+    def __init__(self, names: FunctionNames, infos: Collection[str]) -> None:
         self.names = names
+        self.infos = infos
+        """Names that hold what `raises` caught."""
         self.leaves: list[ast.expr] = []
         self.pures: list[ast.expr] = []
         self.pinned: list[int] = []
@@ -159,6 +167,11 @@ class _Asked:
                 self.lazy = True
                 word = "and" if isinstance(node.op, ast.And) else "or"
                 return [word, *map(self.condition, node.values)]
+            case ast.IfExp():
+                self.lazy = True
+                known = self.names.is_free(node.test)
+                decides = self.pure(node.test) if known else self.condition(node.test)
+                return ["if", decides, self.condition(node.body), self.condition(node.orelse)]
             case ast.UnaryOp(op=ast.Not()):
                 return ["not", self.condition(node.operand)]
             case ast.Compare():
@@ -188,16 +201,18 @@ class _Asked:
             return ["isinstance", self.leaf(node.args[0]), self.pure(node.args[1])]
         if name == "bool" and len(node.args) == 1 and not node.keywords:
             return self.condition(node.args[0])
-        last = name.rpartition(".")[2]
-        if last == "array_equal" and len(node.args) == 2:
-            return ["arrays", *self.sides(*node.args)]
-        if last == "allclose" and len(node.args) == 2 and not node.keywords and "." in name:
-            numbers: list[Condition] = [self.pure(ast.Constant(each)) for each in (1e-5, 1e-8, False)]
-            return ["allclose", *self.sides(*node.args), *numbers]
+        if (function := as_function(node)) is not None:
+            return [function.kind, *self.sides(*function.sides), *map(self.pure, function.options)]
+        if (elements := as_elements(node)) is not None:
+            sides = self.sides(*elements.sides)
+            return ["elements", elements.word, elements.twice, elements.operator, *sides]
         match node:
             case ast.Call(ast.Attribute(value, "startswith" | "endswith" as kind), [part], []):
                 if self.names.is_free(part):
                     return [kind, self.leaf(value), self.pure(part)]
+            case ast.Call(ast.Attribute(ast.Name() as info, "match"), [pattern], []):
+                if info.id in self.infos:
+                    return ["search", self.leaf(_text_of(info)), self.pure(pattern)]
             case ast.Call(args=[ast.GeneratorExp() | ast.ListComp() as rows], keywords=[]):
                 if name in ("all", "any"):
                     return self._each(name, rows)
@@ -205,7 +220,7 @@ class _Asked:
 
     def _each(self, name: str, comprehension: ast.GeneratorExp | ast.ListComp) -> Condition:
         """Asks for the answers of all rows at once."""
-        inner = _Asked(self.names)
+        inner = _Asked(self.names, self.infos)
         inner.leaves, inner.pures = self.leaves, self.pures
         asked, known = len(self.leaves), len(self.pures)
         condition = inner.condition(comprehension.elt)
@@ -231,6 +246,13 @@ class _FunctionRewriter:
         self._names = names
         self._numbers = numbers
         self._bits = bits
+        self._infos = frozenset(
+            item.optional_vars.id
+            for each in ast.walk(function)
+            if isinstance(each, ast.With | ast.AsyncWith)
+            for item in each.items
+            if isinstance(item.optional_vars, ast.Name) and as_raising(item.context_expr) is not None
+        )
         self.sites: dict[int, Site] = {}
 
     def drawn(self) -> ast.stmt:
@@ -239,7 +261,7 @@ class _FunctionRewriter:
         given = [each.arg for each in self._function.args.args if each.arg not in ("self", "cls")]
         given += [each.arg for each in self._function.args.kwonlyargs]
         example: list[ast.expr] = [ast.Name(each, ast.Load()) for each in given]
-        asked = _Asked(self._names)
+        asked = self._asked()
         condition = [
             "compare",
             asked.leaf(ast.Tuple(example, ast.Load())),
@@ -270,6 +292,8 @@ class _FunctionRewriter:
                 return self._expression(node, expression)
             if (special := as_special(node.value)) is not None:
                 return self._special(node, special)
+            if self._is_match(node.value):
+                return self._expression(node, node.value)
         if (
             isinstance(node, ast.Expr | ast.Assign)
             and (raising := as_raising(node.value)) is not None
@@ -282,14 +306,14 @@ class _FunctionRewriter:
 
     def _expression(self, node: ast.stmt, expression: ast.expr) -> ast.stmt:
         number = self._numbers[id(node)]
-        asked = _Asked(self._names)
+        asked = self._asked()
         eager = any(isinstance(each, _EAGER) for each in ast.walk(expression))
         if self._is_bit(number) or (eager and isinstance(expression, ast.BoolOp)):
             asked.leaves.append(expression)
             return self._asking(number, node, ["leaf", 0], asked)
         condition = asked.condition(expression)
         if eager and asked.lazy:
-            asked = _Asked(self._names)
+            asked = self._asked()
             condition = asked.leaf(expression)
         return self._asking(number, node, condition, asked)
 
@@ -297,9 +321,11 @@ class _FunctionRewriter:
         number = self._numbers[id(node)]
         if self._is_bit(number):
             return node
-        asked = _Asked(self._names)
-        if special.kind.startswith("called:"):
+        asked = self._asked()
+        if special.mock is not None:
             sides = asked.leaf(special.sides[0]), asked.pure(special.sides[1])
+            calls = [special.mock, special.sides[1]]
+            asked.pures[0] = ast.Call(ast.Name("__matched__", ast.Load()), calls, [])
         else:
             sides = asked.sides(*special.sides)
         condition: Condition = [special.kind, *sides, *map(asked.pure, special.options)]
@@ -332,14 +358,40 @@ class _FunctionRewriter:
             if raising is not None and not raising.rest:
                 item.context_expr = self._context(number, node, raising)
                 return
+            if (warning := as_warning(item.context_expr)) is not None and isinstance(node, ast.With):
+                item.context_expr = self._warning(number, node, warning)
+                return
 
     def _context(self, number: int, node: ast.stmt, raising: Raising) -> ast.expr:
-        asked = _Asked(self._names)
+        asked = self._asked()
         condition: Condition = ["raises", 0, asked.pure(raising.error)]
         if raising.match is not None:
             condition.append(asked.pure(raising.match))
         self._add(number, node, condition, asked)
         return ast.Call(ast.Name("__raises__", ast.Load()), [ast.Constant(number)], [_key(asked.pures)])
+
+    def _warning(self, number: int, node: ast.stmt, warning: ExpectedWarning) -> ast.expr:
+        asked = self._asked()
+        condition: Condition = [warning.kind, ["leaf", 0], ["leaf", 1], asked.pure(warning.category)]
+        if warning.match is not None:
+            condition.append(asked.pure(warning.match))
+        self._add(number, node, condition, asked)
+        call = [ast.Constant(number), warning.whole]
+        return ast.Call(ast.Name("__warns__", ast.Load()), call, [_key(asked.pures)])
+
+    def _is_match(self, call: ast.Call) -> bool:
+        """Whether it is `info.match(pattern)`, which is an assertion by itself."""
+        method = call.func
+        return (
+            isinstance(method, ast.Attribute)
+            and method.attr == "match"
+            and dotted(method.value) in self._infos
+            and len(call.args) == 1
+            and not call.keywords
+        )
+
+    def _asked(self) -> _Asked:
+        return _Asked(self._names, self._infos)
 
     def _is_bit(self, number: int) -> bool:
         return self._bits is None or number in self._bits
@@ -364,6 +416,10 @@ def _catches(node: ast.stmt) -> bool:
         caught += [each.type or ast.Name("BaseException") for each in node.handlers]
     names = {name for each in caught if each is not None for name in names_in(each)}
     return not names.isdisjoint(("AssertionError", "Exception", "BaseException"))
+
+
+def _text_of(info: ast.expr) -> ast.expr:
+    return ast.Call(ast.Name("__text__", ast.Load()), [info], [])
 
 
 def _key(values: list[ast.expr]) -> ast.keyword:
