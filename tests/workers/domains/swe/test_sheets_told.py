@@ -5,14 +5,19 @@ import base64
 import json
 import zlib
 
+import msgspec
 import pytest
 
 from orchard.schemas.protection import Protected
+from orchard.workers.domains.swe.sheets.answering import answered_run
 from orchard.workers.domains.swe.sheets.conditions import NotHeld, holds
 from orchard.workers.domains.swe.sheets.labels import SheetWords, label_of
-from orchard.workers.domains.swe.sheets.sheet import wrong
+from orchard.workers.domains.swe.sheets.making import without_sheet
+from orchard.workers.domains.swe.sheets.sheet import ExpectedVisit, SheetTest, wrong
 from orchard.workers.domains.swe.sheets.told import Told
 from orchard.workers.domains.swe.sheets.values import _READERS, Unclear, decode
+from orchard.workers.domains.swe.testing import TestRun
+from orchard.workers.domains.swe.verdict import judge
 
 BODIES = [
     *(
@@ -190,3 +195,25 @@ def test_a_private_class_may_have_another_name():
     assert wrong(EQUAL, [ours], [theirs]) == ""
     assert wrong(EQUAL, [{"tuple": [{"class": ["_A"]}]}], [{"tuple": [{"class": ["_B"]}]}]) == ""
     assert wrong(EQUAL, [ours], [other])
+
+
+@pytest.mark.parametrize("end", ["", " x", "\t", "\n x", " - x", "\u00a0x"])
+def test_the_status_of_another_name_is_not_that_of_a_test_without_an_answer(end):
+    name = "tests/a.py::t"
+    sheet = msgspec.structs.replace(
+        without_sheet(""),
+        conditions={1: EQUAL},
+        lines={1: 1},
+        tests={
+            name: SheetTest(
+                name=name, status="PASSED", visits=(ExpectedVisit(1, [225]),), label=Protected.VALUE
+            )
+        },
+    )
+    lines = [{"begin": name + end}, {"ask": 1, "got": [1]}, {"test": name + end, "status": "PASSED"}]
+    told = Told()
+    text = "\n".join(map(json.dumps, lines))
+    told.add(base64.b64encode(zlib.compress(text.encode())).decode(), "tests/a.py")
+    statuses = {each: test.status for each, test in told.tests.items()}
+    run = answered_run(sheet, TestRun(statuses=statuses, exit_code=0, log="", told=told))
+    assert not judge(run.statuses, [name], []).resolved
