@@ -217,3 +217,36 @@ def test_the_status_of_another_name_is_not_that_of_a_test_without_an_answer(end)
     statuses = {each: test.status for each, test in told.tests.items()}
     run = answered_run(sheet, TestRun(statuses=statuses, exit_code=0, log="", told=told))
     assert not judge(run.statuses, [name], []).resolved
+
+
+MODULUS = 2**61 - 1
+"""Integers that differ by it have one hash."""
+BOMBS = [
+    {"fraction": ["1e99999999"]},
+    {"set": [MODULUS * number for number in range(60_000)]},
+    {"dict": [[MODULUS * number, 0] for number in range(60_000)]},
+    {"list": [{"own": [["A"], 1, 0, 0]}] * 300_000},
+    {"array": ["f", [3_000_000_000, "x"], []]},
+    {"decimal": "1e999999999"},
+    {"timedelta": [10**9] * 3},
+]
+
+
+@pytest.mark.parametrize("answer", [*BOMBS, *({"list": [each]} for each in BOMBS)])
+def test_no_answer_keeps_the_worker_busy(answer):
+    """They took minutes and gigabytes once."""
+    told = Told()
+    line = json.dumps({"ask": 1, "got": [answer]})
+    text = f'{{"begin": "tests/a.py::t"}}\n{line}'
+    told.add(base64.b64encode(zlib.compress(text.encode())).decode(), "tests/a.py")
+    (visit,) = told.tests["tests/a.py::t"].visits
+    for condition in (EQUAL, ["leaf", 0], ["almost", ["leaf", 0], ["pure", 0], ["pure", 1], ["pure", 1]]):
+        assert condition == ["leaf", 0] or wrong(condition, [225, None], visit.got)
+
+
+@pytest.mark.parametrize("line", ["", "{}", '{"ask": 1}'])
+def test_a_report_of_too_many_lines_is_not_read_to_its_end(line):
+    told = Told()
+    text = '{"begin": "tests/a.py::t"}\n' + f"{line}\n" * (20 * 2**20 // (len(line) + 1))
+    told.add(base64.b64encode(zlib.compress(text.encode(), 1)).decode(), "tests/a.py")
+    assert len(told.tests["tests/a.py::t"].visits) <= 200_000
