@@ -78,10 +78,12 @@ def rewrite(
     first: int = 0,
     treatments: Mapping[str, Treatment] = {},
     bits: Collection[int] = (),
+    swapped: Collection[int] = (),
 ) -> RewrittenFile:
     """Rewrites all functions of a file, numbering its assertions from `first`.
 
-    `treatments` are by function, TOKENS without an entry; `bits` are assertions that are asked as a whole.
+    `treatments` are by function, TOKENS without an entry; `bits` are assertions that are asked as a whole,
+    `swapped` those of which the other operand is pinned.
     Raises SyntaxError, ValueError or RecursionError where this version's Python cannot read the file.
     """
     tree = ast.parse(source)
@@ -94,7 +96,7 @@ def rewrite(
             continue
         names = FunctionNames(module, function, owner, cells_of(function, owner))
         whole = None if treatment is Treatment.BITS else frozenset(bits)
-        rewriter = _FunctionRewriter(name, function, names, numbers, whole)
+        rewriter = _FunctionRewriter(name, function, names, numbers, whole, swapped)
         function.body = rewriter.block(function.body)
         if any(
             dotted(each.func if isinstance(each, ast.Call) else each).endswith("given")
@@ -124,8 +126,9 @@ def _without_key(tree: ast.Module) -> ast.Module:
 class _Asked:
     """The leaves and expected values of one assertion, as its condition is made."""
 
-    def __init__(self, names: FunctionNames, infos: Collection[str]) -> None:
+    def __init__(self, names: FunctionNames, infos: Collection[str], *, swapped: bool = False) -> None:
         self.names = names
+        self.swapped = swapped
         self.infos = infos
         """Names that hold what `raises` caught."""
         self.leaves: list[ast.expr] = []
@@ -156,7 +159,7 @@ class _Asked:
             asks_left = not free[0]
         else:
             left, right = self.names.calls(one), self.names.calls(another)
-            asks_left = left > right or (left == right and not left_first)
+            asks_left = (left > right or (left == right and not left_first)) != self.swapped
         if asks_left:
             return self.leaf(one), self.pure(another)
         return self.pure(one), self.leaf(another)
@@ -240,12 +243,14 @@ class _FunctionRewriter:
         names: FunctionNames,
         numbers: Mapping[int, int],
         bits: Collection[int] | None,
+        swapped: Collection[int],
     ) -> None:
         self._name = name
         self._function = function
         self._names = names
         self._numbers = numbers
         self._bits = bits
+        self._swapped = swapped
         self._infos = frozenset(
             item.optional_vars.id
             for each in ast.walk(function)
@@ -261,7 +266,7 @@ class _FunctionRewriter:
         given = [each.arg for each in self._function.args.args if each.arg not in ("self", "cls")]
         given += [each.arg for each in self._function.args.kwonlyargs]
         example: list[ast.expr] = [ast.Name(each, ast.Load()) for each in given]
-        asked = self._asked()
+        asked = self._asked(number)
         condition = [
             "compare",
             asked.leaf(ast.Tuple(example, ast.Load())),
@@ -306,14 +311,14 @@ class _FunctionRewriter:
 
     def _expression(self, node: ast.stmt, expression: ast.expr) -> ast.stmt:
         number = self._numbers[id(node)]
-        asked = self._asked()
+        asked = self._asked(number)
         eager = any(isinstance(each, _EAGER) for each in ast.walk(expression))
         if self._is_bit(number) or (eager and isinstance(expression, ast.BoolOp)):
             asked.leaves.append(expression)
             return self._asking(number, node, ["leaf", 0], asked)
         condition = asked.condition(expression)
         if eager and asked.lazy:
-            asked = self._asked()
+            asked = self._asked(number)
             condition = asked.leaf(expression)
         return self._asking(number, node, condition, asked)
 
@@ -321,7 +326,7 @@ class _FunctionRewriter:
         number = self._numbers[id(node)]
         if self._is_bit(number):
             return node
-        asked = self._asked()
+        asked = self._asked(number)
         if special.mock is not None:
             sides = asked.leaf(special.sides[0]), asked.pure(special.sides[1])
             calls = [special.mock, special.sides[1]]
@@ -363,7 +368,7 @@ class _FunctionRewriter:
                 return
 
     def _context(self, number: int, node: ast.stmt, raising: Raising) -> ast.expr:
-        asked = self._asked()
+        asked = self._asked(number)
         condition: Condition = ["raises", 0, asked.pure(raising.error)]
         if raising.match is not None:
             condition.append(asked.pure(raising.match))
@@ -371,7 +376,7 @@ class _FunctionRewriter:
         return ast.Call(ast.Name("__raises__", ast.Load()), [ast.Constant(number)], [_key(asked.pures)])
 
     def _warning(self, number: int, node: ast.stmt, warning: ExpectedWarning) -> ast.expr:
-        asked = self._asked()
+        asked = self._asked(number)
         condition: Condition = [warning.kind, ["leaf", 0], ["leaf", 1], asked.pure(warning.category)]
         if warning.match is not None:
             condition.append(asked.pure(warning.match))
@@ -390,8 +395,8 @@ class _FunctionRewriter:
             and not call.keywords
         )
 
-    def _asked(self) -> _Asked:
-        return _Asked(self._names, self._infos)
+    def _asked(self, number: int) -> _Asked:
+        return _Asked(self._names, self._infos, swapped=number in self._swapped)
 
     def _is_bit(self, number: int) -> bool:
         return self._bits is None or number in self._bits
