@@ -55,20 +55,31 @@ def array_equal(one: Any, another: Any, equal_nan: Any) -> bool:
 
 def allclose(one: Any, another: Any, relative: Any, absolute: Any, equal_nan: Any) -> bool:
     """`numpy.allclose`, which stretches both to one shape."""
+    _need_numbers(one, another)
     shape = _broadcast(shape_of(one), shape_of(another))
     return _close(_pairs(one, another, shape), relative, absolute, equal_nan)
 
 
 def assert_allclose(one: Any, another: Any, relative: Any, absolute: Any, equal_nan: Any) -> bool:
     """`numpy.testing.assert_allclose`, which stretches single numbers only."""
-    left, right = shape_of(one), shape_of(another)
-    if left and right and left != right:
-        return False
-    return _close(_pairs(one, another, left or right), relative, absolute, equal_nan)
+    _need_numbers(one, another)
+    return _close(_asserted_pairs(one, another), relative, absolute, equal_nan)
 
 
 def assert_array_equal(one: Any, another: Any) -> bool:
-    return assert_allclose(one, another, 0, 0, True)
+    return _close(_asserted_pairs(one, another), 0, 0, True)
+
+
+def _asserted_pairs(one: Any, another: Any) -> list[tuple[Any, Any]]:
+    left, right = shape_of(one), shape_of(another)
+    if left and right and left != right:
+        raise NotHeld("the shapes differ")
+    return _pairs(one, another, left or right)
+
+
+def _need_numbers(*sides: Any) -> None:
+    if not all(isinstance(each, bool | int | float | complex) for side in sides for each in _items(side)):
+        raise Unclear("other elements than numbers")
 
 
 def shape_of(value: Any) -> Shape:
@@ -105,13 +116,17 @@ def _pairs(one: Any, another: Any, shape: Shape) -> list[tuple[Any, Any]]:
 
 def _stretched(value: Any, shape: Shape) -> list[Any]:
     own = shape_of(value)
-    items = flat(_listed(value))
+    items = _items(value)
     if math.prod(own) != len(items):
         raise Unclear("an array of another shape than it says")
     places = [0]
     for size, wanted in zip((1,) * (len(shape) - len(own)) + own, shape, strict=True):
         places = [place * size + (at if size > 1 else 0) for place in places for at in range(wanted)]
     return [items[place] for place in places]
+
+
+def _items(value: Any) -> list[Any]:
+    return flat(_listed(value))
 
 
 def _listed(value: Any) -> Any:
@@ -218,4 +233,8 @@ def assert_frames(one: Any, another: Any, options: Mapping[str, Any]) -> bool:
 
 
 def _close_columns(one: list[Any], another: list[Any], relative: Any, absolute: Any) -> bool:
-    return len(one) == len(another) and _close(list(zip(one, another, strict=True)), relative, absolute, True)
+    """Whether two columns are near; whole numbers must be the same."""
+    pairs = list(zip(one, another, strict=False))
+    exact = all(isinstance(each, int) for pair in pairs for each in pair)
+    limits = (0, 0) if exact else (relative, absolute)
+    return len(one) == len(another) and _close(pairs, *limits, True)

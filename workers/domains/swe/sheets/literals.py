@@ -112,7 +112,7 @@ def other_nodes(node: ast.expr) -> list[ast.expr]:
         made = [ast.Dict(node.keys[:-1], node.values[:-1])]
     elif isinstance(node, ast.List | ast.Tuple):
         items = node.elts
-        orders = [items[:-1], items[::-1], [*items, items[0]], items[1:] + items[:1], items + items[::-1]]
+        orders = [items[:-1], items[::-1], [*items, *items[:1]], items[1:] + items[:1], items + items[::-1]]
         made = [type(node)(each, ast.Load()) for each in orders if each != items]
     return [copy.deepcopy(each) for each in made]
 

@@ -25,7 +25,7 @@ from orchard.workers.domains.swe.sheets.drafts import (
     roots_of,
     same_places,
 )
-from orchard.workers.domains.swe.sheets.helpers import imported_files
+from orchard.workers.domains.swe.sheets.imported import imported_files
 from orchard.workers.domains.swe.sheets.labels import (
     SheetWords,
     best,

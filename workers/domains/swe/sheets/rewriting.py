@@ -14,13 +14,12 @@ from enum import IntEnum
 
 import msgspec
 
+from orchard.workers.domains.swe.sheets.asked import AskedAssertion
 from orchard.workers.domains.swe.sheets.assertions import (
     ExpectedWarning,
     Raising,
     Special,
-    as_elements,
     as_expression,
-    as_function,
     as_raising,
     as_special,
     as_warning,
@@ -121,118 +120,6 @@ def _without_key(tree: ast.Module) -> ast.Module:
         if isinstance(node, ast.Call) and dotted(node.func) in ASKING:
             node.keywords = [each for each in node.keywords if each.arg != "key"]
     return sheet
-
-
-class _Asked:
-    """The leaves and expected values of one assertion, as its condition is made."""
-
-    def __init__(self, names: FunctionNames, infos: Collection[str], *, swapped: bool = False) -> None:
-        self.names = names
-        self.swapped = swapped
-        self.infos = infos
-        """Names that hold what `raises` caught."""
-        self.leaves: list[ast.expr] = []
-        self.pures: list[ast.expr] = []
-        self.pinned: list[int] = []
-        self.called = False
-        self.lazy = False
-
-    def leaf(self, node: ast.expr) -> Condition:
-        self.leaves.append(node)
-        return ["leaf", len(self.leaves) - 1]
-
-    def pure(self, node: ast.expr) -> Condition:
-        if not self.names.is_free(node):
-            self.pinned.append(len(self.pures))
-            self.called = self.called or self.names.calls(node) > 0
-        self.pures.append(node)
-        return ["pure", len(self.pures) - 1]
-
-    def sides(
-        self, one: ast.expr, another: ast.expr, *, left_first: bool = False
-    ) -> tuple[Condition, Condition]:
-        """Asks one of two operands and takes the other one out."""
-        free = self.names.is_free(one), self.names.is_free(another)
-        if free == (True, True):
-            asks_left = not isinstance(one, ast.Constant)
-        elif True in free:
-            asks_left = not free[0]
-        else:
-            left, right = self.names.calls(one), self.names.calls(another)
-            asks_left = (left > right or (left == right and not left_first)) != self.swapped
-        if asks_left:
-            return self.leaf(one), self.pure(another)
-        return self.pure(one), self.leaf(another)
-
-    def condition(self, node: ast.expr) -> Condition:
-        match node:
-            case ast.BoolOp():
-                self.lazy = True
-                word = "and" if isinstance(node.op, ast.And) else "or"
-                return [word, *map(self.condition, node.values)]
-            case ast.IfExp():
-                self.lazy = True
-                known = self.names.is_free(node.test)
-                decides = self.pure(node.test) if known else self.condition(node.test)
-                return ["if", decides, self.condition(node.body), self.condition(node.orelse)]
-            case ast.UnaryOp(op=ast.Not()):
-                return ["not", self.condition(node.operand)]
-            case ast.Compare():
-                return self._compare(node)
-            case ast.Call():
-                return self._call(node)
-        return self.leaf(node)
-
-    def _compare(self, node: ast.Compare) -> Condition:
-        operators = [type(each).__name__ for each in node.ops]
-        if len(operators) == 1:
-            left_first = operators[0] in ("In", "NotIn")
-            left, right = self.sides(node.left, node.comparators[0], left_first=left_first)
-            return ["compare", left, operators, [right]]
-        parts = [node.left, *node.comparators]
-        free = [self.names.is_free(each) for each in parts]
-        if all(free):
-            free[0] = False
-        left, *rights = [
-            self.pure(each) if known else self.leaf(each) for each, known in zip(parts, free, strict=True)
-        ]
-        return ["compare", left, operators, rights]
-
-    def _call(self, node: ast.Call) -> Condition:
-        name = dotted(node.func)
-        if name == "isinstance" and len(node.args) == 2:
-            return ["isinstance", self.leaf(node.args[0]), self.pure(node.args[1])]
-        if name == "bool" and len(node.args) == 1 and not node.keywords:
-            return self.condition(node.args[0])
-        if (function := as_function(node)) is not None:
-            return [function.kind, *self.sides(*function.sides), *map(self.pure, function.options)]
-        if (elements := as_elements(node)) is not None:
-            sides = self.sides(*elements.sides)
-            return ["elements", elements.word, elements.twice, elements.operator, *sides]
-        match node:
-            case ast.Call(ast.Attribute(value, "startswith" | "endswith" as kind), [part], []):
-                if self.names.is_free(part):
-                    return [kind, self.leaf(value), self.pure(part)]
-            case ast.Call(ast.Attribute(ast.Name() as info, "match"), [pattern], []):
-                if info.id in self.infos:
-                    return ["search", self.leaf(_text_of(info)), self.pure(pattern)]
-            case ast.Call(args=[ast.GeneratorExp() | ast.ListComp() as rows], keywords=[]):
-                if name in ("all", "any"):
-                    return self._each(name, rows)
-        return self.leaf(node)
-
-    def _each(self, name: str, comprehension: ast.GeneratorExp | ast.ListComp) -> Condition:
-        """Asks for the answers of all rows at once."""
-        inner = _Asked(self.names, self.infos)
-        inner.leaves, inner.pures = self.leaves, self.pures
-        asked, known = len(self.leaves), len(self.pures)
-        condition = inner.condition(comprehension.elt)
-        for values, since in ((self.leaves, asked), (self.pures, known)):
-            for at in range(since, len(values)):
-                values[at] = ast.ListComp(values[at], comprehension.generators)
-        self.pinned += [at for at in range(known, len(self.pures)) if not self.names.is_free(self.pures[at])]
-        self.called = self.called or inner.called
-        return [name, condition, list(range(asked, len(self.leaves))), list(range(known, len(self.pures)))]
 
 
 class _FunctionRewriter:
@@ -336,7 +223,7 @@ class _FunctionRewriter:
         condition: Condition = [special.kind, *sides, *map(asked.pure, special.options)]
         return self._asking(number, node, ["not", condition] if special.negated else condition, asked)
 
-    def _asking(self, number: int, node: ast.stmt, condition: Condition, asked: _Asked) -> ast.stmt:
+    def _asking(self, number: int, node: ast.stmt, condition: Condition, asked: AskedAssertion) -> ast.stmt:
         name = "__later__" if asked.lazy else "__ask__"
         leaves = [_lambda(each) for each in asked.leaves] if asked.lazy else asked.leaves
         self._add(number, node, condition, asked)
@@ -395,13 +282,13 @@ class _FunctionRewriter:
             and not call.keywords
         )
 
-    def _asked(self, number: int) -> _Asked:
-        return _Asked(self._names, self._infos, swapped=number in self._swapped)
+    def _asked(self, number: int) -> AskedAssertion:
+        return AskedAssertion(self._names, self._infos, swapped=number in self._swapped)
 
     def _is_bit(self, number: int) -> bool:
         return self._bits is None or number in self._bits
 
-    def _add(self, number: int, node: ast.stmt, condition: Condition, asked: _Asked) -> None:
+    def _add(self, number: int, node: ast.stmt, condition: Condition, asked: AskedAssertion) -> None:
         self.sites[number] = Site(
             number=number,
             function=self._name,
@@ -421,10 +308,6 @@ def _catches(node: ast.stmt) -> bool:
         caught += [each.type or ast.Name("BaseException") for each in node.handlers]
     names = {name for each in caught if each is not None for name in names_in(each)}
     return not names.isdisjoint(("AssertionError", "Exception", "BaseException"))
-
-
-def _text_of(info: ast.expr) -> ast.expr:
-    return ast.Call(ast.Name("__text__", ast.Load()), [info], [])
 
 
 def _key(values: list[ast.expr]) -> ast.keyword:
