@@ -236,5 +236,6 @@ def _close_columns(one: list[Any], another: list[Any], relative: Any, absolute: 
     """Whether two columns are near; whole numbers must be the same."""
     pairs = list(zip(one, another, strict=False))
     exact = all(isinstance(each, int) for pair in pairs for each in pair)
-    limits = (0, 0) if exact else (relative, absolute)
-    return len(one) == len(another) and _close(pairs, *limits, True)
+    if exact:
+        relative = absolute = 0
+    return len(one) == len(another) and _close(pairs, relative, absolute, True)
