@@ -6,7 +6,7 @@ from collections.abc import Collection
 from orchard.workers.domains.swe.sheets.assertions import as_elements, as_function
 from orchard.workers.domains.swe.sheets.conditions import Condition
 from orchard.workers.domains.swe.sheets.parametrized import dotted
-from orchard.workers.domains.swe.sheets.purity import FunctionNames
+from orchard.workers.domains.swe.sheets.purity import FunctionNames, names_in
 
 
 class AskedAssertion:
@@ -23,6 +23,10 @@ class AskedAssertion:
         self.called = False
         self.lazy = False
 
+    def inputs(self) -> tuple[int, ...]:
+        asked = {name for leaf in self.leaves for name in names_in(leaf)}
+        return tuple(at for at, pure in enumerate(self.pures) if names_in(pure) and names_in(pure) <= asked)
+
     def leaf(self, node: ast.expr) -> Condition:
         self.leaves.append(node)
         return ["leaf", len(self.leaves) - 1]
@@ -30,7 +34,8 @@ class AskedAssertion:
     def pure(self, node: ast.expr) -> Condition:
         if not self.names.is_free(node):
             self.pinned.append(len(self.pures))
-            self.called = self.called or self.names.calls(node) > 0
+            elsewhere = self.names.calls(node) > 0 or self.names.is_made_elsewhere(node)
+            self.called = self.called or elsewhere
         self.pures.append(node)
         return ["pure", len(self.pures) - 1]
 

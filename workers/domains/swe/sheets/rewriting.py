@@ -26,7 +26,13 @@ from orchard.workers.domains.swe.sheets.assertions import (
 )
 from orchard.workers.domains.swe.sheets.conditions import Condition
 from orchard.workers.domains.swe.sheets.parametrized import Function, cells_of, dotted
-from orchard.workers.domains.swe.sheets.purity import FunctionNames, ModuleNames, functions_of, names_in
+from orchard.workers.domains.swe.sheets.purity import (
+    FunctionNames,
+    ModuleNames,
+    functions_of,
+    is_given,
+    names_in,
+)
 
 ASKING = ("__ask__", "__later__", "__raises__", "__warns__")
 """What a sheet calls with the number of an assertion."""
@@ -60,7 +66,9 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     pinned: tuple[int, ...] = ()
     """Which of the expected values depend on tested code."""
     called: bool = False
-    """Whether one of these is the result of a call."""
+    """Whether one of these is the result of a call, or of a fixture."""
+    inputs: tuple[int, ...] = ()
+    """Which of the expected values are made of what the question is asked about."""
 
 
 class RewrittenFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,10 +105,7 @@ def rewrite(
         whole = None if treatment is Treatment.BITS else frozenset(bits)
         rewriter = _FunctionRewriter(name, function, names, numbers, whole, swapped)
         function.body = rewriter.block(function.body)
-        if any(
-            dotted(each.func if isinstance(each, ast.Call) else each).endswith("given")
-            for each in function.decorator_list
-        ):
+        if is_given(function):
             function.body.insert(0, rewriter.drawn())
         sites |= rewriter.sites
     ast.fix_missing_locations(tree)
@@ -296,6 +301,7 @@ class _FunctionRewriter:
             condition=condition,
             pinned=tuple(asked.pinned),
             called=asked.called,
+            inputs=asked.inputs(),
         )
 
 
