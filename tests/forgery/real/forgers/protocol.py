@@ -9,16 +9,16 @@ _PIPE = """
 import ast as _ast
 import json as _json
 import os as _os
-import sys as _sys
+import stat as _stat
 
-try:
-    _PIPE = max(
-        int(each)
-        for each in _os.listdir("/proc/self/fd")
-        if int(each) > 2 and _os.readlink(f"/proc/self/fd/{each}").startswith("pipe:")
-    )
-except (OSError, ValueError):
-    _PIPE = -1
+def _is_pipe(descriptor):
+    try:
+        return _stat.S_ISFIFO(_os.fstat(descriptor).st_mode)
+    except OSError:
+        return False
+
+
+_PIPE = next(filter(_is_pipe, range(3, 1024)), -1)
 
 
 def _raw(line):
