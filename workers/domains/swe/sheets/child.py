@@ -98,8 +98,27 @@ def told(value: Any) -> Any:
     except Exception as error:  # of a method of tested code
         return {"unreadable": type(error).__name__}
     if len(text) > ANSWER_LIMIT:
+        text = _dumps(canonical(answer))
         return {"long": [len(text), _sha256(text.encode()).hexdigest()]}
     return answer
+
+
+def canonical(answer: Any) -> Any:
+    """Returns an answer so that equal ones are told alike, of whatever class their numbers and containers
+    are."""
+    if isinstance(answer, list):
+        return [canonical(each) for each in answer]
+    if not isinstance(answer, dict):
+        return int(answer) if isinstance(answer, bool) else answer
+    ((kind, body),) = answer.items()
+    if kind == "float":
+        number = float(body)
+        return int(number) if number.is_integer() else answer
+    if kind == "own" and not body[2]:
+        return canonical(body[1])
+    if kind == "dict":
+        return {kind: sorted(map(canonical, body), key=_dumps)}
+    return {kind: canonical(body)}
 
 
 def encoded(value: Any, depth: int) -> Any:
@@ -175,6 +194,10 @@ def _object(value: Any, kind: type, depth: int) -> Any:
     special = _library(value, kind, module, names, depth)
     if special is not None:
         return special
+    compared = compared_fields(kind)
+    if compared is not None:
+        pairs = [[name, encoded(getattr(value, name, None), depth - 1)] for name in compared]
+        return {"object": [names, pairs, None, False, True, None]}
     fields = dict(getattr(value, "__dict__", {}))
     for base in kind.__mro__:
         slots = base.__dict__.get("__slots__", ())
@@ -241,9 +264,27 @@ def defines_equality(kind: type, base: type) -> bool:
     """
     if not _overrides(kind, "__eq__", base) or not _overrides(kind, "__eq__", object):
         return False
-    owner = next((each for each in kind.__mro__ if "__eq__" in each.__dict__), object)
+    owner = _owner_of_equality(kind)
     generated = "__dataclass_fields__" in owner.__dict__ or "__attrs_attrs__" in owner.__dict__
     return not (generated or owner.__module__ in ("builtins", "collections", "typing"))
+
+
+def _owner_of_equality(kind: type) -> type:
+    return next((each for each in kind.__mro__ if "__eq__" in each.__dict__), object)
+
+
+def compared_fields(kind: type) -> list[str] | None:
+    """Returns the fields that the equality of a dataclass compares, private ones too; None for other classes,
+    and for those whose truth or length is code of their own."""
+    owner = _owner_of_equality(kind)
+    if hasattr(kind, "__bool__") or hasattr(kind, "__len__"):
+        return None
+    if "__dataclass_fields__" in owner.__dict__:
+        fields = owner.__dict__["__dataclass_fields__"].values()
+        return [each.name for each in fields if each.compare and each._field_type.name == "_FIELD"]
+    if "__attrs_attrs__" in owner.__dict__:
+        return [each.name for each in owner.__dict__["__attrs_attrs__"] if each.eq]
+    return None
 
 
 def _overrides(kind: type, method: str, base: type) -> bool:
