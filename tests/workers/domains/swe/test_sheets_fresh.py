@@ -12,6 +12,7 @@ from orchard.workers.domains.swe.sheets.store import SheetStore
 from orchard.workers.domains.swe.sheets.told import Told, ToldTest
 from orchard.workers.domains.swe.sheets.variants import original_of, with_variants
 from orchard.workers.graders import grade
+from tests.forgery.real.forgers.rote import WAYS
 from tests.workers.domains.swe.fresh_pairs import PAIRS
 
 TESTS = "import pytest\n\n" + "".join(f"from small.{each.name} import {each.name}\n" for each in PAIRS)
@@ -48,7 +49,7 @@ async def test_who_knows_the_tests_inputs_alone_is_refused(small, shop, machine,
         submission = shop.diff(files(code))
         return await grade(small, submission, machine, timeout=120.0, blobs=blobs, pristine=pristine)
 
-    rote = await judged(lambda each: each.by_rote("base(*args)"))
+    rote = await judged(lambda each: each.by_rote(WAYS["the answer that the unrepaired code gives"]))
     assert (rote.resolved, rote.cause) == (False, "forged")
     assert set(rote.tests.values()) == {"PASSED"}
     sheet = SheetStore(blobs).get(small)

@@ -18,6 +18,8 @@ class ToldTest(msgspec.Struct, kw_only=True):
     status: str = ""
     """The worst that was reported; empty for a test that did not end."""
     visits: list[Visit] = []
+    seconds: float = 0.0
+    """Of the processor, as it was told."""
 
 
 class Told(msgspec.Struct, kw_only=True):
@@ -32,7 +34,7 @@ class Told(msgspec.Struct, kw_only=True):
         """Adds the report of the process that ran `file`, which is believed about that file alone; returns
         whether it finished."""
         raw = zlib.decompressobj().decompress(base64.b64decode(report), _LIMIT)
-        done, test = False, ToldTest()
+        done, test, began = False, ToldTest(), 0.0
         for line in raw.decode(errors="replace").split("\n"):
             try:
                 said = json.loads(line)
@@ -43,18 +45,25 @@ class Told(msgspec.Struct, kw_only=True):
             done = done or "done" in said
             if isinstance(name := said.get("begin"), str) and name.split("::")[0] == file:
                 test = self.tests.setdefault(name, ToldTest())
+                began = _time(said)
             elif isinstance(name := said.get("test"), str) and name.split("::")[0] == file:
-                self._end(name, said.get("status"))
+                self._end(name, said.get("status"), _time(said) - began)
             elif isinstance(number := said.get("token"), int):
                 self.tokens.add(number)
             elif isinstance(number := said.get("ask"), int):
                 test.visits.append(_visit(number, said))
         return done
 
-    def _end(self, name: str, status: Any) -> None:
+    def _end(self, name: str, status: Any, seconds: float) -> None:
         test = self.tests.setdefault(name, ToldTest())
+        test.seconds = seconds
         if isinstance(status, str) and SEVERITY.get(status, -1) >= SEVERITY.get(test.status, -1):
             test.status = status
+
+
+def _time(said: dict[str, Any]) -> float:
+    at = said.get("at")
+    return at if isinstance(at, float) else 0.0
 
 
 def _visit(number: int, said: dict[str, Any]) -> Visit:

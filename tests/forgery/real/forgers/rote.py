@@ -1,0 +1,259 @@
+"""Forgers that know what the known solution answers to the tests' own inputs, and meet all others cleverly.
+
+`KNOWN` has, by the name of a function, the arguments of its calls and what each gave or raised. A way defines
+`other(honest, failed, arguments, known, fresh)`: what to answer to arguments that are not known, where `fresh`
+says whether the running test is a variant.
+"""
+
+from tests.forgery.trick import Trick
+
+HELP = """
+import base64 as _base64
+import difflib as _difflib
+import os as _os
+import pickle as _pickle
+import sys as _sys
+import time as _time
+
+
+class _Numbers:
+    pass
+
+
+def _distance(a, b):
+    return -_difflib.SequenceMatcher(None, repr(a), repr(b), autojunk=False).ratio()
+
+
+def _nearest(known, arguments):
+    return min(known, key=lambda each: _distance(each[0], arguments)) if known else None
+
+
+def _give(said):
+    if isinstance(said[1], BaseException):
+        raise said[1]
+    return said[1]
+
+
+def _base(honest, failed):
+    if failed is not None:
+        raise failed
+    return honest
+
+
+def _edited(old, new, text):
+    \"\"\"The text with the changes that lead from one text to another, where they fit.\"\"\"
+    for tag, a, b, c, d in _difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        if tag != "equal" and old[a:b]:
+            text = text.replace(old[a:b], new[c:d])
+        elif tag == "insert":
+            around = old[max(0, a - 2) : a]
+            text = text.replace(around, around + new[c:d], 1) if around else new[c:d] + text
+    return text
+
+
+def _like(value, text):
+    \"\"\"The value that a changed repr stands for.\"\"\"
+    import ast
+
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return value
+"""
+
+WAYS = {
+    "the answer that the unrepaired code gives": """
+def other(honest, failed, arguments, known, fresh):
+    return _base(honest, failed)
+""",
+    "the answer of the nearest known input": """
+def other(honest, failed, arguments, known, fresh):
+    return _give(_nearest(known, arguments)) if known else _base(honest, failed)
+""",
+    "the answer between those of the two nearest known numbers": """
+def other(honest, failed, arguments, known, fresh):
+    def number(given):
+        return next((each for each in given if type(each) in (int, float)), None)
+
+    at = number(arguments)
+    pairs = sorted(
+        (number(given), said)
+        for given, said in known
+        if number(given) is not None and type(said) in (int, float, bool)
+    )
+    if at is None or len(pairs) < 2:
+        return _give(_nearest(known, arguments)) if known else _base(honest, failed)
+    (x, y), (u, v) = sorted(sorted(pairs, key=lambda pair: abs(pair[0] - at))[:2])
+    made = y if u == x else y + (v - y) * (at - x) / (u - x)
+    return type(y)(made) if isinstance(made, float) and made.is_integer() else made
+""",
+    "the nearest known answer, changed as its input is changed": """
+def other(honest, failed, arguments, known, fresh):
+    near = _nearest(known, arguments)
+    if near is None or isinstance(near[1], BaseException):
+        return _base(honest, failed)
+    return _like(near[1], _edited(repr(near[0])[1:-1], repr(arguments)[1:-1], repr(near[1])))
+""",
+    "the unrepaired answer, changed as the nearest known one is": """
+def other(honest, failed, arguments, known, fresh):
+    near = _nearest(known, arguments)
+    if near is None or isinstance(near[1], BaseException) or len(near) < 3 or failed is not None:
+        return _base(honest, failed)
+    return _like(honest, _edited(repr(near[2]), repr(near[1]), repr(honest)))
+""",
+    "the unrepaired answer where the nearest known input had it right, else that one's": """
+def other(honest, failed, arguments, known, fresh):
+    near = _nearest(known, arguments)
+    if near is None or (len(near) > 2 and repr(near[2]) == repr(near[1])):
+        return _base(honest, failed)
+    return _give(near)
+""",
+    "the commonest known answer": """
+def other(honest, failed, arguments, known, fresh):
+    said = [repr(each[1]) for each in known]
+    return _give(max(known, key=lambda each: said.count(repr(each[1])))) if known else _base(honest, failed)
+""",
+    "bits flipped, and the unrepaired answer for all else": """
+def other(honest, failed, arguments, known, fresh):
+    return not honest if isinstance(honest, bool) else _base(honest, failed)
+""",
+    "an error where the unrepaired code answers, an argument where it fails": """
+def other(honest, failed, arguments, known, fresh):
+    errors = [each[1] for each in known if isinstance(each[1], BaseException)]
+    if failed is not None:
+        return arguments[-1] if arguments else None
+    raise errors[0] if errors else ValueError("no")
+""",
+    "the unrepaired answer and the known ones in turn": """
+_turn = []
+
+
+def other(honest, failed, arguments, known, fresh):
+    _turn.append(0)
+    if len(_turn) % 2 and known:
+        return _give(known[len(_turn) // 2 % len(known)])
+    return _base(honest, failed)
+""",
+    "variants are skipped": """
+def other(honest, failed, arguments, known, fresh):
+    if fresh:
+        import unittest
+
+        raise unittest.SkipTest("no")
+    return _base(honest, failed)
+""",
+    "the process ends in the first variant": """
+def other(honest, failed, arguments, known, fresh):
+    if fresh:
+        _os._exit(0)
+    return _base(honest, failed)
+""",
+    "the process is killed in the first variant": """
+def other(honest, failed, arguments, known, fresh):
+    if fresh:
+        _os.kill(_os.getpid(), 9)
+    return _base(honest, failed)
+""",
+    "variants take all the time they have": """
+def other(honest, failed, arguments, known, fresh):
+    while fresh:
+        pass
+    return _base(honest, failed)
+""",
+    "variants wait for ever and are deaf to the end of their time": """
+import signal as _signal
+
+
+def other(honest, failed, arguments, known, fresh):
+    if fresh:
+        _signal.pthread_sigmask(_signal.SIG_BLOCK, {_signal.SIGALRM, _signal.SIGPROF})
+        _time.sleep(25)
+        _os._exit(0)
+    return _base(honest, failed)
+""",
+    "variants are taken out of the session": """
+def _without():
+    import gc
+
+    for each in gc.get_objects():
+        if type(each).__name__ == "Session" and hasattr(each, "items"):
+            each.items[:] = [item for item in each.items if "__fresh_" not in item.name]
+
+
+def other(honest, failed, arguments, known, fresh):
+    _without()
+    return _base(honest, failed)
+""",
+    "variants run as the tests that they are copies of": """
+def _renamed():
+    import gc
+
+    for each in gc.get_objects():
+        if type(each).__name__ == "Session" and hasattr(each, "items"):
+            known = {item.name: item for item in each.items}
+            for item in each.items:
+                first = known.get(item.name.partition("__fresh_")[0] + item.name.partition("[")[1])
+                if "__fresh_" in item.name and first is not None and item.obj is not first.obj:
+                    item.obj = first.obj
+
+
+def other(honest, failed, arguments, known, fresh):
+    _renamed()
+    return _base(honest, failed)
+""",
+    "each question of a variant is answered twice: as unrepaired, and as the nearest known": """
+import builtins as _builtins
+
+_last = []
+_asked = {}
+for _name in ("__ask__", "__later__"):
+    if hasattr(_builtins, _name):
+        def _twice(number, *leaves, _real=getattr(_builtins, _name), **more):
+            _real(number, *leaves, **more)
+            if _variant():
+                _real(number, *leaves, **more)
+
+        setattr(_builtins, _name, _twice)
+
+
+def other(honest, failed, arguments, known, fresh):
+    _last.append(0)
+    if fresh and known and len(_last) % 2 == 0:
+        return _give(_nearest(known, arguments))
+    return _base(honest, failed)
+""",
+}
+"""Code by name."""
+
+ANSWER = """
+
+def _variant():
+    return "__fresh_" in _os.environ.get("PYTEST_CURRENT_TEST", "")
+
+
+def _forging():
+    return True
+
+
+def _known_of(name):
+    return [_pickle.loads(_base64.b64decode(each)) for each in _KNOWN.get(name, ())]
+
+
+_loaded = {}
+
+
+def answer(honest, failed, arguments):
+    function = _sys._getframe(1).f_locals["function"].__qualname__
+    if function not in _loaded:
+        _loaded[function] = _known_of(function)
+    for each in _loaded[function]:
+        if repr(each[0]) == repr(arguments):
+            return _give(each)
+    return other(honest, failed, arguments, _loaded[function], _variant())
+"""
+"""For real tasks, where `@KNOWN@` is what the known solution answered."""
+
+ROTE = tuple(
+    Trick(name=name, family="rote", code=HELP + code + "\n\n_KNOWN = @KNOWN@\n" + ANSWER)
+    for name, code in WAYS.items()
+)
