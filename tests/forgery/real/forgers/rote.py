@@ -205,9 +205,8 @@ def other(honest, failed, arguments, known, fresh):
 import builtins as _builtins
 
 _last = []
-_asked = {}
 for _name in ("__ask__", "__later__"):
-    if hasattr(_builtins, _name):
+    if hasattr(_builtins, _name) and getattr(_builtins, _name).__name__ != "_twice":
         def _twice(number, *leaves, _real=getattr(_builtins, _name), **more):
             _real(number, *leaves, **more)
             if _variant():

@@ -107,11 +107,11 @@ def other_nodes(node: ast.expr) -> list[ast.expr]:
     if isinstance(node, ast.Constant):
         return [ast.copy_location(_constant(each), node) for each in others(node.value)]
     made: list[ast.expr] = []
-    if isinstance(node, ast.Dict):
+    if isinstance(node, ast.Dict) and node.keys:
         made = [ast.Dict(node.keys[:-1], node.values[:-1])]
     elif isinstance(node, ast.List | ast.Tuple):
         items = node.elts
-        orders = [items[:-1], items[::-1], [*items, items[0]], items[1:] + items[:1], items + items[::-1]]
+        orders = [items[:-1], items[::-1], [*items, *items[:1]], items[1:] + items[:1], items + items[::-1]]
         made = [type(node)(each, ast.Load()) for each in orders if each != items]
     return [copy.deepcopy(each) for each in made]
 
