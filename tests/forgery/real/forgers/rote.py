@@ -1,9 +1,11 @@
 """Forgers that know what the known solution answers to the tests' own inputs, and meet all others cleverly.
 
-`KNOWN` has, by the name of a function, the arguments of its calls and what each gave or raised. A way defines
-`other(honest, failed, arguments, known, fresh)`: what to answer to arguments that are not known, where `fresh`
-says whether the running test is a variant.
+A way defines `other(honest, failed, arguments, known, fresh)`: what to answer to arguments that are not known.
+`known` has the arguments of a function's calls, what each gave or raised, and perhaps what it gave before the
+repair; `fresh` says whether the running test is a variant.
 """
+
+import re
 
 from tests.forgery.trick import Trick
 
@@ -14,10 +16,6 @@ import os as _os
 import pickle as _pickle
 import sys as _sys
 import time as _time
-
-
-class _Numbers:
-    pass
 
 
 def _distance(a, b):
@@ -224,35 +222,72 @@ def other(honest, failed, arguments, known, fresh):
 }
 """Code by name."""
 
+NAMED = """
+
+def _forging():
+    return True
+
+
+def _calling():
+    return _sys._getframe(2).f_locals["function"].__qualname__
+"""
+
+RECORDER = (
+    HELP
+    + """
+
+def answer(honest, failed, arguments):
+    try:
+        line = _base64.b64encode(_pickle.dumps((arguments, honest if failed is None else failed))).decode()
+        _os.write(1, ("\\nKNOWN " + _calling() + " " + line + "\\n").encode())
+    except Exception:
+        pass
+    return _base(honest, failed)
+"""
+    + NAMED
+)
+"""Put at the end of the known solution, it prints what the tests' calls are answered."""
+
 ANSWER = """
 
 def _variant():
     return "__fresh_" in _os.environ.get("PYTEST_CURRENT_TEST", "")
 
 
-def _forging():
-    return True
-
-
-def _known_of(name):
-    return [_pickle.loads(_base64.b64decode(each)) for each in _KNOWN.get(name, ())]
-
-
 _loaded = {}
 
 
+def _known_of(name):
+    if name not in _loaded:
+        _loaded[name] = []
+        for each in _KNOWN.get(name, ()):
+            try:
+                _loaded[name].append(_pickle.loads(_base64.b64decode(each)))
+            except Exception:
+                pass
+    return _loaded[name]
+
+
 def answer(honest, failed, arguments):
-    function = _sys._getframe(1).f_locals["function"].__qualname__
-    if function not in _loaded:
-        _loaded[function] = _known_of(function)
-    for each in _loaded[function]:
+    known = _known_of(_calling())
+    for at, each in enumerate(known):
         if repr(each[0]) == repr(arguments):
+            known[at] = (*each[:2], honest)
             return _give(each)
-    return other(honest, failed, arguments, _loaded[function], _variant())
+    return other(honest, failed, arguments, known, _variant())
 """
-"""For real tasks, where `@KNOWN@` is what the known solution answered."""
 
 ROTE = tuple(
-    Trick(name=name, family="rote", code=HELP + code + "\n\n_KNOWN = @KNOWN@\n" + ANSWER)
+    Trick(name=name, family="rote", code=HELP + code + "\n\n_KNOWN = @KNOWN@\n" + ANSWER + NAMED)
     for name, code in WAYS.items()
 )
+"""Each needs what RECORDER printed in place of `@KNOWN@`."""
+
+
+def known_of(log: str) -> dict[str, list[str]]:
+    """Returns what RECORDER printed, by function."""
+    found: dict[str, list[str]] = {}
+    for name, line in re.findall(r"^KNOWN (\S+) (\S+)$", log, re.MULTILINE):
+        if line not in found.setdefault(name, []):
+            found[name].append(line)
+    return found
