@@ -49,9 +49,8 @@ class Source:
     def recorded(self) -> str:
         """The known solution, which prints what it answers to the tests."""
         files = {**self.base, **self.gold}
-        return self.changed(
-            {path: f"{files[path]}\n\n{WRAPPED}{RECORDER}{HOOKED}" for path in self._installed()}
-        )
+        code = (WRAPPED + RECORDER + HOOKED).replace("@NAMED@", "()")
+        return self.changed({path: f"{files[path]}\n\n{code}" for path in self._installed()})
 
     def by_rote(self, forger: Trick, known: Mapping[str, list[str]]) -> str:
         """A forger that has what the known solution printed (`recorded`)."""

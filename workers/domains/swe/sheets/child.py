@@ -367,6 +367,7 @@ class Within:
         self.seconds = min(0.5, Within.left)
         if self.seconds <= 0:
             raise OutOfTime("too long for fresh inputs")
+        self.ended = False
         self.main = threading.current_thread() is threading.main_thread()
         if self.main:
             self.before = [signal.signal(number, self.end) for number in _CLOCKS]
@@ -377,7 +378,7 @@ class Within:
             left = self._set(0, 0)
             for at, number in enumerate(_CLOCKS):
                 signal.signal(number, self.before[at])
-            Within.left -= self.seconds - left
+            Within.left -= self.seconds - (0 if self.ended else left)
 
     def _set(self, seconds: float, again: float) -> float:
         """Returns what was left of the seconds before."""
@@ -385,6 +386,7 @@ class Within:
         return min(waited, _timer(_CLOCKS[signal.SIGPROF], seconds, again)[0])
 
     def end(self, *_: Any) -> None:
+        self.ended = True
         raise OutOfTime("too long for a fresh input")
 
 

@@ -20,8 +20,8 @@ from orchard.workers.domains.swe.sheets.told import Told, ToldTest
 from orchard.workers.domains.swe.sheets.values import decode
 from orchard.workers.domains.swe.sheets.variants import Variant, original_of
 
-ALLOWED = 0.5
-"""Share of a function's fresh questions that a right solution may answer otherwise than the gold patch."""
+ALLOWED, FEW = 1 / 3, 2
+"""Share of a group that a right solution may answer otherwise than the gold patch, and how many at least."""
 ENOUGH = 4
 """Questions of a function that the base commit must answer wrongly, for any of its questions to be kept."""
 ITEMS = 240
@@ -265,7 +265,7 @@ class FreshTally(msgspec.Struct):
 
     @property
     def refused(self) -> bool:
-        return any(self.wrong[group] > ALLOWED * max(self.asked[group], ENOUGH) for group in self.asked)
+        return any(self.wrong[group] > max(FEW, ALLOWED * self.asked[group]) for group in self.asked)
 
 
 def tallies(
