@@ -361,10 +361,10 @@ class Within:
     processor's clock, which a slow machine does not change, and by far more of the wall clock, for who waits.
     """
 
-    left = 4.0
+    left = 2.0
 
     def __enter__(self) -> None:
-        self.seconds = min(0.5, Within.left)
+        self.seconds = min(0.25, Within.left)
         if self.seconds <= 0:
             raise OutOfTime("too long for fresh inputs")
         self.ended = False

@@ -28,7 +28,7 @@ ITEMS = 240
 """Variants that are tried for a task, each row of a table counted."""
 EACH = 12
 """Variants that are tried for a function at most."""
-SLOW = 0.05
+SLOW = 0.025
 """Seconds of a variant that is too slow; it may take ten times as many with a submission (`child.Within`)."""
 _SHOWN = 300
 """Characters of an input or answer in a log."""

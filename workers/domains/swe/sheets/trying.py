@@ -19,7 +19,7 @@ from orchard.workers.domains.swe.sheets.told import Told
 from orchard.workers.domains.swe.sheets.variants import Variant, number_of_variant, with_variants
 from orchard.workers.domains.swe.testing import TestRun
 
-SHARE, MOST = 0.2, 0.4
+SHARE, MOST = 0.2, 0.2
 """Of the seconds of a sheet, what fresh inputs may take beside them, and their seconds at most; with a
 submission they may take ten times as many (`child.Within`)."""
 
