@@ -130,7 +130,7 @@ class _Grader:
             return grade
         if self._questions is not None:
             grade = _unproven(grade, otherwise_than_gold(self._questions, run.statuses))
-            return _forged(grade, by_rote(self._questions, run.told))
+            return _forged(grade, await asyncio.to_thread(by_rote, self._questions, run.told))
         return await self._as_gold(grade)
 
     @property
