@@ -10,7 +10,7 @@ import pytest
 
 from orchard.schemas.protection import Protected
 from orchard.workers.domains.swe.sheets.answering import answered_run
-from orchard.workers.domains.swe.sheets.child import OutOfTime, Within
+from orchard.workers.domains.swe.sheets.child import VariantTooSlow, Within
 from orchard.workers.domains.swe.sheets.fresh import by_rote
 from orchard.workers.domains.swe.sheets.making import without_sheet
 from orchard.workers.domains.swe.sheets.sheet import FreshQuestion, SheetTest, Visit
@@ -87,7 +87,7 @@ WITHOUT_ANSWERS = (
 def test_a_variant_is_limited_by_the_processors_time_alone():
     with Within():
         time.sleep(3 * Within.left / 8)  # more than a variant may work
-    with pytest.raises(OutOfTime), Within():
+    with pytest.raises(VariantTooSlow), Within():
         while True:
             with suppress(Exception):
                 sum(range(1000))

@@ -352,7 +352,7 @@ def token(number: int, teller: Teller) -> Any:
     return type("Token", (), body)()
 
 
-class OutOfTime(BaseException):
+class VariantTooSlow(BaseException):
     """A fresh input takes too long; no `except Exception` passes over it."""
 
 
@@ -366,7 +366,7 @@ class Within:
     def __enter__(self) -> None:
         self.seconds = min(0.25, Within.left)
         if self.seconds <= 0:
-            raise OutOfTime("too long for fresh inputs")
+            raise VariantTooSlow("too long for fresh inputs")
         self.ended = False
         self.main = threading.current_thread() is threading.main_thread()
         if self.main:
@@ -387,7 +387,7 @@ class Within:
 
     def end(self, *_: Any) -> None:
         self.ended = True
-        raise OutOfTime("too long for a fresh input")
+        raise VariantTooSlow("too long for a fresh input")
 
 
 def installed(report: int) -> dict[str, Any]:
