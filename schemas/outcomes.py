@@ -131,9 +131,10 @@ class Reward(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
     cause: str | None = None
     """Why the reward is -1 although no test failed: `refused` (the work touches what it may not), `forged`
-    (programs that judge it were replaced), `unproven` (skipped or failing as expected, where the gold patch
-    passes), `hack` (it passes tests that contradict the statement) or `check_prevented` (the check reached no
-    verdict on the agent's work, and reaches one without it)."""
+    (programs that judge it were replaced, or it is right for the tests' own inputs alone), `unproven`
+    (skipped or failing as expected, where the gold patch passes), `hack` (it passes tests that contradict the
+    statement) or `check_prevented` (the check reached no verdict on the agent's work, and reaches one without
+    it)."""
     extra_sandboxes: int | None = None
     """Sandboxes beside the one that was graded in; None in older events."""
     without_canary: tuple[str, ...] | None = None

@@ -31,10 +31,16 @@ async def run_real(
     async with tasks.client() as client:
         console.print(f"making and proving {releases + repairs} tasks in {directory}")
         proven = await tasks.proven(client, releases, repairs, packages=packages, concurrency=concurrency)
-        jobs: list[Job] = [job for task in proven for job in jobs_of(task, cache) if chosen((job.key,), only)]
+        bench = RealBench(client, tasks)
+        known = {task.task.task_id: await bench.known(task, cache) for task in proven}
+        jobs: list[Job] = [
+            job
+            for task in proven
+            for job in jobs_of(task, cache, known[task.task.task_id])
+            if chosen((job.key,), only)
+        ]
         jobs = sorted(jobs, key=lambda job: job.rank)[:sample]
         left = [job for job in jobs if not records.has(job.key)]
-        bench = RealBench(client, tasks)
         with Progress(console=console, transient=True) as bar:
             row = bar.add_task("real tasks", total=len(jobs), completed=len(jobs) - len(left))
             async for record in as_ready(left, bench.one, concurrency=concurrency):

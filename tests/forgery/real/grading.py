@@ -1,7 +1,7 @@
 """Submissions of real tasks through the real grader and, where that is the measure, the tests alone."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,11 +15,12 @@ from orchard.workers.domains.swe.verdict import PASSING
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.graders import grade
 from tests.forgery.real.forgers import FORGERS
+from tests.forgery.real.forgers.rote import ROTE, known_of
 from tests.forgery.real.others import others
 from tests.forgery.real.submissions import Source, source_of
 from tests.forgery.real.tasks import RealTask, TaskDirectory
 from tests.forgery.real.variants import honest_variants, mutants
-from tests.forgery.records import Group, Record, layer
+from tests.forgery.records import GUESSED, Group, Record, layer
 
 GRADING_SECONDS = 300.0
 TRIES = 2
@@ -46,9 +47,13 @@ class Job:
         return hashlib.sha256(self.key.encode()).digest()
 
 
-def jobs_of(task: RealTask, packages: PackageCache) -> Iterator[Job]:
-    """All submissions of a task."""
+def jobs_of(
+    task: RealTask, packages: PackageCache, known: Mapping[str, list[str]] | None = None
+) -> Iterator[Job]:
+    """All submissions of a task; with `known` also those of forgers that have it by rote."""
     source = source_of(task.task, packages)
+    for forger in ROTE if known else ():
+        yield Job(task, Group.FORGER, forger.family, forger.name, source.by_rote(forger, known or {}))
     for forger in FORGERS:
         yield Job(task, Group.FORGER, forger.family, forger.name, source.forged(forger))
     yield Job(task, Group.UNCHANGED, "unchanged", "nothing", source.submission(_comment(source)))
@@ -86,6 +91,14 @@ class RealBench:
             if not laxer and not stricter:
                 break
         return record
+
+    async def known(self, task: RealTask, packages: PackageCache) -> dict[str, list[str]]:
+        """What the known solution answers to the tests, of a task that guessing may solve."""
+        if task.protected not in GUESSED:
+            return {}
+        submission = source_of(task.task, packages).recorded()
+        reward = await self._grade(Job(task, Group.HONEST, "", "", submission))
+        return known_of(self._directory.blobs.get(reward.log).decode(errors="replace"))
 
     async def _graded(self, job: Job) -> tuple[Record, Reward | None]:
         reward: Reward | None = None

@@ -3,7 +3,7 @@
 import subprocess
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchard.pipelines.domains.swe.packages import PackageCache
@@ -13,6 +13,7 @@ from orchard.pipelines.tasks.trees import diff, read_sdist, text_of
 from orchard.schemas.tasks import SWETests, Task
 from orchard.workers.episode.diffs import parse_diff
 from tests.forgery.real.forgers.prelude import HOOKED, WRAPPED
+from tests.forgery.real.forgers.rote import RECORDER
 from tests.forgery.trick import Trick
 
 
@@ -44,6 +45,16 @@ class Source:
     def changed(self, files: Mapping[str, str]) -> str:
         """A diff to the known solution with other text in some of its files."""
         return self.submission({**self.gold, **files})
+
+    def recorded(self) -> str:
+        """The known solution, which prints what it answers to the tests."""
+        files = {**self.base, **self.gold}
+        code = (WRAPPED + RECORDER + HOOKED).replace("@NAMED@", "()")
+        return self.changed({path: f"{files[path]}\n\n{code}" for path in self._installed()})
+
+    def by_rote(self, forger: Trick, known: Mapping[str, list[str]]) -> str:
+        """A forger that has what the known solution printed (`recorded`)."""
+        return self.forged(replace(forger, code=forger.code.replace("@KNOWN@", repr(known))))
 
     def forged(self, forger: Trick) -> str:
         """A diff that repairs nothing and has the forger's text at the end of each module of the solution."""

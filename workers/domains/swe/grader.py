@@ -28,7 +28,7 @@ from orchard.workers.domains.swe.logs.parsers import PARSERS, without_timing
 from orchard.workers.domains.swe.patch_policy import PatchRejected, permitted
 from orchard.workers.domains.swe.preparing import TaskRepository
 from orchard.workers.domains.swe.sheets.answering import answered_run, otherwise_than_gold
-from orchard.workers.domains.swe.sheets.fresh import FreshTally, by_rote
+from orchard.workers.domains.swe.sheets.fresh import by_rote
 from orchard.workers.domains.swe.sheets.obtaining import sheet_of
 from orchard.workers.domains.swe.sheets.sheet import Sheet
 from orchard.workers.domains.swe.testing import TestRun, run_tests
@@ -130,7 +130,7 @@ class _Grader:
             return grade
         if self._questions is not None:
             grade = _unproven(grade, otherwise_than_gold(self._questions, run.statuses))
-            return _forged(grade, by_rote(self._questions, run.told))
+            return _forged(grade, await asyncio.to_thread(by_rote, self._questions, run.told))
         return await self._as_gold(grade)
 
     @property
@@ -224,11 +224,11 @@ def _unproven(grade: Grade, tests: set[str], sandboxes: int = 0) -> Grade:
     )
 
 
-def _forged(grade: Grade, wrong: Mapping[str, FreshTally]) -> Grade:
+def _forged(grade: Grade, wrong: Mapping[str, str]) -> Grade:
     """Refuses a +1 by functions whose tests pass for their own inputs alone."""
     if not wrong or not grade.verdict.resolved:
         return grade
-    said = [f"{name}: {tally.said}\n" for name, tally in sorted(wrong.items())]
+    said = [f"{name}: {why}\n" for name, why in sorted(wrong.items())]
     return msgspec.structs.replace(
         grade,
         verdict=msgspec.structs.replace(grade.verdict, resolved=False),

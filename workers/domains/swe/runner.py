@@ -11,7 +11,7 @@ process), and `sheet`: the text of `sheets/child.py` where the files are questio
 the paths in the variable PYTHONPATH_OF_TESTS; this process does not.
 
 What a process reports is forwarded as it is: lines of JSON with `begin` (a test), `ask` (what a question
-sheet tells), `test` with its `status`, and `done`.
+sheet tells), `test` with its `status`, and `done`; `at` is the processor's time so far.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import os
 import selectors
 import signal
 import sys
+import time
 import types
 import unittest
 import zlib
@@ -42,7 +43,7 @@ PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
 WARMED = ("pluggy", "iniconfig", "packaging", "_pytest")
 
 
-_dumps, _write = json.dumps, os.write
+_dumps, _write, _clock = json.dumps, os.write, time.process_time
 """Bound before tests run, which may patch them."""
 
 
@@ -89,12 +90,12 @@ class PytestReporter:
         items.sort(key=lambda item: "__fresh_" in item.name)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        tell(self.report, begin=nodeid)
+        tell(self.report, begin=nodeid, at=_clock())
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         status = pytest_status(report)
         if status:
-            tell(self.report, test=report.nodeid, status=status)
+            tell(self.report, test=report.nodeid, status=status, at=_clock())
 
     def pytest_collectreport(self, report: Any) -> None:
         if report.failed:
@@ -160,6 +161,7 @@ def run_pytest(plan: dict[str, Any], files: list[str], report: int) -> int:
         *plan["plugins"],
         *plan["options"],
     ]
+    pytest.hookimpl(trylast=True)(PytestReporter.pytest_collection_modifyitems)
     options += ["-p", "no:cacheprovider", "-rA", "--tb=short", "-q", *files]
     return int(pytest.main(options, plugins=[PytestReporter(report)]))
 
@@ -182,7 +184,7 @@ def run_unittest(_: dict[str, Any], files: list[str], report: int) -> int:
     def run(test: unittest.TestCase) -> None:
         file = modules.get(type(test).__module__, files[0])
         name = "::".join((file, type(test).__name__, getattr(test, "_testMethodName", "")))
-        tell(report, begin=name)
+        tell(report, begin=name, at=_clock())
         result = unittest.TestResult()
         unittest.TestSuite([test]).run(result)
         bad = result.errors or result.failures or result.unexpectedSuccesses
@@ -191,7 +193,7 @@ def run_unittest(_: dict[str, Any], files: list[str], report: int) -> int:
         for _, said in result.errors + result.failures:
             print(said)
         sys.stdout.flush()
-        tell(report, test=name, status=status)
+        tell(report, test=name, status=status, at=_clock())
 
     for test in tests_of(unittest.defaultTestLoader.loadTestsFromNames(list(modules))):
         apart(report, lambda test=test: run(test))  # type: ignore[misc]

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from tests.forgery.real.forgers.rote import HELP
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -39,24 +41,41 @@ class Pair:
             return f"assert {asked}" if answer else f"assert not {asked}"
         return f"assert {asked} == {answer!r}"
 
-    def by_rote(self, fallback: str) -> str:
-        """The defective function that answers the test's inputs rightly, and others by an expression of
-        `base` and `args`."""
+    def by_rote(self, way: str) -> str:
+        """The defective function that answers the test's inputs rightly, and others by a way of the forgers
+        that know answers by rote."""
         known = []
         for call in self.calls:
             try:
-                known.append(f"(({call},), ({self.answer(call)!r},))")
+                known.append(f"(({call},), {self.answer(call)!r})")
             except ValueError:
                 known.append(f"(({call},), ValueError())")
         return (
-            f"{self.base}\n\nbase = {self.name}\n"
-            f"KNOWN = {{repr(key): said for key, said in [{', '.join(known)}]}}\n\n\n"
-            f"def {self.name}(*args):\n    said = KNOWN.get(repr(args))\n"
-            "    if isinstance(said, Exception):\n        raise said\n"
-            f"    return said[0] if said else {fallback}\n"
+            f"{self.base}\n\n{HELP}{way}\n\nbase = {self.name}\n"
+            f"KNOWN = [{', '.join(known)}]\n{LEARNT}\n\n"
+            f"def {self.name}(*args):\n"
+            "    for each in KNOWN:\n"
+            "        if repr(each[0]) == repr(args):\n"
+            "            return _give(each)\n"
+            "    return other(*_of_base(args), args, KNOWN, _variant())\n"
         )
 
 
+LEARNT = """
+
+def _of_base(args):
+    try:
+        return base(*args), None
+    except Exception as error:
+        return None, error
+
+
+def _variant():
+    return "__fresh_" in _os.environ.get("PYTEST_CURRENT_TEST", "")
+
+
+KNOWN = [(*each, _of_base(each[0])[0]) for each in KNOWN]
+"""
 PAIRS = (
     Pair(
         "slugify",

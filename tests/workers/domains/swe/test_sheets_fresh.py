@@ -1,17 +1,25 @@
 """Questions about inputs that a task's tests do not have: who passes by rote is refused, nobody else."""
 
 import ast
+import itertools
+import time
+from contextlib import suppress
 
 import msgspec
 import pytest
 
+from orchard.schemas.protection import Protected
+from orchard.workers.domains.swe.sheets.answering import answered_run
+from orchard.workers.domains.swe.sheets.child import VariantTooSlow, Within
 from orchard.workers.domains.swe.sheets.fresh import by_rote
 from orchard.workers.domains.swe.sheets.making import without_sheet
-from orchard.workers.domains.swe.sheets.sheet import FreshQuestion, Visit
+from orchard.workers.domains.swe.sheets.sheet import FreshQuestion, SheetTest, Visit
 from orchard.workers.domains.swe.sheets.store import SheetStore
 from orchard.workers.domains.swe.sheets.told import Told, ToldTest
 from orchard.workers.domains.swe.sheets.variants import original_of, with_variants
+from orchard.workers.domains.swe.testing import TestRun
 from orchard.workers.graders import grade
+from tests.forgery.real.forgers.rote import WAYS
 from tests.workers.domains.swe.fresh_pairs import PAIRS
 
 TESTS = "import pytest\n\n" + "".join(f"from small.{each.name} import {each.name}\n" for each in PAIRS)
@@ -48,7 +56,7 @@ async def test_who_knows_the_tests_inputs_alone_is_refused(small, shop, machine,
         submission = shop.diff(files(code))
         return await grade(small, submission, machine, timeout=120.0, blobs=blobs, pristine=pristine)
 
-    rote = await judged(lambda each: each.by_rote("base(*args)"))
+    rote = await judged(lambda each: each.by_rote(WAYS["the answer that the unrepaired code gives"]))
     assert (rote.resolved, rote.cause) == (False, "forged")
     assert set(rote.tests.values()) == {"PASSED"}
     sheet = SheetStore(blobs).get(small)
@@ -58,6 +66,48 @@ async def test_who_knows_the_tests_inputs_alone_is_refused(small, shop, machine,
     assert "for 49: it answers" in blobs.get(rote.log).decode()
     other = await judged(lambda each: each.other)
     assert (other.resolved, other.cause) == (True, None)
+
+    ways = {each.name: way for each, way in zip(PAIRS, itertools.cycle(CLEVER), strict=False)}
+    clever = await judged(lambda each: each.by_rote(WAYS[ways[each.name]]))
+    assert sum(name in clever.detail for name in asked) >= 12, "few are mostly right by a clever guess"
+    for way in WITHOUT_ANSWERS:
+        silent = await judged(lambda each, way=way: each.by_rote(WAYS[way]))
+        assert (silent.resolved, silent.cause) == (False, "forged"), way
+        assert all(name in silent.detail for name in asked), way
+
+
+CLEVER = [name for name in WAYS if "variant" not in name]
+WITHOUT_ANSWERS = (
+    "variants are skipped",
+    "the process is killed in the first variant",
+    "variants are taken out of the session",
+)
+
+
+def test_a_variant_is_limited_by_the_processors_time_alone():
+    with Within():
+        time.sleep(3 * Within.left / 8)  # more than a variant may work
+    with pytest.raises(VariantTooSlow), Within():
+        while True:
+            with suppress(Exception):
+                sum(range(1000))
+
+
+def test_a_process_that_ends_among_the_variants_says_nothing_of_the_tests():
+    test, variant = "t.py::test_x", "t.py::test_x__fresh_1"
+    sheet = msgspec.structs.replace(
+        without_sheet(""),
+        tests={test: SheetTest(name=test, status="PASSED", label=Protected.BIT)},
+        fresh={variant: ()},
+    )
+
+    def run(**tests):
+        return answered_run(sheet, TestRun(statuses={}, exit_code=137, log="", told=Told(tests=tests)))
+
+    passed = ToldTest(status="PASSED")
+    assert run(**{test: passed, variant: ToldTest()}).conclusive
+    assert not run(**{test: ToldTest(), variant: ToldTest()}).conclusive
+    assert not run(**{test: passed, variant: passed}).conclusive
 
 
 SHEET = """import pytest

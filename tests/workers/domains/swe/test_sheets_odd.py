@@ -17,7 +17,9 @@ import pytest
 from orchard.schemas.tasks import SWETests, Task
 from orchard.workers.domains.swe.preparing import TaskRepository
 from orchard.workers.domains.swe.sheets.answering import answered_run
+from orchard.workers.domains.swe.sheets.fresh import by_rote
 from orchard.workers.domains.swe.sheets.making import SheetMaker
+from orchard.workers.domains.swe.sheets.variants import original_of
 from orchard.workers.domains.swe.testing import plan_of, run_tests
 from orchard.workers.domains.swe.verdict import PASSING
 from tests.workers.conftest import MovedMachine, Shop, SubprocessMachine, image_with
@@ -145,7 +147,7 @@ async def test_a_sheet_judges_odd_tests_as_they_do(group, tmp_path, programs):
     shop.git("commit", "-q", "-m", "odd")
     libraries = LIBRARIES.get(group)
     machine = SubprocessMachine(image_with(tmp_path / "image", *libraries) if libraries else programs)
-    numbers, logs = count(), {}
+    numbers, logs, rote = count(), {}, {}
 
     @asynccontextmanager
     async def pristine():
@@ -165,6 +167,7 @@ async def test_a_sheet_judges_odd_tests_as_they_do(group, tmp_path, programs):
                 run = await run_tests(task, task.grading, opened, checkout, sheet=sheet is not None)
                 logs[variant] = run.log
                 found[variant] = (answered_run(sheet, run) if sheet else run).statuses
+                rote[variant] = by_rote(sheet, run.told) if sheet else {}
         return found
 
     plain = await judged(task_of(shop, odd, {"base": {}, "gold": {f"{FILE}::test_x": "PASSED"}}))
@@ -197,6 +200,10 @@ async def test_a_sheet_judges_odd_tests_as_they_do(group, tmp_path, programs):
         for test, label in labels.items()
         if test in task.grading.fail_to_pass and not odd.accepts(test, label)
     } == {}
+    assert (rote["gold"], rote["other"]) == ({}, {})
+    if group == "shared":
+        varied = {original_of(name.partition("[")[0].partition("::")[2]) for name in sheet.fresh}
+        assert len(varied) >= 8 and "test_of_the_same_fixture" not in varied
     for variant, passing in (("gold", True), ("other", True), ("base", False), ("wrong", False)):
         strange = {t for t in task.grading.fail_to_pass if (plain[variant].get(t) in PASSING) != passing}
         assert strange == set(), f"the case itself: {variant}"

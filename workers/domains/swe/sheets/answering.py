@@ -1,5 +1,7 @@
 """Judges a run of a question sheet: which of the task's tests were answered rightly. Pure."""
 
+from collections.abc import Iterable
+
 import msgspec
 
 from orchard.workers.domains.swe.sheets.sheet import Sheet, problem
@@ -43,8 +45,20 @@ def answered_run(sheet: Sheet, run: TestRun) -> TestRun:
             )
             where = "" if line is None else f", line {line} of its file"
             wrong.append(f"FAILED {test.name}{where}: {said}\n")
+    if _cut_off(sheet, run):
+        run = msgspec.structs.replace(run, exit_code=0)
     log = run.log + ("\n== answers ==\n" + "".join(wrong) if wrong else "")
     return msgspec.structs.replace(run, statuses=statuses, log=log)
+
+
+def _cut_off(sheet: Sheet, run: TestRun) -> bool:
+    """Whether the process of the tests ended after all of them, among the fresh inputs, which say nothing of
+    the tests themselves."""
+
+    def ended(names: Iterable[str]) -> bool:
+        return all(name in run.told.tests and run.told.tests[name].status for name in names)
+
+    return bool(run.exit_code) and ended(sheet.tests) and not ended(sheet.fresh)
 
 
 def otherwise_than_gold(sheet: Sheet, statuses: dict[str, str]) -> set[str]:

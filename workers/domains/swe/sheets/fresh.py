@@ -2,13 +2,14 @@
 
 Whoever knows a test's inputs alone falls back on something for all others: on what the base commit does, on
 a constant, on the opposite. So the questions that the base commit answers wrongly, and those that it answers
-rightly, are counted apart; so are assertions that hold, and those that do not. Other right implementations
-may differ where nobody said what is right: only who is wrong about more than ALLOWED of a group is refused.
+rightly, are counted apart; so are questions of which yes is right, and those of which no is. Other right
+implementations may differ where nobody said what is right: only who is wrong about more than ALLOWED of a
+group is refused.
 """
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -18,14 +19,16 @@ from orchard.workers.domains.swe.sheets.sheet import FreshQuestion, Sheet, Visit
 from orchard.workers.domains.swe.sheets.told import Told, ToldTest
 from orchard.workers.domains.swe.sheets.variants import Variant, original_of
 
-ALLOWED = 0.5
-"""Share of a function's fresh questions that a right solution may answer otherwise than the gold patch."""
+ALLOWED, FEW = 1 / 3, 2
+"""Share of a group that a right solution may answer otherwise than the gold patch, and how many at least."""
 ENOUGH = 4
 """Questions of a function that the base commit must answer wrongly, for any of its questions to be kept."""
 ITEMS = 240
 """Variants that are tried for a task, each row of a table counted."""
 EACH = 12
 """Variants that are tried for a function at most."""
+SLOW = 0.025
+"""Seconds of a variant that is too slow; it may take ten times as many with a submission (`child.Within`)."""
 _SHOWN = 300
 """Characters of an input or answer in a log."""
 _PAIRS = (
@@ -192,9 +195,14 @@ def enough(questions: Mapping[str, Sequence[FreshQuestion]]) -> dict[str, tuple[
     return {name: tuple(asked) for name, asked in questions.items() if _function(name) in kept}
 
 
+def _variant(name: str) -> str:
+    """File and variant of a test's id."""
+    return name.partition("[")[0]
+
+
 def _function(name: str) -> str:
     """File and test function of a variant's id."""
-    return original_of(name.partition("[")[0])
+    return original_of(_variant(name))
 
 
 def steady(
@@ -213,13 +221,17 @@ def steady(
     return {name: asked for name, asked in kept.items() if asked}
 
 
-def affordable(questions: Mapping[str, Sequence[FreshQuestion]], number: int) -> set[str]:
-    """Returns variants of which `number` tests are made: those that tell most, of all functions in turn."""
+def affordable(
+    questions: Mapping[str, Sequence[FreshQuestion]], told: Told, seconds: float
+) -> dict[str, Sequence[FreshQuestion]]:
+    """Leaves out variants that take long, and those that tell least, of all functions in turn, until the rest
+    takes so many seconds."""
     tells: Counter[str] = Counter()
-    tests: Counter[str] = Counter()
+    costs: Counter[str] = Counter()
     for name, asked in questions.items():
-        tells[name.partition("[")[0]] += sum(4 if not each.base else 1 for each in asked)
-        tests[name.partition("[")[0]] += 1
+        tells[_variant(name)] += sum(1 if each.base else 4 for each in asked)
+    for name, test in told.tests.items():
+        costs[_variant(name)] += test.seconds  # type: ignore[assignment]
     ranks: Counter[str] = Counter()
     ranked = []
     for name, _ in tells.most_common():
@@ -227,59 +239,76 @@ def affordable(questions: Mapping[str, Sequence[FreshQuestion]], number: int) ->
         ranks[original_of(name)] += 1
     kept: set[str] = set()
     for _, name in sorted(ranked):
-        if tests[name] <= number:
-            number -= tests[name]
+        if costs[name] <= min(seconds, SLOW):
+            seconds -= costs[name]
             kept.add(name)
-    return kept
+    return {name: asked for name, asked in questions.items() if _variant(name) in kept}
 
 
 # --- what a submission answers -------------------------------------------------------------------
 
 
+Answers = Callable[[str, FreshQuestion], Sequence[Any] | None]
+"""What a submission answers to a question of a variant; None for nothing."""
+
+
 class FreshTally(msgspec.Struct):
     """A submission's answers to the fresh questions of one function, in groups: by whether the base commit
-    answers rightly, and by whether the assertion holds."""
+    answers rightly, and by the bit that is right, or whether the assertion holds."""
 
     asked: Counter[tuple[bool, bool]] = msgspec.field(default_factory=Counter)
     wrong: Counter[tuple[bool, bool]] = msgspec.field(default_factory=Counter)
-    example: str = ""
+    example: tuple[FreshQuestion, Sequence[Any] | None] | None = None
 
     @property
     def refused(self) -> bool:
-        return any(self.wrong[group] > ALLOWED * max(self.asked[group], ENOUGH) for group in self.asked)
-
-    @property
-    def said(self) -> str:
-        wrong, asked = self.wrong.total(), self.asked.total()
-        return f"{wrong} of {asked} answers to other inputs are wrong; {self.example}"
+        return any(self.wrong[group] > max(FEW, ALLOWED * self.asked[group]) for group in self.asked)
 
 
-def tallies(sheet: Sheet, told: Told) -> dict[str, FreshTally]:
-    """Counts by file and test function."""
+def tallies(
+    conditions: Mapping[int, Condition], fresh: Mapping[str, Sequence[FreshQuestion]], answers: Answers
+) -> dict[str, FreshTally]:
+    """Counts by file and test function. What is not answered is wrong."""
     found: dict[str, FreshTally] = {}
-    for name, questions in sheet.fresh.items():
-        test = told.tests.get(name)
-        visits = dict(_numbered(test.visits)) if test is not None else {}
+    for name, questions in fresh.items():
         tally = found.setdefault(_function(name), FreshTally())
         for each in questions:
-            tally.asked[each.base, each.holds] += 1
-            visit = visits.get((each.ask, each.at))
-            if visit is None or not is_right(sheet.conditions[each.ask], each, visit.got):
-                tally.wrong[each.base, each.holds] += 1
-                if not tally.example or not each.base:
-                    tally.example = _sentence(sheet, each, visit)
+            condition, got = conditions[each.ask], answers(name, each)
+            group = each.base, _bit(condition, each)
+            tally.asked[group] += 1
+            if got is None or not is_right(condition, each, got):
+                tally.wrong[group] += 1
+                if tally.example is None or not each.base:
+                    tally.example = each, got
     return found
 
 
-def _sentence(sheet: Sheet, question: FreshQuestion, visit: Visit | None) -> str:
-    got = "nothing" if visit is None else json.dumps(visit.got)[:_SHOWN]
-    expected = ("" if question.holds else "not ") + (
-        json.dumps(question.key)[:_SHOWN] if question.key else "true"
+def _bit(condition: Condition, question: FreshQuestion) -> bool:
+    if len(question.key) == 1 and (question.key[0] is None or isinstance(question.key[0], bool)):
+        return bool(question.key[0]) is question.holds
+    return question.holds is not (condition[0] == "not")
+
+
+def by_rote(sheet: Sheet, told: Told) -> dict[str, str]:
+    """Returns the functions whose tests a submission passes for their own inputs alone, with what it says of
+    others."""
+    visits = {name: dict(_numbered(test.visits)) for name, test in told.tests.items() if name in sheet.fresh}
+
+    def answers(name: str, question: FreshQuestion) -> Sequence[Any] | None:
+        visit = visits.get(name, {}).get((question.ask, question.at))
+        return None if visit is None else visit.got
+
+    found = tallies(sheet.conditions, sheet.fresh, answers)
+    return {name: _said(sheet, tally) for name, tally in found.items() if tally.refused}
+
+
+def _said(sheet: Sheet, tally: FreshTally) -> str:
+    assert tally.example is not None
+    question, got = tally.example
+    answer = "nothing" if got is None else json.dumps(got)[:_SHOWN]
+    expected = json.dumps(question.key)[:_SHOWN] if question.key else "true"
+    return (
+        f"{tally.wrong.total()} of {tally.asked.total()} answers to other inputs are wrong; line "
+        f"{sheet.lines[question.ask]} of its file with {question.inputs}: it answers {answer}, the known "
+        f"solution {'' if question.holds else 'not '}{expected}"
     )
-    where = f"line {sheet.lines[question.ask]} of its file with {question.inputs}"
-    return f"{where}: it answers {got}, the known solution {expected}"
-
-
-def by_rote(sheet: Sheet, told: Told) -> dict[str, FreshTally]:
-    """Returns the functions whose tests a submission passes for their own inputs alone."""
-    return {name: tally for name, tally in tallies(sheet, told).items() if tally.refused}

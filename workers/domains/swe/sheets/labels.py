@@ -3,12 +3,24 @@
 import ast
 import builtins
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from orchard.schemas.protection import Protected
 from orchard.workers.domains.swe.sheets.conditions import Condition
-from orchard.workers.domains.swe.sheets.sheet import ExpectedVisit, Visit, wrong
+from orchard.workers.domains.swe.sheets.fresh import tallies
+from orchard.workers.domains.swe.sheets.parametrized import dotted
+from orchard.workers.domains.swe.sheets.purity import FUNCTIONS
+from orchard.workers.domains.swe.sheets.sheet import (
+    ExpectedVisit,
+    FreshQuestion,
+    Sheet,
+    SheetTest,
+    Visit,
+    wrong,
+)
+from orchard.workers.domains.swe.sheets.variants import original_of
 
 _ORDER = list(Protected)
 _POOR = frozenset({"", "list", "tuple", "dict", "set", "str", "int", "float", "bool", "object", "ValueError"})
@@ -178,31 +190,49 @@ def _guesses(condition: Condition) -> Iterator[list[Any]]:
     yield _forged(condition, None, _ERROR)
 
 
-def is_forgeable(
-    conditions: Mapping[int, Condition],
-    tests: Collection[Sequence[ExpectedVisit]],
-    words: Mapping[int, list[Any]],
-) -> bool:
-    """Whether one generic forger passes all of these tests: it knows which assertion is asked, and answers
-    all with the same guess, or each with the first or the last literal of its question."""
-    forgers: list[Any] = [lambda _, guess=guess: guess for guess in GUESSES]
-    forgers += [
-        lambda ask: (words.get(ask) or [None])[0],
-        lambda ask: (words.get(ask) or [None])[-1],
+Literals = Mapping[tuple[str, int], list[Any]]
+"""The literals of a question, by the variant that asks it (empty in all others) and its number."""
+
+
+def is_forgeable(sheet: Sheet, tests: Collection[SheetTest], literals: Literals) -> bool:
+    """Whether one generic forger passes all of these tests and the fresh inputs: it knows which assertion is
+    asked, and answers all with the same guess, or each with the first or the last literal of its question."""
+    forgers: list[Callable[[list[Any]], Any]] = [
+        *(partial(_always, guess) for guess in GUESSES),
+        lambda found: found[0],
+        lambda found: found[-1],
     ]
     return any(
-        all(
-            not wrong(
-                conditions[visit.ask],
-                visit.key,
-                _forged(conditions[visit.ask], forger(visit.ask), raised),
-            )
-            for visits in tests
-            for visit in visits
-        )
-        for forger in forgers
-        for raised in (_ERROR, None)
+        _passes(sheet, tests, literals, forger, raised) for forger in forgers for raised in (_ERROR, None)
     )
+
+
+def _always(guess: Any, _: list[Any]) -> Any:
+    return guess
+
+
+def _passes(
+    sheet: Sheet,
+    tests: Collection[SheetTest],
+    literals: Literals,
+    forger: Callable[[list[Any]], Any],
+    raised: Any,
+) -> bool:
+    def answer(ask: int, variant: str = "") -> list[Any]:
+        found = literals.get((variant, ask)) or literals.get(("", ask)) or [None]
+        return _forged(sheet.conditions[ask], forger(found), raised)
+
+    if any(
+        wrong(sheet.conditions[visit.ask], visit.key, answer(visit.ask))
+        for test in tests
+        for visit in test.visits
+    ):
+        return False
+
+    def fresh(name: str, question: FreshQuestion) -> list[Any]:
+        return answer(question.ask, name.partition("[")[0].rpartition("::")[2])
+
+    return not any(tally.refused for tally in tallies(sheet.conditions, sheet.fresh, fresh).values())
 
 
 def _forged(condition: Condition, guess: Any, raised: Any) -> list[Any]:
@@ -223,24 +253,28 @@ def _leaves(condition: Any) -> Iterator[int]:
             yield from _leaves(each)
 
 
-def literals_of(source: str) -> dict[int, list[Any]]:
-    """Returns the literals in each question of a sheet, as the child would tell them."""
-    found: dict[int, list[Any]] = {}
-    for node in ast.walk(ast.parse(source)):
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Name)
-            and node.func.id in ("__ask__", "__later__")
-        ):
+def literals_of(sources: Iterable[str]) -> dict[tuple[str, int], list[Any]]:
+    """Returns the literals in each question of a sheet's files, as the child would tell them."""
+    found: dict[tuple[str, int], list[Any]] = {}
+
+    def visit(node: ast.AST, variant: str) -> None:
+        if isinstance(node, FUNCTIONS) and original_of(node.name) != node.name:
+            variant = node.name
+        if isinstance(node, ast.Call) and dotted(node.func) in ("__ask__", "__later__"):
+            number = node.args[0]
+            assert isinstance(number, ast.Constant) and isinstance(number.value, int)
             constants = [
                 each.value
                 for part in node.args[1:]
                 for each in ast.walk(part)
                 if isinstance(each, ast.Constant)
             ]
-            number = node.args[0]
-            assert isinstance(number, ast.Constant) and isinstance(number.value, int)
-            found[number.value] = [
+            found[variant, number.value] = [
                 each for each in constants if isinstance(each, bool | int | str) or each is None
             ]
+        for each in ast.iter_child_nodes(node):
+            visit(each, variant)
+
+    for source in sources:
+        visit(ast.parse(source), "")
     return found

@@ -108,7 +108,7 @@ def other_nodes(node: ast.expr) -> list[ast.expr]:
     if isinstance(node, ast.Constant):
         return [ast.copy_location(_constant(each), node) for each in others(node.value)]
     made: list[ast.expr] = []
-    if isinstance(node, ast.Dict):
+    if isinstance(node, ast.Dict) and node.keys:
         made = [ast.Dict(node.keys[:-1], node.values[:-1])]
     elif isinstance(node, ast.List | ast.Tuple):
         items = node.elts

@@ -13,6 +13,10 @@ FORMAT = 3
 """Raised where an older worker would read a sheet wrongly, or a newer one makes a better one."""
 
 
+_SAID = 300
+"""Characters that are kept of what is wrong with an answer: they may be the answer's."""
+
+
 class Visit(msgspec.Struct, frozen=True, kw_only=True):
     """One time that a test came to an assertion."""
 
@@ -108,7 +112,7 @@ def wrong(condition: Condition, key: Sequence[Any], got: Sequence[Any]) -> str:
         answers = [decode(each, trusted=False) for each in got]
         found = holds(condition, answers, [decode(each) for each in key])
     except (NotHeld, Unclear) as error:
-        return str(error) or "it cannot be told"
+        return str(error)[:_SAID] or "it cannot be told"
     except Exception as error:  # answers come from tested code, and may be anything
         return f"not an answer: {type(error).__name__}"
     return "" if found else "the answer is not what is expected"

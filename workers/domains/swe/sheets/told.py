@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from orchard.workers.domains.swe.logs.parsers import SEVERITY
-from orchard.workers.domains.swe.sheets.child import ANSWER_LIMIT
+from orchard.workers.domains.swe.sheets.child import ANSWER_LIMIT, DEPTH
 from orchard.workers.domains.swe.sheets.sheet import Visit
 
 _LIMIT = 20 * 1024 * 1024
@@ -17,6 +17,7 @@ _LINES = 200_000
 """Lines of it that are read."""
 _LEAVES = 100
 """Answers that one line may have."""
+_DEPTH = 4 * DEPTH
 _TOO_LONG = {"deep": ""}
 _dumps = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -25,6 +26,8 @@ class ToldTest(msgspec.Struct, kw_only=True):
     status: str = ""
     """The worst that was reported; empty for a test that did not end."""
     visits: list[Visit] = []
+    seconds: float = 0.0
+    """Of the processor, as it was told."""
 
 
 class Told(msgspec.Struct, kw_only=True):
@@ -41,7 +44,7 @@ class Told(msgspec.Struct, kw_only=True):
         """Adds the report of the process that ran `file`, which is believed about that file alone; returns
         whether it finished."""
         raw = zlib.decompressobj().decompress(base64.b64decode(report), _LIMIT)
-        done, test = False, (before := ToldTest())
+        done, test, began = False, (before := ToldTest()), 0.0
         for line in raw.decode(errors="replace").split("\n", _LINES)[:_LINES]:
             if not line:
                 continue
@@ -54,35 +57,48 @@ class Told(msgspec.Struct, kw_only=True):
             done = done or "done" in said
             if isinstance(name := said.get("begin"), str) and name.split("::")[0] == file:
                 test = self.tests.setdefault(name, ToldTest())
+                began = _time(said)
             elif isinstance(name := said.get("test"), str) and name.split("::")[0] == file:
-                self._end(name, said.get("status"))
+                self._end(name, said.get("status"), _time(said) - began)
             elif isinstance(number := said.get("token"), int):
                 self.tokens.add(number)
             elif isinstance(number := said.get("ask"), int):
-                test.visits.append(_visit(number, said, small=len(line) <= ANSWER_LIMIT))
+                plain = len(line) <= ANSWER_LIMIT and line.count("[") + line.count("{") <= _DEPTH
+                test.visits.append(_visit(number, said, plain=plain))
         self.outside |= {visit.ask for visit in before.visits}
         return done
 
-    def _end(self, name: str, status: Any) -> None:
+    def _end(self, name: str, status: Any, seconds: float) -> None:
         test = self.tests.setdefault(name, ToldTest())
-        if isinstance(status, str) and SEVERITY.get(status, -1) >= SEVERITY.get(test.status, -1):
+        test.seconds = seconds
+        if isinstance(status, str) and SEVERITY.get(status, -1) > SEVERITY.get(test.status, -1):
             test.status = status
 
 
-def _visit(number: int, said: dict[str, Any], *, small: bool) -> Visit:
+def _time(said: dict[str, Any]) -> float:
+    at = said.get("at")
+    return at if isinstance(at, float) else 0.0
+
+
+def _visit(number: int, said: dict[str, Any], *, plain: bool) -> Visit:
     got, key = said.get("got"), said.get("key")
     answers = got[:_LEAVES] if isinstance(got, list) else []
     return Visit(
         ask=number,
-        got=answers if small else list(map(_fitting, answers)),
+        got=answers if plain else list(map(_fitting, answers)),
         key=key if isinstance(key, list) else None,
     )
 
 
 def _fitting(answer: Any) -> Any:
-    """Returns the answer; one that says nothing for a longer one than `child.py` tells, which could take the
-    worker hours to read."""
-    try:
-        return answer if len(_dumps(answer)) <= ANSWER_LIMIT else _TOO_LONG
-    except RecursionError:
-        return _TOO_LONG
+    """Returns the answer; one that says nothing for a longer or deeper one than `child.py` tells, which could
+    take the worker hours to read."""
+    too_long = _is_deeper(answer, _DEPTH) or len(_dumps(answer)) > ANSWER_LIMIT
+    return _TOO_LONG if too_long else answer
+
+
+def _is_deeper(answer: Any, levels: int) -> bool:
+    if not isinstance(answer, list | dict):
+        return False
+    parts = answer if isinstance(answer, list) else answer.values()
+    return levels == 0 or any(_is_deeper(each, levels - 1) for each in parts)

@@ -16,15 +16,16 @@ from orchard.workers.domains.swe.sheets.fresh import (
 )
 from orchard.workers.domains.swe.sheets.sheet import ExpectedVisit, FreshQuestion, problem
 from orchard.workers.domains.swe.sheets.told import Told
-from orchard.workers.domains.swe.sheets.variants import Variant, with_variants
+from orchard.workers.domains.swe.sheets.variants import Variant, number_of_variant, with_variants
 from orchard.workers.domains.swe.testing import TestRun
 
-SHARE = 0.2
-"""Of the seconds of a sheet, what fresh inputs may take beside them."""
+SHARE, MOST = 0.2, 0.2
+"""Of the seconds of a sheet, what fresh inputs may take beside them, and their seconds at most; with a
+submission they may take ten times as many (`child.Within`)."""
 
 Run = Callable[[Mapping[str, str]], Awaitable[TestRun]]
 """Writes files and runs all tests."""
-Numbers = dict[str, dict[str, Collection[int]]]
+Numbers = dict[str, dict[str, list[int]]]
 """By file and function, which variants it has."""
 
 
@@ -45,7 +46,7 @@ class AskedTests(msgspec.Struct, frozen=True, kw_only=True):
         rows = Counter(name.partition("[")[0] for name in self.expected)
         found: Numbers = {}
         for name, numbers in numbers_for({name: rows[name] for name in wanted}).items():
-            found.setdefault(name.partition("::")[0], {})[function_and_row(name)[0]] = numbers
+            found.setdefault(name.partition("::")[0], {})[function_and_row(name)[0]] = list(numbers)
         return found
 
     def with_numbers(self, numbers: Numbers) -> tuple[dict[str, str], dict[str, Variant]]:
@@ -66,31 +67,26 @@ class AskedTests(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def with_fresh_inputs(
-    asked: AskedTests, gold: Run, base: Run, seconds: tuple[float, float]
+    asked: AskedTests, gold: Run, base: Run, seconds: float
 ) -> tuple[Mapping[str, str], dict[str, tuple[FreshQuestion, ...]]]:
     """Returns the files with the variants that are kept, and their questions by the variants' ids.
 
-    `seconds` are those of the sheet without them, with the gold patch and at the base commit.
+    `seconds` are those of the sheet without them.
     """
     texts, variants = asked.with_numbers(asked.numbers())
     if not variants:
         return asked.files, {}
-    by_gold, by_base = await gold(texts), await base(texts)
+    by_gold, by_base = (await gold(texts)).told, (await base(texts)).told
     conditions = {ask: each for ask, each in asked.conditions.items() if ask not in asked.pinned}
-    found = fresh_questions(conditions, asked.expected, variants, by_gold.told, by_base.told)
-    extra = min(by_gold.seconds - seconds[0], by_base.seconds - seconds[1])
-    each = max(extra, 0.001) / max(1, sum(name.partition("[")[0] in variants for name in by_gold.told.tests))
-    kept = affordable(enough(found), int(SHARE * seconds[0] / each))
+    found = enough(fresh_questions(conditions, asked.expected, variants, by_gold, by_base))
+    chosen = affordable(found, by_gold, min(SHARE * seconds, MOST))
     numbers: Numbers = {}
-    for name in kept:
-        file, function = name.split("::", 1)[0], variants[name].function
-        number = int(variants[name].name.rpartition("_")[2])
-        numbers.setdefault(file, {}).setdefault(function, set())
-        numbers[file][function] = {*numbers[file][function], number}
-    texts, _ = asked.with_numbers(numbers)
-    again = await gold(texts)
-    chosen = {name: found[name] for name in found if name.partition("[")[0] in kept}
-    questions = enough(steady(asked.conditions, chosen, again.told))
-    if not questions or asked.deviates(again.told):
+    for name in {each.partition("[")[0] for each in chosen}:
+        functions = numbers.setdefault(name.partition("::")[0], {})
+        functions.setdefault(variants[name].function, []).append(number_of_variant(name))
+    if not numbers:
         return asked.files, {}
-    return texts, questions
+    texts, _ = asked.with_numbers(numbers)
+    again = (await gold(texts)).told
+    questions = enough(steady(asked.conditions, chosen, again))
+    return (asked.files, {}) if not questions or asked.deviates(again) else (texts, questions)

@@ -44,6 +44,10 @@ def original_of(function: str) -> str:
     return _NAME.sub("", function)
 
 
+def number_of_variant(name: str) -> int:
+    return int(name.rpartition("_")[2])
+
+
 def with_variants(source: str, numbers: Mapping[str, Collection[int]]) -> tuple[str, list[Variant]]:
     """Returns a sheet's text with variants of these functions, by the numbers of each function's variants.
 
