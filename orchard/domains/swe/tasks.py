@@ -43,7 +43,7 @@ async def synthesize_tasks(
         async for result in synthesizer.many(pairs, known=known, limit=limit):
             if isinstance(result, Rejection):
                 name = f"{result.pair.package} {result.pair.old} to {result.pair.new}"
-                told.note(f"no task from {name}: {result.reason}")
+                told.note(f"no task from {name}: {result.reason}, {result.detail}"[:300])
                 continue
             await tasks.register([result])
             made += 1
