@@ -62,7 +62,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     pinned: tuple[int, ...] = ()
     """Which of the expected values depend on tested code."""
     called: bool = False
-    """Whether one of these is the result of a call."""
+    """Whether one of these is the result of a call, or of a fixture."""
 
 
 class RewrittenFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,7 +140,8 @@ class _Asked:
     def pure(self, node: ast.expr) -> Condition:
         if not self.names.is_free(node):
             self.pinned.append(len(self.pures))
-            self.called = self.called or self.names.calls(node) > 0
+            elsewhere = self.names.calls(node) > 0 or self.names.is_made_elsewhere(node)
+            self.called = self.called or elsewhere
         self.pures.append(node)
         return ["pure", len(self.pures) - 1]
 
