@@ -328,9 +328,7 @@ def _check_distinct(spec: CampaignSpec) -> None:
 
 
 def _other_plan(name: str) -> OtherPlan:
-    return OtherPlan(
-        f"campaign {name!r} exists with another plan: choose another name or repeat its options"
-    )
+    return OtherPlan(f"campaign {name!r} exists with another plan: choose another name or repeat its options")
 
 
 def _check_running(name: str, record: CampaignRecord) -> None:

@@ -50,8 +50,8 @@ def inspect(state: Path) -> Requirements:
         )
     if os.geteuid() == 0 and not kernel.may_mount():
         problems.append(
-            "this root lacks CAP_SYS_ADMIN: start the container with `--privileged`, use a remote "
-            "orchestrator, or give up isolation by name with `--backend unsafe-host`"
+            "this root lacks CAP_SYS_ADMIN: start the container with `--privileged`, or use a sandbox "
+            "service elsewhere (`--sandbox http://HOST:PORT`)"
         )
     elif complaint := _overlay_complaint(state):
         problems.append(complaint)
@@ -85,7 +85,7 @@ def _overlay_complaint(state: Path) -> str:
         )
     if done.returncode == 0:
         return ""
-    reason = done.stderr.strip().splitlines()[-1]
+    reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
     _, unfit, sentence = reason.partition("MachineUnfit: ")
     if unfit:
         return sentence

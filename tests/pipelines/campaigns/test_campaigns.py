@@ -166,7 +166,12 @@ async def test_a_campaign_grows_by_tasks_and_offers_each_rollout_once(
 async def test_a_campaign_grows_by_nothing_but_tasks(campaigns: Campaigns) -> None:
     grown = of_tasks("t", "u")
     await everything(campaigns.grow(grown))
-    for other in (SPEC, of_tasks("u", "t"), of_tasks("t", "x", "u"), msgspec.structs.replace(grown, samples=7)):
+    for other in (
+        SPEC,
+        of_tasks("u", "t"),
+        of_tasks("t", "x", "u"),
+        msgspec.structs.replace(grown, samples=7),
+    ):
         with pytest.raises(module.OtherPlan, match="exists with another plan"):
             await everything(campaigns.grow(other))
     with pytest.raises(module.CampaignError, match="twice"):
