@@ -24,7 +24,12 @@ OVERLAY = (
 NOEXEC = f"mount --bind {find_binary()} {find_binary()} && mount -o remount,bind,noexec {find_binary()}"
 ONLY_IPV6 = "ip link set lo up && ip address delete 127.0.0.1/8 dev lo"
 BARE_ROOT = "exec setpriv --bounding-set -all --inh-caps -all"
+CHROOT = (
+    "mkdir -p new/tmp && for d in /*; do if [ -L $d ]; then cp -d $d new$d; elif [ -d $d ] && "
+    "[ $d != /tmp ]; then mkdir -p new$d && mount --rbind $d new$d; fi; done; exec chroot new"
+)
 REFUSED = {
+    "chroot": (CHROOT, "/ is not a mount point, as in a chroot: `mount --bind DIRECTORY DIRECTORY` before"),
     "read-only state": (READ_ONLY, "cannot be used (Read-only file system): choose another --state"),
     "overlay": (OVERLAY, "an overlay cannot be mounted with its changes in"),
     "50 MiB of disk": (SMALL, "bytes free, less than the 536870912 of nats.reserve_bytes"),
@@ -45,7 +50,7 @@ WORKS = {
 def run(directory: Path, made: str, *words: str, **variables: str) -> "subprocess.Popen[str]":
     """`orchard` in a condition: shell that runs in new mount and network namespaces."""
     command = shlex.join([sys.executable, "-m", "orchard", *words])
-    script = f"{made} {command}" if made.startswith("exec ") else f'{made} && cd "$PWD" && exec {command}'
+    script = f"{made} {command}" if "exec " in made else f'{made} && cd "$PWD" && exec {command}'
     environment = {**os.environ, "COLUMNS": "2000", "PIP_INDEX_URL": "file:///nowhere", **variables}
     return subprocess.Popen(
         ["unshare", "--mount", "--net", "bash", "-c", script],
