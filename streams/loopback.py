@@ -5,7 +5,6 @@ from functools import cache
 
 from orchard.streams.errors import StreamsError
 
-
 _SECONDS = 5.0
 
 
