@@ -148,7 +148,27 @@ def test_a_search_that_does_not_end_is_a_wrong_answer():
 def test_a_dictionary_of_words_earns_echo_at_most(condition):
     key = [{"class": ["Refused"]}] if condition[0] == "raises" else ["must be positive"]
     assert label_of(condition, key, SheetWords([])) in (Protected.ECHO, Protected.BIT)
-    assert label_of(EQUAL, key, SheetWords([])) is Protected.VALUE
+    same = Protected.ECHO if condition[0] == "raises" else Protected.VALUE
+    assert label_of(EQUAL, key, SheetWords([])) is same, "a class stands in the repository"
+
+
+@pytest.mark.parametrize(
+    ("condition", "key"),
+    [
+        (EQUAL, [{"approx": [{"float": "0.0369"}, None, {"float": "0.5"}, False]}]),
+        (["almost", ["leaf", 0], ["pure", 0], ["pure", 1], ["pure", 2]], [{"float": "0.0861"}, None, 10]),
+        (["compare", ["leaf", 0], ["In"], [["pure", 0]]], ["Unguja, Pemba, Mafia"]),
+        (EQUAL, [{"object": [["_Sentinel"], [], None, False, True, None]}]),
+        (["search", ["pure", 0], ["leaf", 0]], ["Zanzibar 77"]),
+    ],
+)
+def test_what_a_guess_passes_is_one_bit(condition, key):
+    assert label_of(condition, key, SheetWords([])) is Protected.BIT
+
+
+def test_who_is_asked_about_what_is_expected_may_echo_it():
+    assert label_of(EQUAL, [4711], SheetWords([])) is Protected.VALUE
+    assert label_of(EQUAL, [4711], SheetWords([]), inputs=(0,)) is Protected.ECHO
 
 
 @pytest.mark.parametrize(

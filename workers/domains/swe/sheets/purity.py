@@ -85,12 +85,21 @@ class ModuleNames:
             ):
                 for alias in node.names:
                     self.libraries[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+        self.given_away: set[str] = set()
+        """Names of which some function of the file lets tested code change what they hold."""
         whole = FunctionNames(self, None, None, {})
         for statement in tree.body:
             for target, value in _bound(statement):
                 if isinstance(target, ast.Name) and self.stored[target.id] == 1 and whole.is_free(value):
                     self.constants[target.id] = value
                     self.free.add(target.id)
+        self.given_away = {
+            name
+            for node in ast.walk(tree)
+            for each in whole.given_away(node)
+            if each is not tree and not isinstance(each, FUNCTIONS)
+            for name in names_in(each)
+        }
         self._given = self._call_sites()
         self._mentions = Counter(
             each.id if isinstance(each, ast.Name) else each.attr
@@ -112,6 +121,14 @@ class ModuleNames:
         """Returns all calls of a helper; none where it may be called in other ways too."""
         found = self._given.get(helper, [])
         return found if self._mentions[helper] == len(found) else []
+
+
+def is_given(function: Function) -> bool:
+    """Whether hypothesis draws the arguments of a test."""
+    return any(
+        dotted(each.func if isinstance(each, ast.Call) else each).endswith("given")
+        for each in function.decorator_list
+    )
 
 
 def _bound(statement: ast.stmt) -> Iterator[tuple[ast.expr, ast.expr]]:
@@ -194,14 +211,15 @@ class FunctionNames:
         return found
 
     def is_made_elsewhere(self, node: ast.AST) -> bool:
-        """Whether an expression has a part that a fixture or another method made, perhaps by tested code."""
+        """Whether an expression has a part that a fixture or another method made, perhaps by tested code.
+        What hypothesis draws is asked first."""
         for each in ast.walk(node):
             match each:
                 case ast.Attribute(value=ast.Name(id="self")):
                     if not self._attribute(each.attr):
                         return True
-                case ast.Name() if self._function is not None and each.id in self._parameters:
-                    if each.id != "self" and not self._name(each.id):
+                case ast.Name(id=name) if self._function is not None and name in self._parameters:
+                    if name != "self" and not self._name(name) and not is_given(self._function):
                         return True
         return False
 
@@ -249,7 +267,7 @@ class FunctionNames:
                 return False
             return not (any(_is_changeable(v) for v in values_ if v) and self._escapes(name))
         if name in self._module.free:
-            return not (_is_changeable(self._module.constants[name]) and self._escapes(name))
+            return not (_is_changeable(self._module.constants[name]) and name in self._module.given_away)
         if name in self._module.libraries:
             return is_lasting(self._module.libraries[name])
         return name not in self._module.stored and (
@@ -282,10 +300,10 @@ class FunctionNames:
         if self._function is None:
             return False
         return any(
-            name in names_in(each) for node in ast.walk(self._function) for each in self._given_away(node)
+            name in names_in(each) for node in ast.walk(self._function) for each in self.given_away(node)
         )
 
-    def _given_away(self, node: ast.AST) -> Iterator[ast.AST]:
+    def given_away(self, node: ast.AST) -> Iterator[ast.AST]:
         """Yields the parts of a node whose values code may keep or change."""
         match node:
             case ast.Expr(value=ast.Call(func=ast.Attribute() as method)):
