@@ -10,12 +10,13 @@ import pytest
 
 from orchard.schemas.protection import Protected
 from orchard.workers.domains.swe.sheets.answering import answered_run
-from orchard.workers.domains.swe.sheets.conditions import NotHeld, holds
+from orchard.workers.domains.swe.sheets.conditions import holds
+from orchard.workers.domains.swe.sheets.drafts import Draft
 from orchard.workers.domains.swe.sheets.labels import SheetWords, label_of
 from orchard.workers.domains.swe.sheets.making import without_sheet
 from orchard.workers.domains.swe.sheets.sheet import ExpectedVisit, SheetTest, wrong
 from orchard.workers.domains.swe.sheets.told import Told
-from orchard.workers.domains.swe.sheets.values import _READERS, Unclear, decode
+from orchard.workers.domains.swe.sheets.values import _READERS, NotHeld, Unclear, decode
 from orchard.workers.domains.swe.testing import TestRun
 from orchard.workers.domains.swe.verdict import judge
 
@@ -270,3 +271,18 @@ def test_a_report_of_too_many_lines_is_not_read_to_its_end(line):
     text = '{"begin": "tests/a.py::t"}\n' + f"{line}\n" * (20 * 2**20 // (len(line) + 1))
     told.add(base64.b64encode(zlib.compress(text.encode(), 1)).decode(), "tests/a.py")
     assert len(told.tests["tests/a.py::t"].visits) <= 200_000
+
+
+def test_what_is_asked_before_any_test_begins_is_noted():
+    told = Told()
+    lines = [{"ask": 7, "got": [1]}, {"begin": "tests/a.py::t"}, {"ask": 8, "got": [1]}]
+    text = "\n".join(map(json.dumps, lines))
+    told.add(base64.b64encode(zlib.compress(text.encode())).decode(), "tests/a.py")
+    assert told.outside == {7}
+
+
+def test_assertions_asked_outside_of_tests_are_left_in_the_tests():
+    draft = Draft({"tests/a.py": "def check(x):\n    assert x == 5\n"}, lambda _: False)
+    assert "__ask__" in draft.files()["tests/a.py"]
+    draft.learn([], set(draft.sites))
+    assert "assert x == 5" in draft.files()["tests/a.py"]

@@ -2,7 +2,7 @@
 
 import ast
 
-from orchard.workers.domains.swe.sheets.purity import dotted
+from orchard.workers.domains.swe.sheets.parametrized import dotted
 
 _EQUAL = (
     *("assertEqual", "assertEquals", "assertListEqual", "assertDictEqual"),
@@ -20,10 +20,21 @@ _COMPARED: dict[str, type[ast.cmpop]] = {
     "assertLess": ast.Lt,
     "assertLessEqual": ast.LtE,
 }
-_MOCK = (
-    *("assert_called", "assert_called_once", "assert_not_called"),
-    *("assert_called_with", "assert_called_once_with", "assert_any_call"),
-)
+_MOCK = {
+    "assert_called": "assert_called",
+    "assert_called_once": "assert_called_once",
+    "assert_not_called": "assert_not_called",
+    "assert_called_with": "assert_called_with",
+    "assert_called_once_with": "assert_called_once_with",
+    "assert_any_call": "assert_any_call",
+    "assert_awaited": "assert_called",
+    "assert_awaited_once": "assert_called_once",
+    "assert_not_awaited": "assert_not_called",
+    "assert_awaited_with": "assert_called_with",
+    "assert_awaited_once_with": "assert_called_once_with",
+    "assert_any_await": "assert_any_call",
+}
+"""The assertions of mocks, each with the condition of the same meaning."""
 
 
 def as_expression(call: ast.Call) -> ast.expr | None:
@@ -50,15 +61,25 @@ def as_expression(call: ast.Call) -> ast.expr | None:
 
 
 class Special:
-    """An assertion that is a function of two operands and of options, under the condition's own name."""
+    """An assertion that is a function of two operands and of options, under the condition's own name.
+
+    With a `mock` the first operand is asked, and the second is calls that the mock compares as its own.
+    """
 
     def __init__(
-        self, kind: str, sides: tuple[ast.expr, ast.expr], options: list[ast.expr], *, negated: bool = False
+        self,
+        kind: str,
+        sides: tuple[ast.expr, ast.expr],
+        options: list[ast.expr],
+        *,
+        negated: bool = False,
+        mock: ast.expr | None = None,
     ) -> None:
         self.kind = kind
         self.sides = sides
         self.options = options
         self.negated = negated
+        self.mock = mock
 
 
 def as_special(call: ast.Call) -> Special | None:
@@ -110,12 +131,12 @@ def _numpy(name: str, arguments: list[ast.expr], keywords: dict[str | None, ast.
         return (
             None
             if set(keywords) - {"err_msg", "verbose"}
-            else Special("allclose", sides, [relative, absolute, nan])
+            else Special("assert_allclose", sides, [relative, absolute, nan])
         )
     if set(keywords) - {"err_msg", "verbose", "decimal"}:
         return None
     if name == "assert_array_equal":
-        return Special("arrays", sides, [])
+        return Special("assert_array_equal", sides, [])
     default = 7 if name == "assert_almost_equal" else 6
     decimal = keywords.get("decimal", given[2] if len(given) > 2 else ast.Constant(default))
     power = ast.BinOp(
@@ -123,7 +144,62 @@ def _numpy(name: str, arguments: list[ast.expr], keywords: dict[str | None, ast.
         ast.Mult(),
         ast.BinOp(ast.Constant(10.0), ast.Pow(), ast.UnaryOp(ast.USub(), decimal)),
     )
-    return Special("allclose", sides, [ast.Constant(0), power, ast.Constant(True)])
+    return Special("assert_allclose", sides, [ast.Constant(0), power, ast.Constant(True)])
+
+
+_WHOLE = frozenset({"np", "numpy"})
+
+
+def as_function(call: ast.Call) -> Special | None:
+    """Returns a comparison of arrays or frames that says whether it holds; None for all other calls."""
+    path, _, name = dotted(call.func).rpartition(".")
+    keywords = {each.arg: each.value for each in call.keywords}
+    arguments = list(call.args)
+    if any(isinstance(each, ast.Starred) for each in arguments):
+        return None
+    if isinstance(call.func, ast.Attribute) and call.func.attr == "equals" and len(arguments) == 1:
+        return None if keywords else Special("equals", (call.func.value, arguments[0]), [])
+    if path not in _WHOLE or len(arguments) < 2:
+        return None
+    sides, rest = (arguments[0], arguments[1]), arguments[2:]
+    if name == "array_equal" and not set(keywords) - {"equal_nan"}:
+        return Special("array_equal", sides, [*rest, keywords.get("equal_nan", ast.Constant(False))][:1])
+    if name == "allclose" and not set(keywords) - {"rtol", "atol", "equal_nan"}:
+        defaults = {"rtol": 1e-5, "atol": 1e-8, "equal_nan": False}
+        options = [keywords.get(each, ast.Constant(value)) for each, value in defaults.items()]
+        return Special("allclose", sides, [*rest, *options[len(rest) :]])
+    return None
+
+
+class Elements:
+    """`(a == b).all()`; with `twice` `.all().all()`, which frames need."""
+
+    def __init__(self, word: str, compared: ast.Compare, *, twice: bool = False) -> None:
+        self.word = word
+        self.sides = compared.left, compared.comparators[0]
+        self.operator = type(compared.ops[0]).__name__
+        self.twice = twice
+
+
+def as_elements(call: ast.Call) -> Elements | None:
+    """Returns `(a == b).all()`, `numpy.all(a == b)` and the like; None for all other calls."""
+    match call:
+        case ast.Call(ast.Attribute(ast.Name(path), "all" | "any" as word), [ast.Compare() as compared], []):
+            if path in _WHOLE and _is_by_element(compared):
+                return Elements(word, compared)
+        case ast.Call(ast.Attribute(ast.Compare() as compared, "all" | "any" as word), [], []):
+            if _is_by_element(compared):
+                return Elements(word, compared)
+        case ast.Call(ast.Attribute(ast.Call() as inner, "all" | "any" as word), [], []):
+            found = as_elements(inner)
+            if found is not None and found.word == word and not (found.twice or inner.args):
+                found.twice = True
+                return found
+    return None
+
+
+def _is_by_element(compared: ast.Compare) -> bool:
+    return len(compared.ops) == 1 and not isinstance(compared.ops[0], ast.In | ast.NotIn | ast.Is | ast.IsNot)
 
 
 def _pandas(name: str, arguments: list[ast.expr], keywords: dict[str | None, ast.expr]) -> Special | None:
@@ -134,24 +210,34 @@ def _pandas(name: str, arguments: list[ast.expr], keywords: dict[str | None, ast
     if len(given) != 2:
         return None
     options = ast.Dict([ast.Constant(each) for each in keywords], list(keywords.values()))
-    return Special("frames", (given[0], given[1]), [options])
+    return Special("assert_frames", (given[0], given[1]), [options])
 
 
 def _mocked(call: ast.Call, name: str) -> Special | None:
-    if (
-        name not in _MOCK
-        or not isinstance(call.func, ast.Attribute)
-        or dotted(call.func.value) in ("self", "cls")
-    ):
+    if not isinstance(call.func, ast.Attribute) or dotted(call.func.value) in ("self", "cls"):
         return None
-    mock = ast.Attribute(call.func.value, "call_args_list", ast.Load())
-    calls = ast.Call(ast.Name("__calls__", ast.Load()), [mock], [])
-    named = ast.Dict(
-        [None if each.arg is None else ast.Constant(each.arg) for each in call.keywords],
-        [each.value for each in call.keywords],
-    )
+    mock = call.func.value
+    if any(isinstance(each, ast.Call) for each in ast.walk(mock)):
+        return None  # it would be called again
+    if name in ("assert_has_calls", "assert_has_awaits"):
+        keywords = {each.arg: each.value for each in call.keywords}
+        given = [*call.args, *(keywords[each] for each in ("calls", "any_order") if each in keywords)]
+        if not given or set(keywords) - {"calls", "any_order"}:
+            return None
+        attribute = "mock_calls" if name == "assert_has_calls" else "await_args_list"
+        options = given[1:] or [ast.Constant(False)]
+        return Special("has_calls", (_calls(mock, attribute), given[0]), options, mock=mock)
+    if name not in _MOCK:
+        return None
+    names: list[ast.expr | None] = [ast.Constant(each.arg) for each in call.keywords]
+    named = ast.Dict(names, [each.value for each in call.keywords])
     expected = ast.Tuple([ast.Tuple(list(call.args), ast.Load()), named], ast.Load())
-    return Special(f"called:{name}", (calls, expected), [])
+    found = _calls(mock, "await_args_list" if "await" in name else "call_args_list")
+    return Special(f"called:{_MOCK[name]}", (found, ast.List([expected], ast.Load())), [], mock=mock)
+
+
+def _calls(mock: ast.expr, attribute: str) -> ast.expr:
+    return ast.Call(ast.Name("__calls__", ast.Load()), [mock, ast.Constant(attribute)], [])
 
 
 RAISING = frozenset({"raises", "assertRaises", "assertRaisesRegex"})
@@ -182,3 +268,39 @@ def as_raising(node: ast.expr) -> Raising | None:
     if error is None or (not arguments and set(keywords) - allowed):
         return None
     return Raising(error, match, arguments)
+
+
+class ExpectedWarning:
+    """`pytest.warns(...)` or unittest's as a context: its condition, what is expected, and one that expects
+    any warning."""
+
+    def __init__(self, kind: str, category: ast.expr, match: ast.expr | None, whole: ast.Call) -> None:
+        self.kind = kind
+        self.category = category
+        self.match = match
+        self.whole = whole
+
+
+def as_warning(node: ast.expr) -> ExpectedWarning | None:
+    if not isinstance(node, ast.Call):
+        return None
+    path = dotted(node.func)
+    name = path.rpartition(".")[2]
+    keywords = {each.arg: each.value for each in node.keywords}
+    arguments = list(node.args)
+    of_unittest = path in ("self.assertWarns", "self.assertWarnsRegex")
+    if not (of_unittest or path in ("pytest.warns", "warns")):
+        return None
+    if set(keywords) - {"match", "expected_warning", "expected_regex", "msg"}:
+        return None
+    anything = ast.Name("Warning", ast.Load())
+    category = arguments.pop(0) if arguments else keywords.get("expected_warning", anything)
+    match = keywords.get("expected_regex" if of_unittest else "match")
+    if name == "assertWarnsRegex" and arguments:
+        match = arguments.pop(0)
+    if arguments or isinstance(category, ast.Constant | ast.Starred):
+        return None
+    if of_unittest:
+        method = ast.Attribute(ast.Name("self", ast.Load()), "assertWarns", ast.Load())
+        return ExpectedWarning("assert_warns", category, match, ast.Call(method, [anything], []))
+    return ExpectedWarning("warns", category, match, ast.Call(node.func, [anything], []))

@@ -20,6 +20,7 @@ import re
 import signal
 import threading
 import types
+import warnings
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -194,13 +195,19 @@ def _library(value: Any, kind: type, module: str, names: list[str], depth: int) 
     if module == "pandas":
         if kind.__name__ == "DataFrame":
             columns = [[encoded(c, 4), str(value[c].dtype), encoded(value[c].tolist(), 8)] for c in value]
-            return {"frame": [columns, encoded(value.index.tolist(), 8), encoded(list(value.index.names), 3)]}
+            labels = [*value.index.names, *value.columns.names]
+            return {"frame": [columns, encoded(value.index.tolist(), 8), encoded(labels, 3)]}
         if hasattr(value, "tolist") and hasattr(value, "dtype"):
             index = encoded(value.index.tolist(), 8) if hasattr(value, "index") else None
             if callable(getattr(value, "index", None)):
                 index = None
-            name = encoded(getattr(value, "name", None), 3)
-            return {"series": [kind.__name__, str(value.dtype), encoded(value.tolist(), 8), index, name]}
+            labels = [getattr(value, "name", None)]
+            if kind.__name__.endswith("Index"):
+                labels.extend(value.names)
+            elif index is not None:
+                labels.extend(value.index.names)
+            parts = encoded(value.tolist(), 8), index, encoded(labels, 3)
+            return {"series": [kind.__name__, str(value.dtype), *parts]}
         return {"text": [names, str(value)]}
     if module == "_pytest" and kind.__name__.startswith("Approx"):
         given = [
@@ -292,8 +299,7 @@ class Raises:
         self.value, self.tb = error, trace
         answer: Any = None
         if error is not None:
-            notes = [str(each) for each in getattr(error, "__notes__", ())]
-            answer = {"raised": [names_of(kind), "\n".join([str(error), *notes])]}
+            answer = {"raised": [names_of(kind), text_of(error)]}
         self.teller.tell(ask=self.number, got=[answer], **told_key(self.key))
         return True
 
@@ -308,6 +314,62 @@ class Raises:
 
     async def __aexit__(self, kind: Any, error: Any, trace: Any) -> bool:
         return self.__exit__(kind, error, trace)
+
+
+def text_of(error: BaseException) -> str:
+    return "\n".join([str(error), *(str(each) for each in getattr(error, "__notes__", ()))])
+
+
+class Warns:
+    """`with __warns__(n, context) as record:` tells the warnings of its block, all of which `context`, of
+    pytest or of unittest, records. Of each is told whether the filters outside would make an error of it."""
+
+    def __init__(
+        self, teller: Teller, number: int, context: Any, key: Callable[[], tuple[Any, ...]] | None
+    ) -> None:
+        self.teller = teller
+        self.number = number
+        self.context = context
+        self.key = key
+
+    def __enter__(self) -> Any:
+        self.filters = list(warnings.filters)
+        return self.context.__enter__()
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> Any:
+        if kind is None:
+            of_unittest = hasattr(self.context, "warnings")
+            found = list(self.context.warnings if of_unittest else self.context.list)
+            told = [{"raised": [names_of(each.category), str(each.message)]} for each in found]
+            fatal = [(of_unittest or _warns_again()) and _is_fatal(self.filters, each) for each in found]
+            self.teller.tell(ask=self.number, got=[{"list": told}, {"list": fatal}], **told_key(self.key))
+        return self.context.__exit__(kind, error, trace)
+
+
+def _warns_again() -> bool:
+    """Whether this pytest emits again what `warns` does not want."""
+    import pytest
+
+    return int(pytest.__version__.partition(".")[0]) >= 8
+
+
+def _is_fatal(filters: list[Any], warning: Any) -> bool:
+    for action, message, category, module, line in filters:
+        said = message is None or message.match(str(warning.message))
+        if said and issubclass(warning.category, category) and module is None and not line:
+            return bool(action == "error")
+    return False
+
+
+def calls_of(mock: Any, attribute: str) -> list[Any]:
+    return matched(mock, getattr(mock, attribute))
+
+
+def matched(mock: Any, calls: Any) -> list[Any]:
+    """Calls as a mock compares them: by the signature of what it stands for, where it has one."""
+    if type(mock) in (types.FunctionType, types.MethodType):
+        mock = mock.mock
+    return [mock._call_matcher(call) for call in calls]
 
 
 def _passing() -> tuple[type[BaseException], ...]:
@@ -392,15 +454,15 @@ def installed(report: int) -> dict[str, Any]:
                 got.append({"raised": [names_of(type(error)), str(error)]})
         teller.tell(ask=number, got=got, **told_key(key))
 
-    def calls(mock: Any) -> list[tuple[Any, ...]]:
-        return [(each[-2], each[-1]) for each in mock]
-
     return {
         "__here__": teller.here,
         "__ask__": ask,
         "__later__": later,
         "__raises__": lambda number, key=None: Raises(teller, number, key),
-        "__calls__": calls,
+        "__warns__": lambda number, context, key=None: Warns(teller, number, context, key),
+        "__calls__": calls_of,
+        "__matched__": matched,
+        "__text__": lambda info: text_of(info.value),
         "__within__": Within,
         "__token__": lambda number: token(number, teller),
         "__numbers__": lambda: (str(number) for number in itertools.count()),

@@ -10,19 +10,26 @@ from typing import Any
 
 import regex
 
+from orchard.workers.domains.swe.sheets.elements import (
+    allclose,
+    array_equal,
+    assert_allclose,
+    assert_array_equal,
+    assert_frames,
+    elementwise,
+    equals,
+)
 from orchard.workers.domains.swe.sheets.values import (
     Array,
     ClassNames,
     Incomplete,
     Member,
-    PandasFrame,
-    PandasSeries,
+    NotHeld,
     Raised,
     Tolerance,
     Unclear,
     class_names,
     flat,
-    near,
 )
 
 Condition = list[Any]
@@ -42,10 +49,6 @@ _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "Is": lambda one, another: _same(one, another),
     "IsNot": lambda one, another: not _same(one, another),
 }
-
-
-class NotHeld(Exception):
-    """An answer with which the assertion does not hold; the text says why."""
 
 
 def holds(condition: Condition, leaves: Sequence[Any], pures: Sequence[Any]) -> bool:
@@ -73,10 +76,16 @@ def _value(node: Condition, leaves: Sequence[Any], pures: Sequence[Any]) -> Any:
         return any(_value(each, leaves, pures) for each in rest)
     if kind == "not":
         return not _value(rest[0], leaves, pures)
+    if kind == "if":
+        return _value(rest[1 if _value(rest[0], leaves, pures) else 2], leaves, pures)
     if kind in ("all", "any"):
         return _each(kind, rest[0], leaves, pures, *rest[1:])
     if kind == "compare":
         return _compare(rest, leaves, pures)
+    if kind == "elements":
+        word, twice, name, *sides = rest
+        one, another = (_value(each, leaves, pures) for each in sides)
+        return elementwise(word, _COMPARISONS[name], one, another, frames=twice)
     if kind == "raises":
         return _raises(leaves[rest[0]], *(_value(each, leaves, pures) for each in rest[1:]))
     return _FUNCTIONS[kind](*(_value(each, leaves, pures) for each in rest))
@@ -147,12 +156,31 @@ def _container(value: Any) -> Any:
 def _raises(answer: Any, expected: Any, match: Any = None) -> bool:
     if not isinstance(answer, Raised):
         raise NotHeld("nothing was raised")
+    if not _is_one_of(answer, expected):
+        raise NotHeld(f"{answer.names[0]} was raised: {answer.text}")
+    return match is None or _search(answer.text, match)
+
+
+def _is_one_of(answer: Raised, expected: Any) -> bool:
     wanted = expected if isinstance(expected, list | tuple) else [expected]
     if not any(isinstance(each, ClassNames) for each in wanted):
         raise Unclear("what should be raised cannot be told")
-    if not any(isinstance(each, ClassNames) and each.names[0] in answer.names for each in wanted):
-        raise NotHeld(f"{answer.names[0]} was raised: {answer.text}")
-    return match is None or _search(answer.text, match)
+    return any(isinstance(each, ClassNames) and each.names[0] in answer.names for each in wanted)
+
+
+def _warns(found: Any, fatal: Any, expected: Any, match: Any = None) -> bool:
+    """`pytest.warns`, which gives the warnings that it does not want to the filters: these may be `fatal`."""
+    wanted = [_is_one_of(each, expected) and (match is None or _search(each.text, match)) for each in found]
+    return any(wanted) and not any(
+        of_filters and not is_wanted for of_filters, is_wanted in zip(fatal, wanted, strict=True)
+    )
+
+
+def _assert_warns(found: Any, fatal: Any, expected: Any, match: Any = None) -> bool:
+    """`assertWarns`, which leaves warnings of other classes to the filters."""
+    return _warns(found, fatal, expected) and any(
+        _is_one_of(each, expected) and (match is None or _search(each.text, match)) for each in found
+    )
 
 
 def _search(text: Any, pattern: Any) -> bool:
@@ -193,76 +221,8 @@ def _counts(one: Any, another: Any) -> bool:
         return not left
 
 
-def _as_list(value: Any) -> Any:
-    if isinstance(value, Array):
-        return value.items
-    if isinstance(value, PandasSeries):
-        return value.items
-    return value
-
-
-def _allclose(one: Any, another: Any, relative: Any, absolute: Any, equal_nan: Any) -> bool:
-    found, expected = flat(_listed(one)), flat(_listed(another))
-    if len(expected) == 1:
-        expected *= len(found)
-    return len(found) == len(expected) and all(
-        near(right, left, float(relative), float(absolute), bool(equal_nan))
-        if not isinstance(right, float | int) or isinstance(right, bool)
-        else _numpy_near(left, right, float(relative), float(absolute), bool(equal_nan))
-        for left, right in zip(found, expected, strict=True)
-    )
-
-
-def _numpy_near(found: Any, expected: Any, relative: float, absolute: float, equal_nan: bool) -> bool:
-    if found != found or expected != expected:
-        return equal_nan and found != found and expected != expected
-    return bool(found == expected or abs(found - expected) <= absolute + relative * abs(expected))
-
-
-def _listed(value: Any) -> Any:
-    value = _as_list(value)
-    return [_listed(each) for each in value] if isinstance(value, list | tuple) else value
-
-
-def _arrays(one: Any, another: Any) -> bool:
-    for each in (one, another):
-        if not isinstance(each, Array | list | tuple | int | float | str | bool):
-            raise Unclear("no array")
-    if isinstance(one, Array) and isinstance(another, Array) and one.shape != another.shape:
-        small = 1 in (len(flat(one.items)), len(flat(another.items)))
-        return small and _allclose(one, another, 0, 0, True)
-    return _allclose(one, another, 0, 0, True)
-
-
-def _frames(one: Any, another: Any, options: Any) -> bool:
-    if set(options) - {"check_dtype", "check_exact", "rtol", "atol", "check_names", "check_index_type"}:
-        raise Unclear("options of the comparison")
-    exact = options.get("check_exact", False)
-    relative = 0.0 if exact else options.get("rtol", 1e-5)
-    absolute = 0.0 if exact else options.get("atol", 1e-8)
-    types = options.get("check_dtype", True)
-    if isinstance(one, PandasFrame) and isinstance(another, PandasFrame):
-        pairs = list(zip(one.columns, another.columns, strict=False))
-        return (
-            len(one.columns) == len(another.columns)
-            and one.index == another.index
-            and all(left[0] == right[0] and (not types or left[1] == right[1]) for left, right in pairs)
-            and all(_allclose(left[2], right[2], relative, absolute, True) for left, right in pairs)
-        )
-    if isinstance(one, PandasSeries) and isinstance(another, PandasSeries):
-        return (
-            one.kind == another.kind
-            and (not types or one.dtype == another.dtype)
-            and one.index == another.index
-            and (one.name == another.name or not options.get("check_names", True))
-            and len(one.items) == len(another.items)
-            and _allclose(one.items, another.items, relative, absolute, True)
-        )
-    raise Unclear("no frames")
-
-
 def _called(how: str, calls: Any, expected: Any) -> bool:
-    """Whether a mock's calls, each (arguments, named arguments), are as one of its own assertions wants."""
+    """Whether a mock's calls are as one of its own assertions wants; `expected` are calls too."""
     if how == "assert_not_called":
         return not calls
     if how == "assert_called":
@@ -270,14 +230,25 @@ def _called(how: str, calls: Any, expected: Any) -> bool:
     if how == "assert_called_once":
         return len(calls) == 1
     if how == "assert_called_with":
-        return bool(calls) and calls[-1] == expected
+        return bool(calls[-1:] == expected)
     if how == "assert_called_once_with":
-        return len(calls) == 1 and calls[0] == expected
-    return any(call == expected for call in calls)
+        return bool(calls == expected)
+    return any(call == expected[0] for call in calls)
+
+
+def _has_calls(calls: Any, expected: Any, any_order: Any) -> bool:
+    if not any_order:
+        last = len(calls) - len(expected)
+        return any(calls[at : at + len(expected)] == expected for at in range(last + 1))
+    left = list(calls)
+    for each in expected:
+        if each not in left:
+            return False
+        left.remove(each)
+    return True
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "constant": lambda value: value,
     "isinstance": _isinstance,
     "startswith": lambda text, part: text.startswith(part),
     "endswith": lambda text, part: text.endswith(part),
@@ -285,9 +256,15 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "counts": _counts,
     "sequence": lambda one, another: list(one) == list(another),
     "search": _search,
-    "allclose": _allclose,
-    "arrays": _arrays,
-    "frames": _frames,
+    "array_equal": array_equal,
+    "allclose": allclose,
+    "assert_allclose": assert_allclose,
+    "assert_array_equal": assert_array_equal,
+    "assert_frames": assert_frames,
+    "equals": equals,
+    "has_calls": _has_calls,
+    "warns": _warns,
+    "assert_warns": _assert_warns,
 }
 _FUNCTIONS |= {
     f"called:{how}": lambda calls, expected, how=how: _called(how, calls, expected)

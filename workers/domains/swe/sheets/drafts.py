@@ -2,7 +2,7 @@
 
 import ast
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -12,9 +12,10 @@ from orchard.workers.domains.swe.sheets.conditions import Condition
 from orchard.workers.domains.swe.sheets.labels import scalars
 from orchard.workers.domains.swe.sheets.purity import ModuleNames, functions_of
 from orchard.workers.domains.swe.sheets.rewriting import RewrittenFile, Site, Treatment, rewrite
-from orchard.workers.domains.swe.sheets.sheet import ExpectedVisit, Visit, problem, wrong
+from orchard.workers.domains.swe.sheets.sheet import ExpectedVisit, Visit, held, problem, wrong
 from orchard.workers.domains.swe.sheets.told import Told, ToldTest
 from orchard.workers.domains.swe.sheets.trimming import hold_back, trim
+from orchard.workers.domains.swe.verdict import PASSING
 
 _ROUNDS_OF_TOKENS = 2
 """Trials in which literals are put back one by one."""
@@ -41,13 +42,19 @@ class KnownTest(msgspec.Struct, kw_only=True):
 class Draft:
     """The files of one task's sheet."""
 
-    def __init__(self, sources: Mapping[str, str], tested: Callable[[str], bool]) -> None:
+    def __init__(
+        self, sources: Mapping[str, str], tested: Callable[[str], bool], helpers: frozenset[str] = frozenset()
+    ) -> None:
+        """`helpers` are those of the files that have no tests of their own but are imported by these."""
         self.sources = dict(sources)
+        self._helpers = helpers
         self._tested = tested
         self._first = {file: at * _APART for at, file in enumerate(sorted(sources))}
         self.treatments: dict[tuple[str, str], Treatment] = {}
         """By file and function."""
         self.bits: set[int] = set()
+        self.swapped: set[int] = set()
+        """Assertions of which the other operand is pinned."""
         self.needed: set[int] = set()
         """Tokens that the tests used."""
         self.tokens: dict[int, tuple[str, str]] = {}
@@ -55,6 +62,8 @@ class Draft:
         self._rounds_of_tokens = 0
         self.answers: set[object] = set()
         """Plain values that answers are made of."""
+        self.unjudged: set[str] = set()
+        """Tests that are expected to fail, and do by an assertion of the sheet."""
         self.left_alone: set[str] = set()
         """Files that stay as they are."""
         for file in sources:
@@ -62,6 +71,8 @@ class Draft:
                 self._rewritten(file)
             except (SyntaxError, ValueError, RecursionError):
                 self.left_alone.add(file)
+        for file in self._helpers - self.left_alone:  # others read what nothing reads in them
+            self.treatments |= {(file, name): Treatment.WHOLE for name in ("", *self._functions(file))}
         self.sites: dict[int, Site] = {}
 
     def _rewritten(self, file: str) -> RewrittenFile:
@@ -72,6 +83,7 @@ class Draft:
             first=self._first[file],
             treatments=treatments,
             bits=self.bits,
+            swapped=self.swapped,
         )
 
     def keys(self) -> dict[str, str]:
@@ -105,6 +117,8 @@ class Draft:
 
     def expected(self, test: KnownTest) -> list[ExpectedVisit]:
         """Returns what a test is expected to answer in the sheet as it is now treated."""
+        if test.id in self.unjudged:
+            return []
         return [
             ExpectedVisit(
                 visit.ask, [] if visit.ask in self.bits or self._bit(visit.ask) else visit.key or []
@@ -118,45 +132,66 @@ class Draft:
 
     # --- what trials change ----------------------------------------------------------------------
 
-    def learn(self, tests: Iterable[KnownTest]) -> None:
-        """Draws the conclusions from the key: what is unsteady, what cannot be told, what is no answer."""
+    def learn(self, tests: Sequence[KnownTest], outside: Iterable[int] = ()) -> None:
+        """Draws the conclusions from the key: what is unsteady, what cannot be told, what is no answer, and
+        what was asked `outside` of tests, where nobody would judge it."""
+        self.texts()
+        for number in outside:
+            self.treatments[self._unit(number)] = Treatment.INSIDE
+        self._swap(tests)
         self.texts()
         for test in tests:
+            if test.status == "XFAIL" and self._fails_by_an_assertion(test):
+                self.unjudged.add(test.id)
+                continue
             if [visit.ask for visit in test.visits] != [visit.ask for visit in test.again]:
                 self.degrade(test, Treatment.INSIDE)
                 continue
-            seen: Counter[int] = Counter()
-            reached: dict[int, list[Visit]] = {}
-            for visit in test.base:
-                reached.setdefault(visit.ask, []).append(visit)
-            for visit, again in zip(test.visits, test.again, strict=True):
+            for visit, again, base in _beside(test):
                 if visit.ask not in self.sites:
                     continue
                 site = self.sites[visit.ask]
-                at = seen[visit.ask]
-                seen[visit.ask] += 1
                 key = visit.key or []
                 if (
                     wrong(site.condition, key, visit.got)
                     or wrong(site.condition, key, again.got)
-                    or (site.pinned and not self._agreed(site, key, reached.get(visit.ask, []), at))
+                    or (site.pinned and not _agreed(site, key, base))
                 ):
                     self.bits.add(visit.ask)
                 else:
                     self.answers |= {part for each in key for part in _hashable(scalars(each))}
 
-    def _agreed(self, site: Site, key: Sequence[Any], base: Sequence[Visit], at: int) -> bool:
-        """Whether base and gold agree on expected values that depend on tested code."""
-        if at >= len(base):
-            return not site.called
-        other = base[at].key or []
-        return all(number < len(other) and other[number] == key[number] for number in site.pinned)
+    def _fails_by_an_assertion(self, test: KnownTest) -> bool:
+        """Whether an AssertionError is what a test is expected to fail by, so that another one would do."""
+        asked = [(self.sites[visit.ask].condition, visit) for visit in test.visits if visit.ask in self.sites]
+        others = {"raises", "warns", "assert_warns"}
+        return others.isdisjoint(condition[0] for condition, _ in asked) and any(
+            held(condition, visit.key or [], visit.got) is False for condition, visit in asked
+        )
+
+    def _swap(self, tests: Sequence[KnownTest]) -> None:
+        """Pins the other operand of comparisons where base and gold agree on that one alone."""
+        pinned: dict[int, list[bool]] = {}
+        asked: dict[int, list[bool]] = {}
+        for test in tests:
+            for visit, again, base in _beside(test):
+                site = self.sites.get(visit.ask)
+                if site is not None and site.pinned == (0,) and site.condition[0] == "compare":
+                    steady = base is not None and visit.got == again.got == base.got and len(visit.got) == 1
+                    pinned.setdefault(visit.ask, []).append(_agreed(site, visit.key or [], base))
+                    asked.setdefault(visit.ask, []).append(steady)
+        self.swapped = {ask for ask in pinned if not all(pinned[ask]) and all(asked[ask])}
+        for test in tests:
+            for visits in (test.visits, test.again, test.base):
+                visits[:] = [_exchanged(each) if each.ask in self.swapped else each for each in visits]
 
     def deviates(self, test: KnownTest, told: ToldTest | None) -> bool:
         """Whether the gold patch does in the sheet anything else than in the task's own tests; draws the
         conclusions."""
         if told is None:
             return True
+        if test.id in self.unjudged:
+            return told.status not in PASSING
         expected = self.expected(test)
         if [visit.ask for visit in told.visits] == [visit.ask for visit in expected]:
             bad = [
@@ -175,9 +210,7 @@ class Draft:
         """Does one thing less to the functions that a test ran through; False if there is nothing left to
         undo."""
         involved = {(test.file, test.function)}
-        involved |= {
-            (test.file, self.sites[visit.ask].function) for visit in test.visits if visit.ask in self.sites
-        }
+        involved |= {self._unit(visit.ask) for visit in test.visits if visit.ask in self.sites}
         changed = False
         for unit in involved:
             now = self.treatments.get(unit, Treatment.TOKENS)
@@ -191,11 +224,19 @@ class Draft:
                     self.treatments[unit] = Treatment.WHOLE
                     changed = True
         if not changed and test.file not in self.left_alone:
-            self.left_alone.add(test.file)
+            self.leave_alone(test.file)
             changed = True
-        if max(self.treatments[unit] for unit in involved) >= Treatment.WHOLE:
+        if max(self.treatments[unit] for unit in involved if unit[0] == test.file) >= Treatment.WHOLE:
             self.treatments[test.file, ""] = Treatment.WHOLE
         return changed
+
+    def leave_alone(self, file: str) -> None:
+        """Leaves a file as it is, and helpers too, which its tests may call."""
+        self.left_alone |= {file, *self._helpers}
+
+    def _unit(self, number: int) -> tuple[str, str]:
+        """File and function of an assertion."""
+        return sorted(self.sources)[number // _APART], self.sites[number].function
 
     def _functions(self, file: str) -> list[str]:
         return [name for name, _, _ in functions_of(ast.parse(self.sources[file]))]
@@ -241,6 +282,29 @@ class Draft:
             units = {self.tokens[number] for number in used if number in self.tokens}
             used = used | {number for number, unit in self.tokens.items() if unit in units}
         self.needed |= used
+
+
+def _beside(test: KnownTest) -> Iterator[tuple[Visit, Visit, Visit | None]]:
+    """Yields the visits of a test, each beside the same of the second run and that of the base commit, None
+    where that does not come so far."""
+    reached: dict[int, list[Visit]] = {}
+    for visit in reversed(test.base):
+        reached.setdefault(visit.ask, []).append(visit)
+    for visit, again in zip(test.visits, test.again, strict=False):
+        left = reached.get(visit.ask)
+        yield visit, again, left.pop() if left else None
+
+
+def _agreed(site: Site, key: Sequence[Any], base: Visit | None) -> bool:
+    """Whether base and gold agree on expected values that depend on tested code."""
+    if base is None:
+        return not site.called
+    other = base.key or []
+    return all(number < len(other) and other[number] == key[number] for number in site.pinned)
+
+
+def _exchanged(visit: Visit) -> Visit:
+    return Visit(ask=visit.ask, got=visit.key or [], key=visit.got)
 
 
 def same_places(told: Told, names: Iterable[str]) -> dict[str, str]:

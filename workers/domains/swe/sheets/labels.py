@@ -84,8 +84,15 @@ def _label(condition: Condition, key: Sequence[Any], words: SheetWords, inputs: 
     if kind in ("and", "or"):
         labels = [_label(each, key, words, inputs) for each in rest]
         return best(labels) if kind == "and" else min(labels, key=_weakness)
+    if kind == "if":
+        decides, *branches = rest
+        if decides[0] == "pure" and isinstance(key[decides[1]], bool):
+            return _label(branches[0 if key[decides[1]] else 1], key, words, inputs)
+        return min((_label(each, key, words, inputs) for each in branches), key=_weakness)
     if kind in ("all", "any"):
         return _label(rest[0], key, words, inputs)
+    if kind == "elements" and (rest[0] == "any" or rest[2] != "Eq"):
+        return Protected.BIT
     if kind == "compare":
         left, operators, rights = rest
         pairs = zip(operators, [left, *rights], rights, strict=False)
@@ -115,7 +122,7 @@ def _is_class(told: Any) -> bool:
 
 def _answer_is_searched(kind: str, rest: list[Any]) -> bool:
     """Whether an answer that holds everything would do: a dictionary in which something is looked for."""
-    if kind in ("raises", "search"):
+    if kind in ("raises", "search", "warns", "assert_warns"):
         return True
     return kind == "compare" and "In" in rest[1] and rest[0][0] == "pure"
 
@@ -201,6 +208,9 @@ def is_forgeable(
 def _forged(condition: Condition, guess: Any, raised: Any) -> list[Any]:
     if condition[0] == "raises":
         return [raised]
+    if condition[0] in ("warns", "assert_warns"):
+        warned = {"raised": [["DeprecationWarning", "UserWarning", "Warning"], ""]}
+        return [{"list": [warned]}, {"list": [False]}]
     listed = {"list": [guess]} if condition[0] in ("all", "any") else guess
     return [listed] * (1 + max(_leaves(condition), default=0))
 

@@ -5,7 +5,8 @@ import copy
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from orchard.workers.domains.swe.sheets.purity import FUNCTIONS, dotted
+from orchard.workers.domains.swe.sheets.parametrized import dotted
+from orchard.workers.domains.swe.sheets.purity import FUNCTIONS
 
 _NO_INPUT = frozenset(
     [
@@ -67,7 +68,7 @@ def _is_no_input(parent: ast.AST, field: str, at: int | None, node: ast.AST) -> 
             return field == "slice"
         case ast.Call():
             name = dotted(parent.func).rpartition(".")[2] or getattr(parent.func, "attr", "")
-            asks = name in ("__ask__", "__later__", "__raises__")
+            asks = name in ("__ask__", "__later__", "__raises__", "__warns__")
             return (field != "func" and name in _NO_INPUT) or (asks and at == 0)
         case ast.keyword():
             return parent.arg in _NO_KEYWORDS
@@ -111,7 +112,7 @@ def other_nodes(node: ast.expr) -> list[ast.expr]:
         made = [ast.Dict(node.keys[:-1], node.values[:-1])]
     elif isinstance(node, ast.List | ast.Tuple):
         items = node.elts
-        orders = [items[:-1], items[::-1], [*items, items[0]], items[1:] + items[:1], items + items[::-1]]
+        orders = [items[:-1], items[::-1], [*items, *items[:1]], items[1:] + items[:1], items + items[::-1]]
         made = [type(node)(each, ast.Load()) for each in orders if each != items]
     return [copy.deepcopy(each) for each in made]
 

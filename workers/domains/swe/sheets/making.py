@@ -25,6 +25,7 @@ from orchard.workers.domains.swe.sheets.drafts import (
     roots_of,
     same_places,
 )
+from orchard.workers.domains.swe.sheets.imported import imported_files
 from orchard.workers.domains.swe.sheets.labels import (
     SheetWords,
     best,
@@ -81,6 +82,8 @@ class SheetMaker:
         self._prepared = prepared
         self._until = 0.0
         """On the clock of time.monotonic(): when trials end."""
+        self._helpers: frozenset[str] = frozenset()
+        """Files of the repository's tests that the test files import."""
         self._order: list[str] = []
         """Ids of all tests in the order of the key's first run."""
         self._ids = {
@@ -107,7 +110,7 @@ class SheetMaker:
             async with self._prepared(gold=False) as (other, base_checkout):
                 base = await self._run(other, base_checkout, keys)
                 tests = self._known(plain, first.told, second.told, base.told)
-                draft.learn(tests)
+                draft.learn(tests, first.told.outside)
                 for least in (Treatment.BITS, Treatment.INSIDE, Treatment.INSIDE):
                     ids = await self._settle(draft, tests, machine, checkout)
                     asked = await self._run(other, base_checkout, draft.files())
@@ -131,7 +134,7 @@ class SheetMaker:
 
     @property
     def _paths(self) -> set[str]:
-        return {*self._plan.files, *touched_paths(self._grading.test_patch)}
+        return {*self._plan.files, *self._helpers, *touched_paths(self._grading.test_patch)}
 
     def _data(self) -> Iterator[str]:
         """Yields what the test patch says of other files than tests."""
@@ -140,15 +143,20 @@ class SheetMaker:
                 yield "\n".join(lines)
 
     async def _draft(self, machine: Machine, checkout: RepositoryCheckout) -> Draft:
+        files = {*await checkout.files(), *touched_paths(self._grading.test_patch)}
+        importable = files - {*self._plan.files, *touched_paths(self._task.gold_patch)}
         sources: dict[str, str] = {}
-        for file in self._plan.files:
+        left = list(self._plan.files)
+        while left:
+            file = left.pop()
             try:
                 sources[file] = (await machine.read(f"{self._task.workdir}/{file}")).decode()
             except (FileNotFoundError, FileTooLarge, UnicodeDecodeError):
                 continue
-        roots = roots_of(await checkout.files())
-        tested = roots - sys.stdlib_module_names
-        return Draft(sources, lambda module: module in tested)
+            left += sorted(imported_files(file, sources[file], importable) - {*sources, *left})
+        self._helpers = frozenset(sources) - {*self._plan.files}
+        tested = roots_of(files) - sys.stdlib_module_names
+        return Draft(sources, lambda module: module in tested, self._helpers)
 
     def _asked(self, draft: Draft, sheet: Sheet) -> AskedTests:
         must = set(self._grading.fail_to_pass)
@@ -156,7 +164,7 @@ class SheetMaker:
             files=draft.files(),
             conditions=sheet.conditions,
             pinned={number for number, site in draft.sites.items() if site.pinned},
-            expected={name: test.visits for name, test in sheet.tests.items()},
+            expected={name: test.visits for name, test in sheet.tests.items() if not test.unjudged},
             must=[name for name, test in sheet.tests.items() if test.name in must and test.visits],
         )
 
@@ -213,7 +221,8 @@ class SheetMaker:
             draft.degrade(test, Treatment.INSIDE)
         run = await self._run(machine, checkout, draft.files())
         ids = same_places(run.told, self._order)
-        draft.left_alone |= {test.file for test in draft.deviating(tests, run.told, ids)}
+        for test in draft.deviating(tests, run.told, ids):
+            draft.leave_alone(test.file)
         return ids
 
     def _too_easy(
@@ -260,7 +269,13 @@ class SheetMaker:
             label = label_of_test(conditions, expected, told.visits if told else [], words, inputs)
             if name in must:
                 asked.append(expected)
-            made[ids[test.id]] = SheetTest(name=name, status=test.status, visits=tuple(expected), label=label)
+            made[ids[test.id]] = SheetTest(
+                name=name,
+                status=test.status,
+                visits=tuple(expected),
+                label=label,
+                unjudged=test.id in draft.unjudged,
+            )
         label = best(test.label for test in made.values() if test.name in must)
         literals = {ask: found for text in texts.values() for ask, found in literals_of(text).items()}
         inside = sum(test.label is Protected.INSIDE for test in made.values() if test.name in must)

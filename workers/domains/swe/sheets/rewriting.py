@@ -14,25 +14,28 @@ from enum import IntEnum
 
 import msgspec
 
+from orchard.workers.domains.swe.sheets.asked import AskedAssertion
 from orchard.workers.domains.swe.sheets.assertions import (
+    ExpectedWarning,
     Raising,
     Special,
     as_expression,
     as_raising,
     as_special,
+    as_warning,
 )
 from orchard.workers.domains.swe.sheets.conditions import Condition
+from orchard.workers.domains.swe.sheets.parametrized import Function, cells_of, dotted
 from orchard.workers.domains.swe.sheets.purity import (
-    Function,
     FunctionNames,
     ModuleNames,
-    cells_of,
-    dotted,
     functions_of,
     is_given,
     names_in,
 )
 
+ASKING = ("__ask__", "__later__", "__raises__", "__warns__")
+"""What a sheet calls with the number of an assertion."""
 _EAGER = (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
 """What changes its meaning inside a lambda."""
 
@@ -82,10 +85,12 @@ def rewrite(
     first: int = 0,
     treatments: Mapping[str, Treatment] = {},
     bits: Collection[int] = (),
+    swapped: Collection[int] = (),
 ) -> RewrittenFile:
     """Rewrites all functions of a file, numbering its assertions from `first`.
 
-    `treatments` are by function, TOKENS without an entry; `bits` are assertions that are asked as a whole.
+    `treatments` are by function, TOKENS without an entry; `bits` are assertions that are asked as a whole,
+    `swapped` those of which the other operand is pinned.
     Raises SyntaxError, ValueError or RecursionError where this version's Python cannot read the file.
     """
     tree = ast.parse(source)
@@ -98,7 +103,7 @@ def rewrite(
             continue
         names = FunctionNames(module, function, owner, cells_of(function, owner))
         whole = None if treatment is Treatment.BITS else frozenset(bits)
-        rewriter = _FunctionRewriter(name, function, names, numbers, whole)
+        rewriter = _FunctionRewriter(name, function, names, numbers, whole, swapped)
         function.body = rewriter.block(function.body)
         if is_given(function):
             function.body.insert(0, rewriter.drawn())
@@ -117,116 +122,9 @@ def _candidates(tree: ast.AST) -> Iterator[ast.AST]:
 def _without_key(tree: ast.Module) -> ast.Module:
     sheet = copy.deepcopy(tree)
     for node in ast.walk(sheet):
-        if isinstance(node, ast.Call) and dotted(node.func) in ("__ask__", "__later__", "__raises__"):
+        if isinstance(node, ast.Call) and dotted(node.func) in ASKING:
             node.keywords = [each for each in node.keywords if each.arg != "key"]
     return sheet
-
-
-class _Asked:
-    """The leaves and expected values of one assertion, as its condition is made."""
-
-    def __init__(self, names: FunctionNames) -> None:
-        self.names = names
-        self.leaves: list[ast.expr] = []
-        self.pures: list[ast.expr] = []
-        self.pinned: list[int] = []
-        self.called = False
-        self.lazy = False
-
-    def inputs(self) -> tuple[int, ...]:
-        asked = {name for leaf in self.leaves for name in names_in(leaf)}
-        return tuple(at for at, pure in enumerate(self.pures) if names_in(pure) and names_in(pure) <= asked)
-
-    def leaf(self, node: ast.expr) -> Condition:
-        self.leaves.append(node)
-        return ["leaf", len(self.leaves) - 1]
-
-    def pure(self, node: ast.expr) -> Condition:
-        if not self.names.is_free(node):
-            self.pinned.append(len(self.pures))
-            elsewhere = self.names.calls(node) > 0 or self.names.is_made_elsewhere(node)
-            self.called = self.called or elsewhere
-        self.pures.append(node)
-        return ["pure", len(self.pures) - 1]
-
-    def sides(
-        self, one: ast.expr, another: ast.expr, *, left_first: bool = False
-    ) -> tuple[Condition, Condition]:
-        """Asks one of two operands and takes the other one out."""
-        free = self.names.is_free(one), self.names.is_free(another)
-        if free == (True, True):
-            asks_left = not isinstance(one, ast.Constant)
-        elif True in free:
-            asks_left = not free[0]
-        else:
-            left, right = self.names.calls(one), self.names.calls(another)
-            asks_left = left > right or (left == right and not left_first)
-        if asks_left:
-            return self.leaf(one), self.pure(another)
-        return self.pure(one), self.leaf(another)
-
-    def condition(self, node: ast.expr) -> Condition:
-        match node:
-            case ast.BoolOp():
-                self.lazy = True
-                word = "and" if isinstance(node.op, ast.And) else "or"
-                return [word, *map(self.condition, node.values)]
-            case ast.UnaryOp(op=ast.Not()):
-                return ["not", self.condition(node.operand)]
-            case ast.Compare():
-                return self._compare(node)
-            case ast.Call():
-                return self._call(node)
-        return self.leaf(node)
-
-    def _compare(self, node: ast.Compare) -> Condition:
-        operators = [type(each).__name__ for each in node.ops]
-        if len(operators) == 1:
-            left_first = operators[0] in ("In", "NotIn")
-            left, right = self.sides(node.left, node.comparators[0], left_first=left_first)
-            return ["compare", left, operators, [right]]
-        parts = [node.left, *node.comparators]
-        free = [self.names.is_free(each) for each in parts]
-        if all(free):
-            free[0] = False
-        left, *rights = [
-            self.pure(each) if known else self.leaf(each) for each, known in zip(parts, free, strict=True)
-        ]
-        return ["compare", left, operators, rights]
-
-    def _call(self, node: ast.Call) -> Condition:
-        name = dotted(node.func)
-        if name == "isinstance" and len(node.args) == 2:
-            return ["isinstance", self.leaf(node.args[0]), self.pure(node.args[1])]
-        if name == "bool" and len(node.args) == 1 and not node.keywords:
-            return self.condition(node.args[0])
-        last = name.rpartition(".")[2]
-        if last == "array_equal" and len(node.args) == 2:
-            return ["arrays", *self.sides(*node.args)]
-        if last == "allclose" and len(node.args) == 2 and not node.keywords and "." in name:
-            numbers: list[Condition] = [self.pure(ast.Constant(each)) for each in (1e-5, 1e-8, False)]
-            return ["allclose", *self.sides(*node.args), *numbers]
-        match node:
-            case ast.Call(ast.Attribute(value, "startswith" | "endswith" as kind), [part], []):
-                if self.names.is_free(part):
-                    return [kind, self.leaf(value), self.pure(part)]
-            case ast.Call(args=[ast.GeneratorExp() | ast.ListComp() as rows], keywords=[]):
-                if name in ("all", "any"):
-                    return self._each(name, rows)
-        return self.leaf(node)
-
-    def _each(self, name: str, comprehension: ast.GeneratorExp | ast.ListComp) -> Condition:
-        """Asks for the answers of all rows at once."""
-        inner = _Asked(self.names)
-        inner.leaves, inner.pures = self.leaves, self.pures
-        asked, known = len(self.leaves), len(self.pures)
-        condition = inner.condition(comprehension.elt)
-        for values, since in ((self.leaves, asked), (self.pures, known)):
-            for at in range(since, len(values)):
-                values[at] = ast.ListComp(values[at], comprehension.generators)
-        self.pinned += [at for at in range(known, len(self.pures)) if not self.names.is_free(self.pures[at])]
-        self.called = self.called or inner.called
-        return [name, condition, list(range(asked, len(self.leaves))), list(range(known, len(self.pures)))]
 
 
 class _FunctionRewriter:
@@ -237,12 +135,21 @@ class _FunctionRewriter:
         names: FunctionNames,
         numbers: Mapping[int, int],
         bits: Collection[int] | None,
+        swapped: Collection[int],
     ) -> None:
         self._name = name
         self._function = function
         self._names = names
         self._numbers = numbers
         self._bits = bits
+        self._swapped = swapped
+        self._infos = frozenset(
+            item.optional_vars.id
+            for each in ast.walk(function)
+            if isinstance(each, ast.With | ast.AsyncWith)
+            for item in each.items
+            if isinstance(item.optional_vars, ast.Name) and as_raising(item.context_expr) is not None
+        )
         self.sites: dict[int, Site] = {}
 
     def drawn(self) -> ast.stmt:
@@ -251,7 +158,7 @@ class _FunctionRewriter:
         given = [each.arg for each in self._function.args.args if each.arg not in ("self", "cls")]
         given += [each.arg for each in self._function.args.kwonlyargs]
         example: list[ast.expr] = [ast.Name(each, ast.Load()) for each in given]
-        asked = _Asked(self._names)
+        asked = self._asked(number)
         condition = [
             "compare",
             asked.leaf(ast.Tuple(example, ast.Load())),
@@ -282,6 +189,8 @@ class _FunctionRewriter:
                 return self._expression(node, expression)
             if (special := as_special(node.value)) is not None:
                 return self._special(node, special)
+            if self._is_match(node.value):
+                return self._expression(node, node.value)
         if (
             isinstance(node, ast.Expr | ast.Assign)
             and (raising := as_raising(node.value)) is not None
@@ -294,14 +203,14 @@ class _FunctionRewriter:
 
     def _expression(self, node: ast.stmt, expression: ast.expr) -> ast.stmt:
         number = self._numbers[id(node)]
-        asked = _Asked(self._names)
+        asked = self._asked(number)
         eager = any(isinstance(each, _EAGER) for each in ast.walk(expression))
         if self._is_bit(number) or (eager and isinstance(expression, ast.BoolOp)):
             asked.leaves.append(expression)
             return self._asking(number, node, ["leaf", 0], asked)
         condition = asked.condition(expression)
         if eager and asked.lazy:
-            asked = _Asked(self._names)
+            asked = self._asked(number)
             condition = asked.leaf(expression)
         return self._asking(number, node, condition, asked)
 
@@ -309,15 +218,17 @@ class _FunctionRewriter:
         number = self._numbers[id(node)]
         if self._is_bit(number):
             return node
-        asked = _Asked(self._names)
-        if special.kind.startswith("called:"):
+        asked = self._asked(number)
+        if special.mock is not None:
             sides = asked.leaf(special.sides[0]), asked.pure(special.sides[1])
+            calls = [special.mock, special.sides[1]]
+            asked.pures[0] = ast.Call(ast.Name("__matched__", ast.Load()), calls, [])
         else:
             sides = asked.sides(*special.sides)
         condition: Condition = [special.kind, *sides, *map(asked.pure, special.options)]
         return self._asking(number, node, ["not", condition] if special.negated else condition, asked)
 
-    def _asking(self, number: int, node: ast.stmt, condition: Condition, asked: _Asked) -> ast.stmt:
+    def _asking(self, number: int, node: ast.stmt, condition: Condition, asked: AskedAssertion) -> ast.stmt:
         name = "__later__" if asked.lazy else "__ask__"
         leaves = [_lambda(each) for each in asked.leaves] if asked.lazy else asked.leaves
         self._add(number, node, condition, asked)
@@ -344,19 +255,45 @@ class _FunctionRewriter:
             if raising is not None and not raising.rest:
                 item.context_expr = self._context(number, node, raising)
                 return
+            if (warning := as_warning(item.context_expr)) is not None and isinstance(node, ast.With):
+                item.context_expr = self._warning(number, node, warning)
+                return
 
     def _context(self, number: int, node: ast.stmt, raising: Raising) -> ast.expr:
-        asked = _Asked(self._names)
+        asked = self._asked(number)
         condition: Condition = ["raises", 0, asked.pure(raising.error)]
         if raising.match is not None:
             condition.append(asked.pure(raising.match))
         self._add(number, node, condition, asked)
         return ast.Call(ast.Name("__raises__", ast.Load()), [ast.Constant(number)], [_key(asked.pures)])
 
+    def _warning(self, number: int, node: ast.stmt, warning: ExpectedWarning) -> ast.expr:
+        asked = self._asked(number)
+        condition: Condition = [warning.kind, ["leaf", 0], ["leaf", 1], asked.pure(warning.category)]
+        if warning.match is not None:
+            condition.append(asked.pure(warning.match))
+        self._add(number, node, condition, asked)
+        call = [ast.Constant(number), warning.whole]
+        return ast.Call(ast.Name("__warns__", ast.Load()), call, [_key(asked.pures)])
+
+    def _is_match(self, call: ast.Call) -> bool:
+        """Whether it is `info.match(pattern)`, which is an assertion by itself."""
+        method = call.func
+        return (
+            isinstance(method, ast.Attribute)
+            and method.attr == "match"
+            and dotted(method.value) in self._infos
+            and len(call.args) == 1
+            and not call.keywords
+        )
+
+    def _asked(self, number: int) -> AskedAssertion:
+        return AskedAssertion(self._names, self._infos, swapped=number in self._swapped)
+
     def _is_bit(self, number: int) -> bool:
         return self._bits is None or number in self._bits
 
-    def _add(self, number: int, node: ast.stmt, condition: Condition, asked: _Asked) -> None:
+    def _add(self, number: int, node: ast.stmt, condition: Condition, asked: AskedAssertion) -> None:
         self.sites[number] = Site(
             number=number,
             function=self._name,

@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 
 from orchard.schemas.protection import Protected
-from orchard.workers.domains.swe.sheets.conditions import Condition, NotHeld, holds
-from orchard.workers.domains.swe.sheets.values import Unclear, decode
+from orchard.workers.domains.swe.sheets.conditions import Condition, holds
+from orchard.workers.domains.swe.sheets.values import NotHeld, Unclear, decode
 
-FORMAT = 2
+FORMAT = 3
 """Raised where an older worker would read a sheet wrongly, or a newer one makes a better one."""
 
 
@@ -39,6 +39,8 @@ class SheetTest(msgspec.Struct, frozen=True, kw_only=True):
     visits: tuple[ExpectedVisit, ...] = ()
     """Its assertions in order; none where it is judged inside."""
     label: Protected
+    unjudged: bool = False
+    """Whether it is expected to fail by an assertion, so that its answers decide nothing."""
 
 
 class FreshQuestion(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
@@ -88,6 +90,16 @@ def problem(
     if len(visits) != len(expected):
         return f"{len(visits)} assertions were reached, not {len(expected)}"
     return ""
+
+
+def held(condition: Condition, key: Sequence[Any], got: Sequence[Any]) -> bool | None:
+    """Whether an assertion holds; None where it cannot be told."""
+    try:
+        return holds(condition, [decode(each, trusted=False) for each in got], [decode(each) for each in key])
+    except NotHeld:
+        return False
+    except Exception:  # answers come from tested code, and may be anything
+        return None
 
 
 def wrong(condition: Condition, key: Sequence[Any], got: Sequence[Any]) -> str:

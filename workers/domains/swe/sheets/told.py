@@ -34,12 +34,14 @@ class Told(msgspec.Struct, kw_only=True):
     """By the framework's id, in the order in which they began."""
     tokens: set[int] = set()
     """Numbers of the tokens that were used."""
+    outside: set[int] = set()
+    """Numbers of the assertions that were asked before any test began."""
 
     def add(self, report: str, file: str) -> bool:
         """Adds the report of the process that ran `file`, which is believed about that file alone; returns
         whether it finished."""
         raw = zlib.decompressobj().decompress(base64.b64decode(report), _LIMIT)
-        done, test = False, ToldTest()
+        done, test = False, (before := ToldTest())
         for line in raw.decode(errors="replace").split("\n", _LINES)[:_LINES]:
             if not line:
                 continue
@@ -58,6 +60,7 @@ class Told(msgspec.Struct, kw_only=True):
                 self.tokens.add(number)
             elif isinstance(number := said.get("ask"), int):
                 test.visits.append(_visit(number, said, small=len(line) <= ANSWER_LIMIT))
+        self.outside |= {visit.ask for visit in before.visits}
         return done
 
     def _end(self, name: str, status: Any) -> None:

@@ -8,18 +8,15 @@ is told, so that a trial with the gold patch shows which literals the tests need
 import ast
 from collections.abc import Collection, Iterator
 
-from orchard.workers.domains.swe.sheets.purity import (
-    FUNCTIONS,
+from orchard.workers.domains.swe.sheets.parametrized import (
     Function,
-    FunctionNames,
-    ModuleNames,
     argument_names,
     cells_of,
     dotted,
-    functions_of,
     row_of,
     table_of,
 )
+from orchard.workers.domains.swe.sheets.purity import FUNCTIONS, FunctionNames, ModuleNames, functions_of
 
 _ROUNDS = 8
 _COLUMNS = 1000

@@ -16,6 +16,10 @@ class Unclear(Exception):
     """The worker cannot evaluate this as the test would: the text says why."""
 
 
+class NotHeld(Exception):
+    """An answer with which the assertion does not hold; the text says why."""
+
+
 def called(names: Sequence[str]) -> str:
     """Returns a class's name; a private one may have any in another solution."""
     return "_" if names[0].startswith("_") else names[0]
@@ -170,7 +174,8 @@ class Array(msgspec.Struct, frozen=True):
 
 
 class PandasFrame(msgspec.Struct, frozen=True):
-    """A DataFrame: (label, type, values) of each column, index, and the index's names."""
+    """A DataFrame: (label, type, values) of each column, index, and the names of the index and of the
+    columns."""
 
     columns: Any
     index: Any
@@ -178,13 +183,13 @@ class PandasFrame(msgspec.Struct, frozen=True):
 
 
 class PandasSeries(msgspec.Struct, frozen=True):
-    """A Series or Index of pandas."""
+    """A Series or Index of pandas; `names` are its own and those of its index."""
 
     kind: str
     dtype: str
     items: Any
     index: Any
-    name: Any
+    names: Any
 
 
 def near(expected: Any, found: Any, relative: float, absolute: float, nan_ok: bool = False) -> bool:

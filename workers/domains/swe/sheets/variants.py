@@ -13,8 +13,10 @@ from collections.abc import Collection, Iterator, Mapping
 import msgspec
 
 from orchard.workers.domains.swe.sheets.literals import LiteralSlot, key_names, other_nodes, slots_in
-from orchard.workers.domains.swe.sheets.purity import FUNCTIONS, Function, dotted, functions_of, table_of
+from orchard.workers.domains.swe.sheets.parametrized import Function, dotted, table_of
+from orchard.workers.domains.swe.sheets.purity import FUNCTIONS, functions_of
 
+_ASKING = ("__ask__", "__later__", "__raises__", "__warns__")
 _NAME = re.compile(r"__fresh_\d+$")
 _EAGER = (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
 
@@ -200,7 +202,7 @@ def number_of(statement: ast.stmt) -> int | None:
     for call in calls:
         while isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
             call = call.func.value  # `__raises__(1).call(...)`
-        if isinstance(call, ast.Call) and dotted(call.func) in ("__ask__", "__later__", "__raises__"):
+        if isinstance(call, ast.Call) and dotted(call.func) in _ASKING:
             first = call.args[0]
             return first.value if isinstance(first, ast.Constant) and isinstance(first.value, int) else None
     return None
