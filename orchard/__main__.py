@@ -8,7 +8,14 @@ from orchard.storage.allocation import ARROW_ALLOCATOR
 
 
 def main() -> None:
-    """Runs the command line. Ctrl-C ends the command during its long import too."""
+    """Runs the command line. Ctrl-C ends the command during its long import too.
+
+    Where the locale has another encoding, Python is started again in UTF-8 mode: paths go into configuration
+    and messages as UTF-8.
+    """
+    if sys.getfilesystemencoding() != "utf-8" and os.environ.get("PYTHONUTF8") != "1":
+        os.environ["PYTHONUTF8"] = "1"
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     os.environ.update(ARROW_ALLOCATOR)
     try:
         from orchard.cli.app import main as run

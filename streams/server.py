@@ -19,6 +19,7 @@ import msgspec
 
 from orchard.streams.connection import Connection
 from orchard.streams.errors import ServerFailed
+from orchard.streams.loopback import url_host
 from orchard.streams.settings import NatsSettings
 from orchard.streams.tasks import waited
 
@@ -45,7 +46,7 @@ there."""
 
 
 class EmbeddedServer:
-    """One nats-server with JetStream on 127.0.0.1, over a store directory that outlives it.
+    """One nats-server with JetStream on loopback, over a store directory that outlives it.
 
     `start` may be called again after the server stopped or was killed: it comes back on the same port with
     the same store. It must be called from a thread that lives as long as the server should: Linux ties the
@@ -78,7 +79,7 @@ class EmbeddedServer:
 
     @property
     def url(self) -> str:
-        """`nats://orchard:<password>@127.0.0.1:<port>`: a secret, since the port is open to every local
+        """`nats://orchard:<password>@<loopback>:<port>`: a secret, since the port is open to every local
         account. Raises ServerFailed before the first start."""
         return self._url(_USER, self._token)
 
@@ -90,7 +91,7 @@ class EmbeddedServer:
     def _url(self, user: str, password: str) -> str:
         if self.port == 0:
             raise ServerFailed("the embedded NATS server has no port yet: start it first")
-        return f"nats://{user}:{password}@127.0.0.1:{self.port}"
+        return f"nats://{user}:{password}@{url_host()}:{self.port}"
 
     @property
     def pid(self) -> int:
@@ -168,9 +169,9 @@ class EmbeddedServer:
         await self.stop()
 
     def _config(self) -> str:
-        monitoring = f"http: 127.0.0.1:{self.monitoring_port or -1}\n" if self._monitoring else ""
+        monitoring = f"http: '{url_host()}:{self.monitoring_port or -1}'\n" if self._monitoring else ""
         return (
-            f"listen: 127.0.0.1:{self.port or -1}\n"
+            f"listen: '{url_host()}:{self.port or -1}'\n"
             f"{monitoring}"
             f"ports_file_dir: {msgspec.json.encode(str(self.store)).decode()}\n"
             f"max_payload: {MAX_PAYLOAD}\n"

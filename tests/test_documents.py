@@ -1,5 +1,6 @@
 """Links, commands, options, modules and messages in documents and docstrings are real."""
 
+import ast
 import importlib
 import importlib.util
 import re
@@ -164,6 +165,41 @@ def wrong(words: list[str]) -> str | None:
             if unknown := given - known[path]:
                 return f"`{' '.join(path)}` has no {', '.join(sorted(unknown))}"
     return None
+
+
+OF_OTHER_PROGRAMS = {"--privileged", "--nproc-per-node", "--numstat", "--verbose"}
+"""Options of docker, torchrun, git and ctest."""
+ITS_OWN = re.compile(r'add_argument\(\s*"(--[a-z-]+)"')
+
+
+def test_options_in_messages_exist() -> None:
+    """In the front door all that its texts name; elsewhere those that a text puts between backticks."""
+    known = set().union(OF_OTHER_PROGRAMS, *commands().values())
+    faults = []
+    for file in SOURCES:
+        room = file.relative_to(ROOT).parts
+        if room[0] == "tests" or room[:2] in (("orchard", "adapters"), ("orchard", "reference")):
+            continue
+        pattern = re.compile(
+            r"(?:^|[\s`(])(--[a-z][a-z-]+)" if room[0] == "orchard" else r"`(--[a-z][a-z-]+)"
+        )
+        own = set(ITS_OWN.findall(programs())) if room[0] == "injector" else set()
+        for text in texts(file):
+            faults += [f"{named(file)}: {name}" for name in pattern.findall(text) if name not in known | own]
+    assert not faults
+
+
+@cache
+def programs() -> str:
+    """Source of the sandbox service, whose programs have options of their own."""
+    return "\n".join(file.read_text() for file in SOURCES if named(file).startswith("injector/"))
+
+
+def texts(file: Path) -> Iterator[str]:
+    """Texts of a module that are sentences, pieces of f-strings included."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+            yield node.value
 
 
 @pytest.mark.parametrize("page", PAGES_OF_PEOPLE, ids=named)

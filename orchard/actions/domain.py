@@ -52,6 +52,9 @@ class FrontDomain:
     """Route of `orchard tasks synthesize`."""
     imports: TaskRoute | None = None
     """Route of `orchard tasks import`."""
+    checks: str = ""
+    """Function `()` that returns a check of the machine for `doctor`: what, whether it is good, what it says,
+    and the remedy."""
     rollout_tables: str = ""
     """Function `(tables, rollout)` that returns further tables of a `ShownRollout` for a terminal."""
     submission: str = ""

@@ -1,19 +1,14 @@
 """`doctor` and `config`: checks this machine, and shows the configuration."""
 
-import platform
-import shutil
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-import psutil
 import typer
 from rich.table import Table
 
+from orchard.actions.domain import answers
 from orchard.actions.session import Session
 from orchard.configuration.config_toml import as_toml
-from orchard.injector.local.capabilities import capabilities
-from orchard.streams.server import find_binary
+from orchard.processes.machine import Finding, examine
 from orchard.terminal.console import console
 
 COMMANDS = {
@@ -21,24 +16,12 @@ COMMANDS = {
     "config": "Show every configuration key with its value, as a TOML file with comments.",
 }
 
-LOW_DISK_BYTES = 5 * 2**30
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line of the report. `remedy` is empty if nothing needs to be done."""
-
-    what: str
-    good: bool
-    says: str
-    remedy: str = ""
-
 
 def register(app: typer.Typer) -> None:
     @app.command()
     def doctor(context: typer.Context) -> None:
         """Check what this machine can do, and say what to install. Exit code 1 if something is missing."""
-        findings = list(examine(context.obj))
+        findings = list(_shown(context.obj))
         table = Table(show_header=False, box=None)
         for finding in findings:
             mark = "[green]ok[/]" if finding.good else "[red]no[/]"
@@ -55,24 +38,11 @@ def register(app: typer.Typer) -> None:
         typer.echo(as_toml(session.config), nl=False)
 
 
-def examine(session: Session) -> Iterator[Finding]:
-    """Checks the machine and the store."""
-    yield Finding("python", sys.version_info >= (3, 11), platform.python_version())
-    cores, memory = psutil.cpu_count() or 1, psutil.virtual_memory().total
-    yield Finding("machine", True, f"{cores} cores, {memory / 2**30:.0f} GiB memory")
-    yield Finding("nats-server", True, str(find_binary()))
-    for name, able, says, remedy in capabilities():
-        yield Finding(name, able, says, remedy)
-    where = session.directory
-    while not where.exists():
-        where = where.parent
-    free = shutil.disk_usage(where).free
-    yield Finding(
-        "disk",
-        free > LOW_DISK_BYTES,
-        f"{free / 2**30:.0f} GiB free for {session.directory}",
-        "" if free > LOW_DISK_BYTES else "free some space, or choose another --store or --state",
-    )
+def _shown(session: Session) -> Iterator[Finding]:
+    """Findings about the machine, the domains' own, and the pipeline that runs."""
+    yield from examine(session.config)
+    for found in answers("checks"):
+        yield Finding(*found)
     record = session.up()
     says = f"running as process {record.pid}" if record else "not running (`orchard up` starts it)"
     yield Finding("pipeline", True, says)

@@ -150,7 +150,12 @@ def load(flags: Mapping[str, Any] | None = None, *, file: Path | None = None) ->
             tree = tomllib.loads(path.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path} is not valid TOML: {error}") from error
-    origins[""] = str(path)
+        except OSError as error:
+            raise ConfigError(
+                f"configuration file {path} cannot be read ({error.strerror}): allow it, or name "
+                "another by --config"
+            ) from error
+    origins[""] = str(path.absolute())
     try:
         for variable, keys in settings(os.environ, Config, RETIRED):
             _put(tree, keys, typed(Config, keys, os.environ[variable]), variable)

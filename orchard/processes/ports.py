@@ -5,11 +5,12 @@ import os
 import socket
 from pathlib import Path
 
+from orchard.streams.loopback import loopback
+
 
 def free_port() -> int:
     """Returns a loopback port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+    with _listening(0) as probe:
         port: int = probe.getsockname()[1]
         return port
 
@@ -17,16 +18,22 @@ def free_port() -> int:
 def listening(wanted: int) -> socket.socket:
     """Returns a socket that listens on the wanted loopback port or, if it is taken, on a free one."""
     try:
-        return socket.create_server(("127.0.0.1", wanted))
+        return _listening(wanted)
     except OSError:
-        return socket.create_server(("127.0.0.1", 0))
+        return _listening(0)
+
+
+def _listening(port: int) -> socket.socket:
+    address = loopback()
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, port), family=family)
 
 
 async def accepts(address: int | Path) -> bool:
     """Whether something listens on a loopback port or a socket file."""
     try:
         if isinstance(address, int):
-            _, writer = await asyncio.open_connection("127.0.0.1", address)
+            _, writer = await asyncio.open_connection(loopback(), address)
         else:
             directory = os.open(address.parent, os.O_PATH | os.O_DIRECTORY)
             try:  # by its directory, because a socket's path may have only 107 bytes

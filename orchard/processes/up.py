@@ -25,6 +25,7 @@ from orchard.actions.expected_stream import expected
 from orchard.configuration.config import Config, ConfigError
 from orchard.configuration.run_files import UNSAFE_HOST, RunFiles, UpRecord
 from orchard.injector.local.backend import SOCKET
+from orchard.processes.machine import insist
 from orchard.processes.ports import accepts, free_port, listening
 from orchard.processes.server_supervisor import ServerSupervisor
 from orchard.processes.signals import die_with_parent
@@ -33,6 +34,7 @@ from orchard.storage.lock import writer_of
 from orchard.streams.connection import connect
 from orchard.streams.disk_space import disk_shortage
 from orchard.streams.errors import StreamsError
+from orchard.streams.loopback import loopback, url_host
 from orchard.streams.server import EmbeddedServer, embedded
 from orchard.streams.stream_check import StreamGuard, guarded
 from orchard.streams.tasks import end
@@ -81,7 +83,9 @@ class Supervisor:
     restarts."""
 
     async def run(self, stop: asyncio.Event, ready: asyncio.Event | None = None) -> None:
-        """Runs until `stop` is set. Raises ConfigError if another `up` holds the store."""
+        """Runs until `stop` is set. Raises ConfigError if another `up` holds the store, or the machine lacks
+        what it needs."""
+        await asyncio.to_thread(insist, self.config)
         files = RunFiles(self.config.directory)
         files.logs.mkdir(parents=True, exist_ok=True)
         async with AsyncExitStack() as stack:
@@ -147,7 +151,7 @@ class Supervisor:
     @property
     def sandbox_url(self) -> str:
         """Address of this machine's orchestrator, or the configured one."""
-        own = f"http://127.0.0.1:{self._ports['sandbox']}"
+        own = f"http://{url_host()}:{self._ports['sandbox']}"
         return own if self._own_sandboxes else str(self.config.sandbox.url)
 
     @property
@@ -158,12 +162,12 @@ class Supervisor:
     @property
     def oracle_url(self) -> str | None:
         """Address of the oracle teacher; None if it does not run."""
-        return f"http://127.0.0.1:{self._ports['oracle']}/v1" if self.config.up.oracle else None
+        return f"http://{url_host()}:{self._ports['oracle']}/v1" if self.config.up.oracle else None
 
     @property
     def page_url(self) -> str | None:
         """Address of the page; None if it does not run."""
-        return f"http://127.0.0.1:{self._page.getsockname()[1]}/" if self._page else None
+        return f"http://{url_host()}:{self._page.getsockname()[1]}/" if self._page else None
 
     async def _start_children(self) -> None:
         """Starts everything. Raises ConfigError if a service fails or is not ready in time."""
@@ -184,7 +188,7 @@ class Supervisor:
         if self._own_sandboxes:
             where = ["--state", str(self.config.directory / "sandboxes")]
             where += ["--backend", UNSAFE_HOST] if self.config.sandbox.url == UNSAFE_HOST else []
-            serve = ["--port", str(self._ports["sandbox"]), "--agent", "external"]
+            serve = ["--host", loopback(), "--port", str(self._ports["sandbox"]), "--agent", "external"]
             plan += [
                 Child(
                     "agent",

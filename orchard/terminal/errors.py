@@ -1,5 +1,6 @@
 """Ends commands on errors: a sentence for what the user can fix, a traceback for a defect."""
 
+import errno
 import os
 import re
 import signal
@@ -74,6 +75,16 @@ def _missing_package(error: ModuleNotFoundError) -> str | None:
     return None
 
 
+def _scarce(error: Exception) -> str:
+    """Sentence for a refusal of the machine to start a process or to write a file; empty for others."""
+    if isinstance(error, BlockingIOError) or "can't start new thread" in str(error):
+        return "no process can be started: raise `ulimit -u`, or pids.max of the control group"
+    if isinstance(error, OSError) and error.errno in (errno.EROFS, errno.ENOSPC):
+        what = error.filename or "a file"
+        return f"{what} cannot be written ({error.strerror}): choose another --store or --state"
+    return ""
+
+
 def run_told(run: Callable[[], object]) -> None:
     """Runs a command: a user's mistakes become one sentence each, Ctrl-C the exit status 130."""
     os.umask(0o077)  # the store holds gold patches and trajectories: they are the owner's alone
@@ -90,6 +101,9 @@ def run_told(run: Callable[[], object]) -> None:
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except Exception as error:
+        if scarce := _scarce(error):
+            tell(scarce)
+            sys.exit(1)
         missing = _missing_package(error) if isinstance(error, ModuleNotFoundError) else None
         if missing is None and not isinstance(error, mistakes()):
             raise

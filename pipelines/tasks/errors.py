@@ -21,6 +21,10 @@ class IndexFailed(TaskError):
     """pip could not fetch what a task is made from."""
 
 
+class IndexUnreachable(TaskError):
+    """No package index could be asked: connection, certificate or sign-in at a proxy failed."""
+
+
 class NotATask(TaskError):
     """A pair of releases cannot become a task; `reason` is a word as in `task.rejected`."""
 

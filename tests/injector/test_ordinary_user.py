@@ -618,5 +618,5 @@ def test_without_user_namespaces_the_remedy_is_named() -> None:
     account.remove()
     assert done.returncode == 1 and done.stderr.count("\n") == 1
     for text in (done.stderr, told.stdout):
-        assert "sysctl -w user.max_user_namespaces" in text and "--backend unsafe-host" in text
+        assert "sysctl -w user.max_user_namespaces" in text and "--sandbox http://" in text
     assert "able=False" in told.stdout

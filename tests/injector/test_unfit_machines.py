@@ -29,7 +29,7 @@ def test_without_privileges(tmp_path: Path) -> None:
     line = [*UNPRIVILEGED, sys.executable, "-m", "orchard.injector.agent", "--state", str(tmp_path / "state")]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "--privileged" in done.stderr and "--backend unsafe-host" in done.stderr
+    assert "--privileged" in done.stderr and "--sandbox http://" in done.stderr
 
 
 def test_with_a_state_directory_on_an_overlay(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_the_orchestrator_ends_with_the_agents_complaint(tmp_path: Path) -> None
     ]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "--backend unsafe-host" in done.stderr
+    assert "--sandbox http://" in done.stderr
 
 
 def test_capabilities_tell_what_works_and_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

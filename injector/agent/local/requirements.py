@@ -50,8 +50,8 @@ def inspect(state: Path) -> Requirements:
         )
     if os.geteuid() == 0 and not kernel.may_mount():
         problems.append(
-            "this root lacks CAP_SYS_ADMIN: start the container with `--privileged`, use a remote "
-            "orchestrator, or give up isolation by name with `--backend unsafe-host`"
+            "this root lacks CAP_SYS_ADMIN: start the container with `--privileged`, or use a sandbox "
+            "service elsewhere (`--sandbox http://HOST:PORT`)"
         )
     elif complaint := _overlay_complaint(state):
         problems.append(complaint)
@@ -61,14 +61,23 @@ def inspect(state: Path) -> Requirements:
     )
 
 
+_CHROOT = (
+    "/ is not a mount point, as in a chroot: `mount --bind DIRECTORY DIRECTORY` before `chroot DIRECTORY` "
+    "makes it one"
+)
+
+
 def _overlay_complaint(state: Path) -> str:
     """Say why no overlay can be mounted with its changes in `state`; empty when one can."""
     script = (
         "import sys; from pathlib import Path\n"
         "from orchard.injector.agent import kernel\n"
+        "from orchard.injector.agent.errors import MachineUnfit\n"
         "from orchard.injector.agent.local import overlay, user_namespace\n"
         "import os; os.geteuid() == 0 or user_namespace.enter()\n"
-        "kernel.unshare(kernel.CLONE_NEWNS); kernel.mount('', '/', None, kernel.MS_REC | kernel.MS_SLAVE)\n"
+        "kernel.unshare(kernel.CLONE_NEWNS)\n"
+        "try: kernel.mount('', '/', None, kernel.MS_REC | kernel.MS_SLAVE)\n"
+        "except OSError as error: raise MachineUnfit(sys.argv[2]) from error\n"
         "base = Path(sys.argv[1])\n"
         "overlay.mount(base / 'root', [base / 'lower'], upper=base / 'upper', work=base / 'work')\n"
     )
@@ -77,7 +86,7 @@ def _overlay_complaint(state: Path) -> str:
             Path(place, name).mkdir()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         done = subprocess.run(
-            [sys.executable, "-P", "-c", script, place],
+            [sys.executable, "-P", "-c", script, place, _CHROOT],
             capture_output=True,
             text=True,
             check=False,
@@ -85,7 +94,7 @@ def _overlay_complaint(state: Path) -> str:
         )
     if done.returncode == 0:
         return ""
-    reason = done.stderr.strip().splitlines()[-1]
+    reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
     _, unfit, sentence = reason.partition("MachineUnfit: ")
     if unfit:
         return sentence

@@ -18,8 +18,8 @@ from orchard.injector.agent.errors import MachineUnfit
 _REFUSED = (
     "this user may not make user namespaces ({why}): run as root, or allow them with `sysctl -w "
     "user.max_user_namespaces=10000 kernel.unprivileged_userns_clone=1 "
-    "kernel.apparmor_restrict_unprivileged_userns=0` (those of the three that the machine has), use a remote "
-    "orchestrator, or give up isolation by name with `--backend unsafe-host`"
+    "kernel.apparmor_restrict_unprivileged_userns=0` (those of the three that the machine has), or use a "
+    "sandbox service elsewhere (`--sandbox http://HOST:PORT`)"
 )
 
 

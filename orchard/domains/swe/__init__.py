@@ -11,6 +11,7 @@ DOMAIN = FrontDomain(
         )
     },
     task_commands=("orchard.domains.swe.from_repo",),
+    checks="orchard.domains.swe.tasks:check_index",
     synthesis=TaskRoute(
         run="orchard.domains.swe.task_routes:synthesize",
         argument="PyPI packages, the built-in catalogue's when none is named",

@@ -16,6 +16,7 @@ from orchard.actions.session import Session
 from orchard.actions.tasks import validate_tasks
 from orchard.configuration.config import Config, ConfigError, UpSettings
 from orchard.configuration.flags import replaced, with_endpoint
+from orchard.configuration.run_files import UNSAFE_HOST
 from orchard.domains.swe.tasks import synthesize_tasks
 from orchard.pipelines.domains.swe.releases import SOURCE
 from orchard.pipelines.tasks.registry import read_task_refs
@@ -71,6 +72,11 @@ def register(app: typer.Typer) -> None:
         session: Session = context.obj
         if model != "oracle" and base_url is None and "default" not in session.config.endpoints:
             raise ConfigError(f"model {model!r} needs its endpoint: pass --base-url https://HOST/v1")
+        if session.config.sandbox.url == UNSAFE_HOST:
+            raise ConfigError(
+                f"the quick start makes images of its tasks, and --sandbox {UNSAFE_HOST} has none: leave it "
+                "out (`orchard doctor` says what isolated sandboxes lack here)"
+            )
         config = with_endpoint(replaced(session.config, "up", workers=workers), base_url, api_key_env)
         slug = re.sub("[^a-z0-9]+", "-", model.lower()).strip("-")
         campaign = name or f"quickstart-{slug}"
@@ -128,6 +134,8 @@ async def _work(config: Config, tasks: int, samples: int, model: str, campaign: 
             await session.committed(connection)
     console.rule("3. results, read back by SQL")
     _show_results(session, campaign)
+    if (aborted := _aborted(session, campaign)) and aborted == _rollouts(session, campaign):
+        raise ConfigError(f"all {aborted} rollouts were aborted: {_commonest(session, campaign)}")
     console.print(f"all of it took {duration(time.monotonic() - began)}", style="dim")
 
 
@@ -194,6 +202,23 @@ def _aborted(session: Session, campaign: str) -> int:
             "select count(*) from rollouts where campaign = ? and status = 'aborted'", [campaign]
         ).fetchone()
     return int(found[0]) if found else 0
+
+
+def _rollouts(session: Session, campaign: str) -> int:
+    with open_tables(session.config.store) as tables:
+        found = tables.execute("select count(*) from rollouts where campaign = ?", [campaign]).fetchone()
+    return int(found[0]) if found else 0
+
+
+def _commonest(session: Session, campaign: str) -> str:
+    """Commonest cause and detail of the campaign's aborted rollouts."""
+    with open_tables(session.config.store) as tables:
+        found = tables.execute(
+            "select cause || ', ' || coalesce(detail, '') from rollouts where campaign = ? and "
+            "status = 'aborted' group by all order by count(*) desc limit 1",
+            [campaign],
+        ).fetchone()
+    return str(found[0])[:500] if found else ""
 
 
 async def _prepare_tasks(session: Session, wanted: int, told: Reporter) -> None:

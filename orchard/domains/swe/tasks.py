@@ -1,7 +1,9 @@
 """Makes tasks from releases on PyPI, and from a repository's own change."""
 
 import asyncio
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 
 from orchard.actions.reporter import SILENT, Reporter
 from orchard.actions.session import Session
@@ -18,6 +20,8 @@ from orchard.pipelines.tasks.registry import known_hashes
 from orchard.pipelines.tasks.validate import Validation, Validator
 from orchard.schemas.events import TaskRejected
 
+ASKED_PACKAGE = "six"
+"""Project that `doctor` asks the package index for."""
 RECENT_PAIRS = 30
 """Number of neighbouring releases that --any-release tries, newest first."""
 
@@ -43,12 +47,22 @@ async def synthesize_tasks(
         async for result in synthesizer.many(pairs, known=known, limit=limit):
             if isinstance(result, Rejection):
                 name = f"{result.pair.package} {result.pair.old} to {result.pair.new}"
-                told.note(f"no task from {name}: {result.reason}")
+                told.note(f"no task from {name}: {result.reason}, {result.detail}"[:300])
                 continue
             await tasks.register([result])
             made += 1
             told.progress("synthesizing", there + made, limit)
     return made
+
+
+def check_index() -> tuple[str, bool, str, str]:
+    """Asks the package index of pip for one project, for `doctor`."""
+    with tempfile.TemporaryDirectory() as place:
+        try:
+            asyncio.run(PackageCache(Path(place)).versions(ASKED_PACKAGE, ("--retries=0", "--timeout=10")))
+        except TaskError as error:
+            return "package index", False, "not reached; making tasks from releases needs it", str(error)
+    return "package index", True, "reached", ""
 
 
 async def _recent_pairs(cache: PackageCache, packages: Sequence[str]) -> list[ReleasePair]:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
@@ -10,11 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from orchard.pipelines.domains.swe.pip_index import SUFFIXES
-from orchard.pipelines.tasks.errors import IndexFailed
+from orchard.pipelines.tasks.errors import IndexFailed, IndexUnreachable
 from orchard.schemas.identity import digest
 
 _ARCHIVES = "sdists"
 _ENVIRONMENTS = "environments"
+_BROKEN = re.compile(r"after connection broken by (.*)")
+"""What pip says before it tries again to reach a host."""
+_REMEDIES = (
+    ("407", "correct user and password of the proxy in HTTPS_PROXY (or `pip config list`)"),
+    ("certificate", "give pip the certificate of your network's authority: PIP_CERT=/PATH/CA.pem"),
+    ("proxy", "correct the proxy in HTTPS_PROXY (or `pip config list`), or unset it"),
+    ("", "check this machine's network, and the index in PIP_INDEX_URL (or `pip config list`)"),
+)
+"""What to do about a failed connection, by a word in pip's description of it; the first that fits."""
 
 
 class PackageCache:
@@ -32,7 +42,7 @@ class PackageCache:
 
     async def fetch(self, releases: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
         """Fetch the missing sdists of (name, version) in one pip process. Returns the failed ones with
-        the reason; raises IndexFailed where pip itself fails."""
+        the reason. Raises IndexFailed where pip itself fails, and IndexUnreachable."""
         missing = sorted({each for each in releases if self.sdist(*each) is None})
         failed: dict[tuple[str, str], str] = {}
         if missing:
@@ -41,9 +51,10 @@ class PackageCache:
                     failed[answer["name"], answer["version"]] = answer["error"]
         return failed
 
-    async def versions(self, name: str) -> list[str]:
-        """Releases with an sdist, oldest first, without pre-releases and yanked ones. Raises IndexFailed."""
-        (answer,) = await self._ask(sdists=[], versions=[name])
+    async def versions(self, name: str, options: Sequence[str] = ()) -> list[str]:
+        """Releases with an sdist, oldest first, without pre-releases and yanked ones; `options` are pip's.
+        Raises IndexFailed and IndexUnreachable."""
+        (answer,) = await self._ask(sdists=[], versions=[name], options=options)
         if not answer.get("versions"):
             reason = answer.get("error", "it has no source distribution")
             raise IndexFailed(f"the package index cannot be asked about {name}: {reason}")
@@ -52,7 +63,8 @@ class PackageCache:
     async def environment(self, requirements: Sequence[str]) -> Path:
         """A directory with the requirements installed from wheels, as `site-packages` holds them.
 
-        Raises IndexFailed when one has no wheel for this interpreter or cannot be fetched.
+        Raises IndexFailed when one has no wheel for this interpreter or cannot be fetched, and
+        IndexUnreachable.
         """
         target = self.environment_path(requirements)
         if target.is_dir():
@@ -72,10 +84,13 @@ class PackageCache:
     async def _install(self, requirements: Sequence[str], target: Path) -> None:
         code, _, errors = await self._run(
             *("-m", "pip", "install", "--quiet", "--no-compile", "--only-binary", ":all:"),
+            "--no-user",  # PIP_USER=1, which does not go with --target
             *("--disable-pip-version-check", "--no-warn-conflicts", "--target", str(target)),
             *requirements,
         )
         if code != 0:
+            if broken := _BROKEN.findall(errors):
+                raise _unreachable(broken[-1])
             raise IndexFailed(f"pip could not install {', '.join(requirements)}: {_last_line(errors)}")
 
     def environment_path(self, requirements: Sequence[str]) -> Path:
@@ -88,14 +103,17 @@ class PackageCache:
 
     async def _ask(self, **request: Any) -> list[dict[str, Any]]:
         self._archives().mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"directory": str(self._archives()), **request})
+        text = json.dumps({"directory": str(self._archives()), "options": (), **request})
         code, output, errors = await self._run("-m", "orchard.pipelines.domains.swe.pip_index", text=text)
         if code != 0:
             raise IndexFailed(
                 f"pip of {self._python} could not be used to fetch packages ({_last_line(errors)}): "
                 "install or update it with `python -m ensurepip --upgrade`"
             )
-        return [json.loads(line) for line in output.splitlines()]
+        answers = [json.loads(line) for line in output.splitlines()]
+        if answers and "unreachable" in answers[-1]:
+            raise _unreachable(answers[-1]["unreachable"])
+        return answers
 
     async def _run(self, *arguments: str, text: str = "") -> tuple[int, str, str]:
         process = await asyncio.create_subprocess_exec(
@@ -113,6 +131,12 @@ class PackageCache:
                 process.kill()
                 await process.wait()
         return process.returncode or 0, output.decode(), errors.decode(errors="replace")
+
+
+def _unreachable(words: str) -> IndexUnreachable:
+    remedy = next(remedy for word, remedy in _REMEDIES if word in words.lower())
+    told = re.sub(r"//[^/@\s]*@", "//", words.strip())  # an address may have a password
+    return IndexUnreachable(f"the package index cannot be reached ({told}): {remedy}")
 
 
 def _last_line(text: str) -> str:

@@ -74,8 +74,8 @@ class Synthesizer:
     async def synthesize(self, pair: ReleasePair) -> Made:
         """The task of one pair, its image left in the sandbox service.
 
-        Raises InfrastructureError when the service fails, IndexFailed when pip does, and TaskError when the
-        base image cannot hold an environment.
+        Raises InfrastructureError when the service fails, IndexFailed when pip does, IndexUnreachable, and
+        TaskError when the base image cannot hold an environment.
         """
         try:
             return await self._synthesize(pair)

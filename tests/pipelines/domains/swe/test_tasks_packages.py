@@ -2,14 +2,20 @@
 
 import hashlib
 import io
+import os
+import ssl
+import subprocess
 import tarfile
+import threading
 import zipfile
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from orchard.pipelines.domains.swe.packages import PackageCache
-from orchard.pipelines.tasks.errors import IndexFailed
+from orchard.pipelines.tasks.errors import IndexFailed, IndexUnreachable
 from orchard.pipelines.tasks.trees import read_sdist
 
 
@@ -106,3 +112,70 @@ async def test_an_interpreter_without_pip_is_one_sentence(tmp_path: Path) -> Non
     cache = PackageCache(tmp_path / "cache", python="/bin/false")
     with pytest.raises(IndexFailed, match="python -m ensurepip"):
         await cache.fetch([("averages", "1.0")])
+
+
+async def test_a_user_scheme_in_the_environment_changes_nothing(
+    cache: PackageCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_USER", "1")
+    assert (await cache.environment(["runner"])).is_dir()
+
+
+class SignIn(BaseHTTPRequestHandler):
+    """A proxy that takes no password."""
+
+    def do_CONNECT(self) -> None:
+        self.send_error(407, "Proxy Authentication Required")
+
+
+@pytest.fixture
+def proxy() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), SignIn) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://user:secret@127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture
+def untrusted(tmp_path: Path) -> Iterator[str]:
+    """An index with a certificate that nobody signed."""
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    line = "openssl req -x509 -newkey rsa:2048 -nodes -subj /CN=nobody -addext subjectAltName=IP:127.0.0.1"
+    subprocess.run(
+        [*line.split(), "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"https://127.0.0.1:{server.server_port}/simple"
+        server.shutdown()
+
+
+async def unreachable(
+    cache: PackageCache, monkeypatch: pytest.MonkeyPatch, index: str, proxied: str = ""
+) -> str:
+    """What is told of an index, for releases and for requirements alike."""
+    for name in ("PIP_NO_INDEX", "PIP_FIND_LINKS", "PIP_CERT", "PIP_EXTRA_INDEX_URL"):
+        monkeypatch.delenv(name, raising=False)
+    settings = {"CONFIG_FILE": os.devnull, "INDEX_URL": index, "RETRIES": "1", "PROXY": proxied}
+    for name, value in settings.items():
+        monkeypatch.setenv(f"PIP_{name}", value)
+    with pytest.raises(IndexUnreachable) as told:
+        await cache.fetch([("one", "1.0"), ("two", "1.0")])
+    with pytest.raises(IndexUnreachable, match=r"the package index cannot be reached"):
+        await cache.environment(["one"])
+    return str(told.value)
+
+
+async def test_the_first_failure_of_the_network_ends_in_pips_words(
+    cache: PackageCache, monkeypatch: pytest.MonkeyPatch, proxy: str, untrusted: str
+) -> None:
+    told = await unreachable(cache, monkeypatch, "http://127.0.0.1:9/simple")
+    assert "refused" in told and told.endswith(
+        "check this machine's network, and the index in PIP_INDEX_URL (or `pip config list`)"
+    )
+    assert "PIP_CERT=/PATH/CA.pem" in await unreachable(cache, monkeypatch, untrusted)
+    told = await unreachable(cache, monkeypatch, "https://index.invalid/simple", proxy)
+    assert "407" in told and "correct user and password" in told and "secret" not in told
