@@ -216,7 +216,7 @@ def register(app: typer.Typer) -> None:
         if status is None:
             console.print("no campaigns yet: `orchard submit --help` says how to queue one")
         else:
-            console.print(status_table(status.campaigns, status.pipeline))
+            console.print(status_table(status.campaigns, status.pipeline, console.width))
 
     @app.command()
     def watch(
