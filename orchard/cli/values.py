@@ -73,9 +73,9 @@ def annotate(
     console.print(", ".join(f"{number:,} {what}" for what, number in counts.items()), highlight=False)
     if done.faults:
         ((reason, alike),) = done.faults.most_common(1)
-        again = f"`orchard values annotate {campaign} --again` asks again"
+        retry = f"`orchard values annotate {campaign} --again` asks again"
         console.print(
-            f"{alike:,} failed: {escape(shortened(reason))}: {again}", highlight=False, soft_wrap=True
+            f"{alike:,} failed: {escape(shortened(reason))}: {retry}", highlight=False, soft_wrap=True
         )
     if done.failed:
         raise typer.Exit(1)
