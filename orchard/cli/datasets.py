@@ -15,6 +15,7 @@ from rich.markup import escape
 from orchard.actions import domain as front
 from orchard.actions.datasets import announce, build_through_queue, import_rollouts
 from orchard.actions.session import Session
+from orchard.cli.facts import AsJson, print_facts
 from orchard.pipelines.datasets.comparison import compare, find_row, origin
 from orchard.pipelines.datasets.errors import DatasetError
 from orchard.pipelines.datasets.importing import (
@@ -135,9 +136,13 @@ async def _worker(session: Session, idle_exit: float) -> None:
 
 
 @app.command()
-def show(dataset: Dataset) -> None:
+def show(dataset: Dataset, as_json: AsJson = False) -> None:
     """Show a dataset's manifest."""
-    _show(read_manifest(dataset))
+    manifest = read_manifest(dataset)
+    if as_json:
+        print_facts(manifest)
+    else:
+        _show(manifest)
 
 
 @app.command()

@@ -4,13 +4,13 @@ import platform
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import psutil
 import typer
 from rich.table import Table
 
 from orchard.actions.session import Session
+from orchard.cli.facts import AsJson, DoctorFacts, Finding, print_facts
 from orchard.configuration.config_toml import as_toml
 from orchard.injector.local.capabilities import capabilities
 from orchard.streams.server import find_binary
@@ -24,19 +24,9 @@ COMMANDS = {
 LOW_DISK_BYTES = 5 * 2**30
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One line of the report. `remedy` is empty if nothing needs to be done."""
-
-    what: str
-    good: bool
-    says: str
-    remedy: str = ""
-
-
 def register(app: typer.Typer) -> None:
     @app.command()
-    def doctor(context: typer.Context) -> None:
+    def doctor(context: typer.Context, as_json: AsJson = False) -> None:
         """Check what this machine can do, and say what to install. Exit code 1 if something is missing."""
         findings = list(examine(context.obj))
         table = Table(show_header=False, box=None)
@@ -44,7 +34,10 @@ def register(app: typer.Typer) -> None:
             mark = "[green]ok[/]" if finding.good else "[red]no[/]"
             remedy = f"\n[yellow]{finding.remedy}[/]" if finding.remedy else ""
             table.add_row(mark, finding.what, finding.says + remedy)
-        console.print(table)
+        if as_json:
+            print_facts(DoctorFacts(findings=findings))
+        else:
+            console.print(table)
         if not all(finding.good for finding in findings):
             raise typer.Exit(1)
 
