@@ -59,6 +59,16 @@ async def submit_campaign(
         await _follow(_campaigns(session, connection).submit(spec), f"submitting {spec.name}", told)
 
 
+async def grow_campaign(session: Session, spec: CampaignSpec, told: Reporter = SILENT) -> None:
+    """Submits a campaign, or adds the tasks that `spec` has beyond those of the campaign of its name.
+
+    Raises CampaignError where it differs in anything else, or the campaign is not running.
+    """
+    async with session.connection("submit") as connection:
+        await declare(connection, session.config.nats, [queue_of(spec)])
+        await _follow(_campaigns(session, connection).grow(spec), f"submitting {spec.name}", told)
+
+
 async def resume_campaign(
     session: Session,
     name: str,
@@ -122,6 +132,13 @@ async def follow_campaign(session: Session, name: str, every: float) -> AsyncIte
     raise ConfigError(f"there is no campaign {name!r}: `orchard status` lists them")
 
 
+async def known_plan(session: Session, name: str) -> CampaignSpec | None:
+    """Reads the plan of the campaign of this name, if there is one."""
+    async with session.reading_connection("submit") as connection:
+        known = await CampaignBook(connection).get(name)
+    return None if known is None else await campaign_spec(session, known[0])
+
+
 async def campaign_spec(session: Session, record: CampaignRecord) -> CampaignSpec:
     """Reads the plan of a campaign from its blob."""
     raw = await asyncio.to_thread(session.blobs.get, record.spec)
@@ -134,10 +151,9 @@ async def usual_harnesses(
     """Default harnesses: those of the campaign that is resumed, else the default for the tasks."""
     from orchard.actions.needs import by_patch, default_harness
 
-    if not all(map(by_patch, needs.values())):  # they had another default before
-        async with session.connection("submit") as connection:
-            if (known := await CampaignBook(connection).get(name)) is not None:
-                return (await campaign_spec(session, known[0])).harnesses
+    by_state = not all(map(by_patch, needs.values()))  # they had another default before
+    if by_state and (plan := await known_plan(session, name)) is not None:
+        return plan.harnesses
     return (default_harness(domain, needs),)
 
 

@@ -79,9 +79,7 @@ class Campaigns:
         Raises CampaignError when the name is taken by another plan, or the campaign is not running.
         """
         known = await self._book.get(spec.name)
-        # A plan keeps the versions that it was made with.
-        versions = planned_versions(spec) if known is None else (await self._spec(known[0])).harness_versions
-        spec = msgspec.structs.replace(spec, harness_versions=versions)
+        spec = await self._with_versions(spec, known)
         record, revision = await self._open(spec, known)
         offered = record.offered
         yield OfferProgress(offered, spec.size, 0)
@@ -93,6 +91,49 @@ class Campaigns:
             current = msgspec.structs.replace(record, offered=offered)
             revision = await self._book.update(spec.name, current, revision)
             yield OfferProgress(offered, spec.size, offered - record.offered)
+
+    async def grow(self, spec: CampaignSpec) -> AsyncIterator[OfferProgress]:
+        """Submit `spec`, or add the tasks that it has beyond those of the campaign of its name; yields as
+        `submit` does. A call after a kill goes on.
+
+        Raises CampaignError as `submit` does, also where `spec` differs in more than further tasks.
+        """
+        known = await self._book.get(spec.name)
+        spec = await self._with_versions(spec, known)
+        if known is None or (known[0].spec_hash == spec_hash(spec) and known[0].resumed is None):
+            async for step in self.submit(spec):
+                yield step
+            return
+        record, revision = known
+        _check_running(spec.name, record)
+        if record.spec_hash != spec_hash(spec):
+            before = await self._spec(record)
+            added = spec.tasks[len(before.tasks) :]
+            if not added or msgspec.structs.replace(before, tasks=(*before.tasks, *added)) != spec:
+                raise _other_plan(spec.name)
+            _check_distinct(spec)
+            blob = await asyncio.to_thread(self._blobs.put, msgspec.json.encode(spec), "application/json")
+            record = msgspec.structs.replace(
+                record,
+                spec=blob,
+                spec_hash=spec_hash(spec),
+                size=spec.size,
+                offered=0,
+                resumed=0,
+                rounds=record.rounds + 1,
+            )
+            revision = await self._book.update(spec.name, record, revision)
+        if record.resumed == 0:
+            await self._publisher.event(submitted_event(spec, record))
+        async for step in self._offer_open(spec.name, record, revision, aborted=False):
+            yield step
+
+    async def _with_versions(
+        self, spec: CampaignSpec, known: tuple[CampaignRecord, int] | None
+    ) -> CampaignSpec:
+        """A plan keeps the versions of harnesses that it was made with."""
+        versions = planned_versions(spec) if known is None else (await self._spec(known[0])).harness_versions
+        return msgspec.structs.replace(spec, harness_versions=versions)
 
     async def _open(
         self, spec: CampaignSpec, known: tuple[CampaignRecord, int] | None
@@ -117,33 +158,10 @@ class Campaigns:
             known = record, await self._book.create(spec.name, record)
         record, revision = known
         if record.spec_hash != digest:
-            raise OtherPlan(
-                f"campaign {spec.name!r} exists with another plan: choose another name or repeat its options"
-            )
-        if record.state is CampaignState.ARCHIVED:
-            raise CampaignError(_archived(spec.name))
-        if record.reason:
-            capped = record.max_cost_usd is not None
-            then = " --max-cost USD` goes on with a higher cap" if capped else "` goes on when that is mended"
-            raise CampaignError(
-                f"campaign {spec.name!r} is {record.state}, because {record.reason}: `orchard resume "
-                f"{spec.name}{then}"
-            )
-        if record.state is not CampaignState.RUNNING:
-            raise CampaignError(f"campaign {spec.name!r} is {record.state}: use `orchard resume {spec.name}`")
-        submitted = CampaignSubmitted(
-            spec=blob,
-            spec_hash=digest,
-            size=spec.size,
-            tasks=len(spec.tasks),
-            harnesses=spec.harnesses,
-            models=tuple(model.name for model in spec.models),
-            samples=spec.samples,
-        )
+            raise _other_plan(spec.name)
+        _check_running(spec.name, record)
         if record.offered == 0:
-            await self._publisher.event(
-                make_event(submitted, id=f"{spec.name}.submitted.{digest}", source=SOURCE, campaign=spec.name)
-            )
+            await self._publisher.event(submitted_event(spec, record))
         return record, revision
 
     async def _offer(self, entries: list[QueueEntry]) -> AsyncIterator[tuple[int, bool]]:
@@ -190,6 +208,13 @@ class Campaigns:
         None leaves it. Calls so far whose cost is not known are let pass. Raises CampaignError where
         the campaign has cost as much already, StorageError."""
         record, revision = await self._begin_resume(name, max_cost_usd)
+        async for step in self._offer_open(name, record, revision, aborted=aborted):
+            yield step
+
+    async def _offer_open(
+        self, name: str, record: CampaignRecord, revision: int, *, aborted: bool
+    ) -> AsyncIterator[OfferProgress]:
+        """Offer every open rollout that is in no queue, from `record.resumed` on."""
         spec = await self._spec(record)
         done = first = record.resumed or 0
         offered = 0
@@ -302,11 +327,45 @@ def _check_distinct(spec: CampaignSpec) -> None:
             )
 
 
+def _other_plan(name: str) -> OtherPlan:
+    return OtherPlan(
+        f"campaign {name!r} exists with another plan: choose another name or repeat its options"
+    )
+
+
+def _check_running(name: str, record: CampaignRecord) -> None:
+    """Raise CampaignError for a campaign that offers nothing now."""
+    if record.state is CampaignState.ARCHIVED:
+        raise CampaignError(_archived(name))
+    if record.reason:
+        capped = record.max_cost_usd is not None
+        then = " --max-cost USD` goes on with a higher cap" if capped else "` goes on when that is mended"
+        raise CampaignError(
+            f"campaign {name!r} is {record.state}, because {record.reason}: `orchard resume {name}{then}"
+        )
+    if record.state is not CampaignState.RUNNING:
+        raise CampaignError(f"campaign {name!r} is {record.state}: use `orchard resume {name}`")
+
+
 def _archived(name: str) -> str:
     return (
         f"campaign {name!r} is archived: `orchard log restore {name}` verifies its archive and pauses it, "
         f"then `orchard resume {name}` goes on"
     )
+
+
+def submitted_event(spec: CampaignSpec, record: CampaignRecord) -> Event:
+    plan = CampaignSubmitted(
+        spec=record.spec,
+        spec_hash=record.spec_hash,
+        size=record.size,
+        tasks=len(spec.tasks),
+        harnesses=spec.harnesses,
+        models=tuple(model.name for model in spec.models),
+        samples=spec.samples,
+    )
+    event_id = f"{spec.name}.submitted.{record.spec_hash}"
+    return make_event(plan, id=event_id, source=SOURCE, campaign=spec.name)
 
 
 def requested_event(request: RolloutRequest) -> Event:

@@ -3,29 +3,37 @@
 import asyncio
 import re
 import time
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
 import uvloop
 
 from orchard.actions.campaign_hints import duration
-from orchard.actions.campaigns import resume_campaign, submit_campaign
+from orchard.actions.campaigns import grow_campaign, known_plan, resume_campaign
+from orchard.actions.reporter import Reporter
 from orchard.actions.session import Session
 from orchard.actions.tasks import validate_tasks
 from orchard.configuration.config import Config, ConfigError, UpSettings
 from orchard.configuration.flags import replaced, with_endpoint
 from orchard.domains.swe.tasks import synthesize_tasks
+from orchard.pipelines.domains.swe.releases import SOURCE
 from orchard.pipelines.tasks.registry import read_task_refs
 from orchard.processes.pipeline import pipeline
 from orchard.processes.signals import stop_on_signals
-from orchard.schemas.campaigns import Budget, CampaignSpec, ModelSpec
+from orchard.schemas.campaigns import Budget, CampaignSpec, ModelSpec, TaskRef
 from orchard.schemas.llm_calls import ModelKind
 from orchard.storage.reader import open_tables
 from orchard.streams.tasks import end
-from orchard.terminal.campaign_tables import watch_campaign
+from orchard.terminal.campaign_tables import PLAIN_SECONDS, watch_campaign
 from orchard.terminal.console import console, reporting
 from orchard.terminal.options import ApiKeyEnv, BaseUrl
 from orchard.terminal.tables import rows_table
+
+FIRST_TASKS = 5
+"""Tasks that are made before the others, so that the first rollouts start early."""
+LOOK_SECONDS = 2.0
+"""Seconds between two looks for tasks that were proven meanwhile."""
 
 RESULTS = """
 select harness, model, model_kind, task_source as source, rollouts, resolved, graded - resolved as unresolved,
@@ -87,16 +95,11 @@ async def _quickstart(
 
 async def _work(config: Config, tasks: int, samples: int, model: str, campaign: str, steps: int) -> None:
     began = time.monotonic()
-    async with pipeline(config, console.print) as session:
-        if (up := session.up()) is not None and up.page_url:
-            console.print(f"Follow it in a browser: {up.page_url}", highlight=False)
-        console.rule("1. tasks: old release + new tests, from PyPI")
-        await _prepare_tasks(session, tasks)
-        console.rule("2. campaign")
-        refs = read_task_refs(session.config.store, source="pypi-releases", limit=tasks)
-        kind = ModelKind.ORACLE if model == "oracle" else ModelKind.MODEL
-        endpoint = "oracle" if model == "oracle" else "default"
-        spec = CampaignSpec(
+    kind = ModelKind.ORACLE if model == "oracle" else ModelKind.MODEL
+    endpoint = "oracle" if model == "oracle" else "default"
+
+    def plan(refs: Sequence[TaskRef]) -> CampaignSpec:
+        return CampaignSpec(
             name=campaign,
             tasks=tuple(refs),
             harnesses=("orchard-bash",),
@@ -104,16 +107,84 @@ async def _work(config: Config, tasks: int, samples: int, model: str, campaign: 
             samples=samples,
             budget=Budget(steps=steps),
         )
+
+    async with pipeline(config, console.print) as session:
+        if (up := session.up()) is not None and up.page_url:
+            console.print(f"Follow it in a browser: {up.page_url}", highlight=False)
+        console.rule("1. tasks: old release + new tests, from PyPI; each is rolled out once it is proven")
         with reporting() as told:
-            await submit_campaign(session, spec, told=told)
-            if _aborted(session, campaign):
+            if await known_plan(session, campaign) and _aborted(session, campaign):
                 await resume_campaign(session, campaign, told=told)
+            offering = _Offering(session, tasks, plan)
+            following = asyncio.create_task(offering.follow(told))
+            try:
+                await _prepare_tasks(session, tasks, told)
+            finally:
+                await end(following)
+            await offering.proven()
+        console.rule("2. campaign")
         await watch_campaign(session, campaign, every=1.0)
         async with session.connection("quickstart") as connection:
             await session.committed(connection)
     console.rule("3. results, read back by SQL")
     _show_results(session, campaign)
     console.print(f"all of it took {duration(time.monotonic() - began)}", style="dim")
+
+
+class _Offering:
+    """The campaign, which gets each task as it is proven."""
+
+    def __init__(
+        self, session: Session, wanted: int, plan: Callable[[Sequence[TaskRef]], CampaignSpec]
+    ) -> None:
+        self._session = session
+        self._wanted = wanted
+        self._plan = plan
+        self._tasks: list[TaskRef] = []
+        self._offered = 0
+        """How many of them were offered."""
+
+    async def proven(self) -> None:
+        """Offers the rollouts of all proven tasks, up to as many as are wanted."""
+        store = self._session.config.store
+        refs = await asyncio.to_thread(read_task_refs, store, source=SOURCE)
+        if not refs:
+            return
+        if not self._offered and (known := await known_plan(self._session, self._plan(refs).name)):
+            self._tasks = [*known.tasks]
+        ids = {task.task_id for task in self._tasks}
+        self._tasks += [task for task in refs if task.task_id not in ids][: max(0, self._wanted - len(ids))]
+        if len(self._tasks) > self._offered:
+            await grow_campaign(self._session, self._plan(self._tasks))
+            self._offered = len(self._tasks)
+
+    async def follow(self, told: Reporter) -> None:
+        """Offers tasks as they are proven and says how far the rollouts are, until it is cancelled."""
+        began = said = time.monotonic()
+        first = True
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            await self.proven()
+            if not self._tasks:
+                continue
+            plan = self._plan(self._tasks)
+            graded = await asyncio.to_thread(_graded, self._session, plan.name)
+            told.progress("rollouts graded", graded, plan.size)
+            now = time.monotonic()
+            if first and graded:
+                first = False
+                told.note(f"the first graded rollout is there, {duration(now - began)} after the start")
+            if not console.is_terminal and now - said > PLAIN_SECONDS:
+                said = now
+                told.note(f"{graded} of {plan.size} rollouts graded, while more tasks are made and proven")
+
+
+def _graded(session: Session, campaign: str) -> int:
+    with open_tables(session.config.store) as tables:
+        found = tables.execute(
+            "select count(*) from rollouts where campaign = ? and resolved is not null", [campaign]
+        ).fetchone()
+    return int(found[0]) if found else 0
 
 
 def _aborted(session: Session, campaign: str) -> int:
@@ -125,22 +196,31 @@ def _aborted(session: Session, campaign: str) -> int:
     return int(found[0]) if found else 0
 
 
-async def _prepare_tasks(session: Session, wanted: int) -> None:
-    """Makes and proves tasks until `wanted` are proven. Raises ConfigError if the catalogue ends."""
+async def _prepare_tasks(session: Session, wanted: int, told: Reporter) -> None:
+    """Makes and proves tasks until `wanted` are proven, the first few before the others. Raises ConfigError
+    if the catalogue ends."""
+
+    async def made(limit: int) -> int:
+        return await synthesize_tasks(session, packages=[], limit=limit, concurrency=3, told=told)
+
+    new = await made(min(FIRST_TASKS, wanted))
     attempted = wanted
-    while True:
-        proven = len(read_task_refs(session.config.store, source="pypi-releases"))
-        if proven >= wanted:
-            console.print(f"{proven} proven tasks")
-            return
-        with reporting() as told:
-            made = await synthesize_tasks(session, packages=[], limit=attempted, concurrency=3, told=told)
-            valid, rejected, _ = await validate_tasks(session, ids=[], runs=3, concurrency=3, told=told)
-        if not made and not valid:
+    while len(proven := read_task_refs(session.config.store, source=SOURCE)) < wanted:
+        making = asyncio.create_task(made(attempted))
+        try:
+            # Making a task has run its tests once with the known solution and once without.
+            valid, rejected, _ = await validate_tasks(session, ids=[], runs=2, concurrency=3, told=told)
+            new += await making
+        finally:
+            await end(making)
+        if not new and not valid:
             raise ConfigError(
-                f"the catalogue gives {proven} proven tasks here, not {wanted}: pass --tasks {max(proven, 1)}"
+                f"the catalogue gives {len(proven)} proven tasks here, not {wanted}: "
+                f"pass --tasks {max(len(proven), 1)}"
             )
         attempted += rejected
+        new = 0
+    told.note(f"{len(proven)} proven tasks")
 
 
 def _show_results(session: Session, campaign: str) -> None:

@@ -127,6 +127,60 @@ async def all_have(connection: Connection, wanted: list[str]) -> None:
             await asyncio.sleep(0.05)
 
 
+def of_tasks(*ids: str) -> CampaignSpec:
+    """The plan with these tasks."""
+    return msgspec.structs.replace(
+        SPEC, tasks=tuple(msgspec.structs.replace(SPEC.tasks[0], task_id=each) for each in ids)
+    )
+
+
+async def test_a_campaign_grows_by_tasks_and_offers_each_rollout_once(
+    connection: Connection, blobs: BlobStore, campaigns: Campaigns
+) -> None:
+    """Killed in the middle it goes on; what has its end, is queued or runs is not offered again."""
+    await everything(campaigns.grow(SPEC))
+    async with working(connection, blobs):
+        await all_have(connection, ["rollout.aborted"])
+    grown = of_tasks("t", "u", "v")
+    steps = campaigns.grow(grown)
+    for _ in range(3):
+        await anext(steps)
+    await steps.aclose()
+
+    assert (await everything(campaigns.grow(grown))).done == grown.size
+    assert (await everything(campaigns.grow(grown))).offered == 0
+
+    assert len((await queued(connection, "demo")).waiting) == grown.size - SPEC.size
+    assert all([await history(connection, one) == ["rollout.aborted"] for one in ROLLOUTS])
+    found = await CampaignBook(connection).get("demo")
+    assert found is not None
+    assert (found[0].offered, found[0].resumed, found[0].size) == (grown.size, None, grown.size)
+    submitted = [
+        stored.event.type
+        async for stored in replay(connection)
+        if stored.event and stored.event.type == "campaign.submitted"
+    ]
+    assert len(submitted) == 2
+
+
+async def test_a_campaign_grows_by_nothing_but_tasks(campaigns: Campaigns) -> None:
+    grown = of_tasks("t", "u")
+    await everything(campaigns.grow(grown))
+    for other in (
+        SPEC,
+        of_tasks("u", "t"),
+        of_tasks("t", "x", "u"),
+        msgspec.structs.replace(grown, samples=7),
+    ):
+        with pytest.raises(module.OtherPlan, match="exists with another plan"):
+            await everything(campaigns.grow(other))
+    with pytest.raises(module.CampaignError, match="twice"):
+        await everything(campaigns.grow(of_tasks("t", "u", "t")))
+    await campaigns.pause("demo")
+    with pytest.raises(module.CampaignError, match="orchard resume demo"):
+        await everything(campaigns.grow(of_tasks("t", "u", "v")))
+
+
 async def test_a_retry_after_a_resume_is_another_request_than_the_one_before(
     connection: Connection, blobs: BlobStore, campaigns: Campaigns
 ) -> None:

@@ -5,14 +5,19 @@ import base64
 import json
 import zlib
 
+import msgspec
 import pytest
 
 from orchard.schemas.protection import Protected
+from orchard.workers.domains.swe.sheets.answering import answered_run
 from orchard.workers.domains.swe.sheets.conditions import NotHeld, holds
 from orchard.workers.domains.swe.sheets.labels import SheetWords, label_of
-from orchard.workers.domains.swe.sheets.sheet import wrong
+from orchard.workers.domains.swe.sheets.making import without_sheet
+from orchard.workers.domains.swe.sheets.sheet import ExpectedVisit, SheetTest, wrong
 from orchard.workers.domains.swe.sheets.told import Told
 from orchard.workers.domains.swe.sheets.values import _READERS, Unclear, decode
+from orchard.workers.domains.swe.testing import TestRun
+from orchard.workers.domains.swe.verdict import judge
 
 BODIES = [
     *(
@@ -143,7 +148,27 @@ def test_a_search_that_does_not_end_is_a_wrong_answer():
 def test_a_dictionary_of_words_earns_echo_at_most(condition):
     key = [{"class": ["Refused"]}] if condition[0] == "raises" else ["must be positive"]
     assert label_of(condition, key, SheetWords([])) in (Protected.ECHO, Protected.BIT)
-    assert label_of(EQUAL, key, SheetWords([])) is Protected.VALUE
+    same = Protected.ECHO if condition[0] == "raises" else Protected.VALUE
+    assert label_of(EQUAL, key, SheetWords([])) is same, "a class stands in the repository"
+
+
+@pytest.mark.parametrize(
+    ("condition", "key"),
+    [
+        (EQUAL, [{"approx": [{"float": "0.0369"}, None, {"float": "0.5"}, False]}]),
+        (["almost", ["leaf", 0], ["pure", 0], ["pure", 1], ["pure", 2]], [{"float": "0.0861"}, None, 10]),
+        (["compare", ["leaf", 0], ["In"], [["pure", 0]]], ["Unguja, Pemba, Mafia"]),
+        (EQUAL, [{"object": [["_Sentinel"], [], None, False, True, None]}]),
+        (["search", ["pure", 0], ["leaf", 0]], ["Zanzibar 77"]),
+    ],
+)
+def test_what_a_guess_passes_is_one_bit(condition, key):
+    assert label_of(condition, key, SheetWords([])) is Protected.BIT
+
+
+def test_who_is_asked_about_what_is_expected_may_echo_it():
+    assert label_of(EQUAL, [4711], SheetWords([])) is Protected.VALUE
+    assert label_of(EQUAL, [4711], SheetWords([]), inputs=(0,)) is Protected.ECHO
 
 
 @pytest.mark.parametrize(
@@ -190,3 +215,58 @@ def test_a_private_class_may_have_another_name():
     assert wrong(EQUAL, [ours], [theirs]) == ""
     assert wrong(EQUAL, [{"tuple": [{"class": ["_A"]}]}], [{"tuple": [{"class": ["_B"]}]}]) == ""
     assert wrong(EQUAL, [ours], [other])
+
+
+@pytest.mark.parametrize("end", ["", " x", "\t", "\n x", " - x", "\u00a0x"])
+def test_the_status_of_another_name_is_not_that_of_a_test_without_an_answer(end):
+    name = "tests/a.py::t"
+    sheet = msgspec.structs.replace(
+        without_sheet(""),
+        conditions={1: EQUAL},
+        lines={1: 1},
+        tests={
+            name: SheetTest(
+                name=name, status="PASSED", visits=(ExpectedVisit(1, [225]),), label=Protected.VALUE
+            )
+        },
+    )
+    lines = [{"begin": name + end}, {"ask": 1, "got": [1]}, {"test": name + end, "status": "PASSED"}]
+    told = Told()
+    text = "\n".join(map(json.dumps, lines))
+    told.add(base64.b64encode(zlib.compress(text.encode())).decode(), "tests/a.py")
+    statuses = {each: test.status for each, test in told.tests.items()}
+    run = answered_run(sheet, TestRun(statuses=statuses, exit_code=0, log="", told=told))
+    assert not judge(run.statuses, [name], []).resolved
+
+
+MODULUS = 2**61 - 1
+"""Integers that differ by it have one hash."""
+BOMBS = [
+    {"fraction": ["1e99999999"]},
+    {"set": [MODULUS * number for number in range(60_000)]},
+    {"dict": [[MODULUS * number, 0] for number in range(60_000)]},
+    {"list": [{"own": [["A"], 1, 0, 0]}] * 300_000},
+    {"array": ["f", [3_000_000_000, "x"], []]},
+    {"decimal": "1e999999999"},
+    {"timedelta": [10**9] * 3},
+]
+
+
+@pytest.mark.parametrize("answer", [*BOMBS, *({"list": [each]} for each in BOMBS)])
+def test_no_answer_keeps_the_worker_busy(answer):
+    """They took minutes and gigabytes once."""
+    told = Told()
+    line = json.dumps({"ask": 1, "got": [answer]})
+    text = f'{{"begin": "tests/a.py::t"}}\n{line}'
+    told.add(base64.b64encode(zlib.compress(text.encode())).decode(), "tests/a.py")
+    (visit,) = told.tests["tests/a.py::t"].visits
+    for condition in (EQUAL, ["leaf", 0], ["almost", ["leaf", 0], ["pure", 0], ["pure", 1], ["pure", 1]]):
+        assert condition == ["leaf", 0] or wrong(condition, [225, None], visit.got)
+
+
+@pytest.mark.parametrize("line", ["", "{}", '{"ask": 1}'])
+def test_a_report_of_too_many_lines_is_not_read_to_its_end(line):
+    told = Told()
+    text = '{"begin": "tests/a.py::t"}\n' + f"{line}\n" * (20 * 2**20 // (len(line) + 1))
+    told.add(base64.b64encode(zlib.compress(text.encode(), 1)).decode(), "tests/a.py")
+    assert len(told.tests["tests/a.py::t"].visits) <= 200_000

@@ -13,7 +13,13 @@ def answered_run(sheet: Sheet, run: TestRun) -> TestRun:
     A test that ended well and answered otherwise than the known solution is FAILED. One that did not end, or
     was not run, has no status.
     """
-    statuses = {name: status for name, status in run.statuses.items() if name not in sheet.tests}
+    named = {test.name for test in sheet.tests.values()}
+    statuses = {
+        name: status
+        for name, status in run.statuses.items()
+        # `judge` takes a status for that of the name before its first blank.
+        if name not in sheet.tests and name.split(" ", 1)[0] not in named
+    }
     wrong = []
     for name, test in sheet.tests.items():
         told = run.told.tests.get(name)

@@ -69,26 +69,48 @@ def _is_rich(scalar: object) -> bool:
     return False
 
 
-def label_of(condition: Condition, key: Sequence[Any], words: SheetWords) -> Protected:
-    """Labels one time of asking one assertion."""
+def label_of(
+    condition: Condition, key: Sequence[Any], words: SheetWords, inputs: Collection[int] = ()
+) -> Protected:
+    """Labels one time of asking one assertion; `inputs` are the expected values that the question is asked
+    about."""
+    if any(not wrong(condition, key, answers) for answers in _guesses(condition)):
+        return Protected.BIT
+    return _label(condition, key, words, inputs)
+
+
+def _label(condition: Condition, key: Sequence[Any], words: SheetWords, inputs: Collection[int]) -> Protected:
     kind, *rest = condition
     if kind in ("and", "or"):
-        labels = [label_of(each, key, words) for each in rest]
+        labels = [_label(each, key, words, inputs) for each in rest]
         return best(labels) if kind == "and" else min(labels, key=_weakness)
     if kind in ("all", "any"):
-        return label_of(rest[0], key, words)
+        return _label(rest[0], key, words, inputs)
     if kind == "compare":
         left, operators, rights = rest
         pairs = zip(operators, [left, *rights], rights, strict=False)
         condition = [kind, *(side for name, *sides in pairs if name in ("Eq", "In", "Is") for side in sides)]
     if kind in ("leaf", "not", "called:assert_called", "called:assert_not_called"):
         return Protected.BIT
-    parts = {part for number in _pures(condition) for part in scalars(key[number]) if _is_rich(part)}
-    if not parts:
+    known = {number: set(filter(_is_rich, scalars(key[number]))) for number in _pures(condition)}
+    if not any(known.values()):
         return Protected.BIT
-    if _answer_is_searched(kind, rest) or all(map(words.have, parts)):
+    hidden = [
+        part
+        for number, parts in known.items()
+        if number not in inputs and not _is_class(key[number])
+        for part in parts
+    ]
+    if _answer_is_searched(kind, rest) or all(map(words.have, hidden)):
         return Protected.ECHO
     return Protected.VALUE
+
+
+def _is_class(told: Any) -> bool:
+    """Whether a class is told, which a forger finds in the repository by trying."""
+    return isinstance(told, dict) and (
+        "class" in told or ("tuple" in told and bool(told["tuple"]) and all(map(_is_class, told["tuple"])))
+    )
 
 
 def _answer_is_searched(kind: str, rest: list[Any]) -> bool:
@@ -119,17 +141,34 @@ def label_of_test(
     expected: Sequence[ExpectedVisit],
     base: Sequence[Visit],
     words: SheetWords,
+    inputs: Mapping[int, Collection[int]] = {},
 ) -> Protected:
-    """Labels a test by its strongest assertion that the base commit answers wrongly, or does not reach."""
+    """Labels a test by its strongest assertion that the base commit answers wrongly, or does not reach.
+
+    `inputs` are, by assertion, the expected values that its question is asked about.
+    """
     labels = []
     for at, visit in enumerate(expected):
         reached = at < len(base) and base[at].ask == visit.ask
         if not reached or wrong(conditions[visit.ask], visit.key, base[at].got):
-            labels.append(label_of(conditions[visit.ask], visit.key, words))
+            labels.append(label_of(conditions[visit.ask], visit.key, words, inputs.get(visit.ask, ())))
     return best(labels)
 
 
-GUESSES: tuple[Any, ...] = (True, False, None, 0, 1, "", {"list": []}, {"dict": []})
+GUESSES: tuple[Any, ...] = (
+    *(True, False, None, 0, 1, "", {"list": []}, {"dict": []}),
+    *({"float": each} for each in ("0.0", "inf", "nan")),
+    {"class": ["_"]},
+    {"object": [["_"], [], None, False, True, None]},
+)
+_ERROR = {"raised": [["ValueError", "Exception", "BaseException"], ""]}
+
+
+def _guesses(condition: Condition) -> Iterator[list[Any]]:
+    """Yields what a forger answers who knows nothing but how an assertion is asked."""
+    for guess in GUESSES:
+        yield _forged(condition, guess, None)
+    yield _forged(condition, None, _ERROR)
 
 
 def is_forgeable(
@@ -144,21 +183,19 @@ def is_forgeable(
         lambda ask: (words.get(ask) or [None])[0],
         lambda ask: (words.get(ask) or [None])[-1],
     ]
-    error = {"raised": [["ValueError", "Exception", "BaseException"], ""]}
-    for forger in forgers:
-        for raised in (error, None):
-            passed = all(
-                not wrong(
-                    conditions[visit.ask],
-                    visit.key,
-                    _forged(conditions[visit.ask], forger(visit.ask), raised),
-                )
-                for visits in tests
-                for visit in visits
+    return any(
+        all(
+            not wrong(
+                conditions[visit.ask],
+                visit.key,
+                _forged(conditions[visit.ask], forger(visit.ask), raised),
             )
-            if passed:
-                return True
-    return False
+            for visits in tests
+            for visit in visits
+        )
+        for forger in forgers
+        for raised in (_ERROR, None)
+    )
 
 
 def _forged(condition: Condition, guess: Any, raised: Any) -> list[Any]:

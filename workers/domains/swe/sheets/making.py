@@ -247,6 +247,7 @@ class SheetMaker:
         texts = draft.texts()
         conditions = draft.conditions()
         words = SheetWords(texts.values(), [self._task.statement, *self._data()])
+        inputs = {number: site.inputs for number, site in draft.sites.items()}
         must = set(self._grading.fail_to_pass)
         made: dict[str, SheetTest] = {}
         asked = []
@@ -256,7 +257,7 @@ class SheetMaker:
             told = base.tests.get(ids[test.id])
             expected = [] if test.file in draft.left_alone else draft.expected(test)
             name = self._ids.get(test.id, test.id)
-            label = label_of_test(conditions, expected, told.visits if told else [], words)
+            label = label_of_test(conditions, expected, told.visits if told else [], words, inputs)
             if name in must:
                 asked.append(expected)
             made[ids[test.id]] = SheetTest(name=name, status=test.status, visits=tuple(expected), label=label)

@@ -1,15 +1,17 @@
 """Which expressions of a test file do not depend on tested code. Pure.
 
 An expression is *free* when it is made of constants, names that hold free values, and calls of Python's own
-value types and of libraries that are not in the repository. All others may be what tested code computed. A
-name is free when each of its bindings is, none of them happens under a condition, and no tested code was
-given what it holds where that could be changed."""
+value types and of libraries that only compute (`libraries.py`). All others may be what tested code computed,
+or read what it left in a file, or differ from day to day. A name is free when each of its bindings is, none
+of them happens under a condition, and no tested code was given what it holds where that could be changed."""
 
 import ast
 import builtins
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
+
+from orchard.workers.domains.swe.sheets.libraries import is_computing, is_lasting, reads_the_world
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -63,8 +65,9 @@ class ModuleNames:
         """`tested` says whether a top-level module is in the repository."""
         self.tree = tree
         self.free: set[str] = set()
-        self.libraries: set[str] = set()
-        """Names that are modules, functions and classes from outside of the repository."""
+        self.libraries: dict[str, str] = {}
+        """Names that are modules, functions and classes from outside of the repository: what they stand for,
+        dotted."""
         self.constants: dict[str, ast.expr] = {}
         self.stored = Counter(
             each.id
@@ -74,18 +77,29 @@ class ModuleNames:
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 for alias in node.names:
-                    if not tested(alias.name.partition(".")[0]):
-                        self.libraries.add((alias.asname or alias.name).partition(".")[0])
+                    root = alias.name.partition(".")[0]
+                    if not tested(root):
+                        self.libraries[alias.asname or root] = alias.name if alias.asname else root
             elif isinstance(node, ast.ImportFrom) and not (
                 node.level or tested((node.module or "").partition(".")[0])
             ):
-                self.libraries |= {alias.asname or alias.name for alias in node.names}
+                for alias in node.names:
+                    self.libraries[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+        self.given_away: set[str] = set()
+        """Names of which some function of the file lets tested code change what they hold."""
         whole = FunctionNames(self, None, None, {})
         for statement in tree.body:
             for target, value in _bound(statement):
                 if isinstance(target, ast.Name) and self.stored[target.id] == 1 and whole.is_free(value):
                     self.constants[target.id] = value
                     self.free.add(target.id)
+        self.given_away = {
+            name
+            for node in ast.walk(tree)
+            for each in whole.given_away(node)
+            if each is not tree and not isinstance(each, FUNCTIONS)
+            for name in names_in(each)
+        }
         self._given = self._call_sites()
         self._mentions = Counter(
             each.id if isinstance(each, ast.Name) else each.attr
@@ -107,6 +121,14 @@ class ModuleNames:
         """Returns all calls of a helper; none where it may be called in other ways too."""
         found = self._given.get(helper, [])
         return found if self._mentions[helper] == len(found) else []
+
+
+def is_given(function: Function) -> bool:
+    """Whether hypothesis draws the arguments of a test."""
+    return any(
+        dotted(each.func if isinstance(each, ast.Call) else each).endswith("given")
+        for each in function.decorator_list
+    )
 
 
 def _bound(statement: ast.stmt) -> Iterator[tuple[ast.expr, ast.expr]]:
@@ -155,6 +177,8 @@ class FunctionNames:
                 return node.id in bound or self._name(node.id)
             case ast.Attribute(value=ast.Name(id="self")):
                 return self._attribute(node.attr)
+            case ast.Attribute() if library := self._library(node):
+                return is_lasting(library)
             case ast.Attribute():
                 return self.is_free(node.value, bound)
             case ast.Call():
@@ -186,15 +210,39 @@ class FunctionNames:
                     found += self.calls(value, seen | {name})
         return found
 
+    def is_made_elsewhere(self, node: ast.AST) -> bool:
+        """Whether an expression has a part that a fixture or another method made, perhaps by tested code.
+        What hypothesis draws is asked first."""
+        for each in ast.walk(node):
+            match each:
+                case ast.Attribute(value=ast.Name(id="self")):
+                    if not self._attribute(each.attr):
+                        return True
+                case ast.Name(id=name) if self._function is not None and name in self._parameters:
+                    if name != "self" and not self._name(name) and not is_given(self._function):
+                        return True
+        return False
+
     def _callable(self, node: ast.expr, bound: frozenset[str]) -> bool:
         if isinstance(node, ast.Name):
             name = node.id
             if name in self._bindings or name in self._module.stored:
                 return False
-            return name in self._module.libraries or name in _VALUES or _is_error(name)
+            if name in self._module.libraries:
+                return is_computing(self._module.libraries[name])
+            return name in _VALUES or _is_error(name)
         if isinstance(node, ast.Attribute):
-            return self.is_free(node.value, bound)
+            if library := self._library(node):
+                return is_computing(library)
+            return not reads_the_world(node.attr) and self.is_free(node.value, bound)
         return False
+
+    def _library(self, node: ast.expr) -> str:
+        """Returns what an attribute of a library stands for, dotted; empty for all else."""
+        root, _, rest = dotted(node).partition(".")
+        if root in self._bindings or root in self._module.stored or root not in self._module.libraries:
+            return ""
+        return f"{self._module.libraries[root]}.{rest}"
 
     def _name(self, name: str) -> bool:
         if name not in self._known:
@@ -219,9 +267,9 @@ class FunctionNames:
                 return False
             return not (any(_is_changeable(v) for v in values_ if v) and self._escapes(name))
         if name in self._module.free:
-            return not (_is_changeable(self._module.constants[name]) and self._escapes(name))
+            return not (_is_changeable(self._module.constants[name]) and name in self._module.given_away)
         if name in self._module.libraries:
-            return True
+            return is_lasting(self._module.libraries[name])
         return name not in self._module.stored and (
             name in _VALUES or _is_error(name) or name == "NotImplemented"
         )
@@ -252,10 +300,10 @@ class FunctionNames:
         if self._function is None:
             return False
         return any(
-            name in names_in(each) for node in ast.walk(self._function) for each in self._given_away(node)
+            name in names_in(each) for node in ast.walk(self._function) for each in self.given_away(node)
         )
 
-    def _given_away(self, node: ast.AST) -> Iterator[ast.AST]:
+    def given_away(self, node: ast.AST) -> Iterator[ast.AST]:
         """Yields the parts of a node whose values code may keep or change."""
         match node:
             case ast.Expr(value=ast.Call(func=ast.Attribute() as method)):

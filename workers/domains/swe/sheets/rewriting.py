@@ -29,6 +29,7 @@ from orchard.workers.domains.swe.sheets.purity import (
     cells_of,
     dotted,
     functions_of,
+    is_given,
     names_in,
 )
 
@@ -62,7 +63,9 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     pinned: tuple[int, ...] = ()
     """Which of the expected values depend on tested code."""
     called: bool = False
-    """Whether one of these is the result of a call."""
+    """Whether one of these is the result of a call, or of a fixture."""
+    inputs: tuple[int, ...] = ()
+    """Which of the expected values are made of what the question is asked about."""
 
 
 class RewrittenFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,10 +100,7 @@ def rewrite(
         whole = None if treatment is Treatment.BITS else frozenset(bits)
         rewriter = _FunctionRewriter(name, function, names, numbers, whole)
         function.body = rewriter.block(function.body)
-        if any(
-            dotted(each.func if isinstance(each, ast.Call) else each).endswith("given")
-            for each in function.decorator_list
-        ):
+        if is_given(function):
             function.body.insert(0, rewriter.drawn())
         sites |= rewriter.sites
     ast.fix_missing_locations(tree)
@@ -133,6 +133,10 @@ class _Asked:
         self.called = False
         self.lazy = False
 
+    def inputs(self) -> tuple[int, ...]:
+        asked = {name for leaf in self.leaves for name in names_in(leaf)}
+        return tuple(at for at, pure in enumerate(self.pures) if names_in(pure) and names_in(pure) <= asked)
+
     def leaf(self, node: ast.expr) -> Condition:
         self.leaves.append(node)
         return ["leaf", len(self.leaves) - 1]
@@ -140,7 +144,8 @@ class _Asked:
     def pure(self, node: ast.expr) -> Condition:
         if not self.names.is_free(node):
             self.pinned.append(len(self.pures))
-            self.called = self.called or self.names.calls(node) > 0
+            elsewhere = self.names.calls(node) > 0 or self.names.is_made_elsewhere(node)
+            self.called = self.called or elsewhere
         self.pures.append(node)
         return ["pure", len(self.pures) - 1]
 
@@ -359,6 +364,7 @@ class _FunctionRewriter:
             condition=condition,
             pinned=tuple(asked.pinned),
             called=asked.called,
+            inputs=asked.inputs(),
         )
 
 

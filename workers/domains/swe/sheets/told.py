@@ -8,10 +8,17 @@ from typing import Any
 import msgspec
 
 from orchard.workers.domains.swe.logs.parsers import SEVERITY
+from orchard.workers.domains.swe.sheets.child import ANSWER_LIMIT
 from orchard.workers.domains.swe.sheets.sheet import Visit
 
 _LIMIT = 20 * 1024 * 1024
 """Bytes of one process's report."""
+_LINES = 200_000
+"""Lines of it that are read."""
+_LEAVES = 100
+"""Answers that one line may have."""
+_TOO_LONG = {"deep": ""}
+_dumps = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class ToldTest(msgspec.Struct, kw_only=True):
@@ -33,7 +40,9 @@ class Told(msgspec.Struct, kw_only=True):
         whether it finished."""
         raw = zlib.decompressobj().decompress(base64.b64decode(report), _LIMIT)
         done, test = False, ToldTest()
-        for line in raw.decode(errors="replace").split("\n"):
+        for line in raw.decode(errors="replace").split("\n", _LINES)[:_LINES]:
+            if not line:
+                continue
             try:
                 said = json.loads(line)
             except (ValueError, RecursionError):
@@ -48,7 +57,7 @@ class Told(msgspec.Struct, kw_only=True):
             elif isinstance(number := said.get("token"), int):
                 self.tokens.add(number)
             elif isinstance(number := said.get("ask"), int):
-                test.visits.append(_visit(number, said))
+                test.visits.append(_visit(number, said, small=len(line) <= ANSWER_LIMIT))
         return done
 
     def _end(self, name: str, status: Any) -> None:
@@ -57,10 +66,20 @@ class Told(msgspec.Struct, kw_only=True):
             test.status = status
 
 
-def _visit(number: int, said: dict[str, Any]) -> Visit:
+def _visit(number: int, said: dict[str, Any], *, small: bool) -> Visit:
     got, key = said.get("got"), said.get("key")
+    answers = got[:_LEAVES] if isinstance(got, list) else []
     return Visit(
         ask=number,
-        got=got if isinstance(got, list) else [],
+        got=answers if small else list(map(_fitting, answers)),
         key=key if isinstance(key, list) else None,
     )
+
+
+def _fitting(answer: Any) -> Any:
+    """Returns the answer; one that says nothing for a longer one than `child.py` tells, which could take the
+    worker hours to read."""
+    try:
+        return answer if len(_dumps(answer)) <= ANSWER_LIMIT else _TOO_LONG
+    except RecursionError:
+        return _TOO_LONG

@@ -280,6 +280,13 @@ def _thing(body: Sequence[Any]) -> Thing:
     return Thing(tuple(names), pairs, shown, bool(truth), length, bool(own_equality))
 
 
+def _integer(told: Any) -> int:
+    """Returns a whole number; a text of one may be an exponent that fills the memory."""
+    if isinstance(told, int):
+        return told
+    raise Unclear("no whole number")
+
+
 _READERS: dict[str, Callable[[Any], Any]] = {
     "float": float,
     "complex": lambda body: complex(*map(float, body)),
@@ -304,12 +311,12 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "time": datetime.time.fromisoformat,
     "timedelta": lambda body: datetime.timedelta(*body),
     "decimal": Decimal,
-    "fraction": lambda body: Fraction(*body),
+    "fraction": lambda body: Fraction(*map(_integer, body)),
     "path": PurePosixPath,
     "raised": lambda body: Raised(tuple(body[0]), str(body[1])),
     "approx": lambda body: Tolerance(*_all(body)),
     "any": lambda _: Nothing(),
-    "array": lambda body: Array(body[0], tuple(body[1]), decode(body[2])),
+    "array": lambda body: Array(body[0], tuple(map(_integer, body[1])), decode(body[2])),
     "frame": lambda body: PandasFrame(
         [(decode(label), dtype, decode(values)) for label, dtype, values in body[0]],
         decode(body[1]),
