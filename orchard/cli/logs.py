@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
         ] = None,
         lines: Annotated[int, typer.Option(help="Last lines that are shown.", min=1)] = 100,
     ) -> None:
-        """Show the log of a process of `orchard up`, also after it has ended.
+        """Show the log of a process of `orchard up`.
 
         For example:
 
