@@ -1,6 +1,7 @@
 """The operator's settings for sandboxes as Pods: a TOML file of the orchestrator."""
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -9,6 +10,7 @@ import msgspec
 from orchard.injector.agent.interfaces import quantity
 from orchard.injector.agent.layer_files import NAME
 from orchard.injector.errors import SandboxRequestInvalid
+from orchard.schemas.faults import fault_sentence
 from orchard.schemas.quantities import Unit
 
 Positive = Annotated[float, msgspec.Meta(gt=0), Unit("s")]
@@ -178,10 +180,14 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 def load(path: Path) -> KubernetesSettings:
     """Load the settings from a TOML file. Raises SandboxRequestInvalid, naming the file."""
     try:
-        settings = msgspec.toml.decode(path.read_bytes(), type=KubernetesSettings)
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        settings = msgspec.convert(tree, KubernetesSettings)
         settings.check()
+    except msgspec.ValidationError as error:
+        said = fault_sentence(tree, KubernetesSettings, error)
+        raise SandboxRequestInvalid(f"{path}: {said}") from error
     except OSError as error:
         raise SandboxRequestInvalid(f"{path}: {error.strerror}") from error
-    except (msgspec.DecodeError, SandboxRequestInvalid) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, SandboxRequestInvalid) as error:
         raise SandboxRequestInvalid(f"{path}: {error}") from error
     return settings

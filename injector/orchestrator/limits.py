@@ -6,12 +6,14 @@ up to n times as much. The number of sandboxes is counted at the backend, whiche
 
 import hashlib
 import math
+import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from orchard.injector.errors import SandboxRequestInvalid
+from orchard.schemas.faults import fault_sentence
 
 OPEN = "open"
 """Name of the key of a service without keys."""
@@ -68,8 +70,15 @@ class ServiceLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 def load(path: Path) -> ServiceLimits:
     """Load a file of limits. Raises SandboxRequestInvalid, naming the file."""
     try:
-        return msgspec.toml.decode(path.read_bytes(), type=ServiceLimits)
-    except (msgspec.MsgspecError, ValueError, OSError) as error:
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise SandboxRequestInvalid(f"{path} is no file of limits: {error}") from error
+    try:
+        return msgspec.convert(tree, ServiceLimits)
+    except msgspec.ValidationError as error:
+        said = fault_sentence(tree, ServiceLimits, error)
+        raise SandboxRequestInvalid(f"{path} is no file of limits: {said}") from error
+    except ValueError as error:
         raise SandboxRequestInvalid(f"{path} is no file of limits: {error}") from error
 
 

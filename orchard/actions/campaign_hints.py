@@ -1,5 +1,6 @@
 """Advice on a campaign or the pipeline, as sentences for terminal and page."""
 
+from orchard.actions.abort_reasons import abort_sentence
 from orchard.actions.campaign_status import CampaignView, PipelineView, State
 from orchard.actions.submission import how_to_serve
 
@@ -12,11 +13,7 @@ def hints(view: CampaignView, pipeline: PipelineView) -> list[str]:
     found = [*pipeline.sick, *pipeline.rests]
     if view.state is State.STUCK:
         found.append(f"{view.name}: no worker serves its queue: {how_to_serve(view.queue)}")
-    if view.aborted and view.over and view.state is not State.CANCELLED:
-        found.append(
-            f"{view.name}: {view.aborted:,} rollouts aborted without a grade: mend the cause, then `orchard "
-            f"resume {view.name}`"
-        )
+    found += abort_hints(view)
     if view.blocked and view.over:
         found.append(
             f"{view.name}: {view.blocked:,} rollouts were kept out by their sites, and are in no rate: "
@@ -50,6 +47,13 @@ def hints(view: CampaignView, pipeline: PipelineView) -> list[str]:
     if pipeline.lag_seconds > LAG_SECONDS:
         found.append("the writer is late: `orchard doctor` and its log say why; nothing is lost meanwhile")
     return found
+
+
+def abort_hints(view: CampaignView) -> list[str]:
+    """Why rollouts were aborted and what to do, unless a pause says it already."""
+    sentence = abort_sentence(view.reasons, view.name)
+    said = view.state is State.CANCELLED or (view.reasons and view.reasons[0].detail in view.reason)
+    return [f"{view.name}: {sentence}"] if sentence and not said else []
 
 
 def _how_to_go_on(view: CampaignView) -> str:

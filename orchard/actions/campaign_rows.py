@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import duckdb
 
+from orchard.actions.abort_reasons import FORM
 from orchard.storage.reader import open_tables, rows
 from orchard.storage.spending import Spent, spent_in
 
@@ -40,12 +41,17 @@ select campaign,
        date_diff('millisecond', any_value(began), any_value(ended)) / 1000.0 as seconds,
        count(*) filter (time > ended - interval {RATE_WINDOW_SECONDS} second) as recent,
        bool_or(model_kind = 'oracle') as oracle,
-       count(*) filter (task_source = 'impossible' and status <> 'aborted') as tried_impossible
+       count(*) filter (task_source = 'impossible' and status <> 'aborted') as tried_impossible,
+       count(*) filter (not resolved and submission = '' and submission_sha256 is null) as empty
 from mine join bounds using (campaign) group by all
 """
 _LABELS = """
 select campaign, protected, count(*) as rollouts from {rollouts}
 where list_contains($names, campaign) and resolved is not null group by all
+"""
+_REASONS = f"""
+select campaign, cause, min(detail) as detail, count(*) as rollouts from {{rollouts}}
+where status = 'aborted' and list_contains($names, campaign) group by campaign, cause, {FORM}
 """
 _RECONCILED = """
 select campaign, count(*) as reconciled from {events}
@@ -94,6 +100,8 @@ class CampaignRows:
     one: dict[str, dict[str, Any]]
     """The other facts of a campaign, in one row."""
     labels: list[dict[str, Any]]
+    reasons: list[dict[str, Any]]
+    """Details of aborted rollouts, with the number of those that differ in ids and numbers alone."""
     live: dict[str, dict[str, Any]]
     saved: dict[str, dict[str, Any]]
     spent: dict[str, Spent]
@@ -131,6 +139,7 @@ def read_rows(
         outcomes,
         one,
         ask(_LABELS, campaigns),
+        ask(_REASONS, campaigns) if any(row["outcome"].startswith("aborted") for row in outcomes) else [],
         {row["campaign"]: row for row in ask(_LIVE, running)} if running else {},
         {row["campaign"]: row for row in ask(_SAVED, campaigns)},
         spent_in(tables, capped, up_to) if capped else {},

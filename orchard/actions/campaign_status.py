@@ -9,6 +9,7 @@ from typing import Any
 
 import duckdb
 
+from orchard.actions.abort_reasons import AbortReason, abort_reasons
 from orchard.actions.campaign_rows import (
     RATE_WINDOW_SECONDS,
     STORED,
@@ -115,6 +116,10 @@ class CampaignView:
     """Endpoints and models that were offered tools although their chat template omits them."""
     labels: dict[str, int] = field(default_factory=dict)
     """Graded rollouts by the label of their reward, strongest first; those without one are NO_LABEL."""
+    reasons: tuple[AbortReason, ...] = ()
+    """Why rollouts were aborted, the commonest cause first."""
+    empty: int = 0
+    """Unresolved rollouts that submitted nothing."""
 
     @property
     def done(self) -> int:
@@ -305,6 +310,8 @@ def _view(
         reason=record.reason or "",
         untold=tuple(sorted((endpoint, model) for endpoint, model in one.get("untold", ()))),
         labels=_by_label(row for row in rows.labels if row["campaign"] == name),
+        reasons=abort_reasons(row for row in rows.reasons if row["campaign"] == name),
+        empty=sum(row["empty"] for row in mine),
     )
 
 

@@ -122,12 +122,12 @@ class Log:
         return self._where("groups", {"run": run})
 
     def compare(self, first: Arm | str, second: Arm | str) -> CellComparison:
-        """Compares two arms or campaigns over the tasks that both graded.
+        """Compares two arms over the tasks that both graded; a name stands for the only arm of a campaign.
 
         Difference of pass rates (second minus first) with its 95 % interval, tasks gained and lost, and `p`.
-        Raises UnknownName where no task is in both.
+        Raises UnknownName where no task is in both, or the campaign of a name has several arms.
         """
-        arms = [arm if isinstance(arm, Arm) else Arm(arm) for arm in (first, second)]
+        arms = [arm if isinstance(arm, Arm) else self._only_arm(arm) for arm in (first, second)]
         pair = paired(*map(self._cell, arms))
         if pair is None:
             raise UnknownName(f"no task was graded in both {arms[0]} and {arms[1]}: see `Log.rollouts()`")
@@ -136,6 +136,17 @@ class Log:
     def find(self, rollout: str) -> str:
         """Completes a rollout id from its first digits. Raises UnknownName."""
         return find(self._tables, rollout)
+
+    def _only_arm(self, campaign: str) -> Arm:
+        """The arm of a campaign; raises UnknownName if there are several, whose mixture compares nothing."""
+        query = "select distinct harness, model from rollouts where campaign = $campaign order by all"
+        arms = [Arm(campaign, *row) for row in self.sql(query, campaign=campaign).fetchall()]
+        if len(arms) > 1:
+            named = ", ".join(repr(tuple(arm)) for arm in arms[:10])
+            raise UnknownName(
+                f"{campaign} has {len(arms)} arms: compare one of them, as Arm(*...) of {named}"
+            )
+        return Arm(campaign)
 
     def _where(self, view: str, equal: dict[str, object]) -> duckdb.DuckDBPyRelation:
         relation = self._tables.view(view)

@@ -16,7 +16,8 @@ _ENDED = """
 select sequence, time, campaign, rollout_id, attempt, task_id, task_source, repo, harness, model, model_kind,
        sample, status, exit_status, cause, resolved, reward, protected, turns,
        prompt_tokens + completion_tokens as tokens, prompt_tokens, completion_tokens, cost_usd, seconds,
-       started_at,
+       started_at, case when status = 'aborted' then left(detail, 1000) end as detail,
+       left(submission, 1) as submission, submission_sha256,
        case when status = 'aborted' then 'aborted' when resolved is null then 'ungraded'
             when resolved then 'resolved' else 'unresolved' end as outcome
 from rollouts

@@ -4,31 +4,52 @@ import asyncio
 import os
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
 
 from orchard.actions.reporter import SILENT, Reporter
 from orchard.actions.session import Session
 from orchard.configuration.config import ConfigError
 from orchard.pipelines.values.annotator import Annotator, Cases
 from orchard.pipelines.values.requests import QUEUE, Asking, offer, open_requests
-from orchard.schemas.events import Event
+from orchard.schemas.events import Event, payload
+from orchard.schemas.requests import InvalidRequest, read_annotation_request
+from orchard.schemas.values import AnnotationFailed
 from orchard.storage.reader import open_tables
 from orchard.streams.claims import Claims
 from orchard.streams.connection import Connection
 from orchard.streams.consumer import Consumer, WorkerLifetime
+from orchard.streams.deadletter_codec import DeadLetter
 from orchard.streams.publisher import Publisher
 from orchard.streams.topology import declare
 from orchard.workers.attempts.deadletters import DeadLetters
 from orchard.workers.llm.client import ModelClient
 from orchard.workers.llm.endpoint_rests import RestTracker
 
+LOOK_SECONDS = 5.0
+"""Seconds between checks of what other consumers have done."""
+
+
+@dataclass(frozen=True)
+class AnnotationRound:
+    """What became of the trajectories of a campaign."""
+
+    verdicts: Counter[str] = field(default_factory=Counter)
+    """Number of each type of event."""
+    faults: Counter[str] = field(default_factory=Counter)
+    """Number of each reason for which a trajectory has no values."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether no trajectory got values, although some were asked about."""
+        return bool(self.faults) and not self.verdicts["value.annotated"]
+
 
 async def annotate_campaign(
     session: Session, campaign: str, asking: Asking, slots: int, told: Reporter = SILENT
-) -> dict[str, int]:
-    """Offers open annotations and works on the queue until all have a verdict. Returns the number of each
-    kind.
+) -> AnnotationRound:
+    """Offers open annotations and works on the queue until each has a verdict or is a dead letter.
 
     Raises ConfigError for a campaign without an outcome.
     """
@@ -46,13 +67,17 @@ async def annotate_campaign(
                 )
             requests = open_requests(tables, campaign, asking)
         if not requests:
-            return {}
+            return AnnotationRound()
+        letters = DeadLetters(connection)
+        before = {letter.sequence for letter in await letters.list()}
         await offer(Publisher(connection), requests, f".again-{os.getpid()}" if asking.again else "")
         missing = {request.rollout_id for request in requests}
-        verdicts: Counter[str] = Counter()
+        done = AnnotationRound()
 
         def count(event: Event) -> None:
-            verdicts[event.type] += 1
+            done.verdicts[event.type] += 1
+            if isinstance(verdict := payload(event), AnnotationFailed):
+                done.faults[f"{verdict.fault}: {verdict.detail}"] += 1
             missing.discard(event.rollout_id or "")
             told.progress(campaign, len(requests) - len(missing), len(requests))
             if not missing:
@@ -62,11 +87,19 @@ async def annotate_campaign(
             annotating(session, connection, slots, WorkerLifetime(), count)
         )
         annotators = {one.annotator for one in requests}
-        watching = asyncio.create_task(_watch(session, annotators, missing, consumer.drain))
+
+        async def others() -> set[str]:
+            judged = await asyncio.to_thread(_judged, session.config.store, annotators)
+            buried = _buried([one for one in await letters.list() if one.sequence not in before])
+            lost = buried.keys() & missing
+            done.faults.update(buried[rollout] for rollout in lost)
+            return judged | lost
+
+        watching = asyncio.create_task(_watch(missing, others, consumer.drain))
         await consumer.run()
         watching.cancel()
         await session.committed(connection)
-    return verdicts
+    return done
 
 
 @asynccontextmanager
@@ -93,12 +126,24 @@ async def annotating(
             cases.close()
 
 
-async def _watch(session: Session, annotators: set[str], missing: set[str], over: Callable[[], None]) -> None:
-    """Removes what other consumers have done; sets `over` when nothing is left."""
+async def _watch(
+    missing: set[str], others: Callable[[], Awaitable[set[str]]], over: Callable[[], None]
+) -> None:
+    """Removes what other consumers have done or buried; calls `over` when nothing is left."""
     while missing:
-        await asyncio.sleep(5.0)
-        missing -= await asyncio.to_thread(_judged, session.config.store, annotators)
+        await asyncio.sleep(LOOK_SECONDS)
+        missing -= await others()
     over()
+
+
+def _buried(letters: Iterable[DeadLetter]) -> dict[str, str]:
+    """Reason of each annotation among dead letters, by its rollout."""
+    found = dict[str, str]()
+    for letter in letters:
+        if letter.consumer == QUEUE.consumer:
+            with suppress(InvalidRequest):
+                found[read_annotation_request(letter.body).rollout_id] = letter.reason
+    return found
 
 
 def _judged(store: str, annotators: set[str]) -> set[str]:

@@ -19,6 +19,7 @@ from orchard.actions.campaigns import (
 )
 from orchard.actions.session import Session
 from orchard.actions.submission import endpoints_of
+from orchard.cli.facts import AsJson, print_facts, status_facts
 from orchard.configuration.config import ConfigError
 from orchard.schemas.campaigns import Budget, CampaignSpec, ModelSpec, Timeouts
 from orchard.schemas.llm_calls import ModelKind
@@ -208,15 +209,18 @@ def register(app: typer.Typer) -> None:
         )
 
     @app.command()
-    def status(context: typer.Context) -> None:
+    def status(context: typer.Context, as_json: AsJson = False) -> None:
         """Show all campaigns: state, outcomes, queue depth."""
         held, status = asyncio.run(all_campaigns(context.obj))
+        if as_json:
+            print_facts(status_facts(held, status))
+            return
         if held:
             console.print(f"[bold red]held[/] {escape(held)}", highlight=False)
         if status is None:
             console.print("no campaigns yet: `orchard submit --help` says how to queue one")
         else:
-            console.print(status_table(status.campaigns, status.pipeline))
+            console.print(status_table(status.campaigns, status.pipeline, console.width))
 
     @app.command()
     def watch(

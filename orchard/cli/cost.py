@@ -43,7 +43,7 @@ def register(app: typer.Typer) -> None:
             known = msgspec.structs.replace(known, workload=msgspec.structs.replace(known.workload, **given))
             lines = price(known)
         except (RatesError, ValueError) as error:
-            raise ConfigError(str(error)) from error
+            raise ConfigError(f"{rates}: {error}" if rates else str(error)) from error
         console.print(cost_table(known, lines))
         for line in lines:
             if line.note:

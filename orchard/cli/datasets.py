@@ -3,6 +3,7 @@
 import asyncio
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from rich.markup import escape
 from orchard.actions import domain as front
 from orchard.actions.datasets import announce, build_through_queue, import_rollouts
 from orchard.actions.session import Session
+from orchard.cli.facts import AsJson, print_facts
 from orchard.pipelines.datasets.comparison import compare, find_row, origin
 from orchard.pipelines.datasets.errors import DatasetError
 from orchard.pipelines.datasets.importing import (
@@ -42,6 +44,12 @@ _LAYOUTS = sorted(
     key=lambda name: (name not in domains()[_USUAL].released_layouts, name),
 )
 """Layouts of published trajectories, those of the default domain first."""
+
+HELD_OUT_REASONS = {
+    "held_out": "are evaluation tasks",
+    "near_held_out": "nearly equal one",
+    "held_out_repo": "are of a repository of one",
+}
 
 Dataset = Annotated[Path, typer.Argument(help="Directory of a finished dataset.")]
 
@@ -82,6 +90,21 @@ def build(
     if not asyncio.run(announce(session, manifest, time.monotonic() - started)):
         console.print("[yellow]the build is not in the log: this store has no stream here[/]")
     _show(manifest)
+    if said := held_out_sentence(manifest):
+        console.print(f"[yellow]held out:[/] {escape(said)}", highlight=False, soft_wrap=True)
+
+
+def held_out_sentence(manifest: Manifest) -> str:
+    """What evaluation tasks cost the dataset; empty for nothing."""
+    tasks = Counter(reason.name for reason in manifest.contaminated.values())
+    rollouts = sum(manifest.counts.get(f"dropped_{reason}", 0) for reason in tasks)
+    if not rollouts:
+        return ""
+    why = ", ".join(f"{number:,} {HELD_OUT_REASONS[reason]}" for reason, number in sorted(tasks.items()))
+    return (
+        f"{rollouts:,} rollouts of {tasks.total():,} tasks train nothing: {why}. `contaminated` in "
+        "manifest.json names them, [held_out] decides"
+    )
 
 
 @app.command()
@@ -113,9 +136,13 @@ async def _worker(session: Session, idle_exit: float) -> None:
 
 
 @app.command()
-def show(dataset: Dataset) -> None:
+def show(dataset: Dataset, as_json: AsJson = False) -> None:
     """Show a dataset's manifest."""
-    _show(read_manifest(dataset))
+    manifest = read_manifest(dataset)
+    if as_json:
+        print_facts(manifest)
+    else:
+        _show(manifest)
 
 
 @app.command()

@@ -7,6 +7,7 @@ from rich.table import Table
 
 from orchard.actions.domain import answers
 from orchard.actions.session import Session
+from orchard.cli.facts import AsJson, DoctorFacts, print_facts
 from orchard.configuration.config_toml import as_toml
 from orchard.processes.machine import Finding, examine
 from orchard.terminal.console import console
@@ -19,7 +20,7 @@ COMMANDS = {
 
 def register(app: typer.Typer) -> None:
     @app.command()
-    def doctor(context: typer.Context) -> None:
+    def doctor(context: typer.Context, as_json: AsJson = False) -> None:
         """Check what this machine can do, and say what to install. Exit code 1 if something is missing."""
         findings = list(_shown(context.obj))
         table = Table(show_header=False, box=None)
@@ -27,7 +28,10 @@ def register(app: typer.Typer) -> None:
             mark = "[green]ok[/]" if finding.good else "[red]no[/]"
             remedy = f"\n[yellow]{finding.remedy}[/]" if finding.remedy else ""
             table.add_row(mark, finding.what, finding.says + remedy)
-        console.print(table)
+        if as_json:
+            print_facts(DoctorFacts(findings=findings))
+        else:
+            console.print(table)
         if not all(finding.good for finding in findings):
             raise typer.Exit(1)
 

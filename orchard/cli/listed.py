@@ -31,7 +31,20 @@ ORDER = (
         "cancel",
         "resume",
     ),
-    *("show", "ui", "report", "sql", "doctor", "config", "cost", "sft", "serve-policy", "eval", "tasks"),
+    *(
+        "show",
+        "ui",
+        "report",
+        "sql",
+        "logs",
+        "doctor",
+        "config",
+        "cost",
+        "sft",
+        "serve-policy",
+        "eval",
+        "tasks",
+    ),
     *("harness", "images", "sandbox", "store", "dead", "log", "dataset", "trajectories", "values", "rl"),
 )
 """Order of the help; commands that are not named here come after these."""

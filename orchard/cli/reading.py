@@ -18,6 +18,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
+from orchard.actions.abort_reasons import remedy
 from orchard.actions.domain import answers, submission_text
 from orchard.actions.rollout import WHOLE, ShownRollout, every_message, find, read
 from orchard.actions.rollout_index import index_views
@@ -278,6 +279,9 @@ def show_rollout(
         console.print(f"[yellow]{found.id} has no outcome yet[/]")
     else:
         console.print(_summary(found.outcome))
+        if said := remedy(found.outcome["cause"] or ""):
+            again = f"{said}, then `orchard resume {found.outcome['campaign']}`"
+            console.print(Text(f"to do: {again}", style="yellow"), soft_wrap=True)
 
 
 def _shortened(text: str, limit: int | None) -> str:

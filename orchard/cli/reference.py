@@ -8,6 +8,7 @@ from typing import Any
 import typer
 
 from orchard.cli.app import app
+from orchard.cli.facts import facts_schema
 from orchard.cli.listed import Listed
 from orchard.configuration.fields import in_toml
 from orchard.reference.configuration import configuration
@@ -15,6 +16,16 @@ from orchard.reference.events import events
 from orchard.reference.page import anchor, code, page, table
 from orchard.reference.tables import tables
 
+EXIT_CODES = {
+    0: "success",
+    1: "failure, or a finding: an error in one sentence, rollouts without a grade, something missing, a "
+    "difference",
+    2: "wrong usage: an unknown command or option, or a value that it does not take",
+    3: "an import that left something out; `rl run`: a run whose groups teach nothing",
+    4: "`rl run`: a run that would fail the same way again",
+    130: "Ctrl-C",
+    143: "SIGTERM",
+}
 _OF_TYPER = {"--help", "--install-completion", "--show-completion"}
 
 
@@ -24,8 +35,10 @@ def commands() -> str:
     found = list(walk(root, "orchard"))
     return page(
         "Commands",
-        "Every command explains itself with `--help`. Exit codes: 0 success, 1 failure or finding, 2 wrong "
-        "usage, 130 Ctrl-C.",
+        "Every command explains itself with `--help`. What a command prints with `--json` has a JSON Schema "
+        "in [facts.json](facts.json).",
+        "## Exit codes",
+        table(("code", "meaning"), [(code(str(status)), meaning) for status, meaning in EXIT_CODES.items()]),
         "## Options of every command",
         _options(root),
         "## All commands",
@@ -98,6 +111,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "cli.md": commands,
     "configuration.md": configuration,
     "events.md": events,
+    "facts.json": facts_schema,
     "tables.md": tables,
 }
 

@@ -5,7 +5,9 @@ from typing import Annotated
 
 import typer
 import uvloop
+from rich.markup import escape
 
+from orchard.actions.abort_reasons import shortened
 from orchard.actions.session import Session
 from orchard.actions.values import annotate_campaign, annotating
 from orchard.cli import measuring
@@ -45,6 +47,8 @@ def annotate(
 ) -> None:
     """Ask for the value of each step of every unresolved trajectory that has none. Goes on after a break.
 
+    Exit code 1 if none of those that were asked about got values.
+
     For example:
 
         orchard values annotate first --model oracle
@@ -61,10 +65,20 @@ def annotate(
         again=again,
     )
     with reporting("trajectories") as told:
-        verdicts = uvloop.run(annotate_campaign(session, campaign, asking, slots, told))
-    if not verdicts:
+        done = uvloop.run(annotate_campaign(session, campaign, asking, slots, told))
+    if not done.verdicts and not done.faults:
         console.print(f"nothing to annotate in {campaign}: no unresolved trajectory is without values")
-    console.print(", ".join(f"{number} {kind}" for kind, number in sorted(verdicts.items())), highlight=False)
+        return
+    counts = {"annotated": done.verdicts["value.annotated"], "failed": done.faults.total()}
+    console.print(", ".join(f"{number:,} {what}" for what, number in counts.items()), highlight=False)
+    if done.faults:
+        ((reason, alike),) = done.faults.most_common(1)
+        retry = f"`orchard values annotate {campaign} --again` asks again"
+        console.print(
+            f"{alike:,} failed: {escape(shortened(reason))}: {retry}", highlight=False, soft_wrap=True
+        )
+    if done.failed:
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -13,10 +13,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from orchard.configuration.faults import ConfigFault, fault
 from orchard.configuration.run_files import UNSAFE_HOST
 from orchard.configuration.variables import FILE_VARIABLE, UnknownVariable, settings, typed
 from orchard.schemas.addresses import check_http_url
+from orchard.schemas.faults import ConfigFault, fault
 from orchard.schemas.plugins import PluginSettings
 from orchard.schemas.quantities import Seconds, Weight
 from orchard.storage.settings import ArchiveSettings, WriterSettings
@@ -187,7 +187,7 @@ def checked(tree: Any, origins: Mapping[str, str] | None = None) -> Config:
         return msgspec.convert(tree, Config)
     except msgspec.ValidationError as error:
         found = fault(tree, Config) or ConfigFault((), str(error))
-        at, known = ".".join(found.path), origins or {}
+        at, known = found.key, origins or {}
         origin = known.get(at)
         where = origin or ": ".join(filter(None, (known.get("", "configuration"), at)))
         raise ConfigError(

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from msgspec.inspect import DictType, StructType, Type, UnionType
 
-from orchard.configuration.faults import members, parts
+from orchard.schemas.faults import members, parts
 
 log = logging.getLogger(__name__)
 

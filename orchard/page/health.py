@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import duckdb
 
+from orchard.actions.abort_reasons import FORM, remedy, shortened
 from orchard.schemas.health import HeardReport, alive
 from orchard.storage.reader import Row, rows
 from orchard.streams.connection import Connection
@@ -21,9 +22,14 @@ select endpoint, model, count(*) as calls, approx_quantile(seconds, 0.5) as p50,
 from tables.llm_calls_all where sequence > $from group by all order by calls desc limit 50
 """
 _UNREADABLE = "select sequence, type, reason from tables.unreadable_all order by sequence desc limit 50"
-_CAUSES = """
-select cause, campaign, count(*) as rollouts, max(time) as time from indexed.ended
-where status = 'aborted' group by all order by time desc limit 50
+_CAUSES = f"""
+with alike as (
+    select cause, campaign, min(detail) as detail, count(*) as rollouts, max(time) as time
+    from indexed.ended where status = 'aborted' group by cause, campaign, {FORM}
+)
+select cause, campaign, sum(rollouts)::bigint as rollouts, max(time) as time,
+       arg_max(detail, rollouts) as detail
+from alike group by all order by time desc limit 50
 """
 
 
@@ -49,10 +55,12 @@ class PipelineHealth:
 
 def recorded(tables: duckdb.DuckDBPyConnection, position: int) -> PipelineHealth:
     """Reads the tables' part."""
+    causes = [
+        {**row, "detail": shortened(row["detail"]), "remedy": remedy(row["cause"])}
+        for row in rows(tables, _CAUSES)
+    ]
     return PipelineHealth(
-        rows(tables, _ENDPOINTS, {"from": max(position - RECENT, 0)}),
-        rows(tables, _UNREADABLE),
-        rows(tables, _CAUSES),
+        rows(tables, _ENDPOINTS, {"from": max(position - RECENT, 0)}), rows(tables, _UNREADABLE), causes
     )
 
 

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from orchard.actions.campaign_hints import hints
+from orchard.actions.campaign_hints import abort_hints, hints
 from orchard.actions.campaign_status import CampaignView, outcome_name
 from orchard.actions.domain import submission_text
 from orchard.actions.rollout import CALL, RolloutView, ShownPicture, ShownRollout, ShownTurn
@@ -58,6 +58,7 @@ class Renderer:
             "outcome_address": outcome_address,
             "picture_address": picture_address,
             "rollout_address": rollout_address,
+            "abort_hints": abort_hints,
             "hints": hints,
             "titles": COLUMNS,
             "usual": USUAL,

@@ -151,13 +151,18 @@ def _run(known: _Store, name: str, out: Path, progress: Progress | None) -> Writ
 def _comparison(
     known: _Store, first: str, second: str, out: Path, progress: Progress | None
 ) -> WrittenReport:
-    """Compares the arms of two campaigns that share harness and model, else the newest arm of each."""
+    """Compares the arms of two campaigns that share harness and model, else the only arm of each."""
     arms = [known.arms(first), known.arms(second)]
     if not all(arms):
         raise UnknownReport(f"no rollout of {first if not arms[0] else second} has ended: compare them later")
-    alike = [(a, b) for a in arms[0] for b in arms[1] if (a.harness, a.model) == (b.harness, b.model)] or [
-        (arms[0][0], arms[1][0])
-    ]
+    alike = [(a, b) for a in arms[0] for b in arms[1] if (a.harness, a.model) == (b.harness, b.model)]
+    if not alike and max(map(len, arms)) > 1:
+        each = "; ".join(f"{arm.campaign}: {arm.harness} with {arm.model}" for some in arms for arm in some)
+        raise UnknownReport(
+            f"{first} and {second} have several arms and share none ({each}): choose two of them on the page "
+            "Compare of `orchard ui`"
+        )
+    alike = alike or [(arms[0][0], arms[1][0])]
     names = ["index.html", *(f"compare-{number}.html" for number in range(2, len(alike) + 1))]
     nav = [(f"{a.harness} · {a.model}", f"/compare/{number}") for number, (a, _) in enumerate(alike)]
     folder = Folder(known.url, out, f"{first} and {second}", nav)

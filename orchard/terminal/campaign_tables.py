@@ -1,8 +1,9 @@
 """Tables of campaigns and the pipeline for a terminal, shown once or followed."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from rich.box import HEAVY_HEAD
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
@@ -40,8 +41,11 @@ def campaign_table(view: CampaignView, pipeline: PipelineView) -> RenderableType
     bar = Table.grid()  # a bar alone does not end its line
     bar.add_row(ProgressBar(total=max(view.size, 1), completed=view.done, width=50))
     counts = Table(box=None, show_header=False)
+    why = {f"aborted: {reason.cause}": reason.detail for reason in view.reasons}
+    why |= {"unresolved": f"{view.empty:,} of them submitted nothing"} if view.empty else {}
     for outcome, number in view.outcomes.items():
-        counts.add_row(outcome_name(outcome), f"{number:,}", style=_style(outcome_name(outcome)))
+        name = outcome_name(outcome)
+        counts.add_row(name, f"{number:,}", Text(why.get(outcome, ""), style="dim"), style=_style(name))
     line = Text.assemble(
         (view.name, "bold"),
         "  ",
@@ -103,37 +107,71 @@ def _least(work: ModelWork, cost: str) -> str:
     return cost if work.priced else f"at least {cost}"
 
 
-def status_table(views: Sequence[CampaignView], pipeline: PipelineView) -> RenderableType:
-    """Tables of all campaigns and of the pipeline."""
-    blocked = any(view.blocked for view in views)
-    labelled = any(view.labels.keys() - {NO_LABEL} for view in views)
-    columns = (
-        *("campaign", "state", "size", "resolved", "unresolved", "aborted", *["blocked"] * blocked),
-        *("waiting", "running", "delayed", "retries", "reconciled", "tokens", "cost USD"),
-        *["protected"] * labelled,
-    )
-    campaigns = Table(header_style="bold")
-    for column in columns:
-        left = column in ("campaign", "state")
-        campaigns.add_column(column, justify="left" if left else "right", no_wrap=left)
+def status_table(views: Sequence[CampaignView], pipeline: PipelineView, width: int = 160) -> RenderableType:
+    """Tables of all campaigns and of the pipeline. Below WIDE columns, what does not fit the table stands
+    under it."""
+    wide = width >= WIDE
+    counts = {name: count for name, count in _COUNTS.items() if wide or name not in _SELDOM}
+    counts = {name: count for name, count in counts.items() if name in _ALWAYS or any(map(count, views))}
+    labelled = wide and any(view.labels.keys() - {NO_LABEL} for view in views)
+    titles = [*counts, *["tokens"] * wide, "cost USD", *["protected"] * labelled]
+    campaigns = Table(header_style="bold", box=HEAVY_HEAD if wide else None, pad_edge=wide)
+    campaigns.add_column("campaign", no_wrap=wide, overflow="fold")
+    campaigns.add_column("state", no_wrap=True)
+    for title in titles:
+        campaigns.add_column(title, justify="right")
     for view in views:
-        costs = [work.cost_usd for work in (view.ended, view.live) if work.cost_usd is not None]
-        least = "" if view.ended.priced and view.live.priced else "≥ "
-        cost = f"{least}{sum(costs):.2f}" if costs and not view.oracle else ""
-        if view.cap_usd is not None:
-            cost = f"{'≥ ' if view.spent.unpriced else ''}{view.spent.usd:.2f} of {view.cap_usd:.2f}"
-        numbers = (
-            *(view.size, view.outcomes.get("resolved", 0), view.outcomes.get("unresolved", 0)),
-            *(view.aborted, *[view.blocked] * blocked, view.waiting, view.running),
-            *(view.delayed, view.retries, view.reconciled),
-        )
-        tokens = "" if view.ended.counted and view.live.counted else "≥ "
-        tokens += f"{view.ended.tokens + view.live.tokens:,}"
         state = f"[{_STYLES[view.state]}]{view.state}[/]"
-        cells = (*(f"{number:,}" for number in numbers), tokens, cost, *[_labels(view)] * labelled)
+        cells = [f"{count(view):,}" for count in counts.values()]
+        cells += [*[_tokens(view)] * wide, _cost(view), *[_labels(view)] * labelled]
         campaigns.add_row(escape(view.name), state, *cells)
+    below = [] if wide else [Text(line, style="dim") for view in views if (line := _beside(view))]
     notes = [hint for view in views for hint in hints(view, pipeline)]
-    return Group(campaigns, pipeline_line(pipeline), *(Text(note, style="yellow") for note in _once(notes)))
+    return Group(
+        campaigns, *below, pipeline_line(pipeline), *(Text(note, style="yellow") for note in _once(notes))
+    )
+
+
+WIDE = 120
+"""Columns from which `status` shows every figure in its table."""
+_COUNTS: Mapping[str, Callable[[CampaignView], int]] = {
+    "size": lambda view: view.size,
+    "resolved": lambda view: view.outcomes.get("resolved", 0),
+    "unresolved": lambda view: view.outcomes.get("unresolved", 0),
+    "empty": lambda view: view.empty,
+    "aborted": lambda view: view.aborted,
+    "blocked": lambda view: view.blocked,
+    "waiting": lambda view: view.waiting,
+    "running": lambda view: view.running,
+    "delayed": lambda view: view.delayed,
+    "retries": lambda view: view.retries,
+    "reconciled": lambda view: view.reconciled,
+}
+_SELDOM = frozenset({"empty", "blocked", "waiting", "delayed", "retries", "reconciled"})
+"""Counts that a narrow table has no room for."""
+_ALWAYS = frozenset(_COUNTS) - {"empty", "blocked"}
+"""Counts that are shown also where they are 0."""
+
+
+def _beside(view: CampaignView) -> str:
+    """What a narrow table leaves out of a campaign."""
+    facts = [f"{number:,} {name}" for name in _COUNTS if name in _SELDOM and (number := _COUNTS[name](view))]
+    facts += [f"{_tokens(view)} tokens"] * bool(view.ended.tokens + view.live.tokens)
+    facts += [f"protected: {_labels(view)}"] * bool(view.labels.keys() - {NO_LABEL})
+    return f"{view.name}: {', '.join(facts)}" if facts else ""
+
+
+def _tokens(view: CampaignView) -> str:
+    least = "" if view.ended.counted and view.live.counted else "≥ "
+    return f"{least}{view.ended.tokens + view.live.tokens:,}"
+
+
+def _cost(view: CampaignView) -> str:
+    if view.cap_usd is not None:
+        return f"{'≥ ' if view.spent.unpriced else ''}{view.spent.usd:.2f} of {view.cap_usd:.2f}"
+    costs = [work.cost_usd for work in (view.ended, view.live) if work.cost_usd is not None]
+    least = "" if view.ended.priced and view.live.priced else "≥ "
+    return f"{least}{sum(costs):.2f}" if costs and not view.oracle else ""
 
 
 def pipeline_line(pipeline: PipelineView) -> RenderableType:

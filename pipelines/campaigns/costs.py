@@ -5,9 +5,12 @@ A rate card is TOML: a workload and offers of three kinds. `PAPER_RATES` is the 
 """
 
 import math
+import tomllib
 from typing import Literal
 
 import msgspec
+
+from orchard.schemas.faults import fault_sentence
 
 SECONDS_PER_HOUR = 3600.0
 
@@ -195,9 +198,13 @@ class CostLine(msgspec.Struct, frozen=True, kw_only=True):
 def read_rates(text: str) -> RateCard:
     """Read a rate card from TOML. Raises RatesError for a malformed one."""
     try:
-        card = msgspec.toml.decode(text, type=RateCard)
-    except msgspec.DecodeError as error:
-        raise RatesError(f"the rate card is not usable: {error}") from error
+        tree = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise RatesError(f"the rate card is not usable, because it is not valid TOML: {error}") from error
+    try:
+        card = msgspec.convert(tree, RateCard)
+    except msgspec.ValidationError as error:
+        raise RatesError(f"the rate card is not usable: {fault_sentence(tree, RateCard, error)}") from error
     names = [offer.name for offer in card.offers]
     if card.baseline not in names:
         raise RatesError(f"the baseline {card.baseline!r} is none of the offers: name one of {names}")

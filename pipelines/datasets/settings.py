@@ -11,6 +11,7 @@ from orchard.pipelines.domain import presets
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.pipelines.tasks.held_out import HeldOut, listed
 from orchard.pipelines.values.curves import EPS, Convention
+from orchard.schemas.faults import fault_sentence
 from orchard.schemas.identity import check_name, digest
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.protection import Protected
@@ -141,15 +142,19 @@ def read_settings(file: Path) -> DatasetSettings:
         tree = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DatasetError(f"{file} does not exist: write a dataset's configuration there") from None
+    except OSError as error:
+        raise DatasetError(f"{file} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise DatasetError(f"{file} is not valid TOML: {error}") from error
     try:
-        made = msgspec.convert(_over_preset(tree, file), DatasetSettings)
+        tree = _over_preset(tree, file)
+        made = msgspec.convert(tree, DatasetSettings)
         exclude = listed(made.source.exclude, file.parent)
     except TaskError as error:
         raise DatasetError(f"{file}: source.exclude: {error}") from error
     except msgspec.ValidationError as error:
-        raise DatasetError(f"{file}: {error}; docs/datasets.md explains every key") from error
+        said = fault_sentence(tree, DatasetSettings, error)
+        raise DatasetError(f"{file}: {said}; docs/datasets.md explains every key") from error
     source = msgspec.structs.replace(made.source, exclude=exclude)
     return msgspec.structs.replace(made, source=source)
 

@@ -20,6 +20,7 @@ from orchard.schemas.campaigns import (
     Timeouts,
     check_cap,
 )
+from orchard.schemas.faults import fault_sentence
 from orchard.schemas.identity import check_name
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -110,13 +111,16 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 def read_suite(file: Path) -> Suite:
     """The suite of a TOML file. Raises EvaluationError that names the key and the fix."""
     try:
-        return msgspec.convert(tomllib.loads(file.read_text(encoding="utf-8")), Suite)
+        tree = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise EvaluationError(f"{file} does not exist: write a suite there (docs/evaluation.md)") from None
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise EvaluationError(f"{file} cannot be read as TOML: {error}") from error
+    try:
+        return msgspec.convert(tree, Suite)
     except msgspec.ValidationError as error:
-        raise EvaluationError(f"{file}: {error}; docs/evaluation.md explains every key") from error
+        said = fault_sentence(tree, Suite, error)
+        raise EvaluationError(f"{file}: {said}; docs/evaluation.md explains every key") from error
 
 
 def published() -> dict[str, Path]:

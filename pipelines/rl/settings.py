@@ -19,8 +19,8 @@ from orchard.pipelines.sft.settings import (
     Tokens,
     TrainingError,
     converted,
+    of_file,
     over_preset,
-    read_toml,
 )
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.pipelines.tasks.held_out import HeldOut, listed
@@ -226,7 +226,7 @@ def _groups(tree: dict[str, Any], preset: dict[str, Any], method: str) -> dict[s
 
 def read_settings(file: Path) -> RlSettings:
     """The settings of a TOML file. Raises TrainingError."""
-    made = settings_from(read_toml(file))
+    made = of_file(file, settings_from)
     try:
         exclude = listed(made.tasks.exclude, file.parent)
     except TaskError as error:

@@ -1,6 +1,7 @@
 """Configuration of a fine-tuning run, with the recipes of domains as presets; importable without torch."""
 
 import tomllib
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -8,6 +9,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from orchard.pipelines.domain import presets
+from orchard.schemas.faults import fault_sentence
 from orchard.schemas.identity import digest
 from orchard.schemas.quantities import Unit
 
@@ -144,7 +146,8 @@ def converted(tree: dict[str, Any], kind: type[S]) -> S:
     try:
         settings = msgspec.convert(tree, kind)
     except msgspec.ValidationError as error:
-        raise TrainingError(f"the configuration of the run is not valid: {error}") from error
+        said = fault_sentence(tree, kind, error)
+        raise TrainingError(f"{said}; docs/training.md explains every key") from error
     if settings.min_lr > settings.lr:
         raise TrainingError(f"min_lr {settings.min_lr:g} is above lr {settings.lr:g}: lower it")
     return settings
@@ -178,7 +181,16 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def read_settings(path: Path) -> SftSettings:
     """Settings from a TOML file; paths in it are relative to the working directory. Raises TrainingError."""
-    return settings_from(read_toml(path))
+    return of_file(path, settings_from)
+
+
+def of_file(path: Path, make: Callable[[dict[str, Any]], S]) -> S:
+    """Settings that `make` makes of a TOML file. Raises TrainingError, which names the file."""
+    tree = read_toml(path)
+    try:
+        return make(tree)
+    except TrainingError as error:
+        raise TrainingError(f"{path}: {error}") from error
 
 
 _RUNTIME = ("out", "threads", "checkpoint_every", "keep_checkpoints", "run")

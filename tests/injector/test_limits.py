@@ -172,7 +172,7 @@ async def test_who_gives_up_keeps_nobody_waiting() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("[default]\nrequests = 3", "unknown field"),
+        ("[default]\nrequests = 3", "no such key"),
         ("[default]\nsandboxes = 0", "sandboxes"),
         ("[default]\nrequests_per_second = -1.0", "requests_per_second"),
         ("[default]\nburst = 2", "requests_per_second"),

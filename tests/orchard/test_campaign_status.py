@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from rich.console import Console, RenderableType
 
+from orchard.actions.abort_reasons import abort_reasons
 from orchard.actions.campaign_hints import hints
 from orchard.actions.campaign_status import (
     NO_LABEL,
@@ -142,11 +143,14 @@ def test_a_rest_is_said_with_its_end_where_that_is_known_and_a_breakers_pause_wi
 
 def test_blocked_rollouts_are_shown_apart_and_are_no_failures() -> None:
     outcomes = {"resolved": 2, "aborted: blocked": 3, "aborted: llm_unavailable": 1}
-    view = CampaignView("web", 6, State.FINISHED, outcomes)
+    reasons = abort_reasons(
+        [{"cause": cause, "detail": "no answer", "rollouts": 1} for cause in ("blocked", "llm_unavailable")]
+    )
+    view = CampaignView("web", 6, State.FINISHED, outcomes, reasons=reasons)
     plain = CampaignView("lab", 1, State.FINISHED, {"resolved": 1})
     assert (view.done, view.aborted, view.blocked) == (6, 1, 3)
     assert any("3 rollouts were kept out by their sites" in hint for hint in hints(view, PipelineView()))
-    assert any("1 rollouts aborted without a grade" in hint for hint in hints(view, PipelineView()))
+    assert any("web: 1 aborted, llm_unavailable: no answer" in hint for hint in hints(view, PipelineView()))
     screen = Console(width=200, file=StringIO())
     screen.print(status_table([view, plain], PipelineView()), campaign_table(view, PipelineView()))
     shown = screen.file.getvalue()  # type: ignore[attr-defined]
@@ -157,7 +161,8 @@ def test_blocked_rollouts_are_shown_apart_and_are_no_failures() -> None:
 
 
 def test_hints_name_the_command_that_mends() -> None:
-    over = CampaignView("c", 2, State.ABORTED, {"aborted: llm_unavailable": 2})
+    reasons = abort_reasons([{"cause": "llm_unavailable", "detail": "no answer", "rollouts": 2}])
+    over = CampaignView("c", 2, State.ABORTED, {"aborted: llm_unavailable": 2}, reasons=reasons)
     assert any("orchard resume c" in hint for hint in hints(over, PipelineView()))
     for queue, command in {
         "rollout-swe-normal": "orchard up",
@@ -169,3 +174,24 @@ def test_hints_name_the_command_that_mends() -> None:
     assert hints(CampaignView("c", 2, State.RUNNING), PipelineView()) == []
     late = PipelineView(lag_events=9, lag_seconds=600.0, dead_letters=1)
     assert len(hints(CampaignView("c", 2, State.RUNNING), late)) == 2
+
+
+def test_an_empty_submission_has_a_column_only_where_there_is_one_and_80_columns_are_enough() -> None:
+    views = [
+        CampaignView(
+            "a-campaign-with-a-long-name", 1205, State.FINISHED, {"resolved": 5, "unresolved": 1200}, empty=7,
+            ended=ModelWork(9000, 123_456_789, 12.5), retries=3, cap_usd=50.0, spent=Spent(12.5),
+        ),
+        CampaignView("b", 1, State.RUNNING, running=1),
+    ]  # fmt: skip
+
+    def lines(width: int, *shown: CampaignView) -> list[str]:
+        console = Console(width=width, file=StringIO())
+        console.print(status_table(shown, PipelineView(), width))
+        return console.file.getvalue().splitlines()  # type: ignore[attr-defined,no-any-return]
+
+    assert "empty" in lines(200, *views)[1] and "empty" not in lines(200, views[1])[1]
+    narrow = lines(80, *views)
+    assert all(title in narrow[0] for title in ("unresolved", "aborted", "running", "cost USD"))
+    assert any("1,205" in line and "1,200" in line and "12.50 of" in line for line in narrow)
+    assert "a-campaign-with-a-long-name: 7 empty, 3 retries, 123,456,789 tokens" in narrow

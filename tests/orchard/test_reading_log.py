@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -14,6 +15,7 @@ from orchard.actions.reading import Arm, UnknownName
 from orchard.actions.session import Session
 from orchard.cli.reading import print_messages, show_rollout, turn_range
 from orchard.configuration.config import Config, ConfigError
+from orchard.schemas.events import payload
 from tests.orchard.page.conftest import stored
 from tests.orchard.page.test_page import talk_of
 from tests.trajectory_log import Author
@@ -67,6 +69,19 @@ def test_arms_are_compared_by_task(store: str) -> None:
         assert pair.difference.value == pytest.approx(2 / 12)
         with pytest.raises(UnknownName, match="no task was graded in both"):
             log.compare("first", "nothing")
+
+
+async def test_a_name_of_several_arms_is_asked_for_one(tmp_path: Path) -> None:
+    author = Author("two")
+    *begun, done = author.rollout(1, ["ls"], resolved=True)
+    other = msgspec.structs.replace(payload(done), model="n")
+    events = [*author.rollout(0, ["ls"], resolved=True), *begun, author.event(other, done.rollout_id or "")]
+    events += Author("one").rollout(0, ["ls"], resolved=False)
+    where = str(await stored(tmp_path, events))
+    with Log(where) as log:
+        with pytest.raises(UnknownName, match=r"two has 2 arms: .*\('two', 'mini-swe-agent', 'n'\)"):
+            log.compare("one", "two")
+        assert log.compare("one", Arm("two", "mini-swe-agent", "n")).gained == 1
 
 
 def test_a_log_is_as_it_was_and_follows(store: str) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from orchard.cli.datasets import held_out_sentence
 from orchard.pipelines.datasets.build import build
 from orchard.pipelines.datasets.candidates import candidates
 from orchard.pipelines.datasets.manifest import read_manifest
@@ -109,6 +110,8 @@ async def test_a_dataset_has_nothing_that_measures_and_says_what_it_left_out(
         "task_cap": 2,
     }
     assert {name: made.counts[f"dropped_{name}"] for name in wanted} == wanted
+    assert held_out_sentence(made).startswith("7 rollouts of 4 tasks train nothing: ")
+    assert "2 nearly equal one" in held_out_sentence(made) and not held_out_sentence(everything)
     left = read_manifest(tmp_path / "held").contaminated
     assert {task: (why.name, why.of) for task, why in left.items()} == {
         "held-1": ("held_out", "held-1"),

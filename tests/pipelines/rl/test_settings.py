@@ -127,7 +127,7 @@ def test_a_plan_of_before_it_named_a_baseline_is_still_the_runs():
     [
         ({"method": "ppo"}, "no method is named 'ppo'"),
         ({"preset": "x"}, "no preset is named 'x'"),
-        ({"lr": 0}, "not valid"),
+        ({"lr": 0}, r"lr: .*\(it is 0\)"),
         ({"lr": 1e-6, "min_lr": 1e-4}, "min_lr 0.0001 is above lr 1e-06"),
         ({"method": "fixed", "bar": {"interval": [0.4, 0.6]}}, "'fixed' has no `bar.interval`"),
         ({"bar": {"size": 1}}, "size 1 must be 2 or more"),

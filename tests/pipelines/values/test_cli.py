@@ -1,13 +1,18 @@
 """`orchard values annotate` over a pipeline that runs: offers, works, waits for the tables, goes on later."""
 
 import asyncio
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
 from orchard.actions.session import Session
-from orchard.actions.values import annotate_campaign
+from orchard.actions.values import AnnotationRound, annotate_campaign
+from orchard.cli import values
+from orchard.cli.app import app
 from orchard.configuration.config import Config, ConfigError
 from orchard.pipelines.values.requests import Asking
 from orchard.storage.reader import open_tables
@@ -42,13 +47,32 @@ async def test_a_campaign_is_annotated_once_and_new_rollouts_later(pipeline: Any
             endpoints={"oracle": EndpointSettings(base_url=oracle.url)},
         )
         asking = Asking(model="oracle", endpoint="oracle")
-        assert await annotate_campaign(Session(config), "demo", asking, 2) == {"value.annotated": 3}
-        assert await annotate_campaign(Session(config), "demo", asking, 2) == {}
+        assert (await annotate_campaign(Session(config), "demo", asking, 2)).verdicts == {
+            "value.annotated": 3
+        }
+        assert (await annotate_campaign(Session(config), "demo", asking, 2)) == AnnotationRound()
         await pipeline.publisher.events(author.rollout(7, commands, **more))
-        assert await annotate_campaign(Session(config), "demo", asking, 2) == {"value.annotated": 1}
+        assert (await annotate_campaign(Session(config), "demo", asking, 2)).verdicts == {
+            "value.annotated": 1
+        }
         with pytest.raises(ConfigError, match="no rollout of 'nosuch' has ended"):
             await annotate_campaign(Session(config), "nosuch", asking, 2)
     stop.set()
     await writing
     with open_tables(pipeline.store) as tables:
         assert tables.execute("select count(*), min(model_kind) from values").fetchall() == [(4, "oracle")]
+
+
+@pytest.mark.parametrize(("annotated", "status"), [(0, 1), (1, 0)])
+def test_a_round_that_failed_everywhere_says_why_and_exits_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, annotated: int, status: int
+) -> None:
+    async def failing(*_: object) -> AnnotationRound:
+        counts = Counter({"value.annotated": annotated, "annotation.failed": 3})
+        return AnnotationRound(counts, Counter({"no_json: it is a poem": 2, "context_exceeded: 9": 1}))
+
+    monkeypatch.setattr(values, "annotate_campaign", failing)
+    done = CliRunner().invoke(app, ["--store", str(tmp_path), "values", "annotate", "demo"])
+    assert done.exit_code == status
+    assert f"{annotated} annotated, 3 failed" in done.output
+    assert "2 failed: no_json: it is a poem: `orchard values annotate demo --again`" in done.output

@@ -1,0 +1,67 @@
+"""What commands print with `--json`: a struct each, whose JSON Schema is in docs/reference/facts.json."""
+
+import sys
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from orchard.actions.campaign_hints import hints
+from orchard.actions.campaign_status import CampaignView, PipelineView, Status
+from orchard.pipelines.datasets.manifest import Manifest
+from orchard.processes.machine import Finding
+
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")]
+
+
+class StatusFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Output of `orchard status --json`."""
+
+    held: str
+    """Reason why nothing is published; empty without one."""
+    campaigns: list[CampaignView]
+    """All campaigns."""
+    pipeline: PipelineView | None
+    """State that all campaigns share; None without a campaign."""
+    hints: list[str]
+    """Advice, a sentence each."""
+
+
+class DoctorFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Output of `orchard doctor --json`."""
+
+    findings: list[Finding]
+    """What was checked."""
+
+
+FACTS: dict[str, Any] = {"status": StatusFacts, "doctor": DoctorFacts, "dataset show": Manifest}
+"""Type of the output by command."""
+
+
+def status_facts(held: str, status: Status | None) -> StatusFacts:
+    """The facts of `status`; None stands for no campaign."""
+    if status is None:
+        return StatusFacts(held=held, campaigns=[], pipeline=None, hints=[])
+    said = [hint for view in status.campaigns for hint in hints(view, status.pipeline)]
+    return StatusFacts(
+        held=held,
+        campaigns=status.campaigns,
+        pipeline=status.pipeline,
+        hints=list(dict.fromkeys(said)),
+    )
+
+
+def print_facts(facts: msgspec.Struct) -> None:
+    """Prints a struct as one line of JSON."""
+    sys.stdout.write(msgspec.json.encode(facts).decode() + "\n")
+
+
+def facts_schema() -> str:
+    """JSON Schema of every output; a command's is `$defs` by the name in `commands`."""
+    schemas, components = msgspec.json.schema_components(list(FACTS.values()), ref_template="#/$defs/{name}")
+    document = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "commands": dict(zip(FACTS, schemas, strict=True)),
+        "$defs": components,
+    }
+    return msgspec.json.format(msgspec.json.encode(document), indent=1).decode() + "\n"
