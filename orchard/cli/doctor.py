@@ -9,7 +9,8 @@ from orchard.actions.domain import answers
 from orchard.actions.session import Session
 from orchard.cli.facts import AsJson, DoctorFacts, print_facts
 from orchard.configuration.config_toml import as_toml
-from orchard.processes.machine import Finding, examine
+from orchard.configuration.findings import Finding
+from orchard.processes.machine import examine
 from orchard.terminal.console import console
 
 COMMANDS = {

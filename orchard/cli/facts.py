@@ -1,15 +1,14 @@
 """What commands print with `--json`: a struct each, whose JSON Schema is in docs/reference/facts.json."""
 
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
 
 from orchard.actions.campaign_hints import hints
 from orchard.actions.campaign_status import CampaignView, PipelineView, Status
-from orchard.pipelines.datasets.manifest import Manifest
-from orchard.processes.machine import Finding
+from orchard.configuration.findings import Finding
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")]
 
@@ -34,10 +33,6 @@ class DoctorFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What was checked."""
 
 
-FACTS: dict[str, Any] = {"status": StatusFacts, "doctor": DoctorFacts, "dataset show": Manifest}
-"""Type of the output by command."""
-
-
 def status_facts(held: str, status: Status | None) -> StatusFacts:
     """The facts of `status`; None stands for no campaign."""
     if status is None:
@@ -54,14 +49,3 @@ def status_facts(held: str, status: Status | None) -> StatusFacts:
 def print_facts(facts: msgspec.Struct) -> None:
     """Prints a struct as one line of JSON."""
     sys.stdout.write(msgspec.json.encode(facts).decode() + "\n")
-
-
-def facts_schema() -> str:
-    """JSON Schema of every output; a command's is `$defs` by the name in `commands`."""
-    schemas, components = msgspec.json.schema_components(list(FACTS.values()), ref_template="#/$defs/{name}")
-    document = {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "commands": dict(zip(FACTS, schemas, strict=True)),
-        "$defs": components,
-    }
-    return msgspec.json.format(msgspec.json.encode(document), indent=1).decode() + "\n"

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from orchard.cli.app import app
-from orchard.cli.facts import facts_schema
+from orchard.cli.facts_schema import facts_schema
 from orchard.cli.listed import Listed
 from orchard.configuration.fields import in_toml
 from orchard.reference.configuration import configuration

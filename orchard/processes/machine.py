@@ -9,10 +9,10 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from orchard.configuration.config import Config, ConfigError
+from orchard.configuration.findings import Finding
 from orchard.configuration.run_files import UNSAFE_HOST
 from orchard.injector.local.capabilities import capabilities
 from orchard.injector.local.outer_limits import processes_left, usable_cores, usable_memory
@@ -27,18 +27,6 @@ PROCESSES = 256
 """Processes and threads of the pipeline without workers, with some for sandboxes."""
 PROCESSES_OF_A_SLOT = 32
 """Processes and threads for each rollout at once: its share of a worker, its sandboxes and their tests."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line of the report. `remedy` is empty if nothing needs to be done."""
-
-    what: str
-    good: bool
-    says: str
-    remedy: str = ""
-    needed: bool = False
-    """Whether `up` cannot work without it."""
 
 
 def insist(config: Config) -> None:

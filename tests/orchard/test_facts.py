@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 from orchard.actions.abort_reasons import abort_reasons
 from orchard.actions.campaign_status import CampaignView, PipelineView, State, Status
 from orchard.cli.app import app
-from orchard.cli.facts import FACTS, facts_schema, status_facts
+from orchard.cli.facts import status_facts
+from orchard.cli.facts_schema import FACTS, facts_schema
 from orchard.configuration.run_files import RunFiles
 
 

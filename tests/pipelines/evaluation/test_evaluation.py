@@ -300,7 +300,7 @@ def test_cells_are_compared_that_differ_in_one_thing(tmp_path: Path) -> None:
     [
         ("samples = 0", "samples"),
         ("k = [3]\nsamples = 2", "k = 3 needs as many samples: there are 2"),
-        ("steps = 3", "unknown field `steps`"),
+        ("steps = 3", "steps: there is no such key"),
         ("harnesses = []", "at least one harness"),
         ('harnesses = ["a", "a"]', "the harness 'a' is named twice"),
         ('models = [{ name = "m" }, { name = "m", endpoint = "b" }]', "the model 'm' is named twice"),

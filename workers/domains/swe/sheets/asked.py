@@ -21,11 +21,17 @@ class AskedAssertion:
         self.pures: list[ast.expr] = []
         self.pinned: list[int] = []
         self.called = False
+        self.changing = False
         self.lazy = False
 
     def inputs(self) -> tuple[int, ...]:
+        """Returns which expected values are made of what the question is asked about, or read from a file."""
         asked = {name for leaf in self.leaves for name in names_in(leaf)}
-        return tuple(at for at, pure in enumerate(self.pures) if names_in(pure) and names_in(pure) <= asked)
+        return tuple(
+            at
+            for at, pure in enumerate(self.pures)
+            if (names_in(pure) and names_in(pure) <= asked) or self.names.reads(pure)
+        )
 
     def leaf(self, node: ast.expr) -> Condition:
         self.leaves.append(node)
@@ -36,6 +42,7 @@ class AskedAssertion:
             self.pinned.append(len(self.pures))
             elsewhere = self.names.calls(node) > 0 or self.names.is_made_elsewhere(node)
             self.called = self.called or elsewhere
+            self.changing = self.changing or self.names.changes(node)
         self.pures.append(node)
         return ["pure", len(self.pures) - 1]
 
@@ -123,6 +130,7 @@ class AskedAssertion:
                 values[at] = ast.ListComp(values[at], comprehension.generators)
         self.pinned += [at for at in range(known, len(self.pures)) if not self.names.is_free(self.pures[at])]
         self.called = self.called or inner.called
+        self.changing = self.changing or inner.changing
         return [name, condition, list(range(asked, len(self.leaves))), list(range(known, len(self.pures)))]
 
 

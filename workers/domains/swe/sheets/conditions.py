@@ -74,6 +74,8 @@ def _value(node: Condition, leaves: Sequence[Any], pures: Sequence[Any]) -> Any:
         return all(_value(each, leaves, pures) for each in rest)
     if kind == "or":
         return any(_value(each, leaves, pures) for each in rest)
+    if kind == "loose":
+        return _value(rest[0], leaves, pures)
     if kind == "not":
         return not _value(rest[0], leaves, pures)
     if kind == "if":

@@ -29,6 +29,7 @@ EACH = 12
 """Variants that are tried for a function at most."""
 SLOW = 0.025
 """Seconds of a variant that is too slow; it may take ten times as many with a submission (`child.Within`)."""
+_BAD_INPUT = frozenset({"ValueError", "TypeError", "LookupError", "ArithmeticError"})
 _SHOWN = 300
 """Characters of an input or answer in a log."""
 _PAIRS = (
@@ -102,7 +103,8 @@ def _questions(
             other = by_base.get(place)
             right = other is not None and is_right(conditions[visit.ask], asked, other.got)
             inputs = variant.change_of(visit.ask)[:_SHOWN]
-            yield msgspec.structs.replace(asked, base=right, inputs=inputs)
+            strange = variant.is_strange(visit.ask)
+            yield msgspec.structs.replace(asked, base=right, inputs=inputs, strange=strange)
 
 
 def _numbered(visits: Iterable[Visit]) -> Iterator[tuple[tuple[int, int], Visit]]:
@@ -259,9 +261,14 @@ class FreshTally(msgspec.Struct):
     asked: Counter[tuple[bool, bool]] = msgspec.field(default_factory=Counter)
     wrong: Counter[tuple[bool, bool]] = msgspec.field(default_factory=Counter)
     example: tuple[FreshQuestion, Sequence[Any] | None] | None = None
+    right: int = 0
+    refusals: int = 0
+    """Strange inputs that it refuses; they count only where it answers nothing rightly."""
 
     @property
     def refused(self) -> bool:
+        if self.refusals and self.right < FEW:
+            return True
         return any(self.wrong[group] > max(FEW, ALLOWED * self.asked[group]) for group in self.asked)
 
 
@@ -275,12 +282,28 @@ def tallies(
         for each in questions:
             condition, got = conditions[each.ask], answers(name, each)
             group = each.base, _bit(condition, each)
+            right = got is not None and is_right(condition, each, got)
+            tally.right += right
+            if not right and each.strange and _refuses(got):
+                tally.refusals += 1
+                continue
             tally.asked[group] += 1
-            if got is None or not is_right(condition, each, got):
+            if not right:
                 tally.wrong[group] += 1
-                if tally.example is None or not each.base:
-                    tally.example = each, got
+            if not right and (tally.example is None or not each.base):
+                tally.example = each, got
     return found
+
+
+def _refuses(got: Sequence[Any] | None) -> bool:
+    """Whether an answer says that the input is bad."""
+    names = [
+        name
+        for each in got or ()
+        if isinstance(each, dict) and isinstance(each.get("raised"), list)
+        for name in each["raised"][0]
+    ]
+    return not _BAD_INPUT.isdisjoint(name for name in names if isinstance(name, str))
 
 
 def _bit(condition: Condition, question: FreshQuestion) -> bool:
@@ -303,7 +326,8 @@ def by_rote(sheet: Sheet, told: Told) -> dict[str, str]:
 
 
 def _said(sheet: Sheet, tally: FreshTally) -> str:
-    assert tally.example is not None
+    if tally.example is None:
+        return f"{tally.refusals} inputs are refused, and {tally.right} answers are right"
     question, got = tally.example
     answer = "nothing" if got is None else json.dumps(got)[:_SHOWN]
     expected = json.dumps(question.key)[:_SHOWN] if question.key else "true"

@@ -18,6 +18,8 @@ from orchard.workers.domains.swe.sheets.sheet import (
     Sheet,
     SheetTest,
     Visit,
+    is_loose,
+    problem,
     wrong,
 )
 from orchard.workers.domains.swe.sheets.variants import original_of
@@ -86,7 +88,7 @@ def label_of(
 ) -> Protected:
     """Labels one time of asking one assertion; `inputs` are the expected values that the question is asked
     about."""
-    if any(not wrong(condition, key, answers) for answers in _guesses(condition)):
+    if condition[0] == "loose" or any(not wrong(condition, key, answers) for answers in _guesses(condition)):
         return Protected.BIT
     return _label(condition, key, words, inputs)
 
@@ -167,6 +169,12 @@ def label_of_test(
     `inputs` are, by assertion, the expected values that its question is asked about.
     """
     labels = []
+    loose = [visit for visit in expected if is_loose(conditions, visit.ask)]
+    reached_loose = [visit for visit in base if is_loose(conditions, visit.ask)]
+    if loose and (not reached_loose or problem(conditions, loose, reached_loose)):
+        labels.append(Protected.BIT)
+    expected = [visit for visit in expected if not is_loose(conditions, visit.ask)]
+    base = [visit for visit in base if not is_loose(conditions, visit.ask)]
     for at, visit in enumerate(expected):
         reached = at < len(base) and base[at].ask == visit.ask
         if not reached or wrong(conditions[visit.ask], visit.key, base[at].got):
@@ -236,6 +244,8 @@ def _passes(
 
 
 def _forged(condition: Condition, guess: Any, raised: Any) -> list[Any]:
+    if condition[0] == "loose":
+        condition = condition[1]
     if condition[0] == "raises":
         return [raised]
     if condition[0] in ("warns", "assert_warns"):

@@ -31,6 +31,15 @@ _READING = re.compile(
     r"|glob|rglob|iterdir|walk|open|urlopen|fromfile|genfromtxt|memmap|random|default_rng|getcontext"
     r"|localcontext|uuid1|uuid4|geterr|getenv|tell|communicate|getvalue|wait|poll|result)$"
 )
+_CHANGING = frozenset(
+    [
+        *("now", "today", "utcnow", "fromtimestamp", "time", "time_ns", "monotonic", "perf_counter", "ctime"),
+        *("localtime", "gmtime", "strftime", "gethostname", "getfqdn", "getpid", "getuser", "node", "uuid1"),
+        *("uuid4", "cpu_count", "gettempdir", "mkdtemp", "mkstemp", "token_hex", "token_bytes", "urandom"),
+        *("random", "randint", "choice", "getrandbits"),
+    ]
+)
+"""Names of what differs from day to day and from sandbox to sandbox."""
 _PURE = frozenset(
     [
         *("json.loads", "os.path.join", "os.path.basename", "os.path.dirname", "os.path.normpath"),
@@ -58,6 +67,11 @@ def is_lasting(name: str) -> bool:
     if root in _COMPUTING:
         return not any(map(reads_the_world, parts))
     return not parts or parts[-1][:1].isupper()
+
+
+def changes(name: str) -> bool:
+    """Whether what this function of a library, dotted, gives is another value in the next sandbox."""
+    return name.rpartition(".")[2] in _CHANGING
 
 
 def reads_the_world(name: str) -> bool:

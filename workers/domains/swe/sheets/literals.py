@@ -151,6 +151,8 @@ def others(value: object) -> list[Any]:
 
 def _texts(text: str) -> Iterator[str]:
     middle = len(text) // 2
+    yield "".join(_next(char) if char.isdigit() else char for char in text)
+    yield _apart(text[::-1], str.isdigit, _next)[::-1]
     yield "".join(map(_next, text))
     yield text + text[-1:]
     yield _apart(text, lambda char: not char.isalnum(), lambda char: char * 2)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from orchard.workers.domains.swe.sheets.libraries import is_computing, is_lasting, reads_the_world
+from orchard.workers.domains.swe.sheets.libraries import changes, is_computing, is_lasting, reads_the_world
 from orchard.workers.domains.swe.sheets.parametrized import Function, cells_of, dotted
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -25,6 +25,8 @@ _VALUES = frozenset(
         *("iter", "any", "all", "memoryview"),
     ]
 )
+_TESTED = 100
+"""Calls of libraries that count as one of tested code."""
 _CHANGEABLE = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp, ast.Call)
 _ASSERTING = ("assert", "raises", "approx", "warns")
 
@@ -191,16 +193,49 @@ class FunctionNames:
                 return all(self.is_free(each, bound) for each in ast.iter_child_nodes(node))
 
     def calls(self, node: ast.AST, seen: frozenset[str] = frozenset()) -> int:
-        """Number of calls that may run tested code in an expression, those behind its names included."""
+        """Number of calls that may run tested code in an expression, those behind its names included. What
+        reads the world counts less."""
         found = sum(
-            isinstance(each, ast.Call) and not self._callable(each.func, frozenset())
+            1 if self._is_foreign(each.func) else _TESTED
             for each in ast.walk(node)
+            if isinstance(each, ast.Call) and not self._callable(each.func, frozenset())
         )
         for name in names_in(node) - seen:
             for value in self._bindings.get(name, []):
                 if value is not None:
                     found += self.calls(value, seen | {name})
         return found
+
+    def reads(self, node: ast.AST, seen: frozenset[str] = frozenset()) -> bool:
+        """Whether an expression is read from a file or another place outside of the test."""
+        return any(
+            isinstance(each, ast.Call)
+            and not self._callable(each.func, frozenset())
+            and self._is_foreign(each.func)
+            for each in ast.walk(node)
+        ) or any(
+            self.reads(value, seen | {name})
+            for name in names_in(node) - seen
+            for value in self._bindings.get(name, [])
+            if value is not None
+        )
+
+    def changes(self, node: ast.AST, seen: frozenset[str] = frozenset()) -> bool:
+        """Whether an expression is another one on the next day or in another sandbox."""
+        for each in ast.walk(node):
+            match each:
+                case ast.Attribute(attr="now" | "today" | "utcnow"):
+                    return True
+                case ast.Attribute() if changes(self._library(each)):
+                    return True
+                case ast.Name(id=name) if changes(self._module.libraries.get(name, "")):
+                    return True
+        return any(
+            self.changes(value, seen | {name})
+            for name in names_in(node) - seen
+            for value in self._bindings.get(name, [])
+            if value is not None
+        )
 
     def is_made_elsewhere(self, node: ast.AST) -> bool:
         """Whether an expression has a part that a fixture or another method made, perhaps by tested code.
@@ -228,6 +263,12 @@ class FunctionNames:
                 return is_computing(library)
             return not reads_the_world(node.attr) and self.is_free(node.value, bound)
         return False
+
+    def _is_foreign(self, node: ast.expr) -> bool:
+        """Whether a function is a library's, or a method of what a library made."""
+        if isinstance(node, ast.Name):
+            return node.id in self._module.libraries or node.id == "open"
+        return isinstance(node, ast.Attribute) and (bool(self._library(node)) or self.is_free(node.value))
 
     def _library(self, node: ast.expr) -> str:
         """Returns what an attribute of a library stands for, dotted; empty for all else."""
@@ -263,7 +304,7 @@ class FunctionNames:
         if name in self._module.libraries:
             return is_lasting(self._module.libraries[name])
         return name not in self._module.stored and (
-            name in _VALUES or _is_error(name) or name == "NotImplemented"
+            name in _VALUES or _is_error(name) or name in ("NotImplemented", "__file__", "__name__")
         )
 
     def _given(self, name: str) -> bool:
@@ -301,7 +342,8 @@ class FunctionNames:
             case ast.Expr(value=ast.Call(func=ast.Attribute() as method)):
                 yield method.value
             case ast.Call() if not _asserts(node) and not self._callable(node.func, frozenset()):
-                yield node
+                if not self._is_foreign(node.func):
+                    yield node
             case ast.Lambda() | ast.FunctionDef() if node is not self._function:
                 yield node
 

@@ -4,6 +4,9 @@ Each assertion becomes `__ask__(number, leaf, ...)`: the leaves are what depends
 the call has `key=lambda: (...)` beside them, with what is expected; the sheet has not. How an assertion
 holds, given both, is its *condition* (`conditions.py`).
 
+An assertion in a loop over what tested code gave, or in a branch that it decides over, is *loose*: another
+right solution may come to it more or less often.
+
 Where both sides depend on tested code, the side with fewer calls, or the right one, is *pinned*: it leaves
 the file as an expected value, which is sound where the gold patch and the base commit agree on it."""
 
@@ -67,6 +70,8 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     """Which of the expected values depend on tested code."""
     called: bool = False
     """Whether one of these is the result of a call, or of a fixture."""
+    changing: bool = False
+    """Whether one of these is another one on the next day."""
     inputs: tuple[int, ...] = ()
     """Which of the expected values are made of what the question is asked about."""
 
@@ -143,6 +148,10 @@ class _FunctionRewriter:
         self._numbers = numbers
         self._bits = bits
         self._swapped = swapped
+        self._loops = 0
+        """Loops around a statement over what tested code may decide."""
+        self._branches = 0
+        """Branches around it that tested code may decide over."""
         self._infos = frozenset(
             item.optional_vars.id
             for each in ast.walk(function)
@@ -174,11 +183,22 @@ class _FunctionRewriter:
         changed = self._changed(node)
         if changed is not None:
             return changed
+        loops, branches = self._loops, self._branches
+        match node:
+            case ast.While() | ast.AsyncFor():
+                self._loops += 1
+            case ast.For():
+                self._loops += not self._names.is_free(node.iter)
+            case ast.If():
+                self._branches += not self._names.is_free(node.test)
+            case ast.Match():
+                self._branches += not self._names.is_free(node.subject)
         for field in ("body", "orelse", "finalbody"):
             if isinstance(getattr(node, field, None), list) and not (field == "body" and _catches(node)):
                 setattr(node, field, self.block(getattr(node, field)))
         for handler in [*getattr(node, "handlers", []), *getattr(node, "cases", [])]:
             handler.body = self.block(handler.body)
+        self._loops, self._branches = loops, branches
         return node
 
     def _changed(self, node: ast.stmt) -> ast.stmt | None:
@@ -205,7 +225,7 @@ class _FunctionRewriter:
         number = self._numbers[id(node)]
         asked = self._asked(number)
         eager = any(isinstance(each, _EAGER) for each in ast.walk(expression))
-        if self._is_bit(number) or (eager and isinstance(expression, ast.BoolOp)):
+        if self._is_bit(number) or self._branches or (eager and isinstance(expression, ast.BoolOp)):
             asked.leaves.append(expression)
             return self._asking(number, node, ["leaf", 0], asked)
         condition = asked.condition(expression)
@@ -216,7 +236,7 @@ class _FunctionRewriter:
 
     def _special(self, node: ast.stmt, special: Special) -> ast.stmt:
         number = self._numbers[id(node)]
-        if self._is_bit(number):
+        if self._is_bit(number) or self._branches:
             return node
         asked = self._asked(number)
         if special.mock is not None:
@@ -231,13 +251,15 @@ class _FunctionRewriter:
     def _asking(self, number: int, node: ast.stmt, condition: Condition, asked: AskedAssertion) -> ast.stmt:
         name = "__later__" if asked.lazy else "__ask__"
         leaves = [_lambda(each) for each in asked.leaves] if asked.lazy else asked.leaves
+        if self._branches or (self._loops and not asked.pinned):
+            condition = ["loose", condition]
         self._add(number, node, condition, asked)
         call = ast.Call(ast.Name(name, ast.Load()), [ast.Constant(number), *leaves], [_key(asked.pures)])
         return ast.copy_location(ast.Expr(call), node)
 
     def _raising_call(self, node: ast.Expr | ast.Assign, raising: Raising) -> ast.stmt | None:
         number = self._numbers[id(node)]
-        if self._is_bit(number):
+        if self._is_bit(number) or self._branches:
             return node
         assert isinstance(node.value, ast.Call)
         context = self._context(number, node, raising)
@@ -248,7 +270,7 @@ class _FunctionRewriter:
 
     def _with(self, node: ast.With | ast.AsyncWith) -> None:
         number = self._numbers[id(node)]
-        if self._is_bit(number):
+        if self._is_bit(number) or self._branches:
             return
         for item in node.items:
             raising = as_raising(item.context_expr)
@@ -301,6 +323,7 @@ class _FunctionRewriter:
             condition=condition,
             pinned=tuple(asked.pinned),
             called=asked.called,
+            changing=asked.changing,
             inputs=asked.inputs(),
         )
 

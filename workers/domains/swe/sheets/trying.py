@@ -77,7 +77,11 @@ async def with_fresh_inputs(
     if not variants:
         return asked.files, {}
     by_gold, by_base = (await gold(texts)).told, (await base(texts)).told
-    conditions = {ask: each for ask, each in asked.conditions.items() if ask not in asked.pinned}
+    conditions = {
+        ask: each
+        for ask, each in asked.conditions.items()
+        if ask not in asked.pinned and each[0] not in ("loose", "or")
+    }
     found = enough(fresh_questions(conditions, asked.expected, variants, by_gold, by_base))
     chosen = affordable(found, by_gold, min(SHARE * seconds, MOST))
     numbers: Numbers = {}

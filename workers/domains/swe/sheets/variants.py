@@ -34,6 +34,11 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
     """Which literals of a table, on which all assertions depend; empty for none."""
     other: str
     """Which literal of another statement; empty for none."""
+    strange: frozenset[int | None] = frozenset()
+    """Assertions whose own literal is now a text that may be no valid one; None if all are."""
+
+    def is_strange(self, ask: int) -> bool:
+        return not self.strange.isdisjoint((ask, None))
 
     def change_of(self, ask: int) -> str:
         return ", ".join(filter(None, (self.asked.get(ask), self.table, self.other)))
@@ -133,30 +138,51 @@ def _changed(function: Function, original: str, name: str, names: Collection[obj
     others = [each for each in groups if each.ask is None and not each.table]
     asked: dict[int, str] = {}
     table, other = [], ""
+    strange: set[int | None] = set()
+
+    def replaced(group: _Group, number: int) -> str:
+        said, is_strange = _replace_one(group.slots, number)
+        if is_strange:
+            strange.add(group.ask)
+        return said
+
     for group in groups:
         if group.ask is not None:
-            asked[group.ask] = _replace_one(group.slots, number)
+            asked[group.ask] = replaced(group, number)
         elif group.table:
-            table.append(_replace_one(group.slots, number))
+            table.append(replaced(group, number))
     if others:
         turn, at = divmod(number, len(others))
-        other = _replace_one(others[at].slots, turn)
+        other = replaced(others[at], turn)
     asked = {ask: change for ask, change in asked.items() if change}
     return Variant(
-        function=original, name=name, asked=asked, table=", ".join(filter(None, table)), other=other
+        function=original,
+        name=name,
+        asked=asked,
+        table=", ".join(filter(None, table)),
+        other=other,
+        strange=frozenset(strange),
     )
 
 
-def _replace_one(slots: list[LiteralSlot], number: int) -> str:
-    """Returns what was replaced by what; empty where nothing could be."""
+def _replace_one(slots: list[LiteralSlot], number: int) -> tuple[str, bool]:
+    """Returns what was replaced by what (empty where nothing could be), and whether it may be no valid
+    text."""
     choices = [(slot, nodes) for slot in slots for nodes in [other_nodes(slot.node)] if nodes]
     if not choices:
-        return ""
+        return "", False
     turn, at = divmod(number, len(choices))
     slot, nodes = choices[at]
     node = nodes[turn % len(nodes)]
     slot.put(node)
-    return f"{ast.unparse(node)} for {ast.unparse(slot.node)}"
+    return f"{ast.unparse(node)} for {ast.unparse(slot.node)}", _shape(node) != _shape(slot.node)
+
+
+def _shape(node: ast.expr) -> object:
+    """What a text is but for its digits; nothing for other literals."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes):
+        return re.sub(r"\d", "0", str(node.value))
+    return None
 
 
 def _groups(function: Function, names: Collection[object]) -> Iterator[_Group]:
