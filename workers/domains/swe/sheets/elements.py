@@ -106,6 +106,10 @@ def _broadcast(one: Shape, another: Shape) -> Shape:
 
 
 def _pairs(one: Any, another: Any, shape: Shape) -> list[tuple[Any, Any]]:
+    """Pairs the elements of both; nothing is no answer where something is expected, though numpy stretches
+    it."""
+    if not math.prod(shape) and math.prod(shape_of(one)) + math.prod(shape_of(another)):
+        raise NotHeld("nothing was compared")
     kinds = {each.dtype if isinstance(each, Array) else "" for each in (one, another)}
     if len(kinds) > 1 and any(kind.startswith(("datetime64", "timedelta64")) for kind in kinds):
         raise Unclear("times of different kinds")
@@ -148,7 +152,9 @@ def _close(pairs: list[tuple[Any, Any]], relative: Any, absolute: Any, equal_nan
 def _numpy_near(found: Any, expected: Any, relative: float, absolute: float, equal_nan: bool) -> bool:
     if found != found or expected != expected:
         return equal_nan and found != found and expected != expected
-    return bool(found == expected or abs(found - expected) <= absolute + relative * abs(expected))
+    if math.isinf(abs(found)) or math.isinf(abs(expected)):
+        return bool(found == expected)
+    return bool(abs(found - expected) <= absolute + relative * abs(expected))
 
 
 # --- pandas --------------------------------------------------------------------------------------

@@ -131,7 +131,7 @@ class SheetMaker:
         """Yields what the test patch says of other files than tests."""
         for file, lines in split_diff(self._grading.test_patch):
             if file is not None and file.path not in self._plan.files:
-                yield "\n".join(lines)
+                yield "\n".join(line[1:] for line in lines if line[:1] in ("+", " "))
 
     async def _draft(self, machine: Machine, checkout: RepositoryCheckout) -> Draft:
         files = {*await checkout.files(), *touched_paths(self._grading.test_patch)}
