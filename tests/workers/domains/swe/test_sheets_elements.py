@@ -113,7 +113,7 @@ def test_tables():
     "answer", [float("inf"), [], [float("inf")], [float("inf")] * 2, Array("float64", (0,), [])]
 )
 def test_infinity_and_nothing_are_near_nothing(answer):
-    """numpy stretches an empty array, and takes the tolerance from the desired side, which may be the answer."""
+    """numpy stretches an empty array, and takes the tolerance from the desired side."""
     for expected in ([3.4711, 9.77], 3.4711, [3.4711]):
         for one, another in ((expected, answer), (answer, expected)):
             for compare in (assert_allclose, allclose):

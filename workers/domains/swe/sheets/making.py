@@ -102,14 +102,14 @@ class SheetMaker:
                 tests = self._known(plain, first.told, second.told, base.told)
                 draft.learn(tests, first.told.outside)
                 for least in (Treatment.BITS, Treatment.INSIDE, Treatment.INSIDE):
-                    ids = await self._settle(draft, tests, machine, checkout)
+                    ids, seconds = await self._settle(draft, tests, machine, checkout)
                     asked = await self._run(other, base_checkout, draft.files())
                     if not self._too_easy(draft, tests, asked.told, ids, least):
                         break
                 for _ in range(2):  # a stall of the machine says nothing
-                    seconds = (await self._run(machine, checkout, draft.files())).seconds
                     if seconds <= SLOWEST * plain.seconds + 2:
                         break
+                    seconds = (await self._run(machine, checkout, draft.files())).seconds
                 else:
                     return without_sheet(f"its sheet takes {seconds:.0f} s, the tests {plain.seconds:.0f} s")
                 sheet = self._finished(draft, tests, asked.told, ids)
@@ -187,13 +187,14 @@ class SheetMaker:
 
     async def _settle(
         self, draft: Draft, tests: Sequence[KnownTest], machine: Machine, checkout: RepositoryCheckout
-    ) -> dict[str, str]:
-        """Tries the sheet with the gold patch until it answers all; returns the tests' ids in it."""
+    ) -> tuple[dict[str, str], float]:
+        """Tries the sheet with the gold patch until it answers all; returns the tests' ids in it, and the
+        seconds of its run."""
         for _ in range(ROUNDS if time.monotonic() < self._until else 1):
             run = await self._run(machine, checkout, draft.files())
             ids = same_places(run.told, self._order)
             if draft.settled(tests, run.told, ids):
-                return ids
+                return ids, run.seconds
             if time.monotonic() > self._until:
                 break
         return await self._give_up(draft, tests, run.told, ids, machine, checkout)
@@ -206,15 +207,15 @@ class SheetMaker:
         ids: Mapping[str, str],
         machine: Machine,
         checkout: RepositoryCheckout,
-    ) -> dict[str, str]:
-        """Leaves alone what still deviates, and what does then; returns the tests' ids."""
+    ) -> tuple[dict[str, str], float]:
+        """Leaves alone what still deviates, and what does then; returns as `_settle` does."""
         for test in draft.deviating(tests, told, ids):
             draft.degrade(test, Treatment.INSIDE)
         run = await self._run(machine, checkout, draft.files())
         ids = same_places(run.told, self._order)
         for test in draft.deviating(tests, run.told, ids):
             draft.leave_alone(test.file)
-        return ids
+        return ids, run.seconds
 
     def _too_easy(
         self,
