@@ -7,7 +7,6 @@ What deviates is treated less strictly by steps (`rewriting.Treatment`), in the 
 """
 
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
@@ -47,8 +46,8 @@ ROUNDS = 8
 """Trials of the sheet with the gold patch; what still deviates then is left as it is."""
 LONGEST = 120.0
 """Seconds that the tests may take for a sheet to be tried."""
-PATIENCE, LEAST_PATIENCE = 20.0, 60.0
-"""Trials begin for so many times the seconds of the tests, and at least so many seconds."""
+PATIENCE = 160.0
+"""Seconds that these trials may take, by what the tests took once: a slow suite has fewer of them."""
 SLOWEST = 3.0
 """A sheet may take so many times the seconds of the tests, and some for its start."""
 
@@ -70,8 +69,8 @@ class SheetMaker:
         self._grading = grading
         self._plan = plan
         self._prepared = prepared
-        self._until = 0.0
-        """On the clock of time.monotonic(): when trials end."""
+        self._rounds = ROUNDS
+        """Trials that are left."""
         self._helpers: frozenset[str] = frozenset()
         """Files of the repository's tests that the test files import."""
         self._order: list[str] = []
@@ -90,7 +89,7 @@ class SheetMaker:
                 return without_sheet(
                     f"the tests take {plain.seconds:.0f} s, and a sheet is tried over {ROUNDS} runs"
                 )
-            self._until = time.monotonic() + max(PATIENCE * plain.seconds, LEAST_PATIENCE)
+            self._rounds = max(2, min(ROUNDS, int(PATIENCE / max(plain.seconds, 0.1))))
             draft = await self._draft(machine, checkout)
             keys = draft.keys()
             if not keys:
@@ -190,12 +189,13 @@ class SheetMaker:
     ) -> tuple[dict[str, str], float]:
         """Tries the sheet with the gold patch until it answers all; returns the tests' ids in it, and the
         seconds of its run."""
-        for _ in range(ROUNDS if time.monotonic() < self._until else 1):
+        while True:
+            self._rounds -= 1
             run = await self._run(machine, checkout, draft.files())
             ids = same_places(run.told, self._order)
             if draft.settled(tests, run.told, ids):
                 return ids, run.seconds
-            if time.monotonic() > self._until:
+            if self._rounds <= 0:
                 break
         return await self._give_up(draft, tests, run.told, ids, machine, checkout)
 
