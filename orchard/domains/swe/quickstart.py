@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 import uvloop
+from rich.markup import escape
 
+from orchard.actions.abort_reasons import abort_reasons, abort_sentence
 from orchard.actions.campaign_hints import duration
 from orchard.actions.campaigns import grow_campaign, known_plan, resume_campaign
 from orchard.actions.reporter import Reporter
@@ -134,8 +136,8 @@ async def _work(config: Config, tasks: int, samples: int, model: str, campaign: 
             await session.committed(connection)
     console.rule("3. results, read back by SQL")
     _show_results(session, campaign)
-    if (aborted := _aborted(session, campaign)) and aborted == _rollouts(session, campaign):
-        raise ConfigError(f"all {aborted} rollouts were aborted: {_commonest(session, campaign)}")
+    if (reason := _reason(session, campaign)) and not _graded(session, campaign):
+        raise ConfigError(f"no rollout was graded: {reason}")
     console.print(f"all of it took {duration(time.monotonic() - began)}", style="dim")
 
 
@@ -204,21 +206,17 @@ def _aborted(session: Session, campaign: str) -> int:
     return int(found[0]) if found else 0
 
 
-def _rollouts(session: Session, campaign: str) -> int:
+def _reason(session: Session, campaign: str) -> str:
+    """The commonest reason of the campaign's aborted rollouts, and what to do."""
     with open_tables(session.config.store) as tables:
-        found = tables.execute("select count(*) from rollouts where campaign = ?", [campaign]).fetchone()
-    return int(found[0]) if found else 0
-
-
-def _commonest(session: Session, campaign: str) -> str:
-    """Commonest cause and detail of the campaign's aborted rollouts."""
-    with open_tables(session.config.store) as tables:
-        found = tables.execute(
-            "select cause || ', ' || coalesce(detail, '') from rollouts where campaign = ? and "
-            "status = 'aborted' group by all order by count(*) desc limit 1",
+        cursor = tables.execute(
+            "select cause, detail, count(*) as rollouts from rollouts where campaign = ? and "
+            "status = 'aborted' group by all",
             [campaign],
-        ).fetchone()
-    return str(found[0])[:500] if found else ""
+        )
+        names = [column[0] for column in cursor.description or []]
+        rows = [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+    return abort_sentence(abort_reasons(rows), campaign)
 
 
 async def _prepare_tasks(session: Session, wanted: int, told: Reporter) -> None:
@@ -255,12 +253,8 @@ def _show_results(session: Session, campaign: str) -> None:
             names = [column[0] for column in cursor.description or []]
             console.print(rows_table(names, cursor.fetchall()))
         shown = tables.execute(FOR_SHOW, {"name": campaign}).fetchone()
-    if aborted := _aborted(session, campaign):
-        console.print(
-            f"[red]{aborted} rollouts were aborted by failures outside the model and have no reward.[/] "
-            'Mend the cause (`orchard sql "select distinct cause, detail from rollouts"`) and run the same '
-            "command again: it redoes only those."
-        )
+    if reason := _reason(session, campaign):
+        console.print(f"[red]{escape(reason)}[/]; the same command goes on from here too", highlight=False)
     console.print("Next, with the virtual environment active (source .venv/bin/activate):", style="bold")
     example = (
         [(f"orchard show {shown[0][:10]}", "read one trajectory, its diff and its tests")] if shown else []
