@@ -9,6 +9,7 @@ import typer
 import uvloop
 
 from orchard.actions.session import Session
+from orchard.configuration.config import UpSettings
 from orchard.processes.signals import stop_on_signals
 from orchard.terminal.console import console, progress
 
@@ -52,8 +53,16 @@ def register(app: typer.Typer) -> None:
             orchard ui
             orchard ui --store s3://bucket/prefix --port 0
         """
+        session: Session = context.obj
+        usual = port == UpSettings().page_port and not (private or allowed_host or tokenizer or listening)
+        if usual and host == "127.0.0.1" and (up := session.up()) is not None and up.page_url:
+            console.print(
+                f"`orchard up` serves [bold green]the page[/] already: {up.page_url}", soft_wrap=True
+            )
+            console.print("for one more: orchard ui --port 0", style="dim")
+            return
         line = None if listening is None else socket.socket(fileno=listening)
-        uvloop.run(_serve(context.obj, host, line or port, private, allowed_host or [], tokenizer))
+        uvloop.run(_serve(session, host, line or port, private, allowed_host or [], tokenizer))
 
     @app.command()
     def report(

@@ -20,6 +20,7 @@ from orchard.streams.publisher import Publisher
 from orchard.streams.replay import replay
 from tests.chaos.run import spec_of
 from tests.chaos.world import session_for, until
+from tests.orchard.conftest import Command
 from tests.tiny_tasks import build_tiny_image, tiny_task
 
 
@@ -124,3 +125,21 @@ async def test_what_fails_beside_the_pipeline_hands_back_what_runs(
     async with session.connection_or_server("test") as connection:
         types = [stored.event.type async for stored in replay(connection) if stored.event is not None]
     assert "attempt.released" in types
+
+
+def test_the_page_that_up_serves_is_told(tmp_path: Path, command_line: Command) -> None:
+    files = RunFiles(tmp_path)
+    files.record.parent.mkdir()
+    record = UpRecord(
+        pid=os.getpid(),
+        nats_url="nats://x",
+        sandbox_url="http://x",
+        oracle_url=None,
+        page_url="http://p:7/",
+        children={},
+    )
+    files.record.write_bytes(msgspec.json.encode(record))
+    with files.lock.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = command_line("ui", store=tmp_path)
+    assert (done.returncode, "http://p:7/" in done.stdout) == (0, True)
