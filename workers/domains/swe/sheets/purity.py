@@ -13,6 +13,7 @@ from typing import Any
 
 from orchard.workers.domains.swe.sheets.libraries import changes, is_computing, is_lasting, reads_the_world
 from orchard.workers.domains.swe.sheets.parametrized import Function, cells_of, dotted
+from orchard.workers.domains.swe.sheets.statements import bodies_of, bound_in, other_targets
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -83,7 +84,7 @@ class ModuleNames:
         """Names of which some function of the file lets tested code change what they hold."""
         whole = FunctionNames(self, None, None, {})
         for statement in tree.body:
-            for target, value in _bound(statement):
+            for target, value in bound_in(statement):
                 if isinstance(target, ast.Name) and self.stored[target.id] == 1 and whole.is_free(value):
                     self.constants[target.id] = value
                     self.free.add(target.id)
@@ -123,14 +124,6 @@ def is_given(function: Function) -> bool:
         dotted(each.func if isinstance(each, ast.Call) else each).endswith("given")
         for each in function.decorator_list
     )
-
-
-def _bound(statement: ast.stmt) -> Iterator[tuple[ast.expr, ast.expr]]:
-    if isinstance(statement, ast.Assign):
-        for target in statement.targets:
-            yield target, statement.value
-    elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
-        yield statement.target, statement.value
 
 
 class FunctionNames:
@@ -358,21 +351,21 @@ class FunctionNames:
 
     def _collect_attributes(self, owner: ast.ClassDef) -> None:
         for statement in owner.body:
-            for target, value in _bound(statement):
+            for target, value in bound_in(statement):
                 if isinstance(target, ast.Name):
                     self._attributes.setdefault(target.id, []).append(value)
         for node in ast.walk(owner):
             if isinstance(node, ast.stmt):
-                for target, value in _bound(node):
+                for target, value in bound_in(node):
                     if isinstance(target, ast.Attribute) and dotted(target.value) == "self":
                         self._attributes.setdefault(target.attr, []).append(value)
 
     def _collect(self, body: list[ast.stmt], loops: tuple[ast.expr, ...], *, sure: bool) -> None:
         """Records the bindings of statements: what is bound, or None where a condition decides over it."""
         for statement in body:
-            for target, value in _bound(statement):
+            for target, value in bound_in(statement):
                 self._bind(target, value if sure else None, loops)
-            for target in _other_targets(statement):
+            for target in other_targets(statement):
                 self._bind(target, None, ())
             if isinstance(statement, ast.For | ast.AsyncFor):
                 free = sure and isinstance(statement, ast.For)
@@ -383,7 +376,7 @@ class FunctionNames:
             elif isinstance(statement, ast.With | ast.AsyncWith):
                 self._collect(statement.body, loops, sure=sure)
             elif not isinstance(statement, (*FUNCTIONS, ast.ClassDef)):
-                for nested in _bodies(statement):
+                for nested in bodies_of(statement):
                     self._collect(nested, loops, sure=False)
 
     def _bind(self, target: ast.expr, value: ast.expr | None, loops: tuple[ast.expr, ...]) -> None:
@@ -398,45 +391,6 @@ class FunctionNames:
         else:
             for name in names_in(target) - {"self"}:
                 self._bindings.setdefault(name, []).append(None)
-
-
-def _other_targets(statement: ast.stmt) -> Iterator[ast.expr]:
-    """Yields what a statement binds to values that nobody can know from its text."""
-    match statement:
-        case ast.AugAssign():
-            yield statement.target
-        case ast.Delete():
-            yield from statement.targets
-        case ast.With() | ast.AsyncWith():
-            yield from filter(None, (item.optional_vars for item in statement.items))
-        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-            yield ast.Name(statement.name, ast.Store())
-            for node in ast.walk(statement):
-                if isinstance(node, ast.Nonlocal):
-                    yield from (ast.Name(name, ast.Store()) for name in node.names)
-            return
-        case ast.Global() | ast.Nonlocal():
-            yield from (ast.Name(name, ast.Store()) for name in statement.names)
-        case ast.Try():
-            yield from (ast.Name(each.name, ast.Store()) for each in statement.handlers if each.name)
-        case ast.Match():
-            for node in ast.walk(statement):
-                if isinstance(node, ast.MatchAs | ast.MatchStar) and node.name:
-                    yield ast.Name(node.name, ast.Store())
-    for child in ast.iter_child_nodes(statement):
-        if isinstance(child, ast.expr):
-            for node in ast.walk(child):
-                if isinstance(node, ast.NamedExpr):
-                    yield node.target
-
-
-def _bodies(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
-    for field in ("body", "orelse", "finalbody"):
-        yield getattr(statement, field, [])
-    for handler in getattr(statement, "handlers", []):
-        yield handler.body
-    for case in getattr(statement, "cases", []):
-        yield case.body
 
 
 def _arguments(arguments: ast.arguments) -> list[ast.arg]:
