@@ -216,6 +216,14 @@ def test_a_private_class_may_have_another_name():
     assert wrong(EQUAL, [ours], [theirs]) == ""
     assert wrong(EQUAL, [{"tuple": [{"class": ["_A"]}]}], [{"tuple": [{"class": ["_B"]}]}]) == ""
     assert wrong(EQUAL, [ours], [other])
+    same_type = ["isinstance", ["leaf", 0], ["pure", 0]]
+    assert (
+        wrong(
+            same_type, [{"class": ["_A", "tuple"]}], [{"own": [["_B", "tuple"], {"tuple": []}, False, None]}]
+        )
+        == ""
+    )
+    assert wrong(same_type, [{"class": ["_A", "tuple"]}], [{"tuple": []}])
 
 
 @pytest.mark.parametrize("end", ["", " x", "\t", "\n x", " - x", "\u00a0x"])

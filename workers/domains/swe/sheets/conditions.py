@@ -28,6 +28,7 @@ from orchard.workers.domains.swe.sheets.values import (
     Raised,
     Tolerance,
     Unclear,
+    called,
     class_names,
     flat,
 )
@@ -200,7 +201,8 @@ def _isinstance(value: Any, kinds: Any) -> bool:
     wanted = kinds if isinstance(kinds, tuple) else (kinds,)
     if not all(isinstance(each, ClassNames) for each in wanted):
         raise Unclear("the classes cannot be told")
-    return any(each.names[0] in class_names(value) for each in wanted)
+    names = {called([name]) for name in class_names(value)}
+    return any(called(each.names) in names for each in wanted)
 
 
 def _almost(one: Any, another: Any, places: Any, delta: Any) -> bool:
