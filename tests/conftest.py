@@ -3,7 +3,7 @@
 import os
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -47,6 +47,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if mark is not None and os.geteuid() != 0:
             item.add_marker(pytest.mark.skip(f"needs root, as CI has it: {mark.args[0]}"))
     items.sort(key=lambda item: (item.get_closest_marker("slow") is None, tests[item.path], item.path))
+
+
+def _environment_comes_back() -> Iterator[None]:
+    """What a test, or a module's fixture, sets in this process's environment is no other test's setting."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+of_each_module = pytest.fixture(autouse=True, scope="module")(_environment_comes_back)
+of_each_test = pytest.fixture(autouse=True)(_environment_comes_back)
 
 
 @pytest.fixture

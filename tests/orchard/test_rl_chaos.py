@@ -8,20 +8,12 @@ import pytest
 from tests.chaos.rl import RlReport, Size, run
 
 
-@pytest.fixture
-def environment():
-    """What the run sets in the environment goes with it."""
-    before = dict(os.environ)
-    for name in [name for name in os.environ if name.startswith("ORCHARD_ENDPOINTS__")]:
-        del os.environ[name]
-    yield
-    os.environ.clear()
-    os.environ.update(before)
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("environment")
-async def test_a_run_under_kills_trains_on_every_group_once(tmp_path: Path) -> None:
+async def test_a_run_under_kills_trains_on_every_group_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith("ORCHARD_ENDPOINTS__")]:
+        monkeypatch.delenv(name)
     report: RlReport = await run(tmp_path / "store", Size(steps=2, group=2, kills=3), seed=12)
     assert report.faults == []
     assert report.groups == 4
