@@ -66,29 +66,44 @@ class Draft:
         """Tests that are expected to fail, and do by an assertion of the sheet."""
         self.left_alone: set[str] = set()
         """Files that stay as they are."""
+        self._rewritten: dict[str, tuple[object, RewrittenFile]] = {}
+        self._texts: dict[str, tuple[object, str, Mapping[int, str]]] = {}
+        """Of each file the last one, after what it was made of."""
+        self._modules: dict[str, ModuleNames] = {}
         for file in sources:
             try:
-                self._rewritten(file)
+                self._rewrite(file)
+                self._modules[file] = ModuleNames(ast.parse(sources[file]), tested)
             except (SyntaxError, ValueError, RecursionError):
                 self.left_alone.add(file)
         for file in self._helpers - self.left_alone:  # others read what nothing reads in them
             self.treatments |= {(file, name): Treatment.WHOLE for name in ("", *self._functions(file))}
         self.sites: dict[int, Site] = {}
 
-    def _rewritten(self, file: str) -> RewrittenFile:
+    def _of(self, file: str, numbers: Iterable[int]) -> set[int]:
+        first = self._first[file]
+        return {number for number in numbers if first <= number < first + _APART}
+
+    def _rewrite(self, file: str) -> tuple[object, RewrittenFile]:
+        """Returns the rewritten file after what it was made of."""
         treatments = {name: how for (where, name), how in self.treatments.items() if where == file}
-        return rewrite(
-            self.sources[file],
-            self._tested,
-            first=self._first[file],
-            treatments=treatments,
-            bits=self.bits,
-            swapped=self.swapped,
-        )
+        bits, swapped = self._of(file, self.bits), self._of(file, self.swapped)
+        made_of = treatments, bits, swapped
+        if file not in self._rewritten or self._rewritten[file][0] != made_of:
+            made = rewrite(
+                self.sources[file],
+                self._tested,
+                first=self._first[file],
+                treatments=treatments,
+                bits=bits,
+                swapped=swapped,
+            )
+            self._rewritten[file] = made_of, made
+        return self._rewritten[file]
 
     def keys(self) -> dict[str, str]:
         """Returns the text of each file's key."""
-        return {file: self._rewritten(file).key for file in self.sources if file not in self.left_alone}
+        return {file: self._rewrite(file)[1].key for file in self.sources if file not in self.left_alone}
 
     def texts(self) -> dict[str, str]:
         """Returns the text of each file's sheet as it is now treated, and notes its assertions and tokens."""
@@ -100,17 +115,26 @@ class Draft:
         return {**self.sources, **self.texts()}
 
     def _text(self, file: str) -> str:
-        made = self._rewritten(file)
+        rewritten, made = self._rewrite(file)
         self.sites |= made.sites
+        made_of = rewritten, self._of(file, self.needed), len(self.answers)
+        if file not in self._texts or self._texts[file][0] != made_of:
+            self._texts[file] = made_of, *self._sheet(file, made)
+        _, text, held = self._texts[file]
+        self.tokens |= {number: (file, function) for number, function in held.items()}
+        return text
+
+    def _sheet(self, file: str, made: RewrittenFile) -> tuple[str, Mapping[int, str]]:
+        """Returns the text, and the function of each token."""
+        sheet = made.sheet()
         treated = {name: how for (where, name), how in self.treatments.items() if where == file}
         untrimmed = {name for name, how in treated.items() if how > Treatment.TRIMMED}
         untokened = {name for name, how in treated.items() if how > Treatment.TOKENS}
         if Treatment.WHOLE in (self.treatments.get((file, "")), None):
             untokened |= {""}
-        trim(made.sheet, untrimmed, ModuleNames(ast.parse(self.sources[file]), self._tested))
-        held = hold_back(made.sheet, self.answers, untokened, self.needed, self._first[file])
-        self.tokens |= {number: (file, function) for number, function in held.items()}
-        return ast.unparse(made.sheet) + "\n"
+        trim(sheet, untrimmed, self._modules[file])
+        held = hold_back(sheet, self.answers, untokened, self.needed, self._first[file])
+        return ast.unparse(sheet) + "\n", held
 
     def conditions(self) -> dict[int, Condition]:
         return {number: site.condition for number, site in self.sites.items()}

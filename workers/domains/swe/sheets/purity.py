@@ -9,6 +9,7 @@ import ast
 import builtins
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any
 
 from orchard.workers.domains.swe.sheets.libraries import changes, is_computing, is_lasting, reads_the_world
@@ -146,12 +147,9 @@ class FunctionNames:
         self._guards: dict[str, list[ast.expr]] = {}
         """What the loops iterate over in which a name is bound."""
         self._known: dict[str, bool] = {}
-        self._attributes: dict[str, list[ast.expr | None]] = {}
         if function is not None:
             self._parameters = [each.arg for each in _arguments(function.args)]
             self._collect(function.body, (), sure=True)
-        if owner is not None:
-            self._collect_attributes(owner)
 
     def is_free(self, node: ast.AST | None, bound: frozenset[str] = frozenset()) -> bool:
         """Whether an expression does not depend on tested code; `bound` are names of comprehensions."""
@@ -349,16 +347,20 @@ class FunctionNames:
             value is not None and not _is_changeable(value) and whole.is_free(value) for value in values
         )
 
-    def _collect_attributes(self, owner: ast.ClassDef) -> None:
-        for statement in owner.body:
+    @cached_property
+    def _attributes(self) -> dict[str, list[ast.expr | None]]:
+        """What the attributes of the test class are bound to."""
+        found: dict[str, list[ast.expr | None]] = {}
+        for statement in self._owner.body if self._owner is not None else ():
             for target, value in bound_in(statement):
                 if isinstance(target, ast.Name):
-                    self._attributes.setdefault(target.id, []).append(value)
-        for node in ast.walk(owner):
+                    found.setdefault(target.id, []).append(value)
+        for node in ast.walk(self._owner) if self._owner is not None else ():
             if isinstance(node, ast.stmt):
                 for target, value in bound_in(node):
                     if isinstance(target, ast.Attribute) and dotted(target.value) == "self":
-                        self._attributes.setdefault(target.attr, []).append(value)
+                        found.setdefault(target.attr, []).append(value)
+        return found
 
     def _collect(self, body: list[ast.stmt], loops: tuple[ast.expr, ...], *, sure: bool) -> None:
         """Records the bindings of statements: what is bound, or None where a condition decides over it."""

@@ -77,10 +77,17 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RewrittenFile(msgspec.Struct, frozen=True, kw_only=True):
-    sheet: ast.Module
-    """With all expected sides gone, and nothing else."""
-    key: str
+    tree: ast.Module
+    """Of the key."""
     sites: dict[int, Site]
+
+    @property
+    def key(self) -> str:
+        return ast.unparse(self.tree) + "\n"
+
+    def sheet(self) -> ast.Module:
+        """Returns a copy with all expected sides gone, and nothing else."""
+        return _without_key(self.tree)
 
 
 def rewrite(
@@ -114,8 +121,7 @@ def rewrite(
             function.body.insert(0, rewriter.drawn())
         sites |= rewriter.sites
     ast.fix_missing_locations(tree)
-    key = ast.unparse(tree)
-    return RewrittenFile(sheet=_without_key(tree), key=key + "\n", sites=sites)
+    return RewrittenFile(tree=tree, sites=sites)
 
 
 def _candidates(tree: ast.AST) -> Iterator[ast.AST]:
