@@ -14,6 +14,7 @@ from orchard.pipelines.tasks.proving import ProofContext, Proven, Refuted, Verdi
 from orchard.schemas.outcomes import Reward
 from orchard.schemas.protection import Protected
 from orchard.schemas.tasks import SWETests, Task
+from orchard.workers.domains.swe.sheets.making import PlainRun
 from orchard.workers.domains.swe.sheets.obtaining import sheet_of
 from orchard.workers.domains.swe.verdict import MISSING, PASSING
 from orchard.workers.episode.preparation import prepare
@@ -32,16 +33,26 @@ async def prove_task(task: Task, context: ProofContext) -> Verdict:
         return Refuted(reason="no_gold_patch", detail="without a known solution nothing can be proven")
     if seen := await _solutions_in_reach(task, context):
         return Refuted(reason="solution_in_reach", detail="; ".join(seen)[:_REACH_SHOWN])
-    verdict = await context.by_runs(task, judge_tests)
-    return verdict if isinstance(verdict, Refuted) else await _labelled(verdict, context)
+    known: list[Reward] = []
+
+    def judged(task: Task, gold: Sequence[Reward], empty: Sequence[Reward]) -> Verdict:
+        known.extend(gold)
+        return judge_tests(task, gold, empty)
+
+    verdict = await context.by_runs(task, judged)
+    return verdict if isinstance(verdict, Refuted) else await _labelled(verdict, known, context)
 
 
-async def _labelled(proven: Proven, context: ProofContext) -> Proven:
+async def _labelled(proven: Proven, gold: Sequence[Reward], context: ProofContext) -> Proven:
     """Makes the question sheet of a proven task, and says how well it protects the reward."""
     task = proven.task
     seconds = context.settings.grading_seconds
     pristine = partial(context.fresh, task)
-    sheet = await sheet_of(task, pristine, context.blobs, context.controls, seconds)
+    assert isinstance(task.grading, SWETests)
+    plain = PlainRun(statuses=gold[-1].tests, seconds=min(reward.seconds for reward in gold))
+    sheet = await sheet_of(
+        task, pristine, context.blobs, context.controls, seconds, None if task.grading.strip_timing else plain
+    )
     if sheet is None:
         why = "its test command is not pytest's or unittest's, so its tests are judged by what they print"
         return msgspec.structs.replace(proven, protected=Protected.INSIDE, protected_why=why)

@@ -359,9 +359,11 @@ def main() -> None:
         warm(workdir, plan["paths"])
         plan["plugins"] = plugins(workdir, plan["paths"])
     for files in plan["runs"]:
+        began = time.monotonic()
         raw, log, code = watched(plan, files)
         told = base64.b64encode(zlib.compress(raw, 1)).decode()
         said = {"told": told, "code": code, "log": log.decode(errors="replace")}
+        said["seconds"] = time.monotonic() - began
         os.write(out, f"\n{plan['mark']} {json.dumps(said)}\n".encode())
     os.write(out, f"\n{plan['mark']} end\n".encode())
 

@@ -5,7 +5,7 @@ import json
 import re
 import secrets
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -38,6 +38,13 @@ _HARDENED = {
 }
 
 
+class ToldRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What the processes of one or more files told, and how long they took."""
+
+    told: Told
+    seconds: float
+
+
 class TestRun(msgspec.Struct, frozen=True, kw_only=True):
     __test__ = False
 
@@ -48,6 +55,8 @@ class TestRun(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
     told: Told = msgspec.field(default_factory=Told)
     """What the processes of the tests told, where the runner ran them."""
+    by_file: dict[str, ToldRun] = {}
+    """The same for each of them."""
     out_of_memory: bool = False
     """Whether a process in the sandbox was killed for memory during the run."""
     ended_by: InfrastructureError | None = None
@@ -96,9 +105,11 @@ async def run_tests(
     *,
     trusted: bool = False,
     sheet: bool = False,
+    files: Sequence[str] | None = None,
 ) -> TestRun:
-    """Runs all tests of the task in the repository as it is. With `trusted` the command runs unchanged and
-    its output is believed: the rule of published benchmarks. With `sheet` the test files are question sheets.
+    """Runs all tests of the task in the repository as it is, or those in `files`. With `trusted` the command
+    runs unchanged and its output is believed: the rule of published benchmarks. With `sheet` the test files
+    are question sheets.
 
     A sandbox that ends during the tests gives a run without a result; a control must tell the cause.
     """
@@ -107,7 +118,9 @@ async def run_tests(
     try:
         if plan is None:
             return await _by_command(task, grading, machine, checkout, limit)
-        return await _by_runner(task, grading, plan, machine, checkout, limit, sheet=sheet)
+        return await _by_runner(
+            task, grading, plan, machine, checkout, limit, sheet=sheet, files=files or plan.files
+        )
     except InfrastructureError as error:
         if error.cause not in (AbortCause.SANDBOX_DIED, AbortCause.SANDBOX_OUT_OF_MEMORY):
             raise
@@ -123,6 +136,7 @@ async def _by_runner(
     limit: float,
     *,
     sheet: bool,
+    files: Sequence[str],
 ) -> TestRun:
     mark = f"orchard-{secrets.token_hex(12)}"
     runner, planned, script = (f"{checkout.scratch}/{name}" for name in ("run.py", "plan.json", "run.sh"))
@@ -131,7 +145,7 @@ async def _by_runner(
         "mark": mark,
         "framework": call.framework.value,
         "options": list(call.options),
-        "runs": [[file] for file in plan.files],
+        "runs": [[file] for file in files],
         "sheet": CHILD.read_text() if sheet else "",
         "from_directory": call.from_directory,
     }
@@ -151,10 +165,14 @@ async def _by_runner(
             with suppress(ValueError):  # cut, because it is more than a command may print
                 runs.append(json.loads(line[len(mark) + 1 :]))
     told = Told()
+    by_file: dict[str, ToldRun] = {}
     codes = []
-    for file, run in zip(plan.files, runs, strict=False):
-        done = await asyncio.to_thread(told.add, run["told"], file)
+    for file, run in zip(files, runs, strict=False):
+        one = Told()
+        done = await asyncio.to_thread(one.add, run["told"], file)
         codes.append(run["code"] if done else run["code"] or 70)
+        by_file[file] = ToldRun(told=one, seconds=run["seconds"])
+        told.join(one)
     failing = next((code for code in codes if code), 0)
     return TestRun(
         statuses=_by_id(plan, {name: test.status for name, test in told.tests.items() if test.status}),
@@ -162,6 +180,7 @@ async def _by_runner(
         log="".join(run["log"] for run in runs) or outcome.output,
         seconds=outcome.seconds,
         told=told,
+        by_file=by_file,
         out_of_memory=outcome.out_of_memory,
     )
 

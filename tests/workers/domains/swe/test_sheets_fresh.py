@@ -86,7 +86,7 @@ WITHOUT_ANSWERS = (
 
 def test_a_variant_is_limited_by_the_processors_time_alone():
     with Within():
-        time.sleep(3 * Within.left / 8)  # more than a variant may work
+        time.sleep(3 * Within().one)  # more than a variant may work
     with pytest.raises(VariantTooSlow), Within():
         while True:
             with suppress(Exception):

@@ -462,12 +462,16 @@ class VariantTooSlow(BaseException):
 class Within:
     """`with __within__():` limits what a variant may take, and all variants of a process together: by the
     processor's clock, which a slow machine does not change, and by far more of the wall clock, for who waits.
+    A trial has less: what takes long there is not asked.
     """
 
-    left = 2.0
+    spent = 0.0
+
+    def __init__(self, trial: bool = False) -> None:
+        self.one, self.all = (0.05, 1.0) if trial else (0.25, 2.0)
 
     def __enter__(self) -> None:
-        self.seconds = min(0.25, Within.left)
+        self.seconds = min(self.one, self.all - Within.spent)
         if self.seconds <= 0:
             raise VariantTooSlow("too long for fresh inputs")
         self.ended = False
@@ -481,7 +485,7 @@ class Within:
             left = self._set(0, 0)
             for at, number in enumerate(_CLOCKS):
                 signal.signal(number, self.before[at])
-            Within.left -= self.seconds - (0 if self.ended else left)
+            Within.spent += self.seconds - (0 if self.ended else left)
 
     def _set(self, seconds: float, again: float) -> float:
         """Returns what was left of the seconds before."""

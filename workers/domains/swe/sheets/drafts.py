@@ -2,7 +2,7 @@
 
 import ast
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -84,10 +84,10 @@ class Draft:
         first = self._first[file]
         return {number for number in numbers if first <= number < first + _APART}
 
-    def _rewrite(self, file: str) -> tuple[object, RewrittenFile]:
+    def _rewrite(self, file: str, more_bits: Iterable[int] = ()) -> tuple[object, RewrittenFile]:
         """Returns the rewritten file after what it was made of."""
         treatments = {name: how for (where, name), how in self.treatments.items() if where == file}
-        bits, swapped = self._of(file, self.bits), self._of(file, self.swapped)
+        bits, swapped = self._of(file, {*self.bits, *more_bits}), self._of(file, self.swapped)
         made_of = treatments, bits, swapped
         if file not in self._rewritten or self._rewritten[file][0] != made_of:
             made = rewrite(
@@ -101,9 +101,11 @@ class Draft:
             self._rewritten[file] = made_of, made
         return self._rewritten[file]
 
-    def keys(self) -> dict[str, str]:
-        """Returns the text of each file's key."""
-        return {file: self._rewrite(file)[1].key for file in self.sources if file not in self.left_alone}
+    def keys(self, bits: Collection[int] = ()) -> dict[str, str]:
+        """Returns the text of each file's key, in which `bits` are asked as a whole."""
+        return {
+            file: self._rewrite(file, bits)[1].key for file in self.sources if file not in self.left_alone
+        }
 
     def texts(self) -> dict[str, str]:
         """Returns the text of each file's sheet as it is now treated, and notes its assertions and tokens."""

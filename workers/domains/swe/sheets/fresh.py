@@ -223,6 +223,15 @@ def steady(
     return {name: asked for name, asked in kept.items() if asked}
 
 
+def in_time(told: Told) -> set[str]:
+    """Returns the variants that were fast enough to be asked, and of which a test passes."""
+    costs: Counter[str] = Counter()
+    for name, test in told.tests.items():
+        costs[_variant(name)] += test.seconds  # type: ignore[assignment]
+    passed = {_variant(name) for name, test in told.tests.items() if test.status == "PASSED"}
+    return {name for name in passed if costs[name] <= SLOW}
+
+
 def affordable(
     questions: Mapping[str, Sequence[FreshQuestion]], told: Told, seconds: float
 ) -> dict[str, Sequence[FreshQuestion]]:

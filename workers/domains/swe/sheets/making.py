@@ -1,8 +1,9 @@
 """Makes the question sheet of a task, by trial: the gold patch must answer it as it passes the tests, and the
 base commit must not.
 
-Runs, each of all tests: with the gold patch the tests as they are, the key twice, and the sheet until nothing
-deviates; at the base commit the key and the sheet; last both with fresh inputs (`trying.py`).
+Runs: with the gold patch the tests as they are, unless the caller knows what they give, the key twice, and
+what changed of the sheet until nothing deviates; at the base commit the key and the sheet; fresh inputs are
+tried with both (`trying.py`).
 What deviates is treated less strictly by steps (`rewriting.Treatment`), in the end left as it is.
 """
 
@@ -35,9 +36,10 @@ from orchard.workers.domains.swe.sheets.labels import (
 from orchard.workers.domains.swe.sheets.rewriting import Treatment
 from orchard.workers.domains.swe.sheets.sheet import FORMAT, Sheet, SheetTest
 from orchard.workers.domains.swe.sheets.told import Told
-from orchard.workers.domains.swe.sheets.trying import AskedTests, with_fresh_inputs
+from orchard.workers.domains.swe.sheets.trials import SheetTrials
+from orchard.workers.domains.swe.sheets.trying import AskedTests, FreshTrial
 from orchard.workers.domains.swe.sheets.variants import original_of
-from orchard.workers.domains.swe.testing import RunnerPlan, TestRun, run_tests
+from orchard.workers.domains.swe.testing import RunnerPlan, run_tests
 from orchard.workers.domains.swe.verdict import FAILING
 from orchard.workers.episode.diffs import split_diff, touched_paths
 from orchard.workers.episode.machine import FileTooLarge, Machine
@@ -63,16 +65,33 @@ def without_sheet(why: str) -> Sheet:
     return Sheet(format=FORMAT, patch=b"", conditions={}, lines={}, tests={}, label=Protected.INSIDE, why=why)
 
 
+class PlainRun(msgspec.Struct, frozen=True, kw_only=True):
+    """The task's own tests with the gold patch."""
+
+    statuses: Mapping[str, str]
+    seconds: float
+
+
 class SheetMaker:
-    def __init__(self, task: Task, grading: SWETests, plan: RunnerPlan, prepared: Prepared) -> None:
+    def __init__(
+        self,
+        task: Task,
+        grading: SWETests,
+        plan: RunnerPlan,
+        prepared: Prepared,
+        plain: PlainRun | None = None,
+    ) -> None:
         self._task = task
         self._grading = grading
         self._plan = plan
         self._prepared = prepared
+        self._plain = plain
         self._rounds = ROUNDS
         """Trials that are left."""
         self._helpers: frozenset[str] = frozenset()
         """Files of the repository's tests that the test files import."""
+        self._shared: set[str] = set()
+        """Files that others import, test files among them."""
         self._order: list[str] = []
         """Ids of all tests in the order of the key's first run."""
         self._ids = {
@@ -82,8 +101,8 @@ class SheetMaker:
     async def make(self) -> Sheet:
         """Raises InfrastructureError; a task whose tests no sheet can ask gets one without questions."""
         async with self._prepared(gold=True) as (machine, checkout):
-            plain = await run_tests(self._task, self._grading, machine, checkout)
-            if not plain.conclusive:
+            plain = self._plain or await self._run_plain(machine, checkout)
+            if plain is None:
                 return without_sheet("the tests give no result with the known solution")
             if plain.seconds > LONGEST:
                 return without_sheet(
@@ -94,33 +113,45 @@ class SheetMaker:
             keys = draft.keys()
             if not keys:
                 return without_sheet("no test file can be read by this version of Python")
-            first = await self._run(machine, checkout, keys)
-            second = await self._run(machine, checkout, keys)
+            gold = self._trials(machine, checkout)
+            first = await gold.run(keys)
+            keys = draft.keys(first.told.too_deep())  # which will be asked so, and take long
+            second = await gold.run(keys, again=keys)
             async with self._prepared(gold=False) as (other, base_checkout):
-                base = await self._run(other, base_checkout, keys)
-                tests = self._known(plain, first.told, second.told, base.told)
+                base = self._trials(other, base_checkout)
+                by_base = (await base.run(keys)).told
+                tests = self._known(plain, first.told, second.told, by_base)
                 draft.learn(tests, first.told.outside)
                 for least in (Treatment.BITS, Treatment.INSIDE, Treatment.INSIDE):
-                    ids, seconds = await self._settle(draft, tests, machine, checkout)
-                    asked = await self._run(other, base_checkout, draft.files())
-                    if not self._too_easy(draft, tests, asked.told, ids, least):
+                    ids, seconds = await self._settle(draft, tests, gold)
+                    fresh = FreshTrial(self._asked(draft, tests, ids), gold)
+                    await fresh.begin()
+                    by_base = (await base.run(fresh.texts, self._must_files)).told
+                    if not self._too_easy(draft, tests, by_base, ids, least):
                         break
                 for _ in range(2):  # a stall of the machine says nothing
                     if seconds <= SLOWEST * plain.seconds + 2:
                         break
-                    seconds = (await self._run(machine, checkout, draft.files())).seconds
+                    seconds = (await gold.run(draft.files(), again=self._plan.files)).seconds
                 else:
                     return without_sheet(f"its sheet takes {seconds:.0f} s, the tests {plain.seconds:.0f} s")
-                sheet = self._finished(draft, tests, asked.told, ids)
-                files, fresh = await with_fresh_inputs(
-                    self._asked(draft, sheet),
-                    lambda texts: self._run(machine, checkout, texts),
-                    lambda texts: self._run(other, base_checkout, texts),
-                    min(seconds, asked.seconds),
-                )
-                await self._write(machine, files)
+                sheet = self._finished(draft, tests, by_base, ids)
+                files, questions = await fresh.end(by_base, seconds)
+                await gold.write(files)
                 patch = await checkout.difference(self._paths)
-                return self._labelled(msgspec.structs.replace(sheet, patch=patch, fresh=fresh), files)
+                return self._labelled(msgspec.structs.replace(sheet, patch=patch, fresh=questions), files)
+
+    async def _run_plain(self, machine: Machine, checkout: RepositoryCheckout) -> PlainRun | None:
+        run = await run_tests(self._task, self._grading, machine, checkout)
+        return PlainRun(statuses=run.statuses, seconds=run.seconds) if run.conclusive else None
+
+    def _trials(self, machine: Machine, checkout: RepositoryCheckout) -> SheetTrials:
+        return SheetTrials(self._task, self._grading, self._plan.files, self._shared, machine, checkout)
+
+    @property
+    def _must_files(self) -> set[str]:
+        """Files with tests that must come to pass."""
+        return {self._plan.names[test].file for test in self._grading.fail_to_pass}
 
     @property
     def _paths(self) -> set[str]:
@@ -143,30 +174,31 @@ class SheetMaker:
                 sources[file] = (await machine.read(f"{self._task.workdir}/{file}")).decode()
             except (FileNotFoundError, FileTooLarge, UnicodeDecodeError):
                 continue
-            left += sorted(imported_files(file, sources[file], importable) - {*sources, *left})
+            imported = imported_files(file, sources[file], importable)
+            self._shared |= imported
+            left += sorted(imported - {*sources, *left})
         self._helpers = frozenset(sources) - {*self._plan.files}
         tested = roots_of(files) - sys.stdlib_module_names
         return Draft(sources, lambda module: module in tested, self._helpers)
 
-    def _asked(self, draft: Draft, sheet: Sheet) -> AskedTests:
+    def _asked(self, draft: Draft, tests: Sequence[KnownTest], ids: Mapping[str, str]) -> AskedTests:
         must = set(self._grading.fail_to_pass)
+        expected = {
+            test.id: draft.expected(test)
+            for test in tests
+            if test.id in ids and test.id not in draft.unjudged and test.file not in draft.left_alone
+        }
         return AskedTests(
             files=draft.files(),
-            conditions=sheet.conditions,
+            conditions=draft.conditions(),
             pinned={number for number, site in draft.sites.items() if site.pinned},
-            expected={name: test.visits for name, test in sheet.tests.items() if not test.unjudged},
-            must=[name for name, test in sheet.tests.items() if test.name in must and test.visits],
+            expected={ids[name]: visits for name, visits in expected.items()},
+            must=[
+                ids[name] for name, visits in expected.items() if visits and self._ids.get(name, name) in must
+            ],
         )
 
-    async def _write(self, machine: Machine, texts: Mapping[str, str]) -> None:
-        for file, text in texts.items():
-            await machine.write(f"{self._task.workdir}/{file}", text.encode())
-
-    async def _run(self, machine: Machine, checkout: RepositoryCheckout, texts: Mapping[str, str]) -> TestRun:
-        await self._write(machine, texts)
-        return await run_tests(self._task, self._grading, machine, checkout, sheet=True)
-
-    def _known(self, plain: TestRun, first: Told, second: Told, base: Told) -> list[KnownTest]:
+    def _known(self, plain: PlainRun, first: Told, second: Told, base: Told) -> list[KnownTest]:
         self._order = list(first.tests)
         named = set(self._plan.names)
         again, before = same_places(second, first.tests), same_places(base, first.tests)
@@ -185,19 +217,19 @@ class SheetMaker:
         ]
 
     async def _settle(
-        self, draft: Draft, tests: Sequence[KnownTest], machine: Machine, checkout: RepositoryCheckout
+        self, draft: Draft, tests: Sequence[KnownTest], gold: SheetTrials
     ) -> tuple[dict[str, str], float]:
         """Tries the sheet with the gold patch until it answers all; returns the tests' ids in it, and the
         seconds of its run."""
         while True:
             self._rounds -= 1
-            run = await self._run(machine, checkout, draft.files())
+            run = await gold.run(draft.files())
             ids = same_places(run.told, self._order)
             if draft.settled(tests, run.told, ids):
                 return ids, run.seconds
             if self._rounds <= 0:
                 break
-        return await self._give_up(draft, tests, run.told, ids, machine, checkout)
+        return await self._give_up(draft, tests, run.told, ids, gold)
 
     async def _give_up(
         self,
@@ -205,13 +237,12 @@ class SheetMaker:
         tests: Sequence[KnownTest],
         told: Told,
         ids: Mapping[str, str],
-        machine: Machine,
-        checkout: RepositoryCheckout,
+        gold: SheetTrials,
     ) -> tuple[dict[str, str], float]:
         """Leaves alone what still deviates, and what does then; returns as `_settle` does."""
         for test in draft.deviating(tests, told, ids):
             draft.degrade(test, Treatment.INSIDE)
-        run = await self._run(machine, checkout, draft.files())
+        run = await gold.run(draft.files())
         ids = same_places(run.told, self._order)
         for test in draft.deviating(tests, run.told, ids):
             draft.leave_alone(test.file)
@@ -254,10 +285,12 @@ class SheetMaker:
         for test in tests:
             if test.id not in ids:
                 continue
-            told = base.tests.get(ids[test.id])
             expected = [] if test.file in draft.left_alone else draft.expected(test)
             name = self._ids.get(test.id, test.id)
-            label = label_of_test(conditions, expected, told.visits if told else [], words, inputs)
+            label = best(())  # of what the base commit answers rightly
+            if test.file in self._must_files:
+                told = base.tests.get(ids[test.id])
+                label = label_of_test(conditions, expected, told.visits if told else [], words, inputs)
             made[ids[test.id]] = SheetTest(
                 name=name,
                 status=test.status,

@@ -7,7 +7,7 @@ import time
 from orchard.schemas.tasks import SWETests, Task, task_hash
 from orchard.storage.blobs import BlobStore
 from orchard.workers.domains.swe.preparing import TaskRepository
-from orchard.workers.domains.swe.sheets.making import SheetMaker, without_sheet
+from orchard.workers.domains.swe.sheets.making import PlainRun, SheetMaker, without_sheet
 from orchard.workers.domains.swe.sheets.sheet import Sheet
 from orchard.workers.domains.swe.sheets.store import SheetStore
 from orchard.workers.domains.swe.testing import plan_of
@@ -19,9 +19,15 @@ log = logging.getLogger(__name__)
 
 
 async def sheet_of(
-    task: Task, pristine: Pristine, blobs: BlobStore, controls: Controls, timeout: float
+    task: Task,
+    pristine: Pristine,
+    blobs: BlobStore,
+    controls: Controls,
+    timeout: float,
+    plain: PlainRun | None = None,
 ) -> Sheet | None:
-    """Returns the task's question sheet, made within `timeout` seconds if the store has none.
+    """Returns the task's question sheet, made within `timeout` seconds if the store has none. `plain` is what
+    its own tests give with the gold patch, where that is known.
 
     None for a task of which none can be made: without a gold patch, or with a test command that is not
     pytest's or unittest's. Raises InfrastructureError.
@@ -37,7 +43,7 @@ async def sheet_of(
             sheet = await asyncio.to_thread(store.get, task)
         if sheet is None:
             repository = TaskRepository(task, grading, pristine, time.monotonic() + timeout)
-            sheet = await _made(SheetMaker(task, grading, plan, repository.prepared), task)
+            sheet = await _made(SheetMaker(task, grading, plan, repository.prepared, plain), task)
             with storing():
                 await asyncio.to_thread(store.put, task, sheet)
     return sheet

@@ -68,6 +68,21 @@ class Told(msgspec.Struct, kw_only=True):
         self.outside |= {visit.ask for visit in before.visits}
         return done
 
+    def too_deep(self) -> set[int]:
+        """Returns the assertions of which a value was too much to be told."""
+        return {
+            visit.ask
+            for test in self.tests.values()
+            for visit in test.visits
+            if any(isinstance(each, dict) and "deep" in each for each in (*visit.got, *(visit.key or ())))
+        }
+
+    def join(self, other: "Told") -> None:
+        """Adds what the process of another file told."""
+        self.tests |= other.tests
+        self.tokens |= other.tokens
+        self.outside |= other.outside
+
     def _end(self, name: str, status: Any, seconds: float) -> None:
         test = self.tests.setdefault(name, ToldTest())
         test.seconds = seconds

@@ -53,10 +53,12 @@ def number_of_variant(name: str) -> int:
     return int(name.rpartition("_")[2])
 
 
-def with_variants(source: str, numbers: Mapping[str, Collection[int]]) -> tuple[str, list[Variant]]:
+def with_variants(
+    source: str, numbers: Mapping[str, Collection[int]], *, trial: bool = False
+) -> tuple[str, list[Variant]]:
     """Returns a sheet's text with variants of these functions, by the numbers of each function's variants.
 
-    Variants in which no literal could be replaced are left out.
+    In a `trial` they have less time. Variants in which no literal could be replaced are left out.
     """
     tree = ast.parse(source)
     names = key_names(tree)
@@ -71,7 +73,7 @@ def with_variants(source: str, numbers: Mapping[str, Collection[int]]) -> tuple[
             variant = _changed(twin, name, full, names, number)
             if variant.asked or variant.table or variant.other:
                 _ask_lazily(twin)
-                _limit(twin)
+                _limit(twin, trial=trial)
                 body.append(twin)
                 made.append(variant)
     ast.fix_missing_locations(tree)
@@ -249,6 +251,6 @@ def _ask_lazily(function: Function) -> None:
             node.args[1:] = [ast.Lambda(nothing, leaf) for leaf in node.args[1:]]
 
 
-def _limit(function: Function) -> None:
-    call = ast.Call(ast.Name("__within__", ast.Load()), [], [])
+def _limit(function: Function, *, trial: bool) -> None:
+    call = ast.Call(ast.Name("__within__", ast.Load()), [ast.Constant(True)] if trial else [], [])
     function.body = [ast.With([ast.withitem(call)], function.body)]
