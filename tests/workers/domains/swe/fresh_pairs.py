@@ -41,6 +41,17 @@ class Pair:
             return f"assert {asked}" if answer else f"assert not {asked}"
         return f"assert {asked} == {answer!r}"
 
+    @property
+    def slow_at_few(self) -> str:
+        """Code that makes a right function never end for some inputs that its test does not have."""
+        return (
+            f"import zlib\n\nright = {self.name}\n\n\ndef {self.name}(*args):\n"
+            f"    known = [{', '.join(f'repr(({call},))' for call in self.calls)}]\n"
+            "    while repr(args) not in known and zlib.crc32(repr(args).encode()) % 16 == 0:\n"
+            "        pass\n"
+            "    return right(*args)\n"
+        )
+
     def by_rote(self, way: str) -> str:
         """The defective function that answers the test's inputs rightly, and others by a way of the forgers
         that know answers by rote."""

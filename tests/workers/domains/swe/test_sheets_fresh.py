@@ -66,6 +66,8 @@ async def test_who_knows_the_tests_inputs_alone_is_refused(small, shop, machine,
     assert "for 49: it answers" in blobs.get(rote.log).decode()
     other = await judged(lambda each: each.other)
     assert (other.resolved, other.cause) == (True, None)
+    slow = await judged(lambda each: f"{each.gold}\n\n{each.slow_at_few}")
+    assert (slow.resolved, slow.cause) == (True, None)
 
     ways = {each.name: way for each, way in zip(PAIRS, itertools.cycle(CLEVER), strict=False)}
     clever = await judged(lambda each: each.by_rote(WAYS[ways[each.name]]))
@@ -81,16 +83,28 @@ WITHOUT_ANSWERS = (
     "variants are skipped",
     "the process is killed in the first variant",
     "variants are taken out of the session",
+    "variants never end where the nearest known input was not right before",
 )
 
 
-def test_a_variant_is_limited_by_the_processors_time_alone():
-    with Within():
-        time.sleep(3 * Within().one)  # more than a variant may work
-    with pytest.raises(VariantTooSlow), Within():
-        while True:
-            with suppress(Exception):
-                sum(range(1000))
+def test_a_variant_is_limited_by_the_processors_time_alone(monkeypatch):
+    told = []
+
+    def within():
+        return Within(lambda **facts: told.append(facts))
+
+    with within():
+        time.sleep(3 * within().one)  # more than a variant may work
+    assert told == []
+    monkeypatch.setattr(Within, "spent", within().all - 2 * within().one)
+    for _ in range(4):  # none takes all that is left from those after it
+        with pytest.raises(VariantTooSlow), within():
+            while True:
+                with suppress(Exception):
+                    sum(range(1000))
+    with within():
+        pass
+    assert set(map(str, told)) == {"{'cut': True}"}
 
 
 def test_a_process_that_ends_among_the_variants_says_nothing_of_the_tests():
@@ -140,23 +154,41 @@ def test_inputs_change_and_names_stay():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "refused"),
-    [({}, False), ({"telling": 2}, False), ({"telling": 3}, True), ({"opposite": 3}, True)],
+    ("wrong", "late", "refused"),
+    [
+        ({}, {}, False),
+        ({"telling": 2}, {}, False),
+        ({"telling": 3}, {}, True),
+        ({"opposite": 3}, {}, True),
+        ({}, {"telling": 3}, False),
+        ({}, {"telling": 4}, True),
+        ({"telling": 1}, {"telling": 2}, True),
+        ({"opposite": 1}, {"telling": 3}, False),
+        ({}, {"telling": 3, "cut_off": False}, True),
+    ],
 )
-def test_a_few_other_answers_are_forgiven(wrong, refused):
+def test_a_few_other_or_late_answers_are_forgiven(wrong, late, refused):
     def question(at, answer, **more):
         return FreshQuestion(ask=1, at=at, key=[answer], **more)
 
-    telling = [question(at, at) for at in range(4)]
-    opposite = [question(at, 9, holds=False, base=True) for at in range(4, 8)]
+    telling = [question(at, at) for at in range(6)]
+    opposite = [question(at, 9, holds=False, base=True) for at in range(6)]
     sheet = msgspec.structs.replace(
         without_sheet(""),
         conditions={1: ["compare", ["leaf", 0], ["Eq"], [["pure", 0]]]},
         lines={1: 1},
-        fresh={"t.py::test_x__fresh_1": (*telling, *opposite)},
+        fresh={"t.py::test_x__fresh_1": telling, "t.py::test_x__fresh_2": opposite},
     )
-    answers = [-1 if at < wrong.get("telling", 0) else at for at in range(4)]
-    answers += [9 if at < wrong.get("opposite", 0) else 0 for at in range(4)]
-    visits = [Visit(ask=1, got=[each]) for each in answers]
-    told = Told(tests={"t.py::test_x__fresh_1": ToldTest(status="PASSED", visits=visits)})
+    first = [-1 if at < wrong.get("telling", 0) else at for at in range(6 - late.get("telling", 0))]
+    second = [9 if at < wrong.get("opposite", 0) else 0 for at in range(6)]
+    told = Told(
+        tests={
+            f"t.py::test_x__fresh_{number}": ToldTest(
+                status="PASSED",
+                visits=[Visit(ask=1, got=[each]) for each in answers],
+                cut_off=late.get("cut_off", True),
+            )
+            for number, answers in ((1, first), (2, second))
+        }
+    )
     assert set(by_rote(sheet, told)) == ({"t.py::test_x"} if refused else set())

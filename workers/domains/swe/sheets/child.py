@@ -462,17 +462,20 @@ class VariantTooSlow(BaseException):
 class Within:
     """`with __within__():` limits what a variant may take, and all variants of a process together: by the
     processor's clock, which a slow machine does not change, and by far more of the wall clock, for who waits.
-    A trial has less: what takes long there is not asked.
+    Each may take a quarter of what is left, so slow ones leave some time for those after them. A trial has
+    less: what takes long there is not asked.
     """
 
     spent = 0.0
 
-    def __init__(self, trial: bool = False) -> None:
+    def __init__(self, tell: Callable[..., None], trial: bool = False) -> None:
+        self.tell = tell
         self.one, self.all = (0.05, 1.0) if trial else (0.25, 2.0)
 
     def __enter__(self) -> None:
-        self.seconds = min(self.one, self.all - Within.spent)
-        if self.seconds <= 0:
+        self.seconds = min(self.one, (self.all - Within.spent) / 4)
+        if self.seconds < 0.001:
+            self.tell(cut=True)
             raise VariantTooSlow("too long for fresh inputs")
         self.ended = False
         self.main = threading.current_thread() is threading.main_thread()
@@ -481,6 +484,8 @@ class Within:
             self._set(self.seconds, 0.05)  # again, should this be caught
 
     def __exit__(self, *_: Any) -> None:
+        if self.ended:
+            self.tell(cut=True)
         if self.main:
             left = self._set(0, 0)
             for at, number in enumerate(_CLOCKS):
@@ -526,7 +531,7 @@ def installed(report: int) -> dict[str, Any]:
         "__calls__": calls_of,
         "__matched__": matched,
         "__text__": lambda info: text_of(info.value),
-        "__within__": Within,
+        "__within__": lambda trial=False: Within(teller.tell, trial),
         "__token__": lambda number: token(number, teller),
         "__numbers__": lambda: (str(number) for number in itertools.count()),
     }

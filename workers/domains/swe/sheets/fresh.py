@@ -9,7 +9,7 @@ group is refused.
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -28,7 +28,8 @@ ITEMS = 240
 EACH = 12
 """Variants that are tried for a function at most."""
 SLOW = 0.025
-"""Seconds of a variant that is too slow; it may take ten times as many with a submission (`child.Within`)."""
+"""Seconds of a variant's row that are too many; it may take ten times as many with a submission
+(`child.Within`)."""
 _BAD_INPUT = frozenset({"ValueError", "TypeError", "LookupError", "ArithmeticError"})
 _SHOWN = 300
 """Characters of an input or answer in a log."""
@@ -224,12 +225,9 @@ def steady(
 
 
 def in_time(told: Told) -> set[str]:
-    """Returns the variants that were fast enough to be asked, and of which a test passes."""
-    costs: Counter[str] = Counter()
-    for name, test in told.tests.items():
-        costs[_variant(name)] += test.seconds  # type: ignore[assignment]
+    """Returns the variants of which a test passes, and none takes long."""
     passed = {_variant(name) for name, test in told.tests.items() if test.status == "PASSED"}
-    return {name for name in passed if costs[name] <= SLOW}
+    return passed - {_variant(name) for name, test in told.tests.items() if test.seconds > SLOW}
 
 
 def affordable(
@@ -239,6 +237,7 @@ def affordable(
     takes so many seconds."""
     tells: Counter[str] = Counter()
     costs: Counter[str] = Counter()
+    quick = in_time(told)
     for name, asked in questions.items():
         tells[_variant(name)] += sum(1 if each.base else 4 for each in asked)
     for name, test in told.tests.items():
@@ -250,7 +249,7 @@ def affordable(
         ranks[original_of(name)] += 1
     kept: set[str] = set()
     for _, name in sorted(ranked):
-        if costs[name] <= min(seconds, SLOW):
+        if name in quick and costs[name] <= seconds:
             seconds -= costs[name]
             kept.add(name)
     return {name: asked for name, asked in questions.items() if _variant(name) in kept}
@@ -269,6 +268,9 @@ class FreshTally(msgspec.Struct):
 
     asked: Counter[tuple[bool, bool]] = msgspec.field(default_factory=Counter)
     wrong: Counter[tuple[bool, bool]] = msgspec.field(default_factory=Counter)
+    late: Counter[tuple[bool, bool]] = msgspec.field(default_factory=Counter)
+    """What was not answered in time, which is forgiven in a group of which at least half was, and all that
+    rightly: who hangs at the inputs that it does not know has to know as many."""
     example: tuple[FreshQuestion, Sequence[Any] | None] | None = None
     right: int = 0
     refusals: int = 0
@@ -278,13 +280,23 @@ class FreshTally(msgspec.Struct):
     def refused(self) -> bool:
         if self.refusals and self.right < FEW:
             return True
-        return any(self.wrong[group] > max(FEW, ALLOWED * self.asked[group]) for group in self.asked)
+        return any(map(self._is_refused, self.asked))
+
+    def _is_refused(self, group: tuple[bool, bool]) -> bool:
+        asked, wrong, late = self.asked[group], self.wrong[group], self.late[group]
+        if wrong or 2 * late > asked:
+            wrong += late
+        return wrong > max(FEW, ALLOWED * asked)
 
 
 def tallies(
-    conditions: Mapping[int, Condition], fresh: Mapping[str, Sequence[FreshQuestion]], answers: Answers
+    conditions: Mapping[int, Condition],
+    fresh: Mapping[str, Sequence[FreshQuestion]],
+    answers: Answers,
+    cut_off: Collection[str] = (),
 ) -> dict[str, FreshTally]:
-    """Counts by file and test function. What is not answered is wrong."""
+    """Counts by file and test function. What is not answered is wrong, or late in the variants in
+    `cut_off`."""
     found: dict[str, FreshTally] = {}
     for name, questions in fresh.items():
         tally = found.setdefault(_function(name), FreshTally())
@@ -298,7 +310,8 @@ def tallies(
                 continue
             tally.asked[group] += 1
             if not right:
-                tally.wrong[group] += 1
+                missed = tally.late if got is None and name in cut_off else tally.wrong
+                missed[group] += 1
             if not right and (tally.example is None or not each.base):
                 tally.example = each, got
     return found
@@ -330,7 +343,8 @@ def by_rote(sheet: Sheet, told: Told) -> dict[str, str]:
         visit = visits.get(name, {}).get((question.ask, question.at))
         return None if visit is None else visit.got
 
-    found = tallies(sheet.conditions, sheet.fresh, answers)
+    cut_off = {name for name in visits if told.tests[name].cut_off}
+    found = tallies(sheet.conditions, sheet.fresh, answers, cut_off)
     return {name: _said(sheet, tally) for name, tally in found.items() if tally.refused}
 
 
@@ -339,9 +353,10 @@ def _said(sheet: Sheet, tally: FreshTally) -> str:
         return f"{tally.refusals} inputs are refused, and {tally.right} answers are right"
     question, got = tally.example
     answer = "nothing" if got is None else json.dumps(got)[:_SHOWN]
+    missed = tally.wrong.total() + tally.late.total()
     expected = json.dumps(question.key)[:_SHOWN] if question.key else "true"
     return (
-        f"{tally.wrong.total()} of {tally.asked.total()} answers to other inputs are wrong; line "
+        f"{missed} of {tally.asked.total()} answers to other inputs are wrong or late; line "
         f"{sheet.lines[question.ask]} of its file with {question.inputs}: it answers {answer}, the known "
         f"solution {'' if question.holds else 'not '}{expected}"
     )

@@ -28,6 +28,8 @@ class ToldTest(msgspec.Struct, kw_only=True):
     visits: list[Visit] = []
     seconds: float = 0.0
     """Of the processor, as it was told."""
+    cut_off: bool = False
+    """Whether a variant took all its time."""
 
 
 class Told(msgspec.Struct, kw_only=True):
@@ -60,6 +62,8 @@ class Told(msgspec.Struct, kw_only=True):
                 began = _time(said)
             elif isinstance(name := said.get("test"), str) and name.split("::")[0] == file:
                 self._end(name, said.get("status"), _time(said) - began)
+            elif said.get("cut") is True:
+                test.cut_off = True
             elif isinstance(number := said.get("token"), int):
                 self.tokens.add(number)
             elif isinstance(number := said.get("ask"), int):
