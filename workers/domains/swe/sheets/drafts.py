@@ -234,29 +234,38 @@ class Draft:
             return not fresh
         return True
 
-    def degrade(self, test: KnownTest, least: Treatment = Treatment.TOKENS) -> bool:
-        """Does one thing less to the functions that a test ran through; False if there is nothing left to
-        undo."""
+    def degrade_all(self, tests: Iterable[KnownTest], least: Treatment = Treatment.TOKENS) -> None:
+        """Does one thing less to each function that these tests ran through, however many of them did."""
+        before = dict(self.treatments)
+        for test in tests:
+            self.degrade(test, least, before)
+
+    def degrade(
+        self,
+        test: KnownTest,
+        least: Treatment = Treatment.TOKENS,
+        before: Mapping[tuple[str, str], Treatment] | None = None,
+    ) -> None:
+        """Does one thing less to the functions that a test ran through than was done `before`, or is now."""
+        before = dict(self.treatments) if before is None else before
         involved = {(test.file, test.function)}
         involved |= {self._unit(visit.ask) for visit in test.visits if visit.ask in self.sites}
         changed = False
         for unit in involved:
-            now = self.treatments.get(unit, Treatment.TOKENS)
+            now = before.get(unit, Treatment.TOKENS)
             if now is not Treatment.INSIDE:
                 self.treatments[unit] = Treatment(max(now + 1, least))
                 changed = True
         if not changed:
             others = {(test.file, name) for name in self._functions(test.file)}
             for unit in others:
-                if self.treatments.get(unit, Treatment.TOKENS) < Treatment.WHOLE:
+                if before.get(unit, Treatment.TOKENS) < Treatment.WHOLE:
                     self.treatments[unit] = Treatment.WHOLE
                     changed = True
-        if not changed and test.file not in self.left_alone:
+        if not changed:
             self.leave_alone(test.file)
-            changed = True
         if max(self.treatments[unit] for unit in involved if unit[0] == test.file) >= Treatment.WHOLE:
             self.treatments[test.file, ""] = Treatment.WHOLE
-        return changed
 
     def leave_alone(self, file: str) -> None:
         """Leaves a file as it is, and helpers too, which its tests may call."""
@@ -283,8 +292,7 @@ class Draft:
                 self.treatments[file, ""] = Treatment.WHOLE
             return False
         deviating = self.deviating(tests, told, ids)
-        for test in deviating:
-            self.degrade(test)
+        self.degrade_all(deviating)
         return not deviating and len(self.bits) == before
 
     def _unread(self, tests: Iterable[KnownTest], told: Told) -> set[str]:

@@ -240,8 +240,7 @@ class SheetMaker:
         gold: SheetTrials,
     ) -> tuple[dict[str, str], float]:
         """Leaves alone what still deviates, and what does then; returns as `_settle` does."""
-        for test in draft.deviating(tests, told, ids):
-            draft.degrade(test, Treatment.INSIDE)
+        draft.degrade_all(draft.deviating(tests, told, ids), Treatment.INSIDE)
         run = await gold.run(draft.files())
         ids = same_places(run.told, self._order)
         for test in draft.deviating(tests, run.told, ids):
@@ -267,7 +266,8 @@ class SheetMaker:
                 failed = told is None or not told.status or told.status in FAILING
                 if not failed and not answered(conditions, draft.expected(test), told):
                     easy.append(test)
-        return sum(draft.degrade(test, least) for test in easy) > 0
+        draft.degrade_all(easy, least)
+        return bool(easy)
 
     def _finished(
         self,
