@@ -1,5 +1,6 @@
 """Errors of models that a user can fix, and how torch is loaded; importable without torch."""
 
+from orchard.schemas.installation import install_command
 import os
 from importlib.util import find_spec
 
@@ -39,5 +40,5 @@ def require_package(package: str, what: str) -> None:
 
 def _missing(what: str, package: str | None) -> ModelError:
     return ModelError(
-        f"{what} needs the package {package}: install it with `pip install 'orchard-pipeline[train]'`"
+        f"{what} needs the package {package}: install it with `{install_command('train')}`"
     )
