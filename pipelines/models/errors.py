@@ -1,8 +1,9 @@
 """Errors of models that a user can fix, and how torch is loaded; importable without torch."""
 
-from orchard.schemas.installation import install_command
 import os
 from importlib.util import find_spec
+
+from orchard.schemas.installation import install_command
 
 
 class ModelError(ValueError):
@@ -39,6 +40,4 @@ def require_package(package: str, what: str) -> None:
 
 
 def _missing(what: str, package: str | None) -> ModelError:
-    return ModelError(
-        f"{what} needs the package {package}: install it with `{install_command('train')}`"
-    )
+    return ModelError(f"{what} needs the package {package}: install it with `{install_command('train')}`")

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
-from orchard.schemas.installation import install_command
 from orchard.schemas.gui import BrowserSettings
+from orchard.schemas.installation import install_command
 from orchard.schemas.outcomes import AbortCause
 from orchard.workers.domains.gui.browser.tabs import Tabs
 from orchard.workers.failures import InfrastructureError
