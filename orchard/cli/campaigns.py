@@ -124,6 +124,14 @@ def register(app: typer.Typer) -> None:
         priority: Annotated[
             str, typer.Option(help="Queue priority; workers name the one they serve.")
         ] = "normal",
+        trial: Annotated[
+            bool,
+            typer.Option(
+                "--try/--no-try",
+                help="Ask each endpoint first, once, whether it serves what the harness needs; costs a few "
+                "tokens.",
+            ),
+        ] = True,
     ) -> None:
         """Queue a campaign: tasks x harnesses x models x samples. Run it again to go on after a break.
 
@@ -202,7 +210,7 @@ def register(app: typer.Typer) -> None:
             max_cost_usd=max_cost or None,
         )
         with reporting() as told:
-            asyncio.run(submit_campaign(session, spec, needs, told))
+            asyncio.run(submit_campaign(session, spec, needs, told, trial=trial))
         console.print(
             f"[bold green]submitted[/] {name}: {spec.size} rollouts of {len(spec.tasks)} tasks. "
             f"Follow it with: orchard watch {name}"

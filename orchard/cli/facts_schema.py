@@ -4,10 +4,11 @@ from typing import Any
 
 import msgspec
 
+from orchard.actions.endpoint_trial import Trial
 from orchard.cli.facts import DoctorFacts, StatusFacts
 from orchard.pipelines.datasets.manifest import Manifest
 
-FACTS: dict[str, Any] = {"status": StatusFacts, "doctor": DoctorFacts, "dataset show": Manifest}
+FACTS: dict[str, Any] = {"status": StatusFacts, "doctor": DoctorFacts, "try": Trial, "dataset show": Manifest}
 """Type of the output by command."""
 
 

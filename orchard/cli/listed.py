@@ -38,6 +38,7 @@ ORDER = (
         "sql",
         "logs",
         "doctor",
+        "try",
         "config",
         "cost",
         "sft",

@@ -8,16 +8,22 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from aiohttp import web
 
+from orchard.actions.campaigns import submit_campaign
 from orchard.actions.endpoint_rests import rest_sentences
+from orchard.actions.session import Session
+from orchard.configuration.config import ConfigError
 from orchard.pipelines.campaigns.commands import CampaignError, Campaigns
 from orchard.pipelines.evaluation.plan import plan_suite
 from orchard.pipelines.evaluation.suite import read_suite
+from orchard.pipelines.tasks.registry import needs_of
 from orchard.schemas.campaigns import CampaignState, ModelSpec
 from orchard.schemas.events import make_event
 from orchard.schemas.tasks import SWETests, Task
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.publisher import Publisher
+from orchard.workers.llm.settings import EndpointSettings
 from tests.orchard.conftest import KEY, Command, Running
 from tests.trajectory_log import llm_call
 
@@ -205,6 +211,29 @@ async def test_a_cancelled_campaign_stops_and_resume_brings_it_back(
         lambda: len([s for s, _ in running.outcomes("cancelled") if s != "aborted"]) == spec.size,
         "every rollout to be finished after all",
     )
+
+
+async def test_an_endpoint_that_cannot_work_is_refused_before_anything_is_queued(running: Running) -> None:
+    async def nothing(_: web.Request) -> web.Response:
+        return web.json_response({"error": {"message": "no such model"}}, status=404)
+
+    routes = web.Application()
+    routes.router.add_post("/v1/chat/completions", nothing)
+    runner = web.AppRunner(routes)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    base_url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    endpoints = {"default": EndpointSettings(base_url=base_url)}
+    session = Session(msgspec.structs.replace(running.session.config, endpoints=endpoints))
+    spec = running.spec("refused", models=(ModelSpec(name="m"),))
+    needs = needs_of(running.store, spec.tasks)
+    try:
+        with pytest.raises(ConfigError, match=r"no such model.*--no-try"):
+            await submit_campaign(session, spec, needs, trial=True)
+    finally:
+        await runner.cleanup()
+    async with running.session.connection("test") as connection:
+        assert await CampaignBook(connection).get("refused") is None
 
 
 @pytest.mark.slow
