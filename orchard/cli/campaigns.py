@@ -8,10 +8,11 @@ import msgspec
 import typer
 from rich.markup import escape
 
-from orchard.actions.campaign_status import State
+from orchard.actions.campaign_status import CampaignView, State
 from orchard.actions.campaigns import (
     all_campaigns,
     cancel_campaign,
+    follow_campaign,
     pause_campaign,
     resume_campaign,
     submit_campaign,
@@ -19,7 +20,7 @@ from orchard.actions.campaigns import (
 )
 from orchard.actions.session import Session
 from orchard.actions.submission import endpoints_of
-from orchard.cli.facts import AsJson, print_facts, status_facts
+from orchard.cli.facts import AsJson, print_facts, status_facts, watch_facts
 from orchard.configuration.config import ConfigError
 from orchard.schemas.campaigns import Budget, CampaignSpec, ModelSpec, Timeouts
 from orchard.schemas.llm_calls import ModelKind
@@ -235,12 +236,16 @@ def register(app: typer.Typer) -> None:
         context: typer.Context,
         name: Name,
         every: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.1)] = 1.0,
+        as_json: Annotated[
+            bool, typer.Option("--json", help="One JSON object a line for each change, for programs.")
+        ] = False,
     ) -> None:
         """Show live progress until the campaign is done: queue, running, outcomes, rate, time left, cost.
 
         Exit code 1 when rollouts aborted without a grade, or the campaign is paused, cancelled or stuck.
         """
-        view = asyncio.run(watch_campaign(context.obj, name, every))
+        follow = watch_lines if as_json else watch_campaign
+        view = asyncio.run(follow(context.obj, name, every))
         if view.aborted or view.state is not State.FINISHED:
             raise typer.Exit(1)
 
@@ -282,3 +287,12 @@ def register(app: typer.Typer) -> None:
                 resume_campaign(session, name, aborted=aborted, max_cost_usd=max_cost, told=told)
             )
         console.print(f"[bold green]resumed[/] {name}: {offered} rollouts offered again")
+
+
+async def watch_lines(session: Session, name: str, every: float) -> CampaignView:
+    """Prints the campaign at each change until it is over, stopped or stuck, and returns the last view."""
+    printed = None
+    async for status in follow_campaign(session, name, every):
+        if (facts := watch_facts(status)) != printed:
+            print_facts(printed := facts)
+    return status.campaigns[0]

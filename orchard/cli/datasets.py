@@ -118,7 +118,7 @@ def worker(
 
     The tokenizer that the configuration names must be here under the same name.
     """
-    from orchard.cli.processes import start_logging
+    from orchard.terminal.logs import start_logging
 
     start_logging()
     asyncio.run(_worker(context.obj, idle_exit))

@@ -5,10 +5,12 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 from rich.markup import escape
 
 from orchard.actions.session import Session
+from orchard.cli.facts import AsJson, print_facts
 from orchard.configuration.config import ConfigError
 from orchard.injector import operations
 from orchard.injector.agent.errors import AgentError
@@ -26,6 +28,13 @@ from orchard.terminal.console import console
 COMMANDS = {"images": "Manage images of local sandboxes."}
 
 app = typer.Typer(no_args_is_help=True)
+
+
+class ImageListing(msgspec.Struct, frozen=True, kw_only=True):
+    """Output of `orchard images list --json`."""
+
+    images: list[str]
+    """Names."""
 
 
 @app.command("import")
@@ -147,7 +156,11 @@ async def _deleted(state: Path, name: str) -> None:
 
 
 @app.command("list")
-def list_(context: typer.Context) -> None:
+def list_(context: typer.Context, as_json: AsJson = False) -> None:
     """List all images; `host`, a sanitized copy of this machine's root, always exists."""
-    for name in ["host", *ImageStore(_state(context)).names()]:
+    names = ["host", *ImageStore(_state(context)).names()]
+    if as_json:
+        print_facts(ImageListing(images=names))
+        return
+    for name in names:
         console.print(name, highlight=False)

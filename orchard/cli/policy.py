@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from orchard.cli.processes import start_logging
 from orchard.pipelines.policy.serving import ServingSettings, serve
+from orchard.terminal.logs import start_logging
 
 COMMANDS = {
     "serve-policy": "Serve a model: /v1/chat/completions, /v1/completions with token ids, "

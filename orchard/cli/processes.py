@@ -1,7 +1,6 @@
 """Commands that run until SIGTERM: `up` and the processes that it starts."""
 
 import asyncio
-import logging
 from typing import Annotated
 
 import typer
@@ -12,6 +11,7 @@ from orchard.configuration.config import Config
 from orchard.configuration.flags import replaced, up_environment, with_endpoint
 from orchard.processes.signals import stop_on_signals
 from orchard.terminal.console import console
+from orchard.terminal.logs import start_logging
 from orchard.terminal.options import ApiKeyEnv, BaseUrl
 from orchard.workers.episode.settings import WorkerSettings
 
@@ -32,15 +32,6 @@ ProbePort = Annotated[
         help="Answer /healthy, /ready and /metrics (Prometheus) on this port of every address.",
     ),
 ]
-
-
-def start_logging() -> None:
-    """Logs to stderr, one line for each record; secrets are never logged."""
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
-    )
-    for noisy in ("httpx", "openai", "nats", "aiohttp.access"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
 def register(app: typer.Typer) -> None:

@@ -5,6 +5,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 from rich.table import Table
 
@@ -12,9 +13,10 @@ from orchard.actions.domain import domains
 from orchard.actions.session import Session
 from orchard.actions.tasks import impossible_tasks, validate_tasks
 from orchard.cli import own_tasks
+from orchard.cli.facts import AsJson, print_facts
 from orchard.cli.routes import chosen, help_text, options_of, routed
 from orchard.configuration.config import ConfigError
-from orchard.pipelines.tasks.registry import stored_tasks
+from orchard.pipelines.tasks.registry import StoredTask, stored_tasks
 from orchard.pipelines.tasks.sources import source_names, task_source, tasks_of
 from orchard.schemas.plugins import GUIDE
 from orchard.storage.reader import open_tables
@@ -25,6 +27,48 @@ from orchard.workers.discovery import load
 COMMANDS = {"tasks": "Make, import, prove and list tasks."}
 
 app = typer.Typer(no_args_is_help=True)
+
+
+class TaskFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A task in `orchard tasks list --json`."""
+
+    task_id: str
+    source: str
+    repo: str
+    state: str
+    """`imported`, `valid` or `rejected`."""
+    reason: str
+    detail: str
+    protected: str
+    """Label of its protection; empty without one."""
+    protected_why: str
+
+
+class TaskListing(msgspec.Struct, frozen=True, kw_only=True):
+    """Output of `orchard tasks list --json`."""
+
+    tasks: list[TaskFacts]
+
+
+class PolicyHacks(msgspec.Struct, frozen=True, kw_only=True):
+    """How often impossible tasks were passed by one policy; `low` to `high` is the interval of 95 %."""
+
+    campaign: str
+    harness: str
+    model: str
+    policy_version: int | None
+    rollouts: int
+    hacks: int
+    rate: float
+    low: float
+    high: float
+
+
+class HackListing(msgspec.Struct, frozen=True, kw_only=True):
+    """Output of `orchard tasks hacks --json`."""
+
+    rates: list[PolicyHacks]
+
 
 Concurrency = Annotated[int, typer.Option(help="Sandboxes at once.", min=1)]
 
@@ -173,13 +217,17 @@ def impossible(
 
 
 @app.command()
-def hacks(context: typer.Context) -> None:
+def hacks(context: typer.Context, as_json: AsJson = False) -> None:
     """Show how often impossible tasks were passed, by campaign, harness, model and policy version."""
     session: Session = context.obj
     with open_tables(session.config.store) as tables:
         rows = tables.sql(
             "select * from hack_rates order by campaign, model, harness, policy_version"
         ).fetchall()
+    if as_json:
+        fields = PolicyHacks.__struct_fields__
+        print_facts(HackListing(rates=[PolicyHacks(**dict(zip(fields, row, strict=True))) for row in rows]))
+        return
     if not rows:
         console.print(
             "nobody has tried an impossible task yet: `orchard submit --impossible 0.1` mixes some in"
@@ -202,10 +250,14 @@ def list_(
     context: typer.Context,
     source: Annotated[str | None, typer.Option(help="Only tasks of this source.")] = None,
     repo: Annotated[str | None, typer.Option(help="Only tasks of this repository.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """List every task: where it comes from, whether it is proven, and if not, why; its label."""
     session: Session = context.obj
     found = stored_tasks(session.config.store, source=source, repo=repo)
+    if as_json:
+        print_facts(TaskListing(tasks=[_facts(each) for each in found]))
+        return
     if not found:
         console.print(
             "no tasks yet: `orchard tasks synthesize` makes some, `orchard tasks import` brings them"
@@ -218,6 +270,19 @@ def list_(
         state = f"[{style}]{each.state}[/]"
         table.add_row(each.ref.task_id, each.ref.source, each.ref.repo, state, each.protected or "", reason)
     console.print(table)
+
+
+def _facts(task: StoredTask) -> TaskFacts:
+    return TaskFacts(
+        task_id=task.ref.task_id,
+        source=task.ref.source,
+        repo=task.ref.repo,
+        state=task.state,
+        reason=task.reason,
+        detail=task.detail,
+        protected=task.protected or "",
+        protected_why=task.protected_why,
+    )
 
 
 own_tasks.register(app)

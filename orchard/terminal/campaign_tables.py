@@ -23,7 +23,7 @@ from orchard.actions.campaign_status import (
 from orchard.actions.campaigns import follow_campaign
 from orchard.actions.session import Session
 from orchard.storage.spending import dollars
-from orchard.terminal.console import console
+from orchard.terminal.console import Verbosity, console
 
 _ALONE = PipelineView()
 _STYLES = {
@@ -206,6 +206,11 @@ PLAIN_SECONDS = 10.0
 
 async def watch_campaign(session: Session, name: str, every: float) -> CampaignView:
     """Shows the campaign until it is over, stopped or stuck, and returns the last view."""
+    if Verbosity.quiet:
+        async for status in follow_campaign(session, name, every):
+            last = status
+        console.print(campaign_table(last.campaigns[0], last.pipeline))
+        return last.campaigns[0]
     shown = time.monotonic()
     with Live(console=console, refresh_per_second=4) as live:
         async for status in follow_campaign(session, name, every):

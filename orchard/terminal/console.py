@@ -24,6 +24,12 @@ _STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 console = Console(width=None if sys.stdout.isatty() else 160)
 
 
+class Verbosity:
+    """What commands print besides their results, as `--quiet` decides at each start."""
+
+    quiet = False
+
+
 def progress(unit: str = "") -> Progress:
     """Progress bar that counts `unit` and disappears when it is done."""
     ends = (TextColumn(unit), TimeRemainingColumn()) if unit else (TimeElapsedColumn(),)
@@ -34,7 +40,7 @@ def progress(unit: str = "") -> Progress:
         *ends,
         console=console,
         transient=True,
-        disable=not console.is_terminal,
+        disable=Verbosity.quiet or not console.is_terminal,
     )
 
 
@@ -46,6 +52,8 @@ class TerminalReporter(Reporter):
         self._rows: dict[str, TaskID] = {}
 
     def note(self, text: str, label: str = "") -> None:
+        if Verbosity.quiet:
+            return
         said = f"[yellow]{label}[/] {escape(text)}" if label else f"[dim]  {escape(text)}[/]"
         console.print(said, highlight=False, soft_wrap=True)
 

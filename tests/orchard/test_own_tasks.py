@@ -23,6 +23,7 @@ from orchard.schemas.protection import Protected
 from orchard.schemas.tasks import task_hash
 from tests.chaos.world import until
 from tests.orchard.conftest import Command, Running
+from tests.orchard.test_facts import check, jq
 from tests.tiny_tasks import tiny_task
 
 GUIDE = Path(__file__).parent.parent.parent / "docs" / "own-tasks.md"
@@ -219,6 +220,9 @@ async def test_tasks_below_a_minimum_label_are_left_out_and_told(
 
     listed = (await orchard("tasks", "list", "--source", "tiny")).stdout.splitlines()
     assert ["value" in line for line in listed if names[0] in line] == [True]
+    facts = (await orchard("tasks", "list", "--json")).stdout
+    check("tasks list", facts)
+    assert jq(f'.tasks[] | select(.task_id == "{names[0]}") | .protected', facts) == "value\n"
     assert "so it is" in (await orchard("tasks", "show", names[1])).stdout
 
     chosen = [word for name in names for word in ("--task", name)]

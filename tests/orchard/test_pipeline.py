@@ -25,6 +25,7 @@ from orchard.streams.campaigns import CampaignBook
 from orchard.streams.publisher import Publisher
 from orchard.workers.llm.settings import EndpointSettings
 from tests.orchard.conftest import KEY, Command, Running
+from tests.orchard.test_facts import check, jq
 from tests.trajectory_log import llm_call
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -60,6 +61,9 @@ async def test_a_campaign_ends_with_one_graded_outcome_for_each_rollout(
         "select requested, finished, aborted, open from conservation where campaign = 'plain'"
     ) == [(12, 12, 0, 0)]
     shown = running.sql("select rollout_id from rollouts where campaign = 'plain' and resolved limit 1")[0][0]
+    lines = orchard("watch", "plain", "--json", store=running.store).stdout.splitlines()
+    check("watch", lines[-1])
+    assert jq(".campaign | .state, .size", lines[-1]) == "finished\n12\n"
     text = orchard("show", str(shown)[:12], store=running.store).stdout
     assert "2 of 2 tests passed" in text
     assert "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT" in text
@@ -90,6 +94,9 @@ async def test_an_evaluation_goes_on_and_is_reported_from_the_log_alone(
     assert running.sql(counted) == [("mini-swe-agent-compact", 3, 3), ("orchard-bash", 3, 3)]
     told = orchard("eval", "report", "both", store=running.store).stdout
     assert "Tiny: pass@1 by model and harness" in told
+    facts = orchard("eval", "report", "both", "--json", store=running.store).stdout
+    check("eval report", facts)
+    assert jq(".cells[] | .harness, .graded", facts) == "mini-swe-agent-compact\n3\norchard-bash\n3\n"
     assert told in shown.replace(shown[shown.index("written: ") :], "")
     assert sorted(file.name for file in (tmp_path / "out").rglob("*.*")) == [
         "cells.csv",
@@ -314,8 +321,9 @@ async def test_a_request_that_is_none_becomes_a_dead_letter_that_can_be_looked_a
         lambda: "not a rollout request" in orchard("dead", "list", store=running.store).stdout,
         "it to be dead",
     )
-    listed = orchard("dead", "list", store=running.store).stdout
-    assert "terminated" in listed
+    facts = orchard("dead", "list", "--json", store=running.store).stdout
+    check("dead list", facts)
+    assert jq('.letters[] | select(.reason | startswith("terminated")) | .request', facts)
 
 
 async def test_a_second_writer_and_a_second_up_are_refused(running: Running, orchard: Command) -> None:
