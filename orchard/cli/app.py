@@ -55,7 +55,7 @@ def options(
     state: Annotated[
         str | None,
         typer.Option(
-            help="Directory of what belongs to this machine: server, sandboxes, logs.",
+            help="Directory of files that belong to this machine: server, sandboxes, logs.",
             show_default="the store, if it is a directory",
         ),
     ] = None,

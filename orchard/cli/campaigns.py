@@ -75,10 +75,10 @@ def register(app: typer.Typer) -> None:
         source: Annotated[str | None, typer.Option(help="Only tasks of this source.")] = None,
         repo: Annotated[str | None, typer.Option(help="Only tasks of this repository.")] = None,
         task: Annotated[
-            list[str] | None, typer.Option(help="Only this task id; * matches anything. Repeatable.")
+            list[str] | None, typer.Option(help="Only tasks with this id; * matches anything. Repeatable.")
         ] = None,
-        limit: Annotated[int | None, typer.Option(help="At most so many tasks.", min=1)] = None,
-        unproven: Annotated[bool, typer.Option(help="Take tasks that are not proven, too.")] = False,
+        limit: Annotated[int | None, typer.Option(help="Maximum number of tasks.", min=1)] = None,
+        unproven: Annotated[bool, typer.Option(help="Also take tasks that are not proven.")] = False,
         min_protected: Annotated[
             Protected | None,
             typer.Option(help="Only tasks with at least this label (docs/own-tasks.md).", show_default="all"),
@@ -86,19 +86,23 @@ def register(app: typer.Typer) -> None:
         impossible: Annotated[
             float,
             typer.Option(
-                help="Share of impossible tasks to mix in: passing one is cheating.", min=0, max=0.9
+                help="Share of impossible tasks to mix in: a rollout that passes one has cheated.",
+                min=0,
+                max=0.9,
             ),
         ] = 0.0,
-        steps: Annotated[int, typer.Option(help="Turns of each rollout at most; 0 = no limit.", min=0)] = 250,
-        cost: Annotated[float, typer.Option(help="USD of each rollout at most; 0 = no limit.", min=0)] = 3.0,
+        steps: Annotated[int, typer.Option(help="Maximum turns of a rollout; 0 = no limit.", min=0)] = 250,
+        cost: Annotated[
+            float, typer.Option(help="Maximum cost of a rollout in USD; 0 = no limit.", min=0)
+        ] = 3.0,
         max_cost: Annotated[
             float,
-            typer.Option(help="USD of the whole campaign before it is paused; 0 = no cap.", min=0),
+            typer.Option(help="Cost of the whole campaign in USD at which it is paused; 0 = no cap.", min=0),
         ] = 0.0,
         wall: Annotated[
             float | None,
             typer.Option(
-                help="Seconds of the agent at most; 0 = no limit.",
+                help="Maximum seconds of the agent's work; 0 = no limit.",
                 min=0,
                 show_default="what a task publishes, else 3600",
             ),
@@ -106,10 +110,10 @@ def register(app: typer.Typer) -> None:
         temperature: Annotated[
             float | None, typer.Option(help="Sampling temperature.", min=0, max=100)
         ] = None,
-        max_tokens: Annotated[int | None, typer.Option(help="Tokens of one answer, at most.", min=1)] = None,
+        max_tokens: Annotated[int | None, typer.Option(help="Maximum tokens of one answer.", min=1)] = None,
         logprobs: Annotated[bool, typer.Option(help="Ask for log-probabilities of sampled tokens.")] = False,
         max_tries: Annotated[
-            int, typer.Option(help="Attempts of a rollout, where infrastructure fails.", min=1)
+            int, typer.Option(help="Maximum attempts at a rollout after infrastructure failures.", min=1)
         ] = 3,
         replay: Annotated[
             bool,
@@ -134,7 +138,8 @@ def register(app: typer.Typer) -> None:
             ),
         ] = True,
     ) -> None:
-        """Queue a campaign: tasks x harnesses x models x samples. Run it again to go on after a break.
+        """Queue a campaign: tasks x harnesses x models x samples. Run it again to resume an interrupted
+        submission.
 
         For example:
 
@@ -235,7 +240,7 @@ def register(app: typer.Typer) -> None:
     def watch(
         context: typer.Context,
         name: Name,
-        every: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.1)] = 1.0,
+        every: Annotated[float, typer.Option(help="Seconds between two refreshes.", min=0.1)] = 1.0,
         as_json: Annotated[
             bool, typer.Option("--json", help="One JSON object a line for each change, for programs.")
         ] = False,
@@ -269,11 +274,13 @@ def register(app: typer.Typer) -> None:
     def resume(
         context: typer.Context,
         name: Name,
-        aborted: Annotated[bool, typer.Option(help="Reopen rollouts that our side aborted.")] = True,
+        aborted: Annotated[
+            bool, typer.Option(help="Reopen rollouts that infrastructure failures aborted.")
+        ] = True,
         max_cost: Annotated[
             float | None,
             typer.Option(
-                help="The campaign's cap in USD from now on; 0 = no cap.", min=0, show_default="as it is"
+                help="The campaign's cap in USD from now on; 0 = no cap.", min=0, show_default="unchanged"
             ),
         ] = None,
     ) -> None:

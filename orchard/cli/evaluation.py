@@ -98,7 +98,7 @@ def run(
     ] = False,
     out: Out = None,
 ) -> None:
-    """Run a suite to its end, and show its tables. A stopped one goes on; the same command again does that.
+    """Run a suite to its end, and show its tables. Run it again to resume a stopped one.
 
     The smallest file, beside `orchard up` with an endpoint named `default`:
 
@@ -110,7 +110,7 @@ def run(
     A suite that is paused at its `max_cost_usd` goes on when the file has a higher one. One that has all
     outcomes is only reported.
 
-    Exit code 1 when rollouts are without an outcome at the end: they are in no score.
+    Exit code 1 when rollouts have no outcome at the end: no score counts them.
     """
     session: Session = context.obj
     planned = plan_suite(read_suite(suite), session.config.store)

@@ -67,7 +67,9 @@ def install_(
     ] = None,
     archive: Annotated[
         Path | None,
-        typer.Option(help="Only write the layer's image to this file, for a registry: a cluster's way."),
+        typer.Option(
+            help="Only write the layer's image to this file, to push it to a registry for a cluster."
+        ),
     ] = None,
 ) -> None:
     """Build a program's layer and make it ready for sandboxes; rollouts use what was installed last.

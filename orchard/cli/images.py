@@ -49,7 +49,7 @@ def import_(
 ) -> None:
     """Unpack an image once for all sandboxes; importing again replaces it.
 
-    Get one from a machine with a registry: `docker save NAME -o image.tar`.
+    To get an archive, run `docker save NAME -o image.tar` on a machine with Docker.
     """
     if not path.exists():
         raise ConfigError(f"{path} does not exist: give an OCI layout or a `docker save` archive")
@@ -71,7 +71,7 @@ def pull(
         bool, typer.Option("--password-stdin", help="Read the password there.")
     ] = False,
     plain_http: Annotated[
-        bool, typer.Option("--plain-http", help="Ask a registry of another machine without TLS.")
+        bool, typer.Option("--plain-http", help="Use HTTP without TLS for a registry on another machine.")
     ] = False,
 ) -> None:
     """Fetch an image from a registry for local sandboxes; layers that are here are not fetched again.

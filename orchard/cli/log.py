@@ -91,7 +91,7 @@ def archive(
     name: Names = None,
     closed: Annotated[bool, typer.Option("--closed", help="Every campaign that is closed.")] = False,
     older_than: Annotated[
-        float, typer.Option(help="With --closed: only those without an event for so many days.", min=0)
+        float, typer.Option(help="With --closed: only those without an event for this many days.", min=0)
     ] = 0.0,
 ) -> None:
     """Move closed campaigns from the stream into the archive, verified. Run it again after a break.

@@ -54,12 +54,13 @@ def measure(
     endpoint: Annotated[str | None, typer.Option(help="Endpoint of the configuration.")] = None,
     slots: Annotated[int, typer.Option(help="Continuations at once.", min=1)] = 4,
     allow_divergence: Annotated[
-        bool, typer.Option("--allow-divergence", help="Measure where the replay is not what was recorded.")
+        bool, typer.Option("--allow-divergence", help="Measure even if the replay differs from the record.")
     ] = False,
 ) -> None:
-    """Measure the value of a rollout's steps: replay it up to there, let the policy go on, grade, count.
+    """Measure the value of a rollout's steps: replay it up to a step, let the policy continue, and grade the
+    results.
 
-    Stopped, the same command goes on; more samples add to those that are there. The continuations are
+    Run it again to resume; a higher --samples adds to those that exist. The continuations are
     rollouts of the campaign `measured`.
 
     For example:

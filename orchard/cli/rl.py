@@ -40,7 +40,7 @@ Config = Annotated[Path, typer.Argument(help="TOML file of the run.")]
 
 @app.command()
 def run(context: typer.Context, config: Config) -> None:
-    """Train a policy in real environments; goes on where it stopped, whatever died.
+    """Train a policy in real environments. Run it again to resume.
 
     The smallest file, beside `orchard up` with an endpoint named `policy`:
 

@@ -167,10 +167,10 @@ def compact(context: typer.Context) -> None:
 def vacuum(
     context: typer.Context,
     hours: Annotated[
-        int, typer.Option(help="Delete files that were replaced so many hours ago.", min=1)
+        int, typer.Option(help="Delete files that were replaced at least this many hours ago.", min=1)
     ] = 24,
 ) -> None:
-    """Delete files that compaction replaced, when no reader can be using them any more."""
+    """Delete files that compaction replaced and that no reader can still be using."""
     session: Session = context.obj
     _counts("files deleted", maintenance.vacuum(session.config.store, hours=hours))
 
@@ -207,9 +207,9 @@ def restore_stream(
         typer.Option(help="Directory for a copy of the stream.", show_default="run/restore in the store"),
     ] = None,
 ) -> None:
-    """Put back into the NATS stream what only the tables have: after a power failure, or with a damaged disk.
+    """Restore events of the NATS stream from the tables, after a power failure or with a damaged disk.
 
-    `orchard up` may run meanwhile: it holds, and goes on by itself. Run it again if it was interrupted.
+    `orchard up` may run meanwhile: it waits, and continues by itself. Run it again if it was interrupted.
     """
     session: Session = context.obj
     result, campaigns = asyncio.run(_restore(session, work or session.directory / "run" / "restore"))

@@ -117,12 +117,12 @@ def from_source(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="A plug-in, by name; `list` names them all.")],
     option: Annotated[
-        list[str] | None, typer.Option("--option", "-o", help="KEY=VALUE for the source; repeat it.")
+        list[str] | None, typer.Option("--option", "-o", help="Setting of the source, KEY=VALUE. Repeatable.")
     ] = None,
     strict: Strict = False,
 ) -> None:
-    """Bring the tasks of a plug-in of yours (docs/extending.md). Running it again adds nothing twice. What is
-    no task is left out and named; the exit status is then 3.
+    """Import the tasks of your own plug-in (docs/extending.md). Running it again adds nothing twice. Items
+    that are no valid tasks are skipped and named; the exit status is then 3.
 
     For example:
 
@@ -177,12 +177,13 @@ app.command("synthesize")(
 def validate(
     context: typer.Context,
     task: Annotated[list[str] | None, typer.Argument(help="Task ids (* matches); all unproven ones.")] = None,
-    runs: Annotated[int, typer.Option(help="Times that each is graded.", min=1)] = 3,
+    runs: Annotated[int, typer.Option(help="Number of times that each task is graded.", min=1)] = 3,
     concurrency: Annotated[int, typer.Option(help="Tasks at once in this process.", min=1)] = 3,
 ) -> None:
-    """Prove tasks: the known solution must resolve and nothing at all must not, every time.
+    """Prove tasks: with the known solution the tests must pass, and without any change they must fail, every
+    time.
 
-    Workers of `orchard up` prove too. Begun again it goes on with what is left.
+    Workers of `orchard up` help. Run it again to resume.
 
     Tests whose result changes between runs are dropped, and the task with them if too little is left. Exit
     code 1 when a task was rejected, or could not be judged now.

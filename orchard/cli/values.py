@@ -60,15 +60,22 @@ def annotate(
     annotator: Annotated[
         str | None, typer.Option(help="Name of the layer of values.", show_default="the model's name")
     ] = None,
-    judge: Annotated[str, typer.Option(help="Who asks and reads: the built-in one, or a plug-in.")] = "1",
+    judge: Annotated[
+        str,
+        typer.Option(
+            help="Version of the built-in judge, or name of a plug-in, which writes the prompts and reads "
+            "the answers."
+        ),
+    ] = "1",
     slots: Slots = 8,
-    characters: Annotated[int, typer.Option(help="Of a prompt, at most.", min=5000)] = 200_000,
+    characters: Annotated[int, typer.Option(help="Maximum characters of a prompt.", min=5000)] = 200_000,
     max_tokens: Annotated[int | None, typer.Option(help="Tokens of an answer, at most.")] = None,
-    again: Annotated[bool, typer.Option("--again", help="Ask about those again that failed.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Ask again about trajectories that failed.")] = False,
 ) -> None:
-    """Ask for the value of each step of every unresolved trajectory that has none. Goes on after a break.
+    """Ask a model for the value of each step of every unresolved trajectory without values. Run it again to
+    resume.
 
-    Exit code 1 if none of those that were asked about got values.
+    Exit code 1 if no trajectory got values.
 
     For example:
 
@@ -107,13 +114,15 @@ def worker(
     context: typer.Context,
     slots: Slots = 8,
     idle_exit: Annotated[
-        float, typer.Option("--idle-exit", help="End after so many seconds without work; 0: never.", min=0.0)
+        float,
+        typer.Option("--idle-exit", help="End after this many seconds without work; 0: never.", min=0.0),
     ] = 0.0,
     max_age: Annotated[
         float,
         typer.Option(
             "--max-age",
-            help="Claim nothing more after so many seconds (half of them at least); end when done. 0: never.",
+            help="Stop claiming work after this many seconds, or after half of them at the earliest; end "
+            "when done. 0: never.",
             min=0.0,
         ),
     ] = 0.0,
