@@ -58,9 +58,8 @@ async def submit_campaign(
             notes += check_workers(spec, working, needed, sorted(endpoints))
             notes += added_fields(spec, endpoints)
             if trial and any(model.kind is not ModelKind.ORACLE for model in spec.models):
-                from orchard.actions.tried_endpoints import (
-                    check_endpoints,
-                )  # a second that others need not wait
+                # a second that others need not wait
+                from orchard.actions.tried_endpoints import check_endpoints
 
                 here = with_endpoint(session.config, None, None).endpoints
                 notes += await check_endpoints(session.directory, spec, here)

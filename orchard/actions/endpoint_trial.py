@@ -106,9 +106,9 @@ async def try_endpoint(name: str, settings: EndpointSettings, model: str | None,
         try:
             listed = await calls.models()
         except CallFailed as failed:
-            if failed.status in (401, 403) or not failed.status:
+            if model is None and not settings.prices and failed.status in (0, 401, 403):
                 return _failed(trial, failed, [])
-            listed = []
+            listed = []  # some servers have no list, and some keys may not see it
         if model is None:
             model = _only_model(name, settings, listed)
         trial = msgspec.structs.replace(trial, model=model, price=settings.prices.get(model))
@@ -158,8 +158,8 @@ async def _asked(
         harnesses=[text_harness()] if tools is False else [patch_harness(), TASK, text_harness()],
     )
     if settings.stream and not streams:
-        problem = f"endpoint {trial.endpoint!r} is configured with `stream = true` and {stream_said}"
-        return msgspec.structs.replace(trial, problem=problem, harnesses=[])
+        said = f"endpoint {trial.endpoint!r} is configured with `stream = true`, but {stream_said}"
+        return _with_problem(msgspec.structs.replace(trial, harnesses=[]), said, temporary=False)
     words = (said, stream_said, logprobs_said)
     return msgspec.structs.replace(trial, command=_command(trial), findings=_findings(trial, words))
 
@@ -174,8 +174,12 @@ def _failed(trial: Trial, failed: CallFailed, listed: Sequence[str]) -> Trial:
     there = f" (there are {_names(listed)})" if failed.status == 404 and listed else ""
     check = ": check base_url and the model's name" if failed.status == 404 else ""
     problem = f"endpoint {trial.endpoint!r} {failed}{check}{there}"
+    return _with_problem(trial, problem, temporary=failed.temporary)
+
+
+def _with_problem(trial: Trial, problem: str, *, temporary: bool) -> Trial:
     finding = Finding("answers", False, "no", problem)
-    return msgspec.structs.replace(trial, problem=problem, temporary=failed.temporary, findings=[finding])
+    return msgspec.structs.replace(trial, problem=problem, temporary=temporary, findings=[finding])
 
 
 async def _tool_call(calls: EndpointCalls, model: str) -> tuple[bool | None, str]:
@@ -187,7 +191,7 @@ async def _tool_call(calls: EndpointCalls, model: str) -> tuple[bool | None, str
         if failed.status in (0, 401, 403, 429):
             raise
         await calls.complete(model, _YES, _WORD)
-        return False, f"a request with a tool {failed}"
+        return None if failed.temporary else False, f"a request with a tool {failed}"
     if answer.tool_calls:
         return True, f"the model called `{answer.tool_calls[0].name:.40}`"
     if await _left_out(calls, model):

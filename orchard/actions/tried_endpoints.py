@@ -81,7 +81,7 @@ async def _examined(name: str, settings: EndpointSettings) -> Finding:
     try:
         trial = await try_endpoint(name, settings, None, DOCTOR_SECONDS)
     except ModelNotNamed:
-        return Finding(what, True, f"answers; `orchard try {name} --model MODEL` tries one of its models")
+        return Finding(what, True, f"reached; `orchard try {name} --model MODEL` tries one of its models")
     except ConfigError as error:
         return Finding(what, False, "not tried", str(error))
     if trial.problem:

@@ -18,6 +18,7 @@ from orchard.actions.campaigns import (
     submit_campaign,
     usual_harnesses,
 )
+from orchard.actions.reporter import plural
 from orchard.actions.session import Session
 from orchard.actions.submission import endpoints_of
 from orchard.cli.facts import AsJson, print_facts, status_facts, watch_facts
@@ -217,10 +218,8 @@ def register(app: typer.Typer) -> None:
         )
         with reporting() as told:
             asyncio.run(submit_campaign(session, spec, needs, told, trial=trial))
-        console.print(
-            f"[bold green]submitted[/] {name}: {spec.size} rollouts of {len(spec.tasks)} tasks. "
-            f"Follow it with: orchard watch {name}"
-        )
+        size = f"{plural(spec.size, 'rollout')} of {plural(len(spec.tasks), 'task')}"
+        console.print(f"[bold green]submitted[/] {name}: {size}. Follow it with: orchard watch {name}")
 
     @app.command()
     def status(context: typer.Context, as_json: AsJson = False) -> None:
@@ -293,7 +292,7 @@ def register(app: typer.Typer) -> None:
             offered = asyncio.run(
                 resume_campaign(session, name, aborted=aborted, max_cost_usd=max_cost, told=told)
             )
-        console.print(f"[bold green]resumed[/] {name}: {offered} rollouts offered again")
+        console.print(f"[bold green]resumed[/] {name}: {plural(offered, 'rollout')} offered again")
 
 
 async def watch_lines(session: Session, name: str, every: float) -> CampaignView:

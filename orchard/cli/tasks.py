@@ -192,7 +192,8 @@ def validate(
         valid, rejected, undecided = asyncio.run(
             validate_tasks(context.obj, ids=task or [], runs=runs, concurrency=concurrency, told=told)
         )
-    console.print(f"[bold green]proven[/] {valid}, rejected {rejected}: `orchard tasks list` shows why")
+    why = ": `orchard tasks list` shows why" if rejected else ""
+    console.print(f"[bold green]proven[/] {valid}, rejected {rejected}{why}")
     if undecided:
         console.print(f"[yellow]not judged[/] {undecided}: `orchard tasks validate` tries them again")
     if rejected or undecided:

@@ -56,13 +56,13 @@ def register(app: typer.Typer) -> None:
             print_facts(trial)
         else:
             console.print(findings_table(trial.findings))
-            tokens = "tokens that it did not count" if trial.tokens is None else f"{trial.tokens} tokens"
-            cost = "" if trial.cost_usd is None else f", USD {trial.cost_usd:.6f}"
-            console.print(f"asked with {tokens}{cost}")
         if trial.problem:
             raise typer.Exit(1)
         if not as_json:
-            console.print(f"go on with: {trial.command}", soft_wrap=True, highlight=False, markup=False)
+            tokens = "tokens that it did not count" if trial.tokens is None else f"{trial.tokens} tokens"
+            cost = "" if trial.cost_usd is None else f", {trial.cost_usd:.6f} USD"
+            console.print(f"The questions took {tokens}{cost}.")
+            console.print(f"Continue with: {trial.command}", soft_wrap=True, highlight=False, markup=False)
 
 
 def _chosen(given: str | None, there: list[str]) -> str:

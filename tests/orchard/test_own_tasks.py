@@ -228,7 +228,7 @@ async def test_tasks_below_a_minimum_label_are_left_out_and_told(
     chosen = [word for name in names for word in ("--task", name)]
     submit = ("submit", "protected", "--model", "oracle", *chosen, "--min-protected")
     done = await orchard(*submit, "echo")
-    assert done.returncode == 0 and "1 rollouts of 1 tasks" in done.stdout, done.stderr
+    assert done.returncode == 0 and "1 rollout of 1 task." in done.stdout, done.stderr
     assert "left out: 2 tasks below --min-protected echo" in done.stdout
     assert "1 tasks have no label" in done.stdout and "count as `inside`" in done.stdout
     none = await orchard("submit", "none", "--model", "oracle", "--task", names[1], "--min-protected", "bit")

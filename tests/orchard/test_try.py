@@ -33,7 +33,7 @@ class Server:
         self.url = ""
         self.requests: list[dict[str, Any]] = []
         self.tools = "calls"
-        """Or `refused`, `text`, `left out`."""
+        """Or `refused`, `broken`, `text`, `left out`."""
         self.without: set[str] = set()
         """Of models, stream, usage, logprobs, ids, max_tokens, length."""
         self.always: web.Response | None = None
@@ -51,6 +51,8 @@ class Server:
             return web.Response(
                 status=self.always.status, text=self.always.text, content_type=self.always.content_type
             )
+        if self.tools == "broken" and asked.get("tools"):
+            return web.json_response({"error": {"message": "internal"}}, status=500)
         if refused := self.refusal(asked):
             return web.json_response({"error": {"message": refused}}, status=400)
         if asked.get("stream") and "stream" not in self.without:
@@ -190,6 +192,12 @@ async def test_an_endpoint_that_serves_nothing_is_one_sentence_without_its_key(
     assert KEY not in msgspec.json.encode(trial).decode()
 
 
+async def test_a_server_that_fails_at_tools_once_is_not_said_to_lack_them(server: Server) -> None:
+    server.tools = "broken"
+    trial = await tried(server)
+    assert trial.tools is None and trial.problem == ""
+
+
 async def test_a_model_is_named_where_the_server_does_not_tell_it(server: Server) -> None:
     server.without = {"models"}
     with pytest.raises(ModelNotNamed, match="name one with --model"):
@@ -248,7 +256,7 @@ async def test_the_command_prints_a_table_or_one_object_and_its_status(
 ) -> None:
     words = ["--store", str(tmp_path), "try", "--base-url", server.url]
     shown = await asyncio.to_thread(CliRunner().invoke, app, words)
-    assert shown.exit_code == 0 and "go on with: orchard submit first --model m" in shown.output
+    assert shown.exit_code == 0 and "Continue with: orchard submit first --model m" in shown.output
     as_json = await asyncio.to_thread(CliRunner().invoke, app, [*words, "--json"])
     check("try", as_json.output)
     server.always = web.Response(status=401, text="{}", content_type="application/json")
