@@ -91,9 +91,12 @@ async def _examined(name: str, settings: EndpointSettings) -> Finding:
 
 def _asked(models: Iterable[ModelSpec]) -> list[ModelSpec]:
     """Models apart from the oracle, one of each name at each endpoint."""
-    return list(
-        {(each.endpoint, each.name): each for each in models if each.kind is not ModelKind.ORACLE}.values()
-    )
+    asked = {(each.endpoint, each.name): each for each in models if not _played(each)}
+    return list(asked.values())
+
+
+def _played(model: ModelSpec) -> bool:
+    return model.kind is ModelKind.ORACLE or model.name.startswith("oracle/")
 
 
 async def _known_or_tried(

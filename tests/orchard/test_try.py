@@ -210,7 +210,8 @@ async def test_submit_asks_each_endpoint_once(server: Server, tmp_path: Path) ->
     asked = len(server.requests)
     assert "tried with" in note and asked > 0
     assert await check_endpoints(tmp_path, plan("mini-swe-agent-compact"), endpoints) == []
-    assert await check_endpoints(tmp_path, plan(kind=ModelKind.ORACLE), endpoints) == []
+    for oracle in (plan(kind=ModelKind.ORACLE), plan(name="oracle/resolves")):
+        assert await check_endpoints(tmp_path, oracle, endpoints) == []
     assert await check_endpoints(tmp_path, plan(endpoint="workers-have-it"), endpoints) == []
     assert len(server.requests) == asked
     assert len(await check_endpoints(tmp_path, plan(name="other"), endpoints)) == 1
