@@ -36,6 +36,8 @@ NODES = 20000
 FIELDS = 200
 """Fields of one object that are told at most."""
 _ADDRESS = re.compile(r"\bat 0x[0-9A-Fa-f]+")
+_MARK = re.compile(r'__ask__ (\d+)(?: (".*"))?\n').fullmatch
+"""What a sheet has in place of what an example prints; with that behind it in a key."""
 _PLAIN = (int, float, complex, str, bytes, bytearray, list, tuple, set, frozenset, dict)
 
 _dumps = json.JSONEncoder(separators=(",", ":"), sort_keys=True).encode
@@ -493,9 +495,29 @@ class Within:
         raise VariantTooSlow("too long for a fresh input")
 
 
-def installed(report: int) -> dict[str, Any]:
+def watch_doctests(teller: Teller) -> None:
+    """Lets examples tell what they print where a sheet has a mark in place of what they should."""
+    import doctest
+
+    check = doctest.OutputChecker.check_output
+
+    def check_output(self: Any, want: str, got: str, optionflags: int) -> bool:
+        mark = _MARK(want)
+        if mark is None:
+            return check(self, want, got, optionflags)
+        flags = [name for name, flag in doctest.OPTIONFLAGS_BY_NAME.items() if optionflags & flag]
+        key = mark[2] and (lambda: (json.loads(mark[2]), flags))
+        teller.tell(ask=int(mark[1]), got=[told(got)], **told_key(key or None))
+        return True
+
+    doctest.OutputChecker.check_output = check_output  # type: ignore[method-assign]
+
+
+def installed(report: int, doctests: bool) -> dict[str, Any]:
     """Returns what a sheet calls, by name."""
     teller = Teller(report)
+    if doctests:
+        watch_doctests(teller)
 
     def ask(number: int, *leaves: Any, key: Callable[[], tuple[Any, ...]] | None = None) -> None:
         teller.tell(ask=number, got=[told(leaf) for leaf in leaves], **told_key(key))

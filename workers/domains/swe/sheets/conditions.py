@@ -10,6 +10,7 @@ from typing import Any
 
 import regex
 
+from orchard.workers.domains.swe.sheets.doctests import printed, printed_error
 from orchard.workers.domains.swe.sheets.elements import (
     allclose,
     array_equal,
@@ -269,6 +270,8 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "has_calls": _has_calls,
     "warns": _warns,
     "assert_warns": _assert_warns,
+    "printed": printed,
+    "printed_error": printed_error,
 }
 _FUNCTIONS |= {
     f"called:{how}": lambda calls, expected, how=how: _called(how, calls, expected)
