@@ -2,8 +2,8 @@
 
 Each file of `odd/` is one repository. A case is a defect in its module, written
 `<<base || gold || other || wrong>>`, and its tests after `---`. A comment on a test is its label, which is
-`value` or `echo` without one; a text whose first line is its label is run too. Before the first case stands the head of the test file, after `=== file: path`
-another file.
+`value` or `echo` without one. Before the first case stands the head of the test file, after `=== file: path`
+another file; a text that begins with its label is run too.
 """
 
 import re

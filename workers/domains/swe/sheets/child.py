@@ -338,12 +338,12 @@ class Raises:
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
         told = (Exception, SystemExit, KeyboardInterrupt, GeneratorExit)
-        if kind is not None and (issubclass(kind, _passing()) or not issubclass(kind, told)):
+        if kind is not None and (
+            issubclass(kind, _passing()) or not (issubclass(kind, told) or _is_group(kind))
+        ):
             return False
         self.value, self.tb = error, trace
-        answer: Any = None
-        if error is not None:
-            answer = {"raised": [names_of(kind), text_of(error)]}
+        answer = None if error is None else {"raised": raised(error)}
         self.teller.tell(ask=self.number, got=[answer], **told_key(self.key))
         return True
 
@@ -360,8 +360,23 @@ class Raises:
         return self.__exit__(kind, error, trace)
 
 
-def text_of(error: BaseException) -> str:
-    return "\n".join([str(error), *(str(each) for each in getattr(error, "__notes__", ()))])
+def raised(error: BaseException) -> list[Any]:
+    """Tells an exception by its classes and its text; a group also by its own message and its members."""
+    kind = type(error)
+    found: list[Any] = [names_of(kind), text_of(error)]
+    if _is_group(kind):
+        group: Any = error
+        found += [text_of(error, group.message), list(map(raised, group.exceptions))]
+    return found
+
+
+def _is_group(kind: type) -> bool:
+    return "BaseExceptionGroup" in names_of(kind)
+
+
+def text_of(error: BaseException, message: str | None = None) -> str:
+    first = str(error) if message is None else message
+    return "\n".join([first, *(str(each) for each in getattr(error, "__notes__", ()))])
 
 
 class Warns:

@@ -184,7 +184,7 @@ class Draft:
     def _fails_by_an_assertion(self, test: KnownTest) -> bool:
         """Whether an AssertionError is what a test is expected to fail by, so that another one would do."""
         asked = [(self.sites[visit.ask].condition, visit) for visit in test.visits if visit.ask in self.sites]
-        others = {"raises", "warns", "assert_warns"}
+        others = {"raises", "raises_group", "warns", "assert_warns"}
         return others.isdisjoint(condition[0] for condition, _ in asked) and any(
             held(condition, visit.key or [], visit.got) is False for condition, visit in asked
         )

@@ -160,7 +160,7 @@ def _is_class(told: Any) -> bool:
 
 def _answer_is_searched(kind: str, rest: list[Any]) -> bool:
     """Whether an answer that holds everything would do: a dictionary in which something is looked for."""
-    if kind in ("raises", "search", "warns", "assert_warns"):
+    if kind in ("raises", "raises_group", "search", "warns", "assert_warns"):
         return True
     return kind == "compare" and "In" in rest[1] and rest[0][0] == "pure"
 
@@ -270,8 +270,10 @@ def _passes(
 def _forged(condition: Condition, guess: Any, raised: Any) -> list[Any]:
     if condition[0] == "loose":
         condition = condition[1]
-    if condition[0] == "raises":
-        return [raised]
+    if condition[0] in ("raises", "raises_group"):
+        group = ["ExceptionGroup", "Exception", "BaseExceptionGroup", "BaseException"]
+        plain = condition[0] == "raises" or raised is None
+        return [raised if plain else {"raised": [group, "", "", [raised["raised"]]]}]
     if condition[0] in PRINTED:
         error = condition[0] == "printed_error"
         return ["ValueError\n" if error else "" if guess is None else f"{_plain(guess)!r}\n"]

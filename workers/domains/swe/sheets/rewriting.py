@@ -15,15 +15,18 @@ import copy
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from enum import IntEnum
+from typing import Any
 
 import msgspec
 
 from orchard.workers.domains.swe.sheets.asked import AskedAssertion
 from orchard.workers.domains.swe.sheets.assertions import (
+    ExpectedGroup,
     ExpectedWarning,
     Raising,
     Special,
     as_expression,
+    as_group,
     as_raising,
     as_special,
     as_warning,
@@ -221,7 +224,8 @@ class _FunctionRewriter:
             for each in ast.walk(function)
             if isinstance(each, ast.With | ast.AsyncWith)
             for item in each.items
-            if isinstance(item.optional_vars, ast.Name) and as_raising(item.context_expr) is not None
+            if isinstance(item.optional_vars, ast.Name)
+            and (as_raising(item.context_expr) is not None or as_group(item.context_expr) is not None)
         )
         self.sites: dict[int, Site] = {}
 
@@ -341,6 +345,12 @@ class _FunctionRewriter:
             if raising is not None and not raising.rest:
                 item.context_expr = self._context(number, node, raising)
                 return
+            if (group := as_group(item.context_expr)) is not None:
+                asked = self._asked(number)
+                item.context_expr = self._raises(
+                    number, node, ["raises_group", 0, _wanted(asked, group)], asked
+                )
+                return
             if (warning := as_warning(item.context_expr)) is not None and isinstance(node, ast.With):
                 item.context_expr = self._warning(number, node, warning)
                 return
@@ -350,6 +360,9 @@ class _FunctionRewriter:
         condition: Condition = ["raises", 0, asked.pure(raising.error)]
         if raising.match is not None:
             condition.append(asked.pure(raising.match))
+        return self._raises(number, node, condition, asked)
+
+    def _raises(self, number: int, node: ast.stmt, condition: Condition, asked: AskedAssertion) -> ast.expr:
         self._add(number, node, condition, asked)
         return ast.Call(ast.Name("__raises__", ast.Load()), [ast.Constant(number)], [_key(asked.pures)])
 
@@ -390,6 +403,14 @@ class _FunctionRewriter:
             changing=asked.changing,
             inputs=asked.inputs(),
         )
+
+
+def _wanted(asked: AskedAssertion, group: ExpectedGroup) -> list[Any]:
+    match = None if group.match is None else asked.pure(group.match)
+    if group.members is None:
+        return ["exception", match, None if group.error is None else asked.pure(group.error)]
+    members = [_wanted(asked, each) for each in group.members]
+    return ["group", match, members, group.unwrapped, group.flattened]
 
 
 def _catches(node: ast.stmt) -> bool:
