@@ -59,6 +59,7 @@ def main() -> None:
         for trick in (*HONEST, *TRICKS)
         for name in names
         if chosen((f"{trick.family}: {trick.name}",), given.words)
+        and not (trick.prints and name == "texts")
     ]
     started = time.monotonic()
     if pairs and not (given.real or given.sample):

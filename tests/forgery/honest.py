@@ -42,6 +42,7 @@ HONEST = (
         "loud",
         "def answer(honest, *arguments):\n    print('PASSED', arguments, 'FAILED ... ok')\n"
         "    return honest(*arguments)\n",
+        prints=True,
     ),
     _honest(
         "with log lines and warnings",
