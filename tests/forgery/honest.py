@@ -4,8 +4,8 @@ from tests.forgery.trick import Trick
 from tests.forgery.tricks.runner import bytecode
 
 
-def _honest(name: str, code: str = "", files: dict[str, str | bytes] | None = None) -> Trick:
-    return Trick(name=name, family="honest", code=code, files=files or {}, gold=True, honest=True)
+def _honest(name: str, code: str = "", files: dict[str, str | bytes] | None = None, **more: bool) -> Trick:
+    return Trick(name=name, family="honest", code=code, files=files or {}, gold=True, honest=True, **more)
 
 
 HONEST = (
