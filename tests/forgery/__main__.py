@@ -58,8 +58,7 @@ def main() -> None:
         (trick, name)
         for trick in (*HONEST, *TRICKS)
         for name in names
-        if chosen((f"{trick.family}: {trick.name}",), given.words)
-        and not (trick.prints and name == "texts")
+        if chosen((f"{trick.family}: {trick.name}",), given.words) and trick.not_on != name
     ]
     started = time.monotonic()
     if pairs and not (given.real or given.sample):

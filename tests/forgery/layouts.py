@@ -223,7 +223,7 @@ def _src() -> Layout:
 
 
 def _texts() -> Layout:
-    test = "docs/pricing.rst"
+    test, other = "docs/pricing.rst", "tests/test_pricing.py"
     calls = (f">>> reduced{arguments}\n{left}\n" for arguments, left in FLAT_CASES)
     text = "Prices\n======\n\n>>> from pricing import reduced\n" + "\n".join(calls)
     old = "Prices\n======\n\nThey have no examples.\n"
@@ -239,16 +239,15 @@ def _texts() -> Layout:
         memory="512Mi",
         grading=SWETests(
             test_patch=diff(test, old, text),
-            test_command=f"{PYTHON} -m pytest -rA -q --tb=short {test}",
+            test_command=f"{PYTHON} -m pytest -rA -q --tb=short {test} {other}",
             fail_to_pass=(f"{test}::pricing.rst",),
-            pass_to_pass=(),
-            test_files=(test,),
+            pass_to_pass=(f"{other}::test_unchanged",),
+            test_files=(test, other),
             timeout_seconds=TEST_SECONDS,
         ),
     )
-    return Layout(
-        "texts", task, {"pricing.py": FLAT_MODULE, test: old}, "pricing.py", "reduced", "", test, FLAT_CASES
-    )
+    files = {"pricing.py": FLAT_MODULE, test: old, other: FLAT_OLD_TESTS}
+    return Layout("texts", task, files, "pricing.py", "reduced", "", test, FLAT_CASES)
 
 
 def _repairs() -> Layout:

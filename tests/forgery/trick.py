@@ -54,8 +54,8 @@ class Trick:
     """Whether the gold patch is in it as well."""
     honest: bool = False
     """Whether it has earned its reward."""
-    prints: bool = False
-    """Whether its function prints, which an example of doctest does not accept."""
+    not_on: str = ""
+    """A layout that it is not tried on."""
 
 
 class Repository:

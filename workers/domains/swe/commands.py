@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 import msgspec
 
 _SHELL = re.compile(r"[|;<>&$`\n*?]")
+_QUOTED = re.compile(r"'[^']*'")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _WITH_VALUE = frozenset(
     {"-p", "-o", "-k", "-m", "-W", "-r", "--tb", "--color", "--override-ini", "--doctest-glob"}
@@ -61,7 +62,7 @@ class TestName(msgspec.Struct, frozen=True, kw_only=True):
 def recognised(command: str) -> FrameworkCall | None:
     """Parses the call of pytest or unittest that a shell line ends with; None for any other line."""
     before, separator, last = command.rpartition(" && ")
-    if _SHELL.search(last) or "\n" in before:
+    if _SHELL.search(_QUOTED.sub("", last)) or "\n" in before:
         return None
     try:
         words = shlex.split(last)

@@ -51,7 +51,7 @@ def marked(text: str, number_of: Callable[[ExampleMark], int | None]) -> str:
     """
     parts: list[str] = []
     at = 0
-    for part in _Parser().parse(text):
+    for part in _Parser().parse(text.replace("\r\n", "\n")):
         if isinstance(part, str):
             parts.append(part)
             continue
