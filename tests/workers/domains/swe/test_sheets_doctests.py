@@ -8,10 +8,11 @@ from _pytest.doctest import _get_checker
 
 from orchard.schemas.protection import Protected
 from orchard.workers.domains.swe.commands import Framework, named
-from orchard.workers.domains.swe.sheets.doctests import only_examples, printed, printed_error
+from orchard.workers.domains.swe.sheets.doctests import only_examples, rewrite_text
 from orchard.workers.domains.swe.sheets.imported import imported_files
 from orchard.workers.domains.swe.sheets.labels import SheetWords, label_of
-from orchard.workers.domains.swe.sheets.rewriting import rewrite, rewrite_text
+from orchard.workers.domains.swe.sheets.printed import printed, printed_error
+from orchard.workers.domains.swe.sheets.rewriting import rewrite
 from orchard.workers.domains.swe.sheets.store import SheetStore
 from orchard.workers.graders import grade
 

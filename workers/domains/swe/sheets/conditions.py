@@ -10,7 +10,6 @@ from typing import Any
 
 import regex
 
-from orchard.workers.domains.swe.sheets.doctests import printed, printed_error
 from orchard.workers.domains.swe.sheets.elements import (
     allclose,
     array_equal,
@@ -20,6 +19,7 @@ from orchard.workers.domains.swe.sheets.elements import (
     elementwise,
     equals,
 )
+from orchard.workers.domains.swe.sheets.printed import printed, printed_error
 from orchard.workers.domains.swe.sheets.values import (
     Array,
     ClassNames,

@@ -9,17 +9,12 @@ from typing import Any
 import msgspec
 
 from orchard.workers.domains.swe.sheets.conditions import Condition
-from orchard.workers.domains.swe.sheets.doctests import only_examples
+from orchard.workers.domains.swe.sheets.doctests import only_examples, rewrite_text
 from orchard.workers.domains.swe.sheets.labels import scalars
 from orchard.workers.domains.swe.sheets.purity import ModuleNames, functions_of
-from orchard.workers.domains.swe.sheets.rewriting import (
-    RewrittenFile,
-    Site,
-    Treatment,
-    rewrite,
-    rewrite_text,
-)
+from orchard.workers.domains.swe.sheets.rewriting import rewrite
 from orchard.workers.domains.swe.sheets.sheet import ExpectedVisit, Visit, held, problem, wrong
+from orchard.workers.domains.swe.sheets.sites import RewrittenFile, Site, Treatment
 from orchard.workers.domains.swe.sheets.told import Told, ToldTest
 from orchard.workers.domains.swe.sheets.trimming import hold_back, trim
 from orchard.workers.domains.swe.verdict import PASSING

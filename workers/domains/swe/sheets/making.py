@@ -3,7 +3,7 @@ base commit must not.
 
 Runs, each of all tests: with the gold patch the tests as they are, the key twice, and the sheet until nothing
 deviates; at the base commit the key and the sheet; last both with fresh inputs (`trying.py`).
-What deviates is treated less strictly by steps (`rewriting.Treatment`), in the end left as it is.
+What deviates is treated less strictly by steps (`sites.Treatment`), in the end left as it is.
 """
 
 import sys
@@ -32,8 +32,8 @@ from orchard.workers.domains.swe.sheets.labels import (
     label_of_test,
     literals_of,
 )
-from orchard.workers.domains.swe.sheets.rewriting import Treatment
 from orchard.workers.domains.swe.sheets.sheet import FORMAT, Sheet, SheetTest
+from orchard.workers.domains.swe.sheets.sites import Treatment
 from orchard.workers.domains.swe.sheets.told import Told
 from orchard.workers.domains.swe.sheets.trying import AskedTests, with_fresh_inputs
 from orchard.workers.domains.swe.sheets.variants import original_of

@@ -13,11 +13,7 @@ the file as an expected value, which is sound where the gold patch and the base 
 import ast
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import suppress
-from enum import IntEnum
 from typing import Any
-
-import msgspec
 
 from orchard.workers.domains.swe.sheets.asked import AskedAssertion
 from orchard.workers.domains.swe.sheets.assertions import (
@@ -32,12 +28,7 @@ from orchard.workers.domains.swe.sheets.assertions import (
     as_warning,
 )
 from orchard.workers.domains.swe.sheets.conditions import Condition
-from orchard.workers.domains.swe.sheets.doctests import (
-    ExampleMark,
-    has_examples,
-    marked,
-    without_expected,
-)
+from orchard.workers.domains.swe.sheets.doctests import mark_docstrings, without_expected
 from orchard.workers.domains.swe.sheets.parametrized import Function, cells_of, dotted
 from orchard.workers.domains.swe.sheets.purity import (
     FunctionNames,
@@ -46,6 +37,7 @@ from orchard.workers.domains.swe.sheets.purity import (
     is_given,
     names_in,
 )
+from orchard.workers.domains.swe.sheets.sites import RewrittenFile, Site, Treatment
 
 ASKING = ("__ask__", "__later__", "__raises__", "__warns__")
 """What a sheet calls with the number of an assertion."""
@@ -53,46 +45,6 @@ _OF_DOCSTRINGS = 5_000_000
 """From here on the examples in a module's docstrings have their numbers."""
 _EAGER = (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
 """What changes its meaning inside a lambda."""
-
-
-class Treatment(IntEnum):
-    """How much is done to a function, and what is left undone where the gold patch would deviate."""
-
-    TOKENS = 0
-    """Literals that stand on the side of the answers too are held back."""
-    TRIMMED = 1
-    """What nothing reads any more is taken out."""
-    WHOLE = 2
-    """Only the expected sides are taken out."""
-    BITS = 3
-    """Whole assertions are asked: one bit each."""
-    INSIDE = 4
-    """Left as it was, and judged in the process of the tested code."""
-
-
-class Site(msgspec.Struct, frozen=True, kw_only=True):
-    """One assertion."""
-
-    number: int
-    function: str
-    """`test_x` or `Class::test_x`, a helper's or a fixture's too."""
-    line: int
-    condition: Condition
-    pinned: tuple[int, ...] = ()
-    """Which of the expected values depend on tested code."""
-    called: bool = False
-    """Whether one of these is the result of a call, or of a fixture."""
-    changing: bool = False
-    """Whether one of these is another one on the next day."""
-    inputs: tuple[int, ...] = ()
-    """Which of the expected values are made of what the question is asked about."""
-
-
-class RewrittenFile(msgspec.Struct, frozen=True, kw_only=True):
-    sheet: ast.Module | str
-    """With all expected sides gone, and nothing else; a text for one that is no module."""
-    key: str
-    sites: dict[int, Site]
 
 
 def rewrite(
@@ -125,62 +77,10 @@ def rewrite(
         if is_given(function):
             function.body.insert(0, rewriter.drawn())
         sites |= rewriter.sites
-    examples = _ExampleRewriter(first + _OF_DOCSTRINGS, treatments, bits)
-    for name, docstring in _docstrings(tree):
-        with suppress(ValueError):  # doctest does not read it either
-            docstring.value = examples.rewritten(str(docstring.value), name, docstring.lineno - 1)
-    sites |= examples.sites
+    sites |= mark_docstrings(tree, first=first + _OF_DOCSTRINGS, treatments=treatments, bits=bits)
     ast.fix_missing_locations(tree)
     key = ast.unparse(tree)
     return RewrittenFile(sheet=_without_key(tree), key=key + "\n", sites=sites)
-
-
-def rewrite_text(
-    source: str, name: str, *, first: int, treatments: Mapping[str, Treatment], bits: Collection[int]
-) -> RewrittenFile:
-    """Rewrites the examples of a text, which is one test of this name. Raises ValueError as `rewrite`."""
-    examples = _ExampleRewriter(first, treatments, bits)
-    key = examples.rewritten(source, name)
-    return RewrittenFile(sheet=without_expected(key), key=key, sites=examples.sites)
-
-
-class _ExampleRewriter:
-    def __init__(self, first: int, treatments: Mapping[str, Treatment], bits: Collection[int]) -> None:
-        self._first = first
-        self._treatments = treatments
-        self._bits = bits
-        self.sites: dict[int, Site] = {}
-
-    def rewritten(self, text: str, function: str, before: int = 0) -> str:
-        """`before` are the lines above the text."""
-        first = self._first
-        inside = self._treatments.get(function, Treatment.TOKENS) >= Treatment.BITS
-
-        def number_of(example: ExampleMark) -> int | None:
-            number = first + example.at
-            self._first = number + 1
-            if inside or number in self._bits:
-                return None
-            kind = "printed_error" if example.raises else "printed"
-            self.sites[number] = Site(
-                number=number,
-                function=function,
-                line=before + example.line,
-                condition=[kind, ["leaf", 0], ["pure", 0], ["pure", 1]],
-            )
-            return number
-
-        return marked(text, number_of)
-
-
-def _docstrings(tree: ast.Module) -> Iterator[tuple[str, ast.Constant]]:
-    """Yields docstrings with examples, each with its function; those of classes are the module's."""
-    owners = {id(function): name for name, function, _ in functions_of(tree)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            match node.body[:1]:
-                case [ast.Expr(ast.Constant(text) as docstring)] if has_examples(text):
-                    yield owners.get(id(node), ""), docstring
 
 
 def _candidates(tree: ast.AST) -> Iterator[ast.AST]:
@@ -194,8 +94,7 @@ def _without_key(tree: ast.Module) -> ast.Module:
     for node in ast.walk(sheet):
         if isinstance(node, ast.Call) and dotted(node.func) in ASKING:
             node.keywords = [each for each in node.keywords if each.arg != "key"]
-    for _, docstring in _docstrings(sheet):
-        docstring.value = without_expected(str(docstring.value))
+    without_expected(sheet)
     return sheet
 
 
