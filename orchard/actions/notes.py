@@ -40,6 +40,8 @@ def checked(note: RolloutNoted) -> RolloutNoted:
         raise ConfigError("the note is empty: give a text, a label or a score")
     if len(note.text) > TEXT:
         raise ConfigError(f"the note has {len(note.text):,} characters: shorten it to {TEXT:,}")
+    if note.turn is not None and not 0 <= note.turn < 2**31:
+        raise ConfigError(f"there is no turn {note.turn}: give the number of a turn, from 0")
     if note.score is not None and not 0 <= note.score <= 1:
         raise ConfigError(f"the score is {note.score}: give one from 0 to 1")
     return RolloutNoted(

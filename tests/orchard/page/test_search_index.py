@@ -8,8 +8,9 @@ import duckdb
 import pytest
 
 from orchard.actions.rollout_index import RolloutIndex
-from orchard.page.rollouts import Query, SearchAnswer, answer
+from orchard.page.rollouts import Query
 from orchard.page.search_index import SearchIndex, words_of
+from orchard.page.searching import SearchAnswer, answer
 from orchard.storage.reader import open_tables, position, refresh, rows
 from tests.benchmarks.million import Plan, fill_store
 from tests.orchard.page.conftest import Serve, stored

@@ -1,0 +1,61 @@
+"""Words and tests of a rollout's task, and which tests decided its grade."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from orchard.schemas.blobs import BlobRef
+from orchard.schemas.tasks import Task, judging_tests
+from orchard.storage.blobs import BlobStore
+from orchard.storage.errors import BlobCorrupt, BlobMissing
+
+PASSED = ("PASSED", "XFAIL")
+NOT_RUN = "NOT RUN"
+"""Stands for the status of a test that the task names and the log does not."""
+SHOWN = 300
+"""Maximum number of tests shown of a group."""
+
+
+class TestGroup(NamedTuple):
+    """Tests that mean the same for the grade."""
+
+    __test__ = False
+    title: str
+    tests: list[tuple[str, str]]
+    """Name and status of each."""
+    decided: bool
+    """Whether they are why the rollout is not resolved."""
+
+
+def read_task(blobs: BlobStore, sha256: str | None) -> Task | None:
+    """Reads a task; None if it cannot be read, as that of an import."""
+    if not sha256:
+        return None
+    try:
+        return msgspec.json.decode(blobs.get(BlobRef(sha256=sha256, size=0)), type=Task)
+    except (BlobMissing, BlobCorrupt, msgspec.DecodeError):
+        return None
+
+
+def grouped(tests: Mapping[str, str], task: Task | None) -> list[TestGroup]:
+    """All tests by what they mean, those that decided first."""
+    to_pass, to_stay = judging_tests(task.grading) if task else ((), ())
+    named = {**dict.fromkeys(to_stay, "stay"), **dict.fromkeys(to_pass, "pass")}
+    known = {**dict.fromkeys(named, NOT_RUN), **tests} if tests else {}
+    found: dict[tuple[str, bool], list[tuple[str, str]]] = {}
+    for name, status in sorted(known.items()):
+        found.setdefault((named.get(name, ""), status in PASSED), []).append((name, status))
+    titles = {
+        ("pass", False): "had to pass and did not",
+        ("stay", False): "passed before and broke",
+        ("", False): "failed, and counted for nothing" if named else "failed",
+        ("pass", True): "had to pass and did",
+        ("stay", True): "had to stay passing and did",
+        ("", True): "passed, and counted for nothing" if named else "passed",
+    }
+    return [
+        TestGroup(title, found[key], not key[1] and (bool(key[0]) or not named))
+        for key, title in titles.items()
+        if key in found
+    ]
