@@ -10,6 +10,7 @@ from orchard.actions.session import Session
 from orchard.configuration.config import ConfigError
 from orchard.schemas.events import make_event
 from orchard.schemas.notes import RolloutNoted
+from orchard.storage.reader import one
 from orchard.streams.publisher import Publisher
 from orchard.workers.masking import masked
 
@@ -56,9 +57,9 @@ def checked(note: RolloutNoted) -> RolloutNoted:
 
 def campaign_of(tables: duckdb.DuckDBPyConnection, rollout_id: str) -> str:
     """Campaign of a rollout that the tables have."""
-    found = tables.execute("select campaign from indexed.asked where rollout_id = ?", [rollout_id]).fetchone()
+    found = one(tables, "select campaign from indexed.asked where rollout_id = $id", {"id": rollout_id})
     assert found is not None, f"the tables have no rollout {rollout_id}"
-    return str(found[0])
+    return str(found["campaign"])
 
 
 async def add_note(session: Session, rollout_id: str, campaign: str, note: RolloutNoted) -> str:
