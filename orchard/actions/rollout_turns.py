@@ -42,7 +42,8 @@ class ShownTurn:
     @property
     def seconds(self) -> float | None:
         """Total seconds of the turn."""
-        return _known((self.model, self.command, self.wait))
+        found: float | None = _known((self.model, self.command, self.wait))
+        return found
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ def pictures_of(rollout: str, path: Sequence[str], nodes: dict[str, Row]) -> lis
     return found
 
 
-def _known(numbers: Iterable[Any], none: Any = None) -> Any:
+def _known(numbers: Iterable[Any], none: float | None = None) -> Any:
     """Sums numbers; None if one is unknown, and `none` without numbers."""
     found = list(numbers)
     return None if None in found else sum(found) if found else none

@@ -11,16 +11,13 @@ from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import BlobCorrupt, BlobMissing
 
 PASSED = ("PASSED", "XFAIL")
-NOT_RUN = "NOT RUN"
-"""Stands for the status of a test that the task names and the log does not."""
 SHOWN = 300
 """Maximum number of tests shown of a group."""
 
 
-class TestGroup(NamedTuple):
+class GradedTests(NamedTuple):
     """Tests that mean the same for the grade."""
 
-    __test__ = False
     title: str
     tests: list[tuple[str, str]]
     """Name and status of each."""
@@ -38,14 +35,15 @@ def read_task(blobs: BlobStore, sha256: str | None) -> Task | None:
         return None
 
 
-def grouped(tests: Mapping[str, str], task: Task | None) -> list[TestGroup]:
+def grouped(tests: Mapping[str, str], task: Task | None) -> list[GradedTests]:
     """All tests by what they mean, those that decided first."""
     to_pass, to_stay = judging_tests(task.grading) if task else ((), ())
     named = {**dict.fromkeys(to_stay, "stay"), **dict.fromkeys(to_pass, "pass")}
-    known = {**dict.fromkeys(named, NOT_RUN), **tests} if tests else {}
     found: dict[tuple[str, bool], list[tuple[str, str]]] = {}
-    for name, status in sorted(known.items()):
-        found.setdefault((named.get(name, ""), status in PASSED), []).append((name, status))
+    for name, status in sorted(tests.items()):
+        means = named.get(name, "")
+        good = status in PASSED or (means == "stay" and status == "SKIPPED")
+        found.setdefault((means, good), []).append((name, status))
     titles = {
         ("pass", False): "had to pass and did not",
         ("stay", False): "passed before and broke",
@@ -55,7 +53,7 @@ def grouped(tests: Mapping[str, str], task: Task | None) -> list[TestGroup]:
         ("", True): "passed, and counted for nothing" if named else "passed",
     }
     return [
-        TestGroup(title, found[key], not key[1] and (bool(key[0]) or not named))
+        GradedTests(title, found[key], not key[1] and (bool(key[0]) or not named))
         for key, title in titles.items()
         if key in found
     ]

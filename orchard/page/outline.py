@@ -14,6 +14,8 @@ from orchard.page.search_index import words_of
 
 TITLE = 90
 """Maximum characters of a turn's title."""
+LONG = 400
+"""Turns above which an outline leaves out most of those that are not shown."""
 _COMMAND = re.compile(r'^\{"(?:command|cmd|script)":\s*"((?:[^"\\]|\\.)*)')
 _COMMON_WORDS = 12
 """Maximum number of a command's words that are searched for."""
@@ -43,6 +45,14 @@ def title_of(turn: ShownTurn) -> str:
     said = command_of(call["arguments"]).strip().partition("\n")[0]
     name = "" if said != call["arguments"].strip() else f"{call['name']} "
     return texts.visible(name + said)[:TITLE]
+
+
+def outlined(found: ShownRollout) -> list[tuple[ShownTurn, str]]:
+    """Turns and their titles; of a long rollout the window, where others begin, and turns with an error."""
+    every, window = found.turns, {turn.number for turn in found.window}
+    step = max(len(found.window), 1) if len(every) > LONG else 1
+    chosen = [t for at, t in enumerate(every) if at % step == 0 or t.errors or t.number in window]
+    return [(turn, title_of(turn)) for turn in chosen]
 
 
 def first_error(turns: Sequence[ShownTurn]) -> int | None:

@@ -17,7 +17,7 @@ from orchard.actions.domain import submission_text
 from orchard.actions.rollout import CALL, RolloutView, ShownRollout
 from orchard.actions.rollout_turns import ShownPicture, ShownTurn
 from orchard.page import charts, outline, texts
-from orchard.page.deciding import NOT_RUN, PASSED, SHOWN, grouped, read_task
+from orchard.page.deciding import PASSED, SHOWN, grouped, read_task
 from orchard.page.figures import FILTERS
 from orchard.page.pictures import overlay, picture_address
 from orchard.page.rollouts import COLUMNS, USUAL
@@ -94,9 +94,7 @@ class Renderer:
         diff = texts.diff(patch) if patch.strip() else []
         task = read_task(blobs, found.request["task_sha256"])
         tests = grouped((reward["tests"] if reward else None) or {}, task)
-        failing = [
-            name for group in tests if group.decided for name, status in group.tests if status != NOT_RUN
-        ]
+        failing = [name for group in tests if group.decided for name, _ in group.tests]
         first = found.window[0] if found.window else None
         index = found.turns.index(first) if first else 0
         before = found.turns[max(index - view.window, 0)] if index else None
@@ -112,7 +110,7 @@ class Renderer:
             "statement": texts.plain(masked(task.statement.strip()).text[:most]) if task else "",
             "review": found.review or {"labels": [], "human_score": None},
             "prices": any(turn.cost_usd is not None for turn in found.turns),
-            "outline": [(turn, outline.title_of(turn)) for turn in found.turns],
+            "outline": outline.outlined(found),
             "inside": {turn.number for turn in found.window},
             "first_error": outline.first_error(found.turns),
             "submitted_at": outline.submission_turn(found),
@@ -137,7 +135,7 @@ class Renderer:
             "reward": reward,
             "tests": tests,
             "most_tests": SHOWN,
-            "passed": sum(len(group.tests) for group in tests if group.tests[0][1] in PASSED),
+            "passed": sum(status in PASSED for group in tests for _, status in group.tests),
             "ran": sum(len(group.tests) for group in tests),
             "log": texts.terminal(log),
             "log_left_out": left_out,

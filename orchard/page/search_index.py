@@ -60,7 +60,7 @@ join indexed.asked q using (rollout_id)
 """
 _FAILED = """
 select q.sequence as asked, map_keys(map_from_entries(list_filter(
-           map_entries(w.tests), lambda t: t.value not in ('PASSED', 'XFAIL')))) as tests
+           map_entries(w.tests), lambda t: t.value not in ('PASSED', 'XFAIL', 'SKIPPED')))) as tests
 from (select * from tables.rewards_all where sequence > $after and sequence <= $upto) w
 join indexed.asked q using (rollout_id)
 """

@@ -194,7 +194,15 @@ async def test_columns_are_chosen_by_the_address(history: Path, serve: Serve) ->
         assert Query.of(dict(parse_qsl(urlsplit(every.with_column("cost")).query))).columns == USUAL
 
 
-WRONG = [{"turns": "many"}, {"sort": "x"}, {"outcome": "y"}, {"after": "[[1],2]"}, {"columns": "task,x"}]
+WRONG = [
+    {"turns": "many"},
+    {"sort": "x"},
+    {"outcome": "y"},
+    {"after": "[[1],2]"},
+    {"role": "x"},
+    {"turn": "x"},
+    {"columns": "task,x"},
+]
 
 
 @pytest.mark.parametrize("wrong", WRONG)
