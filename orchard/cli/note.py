@@ -39,7 +39,7 @@ def register(app: typer.Typer) -> None:
         and `reviews` have all of them:
 
             orchard note 3f2a "gave up after the first error" --label lazy --score 0.2
-            orchard sql "select rollout_id, human_score from reviews where list_contains(labels, 'lazy')"
+            orchard sql "select * from reviews where human_score < 0.5"
         """
         session: Session = context.obj
         said = RolloutNoted(
