@@ -2,6 +2,7 @@
 // Keys, theme and live updates. Pages work without it.
 (() => {
   const root = document.documentElement;
+  const base = new URL("..", document.currentScript?.src || location.href); // a proxy may serve it below a path
   const theme = {
     get: () => { try { return localStorage.getItem("theme"); } catch { return null; } },
     set: (value) => { try { localStorage.setItem("theme", value); } catch { /* a file from disk */ } },
@@ -58,6 +59,32 @@
     }
   });
 
+  // A report in one file: its pages are texts, and the address names one of them, and a mark in it.
+  const pages = new Map([...document.querySelectorAll("script[data-page]")].map((one) => [one.dataset.page, one]));
+  if (pages.size) {
+    const main = document.getElementById("main");
+    let shown = "index.html";
+    const show = () => {
+      const [name, mark] = decodeURIComponent(location.hash.slice(1) || "index.html").split("!");
+      const page = pages.get(name);
+      if (!page) return;
+      if (name !== shown) {
+        main.innerHTML = page.textContent;
+        document.title = page.dataset.title;
+        for (const link of document.querySelectorAll("header nav a")) {
+          link.removeAttribute("aria-current");
+          if (link.hash.slice(1) === name) link.setAttribute("aria-current", "page");
+        }
+        [here, shown] = [-1, name];
+        scrollTo(0, 0);
+        main.focus({ preventScroll: true });
+      }
+      if (mark) document.getElementById(mark)?.scrollIntoView();
+    };
+    addEventListener("hashchange", show);
+    show();
+  }
+
   // Where there is little room, what is below the filters comes first.
   if (matchMedia("(max-width: 42rem)").matches) for (const box of document.querySelectorAll(".folded")) box.open = false;
 
@@ -78,7 +105,7 @@
   if (document.body.dataset.live && location.protocol.startsWith("http")) {
     const SHARE = 10; // of the time that one answer takes, a page waits between two
     const pulse = document.getElementById("pulse");
-    const source = new EventSource("/live");
+    const source = new EventSource(new URL("live", base));
     const what = document.body.dataset.live;
     const known = new Map([...document.querySelectorAll(".live")].map((part) => [part, part.innerHTML]));
     let shown = document.body.dataset.shown, newest = shown, busy = false;
