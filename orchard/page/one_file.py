@@ -53,9 +53,9 @@ class OneFile(Folder):
         front = _SCRIPT.sub("", front)
         told = escape(self._kept["secrets.txt"].decode())
         pages = [_page("secrets.txt", "Masked keys", f'<pre class="output">{told}</pre>')]
-        for name, body in self._kept.items():
+        for name, kept in self._kept.items():
             if name.endswith(".html"):
-                html = body.decode()
+                html = kept.decode()
                 title, main = _TITLE.search(html), _MAIN.search(html)
                 assert title and main, "every page has the same frame"
                 pages.append(_page(name, title[1], main[1]))

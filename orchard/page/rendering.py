@@ -14,6 +14,7 @@ from orchard.actions.campaign_status import CampaignView, outcome_name
 from orchard.actions.domain import submission_text
 from orchard.actions.rollout import CALL, RolloutView, ShownPicture, ShownRollout, ShownTurn
 from orchard.page import charts, texts
+from orchard.page.compare import arm_points
 from orchard.page.figures import FILTERS
 from orchard.page.pictures import overlay, picture_address
 from orchard.page.rollouts import COLUMNS, USUAL
@@ -54,6 +55,7 @@ class Renderer:
             "store": store,
             "version": version,
             "charts": charts,
+            "arm_points": arm_points,
             "campaign_bar": campaign_bar,
             "outcome_address": outcome_address,
             "picture_address": picture_address,

@@ -67,7 +67,7 @@ class _Store:
             raise UnknownReport(
                 f"the tables have no campaign {campaign!r} to compare: `orchard status` lists them"
             )
-        return [entry.arm for entry in matrix(self.tables, campaign)]
+        return [entry.arm for entry in matrix(self.tables, [campaign])]
 
 
 def write_report(
@@ -112,16 +112,18 @@ def _campaign(known: _Store, view: CampaignView, progress: Progress | None) -> W
     plain = ("index", "compare", "failures", "tasks")
     folder.files |= {"/" if each == "index" else f"/{each}": f"{each}.html" for each in plain}
     folder.files |= {f"/evaluations/{quote(name)}": "evaluation.html"}
+    folder.files |= {f"/campaigns/{quote(name)}": "index.html"}
     query = Query.of({"campaign": name})
     pages = list(_rows(tables, query)) or [[]]
     folder.files |= {f"/page/{number}": _listing(number) for number in range(len(pages))}
     folder.files["/rollouts"] = _listing(0)
     folder.begin([row["rollout_id"] for page in pages for row in page])
     _copy(tables, folder.rollouts)
-    folder.save("index.html", "report.html", "/", view=folder.scrubbed(view, "index.html"))
-    entries = matrix(tables, name)
+    entries = matrix(tables, [name])
+    shown = folder.scrubbed({"view": view, "entries": entries}, "index.html")
+    folder.save("index.html", "report.html", "/", **shown)
     arms = [entry.arm for entry in entries][1::-1]
-    _compared(known, folder, "compare.html", arms if len(arms) == 2 else [], entries, name)
+    _compared(known, folder, "compare.html", arms if len(arms) == 2 else [], entries, [name])
     found = failures(tables, name, lambda text: folder.scrubbed(text, "failures.html"), narrow=_copied)
     found = folder.scrubbed(found, "failures.html")
     folder.save("failures.html", "failures.html", "/failures", found=found, campaign=name)
@@ -185,8 +187,10 @@ def _comparison(known: _Store, first: str, second: str, progress: Progress | Non
     folder.begin(list(dict.fromkeys(each for both in beside.values() for each in both)))
     _copy(known.tables, folder.rollouts)
     for number, (both, file) in enumerate(zip(alike, names, strict=True)):
-        entries = [entry for arm in both for entry in matrix(known.tables, arm.campaign) if entry.arm == arm]
-        _compared(known, folder, file, both, entries, None, f"/compare/{number}")
+        entries = [
+            entry for arm in both for entry in matrix(known.tables, [arm.campaign]) if entry.arm == arm
+        ]
+        _compared(known, folder, file, both, entries, [], f"/compare/{number}")
     for address, (left, right) in beside.items():
         file = folder.files[address]
         found = read_both(known.tables, left, right, 0, beyond=KEY, narrow=_copied)
@@ -214,13 +218,13 @@ def _compared(
     file: str,
     arms: Sequence[ComparedArm],
     entries: Sequence[Any],
-    campaign: str | None,
+    campaigns: Sequence[str],
     path: str = "/compare",
 ) -> None:
     result = compare(*(tallied(known.tables, arm) for arm in arms)) if arms else None
     chosen = list(arms) if result else []
     shown = {"entries": list(entries), "arms": list(arms), "chosen": chosen, "result": result}
-    folder.save(file, "compare.html", path, campaign=campaign, **folder.scrubbed(shown, file))
+    folder.save(file, "compare.html", path, campaigns=campaigns, pairs=[], **folder.scrubbed(shown, file))
 
 
 def _copy(tables: duckdb.DuckDBPyConnection, rollouts: Sequence[str]) -> None:

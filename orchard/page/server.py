@@ -23,6 +23,7 @@ from orchard.page import full_content
 from orchard.page.access import Access
 from orchard.page.actions import Actions
 from orchard.page.base_path import below, checked, local_path
+from orchard.page.campaign_table import GROUPS, CampaignFacts, CampaignQuery, choices, facts_of, rows_of
 from orchard.page.campaigns import CampaignWatch
 from orchard.page.overviews import NAV, Overviews, number
 from orchard.page.pictures import served_type
@@ -67,6 +68,8 @@ class PageSite:
         self.renderer = Renderer(session.config.store)
         self.search_index = SearchIndex(session.config.store, RunFiles(session.directory).search_index)
         self._reading: asyncio.Task[None] | None = None
+        self._facts: tuple[int, dict[str, CampaignFacts]] = (-1, {})
+        """Facts of the campaigns, with the position of the tables that they were read at."""
         self._stopping = asyncio.Event()
 
     def application(self) -> web.Application:
@@ -119,9 +122,13 @@ class PageSite:
 
     async def campaigns(self, request: web.Request) -> web.Response:
         overview = await self.watch.newest()
-        return await self.page(
-            request, "campaigns.html", overview=overview, live=("version", overview.version)
-        )
+        query = CampaignQuery.of(request.query)
+        if self._facts[0] != self.tables.reached:
+            self._facts = self.tables.reached, await self.tables.ask(facts_of)
+        found = rows_of(overview.campaigns, self._facts[1])
+        shown = {"query": query, "grouped": query.applied(found), "choices": choices(found), "groups": GROUPS}
+        live = ("version", overview.version)
+        return await self.page(request, "campaigns.html", overview=overview, **shown, live=live)
 
     async def rollouts(self, request: web.Request) -> web.Response:
         query = Query.of(request.query)

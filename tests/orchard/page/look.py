@@ -80,6 +80,7 @@ def addresses(tables: duckdb.DuckDBPyConnection) -> dict[str, str]:
         found |= {"events": found["rollout"] + "/events", "as-of": found["rollout"] + "?as_of=2&find=the"}
     for name, query, path in (
         ("task", "select task_id from rollouts order by sequence desc limit 1", "/tasks/"),
+        ("campaign", "select campaign from campaigns where size is not null limit 1", "/campaigns/"),
         ("campaign-rollouts", "select campaign from rollouts order by sequence desc limit 1", None),
         ("evaluation", "select campaign from evaluations limit 1", "/evaluations/"),
     ):

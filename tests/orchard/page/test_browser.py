@@ -161,9 +161,9 @@ async def test_an_open_page_shows_what_is_committed(tmp_path: Path) -> None:
         await watched.page.goto(f"{url}/rollouts")
         await watched.page.goto(url)
         await watched.page.locator("#pulse").wait_for(state="visible")
-        before = await watched.page.locator("#live .head .quiet").inner_text()
+        before = await watched.page.locator("#counted").inner_text()
         await stored(tmp_path, author.rollout(1, ["ls"], resolved=False))
         await watched.page.wait_for_function(
-            "before => document.querySelector('#live .head .quiet').innerText !== before", arg=before
+            "before => document.querySelector('#counted').innerText !== before", arg=before
         )
     assert watched.wrong == []
