@@ -12,3 +12,11 @@ class Reporter:
 
 
 SILENT = Reporter()
+
+
+def duration(seconds: float) -> str:
+    """Formats seconds: `1 h 04 min`, `12 min 30 s` or `8 s`."""
+    whole = round(seconds)
+    if whole >= 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 60} min {whole % 60:02d} s" if whole >= 60 else f"{whole} s"

@@ -11,7 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from orchard.actions.campaign_hints import LAG_SECONDS, duration, hints
+from orchard.actions.campaign_hints import LAG_SECONDS, hints
 from orchard.actions.campaign_status import (
     NO_LABEL,
     CampaignView,
@@ -21,9 +21,10 @@ from orchard.actions.campaign_status import (
     outcome_name,
 )
 from orchard.actions.campaigns import follow_campaign
+from orchard.actions.reporter import duration
 from orchard.actions.session import Session
 from orchard.storage.spending import dollars
-from orchard.terminal.console import console
+from orchard.terminal.console import PLAIN_SECONDS, console
 
 _ALONE = PipelineView()
 _STYLES = {
@@ -198,10 +199,6 @@ def _once(sentences: Sequence[str]) -> list[str]:
 
 def _style(outcome: str) -> str:
     return "green" if outcome == "resolved" else "red" if outcome.startswith("aborted") else "yellow"
-
-
-PLAIN_SECONDS = 10.0
-"""Seconds between progress lines if the output is no terminal."""
 
 
 async def watch_campaign(session: Session, name: str, every: float) -> CampaignView:

@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 
+from orchard.schemas.installation import DISTRIBUTION, install_command
 from orchard.terminal.permissions import keep_private
 
 MISTAKES = (
@@ -65,14 +66,11 @@ def _missing_package(error: ModuleNotFoundError) -> str | None:
     from importlib import metadata  # slow, and needed once in a while
 
     package = (error.name or "").partition(".")[0]
-    for requirement in metadata.requires("orchard-pipeline") or []:
+    for requirement in metadata.requires(DISTRIBUTION) or []:
         name, _, condition = requirement.partition(";")
         extra = _EXTRA.search(condition)
         if extra and package and re.match(rf"{re.escape(package)}\b", name):
-            return (
-                f"this command needs the package {package}: install it with "
-                f"`pip install 'orchard-pipeline[{extra[1]}]'`"
-            )
+            return f"this command needs the package {package}: install it with `{install_command(extra[1])}`"
     return None
 
 
@@ -92,6 +90,8 @@ def run_told(run: Callable[[], object]) -> None:
     try:
         run()
     except ExceptionGroup as group:
+        if group.subgroup(BrokenPipeError) is not None:
+            sys.exit(0)
         known, defects = group.split(mistakes())
         if known is None or defects is not None:
             raise
