@@ -67,11 +67,3 @@ def _how_to_go_on(view: CampaignView) -> str:
         f"say its usage; then `orchard resume {view.name}` goes on, which lets these calls pass, and with "
         "`--max-cost 0` without a cap"
     )
-
-
-def duration(seconds: float) -> str:
-    """Formats seconds: `1 h 04 min`, `12 min 30 s` or `8 s`."""
-    whole = round(seconds)
-    if whole >= 3600:
-        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-    return f"{whole // 60} min {whole % 60:02d} s" if whole >= 60 else f"{whole} s"

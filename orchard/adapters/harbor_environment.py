@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+from orchard.schemas.installation import install_command
+
 try:
     from harbor.environments.base import BaseEnvironment, ExecResult
     from harbor.environments.capabilities import EnvironmentCapabilities, EnvironmentResourceCapabilities
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        "harbor is missing: pip install 'orchard-pipeline[harbor]', on Python 3.12 or later",
+        f"harbor is missing: {install_command('harbor')}, on Python 3.12 or later",
         name=error.name,
     ) from error
 

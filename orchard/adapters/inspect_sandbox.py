@@ -3,6 +3,8 @@
 import uuid
 from typing import Any, overload
 
+from orchard.schemas.installation import install_command
+
 try:
     from inspect_ai.util import (
         ExecResult,
@@ -13,7 +15,7 @@ try:
     )
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        "inspect_ai is missing: pip install 'orchard-pipeline[inspect]'", name=error.name
+        f"inspect_ai is missing: {install_command('inspect')}", name=error.name
     ) from error
 
 from typing import Literal

@@ -8,13 +8,13 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
+from orchard.schemas.installation import install_command
+
 try:
     from mcp.server import MCPServer
     from mcp.server.mcpserver.exceptions import ToolError
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        "mcp is missing: pip install 'orchard-pipeline[mcp]'", name=error.name
-    ) from error
+    raise ModuleNotFoundError(f"mcp is missing: {install_command('mcp')}", name=error.name) from error
 
 from orchard.injector.client import AsyncSandboxClient
 from orchard.injector.errors import SandboxError

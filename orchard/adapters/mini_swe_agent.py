@@ -3,11 +3,13 @@
 import platform
 from typing import Any
 
+from orchard.schemas.installation import install_command
+
 try:
     from minisweagent.exceptions import Submitted
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        "mini-swe-agent is missing: pip install 'orchard-pipeline[mini-swe-agent]'", name=error.name
+        f"mini-swe-agent is missing: {install_command('mini-swe-agent')}", name=error.name
     ) from error
 
 import msgspec

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from orchard.actions.campaign_hints import duration as long_duration
+from orchard.actions.reporter import duration as long_duration
 
 NONE = "–"
 

@@ -11,7 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from orchard.actions.campaign_hints import LAG_SECONDS, duration, hints
+from orchard.actions.campaign_hints import LAG_SECONDS, hints
 from orchard.actions.campaign_status import (
     NO_LABEL,
     CampaignView,
@@ -21,9 +21,10 @@ from orchard.actions.campaign_status import (
     outcome_name,
 )
 from orchard.actions.campaigns import follow_campaign
+from orchard.actions.reporter import duration
 from orchard.actions.session import Session
 from orchard.storage.spending import dollars
-from orchard.terminal.console import console
+from orchard.terminal.console import PLAIN_SECONDS, Verbosity, console
 
 _ALONE = PipelineView()
 _STYLES = {
@@ -200,12 +201,13 @@ def _style(outcome: str) -> str:
     return "green" if outcome == "resolved" else "red" if outcome.startswith("aborted") else "yellow"
 
 
-PLAIN_SECONDS = 10.0
-"""Seconds between progress lines if the output is no terminal."""
-
-
 async def watch_campaign(session: Session, name: str, every: float) -> CampaignView:
     """Shows the campaign until it is over, stopped or stuck, and returns the last view."""
+    if Verbosity.quiet:
+        async for status in follow_campaign(session, name, every):
+            last = status
+        console.print(campaign_table(last.campaigns[0], last.pipeline))
+        return last.campaigns[0]
     shown = time.monotonic()
     with Live(console=console, refresh_per_second=4) as live:
         async for status in follow_campaign(session, name, every):

@@ -2,8 +2,9 @@
 
 import re
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from rich.console import Console
 from rich.markup import escape
@@ -11,17 +12,38 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    Task,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
 
-from orchard.actions.reporter import Reporter
+from orchard.actions.reporter import Reporter, duration
 
 _STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
-console = Console(width=None if sys.stdout.isatty() else 160)
+PLAIN_SECONDS = 10.0
+"""Seconds between progress lines if the output is no terminal."""
+
+
+class _Console(Console):
+    """Raises BrokenPipeError where nobody reads on: rich's SystemExit would break an event loop."""
+
+    def on_broken_pipe(self) -> None:
+        try:
+            super().on_broken_pipe()
+        except SystemExit:
+            raise BrokenPipeError from None
+
+
+console = _Console(width=None if sys.stdout.isatty() else 160)
+
+
+class Verbosity:
+    """What commands print besides their results, as `--quiet` decides at each start."""
+
+    quiet = False
 
 
 def progress(unit: str = "") -> Progress:
@@ -34,7 +56,7 @@ def progress(unit: str = "") -> Progress:
         *ends,
         console=console,
         transient=True,
-        disable=not console.is_terminal,
+        disable=Verbosity.quiet or not console.is_terminal,
     )
 
 
@@ -46,6 +68,8 @@ class TerminalReporter(Reporter):
         self._rows: dict[str, TaskID] = {}
 
     def note(self, text: str, label: str = "") -> None:
+        if Verbosity.quiet:
+            return
         said = f"[yellow]{label}[/] {escape(text)}" if label else f"[dim]  {escape(text)}[/]"
         console.print(said, highlight=False, soft_wrap=True)
 
@@ -59,7 +83,32 @@ class TerminalReporter(Reporter):
 def reporting(unit: str = "") -> Iterator[Reporter]:
     """Yields a reporter that shows an action's notes and progress until the block ends."""
     with progress(unit) as bar:
-        yield TerminalReporter(bar)
+        ended = threading.Event()
+        lines = threading.Thread(target=_print_lines, args=(bar, ended), daemon=True)
+        if not (console.is_terminal or Verbosity.quiet):
+            lines.start()
+        try:
+            yield TerminalReporter(bar)
+        finally:
+            ended.set()
+            if lines.is_alive():
+                lines.join()
+
+
+def _print_lines(bar: Progress, ended: threading.Event) -> None:
+    """Prints how far the work is, every PLAIN_SECONDS until it has ended."""
+    with suppress(BrokenPipeError):
+        while not ended.wait(PLAIN_SECONDS):
+            if rows := [_plain_row(task) for task in bar.tasks if not task.finished]:
+                text = f"  {', '.join(rows)}"
+                console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
+
+
+def _plain_row(task: Task) -> str:
+    """A bar of progress in words, with the time left where it is known."""
+    many = f"{task.completed:g}" if task.total is None else f"{task.completed:g} of {task.total:g}"
+    left = f" (about {duration(task.time_remaining)} left)" if task.time_remaining else ""
+    return f"{task.description} {many}{left}"
 
 
 def shown(text: str) -> str:

@@ -1,11 +1,13 @@
 """Ends commands on errors: a sentence for what the user can fix, a traceback for a defect."""
 
 import errno
-import os
 import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
+
+from orchard.schemas.installation import DISTRIBUTION, install_command
+from orchard.terminal.permissions import keep_private
 
 MISTAKES = (
     ("orchard.configuration.config", "ConfigError"),
@@ -64,14 +66,11 @@ def _missing_package(error: ModuleNotFoundError) -> str | None:
     from importlib import metadata  # slow, and needed once in a while
 
     package = (error.name or "").partition(".")[0]
-    for requirement in metadata.requires("orchard-pipeline") or []:
+    for requirement in metadata.requires(DISTRIBUTION) or []:
         name, _, condition = requirement.partition(";")
         extra = _EXTRA.search(condition)
         if extra and package and re.match(rf"{re.escape(package)}\b", name):
-            return (
-                f"this command needs the package {package}: install it with "
-                f"`pip install 'orchard-pipeline[{extra[1]}]'`"
-            )
+            return f"this command needs the package {package}: install it with `{install_command(extra[1])}`"
     return None
 
 
@@ -87,10 +86,12 @@ def _scarce(error: Exception) -> str:
 
 def run_told(run: Callable[[], object]) -> None:
     """Runs a command: a user's mistakes become one sentence each, Ctrl-C the exit status 130."""
-    os.umask(0o077)  # the store holds gold patches and trajectories: they are the owner's alone
+    keep_private()
     try:
         run()
     except ExceptionGroup as group:
+        if group.subgroup(BrokenPipeError) is not None:
+            sys.exit(0)
         known, defects = group.split(mistakes())
         if known is None or defects is not None:
             raise

@@ -3,6 +3,8 @@
 import os
 from importlib.util import find_spec
 
+from orchard.schemas.installation import install_command
+
 
 class ModelError(ValueError):
     """A model directory or shape is unusable; the message is one sentence that names the fix."""
@@ -38,6 +40,4 @@ def require_package(package: str, what: str) -> None:
 
 
 def _missing(what: str, package: str | None) -> ModelError:
-    return ModelError(
-        f"{what} needs the package {package}: install it with `pip install 'orchard-pipeline[train]'`"
-    )
+    return ModelError(f"{what} needs the package {package}: install it with `{install_command('train')}`")

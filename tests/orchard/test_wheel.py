@@ -1,5 +1,6 @@
 """The wheel in a fresh environment, in a folder with files that have the names of all our packages."""
 
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from tests.chaos.world import CAMPAIGN, QUICK, session_for, until
 from tests.orchard.installed import ROOMS, Installed, build_wheel
 from tests.tiny_tasks import build_tiny_image, tiny_task
 
-TRAIN = "`pip install 'orchard-pipeline[train]'`"
+TRAIN = re.compile(r"install it with `pip install '/.*\.whl\[train\]'`\n?$")
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +65,7 @@ def test_nothing_but_orchard_is_installed(installed: Installed) -> None:
     names = {"orchard_pipeline" if name.endswith(".dist-info") else name for name in installed.landed}
     assert names == {"orchard", "orchard_env", "orchard_pipeline"}
     inside = installed.packages / "orchard"
-    assert {path.name for path in inside.iterdir() if path.is_dir()} == {
+    assert {path.name for path in inside.iterdir() if path.is_dir()} - {"__pycache__"} == {
         *ROOMS,
         "actions",
         "adapters",
@@ -102,7 +103,7 @@ def test_a_command_that_needs_more_names_what_to_install(folder: Folder, words: 
     code, _, said = folder.run("orchard", "--store", ".", *words)
     assert code == 1
     assert said.startswith("error: ")
-    assert said.endswith(f": install it with {TRAIN}")
+    assert TRAIN.search(said), said
 
 
 @pytest.mark.slow

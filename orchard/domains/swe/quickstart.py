@@ -11,9 +11,8 @@ import uvloop
 from rich.markup import escape
 
 from orchard.actions.abort_reasons import abort_reasons, abort_sentence
-from orchard.actions.campaign_hints import duration
 from orchard.actions.campaigns import grow_campaign, known_plan, resume_campaign
-from orchard.actions.reporter import Reporter
+from orchard.actions.reporter import Reporter, duration
 from orchard.actions.session import Session
 from orchard.actions.tasks import validate_tasks
 from orchard.configuration.config import Config, ConfigError, UpSettings
@@ -28,7 +27,7 @@ from orchard.schemas.campaigns import Budget, CampaignSpec, ModelSpec, TaskRef
 from orchard.schemas.llm_calls import ModelKind
 from orchard.storage.reader import open_tables
 from orchard.streams.tasks import end
-from orchard.terminal.campaign_tables import PLAIN_SECONDS, watch_campaign
+from orchard.terminal.campaign_tables import watch_campaign
 from orchard.terminal.console import console, reporting
 from orchard.terminal.options import ApiKeyEnv, BaseUrl
 from orchard.terminal.tables import rows_table
@@ -69,7 +68,7 @@ def register(app: typer.Typer) -> None:
 
         Without a model it uses the oracle teacher. With one:
         `orchard quickstart --base-url https://HOST/v1 --model NAME`, the key in OPENAI_API_KEY.
-        Stopped in the middle it goes on where it was.
+        Run it again to resume.
         """
         session: Session = context.obj
         if model != "oracle" and base_url is None and "default" not in session.config.endpoints:
@@ -170,7 +169,7 @@ class _Offering:
 
     async def follow(self, told: Reporter) -> None:
         """Offers tasks as they are proven and says how far the rollouts are, until it is cancelled."""
-        began = said = time.monotonic()
+        began = time.monotonic()
         first = True
         while True:
             await asyncio.sleep(LOOK_SECONDS)
@@ -180,13 +179,10 @@ class _Offering:
             plan = self._plan(self._tasks)
             graded = await asyncio.to_thread(_graded, self._session, plan.name)
             told.progress("rollouts graded", graded, plan.size)
-            now = time.monotonic()
             if first and graded:
                 first = False
-                told.note(f"the first graded rollout is there, {duration(now - began)} after the start")
-            if not console.is_terminal and now - said > PLAIN_SECONDS:
-                said = now
-                told.note(f"{graded} of {plan.size} rollouts graded, while more tasks are made and proven")
+                spent = duration(time.monotonic() - began)
+                told.note(f"the first graded rollout is there, {spent} after the start")
 
 
 def _graded(session: Session, campaign: str) -> int:

@@ -4,7 +4,7 @@ import pytest
 
 from orchard.workers.domains.swe.sheets import trials
 from orchard.workers.domains.swe.sheets.drafts import Draft, KnownTest
-from orchard.workers.domains.swe.sheets.rewriting import Treatment
+from orchard.workers.domains.swe.sheets.sites import Treatment
 from orchard.workers.domains.swe.sheets.told import Told, ToldTest
 from orchard.workers.domains.swe.sheets.trials import SheetTrials
 from orchard.workers.domains.swe.testing import TestRun, ToldRun

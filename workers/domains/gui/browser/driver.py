@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 from orchard.schemas.gui import BrowserSettings
+from orchard.schemas.installation import install_command
 from orchard.schemas.outcomes import AbortCause
 from orchard.workers.domains.gui.browser.tabs import Tabs
 from orchard.workers.failures import InfrastructureError
@@ -13,7 +14,6 @@ from orchard.workers.failures import InfrastructureError
 if TYPE_CHECKING:
     from playwright.async_api import Browser, Playwright
 
-EXTRA = "pip install 'orchard-pipeline[gui]'"
 CONNECTION_SECONDS = 30.0
 CLOSING_SECONDS = 10.0
 
@@ -70,7 +70,7 @@ class Driver:
             from playwright.async_api import async_playwright
         except ImportError as error:
             raise InfrastructureError(
-                AbortCause.HARNESS_MISSING, f"browser tasks need Playwright: {EXTRA}"
+                AbortCause.HARNESS_MISSING, f"browser tasks need Playwright: {install_command('gui')}"
             ) from error
         async with self._turn:
             if self._playwright is None:

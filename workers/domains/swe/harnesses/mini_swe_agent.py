@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 
 import yaml
 
+from orchard.schemas.installation import install_command
 from orchard.schemas.messages import ToolCall
 from orchard.schemas.tasks import Task
 from orchard.workers.episode.machine import CommandOutcome
@@ -47,8 +48,8 @@ class ToolCallPrompts(PromptSet):
         found = importlib.util.find_spec("minisweagent")
         if found is None or not found.submodule_search_locations:
             raise UnknownHarness(
-                f"the harness {self.name!r} needs the package {PACKAGE}: pip install "
-                f"'orchard-pipeline[{PACKAGE}]', here and where the workers run, or take 'orchard-bash'"
+                f"the harness {self.name!r} needs the package {PACKAGE}: {install_command(PACKAGE)}, here "
+                "and where the workers run, or take 'orchard-bash'"
             )
         self.version = metadata.version(PACKAGE)
         self._root = Path(found.submodule_search_locations[0])

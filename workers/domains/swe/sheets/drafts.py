@@ -1,6 +1,7 @@
 """A question sheet in the making: which functions are treated how, and what a trial changes. Pure."""
 
 import ast
+import copy
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
@@ -9,10 +10,12 @@ from typing import Any
 import msgspec
 
 from orchard.workers.domains.swe.sheets.conditions import Condition
+from orchard.workers.domains.swe.sheets.doctests import only_examples, rewrite_text
 from orchard.workers.domains.swe.sheets.labels import scalars
 from orchard.workers.domains.swe.sheets.purity import ModuleNames, functions_of
-from orchard.workers.domains.swe.sheets.rewriting import RewrittenFile, Site, Treatment, rewrite
+from orchard.workers.domains.swe.sheets.rewriting import rewrite
 from orchard.workers.domains.swe.sheets.sheet import ExpectedVisit, Visit, held, problem, wrong
+from orchard.workers.domains.swe.sheets.sites import RewrittenFile, Site, Treatment
 from orchard.workers.domains.swe.sheets.told import Told, ToldTest
 from orchard.workers.domains.swe.sheets.trimming import hold_back, trim
 from orchard.workers.domains.swe.verdict import PASSING
@@ -73,7 +76,8 @@ class Draft:
         for file in sources:
             try:
                 self._rewrite(file)
-                self._modules[file] = ModuleNames(ast.parse(sources[file]), tested)
+                if file.endswith(".py"):
+                    self._modules[file] = ModuleNames(ast.parse(sources[file]), tested)
             except (SyntaxError, ValueError, RecursionError):
                 self.left_alone.add(file)
         for file in self._helpers - self.left_alone:  # others read what nothing reads in them
@@ -90,14 +94,19 @@ class Draft:
         bits, swapped = self._of(file, {*self.bits, *more_bits}), self._of(file, self.swapped)
         made_of = treatments, bits, swapped
         if file not in self._rewritten or self._rewritten[file][0] != made_of:
-            made = rewrite(
-                self.sources[file],
-                self._tested,
-                first=self._first[file],
-                treatments=treatments,
-                bits=bits,
-                swapped=swapped,
-            )
+            first = self._first[file]
+            if file.endswith(".py"):
+                made = rewrite(
+                    self.sources[file],
+                    self._tested,
+                    first=first,
+                    treatments=treatments,
+                    bits=bits,
+                    swapped=swapped,
+                )
+            else:
+                name = PurePosixPath(file).name
+                made = rewrite_text(self.sources[file], name, first=first, treatments=treatments, bits=bits)
             self._rewritten[file] = made_of, made
         return self._rewritten[file]
 
@@ -128,8 +137,11 @@ class Draft:
 
     def _sheet(self, file: str, made: RewrittenFile) -> tuple[str, Mapping[int, str]]:
         """Returns the text, and the function of each token."""
-        sheet = made.sheet()
         treated = {name: how for (where, name), how in self.treatments.items() if where == file}
+        if isinstance(made.sheet, str):
+            trimmed = max(treated.values(), default=Treatment.TOKENS) <= Treatment.TRIMMED
+            return only_examples(made.sheet) if trimmed else made.sheet, {}
+        sheet = copy.deepcopy(made.sheet)
         untrimmed = {name for name, how in treated.items() if how > Treatment.TRIMMED}
         untokened = {name for name, how in treated.items() if how > Treatment.TOKENS}
         if Treatment.WHOLE in (self.treatments.get((file, "")), None):
@@ -192,7 +204,7 @@ class Draft:
     def _fails_by_an_assertion(self, test: KnownTest) -> bool:
         """Whether an AssertionError is what a test is expected to fail by, so that another one would do."""
         asked = [(self.sites[visit.ask].condition, visit) for visit in test.visits if visit.ask in self.sites]
-        others = {"raises", "warns", "assert_warns"}
+        others = {"raises", "raises_group", "warns", "assert_warns"}
         return others.isdisjoint(condition[0] for condition, _ in asked) and any(
             held(condition, visit.key or [], visit.got) is False for condition, visit in asked
         )
@@ -265,7 +277,8 @@ class Draft:
         if not changed:
             self.leave_alone(test.file)
         if max(self.treatments[unit] for unit in involved if unit[0] == test.file) >= Treatment.WHOLE:
-            self.treatments[test.file, ""] = Treatment.WHOLE
+            module = self.treatments.get((test.file, ""), Treatment.WHOLE)
+            self.treatments[test.file, ""] = max(module, Treatment.WHOLE)
 
     def leave_alone(self, file: str) -> None:
         """Leaves a file as it is, and helpers too, which its tests may call."""
@@ -276,6 +289,8 @@ class Draft:
         return sorted(self.sources)[number // _APART], self.sites[number].function
 
     def _functions(self, file: str) -> list[str]:
+        if not file.endswith(".py"):
+            return [PurePosixPath(file).name]
         return [name for name, _, _ in functions_of(ast.parse(self.sources[file]))]
 
     def settled(self, tests: Sequence[KnownTest], told: Told, ids: Mapping[str, str]) -> bool:
