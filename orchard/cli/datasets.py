@@ -183,7 +183,7 @@ def why(
             "the one that the dataset was built from"
         )
     console.print(rows_table(["sequence", "type", "time", "id"], events, "events"))
-    console.print(f"all of it: orchard show {found.rollout_id}", highlight=False)
+    console.print(f"The whole rollout: orchard show {found.rollout_id}", highlight=False)
 
 
 @app.command()

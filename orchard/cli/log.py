@@ -129,7 +129,7 @@ def restore(
             await _follow(_archiving(session, connection).restore(name), name)
 
     asyncio.run(run())
-    console.print(f"[bold green]restored[/] {name}: it is paused, `orchard resume {name}` goes on")
+    console.print(f"[bold green]restored[/] {name}: it is paused, `orchard resume {name}` continues it")
 
 
 @app.command()
