@@ -33,6 +33,7 @@ ORDER = (
     ),
     *(
         "show",
+        "note",
         "ui",
         "report",
         "sql",

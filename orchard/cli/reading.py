@@ -45,6 +45,7 @@ ATTEMPT = (
     *("attempt", "ending", "worker", "started_at", "inherited_turns", "inherited_from"),
     *("reason", "cause", "detail"),
 )
+NOTE = ("author", "turn", "labels", "removed_labels", "score", "text")
 _CALL = (
     *("node", "call_kind", "prompt_tokens", "completion_tokens", "cached_tokens", "reasoning_tokens"),
     *("cost_usd", "seconds", "finish_reason", "served_model"),
@@ -272,6 +273,8 @@ def show_rollout(
             console.print(Panel(Text(shown(said)), title="answer", title_align="left"))
     if found.rewards:
         console.print(verdict_panel(found.rewards[-1]))
+    if found.notes:
+        console.print(rows_table(NOTE, [tuple(row[name] for name in NOTE) for row in found.notes], "notes"))
     if len(found.attempts) > 1:
         rows = [tuple(row[name] for name in ATTEMPT) for row in found.attempts]
         console.print(rows_table(ATTEMPT, rows, "attempts"))

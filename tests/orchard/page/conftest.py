@@ -39,10 +39,12 @@ async def stored(place: Path, events: Sequence[e.Event], store: str = "store") -
 
 
 @asynccontextmanager
-async def served(store: Path, *, loopback: bool = True, private: bool = False) -> AsyncIterator[str]:
+async def served(
+    store: Path, *, loopback: bool = True, private: bool = False, session: Session | None = None
+) -> AsyncIterator[str]:
     """The address of the page of a store, on a port of its own."""
     access = Access(TOKEN, loopback=loopback, private=private, hosts=())
-    site = PageSite(Session(Config(store=str(store))), access)
+    site = PageSite(session or Session(Config(store=str(store))), access)
     runner = web.AppRunner(site.application(), access_log=None)
     await runner.setup()
     try:
