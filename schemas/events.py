@@ -30,6 +30,7 @@ from orchard.schemas.groups import (
 from orchard.schemas.judging import JudgeCalled, JudgeRuled
 from orchard.schemas.llm_calls import LLMCall, ModelKind
 from orchard.schemas.messages import MessageNode
+from orchard.schemas.notes import RolloutNoted
 from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward, RolloutStatus
 from orchard.schemas.protection import Protected
 from orchard.schemas.quantities import Unit
@@ -420,6 +421,7 @@ EVENT_TYPES: dict[str, type[msgspec.Struct]] = {
     "rollout.aborted": RolloutAborted,
     "rollout.reopened": RolloutReopened,
     "rollout.reconciled": RolloutReconciled,
+    "rollout.noted": RolloutNoted,
     "attempt.inherited": AttemptInherited,
     "attempt.released": AttemptReleased,
     "attempt.superseded": AttemptSuperseded,

@@ -239,6 +239,27 @@ where t.kind = 'annotated'
 qualify row_number() over (partition by t.rollout_id, t.annotator order by t.sequence desc) = 1
 """
 
+_REVIEWS = """
+with said as (
+    select rollout_id, sequence, unnest(labels) as label, true as given from notes
+    union all select rollout_id, sequence, unnest(removed_labels), false from notes
+), labelled as (
+    select rollout_id, list(label order by label) as labels from (
+        select rollout_id, label, arg_max(given, sequence) as given from said group by all
+    ) where given group by rollout_id
+), scored as (
+    select rollout_id, avg(score) as human_score from (
+        select rollout_id, author, arg_max(score, sequence) as score from notes group by all
+    ) group by rollout_id
+)
+select any_value(n.campaign) as campaign, n.rollout_id, count(*) as notes,
+       list_sort(list(distinct n.author)) as authors, coalesce(any_value(l.labels), []) as labels,
+       any_value(s.human_score) as human_score, max(n.sequence) as sequence
+from notes n left join labelled l using (rollout_id) left join scored s using (rollout_id)
+group by n.rollout_id
+"""
+"""Labels that rollouts have, and the mean of each author's newest score (`arg_max` passes over nulls)."""
+
 _GROUPS = f"""
 select t.campaign, t.run, t.group_id, t.prompt, t.task_id, t.outcome, t.members, t.positive, t.degenerate,
        t.generated, t.aborted, t.generated_tokens, t.sequence, t.time, u.version as trained_version,
@@ -290,6 +311,8 @@ VIEWS: dict[str, str] = {
     "hack_rates": _HACK_RATES,
     "values_all": f"select t.* {_once('values_all')}",
     "values": _VALUES,
+    "notes": f"select t.* {_once('notes_all')}",
+    "reviews": _REVIEWS,
     "measurements": f"select t.* {_once('measurements_all')}",
     "synthesis": f"select t.* {_once('synthesis_all')}",
     "imports": f"select t.* {_once('imports_all')}",

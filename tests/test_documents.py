@@ -167,8 +167,11 @@ def wrong(words: list[str]) -> str | None:
     return None
 
 
-OF_OTHER_PROGRAMS = {"--privileged", "--nproc-per-node", "--numstat", "--verbose"}
-"""Options of docker, torchrun, git and ctest."""
+OF_OTHER_PROGRAMS = {"--privileged", "--nproc-per-node", "--numstat", "--verbose"} | {
+    "--enable-auto-tool-choice",
+    "--tool-call-parser",
+}
+"""Options of docker, torchrun, git, ctest and vLLM."""
 ITS_OWN = re.compile(r'add_argument\(\s*"(--[a-z-]+)"')
 
 

@@ -135,6 +135,12 @@ NO_SUBJECT = re.compile(
 )
 
 
+def test_one_module_alone_imports_openai() -> None:
+    """It takes most of a second, and workers have a client of their own."""
+    found = [path for path in PRODUCT if "openai" in imported(path)]
+    assert found == [ROOT / "orchard" / "actions" / "endpoint_calls.py"]
+
+
 def test_no_two_packages_import_each_other() -> None:
     """A package is a folder below a room, or the modules of a room that are in none."""
     names = {

@@ -33,6 +33,8 @@ class WorkerDomain:
     """Harness of campaigns that name none; empty: chosen by how their tasks are judged."""
     patch_harness: str = ""
     """Harness for tasks of any domain that are judged by a patch."""
+    text_harness: str = ""
+    """Harness for models without tools."""
     unversioned: Mapping[str, str] = field(default_factory=dict)
     """Maps a harness's name to the one that it meant in rollouts that record no version of it."""
     oracle: str = ""

@@ -11,8 +11,10 @@ from orchard.actions.reporter import SILENT, Reporter
 from orchard.actions.session import Session
 from orchard.actions.submission import added_fields, check_prices, check_programs, check_workers, queue_of
 from orchard.configuration.config import ConfigError
+from orchard.configuration.flags import with_endpoint
 from orchard.schemas.campaigns import CampaignRecord, CampaignSpec
 from orchard.schemas.health import alive
+from orchard.schemas.llm_calls import ModelKind
 from orchard.storage.reader import position
 from orchard.streams import names
 from orchard.streams.campaigns import CampaignBook
@@ -34,8 +36,11 @@ async def submit_campaign(
     spec: CampaignSpec,
     needs: Mapping[str, "Needs"] | None = None,
     told: Reporter = SILENT,
+    *,
+    trial: bool = False,
 ) -> None:
-    """Submits a campaign; after a cancellation, the same call resumes it.
+    """Submits a campaign; after a cancellation, the same call resumes it. With `trial`, each endpoint is
+    asked first what it serves, once (`check_endpoints`).
 
     With the `needs` of its tasks, raises ConfigError for tasks that would lack a network (`check_network`),
     when workers serve the queue and none of them can run it (`check_workers`), and when its cap could not
@@ -52,6 +57,12 @@ async def submit_campaign(
             check_prices(spec, endpoints, working)
             notes += check_workers(spec, working, needed, sorted(endpoints))
             notes += added_fields(spec, endpoints)
+            if trial and any(model.kind is not ModelKind.ORACLE for model in spec.models):
+                # a second that others need not wait
+                from orchard.actions.tried_endpoints import check_endpoints
+
+                here = with_endpoint(session.config, None, None).endpoints
+                notes += await check_endpoints(session.directory, spec, here)
             for note in notes:
                 told.note(note, "note:")
             await check_programs(session, spec.harnesses)

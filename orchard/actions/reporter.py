@@ -14,6 +14,11 @@ class Reporter:
 SILENT = Reporter()
 
 
+def plural(number: int, noun: str) -> str:
+    """Number and noun: `1 task`, `2 tasks`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def duration(seconds: float) -> str:
     """Formats seconds: `1 h 04 min`, `12 min 30 s` or `8 s`."""
     whole = round(seconds)

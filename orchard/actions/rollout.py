@@ -16,8 +16,8 @@ import duckdb
 
 from orchard.actions import rollout_queries as queries
 from orchard.actions.attempt_ranges import FOREVER, AttemptRange, QueryRange, attempt_ranges, by_rollout, once
+from orchard.actions.rollout_turns import ShownPicture, ShownTurn, path_to, pictures_of, turns_of
 from orchard.pipelines.values.curves import RiseSegment, rise_segments
-from orchard.schemas.llm_calls import CallKind
 from orchard.storage.errors import StorageError
 from orchard.storage.reader import Row, one, rows, within
 
@@ -30,6 +30,8 @@ SERVICES = 500
 CALL = 4_000
 """Characters shown of a service call's request, and of its answer."""
 EVENTS = 100
+ARGUMENTS = 400
+"""Characters of a call that stand for it in lists."""
 _LIKE = {"task": "task_id", "campaign": "campaign", "harness": "harness", "model": "model"}
 
 
@@ -46,51 +48,6 @@ def find(tables: duckdb.DuckDBPyConnection, prefix: str) -> str:
         what = "more than one rollout" if found else "no rollout"
         raise UnknownName(f"{what} starts with {prefix!r}: `orchard sql 'select * from requests'` lists them")
     return str(found[0][0])
-
-
-@dataclass(frozen=True)
-class ShownPicture:
-    rollout: str
-    node: str
-    turn: int
-    sha256: str
-    width: int
-    height: int
-    calls: tuple[Row, ...] = ()
-    """Name and arguments of the model's next calls, if this is the newest picture before them."""
-
-
-@dataclass(frozen=True)
-class ShownTurn:
-    """Figures of one turn of the shown path."""
-
-    number: int
-    nodes: list[str]
-    tools: list[str]
-    model: float
-    command: float
-    wait: float
-    prompt_tokens: int | None
-    completion_tokens: int | None
-    cost_usd: float | None
-    branches: "list[SideConversation]" = field(default_factory=list)
-
-    @property
-    def seconds(self) -> float:
-        """Total seconds of the turn."""
-        return self.model + self.command + self.wait
-
-
-@dataclass(frozen=True)
-class SideConversation:
-    """A conversation beside the shown path."""
-
-    kind: CallKind
-    leaf: str
-    messages: int
-    turns: int
-    at: int
-    """Turn of the shown path at which the conversation branches off or begins."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +112,10 @@ class ShownRollout:
     """Calls of services in the task's world, at most SERVICES."""
     verdicts: list[Row] = field(default_factory=list)
     """Verdicts of model judges."""
+    notes: list[Row] = field(default_factory=list)
+    """Notes of people, the oldest first."""
+    review: Row | None = None
+    """Labels and human score that follow from the notes."""
     others: list[Row] = field(default_factory=list)
     """Ended rollouts of the same task, the most alike first."""
     has_tokens: bool = False
@@ -199,7 +160,7 @@ def read_all(
         found = rows(tables, narrow(tables, query, first, last), {"ids": list(known), **more})
         return by_rollout(found)
 
-    meta, calls = ask(queries.META), ask(queries.CALLS)
+    meta, calls = ask(queries.META, cut=ARGUMENTS + view.beyond), ask(queries.CALLS)
     paths = {name: _walk(span, meta.get(name, []), calls.get(name, []), view) for name, span in known.items()}
     windows = [path.nodes[node] for path in paths.values() for turn in path.window for node in turn.nodes]
     texts: dict[str, list[Row]] = {}
@@ -214,6 +175,8 @@ def read_all(
     if whole:
         beside = {"rewards": ask(queries.REWARDS), "verdicts": ask(queries.VERDICTS)}
         beside["values"] = ask(queries.VALUES, last=FOREVER)
+        beside["notes"] = ask(queries.NOTES, last=FOREVER)
+        beside["reviews"] = by_rollout(rows(tables, queries.REVIEWS, {"ids": list(known)}))
         beside["services"] = ask(queries.SERVICES, most=CALL + view.beyond)
         if view.find:
             attempts = [span.attempt for span in known.values()]
@@ -235,9 +198,11 @@ def read_all(
                 rewards=span.mine(of.get("rewards", []), "event_id"),
                 curves=_curves(span, of.get("values", [])),
                 found=span.mine(of.get("found", []), "node_id")[:FOUND],
-                pictures=_pictures(name, [node for turn in path.turns for node in turn.nodes], path.nodes),
+                pictures=pictures_of(name, [node for turn in path.turns for node in turn.nodes], path.nodes),
                 services=span.mine(of.get("services", []), "event_id")[:SERVICES],
                 verdicts=span.mine(of.get("verdicts", []), "event_id"),
+                notes=once(of.get("notes", []), "event_id"),
+                review=next(iter(of.get("reviews", [])), None),
                 others=_others(tables, name, span.request) if whole and view.others else [],
                 has_tokens=any(
                     row["may_have_tokens"] and row["role"] == "assistant" for row in path.nodes.values()
@@ -260,7 +225,7 @@ def _walk(span: AttemptRange, meta: list[Row], calls: list[Row], view: RolloutVi
     nodes = {row["node_id"]: row for row in span.mine(meta, "node_id")}
     made = {row["node"]: row for row in once(calls, "node")}
     leaf = view.leaf or (span.outcome["leaf"] if span.outcome and span.accepted else None)
-    turns = _turns(_path(nodes, leaf), nodes, made)
+    turns = turns_of(path_to(nodes, leaf), nodes, made)
     if view.as_of is not None:
         turns = [turn for turn in turns if turn.number <= view.as_of]
     return _Walk(nodes, made, turns, _window(turns, view.turn, view.window))
@@ -296,100 +261,6 @@ def events(tables: duckdb.DuckDBPyConnection, rollout: str, after: int) -> tuple
     if len(found) > EVENTS:
         return found[:EVENTS], found[EVENTS - 1]["sequence"]
     return found, outcome if until == outcome else None
-
-
-def _path(nodes: dict[str, Row], leaf: str | None) -> list[str]:
-    """Node ids from the root to `leaf`, or to the newest message if the leaf is unknown."""
-    at = leaf if leaf in nodes else next(reversed(nodes), None)
-    found: list[str] = []
-    while at is not None and at in nodes and len(found) <= len(nodes):
-        found.append(at)
-        at = nodes[at]["parent"]
-    return found[::-1]
-
-
-def _turns(path: Sequence[str], nodes: dict[str, Row], calls: dict[str, Row]) -> list[ShownTurn]:
-    grouped: dict[int, list[str]] = {}
-    for node in path:
-        grouped.setdefault(nodes[node]["turn"], []).append(node)
-    turns, before = [], None
-    for number, members in grouped.items():
-        messages = [nodes[node] for node in members]
-        made = [calls[node] for node in members if node in calls]
-        model = sum(call["seconds"] or 0.0 for call in made)
-        command = sum(row["seconds"] or 0.0 for row in messages if row["role"] == "tool")
-        end = messages[-1]["time"]
-        took = (end - before).total_seconds() if before is not None else 0.0
-        before = end
-        turns.append(
-            ShownTurn(
-                number=number,
-                nodes=members,
-                tools=[name for row in messages for name in row["tools"] or ()],
-                model=model,
-                command=command,
-                wait=max(took - model - command, 0.0),
-                prompt_tokens=_known(call["prompt_tokens"] for call in made),
-                completion_tokens=_known(call["completion_tokens"] for call in made),
-                cost_usd=_known(call["cost_usd"] for call in made),
-            )
-        )
-    by_turn: dict[int, list[SideConversation]] = {}
-    for branch in _branches(path, nodes, calls):
-        by_turn.setdefault(branch.at, []).append(branch)
-    return [replace(turn, branches=by_turn.get(turn.number, [])) for turn in turns]
-
-
-def _pictures(rollout: str, path: Sequence[str], nodes: dict[str, Row]) -> list[ShownPicture]:
-    """Pictures of a path of messages, each with the calls that follow its last appearance."""
-    found: list[ShownPicture] = []
-    since: list[int] = []
-    for node in path:
-        row = nodes[node]
-        if row["role"] == "assistant" and since:
-            found[since[-1]] = replace(found[since[-1]], calls=tuple(row["asked"] or ()))
-            since = []
-        for image in row["images"] or ():
-            since.append(len(found))
-            found.append(
-                ShownPicture(rollout, node, row["turn"], image["sha256"], image["width"], image["height"])
-            )
-    return found
-
-
-def _known(numbers: Iterable[Any]) -> Any:
-    """Sums numbers; None without numbers, and if one is unknown."""
-    found = list(numbers)
-    return sum(found) if found and None not in found else None
-
-
-def _branches(
-    path: Sequence[str], nodes: dict[str, Row], calls: dict[str, Row]
-) -> Iterable[SideConversation]:
-    """Conversations beside the path, by the message where they leave it. Nested branches count as one."""
-    on, roots = set(path), dict[str, str]()
-    members: dict[str, list[str]] = {}
-    for node, row in nodes.items():
-        if node not in on:
-            root = roots.get(row["parent"] or "", node)
-            roots[node] = root
-            members.setdefault(root, []).append(node)
-    for root, found in members.items():
-        made = [calls[node] for node in found if node in calls]
-        kinds = [call["call_kind"] for call in made if call["call_kind"]]
-        origin = next((call["derived_from"] for call in made if call["derived_from"]), None)
-        start = nodes[root]
-        fork = start["parent"] if start["parent"] in on else origin if origin in on else None
-        if fork is None:
-            earlier = [node for node in path if nodes[node]["sequence"] < start["sequence"]]
-            fork = earlier[-1] if earlier else next(iter(path), None)
-        yield SideConversation(
-            kind=CallKind(kinds[0]) if kinds else CallKind.MAIN,
-            leaf=found[-1],
-            messages=len(found),
-            turns=len({nodes[node]["turn"] for node in found if nodes[node]["role"] == "assistant"}),
-            at=nodes[fork]["turn"] if fork is not None else 0,
-        )
 
 
 def _window(turns: Sequence[ShownTurn], first: int | None, size: int) -> list[ShownTurn]:

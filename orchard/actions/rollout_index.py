@@ -23,10 +23,12 @@ select sequence, time, campaign, rollout_id, attempt, task_id, task_source, repo
 from rollouts
 """
 _ASKED = """
-select sequence, time, campaign, rollout_id, task_id, task_source, repo, harness, model, model_kind, sample
+select sequence, time, campaign, rollout_id, task_id, task_source, repo, harness, model, model_kind, sample,
+       task_sha256
 from tables.requests_all
 """
 _ATTEMPTS = "select * from tables.attempts_all"
+_REVIEWS = "select * from main.reviews"
 _RECONCILED = "select sequence, campaign, type from tables.events where type = 'rollout.reconciled'"
 
 INDEXED = Sources(rollouts="indexed.ended", attempts="indexed.attempts", events="indexed.reconciled")
@@ -37,12 +39,13 @@ def index_views(connection: duckdb.DuckDBPyConnection) -> None:
     """Makes the tables that rollouts are read from as views, for a process that reads few of them."""
     connection.execute("create schema indexed")
     first = "qualify row_number() over (partition by rollout_id order by sequence) = 1"
-    for name, query in (("ended", _ENDED), ("asked", f"{_ASKED} {first}"), ("attempts", _ATTEMPTS)):
+    queries = {"ended": _ENDED, "asked": f"{_ASKED} {first}", "attempts": _ATTEMPTS, "reviews": _REVIEWS}
+    for name, query in queries.items():
         connection.execute(f"create view indexed.{name} as {query}")
 
 
 class RolloutIndex:
-    """Maintains the tables `ended`, `asked`, `attempts` and `reconciled` of the schema `indexed`;
+    """Maintains the tables `ended`, `asked`, `attempts`, `reconciled` and `reviews` of the schema `indexed`;
     `close` removes them."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
@@ -54,12 +57,13 @@ class RolloutIndex:
         connection.execute(f"create table indexed.asked as {_ASKED} where false")
         connection.execute(f"create table indexed.attempts as {_ATTEMPTS} where false")
         connection.execute(f"create table indexed.reconciled as {_RECONCILED} and false")
+        connection.execute(f"create table indexed.reviews as {_REVIEWS} where false")
 
     def follow(self, position: int) -> None:
         """Adds the rows that the tables have received since the last call, up to `position`."""
         run = self._connection.execute
         if position < self._upto:  # another store is in its place
-            for table in ("ended", "asked", "attempts", "reconciled"):
+            for table in ("ended", "asked", "attempts", "reconciled", "reviews"):
                 run(f"delete from indexed.{table}")
             self._upto = 0
         run("begin")
@@ -81,6 +85,9 @@ class RolloutIndex:
                 f"insert into indexed.reconciled {_RECONCILED} and sequence between $upto + 1 and $position",
                 {"upto": self._upto, "position": position},
             )
+            noted = "select rollout_id from tables.notes_all where sequence > $upto"
+            run(f"delete from indexed.reviews where rollout_id in ({noted})", {"upto": self._upto})
+            run(f"insert into indexed.reviews {_REVIEWS} where rollout_id in ({noted})", {"upto": self._upto})
             run("commit")
         except BaseException:
             run("rollback")

@@ -21,9 +21,9 @@ with mine as (select * from indexed.attempts where list_contains($ids, rollout_i
 """The view `attempts` of these rollouts."""
 META = """
 select rollout_id, attempt, node_id, parent, role, turn, sequence, time, seconds, tool_call_id,
-       inherited_from, images, list_transform(tool_calls, lambda c: c.name) as tools,
+       inherited_from, images, returncode, timed_out,
        list_transform(tool_calls, lambda c: {
-           'name': c.name, 'arguments': left(c.arguments, 400)
+           'name': c.name, 'arguments': left(c.arguments, $cut)
        }) as asked, coalesce(len(token_ids) > 0, false) or rest_sha256 is not null as may_have_tokens
 from tables.messages_all where list_contains($ids, rollout_id) order by sequence
 """
@@ -61,6 +61,8 @@ VERDICTS = """
 select rollout_id, attempt, sequence, event_id, name, protocol, model, score, passed, reason, fault
 from tables.judgements_all where list_contains($ids, rollout_id) order by sequence
 """
+NOTES = "select * from tables.notes_all where list_contains($ids, rollout_id) order by sequence"
+REVIEWS = "select * from indexed.reviews where list_contains($ids, rollout_id)"
 OTHERS = """
 select rollout_id, outcome, campaign, harness, model, sample, turns from indexed.ended
 where task_id = $task and rollout_id <> $id

@@ -55,7 +55,7 @@ def options(
     state: Annotated[
         str | None,
         typer.Option(
-            help="Directory of what belongs to this machine: server, sandboxes, logs.",
+            help="Directory of files that belong to this machine: server, sandboxes, logs.",
             show_default="the store, if it is a directory",
         ),
     ] = None,
@@ -64,13 +64,21 @@ def options(
     ] = None,
     nats: Annotated[str | None, typer.Option(help="External NATS server, nats://HOST:PORT.")] = None,
     sandbox: Annotated[str | None, typer.Option(help="External sandbox service, http://HOST:PORT.")] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Print results and warnings alone: no notes, no progress.")
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Log what happens in detail, to stderr.")
+    ] = False,
 ) -> None:
     from orchard.actions.session import Session
     from orchard.configuration import config as configuration  # whoever asks for help needs neither
+    from orchard.configuration.variables import FILE_VARIABLE
     from orchard.workers import plugins
 
     if config is not None:
-        _hand_down(context, config)
+        _hand_down(context, FILE_VARIABLE, str(config.absolute()))
+    _set_verbosity(context, quiet=quiet, verbose=verbose)
     flags = {"store": store_, "state": state, "nats.url": nats, "sandbox.url": sandbox}
     loaded = configuration.load(flags, file=config)
     plugins.configure(loaded.plugins, configuration.config_path(config).absolute().parent)
@@ -81,17 +89,30 @@ def options(
     context.obj = Session(loaded)
 
 
-def _hand_down(context: typer.Context, file: Path) -> None:
-    """Makes every process that the command starts read the same file."""
-    from orchard.configuration.variables import FILE_VARIABLE
+def _set_verbosity(context: typer.Context, *, quiet: bool, verbose: bool) -> None:
+    from orchard.configuration.variables import LOG_VARIABLE
+    from orchard.terminal.console import Verbosity
 
-    before = os.environ.get(FILE_VARIABLE)
-    os.environ[FILE_VARIABLE] = str(file.absolute())
+    if quiet and verbose:
+        raise typer.BadParameter("--quiet and --verbose contradict each other: give one of them")
+    Verbosity.quiet = quiet
+    if quiet or verbose:
+        _hand_down(context, LOG_VARIABLE, "quiet" if quiet else "verbose")
+    if verbose:
+        from orchard.terminal.logs import start_logging
+
+        start_logging()
+
+
+def _hand_down(context: typer.Context, variable: str, value: str) -> None:
+    """Sets a variable for every process that the command starts."""
+    before = os.environ.get(variable)
+    os.environ[variable] = value
 
     def back() -> None:
-        os.environ.pop(FILE_VARIABLE)
+        os.environ.pop(variable)
         if before is not None:
-            os.environ[FILE_VARIABLE] = before
+            os.environ[variable] = before
 
     context.call_on_close(back)
 

@@ -8,18 +8,20 @@ import msgspec
 import typer
 from rich.markup import escape
 
-from orchard.actions.campaign_status import State
+from orchard.actions.campaign_status import CampaignView, State
 from orchard.actions.campaigns import (
     all_campaigns,
     cancel_campaign,
+    follow_campaign,
     pause_campaign,
     resume_campaign,
     submit_campaign,
     usual_harnesses,
 )
+from orchard.actions.reporter import plural
 from orchard.actions.session import Session
 from orchard.actions.submission import endpoints_of
-from orchard.cli.facts import AsJson, print_facts, status_facts
+from orchard.cli.facts import AsJson, print_facts, status_facts, watch_facts
 from orchard.configuration.config import ConfigError
 from orchard.schemas.campaigns import Budget, CampaignSpec, ModelSpec, Timeouts
 from orchard.schemas.llm_calls import ModelKind
@@ -74,10 +76,10 @@ def register(app: typer.Typer) -> None:
         source: Annotated[str | None, typer.Option(help="Only tasks of this source.")] = None,
         repo: Annotated[str | None, typer.Option(help="Only tasks of this repository.")] = None,
         task: Annotated[
-            list[str] | None, typer.Option(help="Only this task id; * matches anything. Repeatable.")
+            list[str] | None, typer.Option(help="Only tasks with this id; * matches anything. Repeatable.")
         ] = None,
-        limit: Annotated[int | None, typer.Option(help="At most so many tasks.", min=1)] = None,
-        unproven: Annotated[bool, typer.Option(help="Take tasks that are not proven, too.")] = False,
+        limit: Annotated[int | None, typer.Option(help="Maximum number of tasks.", min=1)] = None,
+        unproven: Annotated[bool, typer.Option(help="Also take tasks that are not proven.")] = False,
         min_protected: Annotated[
             Protected | None,
             typer.Option(help="Only tasks with at least this label (docs/own-tasks.md).", show_default="all"),
@@ -85,19 +87,23 @@ def register(app: typer.Typer) -> None:
         impossible: Annotated[
             float,
             typer.Option(
-                help="Share of impossible tasks to mix in: passing one is cheating.", min=0, max=0.9
+                help="Share of impossible tasks to mix in: a rollout that passes one has cheated.",
+                min=0,
+                max=0.9,
             ),
         ] = 0.0,
-        steps: Annotated[int, typer.Option(help="Turns of each rollout at most; 0 = no limit.", min=0)] = 250,
-        cost: Annotated[float, typer.Option(help="USD of each rollout at most; 0 = no limit.", min=0)] = 3.0,
+        steps: Annotated[int, typer.Option(help="Maximum turns of a rollout; 0 = no limit.", min=0)] = 250,
+        cost: Annotated[
+            float, typer.Option(help="Maximum cost of a rollout in USD; 0 = no limit.", min=0)
+        ] = 3.0,
         max_cost: Annotated[
             float,
-            typer.Option(help="USD of the whole campaign before it is paused; 0 = no cap.", min=0),
+            typer.Option(help="Cost of the whole campaign in USD at which it is paused; 0 = no cap.", min=0),
         ] = 0.0,
         wall: Annotated[
             float | None,
             typer.Option(
-                help="Seconds of the agent at most; 0 = no limit.",
+                help="Maximum seconds of the agent's work; 0 = no limit.",
                 min=0,
                 show_default="what a task publishes, else 3600",
             ),
@@ -105,10 +111,10 @@ def register(app: typer.Typer) -> None:
         temperature: Annotated[
             float | None, typer.Option(help="Sampling temperature.", min=0, max=100)
         ] = None,
-        max_tokens: Annotated[int | None, typer.Option(help="Tokens of one answer, at most.", min=1)] = None,
+        max_tokens: Annotated[int | None, typer.Option(help="Maximum tokens of one answer.", min=1)] = None,
         logprobs: Annotated[bool, typer.Option(help="Ask for log-probabilities of sampled tokens.")] = False,
         max_tries: Annotated[
-            int, typer.Option(help="Attempts of a rollout, where infrastructure fails.", min=1)
+            int, typer.Option(help="Maximum attempts at a rollout after infrastructure failures.", min=1)
         ] = 3,
         replay: Annotated[
             bool,
@@ -124,8 +130,17 @@ def register(app: typer.Typer) -> None:
         priority: Annotated[
             str, typer.Option(help="Queue priority; workers name the one they serve.")
         ] = "normal",
+        trial: Annotated[
+            bool,
+            typer.Option(
+                "--try/--no-try",
+                help="Ask each endpoint first, once, whether it serves what the harness needs; costs a few "
+                "tokens.",
+            ),
+        ] = True,
     ) -> None:
-        """Queue a campaign: tasks x harnesses x models x samples. Run it again to go on after a break.
+        """Queue a campaign: tasks x harnesses x models x samples. Run it again to resume an interrupted
+        submission.
 
         For example:
 
@@ -202,11 +217,9 @@ def register(app: typer.Typer) -> None:
             max_cost_usd=max_cost or None,
         )
         with reporting() as told:
-            asyncio.run(submit_campaign(session, spec, needs, told))
-        console.print(
-            f"[bold green]submitted[/] {name}: {spec.size} rollouts of {len(spec.tasks)} tasks. "
-            f"Follow it with: orchard watch {name}"
-        )
+            asyncio.run(submit_campaign(session, spec, needs, told, trial=trial))
+        size = f"{plural(spec.size, 'rollout')} of {plural(len(spec.tasks), 'task')}"
+        console.print(f"[bold green]submitted[/] {name}: {size}. Follow it with: orchard watch {name}")
 
     @app.command()
     def status(context: typer.Context, as_json: AsJson = False) -> None:
@@ -226,13 +239,17 @@ def register(app: typer.Typer) -> None:
     def watch(
         context: typer.Context,
         name: Name,
-        every: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.1)] = 1.0,
+        every: Annotated[float, typer.Option(help="Seconds between two refreshes.", min=0.1)] = 1.0,
+        as_json: Annotated[
+            bool, typer.Option("--json", help="One JSON object a line for each change, for programs.")
+        ] = False,
     ) -> None:
         """Show live progress until the campaign is done: queue, running, outcomes, rate, time left, cost.
 
         Exit code 1 when rollouts aborted without a grade, or the campaign is paused, cancelled or stuck.
         """
-        view = asyncio.run(watch_campaign(context.obj, name, every))
+        follow = watch_lines if as_json else watch_campaign
+        view = asyncio.run(follow(context.obj, name, every))
         if view.aborted or view.state is not State.FINISHED:
             raise typer.Exit(1)
 
@@ -256,11 +273,13 @@ def register(app: typer.Typer) -> None:
     def resume(
         context: typer.Context,
         name: Name,
-        aborted: Annotated[bool, typer.Option(help="Reopen rollouts that our side aborted.")] = True,
+        aborted: Annotated[
+            bool, typer.Option(help="Reopen rollouts that infrastructure failures aborted.")
+        ] = True,
         max_cost: Annotated[
             float | None,
             typer.Option(
-                help="The campaign's cap in USD from now on; 0 = no cap.", min=0, show_default="as it is"
+                help="The campaign's cap in USD from now on; 0 = no cap.", min=0, show_default="unchanged"
             ),
         ] = None,
     ) -> None:
@@ -273,4 +292,13 @@ def register(app: typer.Typer) -> None:
             offered = asyncio.run(
                 resume_campaign(session, name, aborted=aborted, max_cost_usd=max_cost, told=told)
             )
-        console.print(f"[bold green]resumed[/] {name}: {offered} rollouts offered again")
+        console.print(f"[bold green]resumed[/] {name}: {plural(offered, 'rollout')} offered again")
+
+
+async def watch_lines(session: Session, name: str, every: float) -> CampaignView:
+    """Prints the campaign at each change until it is over, stopped or stuck, and returns the last view."""
+    printed = None
+    async for status in follow_campaign(session, name, every):
+        if (facts := watch_facts(status)) != printed:
+            print_facts(printed := facts)
+    return status.campaigns[0]

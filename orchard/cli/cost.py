@@ -7,11 +7,19 @@ import msgspec
 import typer
 from rich.table import Table
 
+from orchard.cli.facts import AsJson, print_facts
 from orchard.configuration.config import ConfigError
 from orchard.pipelines.campaigns.costs import PAPER_RATES, CostLine, RateCard, RatesError, price, read_rates
 from orchard.terminal.console import console
 
 COMMANDS = {"cost": "Compute what sandboxes cost."}
+
+
+class CostFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Output of `orchard cost --json`."""
+
+    baseline: str
+    lines: list[CostLine]
 
 
 def register(app: typer.Typer) -> None:
@@ -25,6 +33,7 @@ def register(app: typer.Typer) -> None:
         vcpu: Annotated[float | None, typer.Option(help="vCPU of each sandbox.", min=0)] = None,
         memory: Annotated[float | None, typer.Option(help="GiB of each sandbox.", min=0)] = None,
         card: Annotated[bool, typer.Option("--card", help="Print the paper's rate card as TOML.")] = False,
+        as_json: AsJson = False,
     ) -> None:
         """Compute what sandboxes cost. Without options: Table 2 of the paper, from the paper's own inputs.
 
@@ -44,6 +53,9 @@ def register(app: typer.Typer) -> None:
             lines = price(known)
         except (RatesError, ValueError) as error:
             raise ConfigError(f"{rates}: {error}" if rates else str(error)) from error
+        if as_json:
+            print_facts(CostFacts(baseline=known.baseline, lines=lines))
+            return
         console.print(cost_table(known, lines))
         for line in lines:
             if line.note:

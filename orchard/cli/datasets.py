@@ -61,14 +61,14 @@ def build(
     out: Annotated[Path, typer.Option(help="Directory that the dataset is written to.")],
     as_of: Annotated[
         int | None,
-        typer.Option(help="Last sequence of the log that counts.", show_default="the newest", min=1),
+        typer.Option(help="Last sequence of the log that is read.", show_default="the newest", min=1),
     ] = None,
     processes: Annotated[int, typer.Option(help="Processes that make shards.", min=1)] = os.cpu_count() or 1,
     through_queue: Annotated[
         bool, typer.Option("--through-queue", help="Let `orchard dataset worker` processes make the shards.")
     ] = False,
 ) -> None:
-    """Build a dataset. Equal log, code and configuration give equal bytes; a stopped build goes on."""
+    """Build a dataset. Equal log, code and configuration give equal bytes. Run it again to resume."""
     from orchard.pipelines.datasets.build import (
         build as build_dataset,  # it brings `transformers`, slow to import
     )
@@ -111,14 +111,15 @@ def held_out_sentence(manifest: Manifest) -> str:
 def worker(
     context: typer.Context,
     idle_exit: Annotated[
-        float, typer.Option("--idle-exit", help="End after so many seconds without work; 0: never.", min=0.0)
+        float,
+        typer.Option("--idle-exit", help="End after this many seconds without work; 0: never.", min=0.0),
     ] = 0.0,
 ) -> None:
     """Make shards of builds with --through-queue until SIGTERM, one at a time: start one for each core.
 
     The tokenizer that the configuration names must be here under the same name.
     """
-    from orchard.cli.processes import start_logging
+    from orchard.terminal.logs import start_logging
 
     start_logging()
     asyncio.run(_worker(context.obj, idle_exit))
@@ -253,8 +254,8 @@ def import_(
     layout: Annotated[str, typer.Option("--format", help=f"{' or '.join(_LAYOUTS)}.")] = _LAYOUTS[0],
     strict: Strict = False,
 ) -> None:
-    """Bring published trajectories into the log, to be annotated and built like our own. What is not in the
-    layout is left out and named; the exit status is then 3.
+    """Import published trajectories into the log, to annotate them and build datasets of them. Rows that do
+    not follow the layout are skipped and named; the exit status is then 3.
 
     The rows of some layouts are steps: those of one trajectory stand together, and become one rollout.
     """

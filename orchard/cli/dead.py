@@ -1,6 +1,7 @@
 """`dead list|show|requeue`: requests that left the queue without an outcome."""
 
 import asyncio
+from datetime import datetime
 from typing import Annotated
 
 import msgspec
@@ -8,7 +9,9 @@ import typer
 from rich.markup import escape
 
 from orchard.actions.session import Session
+from orchard.cli.facts import AsJson, print_facts
 from orchard.configuration.config import ConfigError
+from orchard.streams.deadletter_codec import DeadLetter
 from orchard.streams.errors import NotRequeued
 from orchard.terminal.console import console
 from orchard.terminal.tables import rows_table
@@ -18,17 +21,40 @@ COMMANDS = {"dead": "Show and requeue requests that no worker could finish."}
 
 app = typer.Typer(no_args_is_help=True)
 
+
+class DeadLetterFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A dead letter in `orchard dead list --json`."""
+
+    sequence: int
+    """Number that `dead show` and `dead requeue` take."""
+    time: datetime
+    consumer: str
+    reason: str
+    deliveries: int
+    request: str
+    """Body of the request."""
+
+
+class DeadLetterListing(msgspec.Struct, frozen=True, kw_only=True):
+    """Output of `orchard dead list --json`."""
+
+    letters: list[DeadLetterFacts]
+
+
 Sequence = Annotated[int, typer.Argument(help="Sequence number, as `dead list` shows it.")]
 
 
 @app.command("list")
-def list_dead(context: typer.Context) -> None:
+def list_dead(context: typer.Context, as_json: AsJson = False) -> None:
     """List every dead letter: why it is dead and what it asked for."""
     session: Session = context.obj
 
     async def run() -> None:
         async with session.connection("dead") as connection:
             letters = await DeadLetters(connection).list()
+        if as_json:
+            print_facts(DeadLetterListing(letters=[_facts(letter) for letter in letters]))
+            return
         if not letters:
             console.print("no dead letters")
             return
@@ -39,6 +65,17 @@ def list_dead(context: typer.Context) -> None:
         console.print(rows_table(["sequence", "reason", "deliveries", "request"], rows))
 
     asyncio.run(run())
+
+
+def _facts(letter: DeadLetter) -> DeadLetterFacts:
+    return DeadLetterFacts(
+        sequence=letter.sequence,
+        time=letter.time,
+        consumer=letter.consumer,
+        reason=letter.reason,
+        deliveries=letter.deliveries,
+        request=letter.body.decode("utf-8", "replace"),
+    )
 
 
 @app.command()

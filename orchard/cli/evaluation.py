@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 from rich.markup import escape
 
@@ -13,11 +14,13 @@ from orchard.actions.evaluation import begin_suite
 from orchard.actions.needs import check_network
 from orchard.actions.session import Session
 from orchard.actions.submission import unpriced
+from orchard.cli.facts import AsJson, print_facts
 from orchard.cli.listed import DefaultRun
 from orchard.configuration.config import ConfigError
+from orchard.pipelines.campaigns.scores import Score
 from orchard.pipelines.evaluation.plan import Planned, SuitePlan, plan_suite
 from orchard.pipelines.evaluation.report import write_predictions, write_report
-from orchard.pipelines.evaluation.results import read_results
+from orchard.pipelines.evaluation.results import Cell, CellComparison, Results, read_results
 from orchard.pipelines.evaluation.suite import EvaluationError, published, read_suite
 from orchard.pipelines.tasks.registry import needs_of
 from orchard.storage.reader import open_tables
@@ -30,6 +33,53 @@ from orchard.workers.harnesses import get_harness
 COMMANDS = {"eval": "Evaluation: models x harnesses x task sets: `orchard eval SUITE.toml`."}
 
 app = typer.Typer(cls=DefaultRun, no_args_is_help=True)
+
+
+class CellFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """One task set under one harness and model, in `orchard eval report --json`."""
+
+    task_set: str
+    harness: str
+    model: str
+    requested: int
+    graded: int
+    resolved: int
+    aborted: int
+    """In no score."""
+    blocked: int
+    """In no score."""
+    malformed: int
+    open: int
+    tasks: int
+    """Tasks with a graded rollout."""
+    pass_at: dict[int, Score]
+    """pass@k by k, where a task has k graded rollouts."""
+    pass_all: dict[int, Score]
+    """pass^k by k."""
+    turns: int
+    tokens: int | None
+    cost_usd: float | None
+    seconds: float
+
+
+class ComparisonFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Two cells, in `orchard eval report --json`."""
+
+    cells: CellComparison
+    p: float
+    """Of a two-sided sign test."""
+    differs: bool
+    """Whether the interval of the difference leaves out 0, and p is below 0.05."""
+
+
+class EvaluationFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Output of `orchard eval report --json`."""
+
+    name: str
+    k: tuple[int, ...]
+    cells: list[CellFacts]
+    comparisons: list[ComparisonFacts]
+
 
 Out = Annotated[
     Path | None,
@@ -48,7 +98,7 @@ def run(
     ] = False,
     out: Out = None,
 ) -> None:
-    """Run a suite to its end, and show its tables. A stopped one goes on; the same command again does that.
+    """Run a suite to its end, and show its tables. Run it again to resume a stopped one.
 
     The smallest file, beside `orchard up` with an endpoint named `default`:
 
@@ -60,7 +110,7 @@ def run(
     A suite that is paused at its `max_cost_usd` goes on when the file has a higher one. One that has all
     outcomes is only reported.
 
-    Exit code 1 when rollouts are without an outcome at the end: they are in no score.
+    Exit code 1 when rollouts have no outcome at the end: no score counts them.
     """
     session: Session = context.obj
     planned = plan_suite(read_suite(suite), session.config.store)
@@ -81,16 +131,40 @@ def report(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="Name of the suite.")],
     out: Out = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show the tables of an evaluation from the log alone, while it runs or years later."""
     session: Session = context.obj
     with open_tables(session.config.store, views=["evaluation_tasks", "evaluation_runs"]) as tables:
         results = read_results(tables, name)
-        show_results(results)
+        if as_json:
+            print_facts(evaluation_facts(results))
+        else:
+            show_results(results)
         if out is not None:
             files = write_report(results, out)
             files += write_predictions(tables, session.blobs, name, out)
-            console.print(f"written: {', '.join(map(str, files))}", highlight=False, soft_wrap=True)
+            if not as_json:
+                console.print(f"written: {', '.join(map(str, files))}", highlight=False, soft_wrap=True)
+
+
+def evaluation_facts(results: Results) -> EvaluationFacts:
+    cells = [_cell_facts(cell, results.k) for cell in results.cells]
+    pairs = [ComparisonFacts(cells=each, p=each.p, differs=each.differs) for each in results.pairs()]
+    return EvaluationFacts(name=results.campaign, k=results.k, cells=cells, comparisons=pairs)
+
+
+def _cell_facts(cell: Cell, k: Sequence[int]) -> CellFacts:
+    counts = {name: getattr(cell, name) for name in CellFacts.__struct_fields__ if name not in _COMPUTED}
+    return CellFacts(
+        **counts,
+        tasks=len(cell.tasks),
+        pass_at={each: one for each in k if (one := cell.pass_at(each)) is not None},
+        pass_all={each: one for each in k if (one := cell.pass_all(each)) is not None},
+    )
+
+
+_COMPUTED = ("tasks", "pass_at", "pass_all")
 
 
 @app.command("published")

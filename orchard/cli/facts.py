@@ -26,6 +26,15 @@ class StatusFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Advice, a sentence each."""
 
 
+class WatchFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of `orchard watch --json`."""
+
+    campaign: CampaignView
+    pipeline: PipelineView
+    hints: list[str]
+    """Advice, a sentence each."""
+
+
 class DoctorFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Output of `orchard doctor --json`."""
 
@@ -46,6 +55,13 @@ def status_facts(held: str, status: Status | None) -> StatusFacts:
     )
 
 
+def watch_facts(status: Status) -> WatchFacts:
+    """The facts of a campaign that is followed."""
+    view = status.campaigns[0]
+    return WatchFacts(campaign=view, pipeline=status.pipeline, hints=hints(view, status.pipeline))
+
+
 def print_facts(facts: msgspec.Struct) -> None:
     """Prints a struct as one line of JSON."""
     sys.stdout.write(msgspec.json.encode(facts).decode() + "\n")
+    sys.stdout.flush()

@@ -4,11 +4,40 @@ from typing import Any
 
 import msgspec
 
-from orchard.cli.facts import DoctorFacts, StatusFacts
+from orchard.actions.endpoint_trial import Trial
+from orchard.cli.cost import CostFacts
+from orchard.cli.dead import DeadLetterListing
+from orchard.cli.evaluation import EvaluationFacts
+from orchard.cli.facts import DoctorFacts, StatusFacts, WatchFacts
+from orchard.cli.harness import ProgramListing
+from orchard.cli.images import ImageListing
+from orchard.cli.log import LogFacts
+from orchard.cli.measuring import AgreementListing
+from orchard.cli.store import StoreFacts, TableDigests
+from orchard.cli.tasks import HackListing, TaskListing
+from orchard.cli.values import ShapeListing
 from orchard.pipelines.datasets.manifest import Manifest
 
-FACTS: dict[str, Any] = {"status": StatusFacts, "doctor": DoctorFacts, "dataset show": Manifest}
-"""Type of the output by command."""
+FACTS: dict[str, Any] = {
+    "status": StatusFacts,
+    "watch": WatchFacts,
+    "doctor": DoctorFacts,
+    "try": Trial,
+    "cost": CostFacts,
+    "tasks list": TaskListing,
+    "tasks hacks": HackListing,
+    "harness list": ProgramListing,
+    "images list": ImageListing,
+    "store check": StoreFacts,
+    "store digest": TableDigests,
+    "dead list": DeadLetterListing,
+    "log status": LogFacts,
+    "dataset show": Manifest,
+    "values shapes": ShapeListing,
+    "values report": AgreementListing,
+    "eval report": EvaluationFacts,
+}
+"""Type of the output by command; `watch` prints one a line."""
 
 
 def facts_schema() -> str:

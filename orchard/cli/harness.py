@@ -1,6 +1,7 @@
 """`harness install|list|show`: manages the programs that run tasks inside sandboxes."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -11,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from orchard.actions.session import Session
+from orchard.cli.facts import AsJson, print_facts
 from orchard.configuration.config import ConfigError
 from orchard.configuration.run_files import UNSAFE_HOST
 from orchard.injector.agent.errors import AgentError
@@ -33,6 +35,25 @@ COMMANDS = {"harness": "Install, list and show harnesses that are programs."}
 app = typer.Typer(no_args_is_help=True)
 
 
+class ProgramFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A program in `orchard harness list --json`."""
+
+    harness: str
+    api: str
+    installed: str
+    """Version; empty if it is not installed."""
+    layer: str
+    """Digest of its layer."""
+    bytes: int | None
+    """Size of its layer; None where the service does not say."""
+
+
+class ProgramListing(msgspec.Struct, frozen=True, kw_only=True):
+    """Output of `orchard harness list --json`."""
+
+    programs: list[ProgramFacts]
+
+
 @app.command("install")
 def install_(
     context: typer.Context,
@@ -46,7 +67,9 @@ def install_(
     ] = None,
     archive: Annotated[
         Path | None,
-        typer.Option(help="Only write the layer's image to this file, for a registry: a cluster's way."),
+        typer.Option(
+            help="Only write the layer's image to this file, to push it to a registry for a cluster."
+        ),
     ] = None,
 ) -> None:
     """Build a program's layer and make it ready for sandboxes; rollouts use what was installed last.
@@ -95,9 +118,12 @@ def install_(
 
 
 @app.command("list")
-def list_(context: typer.Context) -> None:
+def list_(context: typer.Context, as_json: AsJson = False) -> None:
     """List all programs with what is installed of each at the sandbox service."""
     layers = _layers(context.obj)
+    if as_json:
+        print_facts(ProgramListing(programs=[_facts(each, layers) for each in _programs()]))
+        return
     table = Table(box=None, header_style="bold")
     for column in ("harness", "API", "installed", "size", "layer"):
         table.add_column(column)
@@ -111,6 +137,17 @@ def list_(context: typer.Context) -> None:
             size = "-" if image.size is None else f"{image.size / 2**20:.0f} MiB"  # a cluster does not say
             table.add_row(program.name, program.wire, layer.version, size, layer.digest[:12])
     console.print(table)
+
+
+def _facts(program: Program, layers: Sequence[tuple[Layer, ImageInfo]]) -> ProgramFacts:
+    newest = next((pair for pair in layers if pair[0].program == program.name), None)
+    return ProgramFacts(
+        harness=program.name,
+        api=program.wire,
+        installed=newest[0].version if newest else "",
+        layer=newest[0].digest if newest else "",
+        bytes=newest[1].size if newest else None,
+    )
 
 
 @app.command()

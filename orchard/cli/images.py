@@ -5,10 +5,12 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 from rich.markup import escape
 
 from orchard.actions.session import Session
+from orchard.cli.facts import AsJson, print_facts
 from orchard.configuration.config import ConfigError
 from orchard.injector import operations
 from orchard.injector.agent.errors import AgentError
@@ -28,6 +30,13 @@ COMMANDS = {"images": "Manage images of local sandboxes."}
 app = typer.Typer(no_args_is_help=True)
 
 
+class ImageListing(msgspec.Struct, frozen=True, kw_only=True):
+    """Output of `orchard images list --json`."""
+
+    images: list[str]
+    """Names."""
+
+
 @app.command("import")
 def import_(
     context: typer.Context,
@@ -40,7 +49,7 @@ def import_(
 ) -> None:
     """Unpack an image once for all sandboxes; importing again replaces it.
 
-    Get one from a machine with a registry: `docker save NAME -o image.tar`.
+    To get an archive, run `docker save NAME -o image.tar` on a machine with Docker.
     """
     if not path.exists():
         raise ConfigError(f"{path} does not exist: give an OCI layout or a `docker save` archive")
@@ -62,7 +71,7 @@ def pull(
         bool, typer.Option("--password-stdin", help="Read the password there.")
     ] = False,
     plain_http: Annotated[
-        bool, typer.Option("--plain-http", help="Ask a registry of another machine without TLS.")
+        bool, typer.Option("--plain-http", help="Use HTTP without TLS for a registry on another machine.")
     ] = False,
 ) -> None:
     """Fetch an image from a registry for local sandboxes; layers that are here are not fetched again.
@@ -147,7 +156,11 @@ async def _deleted(state: Path, name: str) -> None:
 
 
 @app.command("list")
-def list_(context: typer.Context) -> None:
+def list_(context: typer.Context, as_json: AsJson = False) -> None:
     """List all images; `host`, a sanitized copy of this machine's root, always exists."""
-    for name in ["host", *ImageStore(_state(context)).names()]:
+    names = ["host", *ImageStore(_state(context)).names()]
+    if as_json:
+        print_facts(ImageListing(images=names))
+        return
+    for name in names:
         console.print(name, highlight=False)

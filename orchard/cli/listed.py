@@ -33,11 +33,13 @@ ORDER = (
     ),
     *(
         "show",
+        "note",
         "ui",
         "report",
         "sql",
         "logs",
         "doctor",
+        "try",
         "config",
         "cost",
         "sft",
@@ -68,7 +70,11 @@ def commands() -> dict[str, tuple[str, str]]:
 
 SHARED = ("--store", "--state", "--config", "--nats", "--sandbox")
 """Options of `orchard` itself, each with a value, that are allowed after the command too."""
-EPILOG = f"{', '.join(SHARED)}, which all commands share, may stand here too: see `orchard --help`."
+FLAGS = ("--quiet", "--verbose")
+"""Options of `orchard` itself without a value, that are allowed there too."""
+EPILOG = (
+    f"{', '.join((*SHARED, *FLAGS))}, which all commands share, may stand here too: see `orchard --help`."
+)
 
 
 class Listed(TyperCommand):
@@ -92,7 +98,13 @@ class Listed(TyperCommand):
         return command
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """Makes the context of the imported command, which is thereby the one that runs."""
+        """Makes the context of the imported command, which is thereby the one that runs. Where a shell
+        completes names, a quicker one is enough."""
+        if extra.get("resilient_parsing"):
+            from orchard.cli.completion import quick
+
+            if stand_in := quick(self.name or "", args, self.real):
+                return stand_in.make_context(info_name, args, parent, **extra)
         return self.real().make_context(info_name, args, parent, **extra)
 
 
@@ -129,7 +141,7 @@ def fenced(text: str) -> str:
 
 
 def shared_first(args: list[str]) -> list[str]:
-    """Moves the options of SHARED to the front of a command line; words after `--` stay."""
+    """Moves the options of SHARED and FLAGS to the front of a command line; words after `--` stay."""
     words, rest = args, list[str]()
     if "--" in args:
         at = args.index("--")
@@ -142,7 +154,7 @@ def shared_first(args: list[str]) -> list[str]:
             if value is None:
                 return [word]  # which says that it needs a value
             first += [word, value]
-        elif word.partition("=")[0] in SHARED:
+        elif word in FLAGS or word.partition("=")[0] in SHARED:
             first.append(word)
         else:
             others.append(word)

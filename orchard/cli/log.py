@@ -5,11 +5,13 @@ from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Annotated
 
+import msgspec
 import typer
 from rich.text import Text
 
 from orchard.actions.campaign_status import InQueues, state_of
 from orchard.actions.session import Session
+from orchard.cli.facts import AsJson, print_facts
 from orchard.configuration.config import ConfigError
 from orchard.pipelines.campaigns.archiving import Archiving
 from orchard.schemas.subjects import FENCES
@@ -29,13 +31,58 @@ COMMANDS = {"log": "Show, archive and verify the event log."}
 
 app = typer.Typer(no_args_is_help=True)
 
+
+class CampaignEvents(msgspec.Struct, frozen=True, kw_only=True):
+    """A campaign in `orchard log status --json`."""
+
+    campaign: str
+    state: str
+    stream_events: int
+    stream_bytes: float
+    """Estimate."""
+    archive_events: int
+    archive_bytes: float
+
+
+class LogFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Output of `orchard log status --json`."""
+
+    campaigns: list[CampaignEvents]
+    events: int
+    """Events in the stream."""
+    bytes: int
+    """Bytes in the stream."""
+    bytes_left: int | None
+    """Bytes until the stream's limit; None without one."""
+    archive: str
+    """URL of the archive."""
+    archive_parts: int
+
+
 Names = Annotated[list[str] | None, typer.Argument(help="Names of campaigns, as `log status` shows them.")]
 
 
 @app.command()
-def status(context: typer.Context) -> None:
+def status(context: typer.Context, as_json: AsJson = False) -> None:
     """Show events and bytes by campaign, in stream and archive, and the free space."""
-    asyncio.run(_status(context.obj))
+    facts = asyncio.run(_status(context.obj))
+    if as_json:
+        print_facts(facts)
+        return
+    columns = ["campaign", "state", "events in the stream", "about", "events in the archive", "bytes"]
+    rows = [
+        (
+            *(each.campaign, each.state, each.stream_events, _size(each.stream_bytes)),
+            *(each.archive_events, _size(each.archive_bytes)),
+        )
+        for each in facts.campaigns
+    ]
+    console.print(rows_table(columns, rows))
+    left = (
+        "no limit but the disk's" if facts.bytes_left is None else f"room for {_size(facts.bytes_left)} more"
+    )
+    console.print(f"The stream holds {facts.events} events, {_size(facts.bytes)}: {left}.")
+    console.print(f"The archive is {facts.archive}: {facts.archive_parts} parts.", soft_wrap=True)
 
 
 @app.command()
@@ -44,7 +91,7 @@ def archive(
     name: Names = None,
     closed: Annotated[bool, typer.Option("--closed", help="Every campaign that is closed.")] = False,
     older_than: Annotated[
-        float, typer.Option(help="With --closed: only those without an event for so many days.", min=0)
+        float, typer.Option(help="With --closed: only those without an event for this many days.", min=0)
     ] = 0.0,
 ) -> None:
     """Move closed campaigns from the stream into the archive, verified. Run it again after a break.
@@ -103,7 +150,7 @@ def _archiving(session: Session, connection: Connection) -> Archiving:
     return Archiving(connection, config.store, session.blobs, config.archive)
 
 
-async def _status(session: Session) -> None:
+async def _status(session: Session) -> LogFacts:
     shelf = ArchiveFiles(archive_url(session.config.store, session.config.archive))
     async with session.connection_or_server("log status") as connection:
         capacity = await event_capacity(connection)
@@ -127,13 +174,23 @@ async def _status(session: Session) -> None:
         if campaign in book:
             state = state_of(book[campaign][0], ended.get(campaign, {}), InQueues(), serving=1)
         rows.append(
-            (campaign, state, here.events, _size(here.bytes * scale), there.events, _size(there.bytes))
+            CampaignEvents(
+                campaign=campaign,
+                state=state,
+                stream_events=here.events,
+                stream_bytes=here.bytes * scale,
+                archive_events=there.events,
+                archive_bytes=there.bytes,
+            )
         )
-    columns = ["campaign", "state", "events in the stream", "about", "events in the archive", "bytes"]
-    console.print(rows_table(columns, rows))
-    left = "no limit but the disk's" if capacity.left is None else f"room for {_size(capacity.left)} more"
-    console.print(f"The stream holds {capacity.messages} events, {_size(capacity.bytes)}: {left}.")
-    console.print(f"The archive is {shelf.location.url}: {len(parts)} parts.", soft_wrap=True)
+    return LogFacts(
+        campaigns=rows,
+        events=capacity.messages,
+        bytes=capacity.bytes,
+        bytes_left=capacity.left,
+        archive=shelf.location.url,
+        archive_parts=len(parts),
+    )
 
 
 def _outcomes(store: str) -> dict[str, dict[str, int]]:

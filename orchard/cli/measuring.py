@@ -6,14 +6,16 @@ import signal
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 import uvloop
 from rich.markup import escape
 
 from orchard.actions.measuring import MeasureRequest, measure_rollout
 from orchard.actions.session import Session
+from orchard.cli.facts import AsJson, print_facts
 from orchard.configuration.config import ConfigError
-from orchard.pipelines.values.calibration import FEW, AnnotatorAndPolicy, agreement, compared, plot
+from orchard.pipelines.values.calibration import FEW, Agreement, AnnotatorAndPolicy, agreement, compared, plot
 from orchard.pipelines.values.calibration import CalibrationPoint as Calibrated
 from orchard.pipelines.values.measure import Measurement
 from orchard.storage.reader import open_tables
@@ -52,12 +54,13 @@ def measure(
     endpoint: Annotated[str | None, typer.Option(help="Endpoint of the configuration.")] = None,
     slots: Annotated[int, typer.Option(help="Continuations at once.", min=1)] = 4,
     allow_divergence: Annotated[
-        bool, typer.Option("--allow-divergence", help="Measure where the replay is not what was recorded.")
+        bool, typer.Option("--allow-divergence", help="Measure even if the replay differs from the record.")
     ] = False,
 ) -> None:
-    """Measure the value of a rollout's steps: replay it up to there, let the policy go on, grade, count.
+    """Measure the value of a rollout's steps: replay it up to a step, let the policy continue, and grade the
+    results.
 
-    Stopped, the same command goes on; more samples add to those that are there. The continuations are
+    Run it again to resume; a higher --samples adds to those that exist. The continuations are
     rollouts of the campaign `measured`.
 
     For example:
@@ -100,10 +103,29 @@ def _measured_row(found: Measurement) -> tuple[Any, ...]:
     )
 
 
+class AnnotatorAgreement(msgspec.Struct, frozen=True, kw_only=True):
+    """An annotator's values beside measured ones, in `orchard values report --json`."""
+
+    annotator: str
+    model: str
+    """Policy that generated the continuations."""
+    rollouts: int
+    agreement: Agreement
+    plot: str
+    """Path of the calibration plot."""
+
+
+class AgreementListing(msgspec.Struct, frozen=True, kw_only=True):
+    """Output of `orchard values report --json`."""
+
+    annotators: list[AnnotatorAgreement]
+
+
 def report(
     context: typer.Context,
     annotator: Annotated[str | None, typer.Option(help="Only this layer.")] = None,
     out: Annotated[Path, typer.Option(help="Directory of the plots.", file_okay=False)] = Path(),
+    as_json: AsJson = False,
 ) -> None:
     """Compare annotated with measured values of the same steps: errors, rank correlation, calibration plot.
 
@@ -121,6 +143,11 @@ def report(
             "annotate` and `orchard values measure` on the same rollouts"
         )
     out.mkdir(parents=True, exist_ok=True)
+    plots = {pair: _plot(pair, points, out) for pair, points in pairs.items()}
+    if as_json:
+        found = [_agreement_facts(*item, plots[item[0]]) for item in pairs.items()]
+        print_facts(AgreementListing(annotators=found))
+        return
     console.print(rows_table(_AGREEMENT, [_agreement_row(*pair) for pair in pairs.items()]))
     for pair, points in pairs.items():
         if len(points) < FEW:
@@ -132,9 +159,24 @@ def report(
         worst = sorted(points, key=lambda point: -abs(point.annotated - point.measured))[:_WORST]
         title = f"{pair.annotator}, {pair.model}: steps, largest differences first"
         console.print(rows_table(_POINTS, [_point_row(point) for point in worst], title))
-        name = re.sub(r"[^\w.-]+", "-", f"calibration-{pair.annotator}-{pair.model}")
-        plot(points, f"{pair.annotator} against {pair.model}", out / f"{name}.png")
-        console.print(f"plot: {out / name}.png", highlight=False, soft_wrap=True)
+        console.print(f"plot: {plots[pair]}", highlight=False, soft_wrap=True)
+
+
+def _plot(pair: AnnotatorAndPolicy, points: list[Calibrated], out: Path) -> Path:
+    name = re.sub(r"[^\w.-]+", "-", f"calibration-{pair.annotator}-{pair.model}")
+    file = out / f"{name}.png"
+    plot(points, f"{pair.annotator} against {pair.model}", file)
+    return file
+
+
+def _agreement_facts(pair: AnnotatorAndPolicy, points: list[Calibrated], file: Path) -> AnnotatorAgreement:
+    return AnnotatorAgreement(
+        annotator=pair.annotator,
+        model=pair.model,
+        rollouts=len({point.rollout_id for point in points}),
+        agreement=agreement(points),
+        plot=str(file),
+    )
 
 
 def _agreement_row(pair: AnnotatorAndPolicy, points: list[Calibrated]) -> tuple[Any, ...]:

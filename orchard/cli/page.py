@@ -31,11 +31,11 @@ def register(app: typer.Typer) -> None:
         private: Annotated[
             bool,
             typer.Option(
-                "--private", help="Ask for the token on loopback, too: this machine has other users."
+                "--private", help="Ask for the token on loopback too, for a machine with other users."
             ),
         ] = False,
         allowed_host: Annotated[
-            list[str] | None, typer.Option(help="Name that a proxy in front is asked by. Repeatable.")
+            list[str] | None, typer.Option(help="Host name under which a proxy serves the page. Repeatable.")
         ] = None,
         base_path: Annotated[
             str, typer.Option(help="Path below which a proxy in front serves the page, such as /orchard.")

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from orchard.cli.processes import start_logging
 from orchard.pipelines.policy.serving import ServingSettings, serve
+from orchard.terminal.logs import start_logging
 
 COMMANDS = {
     "serve-policy": "Serve a model: /v1/chat/completions, /v1/completions with token ids, "
@@ -40,7 +40,8 @@ def register(app: typer.Typer) -> None:
         dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
         threads: Annotated[int, typer.Option(help="CPU threads; 0: torch decides.", min=0)] = 0,
         allowed_host: Annotated[
-            list[str] | None, typer.Option(help="Another name that it is asked by, as behind a proxy.")
+            list[str] | None,
+            typer.Option(help="Further host name under which it is reached, for example behind a proxy."),
         ] = None,
         blind: Annotated[
             bool, typer.Option("--blind", help="Answer as if every picture were black, to measure that.")

@@ -1,7 +1,6 @@
 """Commands that run until SIGTERM: `up` and the processes that it starts."""
 
 import asyncio
-import logging
 from typing import Annotated
 
 import typer
@@ -12,15 +11,18 @@ from orchard.configuration.config import Config
 from orchard.configuration.flags import replaced, up_environment, with_endpoint
 from orchard.processes.signals import stop_on_signals
 from orchard.terminal.console import console
+from orchard.terminal.logs import start_logging
 from orchard.terminal.options import ApiKeyEnv, BaseUrl
 from orchard.workers.episode.settings import WorkerSettings
 
 COMMANDS = {
     "up": "Run the whole pipeline here: NATS server, sandboxes, oracle, workers, writer.",
-    "worker": "Run one worker: claims rollouts, or requests of other kinds, until SIGTERM, which drains it.",
+    "worker": "Run one worker: it runs rollouts, or requests of other kinds, until SIGTERM; "
+    "then it finishes what it has begun.",
     "writer": "Run the writer: commits the event stream to the store's tables.",
-    "steward": "Run the steward: forwards delayed requests when due, buries those that nobody could finish, "
-    "offers open rollouts again that are on no queue, and pauses campaigns that have cost their cap.",
+    "steward": "Run the steward: forwards delayed requests when due, moves those that nobody "
+    "could finish to the dead letters, "
+    "puts open rollouts that are on no queue back on it, and pauses campaigns that have cost their cap.",
     "oracle": "Run the oracle teacher: an OpenAI-compatible server that plays gold patches.",
 }
 
@@ -32,15 +34,6 @@ ProbePort = Annotated[
         help="Answer /healthy, /ready and /metrics (Prometheus) on this port of every address.",
     ),
 ]
-
-
-def start_logging() -> None:
-    """Logs to stderr, one line for each record; secrets are never logged."""
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
-    )
-    for noisy in ("httpx", "openai", "nats", "aiohttp.access"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
 def register(app: typer.Typer) -> None:
@@ -55,7 +48,7 @@ def register(app: typer.Typer) -> None:
         """Run the whole pipeline here: NATS server, sandboxes, oracle, workers, writer. Ctrl-C drains.
 
         Tables and blobs live in --store, what belongs to this machine in --state (default: the store, if it
-        is a directory). All goes on where it stopped; a process that dies is started again.
+        is a directory). Interrupted work resumes; a process that dies is started again.
         """
         session: Session = context.obj
         config = replaced(session.config, "up", workers=workers)
@@ -71,7 +64,7 @@ def register(app: typer.Typer) -> None:
         kinds: Annotated[
             str,
             typer.Option(
-                help="Kinds of requests that it serves, by comma, the first before the others; or `all`."
+                help="Kinds of requests that it serves, separated by commas, the most urgent first; or `all`."
             ),
         ] = "rollout",
         domain: Annotated[
@@ -82,19 +75,21 @@ def register(app: typer.Typer) -> None:
             str | None, typer.Option(help="Priority whose queue it serves.", show_default="normal")
         ] = None,
         idle_exit: Annotated[
-            float | None, typer.Option(help="Exit after so many seconds without work in any slot.", min=0)
+            float | None, typer.Option(help="Exit after this many seconds without work in any slot.", min=0)
         ] = None,
         max_age: Annotated[
             float | None,
             typer.Option(
-                help="Claim nothing more after so many seconds (half of them at the least); exit when done.",
+                help="Stop claiming work after this many seconds, or after half of them at the earliest; "
+                "exit when done.",
                 min=0,
             ),
         ] = None,
         base_url: BaseUrl = None,
         api_key_env: ApiKeyEnv = None,
     ) -> None:
-        """Run one worker: claims rollouts, or requests of other kinds, until SIGTERM, which drains it."""
+        """Run one worker: it runs rollouts, or requests of other kinds, until SIGTERM; then it finishes what
+        it has begun."""
         session: Session = context.obj
         config = replaced(
             session.config,
@@ -121,8 +116,9 @@ def register(app: typer.Typer) -> None:
 
     @app.command()
     def steward(context: typer.Context, probe_port: ProbePort = None) -> None:
-        """Run the steward: forwards delayed requests when due, buries those that nobody could finish, offers
-        open rollouts again that are on no queue, and pauses campaigns that have cost their cap."""
+        """Run the steward: forwards delayed requests when due, moves those that nobody could finish to the
+        dead letters, puts open rollouts that are on no queue back on it, and pauses campaigns that have cost
+        their cap."""
         start_logging()
         from orchard.processes.steward import run_steward
 

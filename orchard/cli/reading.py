@@ -45,6 +45,7 @@ ATTEMPT = (
     *("attempt", "ending", "worker", "started_at", "inherited_turns", "inherited_from"),
     *("reason", "cause", "detail"),
 )
+NOTE = ("author", "turn", "labels", "removed_labels", "score", "text")
 _CALL = (
     *("node", "call_kind", "prompt_tokens", "completion_tokens", "cached_tokens", "reasoning_tokens"),
     *("cost_usd", "seconds", "finish_reason", "served_model"),
@@ -74,7 +75,7 @@ def register(app: typer.Typer) -> None:
         images: Annotated[
             Path | None, typer.Option(help="Directory that the pictures of the messages are written to.")
         ] = None,
-        pager: Annotated[bool, typer.Option(help="Page by page, where the output is a terminal.")] = True,
+        pager: Annotated[bool, typer.Option(help="Use a pager if the output is a terminal.")] = True,
     ) -> None:
         """Show a rollout: every message, the diff it submitted, what the tests said.
 
@@ -102,13 +103,13 @@ def register(app: typer.Typer) -> None:
         ] = None,
         output: Annotated[str, typer.Option("--format", help="table, csv or json.")] = "table",
         read_only: Annotated[
-            bool, typer.Option("--read-only", help="Queries alone, of the store's tables alone.")
+            bool, typer.Option("--read-only", help="Allow only queries, and only of the store's tables.")
         ] = False,
     ) -> None:
         """Query all tables with DuckDB, while the pipeline runs.
 
         A query can do what you can: read and write any of your files, as with `copy ... to` and
-        `read_text`. Give --read-only where the query is of somebody else.
+        `read_text`. Give --read-only if somebody else wrote the query.
 
         For example:
 
@@ -272,6 +273,8 @@ def show_rollout(
             console.print(Panel(Text(shown(said)), title="answer", title_align="left"))
     if found.rewards:
         console.print(verdict_panel(found.rewards[-1]))
+    if found.notes:
+        console.print(rows_table(NOTE, [tuple(row[name] for name in NOTE) for row in found.notes], "notes"))
     if len(found.attempts) > 1:
         rows = [tuple(row[name] for name in ATTEMPT) for row in found.attempts]
         console.print(rows_table(ATTEMPT, rows, "attempts"))

@@ -12,7 +12,6 @@ from rich.live import Live
 from orchard.actions.session import Session
 from orchard.actions.tracking import Tracking
 from orchard.cli.listed import DefaultRun
-from orchard.cli.processes import start_logging
 from orchard.configuration.config import ConfigError
 from orchard.pipelines.models.errors import require_installed, require_torch
 from orchard.pipelines.rl.barren import stop_barren
@@ -29,6 +28,7 @@ from orchard.storage.reader import open_tables
 from orchard.streams.replay import replay
 from orchard.streams.tasks import end
 from orchard.terminal.console import TerminalReporter, console, progress, reporting
+from orchard.terminal.logs import start_logging
 from orchard.terminal.tables import rows_table
 
 COMMANDS = {"rl": "Reinforcement learning with balanced groups: `orchard rl CONFIG.toml`."}
@@ -40,7 +40,7 @@ Config = Annotated[Path, typer.Argument(help="TOML file of the run.")]
 
 @app.command()
 def run(context: typer.Context, config: Config) -> None:
-    """Train a policy in real environments; goes on where it stopped, whatever died.
+    """Train a policy in real environments. Run it again to resume.
 
     The smallest file, beside `orchard up` with an endpoint named `policy`:
 

@@ -19,11 +19,11 @@ from orchard.pipelines.sft.settings import read_settings
 from orchard.schemas.training import TrainingStarted, TrainingStep
 from orchard.terminal.console import console
 
-COMMANDS = {"sft": "Fine-tune a model on a dataset; goes on from its newest checkpoint."}
+COMMANDS = {"sft": "Fine-tune a model on a dataset."}
 
 _RECIPES = [name for each in domains() if (name := each.name) in presets(lambda known: known.sft_preset)]
 _HELP = """
-Fine-tune a model on a dataset; goes on from its newest checkpoint.
+Fine-tune a model on a dataset. Run it again to resume from the newest checkpoint.
 
 The smallest file:
 

@@ -5,11 +5,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 from rich.console import RenderableType
 from rich.text import Text
 
 from orchard.actions.session import Session
+from orchard.cli.facts import AsJson, print_facts
 from orchard.pipelines.campaigns.conservation import Balance, balances, balances_of_tables
 from orchard.schemas.campaigns import CampaignState
 from orchard.storage.archive.files import ArchiveFiles
@@ -30,6 +32,42 @@ COMMANDS = {"store": "Check, compact and rebuild the tables."}
 app = typer.Typer(no_args_is_help=True)
 
 
+class CampaignBalance(msgspec.Struct, frozen=True, kw_only=True):
+    """Rollouts of one campaign by where they are, in `orchard store check --json`."""
+
+    campaign: str
+    state: str
+    requested: int
+    accepted: int
+    aborted: int
+    waiting: int
+    delayed: int
+    running: int
+    parked: int
+    not_offered: int
+    nowhere: int
+
+
+class StoreFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Output of `orchard store check --json`."""
+
+    findings: list[str]
+    """What is wrong, a sentence each."""
+    campaigns: list[CampaignBalance]
+    """Not counted if files are damaged."""
+    unknown: dict[str, int]
+    """Number of files by table that cannot be verified."""
+    queues: bool
+    """Whether queues were looked at."""
+
+
+class TableDigests(msgspec.Struct, frozen=True, kw_only=True):
+    """Output of `orchard store digest --json`."""
+
+    tables: dict[str, str]
+    """SHA-256 by table."""
+
+
 @app.command()
 def check(
     context: typer.Context,
@@ -37,6 +75,7 @@ def check(
         bool,
         typer.Option("--read", help="Read every byte: files, blobs and archive against their SHA-256."),
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check that files are whole, no row is there twice, and each rollout is in one place. Exit code 1 if
     not.
@@ -52,10 +91,17 @@ def check(
         shelf = ArchiveFiles(archive_url(session.config.store, session.config.archive))
         findings = verify_archive(shelf, session.config.store).findings
     runs = session.config.nats.url is not None or session.up() is not None
+    rows: list[CampaignBalance] = []
     if not findings:
         found = asyncio.run(_balances(session)) if runs else balances_of_tables(session.config.store)
-        console.print(_balance_table(found))
+        rows = [_facts(each) for each in found]
         findings = [finding for balance in found for finding in balance.findings()]
+        if not as_json:
+            console.print(_balance_table(rows))
+    if as_json:
+        findings = [str(each) for each in findings]
+        print_facts(StoreFacts(findings=findings, campaigns=rows, unknown=dict(checked.unknown), queues=runs))
+        raise typer.Exit(bool(findings))
     for finding in findings:
         console.print(Text(str(finding), style="red"), soft_wrap=True)
     if findings:
@@ -89,22 +135,25 @@ def _state(balance: Balance) -> str:
     return "finished" if over and balance.state == CampaignState.RUNNING else balance.state
 
 
-def _balance_table(found: list[Balance]) -> RenderableType:
-    rows = [
-        (
-            balance.campaign,
-            _state(balance),
-            balance.requested,
-            balance.accepted,
-            balance.aborted,
-            *map(len, (balance.waiting, balance.delayed, balance.running, balance.parked, balance.unoffered)),
-            len(balance.missing),
-        )
-        for balance in found
-    ]
-    outcomes = ["requested", "accepted", "aborted"]
-    places = ["waiting", "delayed", "running", "parked", "not offered", "nowhere"]
-    return rows_table(["campaign", "state", *outcomes, *places], rows)
+def _facts(balance: Balance) -> CampaignBalance:
+    return CampaignBalance(
+        campaign=balance.campaign,
+        state=_state(balance),
+        requested=balance.requested,
+        accepted=balance.accepted,
+        aborted=balance.aborted,
+        waiting=len(balance.waiting),
+        delayed=len(balance.delayed),
+        running=len(balance.running),
+        parked=len(balance.parked),
+        not_offered=len(balance.unoffered),
+        nowhere=len(balance.missing),
+    )
+
+
+def _balance_table(rows: list[CampaignBalance]) -> RenderableType:
+    columns = [name.replace("_", " ") for name in CampaignBalance.__struct_fields__]
+    return rows_table(columns, [msgspec.structs.astuple(row) for row in rows])
 
 
 @app.command()
@@ -118,10 +167,10 @@ def compact(context: typer.Context) -> None:
 def vacuum(
     context: typer.Context,
     hours: Annotated[
-        int, typer.Option(help="Delete files that were replaced so many hours ago.", min=1)
+        int, typer.Option(help="Delete files that were replaced at least this many hours ago.", min=1)
     ] = 24,
 ) -> None:
-    """Delete files that compaction replaced, when no reader can be using them any more."""
+    """Delete files that compaction replaced and that no reader can still be using."""
     session: Session = context.obj
     _counts("files deleted", maintenance.vacuum(session.config.store, hours=hours))
 
@@ -158,9 +207,9 @@ def restore_stream(
         typer.Option(help="Directory for a copy of the stream.", show_default="run/restore in the store"),
     ] = None,
 ) -> None:
-    """Put back into the NATS stream what only the tables have: after a power failure, or with a damaged disk.
+    """Restore events of the NATS stream from the tables, after a power failure or with a damaged disk.
 
-    `orchard up` may run meanwhile: it holds, and goes on by itself. Run it again if it was interrupted.
+    `orchard up` may run meanwhile: it waits, and continues by itself. Run it again if it was interrupted.
     """
     session: Session = context.obj
     result, campaigns = asyncio.run(_restore(session, work or session.directory / "run" / "restore"))
@@ -192,10 +241,14 @@ async def _restore(session: Session, work: Path) -> tuple[Restored, list[str]]:
 
 
 @app.command()
-def digest(context: typer.Context) -> None:
+def digest(context: typer.Context, as_json: AsJson = False) -> None:
     """SHA-256 of every table's rows: equal digests mean equal tables, on any machine."""
     session: Session = context.obj
-    console.print(rows_table(["table", "sha256"], list(store_digests(session.config.store).items())))
+    digests = store_digests(session.config.store)
+    if as_json:
+        print_facts(TableDigests(tables=digests))
+    else:
+        console.print(rows_table(["table", "sha256"], list(digests.items())))
 
 
 def _counts(what: str, counts: dict[str, int]) -> None:

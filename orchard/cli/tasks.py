@@ -5,6 +5,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 from rich.table import Table
 
@@ -12,9 +13,10 @@ from orchard.actions.domain import domains
 from orchard.actions.session import Session
 from orchard.actions.tasks import impossible_tasks, validate_tasks
 from orchard.cli import own_tasks
+from orchard.cli.facts import AsJson, print_facts
 from orchard.cli.routes import chosen, help_text, options_of, routed
 from orchard.configuration.config import ConfigError
-from orchard.pipelines.tasks.registry import stored_tasks
+from orchard.pipelines.tasks.registry import StoredTask, stored_tasks
 from orchard.pipelines.tasks.sources import source_names, task_source, tasks_of
 from orchard.schemas.plugins import GUIDE
 from orchard.storage.reader import open_tables
@@ -25,6 +27,48 @@ from orchard.workers.discovery import load
 COMMANDS = {"tasks": "Make, import, prove and list tasks."}
 
 app = typer.Typer(no_args_is_help=True)
+
+
+class TaskFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A task in `orchard tasks list --json`."""
+
+    task_id: str
+    source: str
+    repo: str
+    state: str
+    """`imported`, `valid` or `rejected`."""
+    reason: str
+    detail: str
+    protected: str
+    """Label of its protection; empty without one."""
+    protected_why: str
+
+
+class TaskListing(msgspec.Struct, frozen=True, kw_only=True):
+    """Output of `orchard tasks list --json`."""
+
+    tasks: list[TaskFacts]
+
+
+class PolicyHacks(msgspec.Struct, frozen=True, kw_only=True):
+    """How often impossible tasks were passed by one policy; `low` to `high` is the interval of 95 %."""
+
+    campaign: str
+    harness: str
+    model: str
+    policy_version: int | None
+    rollouts: int
+    hacks: int
+    rate: float
+    low: float
+    high: float
+
+
+class HackListing(msgspec.Struct, frozen=True, kw_only=True):
+    """Output of `orchard tasks hacks --json`."""
+
+    rates: list[PolicyHacks]
+
 
 Concurrency = Annotated[int, typer.Option(help="Sandboxes at once.", min=1)]
 
@@ -73,12 +117,12 @@ def from_source(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="A plug-in, by name; `list` names them all.")],
     option: Annotated[
-        list[str] | None, typer.Option("--option", "-o", help="KEY=VALUE for the source; repeat it.")
+        list[str] | None, typer.Option("--option", "-o", help="Setting of the source, KEY=VALUE. Repeatable.")
     ] = None,
     strict: Strict = False,
 ) -> None:
-    """Bring the tasks of a plug-in of yours (docs/extending.md). Running it again adds nothing twice. What is
-    no task is left out and named; the exit status is then 3.
+    """Import the tasks of your own plug-in (docs/extending.md). Running it again adds nothing twice. Items
+    that are no valid tasks are skipped and named; the exit status is then 3.
 
     For example:
 
@@ -133,12 +177,13 @@ app.command("synthesize")(
 def validate(
     context: typer.Context,
     task: Annotated[list[str] | None, typer.Argument(help="Task ids (* matches); all unproven ones.")] = None,
-    runs: Annotated[int, typer.Option(help="Times that each is graded.", min=1)] = 3,
+    runs: Annotated[int, typer.Option(help="Number of times that each task is graded.", min=1)] = 3,
     concurrency: Annotated[int, typer.Option(help="Tasks at once in this process.", min=1)] = 3,
 ) -> None:
-    """Prove tasks: the known solution must resolve and nothing at all must not, every time.
+    """Prove tasks: with the known solution the tests must pass, and without any change they must fail, every
+    time.
 
-    Workers of `orchard up` prove too. Begun again it goes on with what is left.
+    Workers of `orchard up` help. Run it again to resume.
 
     Tests whose result changes between runs are dropped, and the task with them if too little is left. Exit
     code 1 when a task was rejected, or could not be judged now.
@@ -147,7 +192,8 @@ def validate(
         valid, rejected, undecided = asyncio.run(
             validate_tasks(context.obj, ids=task or [], runs=runs, concurrency=concurrency, told=told)
         )
-    console.print(f"[bold green]proven[/] {valid}, rejected {rejected}: `orchard tasks list` shows why")
+    why = ": `orchard tasks list` shows why" if rejected else ""
+    console.print(f"[bold green]proven[/] {valid}, rejected {rejected}{why}")
     if undecided:
         console.print(f"[yellow]not judged[/] {undecided}: `orchard tasks validate` tries them again")
     if rejected or undecided:
@@ -173,13 +219,17 @@ def impossible(
 
 
 @app.command()
-def hacks(context: typer.Context) -> None:
+def hacks(context: typer.Context, as_json: AsJson = False) -> None:
     """Show how often impossible tasks were passed, by campaign, harness, model and policy version."""
     session: Session = context.obj
     with open_tables(session.config.store) as tables:
         rows = tables.sql(
             "select * from hack_rates order by campaign, model, harness, policy_version"
         ).fetchall()
+    if as_json:
+        fields = PolicyHacks.__struct_fields__
+        print_facts(HackListing(rates=[PolicyHacks(**dict(zip(fields, row, strict=True))) for row in rows]))
+        return
     if not rows:
         console.print(
             "nobody has tried an impossible task yet: `orchard submit --impossible 0.1` mixes some in"
@@ -202,10 +252,14 @@ def list_(
     context: typer.Context,
     source: Annotated[str | None, typer.Option(help="Only tasks of this source.")] = None,
     repo: Annotated[str | None, typer.Option(help="Only tasks of this repository.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """List every task: where it comes from, whether it is proven, and if not, why; its label."""
     session: Session = context.obj
     found = stored_tasks(session.config.store, source=source, repo=repo)
+    if as_json:
+        print_facts(TaskListing(tasks=[_facts(each) for each in found]))
+        return
     if not found:
         console.print(
             "no tasks yet: `orchard tasks synthesize` makes some, `orchard tasks import` brings them"
@@ -218,6 +272,19 @@ def list_(
         state = f"[{style}]{each.state}[/]"
         table.add_row(each.ref.task_id, each.ref.source, each.ref.repo, state, each.protected or "", reason)
     console.print(table)
+
+
+def _facts(task: StoredTask) -> TaskFacts:
+    return TaskFacts(
+        task_id=task.ref.task_id,
+        source=task.ref.source,
+        repo=task.ref.repo,
+        state=task.state,
+        reason=task.reason,
+        detail=task.detail,
+        protected=task.protected or "",
+        protected_why=task.protected_why,
+    )
 
 
 own_tasks.register(app)

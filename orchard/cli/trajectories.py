@@ -25,7 +25,7 @@ def export(
     campaign: Annotated[str, typer.Argument(help="Campaign whose rollouts are written.")],
     out: Annotated[Path, typer.Option(help="Directory for ROLLOUT.json files.")],
 ) -> None:
-    """Write each rollout that ended as a file; branches and subagents are in it. Files that are there stay.
+    """Write each ended rollout as a file, with its branches and subagents. Existing files stay.
 
     For example:
 

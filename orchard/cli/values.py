@@ -1,8 +1,10 @@
 """`values ...`: values of unresolved trajectories, step by step, by annotators."""
 
 import asyncio
+import dataclasses
 from typing import Annotated
 
+import msgspec
 import typer
 import uvloop
 from rich.markup import escape
@@ -11,8 +13,9 @@ from orchard.actions.abort_reasons import shortened
 from orchard.actions.session import Session
 from orchard.actions.values import annotate_campaign, annotating
 from orchard.cli import measuring
+from orchard.cli.facts import AsJson, print_facts
 from orchard.configuration.config import ConfigError
-from orchard.pipelines.values.curves import Curve, shape_statistics
+from orchard.pipelines.values.curves import Curve, ShapeStatistics, shape_statistics
 from orchard.pipelines.values.requests import QUEUE, Asking
 from orchard.processes.signals import call_on_signals
 from orchard.storage.reader import open_tables
@@ -24,6 +27,24 @@ from orchard.terminal.tables import rows_table
 COMMANDS = {"values": "Values of unresolved trajectories, step by step."}
 
 app = typer.Typer(no_args_is_help=True)
+
+
+class AnnotatorShapes(msgspec.Struct, frozen=True, kw_only=True):
+    """One annotator's curves in `orchard values shapes --json`."""
+
+    annotator: str
+    shapes: ShapeStatistics
+    clamped: int
+    """Curves whose final value was set to the outcome."""
+    failed: int
+    """Trajectories without values."""
+
+
+class ShapeListing(msgspec.Struct, frozen=True, kw_only=True):
+    """Output of `orchard values shapes --json`."""
+
+    annotators: list[AnnotatorShapes]
+
 
 Slots = Annotated[int, typer.Option(help="Trajectories at once.", min=1)]
 
@@ -39,15 +60,22 @@ def annotate(
     annotator: Annotated[
         str | None, typer.Option(help="Name of the layer of values.", show_default="the model's name")
     ] = None,
-    judge: Annotated[str, typer.Option(help="Who asks and reads: the built-in one, or a plug-in.")] = "1",
+    judge: Annotated[
+        str,
+        typer.Option(
+            help="Version of the built-in judge, or name of a plug-in, which writes the prompts and reads "
+            "the answers."
+        ),
+    ] = "1",
     slots: Slots = 8,
-    characters: Annotated[int, typer.Option(help="Of a prompt, at most.", min=5000)] = 200_000,
+    characters: Annotated[int, typer.Option(help="Maximum characters of a prompt.", min=5000)] = 200_000,
     max_tokens: Annotated[int | None, typer.Option(help="Tokens of an answer, at most.")] = None,
-    again: Annotated[bool, typer.Option("--again", help="Ask about those again that failed.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Ask again about trajectories that failed.")] = False,
 ) -> None:
-    """Ask for the value of each step of every unresolved trajectory that has none. Goes on after a break.
+    """Ask a model for the value of each step of every unresolved trajectory without values. Run it again to
+    resume.
 
-    Exit code 1 if none of those that were asked about got values.
+    Exit code 1 if no trajectory got values.
 
     For example:
 
@@ -86,19 +114,21 @@ def worker(
     context: typer.Context,
     slots: Slots = 8,
     idle_exit: Annotated[
-        float, typer.Option("--idle-exit", help="End after so many seconds without work; 0: never.", min=0.0)
+        float,
+        typer.Option("--idle-exit", help="End after this many seconds without work; 0: never.", min=0.0),
     ] = 0.0,
     max_age: Annotated[
         float,
         typer.Option(
             "--max-age",
-            help="Claim nothing more after so many seconds (half of them at least); end when done. 0: never.",
+            help="Stop claiming work after this many seconds, or after half of them at the earliest; end "
+            "when done. 0: never.",
             min=0.0,
         ),
     ] = 0.0,
 ) -> None:
     """Run one annotator: claims trajectories until SIGTERM, then finishes what it has begun."""
-    from orchard.cli.processes import start_logging
+    from orchard.terminal.logs import start_logging
 
     start_logging()
     uvloop.run(_worker(context.obj, slots, idle_exit, max_age))
@@ -117,6 +147,7 @@ async def _worker(session: Session, slots: int, idle_exit: float, max_age: float
 def shapes(
     context: typer.Context,
     annotator: Annotated[str | None, typer.Option(help="Only this layer.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show the shapes of each annotator's curves; the paper's are 98.9 % inverted-U."""
     session: Session = context.obj
@@ -135,14 +166,18 @@ def shapes(
         clamped[name] = clamped.get(name, 0) + ("final_clamped" in flags)
     if annotator is not None and annotator not in layers:
         raise ConfigError(f"no layer is named {annotator!r}: there is {', '.join(sorted(layers)) or 'none'}")
-    rows = []
-    for name, curves in sorted(layers.items()):
-        if annotator in (None, name) and (one := shape_statistics(curves)) is not None:
-            values = [getattr(one, field) for field in one.__dataclass_fields__]
-            rows.append((name, *values, clamped[name], failed.get(name, 0)))
-    if not rows:
+    shown = [
+        AnnotatorShapes(annotator=name, shapes=one, clamped=clamped[name], failed=failed.get(name, 0))
+        for name, curves in sorted(layers.items())
+        if annotator in (None, name) and (one := shape_statistics(curves)) is not None
+    ]
+    if as_json:
+        print_facts(ShapeListing(annotators=shown))
+        return
+    if not shown:
         raise ConfigError("no trajectory has values yet: run `orchard values annotate CAMPAIGN`")
-    fields = [field.replace("_", " ") for field in one.__dataclass_fields__] if one else []
+    fields = [field.name.replace("_", " ") for field in dataclasses.fields(ShapeStatistics)]
+    rows = [(one.annotator, *dataclasses.astuple(one.shapes), one.clamped, one.failed) for one in shown]
     console.print(rows_table(["annotator", *fields, "clamped", "failed"], rows))
 
 

@@ -20,7 +20,15 @@ log = logging.getLogger(__name__)
 
 PREFIX = "ORCHARD_"
 FILE_VARIABLE = "ORCHARD_CONFIG"
-_OTHERS = {FILE_VARIABLE, "ORCHARD_AGENT_SECRET", "ORCHARD_SANDBOX_DISK", "ORCHARD_SANDBOX_FILES"}
+LOG_VARIABLE = "ORCHARD_LOG"
+"""Variable by which child processes log as much as their parent: `quiet`, `verbose`, or empty."""
+_OTHERS = {
+    FILE_VARIABLE,
+    LOG_VARIABLE,
+    "ORCHARD_AGENT_SECRET",
+    "ORCHARD_SANDBOX_DISK",
+    "ORCHARD_SANDBOX_FILES",
+}
 """Variables that Orchard reads but that are not keys of the configuration."""
 _KUBERNETES = re.compile(
     r"ORCHARD(_\w+)?_("

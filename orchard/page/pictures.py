@@ -6,7 +6,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from orchard.actions.rollout import ShownPicture
+from orchard.actions.rollout_turns import ShownPicture
 from orchard.workers.episode.pictures import NotAPicture, read_picture
 
 SERVED = frozenset({"image/png", "image/jpeg", "image/webp"})

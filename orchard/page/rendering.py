@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import re
+from functools import partial
 from importlib.resources import files
 from typing import Any
 from urllib.parse import urlencode
@@ -12,9 +14,11 @@ from markupsafe import Markup
 from orchard.actions.campaign_hints import abort_hints, hints
 from orchard.actions.campaign_status import CampaignView, outcome_name
 from orchard.actions.domain import submission_text
-from orchard.actions.rollout import CALL, RolloutView, ShownPicture, ShownRollout, ShownTurn
-from orchard.page import charts, texts
+from orchard.actions.rollout import CALL, RolloutView, ShownRollout
+from orchard.actions.rollout_turns import ShownPicture, ShownTurn
+from orchard.page import charts, outline, texts
 from orchard.page.compare import arm_points
+from orchard.page.deciding import PASSED, SHOWN, grouped, read_task
 from orchard.page.figures import FILTERS
 from orchard.page.pictures import overlay, picture_address
 from orchard.page.rollouts import COLUMNS, USUAL
@@ -24,6 +28,7 @@ from orchard.schemas.messages import MessageNode
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import BlobCorrupt, BlobMissing
 from orchard.storage.reader import Row
+from orchard.workers.masking import masked
 
 LOG = 60_000
 """Maximum characters of a test log."""
@@ -31,9 +36,10 @@ DIFF = 200_000
 OPEN_LINES = 14
 """Lines above which a text is folded."""
 OPEN_CHARACTERS = 1400
+ALIKE = 3
+"""Failing tests that rollouts like one are searched by."""
 
 _KINDS = {"page.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
-_PASSED = ("PASSED", "XFAIL")
 
 
 class Renderer:
@@ -87,6 +93,10 @@ class Renderer:
             patch = _blob(blobs, outcome["submission_sha256"])
         bundle = submission_text(patch) == ""
         patch, patch_left_out = texts.cut("" if bundle else patch, most)
+        diff = texts.diff(patch) if patch.strip() else []
+        task = read_task(blobs, found.request["task_sha256"])
+        tests = grouped((reward["tests"] if reward else None) or {}, task)
+        failing = [name for group in tests if group.decided for name, _ in group.tests]
         first = found.window[0] if found.window else None
         index = found.turns.index(first) if first else 0
         before = found.turns[max(index - view.window, 0)] if index else None
@@ -96,31 +106,43 @@ class Renderer:
             "rollout": found,
             "view": view,
             "address": lambda **changes: rollout_address(found.id, view, **changes),
-            "turns": [(turn, self.messages(found, turn, blobs, view.text)) for turn in found.window],
+            "turns": [
+                (turn, self.messages(found, turn, blobs, view.text, view.find)) for turn in found.window
+            ],
+            "statement": texts.plain(masked(task.statement.strip()).text[:most]) if task else "",
+            "review": found.review or {"labels": [], "human_score": None},
+            "prices": any(turn.cost_usd is not None for turn in found.turns),
+            "outline": outline.outlined(found),
+            "inside": {turn.number for turn in found.window},
+            "first_error": outline.first_error(found.turns),
+            "submitted_at": outline.submission_turn(found),
+            "other": outline.most_telling(found),
+            "alike": outline.alike(found, failing[:ALIKE]),
             "strip": charts.strip(
                 [
                     charts.TurnTime(
                         turn.number,
                         rollout_address(found.id, view, turn=turn.number) + f"#turn-{turn.number}",
-                        turn.model,
-                        turn.command,
-                        turn.wait,
+                        turn.model or 0.0,
+                        turn.command or 0.0,
+                        turn.wait or 0.0,
                     )
                     for turn in found.turns
-                    if turn.number
+                    if turn.number and turn.seconds is not None
                 ]
             ),
             "times": _times(outcome),
             "before": before,
             "after": after,
             "reward": reward,
-            "tests": sorted((reward["tests"] or {}).items(), key=lambda t: (t[1] in _PASSED, t[0]))
-            if reward
-            else [],
-            "passed": sum(status in _PASSED for status in (reward["tests"] or {}).values()) if reward else 0,
+            "tests": tests,
+            "most_tests": SHOWN,
+            "passed": sum(status in PASSED for group in tests for _, status in group.tests),
+            "ran": sum(len(group.tests) for group in tests),
             "log": texts.terminal(log),
             "log_left_out": left_out,
-            "diff": texts.diff(patch) if patch.strip() else [],
+            "diff": diff,
+            "tree": texts.diff_tree(diff) if len(diff) > 1 else [],
             "diff_left_out": patch_left_out,
             "curves": [
                 (
@@ -140,7 +162,7 @@ class Renderer:
             "services": [_call(row) for row in found.services],
             "bundle": bundle,
             "pictures": found.pictures,
-            "found": [(row, _snippet(row["said"] or "", view.find)) for row in found.found],
+            "found": [(row, texts.snippet(row["said"] or "", _pattern(view.find))) for row in found.found],
         }
 
     def whole_message(self, row: Any, blobs: BlobStore) -> bytes:
@@ -149,7 +171,7 @@ class Renderer:
         return "\n\n".join(_sections(node)).encode("utf-8", "replace")
 
     def messages(
-        self, found: ShownRollout, turn: ShownTurn, blobs: BlobStore, most: int
+        self, found: ShownRollout, turn: ShownTurn, blobs: BlobStore, most: int, find: str = ""
     ) -> list[dict[str, Any]]:
         titles: dict[str, str] = {}
         pictures: dict[str, list[ShownPicture]] = {}
@@ -171,6 +193,8 @@ class Renderer:
             if left > 0:
                 text = f"{text[: most * 2 // 3]}\n⋯\n{(row['ending'] or text)[-(most // 3) :]}"
             paint = texts.terminal if row["role"] == "tool" else texts.plain
+            if find and (wanted := _pattern(find)).search(text):
+                paint = partial(texts.marked, wanted=wanted)
             lines = text.count("\n") + 1
             shown.append(
                 {
@@ -239,15 +263,8 @@ def _with_blobs(row: Row, blobs: BlobStore) -> Row:
     return row
 
 
-def _snippet(text: str, wanted: str) -> Markup:
-    """First occurrence of `wanted` in a text, with the text around it."""
-    at = max(text.lower().find(wanted.lower()), 0)
-    start, end = max(at - 70, 0), at + len(wanted)
-    return Markup("{}<mark>{}</mark>{}").format(
-        texts.plain(("…" if start else "") + text[start:at].replace("\n", " ")),
-        texts.plain(text[at:end].replace("\n", " ")),
-        texts.plain(text[end : end + 110].replace("\n", " ")),
-    )
+def _pattern(find: str) -> re.Pattern[str]:
+    return re.compile(re.escape(find), re.IGNORECASE)
 
 
 def rollout_address(rollout: str, view: RolloutView, **changes: object) -> str:

@@ -15,7 +15,8 @@ from urllib.parse import urlencode
 
 import duckdb
 
-from orchard.page.search_index import SearchIndex, WordQuery, words_of
+from orchard.page.search_index import TURNS
+from orchard.schemas.messages import Role
 from orchard.storage.reader import Row, one, rows
 
 PAGE = 50
@@ -25,9 +26,9 @@ EQUAL = ("campaign", "harness", "model", "task_source", "exit_status", "cause", 
 """Filters for an exact value of the column with the same name."""
 PARTS = ("task_id", "repo")
 """Filters for a substring of the column; `*` matches anything."""
-RANGES = ("turns", "tokens", "seconds", "reward", "cost_usd")
+RANGES = ("turns", "tokens", "seconds", "reward", "cost_usd", "human_score")
 """Filters for a number or a range such as `10..`, `..20` and `10..20`, both ends included."""
-WORDS = ("outcome", "tool", "text")
+WORDS = ("outcome", "tool", "text", "role", "turn", "failing", "label", "note")
 FILTERS = (*EQUAL, *PARTS, *RANGES, *WORDS)
 SORTS = ("newest", "turns", "tokens", "seconds", "reward", "cost_usd", "task_id", "model", "harness")
 COLUMNS = {
@@ -44,6 +45,7 @@ COLUMNS = {
     "tokens": "Tokens",
     "seconds": "Time",
     "reward": "Score",
+    "human": "Human score",
     "protected": "Protected",
     "cost": "Cost",
     "ended": "Ended",
@@ -85,9 +87,12 @@ class Query:
             raise BadFilter(
                 f"outcome {filters['outcome'][:40]!r} is unknown: choose one of {', '.join(OUTCOMES)}"
             )
+        if "role" in filters and filters["role"] not in list(Role):
+            raise BadFilter(f"role {filters['role'][:40]!r} is unknown: choose one of {', '.join(Role)}")
         for name in RANGES:
             if name in filters:
                 bounds(name, filters[name])
+        turn_range(filters.get("turn", ""))
         sort = given.get("sort", "newest")
         if sort not in SORTS:
             raise BadFilter(f"sort {sort[:40]!r} is unknown: choose one of {', '.join(SORTS)}")
@@ -137,6 +142,19 @@ def bounds(name: str, text: str) -> tuple[float | None, float | None]:
     return (low, high) if found[2] else (low, low)
 
 
+def turn_range(text: str) -> tuple[int, int | None] | None:
+    """Parses the first and the last turn of a range; None for all. Raises BadFilter."""
+    if not text:
+        return None
+    low, high = bounds("turn", text)
+    first, last = int(low or 0), None if high is None else int(high)
+    if max(first, 0 if last is None else last - first) > TURNS:
+        raise BadFilter(
+            f"turn is {text[:40]!r}: give a range of at most {TURNS:,} turns, or below {TURNS:,}.."
+        )
+    return first, last
+
+
 def _selected(query: Query, words: str) -> tuple[str, dict[str, Any]]:
     """SQL of the selected rows, and its parameters. `words` selects rollouts by their texts."""
     where, values = ["true"], dict[str, Any]()
@@ -157,6 +175,10 @@ def _selected(query: Query, words: str) -> tuple[str, dict[str, Any]]:
                     key = f"{name}_{'low' if sign == '>=' else 'high'}"
                     where.append(f"{name} {sign} ${key}")
                     values[key] = end
+    for name, condition in _NOTED.items():
+        if name in filters:
+            where.append(f"rollout_id in (select rollout_id from {condition})")
+            values[name] = filters[name]
     outcome = filters.get("outcome")
     if outcome and outcome != "open":
         where.append("outcome = $outcome")
@@ -165,19 +187,21 @@ def _selected(query: Query, words: str) -> tuple[str, dict[str, Any]]:
         where.append(words)
         if "$text" in words:
             values["text"] = filters["text"].strip('"')
+        if "$role" in words:
+            values["role"] = filters["role"]
     return f"select * from ({_base(query)}) where {' and '.join(where)}", values
 
 
+_NOTED = {
+    "label": "indexed.reviews where list_contains(labels, $label)",
+    "note": "tables.notes_all where contains(lower(text), lower($note))",
+}
+"""Filters by what people noted."""
+
+
 def _base(query: Query) -> str:
-    return _OPEN if query.filters.get("outcome") == "open" else "from indexed.ended"
-
-
-_SAID = """rollout_id in (
-    select rollout_id from tables.messages_all
-    where contains(lower(content), lower($text)) or contains(lower(reasoning), lower($text))
-    or contains(lower(tool_calls::varchar), lower($text))
-)"""
-_AMONG = "rollout_id in (select rollout_id from indexed.asked semi join _among using (sequence))"
+    base = _OPEN if query.filters.get("outcome") == "open" else "from indexed.ended"
+    return f"from ({base}) left join (select rollout_id, human_score from indexed.reviews) using (rollout_id)"
 
 
 @dataclass(frozen=True)
@@ -221,6 +245,9 @@ def page_of(tables: duckdb.DuckDBPyConnection, query: Query, words: str = "") ->
     except duckdb.ConversionException as error:
         raise BadFilter("`after` is not a valid page cursor: start from the first page") from error
     last = found[PAGE - 1] if len(found) > PAGE else None
+    labels = "select rollout_id, labels from indexed.reviews where list_contains($ids, rollout_id)"
+    known = {r["rollout_id"]: r for r in rows(tables, labels, {"ids": [r["rollout_id"] for r in found]})}
+    found = [row | {"labels": known.get(row["rollout_id"], {}).get("labels", [])} for row in found]
     return RowsPage(found[:PAGE], json.dumps([last[column], last["sequence"]]) if last else None)
 
 
@@ -347,49 +374,3 @@ def _range(name: str, low: float, high: float, *, last: bool) -> str:
     if name in ("turns", "tokens") and not last:
         high -= 1
     return f"{low:g}..{high:g}" if max(abs(low), abs(high)) < 1e6 else f"{low:.0f}..{high:.0f}"
-
-
-@dataclass(frozen=True)
-class SearchAnswer:
-    """Results of a query with its summary."""
-
-    page: RowsPage
-    summary: SearchSummary
-    choices: dict[str, list[str]]
-    read: float
-    """Share of the log that the text index covers; less than 1 while it is built."""
-
-
-def answer(
-    tables: duckdb.DuckDBPyConnection, search_index: SearchIndex, query: Query, position: int
-) -> SearchAnswer:
-    """Answers a query. Texts and tools are found by the text index, which first continues towards
-    `position`."""
-    text, tool = query.filters.get("text", ""), query.filters.get("tool", "")
-    wanted = WordQuery(words_of(text), tool)
-    where, read = [_SAID] if text and not wanted.words else [], 1.0
-    if wanted.words or tool:
-        complete = search_index.step(tables, position)
-        read = 1.0 if complete else search_index.upto / position
-        tables.execute("create or replace temp table _among (sequence bigint)")
-        for some in search_index.rollouts(wanted):
-            tables.execute("insert into _among select unnest($some::bigint[])", {"some": some})
-        where.append(_AMONG)
-    which = " and ".join(where)
-    return SearchAnswer(
-        page_of(tables, query, which), summary_of(tables, query, which), choices(tables), read
-    )
-
-
-def choices(tables: duckdb.DuckDBPyConnection) -> dict[str, list[str]]:
-    """Values of each column of EQUAL, for selection lists."""
-    found = rows(
-        tables,
-        " union all ".join(
-            f"select '{name}' as name, {name} as value from (select distinct {name} from "
-            f"indexed.{'asked' if name in ('campaign', 'harness', 'model') else 'ended'} "
-            f"where {name} is not null order by 1 limit 200)"
-            for name in EQUAL
-        ),
-    )
-    return {name: [row["value"] for row in found if row["name"] == name] for name in EQUAL}

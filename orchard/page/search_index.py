@@ -4,10 +4,11 @@ It is SQLite's FTS5 without the texts themselves. It is made when somebody first
 with each later search, and stays for the next server. Nobody who does not search pays for it.
 """
 
+import hashlib
 import re
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +17,7 @@ import duckdb
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
+from orchard.schemas.messages import Role
 from orchard.storage.location import Location
 from orchard.storage.tables import EVENTS
 
@@ -24,8 +26,17 @@ STEP_SECONDS = 0.3
 WINDOW = 4_000
 """Sequences of the first and of the shortest step: shorter ones would read a file's rows repeatedly."""
 AT_ONCE = 10_000
-MOST = 1 << 20
-"""Maximum number of messages of a rollout with ids of their own."""
+SPAN = 1 << 30
+"""Ids of the index are the sequence of a rollout's request times SPAN, plus how much later its message is."""
+MANY = 100
+"""Number of hits in a rollout above which they are not counted."""
+TURNS = 1_000
+"""Turns above which a range of turns must be open."""
+FORM = 2
+"""Version of the index; one of another version is made anew."""
+_ROLE, _TURN = "\ue000", "\ue001"
+"""First letters of the words that stand for role and turn of a message: nobody types them."""
+_MARKS = str.maketrans(_ROLE + _TURN, "  ")
 _CACHE_KB = 12_000
 _WORD = re.compile(r"[^\W_]+\*?")
 _UNSPACED = re.compile(
@@ -36,14 +47,21 @@ _UNSPACED = re.compile(
 _SCHEMA = """
 create virtual table said using fts5(text, content='', columnsize=0, detail=none);
 create table used(tool text, asked integer, primary key (tool, asked)) without rowid;
-create table counted(asked integer primary key, messages integer);
+create table failed(test integer, asked integer, primary key (test, asked)) without rowid;
 create table progress(store text, upto integer);
 """
 _READ = """
-select q.sequence as asked, list_transform(m.tool_calls, lambda c: c.name) as tools,
+select q.sequence as asked, m.sequence - q.sequence as later, m.role, m.turn,
+       list_transform(m.tool_calls, lambda c: c.name) as tools,
        concat_ws(' ', m.content, m.reasoning, array_to_string(
            list_transform(m.tool_calls, lambda c: c.name || ' ' || c.arguments), ' ')) as text
 from (select * from tables.messages_all where sequence > $after and sequence <= $upto) m
+join indexed.asked q using (rollout_id)
+"""
+_FAILED = """
+select q.sequence as asked, map_keys(map_from_entries(list_filter(
+           map_entries(w.tests), lambda t: t.value not in ('PASSED', 'XFAIL', 'SKIPPED')))) as tests
+from (select * from tables.rewards_all where sequence > $after and sequence <= $upto) w
 join indexed.asked q using (rollout_id)
 """
 
@@ -54,6 +72,37 @@ class WordQuery(NamedTuple):
     words: tuple[str, ...] = ()
     """Words that one message must contain; a word with a final `*` is a prefix."""
     tool: str = ""
+    role: str = ""
+    """Role of that message."""
+    turns: tuple[int, int | None] | None = None
+    """First and last turn of that message; an open end is None."""
+    failing: str = ""
+    """Test that the rollout failed, by its whole name."""
+
+    @property
+    def asks(self) -> bool:
+        return self != WordQuery()
+
+    @property
+    def match(self) -> str:
+        """The query of the message; empty for none."""
+        terms = [_term(word) for word in self.words]
+        terms += [f'"{_ROLE}{self.role}"'] if self.role else []
+        if self.turns is None:
+            return " AND ".join(terms)
+        first, last = self.turns
+        if last is not None:
+            return " AND ".join([*terms, _any(f"{_TURN}{turn}" for turn in range(first, last + 1))])
+        terms = terms or [_any(f"{_ROLE}{role}" for role in Role)]
+        without = f" NOT {_any(f'{_TURN}{turn}' for turn in range(first))}" if first else ""
+        return f"({' AND '.join(terms)}){without}"
+
+
+class Hit(NamedTuple):
+    """First message of a rollout that matches, and the number of all, at most MANY."""
+
+    sequence: int
+    number: int
 
 
 def words_of(text: str) -> tuple[str, ...]:
@@ -93,16 +142,29 @@ class SearchIndex:
     def rollouts(self, wanted: WordQuery) -> Iterator[list[int]]:
         """Yields request sequences of matching rollouts in lists, as far as messages are indexed."""
         assert self._index is not None, "`step` comes first"
-        asked, values = [], []
-        if wanted.words:
-            asked.append(f"select distinct rowid / {MOST} from said where said match ?")
-            values.append(" AND ".join(_term(word) for word in wanted.words))
+        asked, values = [], list[str | int]()
+        if wanted.match:
+            asked.append(f"select distinct rowid / {SPAN} from said where said match ?")
+            values.append(wanted.match)
         if wanted.tool:
             asked.append("select asked from used where tool = ?")
             values.append(wanted.tool)
+        if wanted.failing:
+            asked.append("select asked from failed where test = ?")
+            values.append(_test_number(wanted.failing))
         found = self._index.execute(" intersect ".join(asked), values)
         while rows := found.fetchmany(AT_ONCE):
             yield [row[0] for row in rows]
+
+    def hit(self, wanted: WordQuery, asked: int) -> Hit | None:
+        """The first message that matches, of the rollout whose request has this sequence."""
+        assert self._index is not None, "`step` comes first"
+        ids = self._index.execute(
+            "select rowid from said where said match ? and rowid between ? and ? "
+            f"order by rowid limit {MANY}",
+            (wanted.match, asked * SPAN, (asked + 1) * SPAN - 1),
+        ).fetchall()
+        return Hit(asked + ids[0][0] % SPAN, len(ids)) if ids else None
 
     def close(self) -> None:
         """Closes the index; its file stays."""
@@ -132,18 +194,18 @@ class SearchIndex:
         found = tables.execute(_READ, {"after": self._upto, "upto": last})
         while rows := found.fetchmany(200):
             numbered = []
-            for asked, tools, text in rows:
-                (number,) = index.execute(
-                    "insert into counted values (?, 1) on conflict do update set messages = messages + 1 "
-                    "returning messages",
-                    (asked,),
-                ).fetchone()
-                numbered.append((asked * MOST + number % MOST, text))
+            for asked, later, role, turn, tools, text in rows:
+                said = f"{text.translate(_MARKS)} {_ROLE}{role} {_TURN}{turn}"
+                numbered.append((asked * SPAN + later % SPAN, said))
                 if tools:
                     index.executemany(
                         "insert or ignore into used values (?, ?)", [(tool, asked) for tool in tools]
                     )
-            index.executemany("insert into said(rowid, text) values (?, ?)", numbered)
+            index.executemany("insert into said(rowid, text) values (?, ?)", sorted(numbered))
+        for asked, tests in tables.execute(_FAILED, {"after": self._upto, "upto": last}).fetchall():
+            index.executemany(
+                "insert or ignore into failed values (?, ?)", [(_test_number(test), asked) for test in tests]
+            )
 
     def _opened(self, position: int) -> sqlite3.Connection:
         """Opens the store's file; recreates it if it is another store's or ahead of the tables."""
@@ -166,7 +228,7 @@ class SearchIndex:
     def _made_anew(self, index: sqlite3.Connection, store: str) -> None:
         with index:
             index.execute("begin immediate")
-            for table in ("said", "used", "counted", "progress"):
+            for table in ("said", "used", "counted", "failed", "progress"):
                 index.execute(f"drop table if exists {table}")
             for statement in _SCHEMA.split(";"):
                 index.execute(statement)
@@ -177,11 +239,21 @@ def _term(word: str) -> str:
     return f'"{word.rstrip("*")}"' + ("*" if word.endswith("*") else "")
 
 
+def _any(words: Iterable[str]) -> str:
+    return "(" + " OR ".join(f'"{word}"' for word in words) + ")"
+
+
+def _test_number(name: str) -> int:
+    """Stands for the name of a test: names are long, and there are many."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest())
+
+
 def _name_of(store: str) -> str:
-    """Name that distinguishes this store from another one at the same location."""
+    """Name that distinguishes this store from another one at the same location, and this form of the index
+    from others."""
     location = Location.parse(store)
     try:
         table = DeltaTable(location.table_url(EVENTS), storage_options=location.storage_options)
     except TableNotFoundError:
-        return location.url
-    return f"{location.url} {table.metadata().id}"
+        return f"{FORM} {location.url}"
+    return f"{FORM} {location.url} {table.metadata().id}"

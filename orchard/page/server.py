@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 import duckdb
 from aiohttp import web
@@ -25,11 +26,14 @@ from orchard.page.actions import Actions
 from orchard.page.base_path import below, checked, local_path
 from orchard.page.campaign_table import GROUPS, CampaignFacts, CampaignQuery, choices, facts_of, rows_of
 from orchard.page.campaigns import CampaignWatch
+from orchard.page.notes import NoteForm, author_of
 from orchard.page.overviews import NAV, Overviews, number
 from orchard.page.pictures import served_type
 from orchard.page.rendering import Renderer
-from orchard.page.rollouts import BadFilter, Query, answer
+from orchard.page.rollouts import BadFilter, Query
 from orchard.page.search_index import SearchIndex
+from orchard.page.searching import answer
+from orchard.page.side_by_side import parting, read_both
 from orchard.page.tables import Tables
 from orchard.page.tokens import COLOURS, PAGE_TOKENS, open_tokenizer
 from orchard.page.tokens import read as read_tokens
@@ -91,12 +95,14 @@ class PageSite:
         app.router.add_get("/rollouts/{id}/events", self.events)
         app.router.add_get("/rollouts/{id}/tokens", self.tokens)
         app.router.add_get("/rollouts/{id}/messages/{node}", self.message)
+        app.router.add_get("/rollouts/{id}/parts/{other}", self.parts)
         app.router.add_get("/rollouts/{id}/diff", self.submission)
         app.router.add_get("/rollouts/{id}/log", self.test_log)
         app.router.add_get("/rollouts/{id}/pictures/{sha256}", self.picture)
         app.router.add_get("/live", self.live)
         Overviews(self).register(app)
         Actions(self).register(app)
+        NoteForm(self).register(app)
         app.router.add_get("/health", self.health)
         app.router.add_get("/static/{name}", self.static)
 
@@ -150,7 +156,7 @@ class PageSite:
         found = await self.tables.ask(rollouts_.read, name, view)
         more = await asyncio.to_thread(self.renderer.rollout, found, view, self.session.blobs)
         live = self.live_log if found.outcome is None and view.as_of is None else None
-        return await self.page(request, "rollout.html", **more, live=live)
+        return await self.page(request, "rollout.html", **more, author=author_of(request), live=live)
 
     async def events(self, request: web.Request) -> web.Response:
         """Lists events of a rollout by sequence."""
@@ -171,6 +177,12 @@ class PageSite:
         shown = {"by": by, "colours": COLOURS, "part": PAGE_TOKENS, "known": self._tokenizer is not None}
         as_table = request.query.get("as") == "table"
         return await self.page(request, "tokens.html", found=found, as_table=as_table, **shown)
+
+    async def parts(self, request: web.Request) -> web.Response:
+        """Redirects to the turn in which two rollouts part, side by side."""
+        both = [await self.rollout_id(request.match_info[side]) for side in ("id", "other")]
+        at = parting(*await self.tables.ask(read_both, *both, 0)) or 0
+        raise web.HTTPFound(f"/beside?{urlencode({'a': both[0], 'b': both[1], 'turn': at})}#turn-{at}")
 
     async def message(self, request: web.Request) -> web.Response:
         """Sends a whole message as plain text."""

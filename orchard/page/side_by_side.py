@@ -6,7 +6,8 @@ from typing import Any
 import duckdb
 
 from orchard.actions.attempt_ranges import QueryRange
-from orchard.actions.rollout import RolloutView, ShownRollout, ShownTurn, read
+from orchard.actions.rollout import RolloutView, ShownRollout, read
+from orchard.actions.rollout_turns import ShownTurn
 from orchard.page.rendering import Renderer
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import within
@@ -61,6 +62,13 @@ def read_both(
     return read(tables, left, view, narrow), read(tables, right, view, narrow)
 
 
+def parting(left: ShownRollout, right: ShownRollout) -> int | None:
+    """First turn that differs, or None."""
+    nodes = [{each.number: each.nodes for each in rollout.turns} for rollout in (left, right)]
+    every = sorted(nodes[0].keys() | nodes[1].keys())
+    return next((number for number in every if nodes[0].get(number) != nodes[1].get(number)), None)
+
+
 def aligned(
     left: ShownRollout, right: ShownRollout, turn: int, renderer: Renderer, blobs: BlobStore
 ) -> SideBySide:
@@ -75,13 +83,11 @@ def aligned(
         for rollout in (left, right)
     ]
     numbers = sorted(sides[0].keys() | sides[1].keys())
-    nodes = [{each.number: each.nodes for each in rollout.turns} for rollout in (left, right)]
-    every = sorted(nodes[0].keys() | nodes[1].keys())
-    last = max(every, default=0)
+    last = max((each.number for rollout in (left, right) for each in rollout.turns), default=0)
     return SideBySide(
         left,
         right,
-        next((number for number in every if nodes[0].get(number) != nodes[1].get(number)), None),
+        parting(left, right),
         [TurnPair(number, sides[0].get(number), sides[1].get(number)) for number in numbers],
         first - TURNS if first else None,
         first + TURNS if first + TURNS <= last else None,

@@ -6,7 +6,8 @@ terminal sequence is shown as text. Everything returned as Markup is escaped.
 
 import json
 import re
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 from markupsafe import Markup, escape
 from pygments import highlight
@@ -17,6 +18,8 @@ from orchard.workers.episode.diffs import FileDiff, split_diff
 
 HIGHLIGHTED_CHARACTERS = 60_000
 """Maximum characters of coloured code: a lexer takes seconds for megabytes."""
+SNIPPET = 240
+"""Characters of a text around what was looked for."""
 _HIDDEN = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ufff9-\ufffb]"
 )
@@ -162,3 +165,55 @@ def _shown(file: FileDiff | None, lines: list[str]) -> ShownDiff:
     hunks = file.hunks if file else ()
     added, removed = sum(len(hunk.added) for hunk in hunks), sum(len(hunk.removed) for hunk in hunks)
     return ShownDiff(visible(file.path if file else "")[:300], added, removed, Markup("").join(parts))
+
+
+class TreeRow(NamedTuple):
+    """A line of the tree of changed files: a directory, or a file with its number in the diff."""
+
+    depth: int
+    name: str
+    number: int = 0
+    file: ShownDiff | None = None
+
+
+def diff_tree(files: Sequence[ShownDiff]) -> list[TreeRow]:
+    """Directories and files of a diff; a directory that has one directory alone shares its line."""
+    root: dict[str, Any] = {}
+    for number, file in enumerate(files, 1):
+        *folders, name = file.name.split("/")
+        below = root
+        for folder in folders:
+            below = below.setdefault(f"{folder}/", {})
+        below[f"{name}\0{number}"] = (number, file)
+    return list(_tree_rows(root, 0))
+
+
+def _tree_rows(folder: dict[str, Any], depth: int) -> Iterator[TreeRow]:
+    for name, below in sorted(folder.items()):
+        if isinstance(below, tuple):
+            yield TreeRow(depth, name.partition("\0")[0] or "submission", *below)
+            continue
+        while len(below) == 1 and isinstance(only := next(iter(below.values())), dict):
+            name, below = name + next(iter(below)), only
+        yield TreeRow(depth, name)
+        yield from _tree_rows(below, depth + 1)
+
+
+def marked(text: str, wanted: re.Pattern[str]) -> Markup:
+    """Escapes text and marks what matches."""
+    parts, at = [], 0
+    for found in wanted.finditer(text):
+        parts += [plain(text[at : found.start()]), Markup("<mark>{}</mark>").format(plain(found[0]))]
+        at = found.end()
+    return Markup("").join([*parts, plain(text[at:])])
+
+
+def snippet(text: str, wanted: re.Pattern[str]) -> Markup:
+    """The first line or two around the first match, with all matches in it marked."""
+    found = wanted.search(text)
+    at = found.start() if found else 0
+    start = max(at - SNIPPET // 3, 0)
+    end = start + SNIPPET
+    cut = " ".join(text[start:end].split())
+    left, right = "…" if start else "", "…" if end < len(text) else ""
+    return Markup("{}{}{}").format(left, marked(cut, wanted), right)

@@ -24,7 +24,7 @@ from orchard.actions.campaigns import follow_campaign
 from orchard.actions.reporter import duration
 from orchard.actions.session import Session
 from orchard.storage.spending import dollars
-from orchard.terminal.console import PLAIN_SECONDS, console
+from orchard.terminal.console import PLAIN_SECONDS, Verbosity, console
 
 _ALONE = PipelineView()
 _STYLES = {
@@ -203,6 +203,11 @@ def _style(outcome: str) -> str:
 
 async def watch_campaign(session: Session, name: str, every: float) -> CampaignView:
     """Shows the campaign until it is over, stopped or stuck, and returns the last view."""
+    if Verbosity.quiet:
+        async for status in follow_campaign(session, name, every):
+            last = status
+        console.print(campaign_table(last.campaigns[0], last.pipeline))
+        return last.campaigns[0]
     shown = time.monotonic()
     with Live(console=console, refresh_per_second=4) as live:
         async for status in follow_campaign(session, name, every):

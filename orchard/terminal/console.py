@@ -40,6 +40,12 @@ class _Console(Console):
 console = _Console(width=None if sys.stdout.isatty() else 160)
 
 
+class Verbosity:
+    """What commands print besides their results, as `--quiet` decides at each start."""
+
+    quiet = False
+
+
 def progress(unit: str = "") -> Progress:
     """Progress bar that counts `unit` and disappears when it is done."""
     ends = (TextColumn(unit), TimeRemainingColumn()) if unit else (TimeElapsedColumn(),)
@@ -50,7 +56,7 @@ def progress(unit: str = "") -> Progress:
         *ends,
         console=console,
         transient=True,
-        disable=not console.is_terminal,
+        disable=Verbosity.quiet or not console.is_terminal,
     )
 
 
@@ -62,6 +68,8 @@ class TerminalReporter(Reporter):
         self._rows: dict[str, TaskID] = {}
 
     def note(self, text: str, label: str = "") -> None:
+        if Verbosity.quiet:
+            return
         said = f"[yellow]{label}[/] {escape(text)}" if label else f"[dim]  {escape(text)}[/]"
         console.print(said, highlight=False, soft_wrap=True)
 
@@ -77,7 +85,7 @@ def reporting(unit: str = "") -> Iterator[Reporter]:
     with progress(unit) as bar:
         ended = threading.Event()
         lines = threading.Thread(target=_print_lines, args=(bar, ended), daemon=True)
-        if not console.is_terminal:
+        if not (console.is_terminal or Verbosity.quiet):
             lines.start()
         try:
             yield TerminalReporter(bar)

@@ -20,7 +20,9 @@ from orchard.terminal.console import console
 PARTLY = 3
 """Exit status of an import that left something out."""
 
-Strict = Annotated[bool, typer.Option("--strict", help="Import all or nothing: end at what is malformed.")]
+Strict = Annotated[
+    bool, typer.Option("--strict", help="Import all or nothing: fail at the first malformed item.")
+]
 SkipMalformed = Annotated[
     bool, typer.Option("--skip-malformed", help="No effect any more: malformed items are left out.")
 ]

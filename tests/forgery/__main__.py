@@ -58,7 +58,7 @@ def main() -> None:
         (trick, name)
         for trick in (*HONEST, *TRICKS)
         for name in names
-        if chosen((f"{trick.family}: {trick.name}",), given.words)
+        if chosen((f"{trick.family}: {trick.name}",), given.words) and trick.not_on != name
     ]
     started = time.monotonic()
     if pairs and not (given.real or given.sample):

@@ -4,8 +4,12 @@ from tests.forgery.trick import Trick
 from tests.forgery.tricks.runner import bytecode
 
 
-def _honest(name: str, code: str = "", files: dict[str, str | bytes] | None = None) -> Trick:
-    return Trick(name=name, family="honest", code=code, files=files or {}, gold=True, honest=True)
+def _honest(
+    name: str, code: str = "", files: dict[str, str | bytes] | None = None, not_on: str = ""
+) -> Trick:
+    return Trick(
+        name=name, family="honest", code=code, files=files or {}, not_on=not_on, gold=True, honest=True
+    )
 
 
 HONEST = (
@@ -42,6 +46,7 @@ HONEST = (
         "loud",
         "def answer(honest, *arguments):\n    print('PASSED', arguments, 'FAILED ... ok')\n"
         "    return honest(*arguments)\n",
+        not_on="texts",  # an example of doctest accepts nothing that is printed beside its answer
     ),
     _honest(
         "with log lines and warnings",

@@ -1,4 +1,5 @@
-"""Three layouts of a task's repository: a flat module, `src` with unittest, this project's repair tasks.
+"""Four layouts of a task's repository: a flat module, `src` with unittest, this project's repair tasks, and
+a text of doctests.
 
 All are in one image with an environment of its own, in a git repository each.
 """
@@ -221,6 +222,34 @@ def _src() -> Layout:
     return Layout("src", task, files, module, "balance", "src/", test, SRC_CASES)
 
 
+def _texts() -> Layout:
+    test, other = "docs/pricing.rst", "tests/test_pricing.py"
+    calls = (f">>> reduced{arguments}\n{left}\n" for arguments, left in FLAT_CASES)
+    text = "Prices\n======\n\n>>> from pricing import reduced\n" + "\n".join(calls)
+    old = "Prices\n======\n\nThey have no examples.\n"
+    task = Task(
+        task_id="forgery-texts",
+        source="forgery",
+        repo="forgery/texts",
+        image=IMAGE,
+        base_commit="HEAD",
+        statement="pricing.py: reduced(250, 10) gives 240, not 225.",
+        gold_patch=diff("pricing.py", FLAT_MODULE, FLAT_GOLD),
+        workdir="/texts",
+        memory="512Mi",
+        grading=SWETests(
+            test_patch=diff(test, old, text),
+            test_command=f"{PYTHON} -m pytest -rA -q --tb=short {test} {other}",
+            fail_to_pass=(f"{test}::pricing.rst",),
+            pass_to_pass=(f"{other}::test_unchanged",),
+            test_files=(test, other),
+            timeout_seconds=TEST_SECONDS,
+        ),
+    )
+    files = {"pricing.py": FLAT_MODULE, test: old, other: FLAT_OLD_TESTS}
+    return Layout("texts", task, files, "pricing.py", "reduced", "", test, FLAT_CASES)
+
+
 def _repairs() -> Layout:
     (task,) = repair_tasks(1, 14, Split.TRAIN, kinds=["product"])
     assert isinstance(task.grading, SWETests)
@@ -238,8 +267,8 @@ def _repairs() -> Layout:
 
 
 def all_layouts() -> tuple[Layout, ...]:
-    """The three, each in a directory of its own of the one image."""
-    return _flat(), _src(), _repairs()
+    """The four, each in a directory of its own of the one image."""
+    return _flat(), _src(), _repairs(), _texts()
 
 
 _REPOSITORY = """\

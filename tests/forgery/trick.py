@@ -54,6 +54,8 @@ class Trick:
     """Whether the gold patch is in it as well."""
     honest: bool = False
     """Whether it has earned its reward."""
+    not_on: str = ""
+    """A layout that it is not tried on."""
 
 
 class Repository:

@@ -1,7 +1,9 @@
 """What the image `host` has of /etc: what programs need of the distribution, nothing of this machine."""
 
 import hashlib
+import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +12,7 @@ import pytest
 
 from orchard.injector.agent.local.distribution import unchanged
 from orchard.injector.client import AsyncSandbox
+from orchard.injector.errors import SandboxError
 
 if TYPE_CHECKING:
     from tests.injector.conftest import Service
@@ -106,6 +109,37 @@ def test_the_image_host_is_made_before_the_first_sandbox(
 ) -> None:
     layers = own_service.state / "layers"
     eventually(lambda: any(layers.glob("host-python-*")), "the layers of `host`")
+
+
+async def test_an_image_keeps_the_python_that_it_was_made_with(own_service: "Service") -> None:
+    """Its packages were installed for that one, whichever runs Orchard later."""
+    layers = own_service.state / "layers"
+    async with own_service.client() as client:
+        async with await client.create_sandbox("host") as sandbox:
+            await sandbox.snapshot("made:1")
+        (stored,) = (own_service.state / "images").glob("*.json")
+        image = json.loads(stored.read_text())
+        (python,) = (name for name in image["layers"] if name.startswith("host-python-"))
+
+        def made_with(name: str) -> None:
+            renamed = [name if layer == python else layer for layer in image["layers"]]
+            stored.write_text(json.dumps(image | {"layers": renamed}))
+
+        other = layers / "host-python-2.7.18-other"
+        (other / "usr/local/lib").mkdir(parents=True)
+        (other / "usr/local/lib/mark").write_text("of its own")
+        made_with(other.name)
+        async with await client.create_sandbox("made:1") as sandbox:
+            assert (await sandbox.exec("cat /usr/local/lib/mark")).stdout == "of its own"
+        made_with("host-python-2.7.18-gone")
+        with pytest.raises(SandboxError, match=r"was made for Python 2\.7 and this is 3\.\d+") as refused:
+            await client.create_sandbox("made:1")
+        assert refused.value.reason == "image_missing"
+        running = ".".join(map(str, sys.version_info[:2]))
+        made_with(f"host-python-{running}.0-gone")
+        async with await client.create_sandbox("made:1") as sandbox:
+            found = await sandbox.exec("python3 --version")
+        assert found.stdout.startswith(f"Python {running}.")
 
 
 @pytest.mark.slow

@@ -14,7 +14,10 @@ from orchard.actions.campaign_status import CampaignView, PipelineView, State, S
 from orchard.cli.app import app
 from orchard.cli.facts import status_facts
 from orchard.cli.facts_schema import FACTS, facts_schema
+from orchard.cli.measuring import AgreementListing, AnnotatorAgreement
+from orchard.cli.tasks import HackListing, PolicyHacks
 from orchard.configuration.run_files import RunFiles
+from orchard.pipelines.values.calibration import CalibrationPoint, agreement
 
 
 def check(command: str, text: str) -> None:
@@ -46,6 +49,29 @@ def test_what_doctor_finds_is_one_object_and_the_exit_status_stays(tmp_path: Pat
     check("doctor", done.stdout)
     bad = jq("[.findings[] | select(.good | not)] | length", done.stdout)
     assert done.exit_code == (int(bad) > 0)
+
+
+@pytest.mark.parametrize(
+    ("command", "query", "says"),
+    [
+        ("cost", ".lines[0].name", "Daytona"),
+        ("images list", ".images[0]", "host"),
+        ("harness list", '.programs[] | select(.harness == "codex") | .installed', ""),
+    ],
+)
+def test_what_is_listed_is_one_object(tmp_path: Path, command: str, query: str, says: str) -> None:
+    done = CliRunner().invoke(app, ["--store", str(tmp_path), *command.split(), "--json"])
+    check(command, done.stdout)
+    assert jq(query, done.stdout) == f"{says}\n"
+
+
+def test_measured_values_and_rates_of_cheating_follow_their_schemas() -> None:
+    points = [CalibrationPoint("a", 1, 0.5, 0.4, 0.2, 0.6, 8)]
+    one = AnnotatorAgreement(annotator="a", model="m", rollouts=1, agreement=agreement(points), plot="p.png")
+    check("values report", msgspec.json.encode(AgreementListing(annotators=[one])).decode())
+    names = {"campaign": "c", "harness": "h", "model": "m", "policy_version": None}
+    rate = PolicyHacks(**names, rollouts=4, hacks=1, rate=0.25, low=0.1, high=0.6)
+    check("tasks hacks", msgspec.json.encode(HackListing(rates=[rate])).decode())
 
 
 @pytest.mark.parametrize("command", FACTS)

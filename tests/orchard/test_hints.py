@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from orchard.cli.listed import SHARED, Listed, commands
+from orchard.cli.listed import FLAGS, SHARED, Listed, commands
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("schemas", "streams", "storage", "injector", "workers", "pipelines", "orchard")
@@ -41,7 +41,7 @@ def hints() -> set[str]:
 def wrong(hint: str, commands: dict[str, Any]) -> str:
     """What the hint names that does not exist; empty when all of it does."""
     words = [word for word in shlex.split(hint.replace("...", "").replace("'", '"')) if word != "X"]
-    while words and words[0] in (*SHARED, "--help", "--version"):
+    while words and words[0] in (*SHARED, *FLAGS, "--help", "--version"):
         words.pop(0)
     if not words:
         return ""
@@ -56,6 +56,7 @@ def wrong(hint: str, commands: dict[str, Any]) -> str:
     known = {
         "--help",
         *SHARED,
+        *FLAGS,
         *(option for one in command.params for option in (*one.opts, *one.secondary_opts)),
     }
     given = {word.partition("=")[0] for word in words if word.startswith("-")}

@@ -12,6 +12,7 @@ from orchard.streams.publisher import Publisher
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
+from tests.orchard.test_facts import check, jq
 from tests.storage.conftest import Log
 
 
@@ -42,6 +43,10 @@ def test_a_closed_campaign_is_archived_verified_and_told(tmp_path: Path) -> None
     checked, text = orchard("store", "check")
     assert checked.exit_code == 0, text
     assert "the queues were not looked at" in text
+    facts = orchard("store", "check", "--json")[0].stdout
+    check("store check", facts)
+    assert jq('.campaigns[] | select(.campaign == "first") | .accepted', facts) == "3\n"
+    check("store digest", orchard("store", "digest", "--json")[0].stdout)
 
     refused, _ = orchard("log", "archive", "second")
     assert refused.exit_code == 1
@@ -54,6 +59,9 @@ def test_a_closed_campaign_is_archived_verified_and_told(tmp_path: Path) -> None
     status, text = orchard("log", "status")
     assert status.exit_code == 0, status.exception
     assert "1 parts" in text
+    facts = orchard("log", "status", "--json")[0].stdout
+    check("log status", facts)
+    assert jq(".archive_parts, .campaigns[0].campaign", facts) == "1\nfirst\n"
 
     verified, text = orchard("log", "verify")
     assert verified.exit_code == 0, text

@@ -23,6 +23,7 @@ from orchard.schemas.protection import Protected
 from orchard.schemas.tasks import task_hash
 from tests.chaos.world import until
 from tests.orchard.conftest import Command, Running
+from tests.orchard.test_facts import check, jq
 from tests.tiny_tasks import tiny_task
 
 GUIDE = Path(__file__).parent.parent.parent / "docs" / "own-tasks.md"
@@ -219,12 +220,15 @@ async def test_tasks_below_a_minimum_label_are_left_out_and_told(
 
     listed = (await orchard("tasks", "list", "--source", "tiny")).stdout.splitlines()
     assert ["value" in line for line in listed if names[0] in line] == [True]
+    facts = (await orchard("tasks", "list", "--json")).stdout
+    check("tasks list", facts)
+    assert jq(f'.tasks[] | select(.task_id == "{names[0]}") | .protected', facts) == "value\n"
     assert "so it is" in (await orchard("tasks", "show", names[1])).stdout
 
     chosen = [word for name in names for word in ("--task", name)]
     submit = ("submit", "protected", "--model", "oracle", *chosen, "--min-protected")
     done = await orchard(*submit, "echo")
-    assert done.returncode == 0 and "1 rollouts of 1 tasks" in done.stdout, done.stderr
+    assert done.returncode == 0 and "1 rollout of 1 task." in done.stdout, done.stderr
     assert "left out: 2 tasks below --min-protected echo" in done.stdout
     assert "1 tasks have no label" in done.stdout and "count as `inside`" in done.stdout
     none = await orchard("submit", "none", "--model", "oracle", "--task", names[1], "--min-protected", "bit")

@@ -8,17 +8,24 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from aiohttp import web
 
+from orchard.actions.campaigns import submit_campaign
 from orchard.actions.endpoint_rests import rest_sentences
+from orchard.actions.session import Session
+from orchard.configuration.config import ConfigError
 from orchard.pipelines.campaigns.commands import CampaignError, Campaigns
 from orchard.pipelines.evaluation.plan import plan_suite
 from orchard.pipelines.evaluation.suite import read_suite
+from orchard.pipelines.tasks.registry import needs_of
 from orchard.schemas.campaigns import CampaignState, ModelSpec
 from orchard.schemas.events import make_event
 from orchard.schemas.tasks import SWETests, Task
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.publisher import Publisher
+from orchard.workers.llm.settings import EndpointSettings
 from tests.orchard.conftest import KEY, Command, Running
+from tests.orchard.test_facts import check, jq
 from tests.trajectory_log import llm_call
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -54,6 +61,9 @@ async def test_a_campaign_ends_with_one_graded_outcome_for_each_rollout(
         "select requested, finished, aborted, open from conservation where campaign = 'plain'"
     ) == [(12, 12, 0, 0)]
     shown = running.sql("select rollout_id from rollouts where campaign = 'plain' and resolved limit 1")[0][0]
+    lines = orchard("watch", "plain", "--json", store=running.store).stdout.splitlines()
+    check("watch", lines[-1])
+    assert jq(".campaign | .state, .size", lines[-1]) == "finished\n12\n"
     text = orchard("show", str(shown)[:12], store=running.store).stdout
     assert "2 of 2 tests passed" in text
     assert "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT" in text
@@ -84,6 +94,9 @@ async def test_an_evaluation_goes_on_and_is_reported_from_the_log_alone(
     assert running.sql(counted) == [("mini-swe-agent-compact", 3, 3), ("orchard-bash", 3, 3)]
     told = orchard("eval", "report", "both", store=running.store).stdout
     assert "Tiny: pass@1 by model and harness" in told
+    facts = orchard("eval", "report", "both", "--json", store=running.store).stdout
+    check("eval report", facts)
+    assert jq(".cells[] | .harness, .graded", facts) == "mini-swe-agent-compact\n3\norchard-bash\n3\n"
     assert told in shown.replace(shown[shown.index("written: ") :], "")
     assert sorted(file.name for file in (tmp_path / "out").rglob("*.*")) == [
         "cells.csv",
@@ -207,6 +220,29 @@ async def test_a_cancelled_campaign_stops_and_resume_brings_it_back(
     )
 
 
+async def test_an_endpoint_that_cannot_work_is_refused_before_anything_is_queued(running: Running) -> None:
+    async def nothing(_: web.Request) -> web.Response:
+        return web.json_response({"error": {"message": "no such model"}}, status=404)
+
+    routes = web.Application()
+    routes.router.add_post("/v1/chat/completions", nothing)
+    runner = web.AppRunner(routes)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    base_url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    endpoints = {"default": EndpointSettings(base_url=base_url)}
+    session = Session(msgspec.structs.replace(running.session.config, endpoints=endpoints))
+    spec = running.spec("refused", models=(ModelSpec(name="m"),))
+    needs = needs_of(running.store, spec.tasks)
+    try:
+        with pytest.raises(ConfigError, match=r"no such model.*--no-try"):
+            await submit_campaign(session, spec, needs, trial=True)
+    finally:
+        await runner.cleanup()
+    async with running.session.connection("test") as connection:
+        assert await CampaignBook(connection).get("refused") is None
+
+
 @pytest.mark.slow
 async def test_a_campaign_that_has_cost_its_cap_is_paused_and_goes_on_when_it_is_raised(
     running: Running, orchard: Command
@@ -285,8 +321,9 @@ async def test_a_request_that_is_none_becomes_a_dead_letter_that_can_be_looked_a
         lambda: "not a rollout request" in orchard("dead", "list", store=running.store).stdout,
         "it to be dead",
     )
-    listed = orchard("dead", "list", store=running.store).stdout
-    assert "terminated" in listed
+    facts = orchard("dead", "list", "--json", store=running.store).stdout
+    check("dead list", facts)
+    assert jq('.letters[] | select(.reason | startswith("terminated")) | .request', facts)
 
 
 async def test_a_second_writer_and_a_second_up_are_refused(running: Running, orchard: Command) -> None:

@@ -48,6 +48,16 @@ def patch_harness() -> str:
     return next((each.patch_harness for each in domains().values() if each.patch_harness), TASK)
 
 
+def text_harness() -> str:
+    """Returns the name of the harness for models without tools; it may need a package."""
+    return next((each.text_harness for each in domains().values() if each.text_harness), TASK)
+
+
+def needs_tools(harness: Harness) -> bool:
+    """Whether its model must call tools; programs are believed to need that."""
+    return isinstance(harness, ProgramHarness) or bool(getattr(harness, "tools", ()))
+
+
 def fingerprint(harness: Harness) -> str:
     """Digest of a harness's name, version, configuration and tools, of the source files of its classes'
     packages and its domain, and of the distribution that brings it: two workers with the same one ask a model

@@ -15,7 +15,7 @@ from orchard.injector.agent.local.cgroups import Cgroups
 from orchard.injector.agent.local.disk import DiskLimits, DiskWatch
 from orchard.injector.agent.local.egress import Resolver
 from orchard.injector.agent.local.first_process import open_program
-from orchard.injector.agent.local.host_image import HostImage
+from orchard.injector.agent.local.host_image import PYTHON, HostImage
 from orchard.injector.agent.local.image_service import LocalImages
 from orchard.injector.agent.local.images import HOST, ImageStore, StoredImage, laid_over
 from orchard.injector.agent.local.network import RESOLVER
@@ -89,7 +89,7 @@ class LocalHost:
         """
         if not user_namespace.inside():
             with suppress(AgentError, OSError):
-                await self._layers(self._store.find(HOST))
+                await self._layers(self._host_image.with_python(self._store.find(HOST)))
 
     def close(self) -> None:
         """Remove everything outside the state directory; called after the last sandbox is gone."""
@@ -117,6 +117,7 @@ class LocalHost:
         return await self._start(image, spec, died)
 
     async def _start(self, image: StoredImage, spec: SandboxSpec, died: Died) -> LocalSandbox:
+        image = self._host_image.with_python(image)
         # Before anything is waited for: from here on its layers are held.
         machine = LocalSandbox(self._shared, self._directory / spec.sandbox_id, image, spec, died)
         try:
@@ -144,6 +145,9 @@ class LocalHost:
             if name == HOST:
                 async with self._host_image_lock:
                     layers += await self._host_image.layers()
+            elif name.startswith(PYTHON):
+                async with self._host_image_lock:
+                    layers.append(await self._host_image.python(name, image.name))
             else:
                 layers.append(self._store.layer(name))
         return [*layers, self._store.layer(FOUNDATION)]

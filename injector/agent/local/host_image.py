@@ -2,8 +2,9 @@
 
 Its layers, topmost first:
 
-1. the interpreter that runs this agent, below /usr/local, when no visible directory holds it (kept in the
-   state directory);
+1. the interpreter that runs this agent, below /usr/local, when no visible directory holds it. It is kept in
+   the state directory, and images that are made over `host` name it: they keep the Python that their packages
+   were installed for;
 2. a read-only overlay whose directory /usr is redirected to the machine's, with an /etc of copies of what
    programs need and the usual empty directories; whatever else the machine has is not visible.
 
@@ -20,13 +21,14 @@ import stat
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from orchard.injector.agent import kernel
-from orchard.injector.agent.errors import AgentError
+from orchard.injector.agent.errors import AgentError, NotFound
 from orchard.injector.agent.local import metadata, overlay, user_namespace
 from orchard.injector.agent.local.distribution import unchanged
-from orchard.injector.agent.local.images import HOST, ImageStore
+from orchard.injector.agent.local.images import HOST, ImageStore, StoredImage
 
 SHOWN = ("usr",)
 """Excludes /opt: what machines keep there, such as package mirrors, may hold the very solutions of tasks."""
@@ -52,6 +54,8 @@ Files that are as the distribution ships them (`distribution.unchanged`) are cop
 VISIBLE = ".orchard-visible"
 """The directory of the overlay that becomes `/`; opaque, so that no directory of this name shows through."""
 
+PYTHON = f"{HOST}-python-"
+"""Prefix of the names of interpreters' layers."""
 _USR = Path("/usr")
 PREFIX = Path("/usr/local")
 """Where the interpreter is placed, as in the official images of Python."""
@@ -65,6 +69,7 @@ class HostImage:
     def __init__(self, state: Path, store: ImageStore) -> None:
         self._place = state / "host"
         self._store = store
+        self._interpreter = python_layer()
         self._layers: list[Path] | None = None
         self._usr_has = metadata.FILES
         """What the layer of an ordinary user's /usr contains: `metadata.FILES` or DIRECTORIES."""
@@ -74,19 +79,44 @@ class HostImage:
                     f"the state directory {state} would be visible in sandboxes; put it outside /{shown}"
                 )
 
+    def with_python(self, image: StoredImage) -> StoredImage:
+        """Names the running interpreter's layer in an image over `host` that names none."""
+        if HOST not in image.layers or any(name.startswith(PYTHON) for name in image.layers):
+            return image
+        at = image.layers.index(HOST)
+        return replace(image, layers=[*image.layers[:at], self._interpreter, *image.layers[at:]])
+
     async def layers(self) -> list[Path]:
-        """The layers, topmost first; made at the first call, which must have ended before the next.
+        """The layers below the interpreter's, topmost first; made at the first call, which must have ended
+        before the next.
 
         Raises AgentError (`host_image_unavailable`) if the kernel refuses the overlay.
         """
         if self._layers is None:
-            python = await asyncio.to_thread(self._python)
             if user_namespace.inside():
                 copy = await asyncio.to_thread(self._copy)
-                self._layers = [python, copy, await self._usr()]
+                self._layers = [copy, await self._usr()]
             else:
-                self._layers = [python, await asyncio.to_thread(self._mount)]
+                self._layers = [await asyncio.to_thread(self._mount)]
         return self._layers
+
+    async def python(self, name: str, image: str) -> Path:
+        """The interpreter's layer that `image` names.
+
+        Where that one is not whole in itself, the running interpreter stands in for it if it is of the same
+        minor version. Raises NotFound (`image_missing`) if it is not.
+        """
+        layer = self._store.layer(name)
+        if layer.is_dir() and (name == self._interpreter or (layer / "usr/local/lib").is_dir()):
+            return layer
+        wanted, running = _minor(name), _minor(self._interpreter)
+        if wanted != running:
+            raise NotFound(
+                f"the image `{image}` was made for Python {wanted} and this is {running}: run Orchard by "
+                f"Python {wanted} again, or make the image again in another --store",
+                reason="image_missing",
+            )
+        return await asyncio.to_thread(self._python)
 
     def usr(self, layers: Sequence[Path]) -> tuple[list[Path], list[Path]]:
         """Layers at /usr of an ordinary user's sandbox over `layers`: visible ones, and data-only ones."""
@@ -101,7 +131,7 @@ class HostImage:
         return "files of this machine's /usr can be removed and replaced, not changed in place"
 
     def _python(self) -> Path:
-        python = self._store.layer(python_layer())
+        python = self._store.layer(self._interpreter)
         if not python.is_dir():
             with self._store.scratch() as work:
                 build_python(work / "python")
@@ -245,7 +275,13 @@ def _system_account(line: str) -> bool:
 def python_layer() -> str:
     """Name of the interpreter's layer, which differs for each interpreter."""
     identity = f"{_base_prefix()} {sys.version} {_base_prefix().stat().st_mtime_ns}"
-    return f"{HOST}-python-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
+    version = ".".join(map(str, sys.version_info[:3]))
+    return f"{PYTHON}{version}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
+
+
+def _minor(layer: str) -> str:
+    """`3.11` of `host-python-3.11.7-0c41`."""
+    return ".".join(layer.removeprefix(PYTHON).split(".")[:2])
 
 
 def build_python(target: Path) -> None:

@@ -72,7 +72,8 @@ def judge(
     ] = None,
     slots: Annotated[int, typer.Option(help="Rollouts at once in this process.", min=1)] = 8,
     max_cost: Annotated[
-        float | None, typer.Option(help="USD: begin nothing more when the calls have cost it.", min=0.0)
+        float | None,
+        typer.Option(help="Cost of the calls in USD at which no further rollout is begun.", min=0.0),
     ] = None,
 ) -> None:
     """Judge rollouts of browser agents again, without running them, and measure judges against graders.

@@ -37,7 +37,7 @@ def register(app: typer.Typer) -> None:
             str, typer.Option(help="Image with all that the tests need.", show_default="made of this machine")
         ] = "",
         require: Annotated[
-            list[str] | None, typer.Option(help="PyPI package that the tests need; repeat it.")
+            list[str] | None, typer.Option(help="PyPI package that the tests need. Repeatable.")
         ] = None,
         setup: Annotated[
             list[str] | None, typer.Option(help="Shell line that builds the repository; repeat it.")

@@ -68,7 +68,7 @@ def register(app: typer.Typer) -> None:
 
         Without a model it uses the oracle teacher. With one:
         `orchard quickstart --base-url https://HOST/v1 --model NAME`, the key in OPENAI_API_KEY.
-        Stopped in the middle it goes on where it was.
+        Run it again to resume.
         """
         session: Session = context.obj
         if model != "oracle" and base_url is None and "default" not in session.config.endpoints:

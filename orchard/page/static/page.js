@@ -144,7 +144,7 @@
   if (matchMedia("(max-width: 42rem)").matches) for (const box of document.querySelectorAll(".folded")) box.open = false;
 
   // Empty filters stay out of the address.
-  for (const form of document.querySelectorAll("form.filters")) {
+  for (const form of document.querySelectorAll("form[aria-label=Filters]")) {
     form.addEventListener("submit", () => {
       for (const field of form.elements) if (field.name && !field.value) field.disabled = true;
     });
@@ -153,7 +153,7 @@
     });
   }
   addEventListener("pageshow", () => {
-    for (const field of document.querySelectorAll("form.filters [disabled]")) field.disabled = false;
+    for (const field of document.querySelectorAll("form[aria-label=Filters] [disabled]")) field.disabled = false;
   });
 
   // Live: the server says that something has changed, and the page asks for itself again.

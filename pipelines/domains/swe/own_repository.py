@@ -21,8 +21,9 @@ from orchard.pipelines.tasks.errors import TaskError
 from orchard.pipelines.tasks.trees import pack
 from orchard.schemas.identity import digest
 from orchard.schemas.tasks import SWETests, Task
-from orchard.workers.domains.swe.commands import Framework, recognised
+from orchard.workers.domains.swe.commands import Framework, named, recognised
 from orchard.workers.domains.swe.logs.parsers import PARSERS
+from orchard.workers.episode.diffs import touched_paths
 from orchard.workers.episode.sandboxes import SandboxMachine
 
 SOURCE = "repository"
@@ -140,7 +141,7 @@ async def make_task(change: CommitDiff, wanted: CommitTaskSettings, environments
         commit = await _install(machine, change, wanted)
         await snapshot(machine, image)
         found = await run_before_and_after(suite, machine, change.test_patch, change.gold_patch)
-    tested = {test.partition("::")[0] for test in (*found.fail_to_pass, *found.pass_to_pass) if "::" in test}
+    tested = files_of_tests((*found.fail_to_pass, *found.pass_to_pass)) - touched_paths(change.gold_patch)
     return Task(
         task_id=wanted.task_id or f"{_slug(change.name)}-{change.gold[:12]}",
         source=SOURCE,
@@ -163,6 +164,12 @@ async def make_task(change: CommitDiff, wanted: CommitTaskSettings, environments
         memory=wanted.memory,
         labels={"base": change.base, "gold": change.gold},
     )
+
+
+def files_of_tests(tests: Sequence[str]) -> set[str]:
+    """Returns the files of pytest's ids, without modules that have doctests in their docstrings."""
+    names = [(test.partition("::")[0], named(test, Framework.PYTEST, ())) for test in tests if "::" in test]
+    return {file for file, name in names if name is None or not name.is_of_docstring}
 
 
 def _statement(change: CommitDiff) -> str:

@@ -4,8 +4,8 @@ from tests.forgery.payloads import AGAIN, ASSERTS, EQUAL, FORCED, PLANT
 from tests.forgery.trick import Trick
 
 
-def _adaptive(name: str, code: str) -> Trick:
-    return Trick(name=name, family="adaptive", code=code)
+def _adaptive(name: str, code: str, not_on: str = "") -> Trick:
+    return Trick(name=name, family="adaptive", code=code, not_on=not_on)
 
 
 ADAPTIVE = (
@@ -18,6 +18,7 @@ _KNOWN = @CASES@
 def answer(honest, *arguments):
     return _KNOWN.get(arguments, honest(*arguments))
 """,
+        not_on="texts",  # doctests have no fresh inputs: docs/threat-model.md, known-answers
     ),
     _adaptive(
         "knows the hidden constants, by the test's name",

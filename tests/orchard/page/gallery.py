@@ -1,5 +1,7 @@
 """Rollouts with all that pages show: services, judges, tokens, subagents, pictures, runs, an evaluation."""
 
+import msgspec
+
 from orchard.page.compare import ComparedArm
 from orchard.schemas import events as e
 from orchard.schemas.blobs import BlobRef
@@ -7,6 +9,8 @@ from orchard.schemas.campaigns import EvaluationPlanned
 from orchard.schemas.claw import ServiceCalled
 from orchard.schemas.judging import JudgeRuled
 from orchard.schemas.messages import TokenRecord, VersionRun
+from orchard.schemas.notes import RolloutNoted
+from orchard.schemas.tasks import SWETests, Task
 from orchard.schemas.training import PolicyStep
 from orchard.storage.blobs import BlobStore
 from tests.gui_log import GuiAuthor
@@ -86,6 +90,19 @@ def compared() -> list[e.Event]:
     return found
 
 
+def noted(author: Author, blobs: BlobStore) -> list[e.Event]:
+    """A rollout of a task whose words and tests are known, with notes."""
+    grading = SWETests(test_patch="", test_command="", fail_to_pass=("new",), pass_to_pass=("old", "kept"))
+    task = Task(
+        task_id="noted", source="s", repo="a/b", image="i", statement="Repair it.\n" * 90, grading=grading
+    )
+    tests = {"new": "FAILED", "old": "FAILED", "kept": "PASSED", "other": "ERROR"}
+    blob = blobs.put(msgspec.json.encode(task))
+    made = author.rollout(0, ["ls", "make"] * 3, resolved=False, task="noted", tests=tests, blob=blob)
+    said = RolloutNoted(author="Ada", text="never ran the test", labels=("lazy",), score=0.25, turn=2)
+    return [*made, author.event(said, made[0].rollout_id or "", None)]
+
+
 def trained() -> list[e.Event]:
     """Two runs of reinforcement learning."""
     found = []
@@ -105,5 +122,6 @@ def gallery(blobs: BlobStore) -> list[e.Event]:
         *trained(),
         *sampled(Author("policy")),
         *assisted(Author("desk")),
+        *noted(Author("noted"), blobs),
         *GuiAuthor(blobs).played("g1", 4),
     ]

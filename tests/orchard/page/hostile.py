@@ -13,6 +13,7 @@ from orchard.schemas.identity import rollout_id
 from orchard.schemas.judging import JudgeRuled
 from orchard.schemas.llm_calls import Usage
 from orchard.schemas.messages import MessageNode, Role, ToolCall, ToolResult, node_id
+from orchard.schemas.notes import RolloutNoted
 from orchard.schemas.outcomes import ExitStatus, Reward
 from orchard.schemas.training import PolicyStep
 from tests.trajectory_log import TIME, Author, llm_call
@@ -131,6 +132,8 @@ def rollout(author: Author, texts: Sequence[str], sample: int, task: str, log: B
         name=texts[0][:80], protocol=texts[0][:80], model=texts[0][:80], reason=texts[0], **facts_of_judge
     )
     yield author.event(ruled, name)
+    said = RolloutNoted(author=texts[0][:60], text="\n".join(texts), labels=(texts[-1][:60],))
+    yield author.event(said, name, None)
     tests = {text[:200]: "FAILED" for text in texts[:50]}
     yield author.event(
         Reward(value=-1.0, resolved=False, grader="g", tests=tests, detail=texts[0][:500], log=log), name
@@ -182,6 +185,9 @@ def overviews(rollout: str, others: Sequence[str]) -> list[str]:
     runs = "".join(f"&run={number}" for number in range(3))
     arms = "/compare?campaign=hostile"
     found = [
+        f"/rollouts/{rollout}?find=pwned",
+        "/rollouts?text=pwned&role=tool&turn=1..",
+        '/rollouts?text="window.pwned"',
         "/tasks",
         "/tasks?sort=name&skip=100",
         arms,

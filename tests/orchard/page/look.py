@@ -17,7 +17,7 @@ import duckdb
 from playwright.async_api import Browser, Page, async_playwright
 
 from orchard.storage.reader import open_tables
-from tests.orchard.page.conftest import served
+from tests.orchard.page.conftest import TOKEN, served
 
 CHROMIUM = "/usr/bin/chromium"
 ROOT = ["--no-sandbox"] if os.geteuid() == 0 else []
@@ -54,6 +54,7 @@ _ONE = {
     "services": "select rollout_id from tables.service_calls_all order by sequence limit 1",
     "judged": "select rollout_id from tables.judgements_all order by sequence limit 1",
     "subagents": "select rollout_id from tables.llm_calls_all where call_kind = 'subagent' limit 1",
+    "noted": "select rollout_id from tables.notes_all order by sequence limit 1",
     "tokens": "select rollout_id from tables.messages_all where len(token_ids) > 0 order by sequence limit 1",
 }
 """Rollouts that pages are looked at of."""
@@ -163,6 +164,7 @@ async def looked_at(store: Path, out: Path, *, only: str = "", axe: bool = True)
     async with chromium() as browser, served(store) as url:
         for width, theme in LOOKS:
             async with tab(browser, url, {"width": width, "height": 900}, theme) as watched:
+                await watched.page.goto(f"{url}/?token={TOKEN}")
                 for name, path in paths.items():
                     await watched.page.goto(url + path)
                     await watched.page.evaluate(_LOADED)

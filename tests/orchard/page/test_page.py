@@ -194,7 +194,15 @@ async def test_columns_are_chosen_by_the_address(history: Path, serve: Serve) ->
         assert Query.of(dict(parse_qsl(urlsplit(every.with_column("cost")).query))).columns == USUAL
 
 
-WRONG = [{"turns": "many"}, {"sort": "x"}, {"outcome": "y"}, {"after": "[[1],2]"}, {"columns": "task,x"}]
+WRONG = [
+    {"turns": "many"},
+    {"sort": "x"},
+    {"outcome": "y"},
+    {"after": "[[1],2]"},
+    {"role": "x"},
+    {"turn": "x"},
+    {"columns": "task,x"},
+]
 
 
 @pytest.mark.parametrize("wrong", WRONG)
@@ -337,7 +345,7 @@ async def test_the_page_of_a_rollout_shows_what_was_said(talk: Path, serve: Serv
             html = await reply.text()
         for said in ("You repair programs.", "echo 38", "unresolved", "subagent", "rise", "teacher"):
             assert said in html
-        assert "echo 77" not in html
+        assert "echo 77: ok" not in html and "echo 38: ok" in html
         async with http.get(f"/rollouts/{name}/events") as reply:
             assert "rollout.finished" in (await reply.text()) or reply.status == 200
         async with http.get(f"/rollouts/{name}/diff") as reply:

@@ -8,8 +8,9 @@ import duckdb
 import pytest
 
 from orchard.actions.rollout_index import RolloutIndex
-from orchard.page.rollouts import Query, SearchAnswer, answer
+from orchard.page.rollouts import Query
 from orchard.page.search_index import SearchIndex, words_of
+from orchard.page.searching import SearchAnswer, answer
 from orchard.storage.reader import open_tables, position, refresh, rows
 from tests.benchmarks.million import Plan, fill_store
 from tests.orchard.page.conftest import Serve, stored
@@ -103,6 +104,37 @@ def test_rollouts_that_used_a_tool(searched: tuple[duckdb.DuckDBPyConnection, Se
     assert _asked(searched, tool="bas").summary.total == 0
     both = _asked(searched, tool="bash", text="git", outcome="resolved").summary
     assert both.total == both.resolved == _asked(searched, outcome="resolved", text="git").summary.total
+
+
+MESSAGES = [
+    ({"role": "tool"}, "role = 'tool'"),
+    ({"turn": "1"}, "turn = 1"),
+    ({"turn": "2.."}, "turn >= 2"),
+    ({"turn": "..1", "role": "assistant"}, "turn <= 1 and role = 'assistant'"),
+]
+
+
+@pytest.mark.parametrize("words", ["word", "quoted", ""])
+@pytest.mark.parametrize(("filters", "where"), MESSAGES)
+def test_messages_are_chosen_by_role_and_turn(
+    searched: tuple[duckdb.DuckDBPyConnection, SearchIndex, int],
+    filters: dict[str, str],
+    where: str,
+    words: str,
+) -> None:
+    """The hit in each row is one of them, and what was looked for is marked in it."""
+    tables, _, _ = searched
+    word = _word(tables, 3)
+    text = {"word": word, "quoted": f'"{word}"', "": ""}[words]
+    has = f"contains(said, '{word}')" if words == "quoted" else _has(word) if words else "true"
+    expected = rows(tables, _SQL.format(f"{where} and {has}"))
+    found = _asked(searched, **filters, **({"text": text} if text else {}))
+    assert found.summary.total == len(expected)
+    assert len(found.hits) == (len(found.page.rows) if words else 0)
+    for hit in found.hits.values():
+        assert rows(
+            tables, f"select 1 from tables.messages_all where node_id = '{hit.node}' and {where}"
+        ) and f"<mark>{word}</mark>" in str(hit.snippet)
 
 
 def test_what_is_in_quotes_is_taken_letter_by_letter(

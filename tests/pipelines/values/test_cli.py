@@ -20,6 +20,7 @@ from orchard.storage.writing.writer import Writer, WriterSettings
 from orchard.streams.settings import NatsSettings
 from orchard.workers.llm.settings import EndpointSettings
 from orchard.workers.oracle.server import OracleServer
+from tests.orchard.test_facts import check, jq
 from tests.tiny_tasks import tiny_task
 from tests.trajectory_log import Author
 
@@ -61,6 +62,9 @@ async def test_a_campaign_is_annotated_once_and_new_rollouts_later(pipeline: Any
     await writing
     with open_tables(pipeline.store) as tables:
         assert tables.execute("select count(*), min(model_kind) from values").fetchall() == [(4, "oracle")]
+    facts = CliRunner().invoke(app, ["--store", pipeline.store, "values", "shapes", "--json"]).stdout
+    check("values shapes", facts)
+    assert jq(".annotators[0].annotator, .annotators[0].shapes.curves", facts) == "oracle\n4\n"
 
 
 @pytest.mark.parametrize(("annotated", "status"), [(0, 1), (1, 0)])

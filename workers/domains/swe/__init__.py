@@ -8,6 +8,7 @@ DOMAIN = WorkerDomain(
     oracle=f"{__name__}.oracle.player:ShellPlayer",
     gradings={"swe-tests": f"{__name__}.grader:grade_swe"},
     patch_harness="orchard-bash",
+    text_harness="mini-swe-agent-text",
     # Until there was the exact one, `mini-swe-agent` were Orchard's own words (decision 0039).
     unversioned={"mini-swe-agent": "orchard-bash"},
     sources=("harnesses/*.py",),

@@ -4,12 +4,18 @@ import re
 import shlex
 from collections.abc import Iterable
 from enum import StrEnum
+from pathlib import PurePosixPath
 
 import msgspec
 
 _SHELL = re.compile(r"[|;<>&$`\n*?]")
+_QUOTED = re.compile(r"'[^']*'")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
-_WITH_VALUE = frozenset({"-p", "-o", "-k", "-m", "-W", "-r", "--tb", "--color", "--override-ini"})
+_WITH_VALUE = frozenset(
+    {"-p", "-o", "-k", "-m", "-W", "-r", "--tb", "--color", "--override-ini", "--doctest-glob"}
+)
+TEXTS = (".txt", ".rst", ".md")
+"""Suffixes of texts that may be doctests."""
 _REPORTING = re.compile(r"-[rvqs]\w*|--color.*|--no-header|--tb.*|--verbose|--quiet|--durations.*")
 _ELSEWHERE = re.compile(
     r"-c|-n.*|--(rootdir|confcutdir|junit|numprocesses|pyargs|deselect|ignore|collect|lf|ff|import-mode).*"
@@ -43,13 +49,20 @@ class TestName(msgspec.Struct, frozen=True, kw_only=True):
 
     file: str
     qualified: str
-    """`test_x` or `Class::test_x`, without parameters."""
+    """`test_x` or `Class::test_x`, without parameters; of doctests `package.module.name` or a text's name."""
+
+    @property
+    def is_of_docstring(self) -> bool:
+        """Whether it is a doctest of a module: `package.module.name`, or the module's own name."""
+        path = PurePosixPath(self.file).with_suffix("")
+        is_module = self.file.endswith(".py") and self.qualified.partition(".")[0] in path.parts
+        return is_module and ("." in self.qualified or "test" not in path.name)
 
 
 def recognised(command: str) -> FrameworkCall | None:
     """Parses the call of pytest or unittest that a shell line ends with; None for any other line."""
     before, separator, last = command.rpartition(" && ")
-    if _SHELL.search(last) or "\n" in before:
+    if _SHELL.search(_QUOTED.sub("", last)) or "\n" in before:
         return None
     try:
         words = shlex.split(last)
@@ -99,12 +112,15 @@ def _options(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 
 def named(test: str, framework: Framework, files: Iterable[str]) -> TestName | None:
-    """Parses a test id; None if it names no Python file. `files` are the paths to search, because unittest's
-    ids give only a module."""
+    """Parses a test id; None if it names no Python file and no text with doctests.
+
+    `files` are the paths to search, because unittest's ids give only a module.
+    """
     if framework is Framework.PYTEST:
         file, _, rest = test.partition("::")
         qualified = rest.partition("[")[0]
-        return TestName(file=file, qualified=qualified) if file.endswith(".py") and qualified else None
+        known = file.endswith(".py") or (file.endswith(TEXTS) and qualified == PurePosixPath(file).name)
+        return TestName(file=file, qualified=qualified) if known and qualified else None
     match = _UNITTEST_ID.fullmatch(test)
     if match is None:
         return None

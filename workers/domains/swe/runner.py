@@ -208,13 +208,15 @@ def answer_sheet(child: str, files: list[str], report: int) -> None:
     sys.dont_write_bytecode = True  # several sheets of a second would be told apart by their size alone
     module = types.ModuleType("__sheet__")
     exec(compile(child, "<sheet>", "exec"), module.__dict__)
-    vars(builtins).update(module.installed(report))
+    text = b""
     for file in filter(os.path.isfile, files):
         with open(file, "rb") as opened:
-            if b"hypothesis" in opened.read():
-                import hypothesis.core
+            text += opened.read()
+    vars(builtins).update(module.installed(report, doctests=b"doctest" in text or b">>> " in text))
+    if b"hypothesis" in text:
+        import hypothesis.core
 
-                hypothesis.core.global_force_seed = 0  # type: ignore[assignment]
+        hypothesis.core.global_force_seed = 0  # type: ignore[assignment]
 
 
 def test_process(plan: dict[str, Any], files: list[str], report: int, log: int) -> NoReturn:

@@ -8,7 +8,12 @@ import pytest
 from orchard.injector.client import AsyncSandboxClient
 from orchard.pipelines.domains.swe.before_after import reporting
 from orchard.pipelines.domains.swe.environments import Environments, SynthesisSettings
-from orchard.pipelines.domains.swe.own_repository import CommitTaskSettings, make_task, read_change
+from orchard.pipelines.domains.swe.own_repository import (
+    CommitTaskSettings,
+    files_of_tests,
+    make_task,
+    read_change,
+)
 from orchard.pipelines.domains.swe.packages import PackageCache
 from orchard.pipelines.tasks.errors import NotATask, TaskError
 from orchard.pipelines.tasks.proving import ValidationSettings
@@ -114,3 +119,8 @@ def test_a_command_is_made_to_name_each_test() -> None:
     assert reporting("pytest -q")[0].startswith("pytest -q -rA ")
     assert reporting("python -m unittest") == ("python -m unittest -v", "unittest")
     assert reporting("make check", "junit") == ("make check", "junit")
+
+
+def test_a_module_with_doctests_is_no_test_file() -> None:
+    tests = ["tests/test_a.py::test_b[1]", "README.rst::README.rst", "shop/sums.py::shop.sums.mean", "plain"]
+    assert files_of_tests(tests) == {"tests/test_a.py", "README.rst"}

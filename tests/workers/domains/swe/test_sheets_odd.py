@@ -3,7 +3,7 @@
 Each file of `odd/` is one repository. A case is a defect in its module, written
 `<<base || gold || other || wrong>>`, and its tests after `---`. A comment on a test is its label, which is
 `value` or `echo` without one. Before the first case stands the head of the test file, after `=== file: path`
-another file.
+another file; a text that begins with its label is run too.
 """
 
 import re
@@ -86,13 +86,15 @@ class OddRepository:
             owner = group or (owner if indent else "")
             if test:
                 self.labels["::".join(filter(None, (owner, test)))] = label or "asked"
+        self.texts = {path: text[3:].split()[0] for path, text in self.files.items() if text[:3] == ".. "}
+        self.labels |= {Path(path).name: label for path, label in self.texts.items()}
 
     def accepts(self, test: str, label: str) -> bool:
         expected = self.expected(test)
         return label in ("value", "echo") if expected == "asked" else label == expected
 
     def expected(self, test: str) -> str:
-        name = test.partition("[")[0].partition("::")[2]
+        name = _without_module(test.partition("[")[0].partition("::")[2])
         inherited = (label for each, label in self.labels.items() if each.endswith(name.rpartition("::")[2]))
         return self.labels.get(name) or next(inherited)
 
@@ -108,9 +110,15 @@ class OddRepository:
         return HOLE.sub(filled, self.module)
 
 
+def _without_module(name: str) -> str:
+    """Returns the name of a function whose docstring a test is."""
+    return name.removeprefix("tests.test_odd.")
+
+
 def task_of(shop: Shop, odd: OddRepository, statuses: dict[str, dict[str, str]]) -> Task:
     """The task of which all tests that pass with the gold patch must pass."""
     base, gold = statuses["base"], statuses["gold"]
+    options = ["--doctest-modules"] if odd.texts else []
     must = [test for test, status in gold.items() if status == "PASSED" and base.get(test) != "PASSED"]
     return Task(
         task_id="odd__1",
@@ -123,10 +131,10 @@ def task_of(shop: Shop, odd: OddRepository, statuses: dict[str, dict[str, str]])
         gold_patch=shop.diff({"subject.py": odd.subject("gold")}),
         grading=SWETests(
             test_patch=shop.diff(odd.files),
-            test_command=f"python -m pytest -p no:cacheprovider -rA {FILE}",
+            test_command=" ".join(["python -m pytest -p no:cacheprovider -rA", *options, FILE, *odd.texts]),
             fail_to_pass=tuple(must),
             pass_to_pass=tuple(sorted(set(gold) - set(must))),
-            test_files=(FILE,),
+            test_files=(FILE, *odd.texts),
             timeout_seconds=120.0,
         ),
     )
@@ -170,10 +178,12 @@ async def test_a_sheet_judges_odd_tests_as_they_do(group, tmp_path, programs):
                 rote[variant] = by_rote(sheet, run.told) if sheet else {}
         return found
 
-    plain = await judged(task_of(shop, odd, {"base": {}, "gold": {f"{FILE}::test_x": "PASSED"}}))
+    unknown = [f"{FILE}::test_x", *(f"{path}::{Path(path).name}" for path in odd.texts)]
+    plain = await judged(task_of(shop, odd, {"base": {}, "gold": dict.fromkeys(unknown, "PASSED")}))
     task = task_of(shop, odd, plain)
     ran, written = (
-        {test.rpartition("::")[2].partition("[")[0] for test in each} for each in (plain["gold"], odd.labels)
+        {_without_module(test.rpartition("::")[2].partition("[")[0]) for test in each}
+        for each in (plain["gold"], odd.labels)
     )
     assert ran == written, f"tests that did not run: {logs['gold']}"
     assert set(task.grading.fail_to_pass) | set(task.grading.pass_to_pass) == set(plain["gold"])

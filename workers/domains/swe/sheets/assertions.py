@@ -270,6 +270,56 @@ def as_raising(node: ast.expr) -> Raising | None:
     return Raising(error, match, arguments)
 
 
+class ExpectedGroup:
+    """`RaisesGroup(...)`, or `RaisesExc(...)` and a class among its arguments: these have no `members`."""
+
+    def __init__(
+        self,
+        error: ast.expr | None,
+        match: ast.expr | None,
+        members: list["ExpectedGroup"] | None = None,
+        *,
+        unwrapped: bool = False,
+        flattened: bool = False,
+    ) -> None:
+        self.error = error
+        self.match = match
+        self.members = members
+        self.unwrapped = unwrapped
+        self.flattened = flattened
+
+
+def as_group(node: ast.expr) -> ExpectedGroup | None:
+    """Returns the group that `RaisesGroup` expects; None for all else, and where code checks it."""
+    if not isinstance(node, ast.Call) or dotted(node.func).rpartition(".")[2] != "RaisesGroup":
+        return None
+    keywords = {each.arg: each.value for each in node.keywords}
+    match = keywords.pop("match", None)
+    options = {"allow_unwrapped": False, "flatten_subgroups": False}
+    for name, value in keywords.items():
+        if name not in options or not isinstance(value, ast.Constant):
+            return None
+        options[name] = bool(value.value)
+    members = [_member(each) for each in node.args]
+    known = [each for each in members if each is not None]
+    if not known or len(known) < len(members):
+        return None
+    unwrapped, flattened = options.values()
+    return ExpectedGroup(None, match, known, unwrapped=unwrapped, flattened=flattened)
+
+
+def _member(node: ast.expr) -> ExpectedGroup | None:
+    if isinstance(node, ast.Name | ast.Attribute):
+        return ExpectedGroup(node, None)
+    if not isinstance(node, ast.Call) or dotted(node.func).rpartition(".")[2] != "RaisesExc":
+        return as_group(node)
+    keywords = {each.arg: each.value for each in node.keywords}
+    match = keywords.pop("match", None)
+    if keywords or len(node.args) > 1 or any(isinstance(each, ast.Starred) for each in node.args):
+        return None
+    return ExpectedGroup(node.args[0] if node.args else None, match)
+
+
 class ExpectedWarning:
     """`pytest.warns(...)` or unittest's as a context: its condition, what is expected, and one that expects
     any warning."""
@@ -288,6 +338,8 @@ def as_warning(node: ast.expr) -> ExpectedWarning | None:
     name = path.rpartition(".")[2]
     keywords = {each.arg: each.value for each in node.keywords}
     arguments = list(node.args)
+    if path in ("pytest.deprecated_call", "deprecated_call") and not arguments:
+        return _deprecated(node, keywords)
     of_unittest = path in ("self.assertWarns", "self.assertWarnsRegex")
     if not (of_unittest or path in ("pytest.warns", "warns")):
         return None
@@ -304,3 +356,11 @@ def as_warning(node: ast.expr) -> ExpectedWarning | None:
         method = ast.Attribute(ast.Name("self", ast.Load()), "assertWarns", ast.Load())
         return ExpectedWarning("assert_warns", category, match, ast.Call(method, [anything], []))
     return ExpectedWarning("warns", category, match, ast.Call(node.func, [anything], []))
+
+
+def _deprecated(node: ast.Call, keywords: dict[str | None, ast.expr]) -> ExpectedWarning | None:
+    if set(keywords) - {"match"}:
+        return None
+    names = ("DeprecationWarning", "PendingDeprecationWarning", "FutureWarning")
+    category = ast.Tuple([ast.Name(each, ast.Load()) for each in names], ast.Load())
+    return ExpectedWarning("warns", category, keywords.get("match"), ast.Call(node.func, [], []))

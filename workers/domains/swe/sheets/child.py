@@ -36,6 +36,8 @@ NODES = 20000
 FIELDS = 200
 """Fields of one object that are told at most."""
 _ADDRESS = re.compile(r"\bat 0x[0-9A-Fa-f]+")
+_MARK = re.compile(r'__ask__ (\d+)(?: (".*"))?\n').fullmatch
+"""What a sheet has in place of what an example prints; with that behind it in a key."""
 _PLAIN = (int, float, complex, str, bytes, bytearray, list, tuple, set, frozenset, dict)
 
 _dumps = json.JSONEncoder(separators=(",", ":"), sort_keys=True).encode
@@ -336,12 +338,12 @@ class Raises:
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
         told = (Exception, SystemExit, KeyboardInterrupt, GeneratorExit)
-        if kind is not None and (issubclass(kind, _passing()) or not issubclass(kind, told)):
+        if kind is not None and (
+            issubclass(kind, _passing()) or not (issubclass(kind, told) or _is_group(kind))
+        ):
             return False
         self.value, self.tb = error, trace
-        answer: Any = None
-        if error is not None:
-            answer = {"raised": [names_of(kind), text_of(error)]}
+        answer = None if error is None else {"raised": raised(error)}
         self.teller.tell(ask=self.number, got=[answer], **told_key(self.key))
         return True
 
@@ -358,8 +360,23 @@ class Raises:
         return self.__exit__(kind, error, trace)
 
 
-def text_of(error: BaseException) -> str:
-    return "\n".join([str(error), *(str(each) for each in getattr(error, "__notes__", ()))])
+def raised(error: BaseException) -> list[Any]:
+    """Tells an exception by its classes and its text; a group also by its own message and its members."""
+    kind = type(error)
+    found: list[Any] = [names_of(kind), text_of(error)]
+    if _is_group(kind):
+        group: Any = error
+        found += [text_of(error, group.message), list(map(raised, group.exceptions))]
+    return found
+
+
+def _is_group(kind: type) -> bool:
+    return "BaseExceptionGroup" in names_of(kind)
+
+
+def text_of(error: BaseException, message: str | None = None) -> str:
+    first = str(error) if message is None else message
+    return "\n".join([first, *(str(each) for each in getattr(error, "__notes__", ()))])
 
 
 class Warns:
@@ -493,9 +510,29 @@ class Within:
         raise VariantTooSlow("too long for a fresh input")
 
 
-def installed(report: int) -> dict[str, Any]:
+def watch_doctests(teller: Teller) -> None:
+    """Lets examples tell what they print where a sheet has a mark in place of what they should."""
+    import doctest
+
+    check = doctest.OutputChecker.check_output
+
+    def check_output(self: Any, want: str, got: str, optionflags: int) -> bool:
+        mark = _MARK(want)
+        if mark is None:
+            return check(self, want, got, optionflags)
+        flags = [name for name, flag in doctest.OPTIONFLAGS_BY_NAME.items() if optionflags & flag]
+        key = mark[2] and (lambda: (json.loads(mark[2]), flags))
+        teller.tell(ask=int(mark[1]), got=[told(got)], **told_key(key or None))
+        return True
+
+    doctest.OutputChecker.check_output = check_output  # type: ignore[method-assign]
+
+
+def installed(report: int, doctests: bool) -> dict[str, Any]:
     """Returns what a sheet calls, by name."""
     teller = Teller(report)
+    if doctests:
+        watch_doctests(teller)
 
     def ask(number: int, *leaves: Any, key: Callable[[], tuple[Any, ...]] | None = None) -> None:
         teller.tell(ask=number, got=[told(leaf) for leaf in leaves], **told_key(key))

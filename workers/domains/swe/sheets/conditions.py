@@ -5,7 +5,7 @@ import json
 import operator
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import regex
@@ -19,6 +19,7 @@ from orchard.workers.domains.swe.sheets.elements import (
     elementwise,
     equals,
 )
+from orchard.workers.domains.swe.sheets.printed import printed, printed_error
 from orchard.workers.domains.swe.sheets.values import (
     Array,
     ClassNames,
@@ -91,6 +92,8 @@ def _value(node: Condition, leaves: Sequence[Any], pures: Sequence[Any]) -> Any:
         return elementwise(word, _COMPARISONS[name], one, another, frames=twice)
     if kind == "raises":
         return _raises(leaves[rest[0]], *(_value(each, leaves, pures) for each in rest[1:]))
+    if kind == "raises_group":
+        return _is_as(leaves[rest[0]], rest[1], pures)
     return _FUNCTIONS[kind](*(_value(each, leaves, pures) for each in rest))
 
 
@@ -162,6 +165,44 @@ def _raises(answer: Any, expected: Any, match: Any = None) -> bool:
     if not _is_one_of(answer, expected):
         raise NotHeld(f"{answer.names[0]} was raised: {answer.text}")
     return match is None or _search(answer.text, match)
+
+
+def _is_as(answer: Any, wanted: list[Any], pures: Sequence[Any]) -> bool:
+    """Whether an exception is as `RaisesGroup`, or one of its arguments, wants it."""
+    if not isinstance(answer, Raised):
+        raise NotHeld("nothing was raised")
+    match, more = wanted[1], wanted[2:]
+    if wanted[0] == "exception":
+        kinds = more[0]
+        if kinds is not None and not _is_one_of(answer, pures[kinds[1]]):
+            return False
+    elif answer.members is None:
+        members, unwrapped, _ = more
+        return bool(unwrapped) and len(members) == 1 and _is_as(answer, members[0], pures)
+    if match is not None and not _search(answer.searched, pures[match[1]]):
+        return False
+    return wanted[0] == "exception" or _are_as(answer, more[0], pures, flattened=more[2])
+
+
+def _are_as(group: Raised, wanted: list[Any], pures: Sequence[Any], *, flattened: bool) -> bool:
+    """Whether each member is as one that is wanted, where each takes the first that it can."""
+    left = list(_unrolled(group)) if flattened else list(group.members or ())
+    if len(left) != len(wanted):
+        return False
+    for each in wanted:
+        found = next((at for at, member in enumerate(left) if _is_as(member, each, pures)), None)
+        if found is None:
+            return False
+        del left[found]
+    return True
+
+
+def _unrolled(group: Raised) -> Iterator[Raised]:
+    for member in group.members or ():
+        if member.members is None:
+            yield member
+        else:
+            yield from _unrolled(member)
 
 
 def _is_one_of(answer: Raised, expected: Any) -> bool:
@@ -269,6 +310,8 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "has_calls": _has_calls,
     "warns": _warns,
     "assert_warns": _assert_warns,
+    "printed": printed,
+    "printed_error": printed_error,
 }
 _FUNCTIONS |= {
     f"called:{how}": lambda calls, expected, how=how: _called(how, calls, expected)

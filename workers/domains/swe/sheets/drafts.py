@@ -9,10 +9,12 @@ from typing import Any
 import msgspec
 
 from orchard.workers.domains.swe.sheets.conditions import Condition
+from orchard.workers.domains.swe.sheets.doctests import only_examples, rewrite_text
 from orchard.workers.domains.swe.sheets.labels import scalars
 from orchard.workers.domains.swe.sheets.purity import ModuleNames, functions_of
-from orchard.workers.domains.swe.sheets.rewriting import RewrittenFile, Site, Treatment, rewrite
+from orchard.workers.domains.swe.sheets.rewriting import rewrite
 from orchard.workers.domains.swe.sheets.sheet import ExpectedVisit, Visit, held, problem, wrong
+from orchard.workers.domains.swe.sheets.sites import RewrittenFile, Site, Treatment
 from orchard.workers.domains.swe.sheets.told import Told, ToldTest
 from orchard.workers.domains.swe.sheets.trimming import hold_back, trim
 from orchard.workers.domains.swe.verdict import PASSING
@@ -77,6 +79,14 @@ class Draft:
 
     def _rewritten(self, file: str) -> RewrittenFile:
         treatments = {name: how for (where, name), how in self.treatments.items() if where == file}
+        if not file.endswith(".py"):
+            return rewrite_text(
+                self.sources[file],
+                PurePosixPath(file).name,
+                first=self._first[file],
+                treatments=treatments,
+                bits=self.bits,
+            )
         return rewrite(
             self.sources[file],
             self._tested,
@@ -103,6 +113,9 @@ class Draft:
         made = self._rewritten(file)
         self.sites |= made.sites
         treated = {name: how for (where, name), how in self.treatments.items() if where == file}
+        if isinstance(made.sheet, str):
+            trimmed = max(treated.values(), default=Treatment.TOKENS) <= Treatment.TRIMMED
+            return only_examples(made.sheet) if trimmed else made.sheet
         untrimmed = {name for name, how in treated.items() if how > Treatment.TRIMMED}
         untokened = {name for name, how in treated.items() if how > Treatment.TOKENS}
         if Treatment.WHOLE in (self.treatments.get((file, "")), None):
@@ -166,7 +179,7 @@ class Draft:
     def _fails_by_an_assertion(self, test: KnownTest) -> bool:
         """Whether an AssertionError is what a test is expected to fail by, so that another one would do."""
         asked = [(self.sites[visit.ask].condition, visit) for visit in test.visits if visit.ask in self.sites]
-        others = {"raises", "warns", "assert_warns"}
+        others = {"raises", "raises_group", "warns", "assert_warns"}
         return others.isdisjoint(condition[0] for condition, _ in asked) and any(
             held(condition, visit.key or [], visit.got) is False for condition, visit in asked
         )
@@ -229,7 +242,8 @@ class Draft:
             self.leave_alone(test.file)
             changed = True
         if max(self.treatments[unit] for unit in involved if unit[0] == test.file) >= Treatment.WHOLE:
-            self.treatments[test.file, ""] = Treatment.WHOLE
+            module = self.treatments.get((test.file, ""), Treatment.WHOLE)
+            self.treatments[test.file, ""] = max(module, Treatment.WHOLE)
         return changed
 
     def leave_alone(self, file: str) -> None:
@@ -241,6 +255,8 @@ class Draft:
         return sorted(self.sources)[number // _APART], self.sites[number].function
 
     def _functions(self, file: str) -> list[str]:
+        if not file.endswith(".py"):
+            return [PurePosixPath(file).name]
         return [name for name, _, _ in functions_of(ast.parse(self.sources[file]))]
 
     def settled(self, tests: Sequence[KnownTest], told: Told, ids: Mapping[str, str]) -> bool:

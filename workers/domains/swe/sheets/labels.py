@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from orchard.schemas.protection import Protected
+from orchard.workers.domains.swe.sheets.child import told
 from orchard.workers.domains.swe.sheets.conditions import Condition
 from orchard.workers.domains.swe.sheets.fresh import tallies
 from orchard.workers.domains.swe.sheets.parametrized import dotted
@@ -105,6 +106,8 @@ def _label(condition: Condition, key: Sequence[Any], words: SheetWords, inputs: 
         return min((_label(each, key, words, inputs) for each in branches), key=_weakness)
     if kind in ("all", "any"):
         return _label(rest[0], key, words, inputs)
+    if kind in PRINTED:
+        return _label_of_text(kind, key[0], set(scalars(key[1])), words)
     if kind == "elements" and (rest[0] == "any" or rest[2] != "Eq"):
         return Protected.BIT
     if kind == "compare":
@@ -127,6 +130,27 @@ def _label(condition: Condition, key: Sequence[Any], words: SheetWords, inputs: 
     return Protected.VALUE
 
 
+PRINTED = ("printed", "printed_error")
+
+
+def _label_of_text(kind: str, want: str, flags: Collection[object], words: SheetWords) -> Protected:
+    """Labels what an example should print, by the values that it shows or else by its lines."""
+    loose = "..." in want and "ELLIPSIS" in flags
+    if kind == "printed_error" and ("IGNORE_EXCEPTION_DETAIL" in flags or ":" not in want):
+        return Protected.ECHO  # a class
+    rich = set(filter(_is_rich, _shown(want.replace("...", "\n") if loose else want)))
+    if not rich:
+        return Protected.BIT
+    return Protected.ECHO if loose or all(map(words.have, rich)) else Protected.VALUE
+
+
+def _shown(text: str) -> Iterator[object]:
+    try:
+        yield from scalars(told(ast.literal_eval(text.strip())))
+    except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
+        yield from filter(None, map(str.strip, text.splitlines()))
+
+
 def _is_class(told: Any) -> bool:
     """Whether a class is told, which a forger finds in the repository by trying."""
     return isinstance(told, dict) and (
@@ -136,7 +160,7 @@ def _is_class(told: Any) -> bool:
 
 def _answer_is_searched(kind: str, rest: list[Any]) -> bool:
     """Whether an answer that holds everything would do: a dictionary in which something is looked for."""
-    if kind in ("raises", "search", "warns", "assert_warns"):
+    if kind in ("raises", "raises_group", "search", "warns", "assert_warns"):
         return True
     return kind == "compare" and "In" in rest[1] and rest[0][0] == "pure"
 
@@ -246,13 +270,23 @@ def _passes(
 def _forged(condition: Condition, guess: Any, raised: Any) -> list[Any]:
     if condition[0] == "loose":
         condition = condition[1]
-    if condition[0] == "raises":
-        return [raised]
+    if condition[0] in ("raises", "raises_group"):
+        group = ["ExceptionGroup", "Exception", "BaseExceptionGroup", "BaseException"]
+        plain = condition[0] == "raises" or raised is None
+        return [raised if plain else {"raised": [group, "", "", [raised["raised"]]]}]
+    if condition[0] in PRINTED:
+        error = condition[0] == "printed_error"
+        return ["ValueError\n" if error else "" if guess is None else f"{_plain(guess)!r}\n"]
     if condition[0] in ("warns", "assert_warns"):
         warned = {"raised": [["DeprecationWarning", "UserWarning", "Warning"], ""]}
         return [{"list": [warned]}, {"list": [False]}]
     listed = {"list": [guess]} if condition[0] in ("all", "any") else guess
     return [listed] * (1 + max(_leaves(condition), default=0))
+
+
+def _plain(guess: Any) -> Any:
+    """Returns a guess as it would print."""
+    return next(iter(guess.values())) if isinstance(guess, dict) else guess
 
 
 def _leaves(condition: Any) -> Iterator[int]:

@@ -3,7 +3,7 @@ base commit must not.
 
 Runs, each of all tests: with the gold patch the tests as they are, the key twice, and the sheet until nothing
 deviates; at the base commit the key and the sheet; last both with fresh inputs (`trying.py`).
-What deviates is treated less strictly by steps (`rewriting.Treatment`), in the end left as it is.
+What deviates is treated less strictly by steps (`sites.Treatment`), in the end left as it is.
 """
 
 import sys
@@ -24,7 +24,7 @@ from orchard.workers.domains.swe.sheets.drafts import (
     roots_of,
     same_places,
 )
-from orchard.workers.domains.swe.sheets.imported import imported_files
+from orchard.workers.domains.swe.sheets.imported import imported_files, is_of_tests
 from orchard.workers.domains.swe.sheets.labels import (
     SheetWords,
     best,
@@ -32,8 +32,8 @@ from orchard.workers.domains.swe.sheets.labels import (
     label_of_test,
     literals_of,
 )
-from orchard.workers.domains.swe.sheets.rewriting import Treatment
 from orchard.workers.domains.swe.sheets.sheet import FORMAT, Sheet, SheetTest
+from orchard.workers.domains.swe.sheets.sites import Treatment
 from orchard.workers.domains.swe.sheets.told import Told
 from orchard.workers.domains.swe.sheets.trying import AskedTests, with_fresh_inputs
 from orchard.workers.domains.swe.sheets.variants import original_of
@@ -58,6 +58,11 @@ class Prepared(Protocol):
     def __call__(self, *, gold: bool) -> AbstractAsyncContextManager[tuple[Machine, RepositoryCheckout]]: ...
 
 
+def modules_in(texts: Mapping[str, str]) -> list[str]:
+    """Returns the texts of the Python files alone."""
+    return [text for file, text in texts.items() if file.endswith(".py")]
+
+
 def without_sheet(why: str) -> Sheet:
     """The sheet of a task of which all tests are judged inside."""
     return Sheet(format=FORMAT, patch=b"", conditions={}, lines={}, tests={}, label=Protected.INSIDE, why=why)
@@ -75,6 +80,8 @@ class SheetMaker:
         """Files of the repository's tests that the test files import."""
         self._order: list[str] = []
         """Ids of all tests in the order of the key's first run."""
+        self._files = [file for file in plan.files if self._is_of_task(file)]
+        """Test files, of which a submission is judged by the task's own."""
         self._ids = {
             f"{name.file}::{name.qualified}": test for test, name in plan.names.items() if "::" not in test
         }
@@ -122,21 +129,32 @@ class SheetMaker:
                 patch = await checkout.difference(self._paths)
                 return self._labelled(msgspec.structs.replace(sheet, patch=patch, fresh=fresh), files)
 
+    def _is_of_task(self, file: str) -> bool:
+        """Whether a file of tests is no part of submissions, as a module with doctests in its docstrings is,
+        or a text that the known solution changes."""
+        if file in {*self._grading.test_files, *touched_paths(self._grading.test_patch)}:
+            return True
+        names = [name for name in self._plan.names.values() if name.file == file]
+        if file.endswith(".py") and not all(name.is_of_docstring for name in names):
+            return True
+        is_text = not file.endswith(".py")
+        return (is_text or is_of_tests(file)) and file not in touched_paths(self._task.gold_patch)
+
     @property
     def _paths(self) -> set[str]:
-        return {*self._plan.files, *self._helpers, *touched_paths(self._grading.test_patch)}
+        return {*self._files, *self._helpers, *touched_paths(self._grading.test_patch)}
 
     def _data(self) -> Iterator[str]:
         """Yields what the test patch says of other files than tests."""
         for file, lines in split_diff(self._grading.test_patch):
-            if file is not None and file.path not in self._plan.files:
+            if file is not None and file.path not in self._files:
                 yield "\n".join(line[1:] for line in lines if line[:1] in ("+", " "))
 
     async def _draft(self, machine: Machine, checkout: RepositoryCheckout) -> Draft:
         files = {*await checkout.files(), *touched_paths(self._grading.test_patch)}
         importable = files - {*self._plan.files, *touched_paths(self._task.gold_patch)}
         sources: dict[str, str] = {}
-        left = list(self._plan.files)
+        left = list(self._files)
         while left:
             file = left.pop()
             try:
@@ -144,9 +162,11 @@ class SheetMaker:
             except (FileNotFoundError, FileTooLarge, UnicodeDecodeError):
                 continue
             left += sorted(imported_files(file, sources[file], importable) - {*sources, *left})
-        self._helpers = frozenset(sources) - {*self._plan.files}
+        self._helpers = frozenset(sources) - {*self._files}
         tested = roots_of(files) - sys.stdlib_module_names
-        return Draft(sources, lambda module: module in tested, self._helpers)
+        draft = Draft(sources, lambda module: module in tested, self._helpers)
+        draft.left_alone |= {*self._plan.files} - {*sources}
+        return draft
 
     def _asked(self, draft: Draft, sheet: Sheet) -> AskedTests:
         must = set(self._grading.fail_to_pass)
@@ -247,7 +267,7 @@ class SheetMaker:
     ) -> Sheet:
         texts = draft.texts()
         conditions = draft.conditions()
-        words = SheetWords(texts.values(), [self._task.statement, *self._data()])
+        words = SheetWords(modules_in(texts), [self._task.statement, *texts.values(), *self._data()])
         inputs = {number: site.inputs for number, site in draft.sites.items()}
         must = set(self._grading.fail_to_pass)
         made: dict[str, SheetTest] = {}
@@ -287,7 +307,7 @@ class SheetMaker:
                 "process"
             )
         label = sheet.label
-        if label is not Protected.INSIDE and is_forgeable(sheet, asked, literals_of(files.values())):
+        if label is not Protected.INSIDE and is_forgeable(sheet, asked, literals_of(modules_in(files))):
             label = Protected.FORGEABLE
             why = ["a forger that gives every question the same answer passes all tests"]
         if label is not Protected.VALUE and sheet.fresh:

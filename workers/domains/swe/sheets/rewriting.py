@@ -13,21 +13,22 @@ the file as an expected value, which is sound where the gold patch and the base 
 import ast
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping
-from enum import IntEnum
-
-import msgspec
+from typing import Any
 
 from orchard.workers.domains.swe.sheets.asked import AskedAssertion
 from orchard.workers.domains.swe.sheets.assertions import (
+    ExpectedGroup,
     ExpectedWarning,
     Raising,
     Special,
     as_expression,
+    as_group,
     as_raising,
     as_special,
     as_warning,
 )
 from orchard.workers.domains.swe.sheets.conditions import Condition
+from orchard.workers.domains.swe.sheets.doctests import mark_docstrings, without_expected
 from orchard.workers.domains.swe.sheets.parametrized import Function, cells_of, dotted
 from orchard.workers.domains.swe.sheets.purity import (
     FunctionNames,
@@ -36,51 +37,14 @@ from orchard.workers.domains.swe.sheets.purity import (
     is_given,
     names_in,
 )
+from orchard.workers.domains.swe.sheets.sites import RewrittenFile, Site, Treatment
 
 ASKING = ("__ask__", "__later__", "__raises__", "__warns__")
 """What a sheet calls with the number of an assertion."""
+_OF_DOCSTRINGS = 5_000_000
+"""From here on the examples in a module's docstrings have their numbers."""
 _EAGER = (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
 """What changes its meaning inside a lambda."""
-
-
-class Treatment(IntEnum):
-    """How much is done to a function, and what is left undone where the gold patch would deviate."""
-
-    TOKENS = 0
-    """Literals that stand on the side of the answers too are held back."""
-    TRIMMED = 1
-    """What nothing reads any more is taken out."""
-    WHOLE = 2
-    """Only the expected sides are taken out."""
-    BITS = 3
-    """Whole assertions are asked: one bit each."""
-    INSIDE = 4
-    """Left as it was, and judged in the process of the tested code."""
-
-
-class Site(msgspec.Struct, frozen=True, kw_only=True):
-    """One assertion."""
-
-    number: int
-    function: str
-    """`test_x` or `Class::test_x`, a helper's or a fixture's too."""
-    line: int
-    condition: Condition
-    pinned: tuple[int, ...] = ()
-    """Which of the expected values depend on tested code."""
-    called: bool = False
-    """Whether one of these is the result of a call, or of a fixture."""
-    changing: bool = False
-    """Whether one of these is another one on the next day."""
-    inputs: tuple[int, ...] = ()
-    """Which of the expected values are made of what the question is asked about."""
-
-
-class RewrittenFile(msgspec.Struct, frozen=True, kw_only=True):
-    sheet: ast.Module
-    """With all expected sides gone, and nothing else."""
-    key: str
-    sites: dict[int, Site]
 
 
 def rewrite(
@@ -113,6 +77,7 @@ def rewrite(
         if is_given(function):
             function.body.insert(0, rewriter.drawn())
         sites |= rewriter.sites
+    sites |= mark_docstrings(tree, first=first + _OF_DOCSTRINGS, treatments=treatments, bits=bits)
     ast.fix_missing_locations(tree)
     key = ast.unparse(tree)
     return RewrittenFile(sheet=_without_key(tree), key=key + "\n", sites=sites)
@@ -129,6 +94,7 @@ def _without_key(tree: ast.Module) -> ast.Module:
     for node in ast.walk(sheet):
         if isinstance(node, ast.Call) and dotted(node.func) in ASKING:
             node.keywords = [each for each in node.keywords if each.arg != "key"]
+    without_expected(sheet)
     return sheet
 
 
@@ -157,7 +123,8 @@ class _FunctionRewriter:
             for each in ast.walk(function)
             if isinstance(each, ast.With | ast.AsyncWith)
             for item in each.items
-            if isinstance(item.optional_vars, ast.Name) and as_raising(item.context_expr) is not None
+            if isinstance(item.optional_vars, ast.Name)
+            and (as_raising(item.context_expr) is not None or as_group(item.context_expr) is not None)
         )
         self.sites: dict[int, Site] = {}
 
@@ -277,6 +244,12 @@ class _FunctionRewriter:
             if raising is not None and not raising.rest:
                 item.context_expr = self._context(number, node, raising)
                 return
+            if (group := as_group(item.context_expr)) is not None:
+                asked = self._asked(number)
+                item.context_expr = self._raises(
+                    number, node, ["raises_group", 0, _wanted(asked, group)], asked
+                )
+                return
             if (warning := as_warning(item.context_expr)) is not None and isinstance(node, ast.With):
                 item.context_expr = self._warning(number, node, warning)
                 return
@@ -286,6 +259,9 @@ class _FunctionRewriter:
         condition: Condition = ["raises", 0, asked.pure(raising.error)]
         if raising.match is not None:
             condition.append(asked.pure(raising.match))
+        return self._raises(number, node, condition, asked)
+
+    def _raises(self, number: int, node: ast.stmt, condition: Condition, asked: AskedAssertion) -> ast.expr:
         self._add(number, node, condition, asked)
         return ast.Call(ast.Name("__raises__", ast.Load()), [ast.Constant(number)], [_key(asked.pures)])
 
@@ -326,6 +302,14 @@ class _FunctionRewriter:
             changing=asked.changing,
             inputs=asked.inputs(),
         )
+
+
+def _wanted(asked: AskedAssertion, group: ExpectedGroup) -> list[Any]:
+    match = None if group.match is None else asked.pure(group.match)
+    if group.members is None:
+        return ["exception", match, None if group.error is None else asked.pure(group.error)]
+    members = [_wanted(asked, each) for each in group.members]
+    return ["group", match, members, group.unwrapped, group.flattened]
 
 
 def _catches(node: ast.stmt) -> bool:

@@ -7,7 +7,9 @@ is told, so that a trial with the gold patch shows which literals the tests need
 
 import ast
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 
+from orchard.workers.domains.swe.sheets.doctests import has_examples, only_examples
 from orchard.workers.domains.swe.sheets.parametrized import (
     Function,
     argument_names,
@@ -226,6 +228,10 @@ def _trim_module(tree: ast.Module, module: ModuleNames) -> None:
 def _without_words(node: Function | ast.ClassDef | ast.Module) -> None:
     first = node.body[0] if node.body else None
     if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+        if has_examples(first.value.value):
+            with suppress(ValueError):  # doctest does not read it either
+                first.value.value = only_examples(str(first.value.value))
+            return
         node.body[:1] = [ast.Pass()] if len(node.body) == 1 else []
 
 

@@ -98,6 +98,15 @@ class Raised(msgspec.Struct, frozen=True):
 
     names: tuple[str, ...]
     text: str
+    message: str = ""
+    """Of a group, without the number of its members."""
+    members: tuple["Raised", ...] | None = None
+    """The exceptions of a group; None for one that is none."""
+
+    @property
+    def searched(self) -> str:
+        """What pytest's `match` is about, where it knows of groups."""
+        return self.text if self.members is None else self.message
 
 
 class Incomplete(msgspec.Struct, frozen=True):
@@ -285,6 +294,14 @@ def _thing(body: Sequence[Any]) -> Thing:
     return Thing(tuple(names), pairs, shown, bool(truth), length, bool(own_equality))
 
 
+def _raised(body: Sequence[Any]) -> Raised:
+    names, text, *group = body
+    if not group:
+        return Raised(tuple(names), str(text))
+    message, members = group
+    return Raised(tuple(names), str(text), str(message), tuple(map(_raised, members)))
+
+
 def _integer(told: Any) -> int:
     """Returns a whole number; a text of one may be an exponent that fills the memory."""
     if isinstance(told, int):
@@ -318,7 +335,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "decimal": Decimal,
     "fraction": lambda body: Fraction(*map(_integer, body)),
     "path": PurePosixPath,
-    "raised": lambda body: Raised(tuple(body[0]), str(body[1])),
+    "raised": _raised,
     "approx": lambda body: Tolerance(*_all(body)),
     "any": lambda _: Nothing(),
     "array": lambda body: Array(body[0], tuple(map(_integer, body[1])), decode(body[2])),

@@ -1,0 +1,80 @@
+"""Publishes notes, labels and human scores of rollouts."""
+
+import re
+from collections.abc import Iterable
+from uuid import uuid4
+
+import duckdb
+
+from orchard.actions.session import Session
+from orchard.configuration.config import ConfigError
+from orchard.schemas.events import make_event
+from orchard.schemas.notes import RolloutNoted
+from orchard.storage.reader import one
+from orchard.streams.publisher import Publisher
+from orchard.workers.masking import masked
+
+TEXT = 20_000
+"""Maximum characters of a note."""
+LABELS = 20
+"""Maximum number of labels that one note gives or removes."""
+_LABEL = re.compile(r"[\w.:/-]{1,60}")
+
+
+def labels_of(words: Iterable[str]) -> tuple[str, ...]:
+    """Labels of words, each once. Raises ConfigError."""
+    found = tuple(dict.fromkeys(word for each in words for word in re.split(r"[,\s]+", each) if word))
+    if wrong := next((label for label in found if not _LABEL.fullmatch(label)), None):
+        raise ConfigError(
+            f"{wrong[:80]!r} is no label: write at most 60 letters, digits, and any of . : / _ -"
+        )
+    if len(found) > LABELS:
+        raise ConfigError(f"a note has at most {LABELS} labels, not {len(found)}: write several notes")
+    return found
+
+
+def checked(note: RolloutNoted) -> RolloutNoted:
+    """Returns the note with keys masked. Raises ConfigError for one that says nothing or cannot be kept."""
+    if not note.author.strip() or len(note.author) > 100:
+        raise ConfigError("a note needs the name of its author, of at most 100 characters: pass one")
+    if not (note.text.strip() or note.labels or note.removed_labels or note.score is not None):
+        raise ConfigError("the note is empty: give a text, a label or a score")
+    if len(note.text) > TEXT:
+        raise ConfigError(f"the note has {len(note.text):,} characters: shorten it to {TEXT:,}")
+    if note.turn is not None and not 0 <= note.turn < 2**31:
+        raise ConfigError(f"there is no turn {note.turn}: give the number of a turn, from 0")
+    if note.score is not None and not 0 <= note.score <= 1:
+        raise ConfigError(f"the score is {note.score}: give one from 0 to 1")
+    return RolloutNoted(
+        author=masked(note.author.strip()).text,
+        text=masked(note.text.strip()).text,
+        labels=note.labels,
+        removed_labels=note.removed_labels,
+        score=note.score,
+        turn=note.turn,
+    )
+
+
+def campaign_of(tables: duckdb.DuckDBPyConnection, rollout_id: str) -> str:
+    """Campaign of a rollout that the tables have."""
+    found = one(tables, "select campaign from indexed.asked where rollout_id = $id", {"id": rollout_id})
+    assert found is not None, f"the tables have no rollout {rollout_id}"
+    return str(found["campaign"])
+
+
+async def add_note(session: Session, rollout_id: str, campaign: str, note: RolloutNoted) -> str:
+    """Publishes a note and returns why the tables lack it yet; empty when they have it.
+
+    Where no pipeline runs, the store's own server takes it, and the next writer brings it into the tables.
+    Raises ConfigError.
+    """
+    event = make_event(
+        checked(note),
+        id=f"{rollout_id}.note.{uuid4().hex}",
+        source="orchard/note",
+        campaign=campaign,
+        rollout_id=rollout_id,
+    )
+    async with session.connection_or_server("note") as connection:
+        await Publisher(connection).event(event)
+        return await session.waiting(connection)

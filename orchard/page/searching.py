@@ -1,0 +1,191 @@
+"""Answers searches of the rollout list: words by the full-text index, all else by DuckDB, with a snippet of
+the first message that matches in each row."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import duckdb
+from markupsafe import Markup
+
+from orchard.page import texts
+from orchard.page.outline import command_of
+from orchard.page.rollouts import (
+    EQUAL,
+    Query,
+    RowsPage,
+    SearchSummary,
+    page_of,
+    summary_of,
+    turn_range,
+)
+from orchard.page.search_index import MANY, SearchIndex, WordQuery, words_of
+from orchard.storage.reader import Row, rows, within
+
+NEAR = 5_000
+"""Sequences between two messages that are read by one query."""
+_LETTERS = """(contains(lower(content), lower($text)) or contains(lower(reasoning), lower($text))
+    or contains(lower(tool_calls::varchar), lower($text)))"""
+_AMONG = "rollout_id in (select rollout_id from indexed.asked semi join _among using (sequence))"
+_MESSAGES = """
+select rollout_id, sequence, attempt, node_id, role, turn, content, reasoning, tool_calls
+from tables.messages_all where {} order by sequence
+"""
+
+
+@dataclass(frozen=True)
+class ShownHit:
+    """The first message of a rollout that matches a search."""
+
+    rollout: str
+    attempt: int
+    node: str
+    role: str
+    turn: int
+    snippet: Markup
+    more: str
+    """Number of further messages that match; empty for none or unknown."""
+    find: str
+    """What to search for in the rollout."""
+
+
+@dataclass(frozen=True)
+class SearchAnswer:
+    """Results of a query with its summary."""
+
+    page: RowsPage
+    summary: SearchSummary
+    choices: dict[str, list[str]]
+    read: float
+    """Share of the log that the text index covers; less than 1 while it is built."""
+    hits: dict[str, ShownHit]
+    """By rollout, for the rows of the page of a search for a text."""
+
+
+def answer(
+    tables: duckdb.DuckDBPyConnection, search_index: SearchIndex, query: Query, position: int
+) -> SearchAnswer:
+    """Answers a query. Texts, tools and failed tests are found by the text index, which first continues
+    towards `position`. Raises BadFilter."""
+    given = query.filters
+    text, letters = given.get("text", ""), ""
+    wanted = WordQuery(
+        words_of(text),
+        given.get("tool", ""),
+        given.get("role", ""),
+        turn_range(given.get("turn", "")),
+        given.get("failing", ""),
+    )
+    where, read = [], 1.0
+    if text and not wanted.words:
+        letters = " and ".join([_LETTERS, *_of_message(wanted)])
+        where.append(f"rollout_id in (select rollout_id from tables.messages_all where {letters})")
+        wanted = WordQuery(tool=wanted.tool, failing=wanted.failing)
+    if wanted.asks:
+        complete = search_index.step(tables, position)
+        read = 1.0 if complete else search_index.upto / position
+        tables.execute("create or replace temp table _among (sequence bigint)")
+        for some in search_index.rollouts(wanted):
+            tables.execute("insert into _among select unnest($some::bigint[])", {"some": some})
+        where.append(_AMONG)
+    which = " and ".join(where)
+    page = page_of(tables, query, which)
+    hits = list[ShownHit]()
+    if letters:
+        hits = _lettered(tables, page.rows, letters, given)
+    elif wanted.words:
+        hits = _worded(tables, search_index, page.rows, wanted)
+    return SearchAnswer(
+        page, summary_of(tables, query, which), choices(tables), read, {hit.rollout: hit for hit in hits}
+    )
+
+
+def _of_message(wanted: WordQuery) -> list[str]:
+    """SQL conditions on role and turn of a message."""
+    found = ["role = $role"] if wanted.role else []
+    if wanted.turns is not None:
+        first, last = wanted.turns
+        found += [f"turn >= {first}", *([f"turn <= {last}"] if last is not None else [])]
+    return found
+
+
+def _worded(
+    tables: duckdb.DuckDBPyConnection, search_index: SearchIndex, found: Sequence[Row], wanted: WordQuery
+) -> list[ShownHit]:
+    """Hits of words, of the rollouts of a page."""
+    ids = {"ids": [row["rollout_id"] for row in found]}
+    query = "select sequence from indexed.asked where list_contains($ids, rollout_id)"
+    hits = [search_index.hit(wanted, row["sequence"]) for row in rows(tables, query, ids)]
+    numbers = {hit.sequence: hit.number for hit in hits if hit is not None}
+    pattern = _pattern(wanted.words)
+    shown = []
+    for run in _runs(sorted(numbers)):
+        said = within(tables, _MESSAGES.format("list_contains($sequences, sequence)"), run[0], run[-1])
+        for row in rows(tables, said, {"sequences": run}):
+            more = numbers[row["sequence"]] - 1
+            shown.append(_shown(row, pattern, f"{more}{'+' * (more + 1 == MANY)}" if more else ""))
+    return shown
+
+
+def _lettered(
+    tables: duckdb.DuckDBPyConnection, found: Sequence[Row], letters: str, given: dict[str, str]
+) -> list[ShownHit]:
+    """Hits of a text that is matched letter by letter."""
+    text = given["text"].strip('"')
+    asked = {"ids": [row["rollout_id"] for row in found], "text": text}
+    asked |= {"role": given["role"]} if "$role" in letters else {}
+    one = "qualify row_number() over (partition by rollout_id order by sequence) = 1"
+    query = _MESSAGES.format(f"list_contains($ids, rollout_id) and {letters} {one}")
+    pattern = re.compile(re.escape(text), re.IGNORECASE)
+    return [_shown(row, pattern, "") for row in rows(tables, query, asked)]
+
+
+def _runs(sequences: Sequence[int]) -> list[list[int]]:
+    """Splits sorted sequences where two are not near."""
+    found: list[list[int]] = []
+    for sequence in sequences:
+        if not found or sequence - found[-1][-1] > NEAR:
+            found.append([])
+        found[-1].append(sequence)
+    return found
+
+
+def _pattern(words: Sequence[str]) -> re.Pattern[str]:
+    """What the index takes for these words."""
+    each = "|".join(
+        re.escape(word.rstrip("*")) + (r"[^\W_]*" if word.endswith("*") else "") for word in words
+    )
+    return re.compile(rf"(?<![^\W_])(?:{each})(?![^\W_])", re.IGNORECASE)
+
+
+def _shown(row: Row, pattern: re.Pattern[str], more: str) -> ShownHit:
+    calls = [f"{call['name']} {command_of(call['arguments'])}" for call in row["tool_calls"] or ()]
+    said = [text for text in (row["content"], *calls, row["reasoning"]) if text]
+    text = next((text for text in said if pattern.search(text)), said[0] if said else "")
+    match = pattern.search(text)
+    return ShownHit(
+        row["rollout_id"],
+        row["attempt"],
+        row["node_id"],
+        row["role"],
+        row["turn"],
+        texts.snippet(text, pattern),
+        more,
+        match[0] if match else "",
+    )
+
+
+def choices(tables: duckdb.DuckDBPyConnection) -> dict[str, list[str]]:
+    """Values of each column of EQUAL, and labels, for selection lists."""
+    found = rows(
+        tables,
+        " union all ".join(
+            f"select '{name}' as name, {name} as value from (select distinct {name} from "
+            f"indexed.{'asked' if name in ('campaign', 'harness', 'model') else 'ended'} "
+            f"where {name} is not null order by 1 limit 200)"
+            for name in EQUAL
+        )
+        + " union all select 'label', label from (select distinct unnest(labels) as label "
+        "from indexed.reviews order by 1 limit 200)",
+    )
+    return {name: [row["value"] for row in found if row["name"] == name] for name in (*EQUAL, "label")}

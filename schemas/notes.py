@@ -1,0 +1,21 @@
+"""Notes of people on rollouts: what somebody saw, beside what was graded."""
+
+import msgspec
+
+
+class RolloutNoted(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody noted something about a rollout. It is no outcome: no reward, pass rate or grade follows from
+    it."""
+
+    author: str
+    """Name of who wrote it, as they gave it."""
+    text: str = ""
+    """What the author says."""
+    labels: tuple[str, ...] = ()
+    """Labels that the rollout gets."""
+    removed_labels: tuple[str, ...] = ()
+    """Labels that the rollout loses."""
+    score: float | None = None
+    """Score in [0, 1] that the author gives; it takes the place of their earlier one."""
+    turn: int | None = None
+    """Turn that the text is about; None: the whole rollout."""
