@@ -35,7 +35,8 @@ WATCH = (
 )
 _REACHABLE = """() => {
     const all = [...document.querySelectorAll(
-        "a[href]:not([tabindex='-1']), button, input:not([type=hidden]), select, textarea, summary, [tabindex='0']")];
+        "a[href]:not([tabindex='-1']), button, input:not([type=hidden]), select, textarea, summary, " +
+        "[tabindex='0']")];
     const seen = each => !each.disabled && each.checkVisibility({contentVisibilityAuto: true});
     window.left = new Set(all.filter(seen));
     addEventListener("focusin", event => window.left.delete(event.target));
@@ -136,8 +137,8 @@ class Watched:
             self.wrong.append(f"{path}: the navigation is gone")
 
     async def tab_through(self, path: str) -> None:
-        """Tab alone must come to everything that can be used, but to the columns of curves, of which there are
-        hundreds: a field for steps is beside them."""
+        """Tab alone must come to everything that can be used. Columns of curves are left out: there are
+        hundreds, and a field for the steps does the same."""
         await self.page.goto(self.url + path)
         for _ in range(await self.page.evaluate(_REACHABLE) + 3):
             await self.page.keyboard.press("Tab")
