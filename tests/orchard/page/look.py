@@ -37,7 +37,7 @@ _REACHABLE = """() => {
     const all = [...document.querySelectorAll(
         "a[href]:not([tabindex='-1']), button, input:not([type=hidden]), select, textarea, summary, " +
         "[tabindex='0']")];
-    const seen = each => !each.disabled && each.checkVisibility({contentVisibilityAuto: true});
+    const seen = each => !each.disabled && each.checkVisibility();
     window.left = new Set(all.filter(seen));
     addEventListener("focusin", event => window.left.delete(event.target));
     return window.left.size;
