@@ -258,7 +258,7 @@ select any_value(n.campaign) as campaign, n.rollout_id, count(*) as notes,
 from notes n left join labelled l using (rollout_id) left join scored s using (rollout_id)
 group by n.rollout_id
 """
-"""Labels that rollouts have, and the mean of the newest score of each author (`arg_max` passes over nulls)."""
+"""Labels that rollouts have, and the mean of each author's newest score (`arg_max` passes over nulls)."""
 
 _GROUPS = f"""
 select t.campaign, t.run, t.group_id, t.prompt, t.task_id, t.outcome, t.members, t.positive, t.degenerate,

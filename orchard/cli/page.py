@@ -12,6 +12,7 @@ from orchard.actions.session import Session
 from orchard.configuration.config import UpSettings
 from orchard.processes.signals import stop_on_signals
 from orchard.terminal.console import console, progress
+from orchard.terminal.permissions import users_mask
 
 COMMANDS = {
     "ui": "Show campaigns and rollouts in a browser, live, until Ctrl-C.",
@@ -36,6 +37,9 @@ def register(app: typer.Typer) -> None:
         allowed_host: Annotated[
             list[str] | None, typer.Option(help="Host name under which a proxy serves the page. Repeatable.")
         ] = None,
+        base_path: Annotated[
+            str, typer.Option(help="Path below which a proxy in front serves the page, such as /orchard.")
+        ] = "",
         tokenizer: Annotated[
             Path | None,
             typer.Option(
@@ -54,7 +58,9 @@ def register(app: typer.Typer) -> None:
             orchard ui --store s3://bucket/prefix --port 0
         """
         session: Session = context.obj
-        usual = port == UpSettings().page_port and not (private or allowed_host or tokenizer or listening)
+        usual = port == UpSettings().page_port and not (
+            private or allowed_host or base_path or tokenizer or listening
+        )
         if usual and host == "127.0.0.1" and (up := session.up()) is not None and up.page_url:
             console.print(
                 f"`orchard up` serves [bold green]the page[/] already: {up.page_url}", soft_wrap=True
@@ -62,7 +68,7 @@ def register(app: typer.Typer) -> None:
             console.print("for one more: orchard ui --port 0", style="dim")
             return
         line = None if listening is None else socket.socket(fileno=listening)
-        uvloop.run(_serve(session, host, line or port, private, allowed_host or [], tokenizer))
+        uvloop.run(_serve(session, host, line or port, private, allowed_host or [], tokenizer, base_path))
 
     @app.command()
     def report(
@@ -72,13 +78,20 @@ def register(app: typer.Typer) -> None:
             str | None, typer.Argument(help="Another campaign, which the first is compared with.")
         ] = None,
         *,
-        out: Annotated[Path, typer.Option(help="Folder; files of the same names are replaced.")],
+        out: Annotated[
+            Path,
+            typer.Option(
+                help="Folder, whose files of the same names are replaced; or one file that ends in .html."
+            ),
+        ],
     ) -> None:
-        """Write a campaign, training run or comparison as a folder of pages that opens from disk.
+        """Write a campaign, training run or comparison as pages that open from disk: a folder, or one file.
 
-        Keys of known vendors are masked, and secrets.txt lists on which pages. For example:
+        Your umask decides who can read them. Keys of known vendors are masked, and secrets.txt lists on which
+        pages. For example:
 
             orchard report first --out first-report
+            orchard report first --out first.html
             orchard report first second --out comparison
         """
         from orchard.page.report import write_report
@@ -92,16 +105,17 @@ def register(app: typer.Typer) -> None:
                 out,
                 lambda done, of: bar.update(row, completed=done, total=of),
                 second,
+                users_mask(),
             )
         console.print(
             f"[bold green]written[/] {made.rollouts:,} rollouts in {made.files:,} files, "
-            f"{made.bytes / 1e6:.1f} MB: open {out / 'index.html'}",
+            f"{made.bytes / 1e6:.1f} MB: open {out if out.suffix == '.html' else out / 'index.html'}",
             soft_wrap=True,
         )
         if made.secrets:
             count = sum(made.secrets.values())
             console.print(
-                f"[yellow]{count} keys were masked[/]: {out / 'secrets.txt'} says where", soft_wrap=True
+                f"[yellow]{count} keys were masked[/]: secrets.txt in it says where", soft_wrap=True
             )
         if made.pictures:
             console.print(f"[yellow]{made.pictures} pictures[/] are not searched for keys", soft_wrap=True)
@@ -116,6 +130,7 @@ async def _serve(
     private: bool,
     hosts: list[str],
     tokenizer: Path | None,
+    base: str,
 ) -> None:
     from orchard.page.server import serve
 
@@ -132,6 +147,7 @@ async def _serve(
         private=private,
         hosts=hosts,
         tokenizer=tokenizer,
+        base=base,
         told=told,
         stop=stop,
     )

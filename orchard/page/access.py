@@ -14,6 +14,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from orchard.injector.orchestrator.origins import refusal
+from orchard.page.base_path import base_of, local_path
 
 POLICY = "; ".join(
     (
@@ -32,7 +33,7 @@ HEADERS = {
     "Content-Security-Policy": POLICY,
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
+    "Referrer-Policy": "same-origin",  # with `no-referrer` browsers send `Origin: null` for the forms
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
@@ -104,10 +105,15 @@ class Access:
         """Redirects to the address without the token, which is kept in a cookie: so nobody shares it by
         mistake."""
         left = urlencode([(name, value) for name, value in request.query.items() if name != "token"])
-        path = "/" + request.path.lstrip("/\\")
+        path = "/" + local_path(request).lstrip("/\\")
         reply = web.Response(status=303, headers={"Location": path + (f"?{left}" if left else "")})
         reply.set_cookie(
-            self._cookie(request), self._token, httponly=True, samesite="Strict", max_age=_YEAR, path="/"
+            self._cookie(request),
+            self._token,
+            httponly=True,
+            samesite="Strict",
+            max_age=_YEAR,
+            path=base_of(request) + "/",
         )
         return reply
 

@@ -3,13 +3,16 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import combinations
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 import duckdb
 
+from orchard.page.campaign_table import scores_by
+from orchard.page.charts import ScatterPoint
 from orchard.page.rollouts import BadFilter
-from orchard.pipelines.campaigns.scores import Tally, pass_at
+from orchard.pipelines.campaigns.scores import Score, Tally, pass_at
 from orchard.pipelines.evaluation.results import Cell, CellComparison, paired
 from orchard.storage.reader import rows
 
@@ -40,13 +43,17 @@ class ComparedArm(NamedTuple):
             ) from None
         return cls(str(campaign), str(harness), str(model))
 
+    def against(self, second: "ComparedArm") -> str:
+        """Address of the comparison of this arm and a second one."""
+        return "/compare?" + urlencode({"a": self.key, "b": second.key})
+
     def address(self, **filters: str) -> str:
         """Address of the arm's rollouts."""
         return "/rollouts?" + urlencode({**self._asdict(), **filters})
 
 
 @dataclass(frozen=True)
-class ComparedTask:
+class ArmTotals:
     """Totals of one arm, counted as the view `pass_rates` counts them, and its mean pass rate over tasks."""
 
     arm: ComparedArm
@@ -55,7 +62,11 @@ class ComparedTask:
     resolved: int
     aborted: int
     tasks: int
-    pass_at_1: float | None
+    usd_each: float | None
+    """Mean cost of a rollout that was not aborted; None if that of one is unknown."""
+    tokens_each: float | None
+    score: Score | None
+    """pass@1 over its tasks; None without a graded rollout."""
 
 
 @dataclass(frozen=True)
@@ -107,13 +118,28 @@ _MATRIX = """
 with task as (
     select campaign, harness, model, task_id, max(sequence) as sequence, count(*) as rollouts,
            count(resolved) as graded, count(*) filter (resolved) as resolved,
-           count(*) filter (status = 'aborted' and cause <> 'blocked') as aborted
-    from indexed.ended where ($campaign is null or campaign = $campaign) group by all
+           count(*) filter (status = 'aborted' and cause <> 'blocked') as aborted,
+           count(*) filter (status <> 'aborted') as whole,
+           sum(cost_usd) filter (status <> 'aborted') as cost,
+           sum(tokens) filter (status <> 'aborted') as read,
+           count(cost_usd) filter (status <> 'aborted') as priced,
+           count(tokens) filter (status <> 'aborted') as counted
+    from indexed.ended where len($campaigns) = 0 or list_contains($campaigns, campaign) group by all
 )
 select campaign, harness, model, sum(rollouts)::bigint as rollouts, sum(graded)::bigint as graded,
        sum(resolved)::bigint as resolved, sum(aborted)::bigint as aborted,
-       count(*) filter (graded > 0) as tasks, avg(resolved / nullif(graded, 0)) as pass_at_1
+       count(*) filter (graded > 0) as tasks,
+       case when sum(priced) = sum(whole) then sum(cost) / nullif(sum(whole), 0) end as usd_each,
+       case when sum(counted) = sum(whole) then sum(read) / nullif(sum(whole), 0) end as tokens_each
 from task group by campaign, harness, model order by max(sequence) desc, harness, model limit $limit
+"""
+_TALLIES = """
+with task as (
+    select campaign, harness, model, count(resolved) as graded, count(*) filter (resolved) as resolved
+    from indexed.ended where len($campaigns) = 0 or list_contains($campaigns, campaign)
+    group by campaign, harness, model, task_id
+)
+select campaign, harness, model, graded, resolved, count(*) as tasks from task where graded > 0 group by all
 """
 _TASKS = """
 with task as (
@@ -152,16 +178,49 @@ def examples(
     return found[0], found[1]
 
 
-def matrix(tables: duckdb.DuckDBPyConnection, campaign: str | None = None) -> list[ComparedTask]:
-    """All arms, or those of one campaign; the newest campaign first."""
-    found = rows(tables, _MATRIX, {"campaign": campaign, "limit": ARMS})
+def matrix(tables: duckdb.DuckDBPyConnection, campaigns: Sequence[str] = ()) -> list[ArmTotals]:
+    """All arms, or those of some campaigns; the newest campaign first."""
+    asked: dict[str, Any] = {"campaigns": list(campaigns)}
+    scores = scores_by(rows(tables, _TALLIES, asked), _arm_of)
     names = ComparedArm._fields
     return [
-        ComparedTask(
-            ComparedArm(*(row[name] for name in names)),
+        ArmTotals(
+            arm := _arm_of(row),
+            score=scores.get(arm),
             **{name: value for name, value in row.items() if name not in names},
         )
-        for row in found
+        for row in rows(tables, _MATRIX, asked | {"limit": ARMS})
+    ]
+
+
+def _arm_of(row: Mapping[str, Any]) -> ComparedArm:
+    return ComparedArm(*(row[name] for name in ComparedArm._fields))
+
+
+def default_arms(arms: Sequence[ComparedArm]) -> list[ComparedArm]:
+    """Two arms to compare if none are chosen: of two campaigns the first that share harness and model, else
+    the two newest. Empty if there are fewer."""
+    alike = [
+        [second, first]
+        for first, second in combinations(arms, 2)
+        if first.campaign != second.campaign and first[1:] == second[1:]
+    ]
+    return alike[0] if alike else list(arms[1::-1]) if len(arms) > 1 else []
+
+
+def arm_points(entries: Sequence[ArmTotals], measure: str) -> list[ScatterPoint]:
+    """Points of a plot of pass rate over the attribute `measure`, in a colour for each model."""
+    models = sorted({entry.arm.model for entry in entries})
+    return [
+        ScatterPoint(
+            getattr(entry, measure),
+            entry.score,
+            " · ".join(entry.arm),
+            entry.arm.address(),
+            models.index(entry.arm.model),
+        )
+        for entry in entries
+        if entry.score is not None
     ]
 
 
@@ -181,6 +240,15 @@ def tallied(tables: duckdb.DuckDBPyConnection, arm: ComparedArm) -> Tallied:
         {row["task_id"]: row["repo"] or "" for row in found},
         {row["task_id"]: row["difficulty"] or "" for row in found},
     )
+
+
+def against(
+    tables: duckdb.DuckDBPyConnection, first: ComparedArm, others: Sequence[ComparedArm]
+) -> list[tuple[ComparedArm, CellComparison]]:
+    """Each of the others compared with the first, if both graded a task."""
+    base = _cell(tallied(tables, first))
+    found = [(arm, paired(base, _cell(tallied(tables, arm)))) for arm in others if arm != first]
+    return [(arm, pair) for arm, pair in found if pair is not None]
 
 
 def compare(first: Tallied, second: Tallied) -> Comparison | None:

@@ -1,8 +1,10 @@
 """Writes pages as files: addresses become links among the files, and keys of known vendors are masked."""
 
+import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from html import unescape
 from pathlib import Path
@@ -23,7 +25,8 @@ SHORTEST_KEY = 16
 KEY = 8_192
 """Maximum characters of a key. Texts are read this far beyond their cut, so that a key across it is masked
 too."""
-_ADDRESS = re.compile(r'(href|src|action)="(/[^"]*)"')
+_ADDRESS = re.compile(r'(href|src|action)="([/#][^"]*)"')
+STATIC = ("page.css", "page.js", "icon.svg")
 _OTHER_VIEWS = frozenset({"leaf", "as_of", "attempt"})
 """Query parameters that select what the folder does not have."""
 
@@ -45,12 +48,15 @@ class WrittenReport:
 class Folder:
     """Writes pages into a folder."""
 
-    def __init__(self, store: str, out: Path, title: str, nav: Sequence[tuple[str, str]]) -> None:
-        """Takes the title of the report, and in `nav` names and addresses of its main pages."""
+    def __init__(
+        self, store: str, out: Path, title: str, nav: Sequence[tuple[str, str]], mask: int | None = None
+    ) -> None:
+        """Takes the title of the report, and in `nav` names and addresses of its main pages. `mask` decides
+        who may read the files; without it, that of the process."""
         self._out, self._title, self._nav = out, title, list(nav)
         self.renderer = Renderer(Path(store).name if "://" not in store else store)
         self.blobs = _MaskedBlobs(store, self)
-        self.files: dict[str, str] = {}
+        self.files: dict[str, str] = {"/secrets": "secrets.txt"}
         """File of each address that is not a rollout's."""
         self.rollouts: list[str] = []
         """Ids of the rollouts that have a page."""
@@ -58,6 +64,7 @@ class Folder:
         """Remaining bytes for pictures."""
         self._known: frozenset[str] = frozenset()
         self._store = BlobStore(store)
+        self._mask = mask
         self._secrets: Counter[str] = Counter()
         self._page = ""
         self._count = self._bytes = 0
@@ -67,19 +74,17 @@ class Folder:
     def begin(self, rollouts: Sequence[str]) -> None:
         """Creates the folder with style sheet, script and icon. Raises OSError."""
         self.rollouts, self._known = list(rollouts), frozenset(rollouts)
-        self._out.mkdir(parents=True, exist_ok=True)
-        for name in ("page.css", "page.js", "icon.svg"):
+        for name in STATIC:
             body, _ = self.renderer.static(name) or (b"", "")
-            self._put(self._out / name, body)
+            self._put(name, body)
 
     def save(self, name: str, template: str, path: str, **values: Any) -> None:
         """Renders a page of the address `path` into a file. Its values must be scrubbed."""
         self._page = name
         values |= {"may_change": False, "path": path, "report": self._title, "nav": self._nav, "live": None}
         html = self.renderer.page(template, values)
-        up = "../" * name.count("/")
-        html = _ADDRESS.sub(lambda found: self._relative(found[1], unescape(found[2]), up), html)
-        self._put(self._out / name, html.encode("utf-8", "replace"))
+        html = _ADDRESS.sub(lambda found: self._relative(found[1], unescape(found[2])), html)
+        self._put(name, html.encode("utf-8", "replace"))
 
     def finish(self) -> WrittenReport:
         """Writes the list of masked keys and returns the report's counts."""
@@ -90,7 +95,7 @@ class Folder:
         left_out = len(self._pictures) - there
         if self._pictures:
             told += f"\nNot searched for keys: {there} pictures. {left_out} had no room.\n"
-        self._put(self._out / "secrets.txt", told.encode())
+        self._put("secrets.txt", told.encode())
         secrets = dict(self._secrets)
         return WrittenReport(len(self.rollouts), self._count, self._bytes, secrets, there, left_out)
 
@@ -122,35 +127,44 @@ class Folder:
             return replace(value, **changes)
         return value
 
-    def _put(self, file: Path, body: bytes) -> None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(body)
+    def _put(self, name: str, body: bytes) -> None:
+        self._write(self._out / name, body)
+
+    def _write(self, file: Path, body: bytes) -> None:
+        with _masked_by(self._mask):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(body)
         self._count += 1
         self._bytes += len(body)
 
-    def _relative(self, attribute: str, address: str, up: str) -> str:
-        """Relative link to an address's file; empty if the folder does not have it."""
+    def _link(self, file: str, mark: str) -> str:
+        """Address of a file, and a mark in it, from the current page."""
+        if mark and file == self._page:
+            return mark
+        return "../" * self._page.count("/") + file + mark
+
+    def _relative(self, attribute: str, address: str) -> str:
+        """Link to an address's file; empty if the folder does not have it."""
+        if address.startswith("#"):
+            return f'{attribute}="{self._link(self._page, address)}"'
         parts = urlsplit(address)
         first, _, rest = unquote(parts.path).lstrip("/").partition("/")
         mark = f"#{parts.fragment}" if parts.fragment else ""
         asked = parse_qs(parts.query)
         file = ""
         if first == "static":
-            return f'{attribute}="{up}{rest}"'
+            return f'{attribute}="{self._link(rest, "")}"'
         if first == "rollouts" and "/pictures/" in rest:
             file = self._picture(rest.rpartition("/")[2])
         elif attribute != "href":
             return ""
         elif first == "rollouts" and rest in self._known and not _OTHER_VIEWS & asked.keys():
-            file = f"rollouts/{rest}.html{mark}"
+            file = f"rollouts/{rest}.html"
         else:
             file = self.files.get(address.partition("#")[0], "")
             if not file and not set(asked) - {"campaign"}:
                 file = self.files.get(parts.path, "")
-            file += mark if file else ""
-        if mark and file == self._page + mark:
-            return f'{attribute}="{mark}"'
-        return f'{attribute}="{up}{file}"' if file else ""
+        return f'{attribute}="{self._link(file, mark)}"' if file else ""
 
     def _picture(self, sha256: str) -> str:
         """Writes a picture if there is room and returns its file; empty without room."""
@@ -164,8 +178,19 @@ class Folder:
             if kind is not None and len(data) <= self.room:
                 self.room -= len(data)
                 self._pictures[sha256] = f"pictures/{sha256}.{kind.rpartition('/')[2]}"
-                self._put(self._out / self._pictures[sha256], data)
+                self._put(self._pictures[sha256], data)
         return self._pictures[sha256]
+
+
+@contextmanager
+def _masked_by(mask: int | None) -> Iterator[None]:
+    """Creates files with this mask instead of the process's."""
+    kept = None if mask is None else os.umask(mask)
+    try:
+        yield
+    finally:
+        if kept is not None:
+            os.umask(kept)
 
 
 class _MaskedBlobs(BlobStore):

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from orchard.page import texts
 from orchard.page.campaigns import PATIENCE_SECONDS
-from orchard.page.compare import ComparedArm, compare, examples, matrix, tallied
+from orchard.page.compare import ComparedArm, against, compare, default_arms, examples, matrix, tallied
 from orchard.page.evaluations import Evaluation, evaluated, known_evaluations, shown_of
 from orchard.page.failures import failures
 from orchard.page.health import heard, recorded
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from orchard.page.server import PageSite
 
 
+MOST_PAIRS = 12
+"""Maximum number of chosen arms that are all compared with the first."""
+
+
 class Overviews:
     def __init__(self, site: "PageSite") -> None:
         self._site = site
@@ -37,6 +41,17 @@ class Overviews:
     def register(self, app: web.Application) -> None:
         for path, view, _ in VIEWS:
             app.router.add_get(path, partial(view, self))
+
+    async def campaign(self, request: web.Request) -> web.Response:
+        """Shows one campaign and its arms."""
+        name, overview = request.match_info["name"], await self._site.watch.newest()
+        view = next((view for view in overview.campaigns if view.name == name), None)
+        if view is None:
+            raise web.HTTPNotFound
+        entries = await self._site.tables.ask(matrix, [name])
+        shown = {"view": view, "overview": overview, "entries": entries}
+        live = ("version", overview.version)
+        return await self._site.page(request, "one_campaign.html", **shown, live=live)
 
     async def tasks(self, request: web.Request) -> web.Response:
         """Lists tasks by pass rate."""
@@ -73,18 +88,21 @@ class Overviews:
 
     async def compare(self, request: web.Request) -> web.Response:
         """Compares two arms, and shows the matrix of all."""
-        campaign = request.query.get("campaign") or None
-        found = await self._site.tables.ask(matrix, campaign)
+        campaigns = [name for name in request.query.getall("campaign", []) if name]
+        found = await self._site.tables.ask(matrix, campaigns)
         arms = [entry.arm for entry in found]
         given = [ComparedArm.of(request.query[name]) for name in ("a", "b") if request.query.get(name)]
-        chosen = given if len(given) == 2 else arms[1::-1] if len(arms) > 1 else []
-        result = None
+        chosen = given if len(given) == 2 else default_arms(arms)
+        result, pairs = None, []
         if len(chosen) == 2:
             both = [await self._site.tables.ask(tallied, arm) for arm in chosen]
             result = await asyncio.to_thread(compare, *both)
-        every = arms if campaign is None else [e.arm for e in await self._site.tables.ask(matrix)]
-        shown = {"entries": found, "arms": every, "chosen": chosen, "result": result, "campaign": campaign}
-        return await self._site.page(request, "compare.html", **shown, live=self._site.live_log)
+        if campaigns and chosen and 2 < len(arms) <= MOST_PAIRS:
+            pairs = await self._site.tables.ask(against, chosen[0], arms)
+        every = arms if not campaigns else [e.arm for e in await self._site.tables.ask(matrix)]
+        shown = {"entries": found, "arms": every, "chosen": chosen, "result": result, "pairs": pairs}
+        live = self._site.live_log
+        return await self._site.page(request, "compare.html", **shown, campaigns=campaigns, live=live)
 
     async def failures(self, request: web.Request) -> web.Response:
         campaign = request.query.get("campaign") or None
@@ -93,7 +111,9 @@ class Overviews:
         return await self._site.page(request, "failures.html", found=found, campaign=campaign, live=live)
 
     async def runs(self, request: web.Request) -> web.Response:
-        found = await self._site.tables.ask(runs, request.query.getall("run", []), number(request, "before"))
+        found = await self._site.tables.ask(
+            runs, request.query.getall("run", []), number(request, "before"), request.query.get("step", "")
+        )
         overview = await self._site.watch.newest()
         live = ("version", overview.version)
         return await self._site.page(request, "runs.html", found=found, live=live)
@@ -145,6 +165,7 @@ class Overviews:
 
 
 VIEWS = (
+    ("/campaigns/{name:.+}", Overviews.campaign, ""),
     ("/tasks", Overviews.tasks, "Tasks"),
     ("/tasks/{id:.+}", Overviews.task, ""),
     ("/compare", Overviews.compare, "Compare"),

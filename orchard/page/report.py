@@ -17,6 +17,7 @@ from orchard.page.compare import ComparedArm, compare, examples, matrix, tallied
 from orchard.page.evaluations import evaluated, shown_of
 from orchard.page.failures import failures
 from orchard.page.folder import KEY, PICTURES, Folder, WrittenReport
+from orchard.page.one_file import OneFile
 from orchard.page.rollouts import Query, page_of, summary_of
 from orchard.page.runs import runs
 from orchard.page.side_by_side import aligned, read_both
@@ -52,6 +53,13 @@ class _Store:
     tables: duckdb.DuckDBPyConnection
     url: str
     campaigns: dict[str, CampaignView]
+    out: Path
+    mask: int | None
+
+    def folder(self, title: str, nav: Sequence[tuple[str, str]]) -> Folder:
+        """The folder, or the file, that is written."""
+        made = OneFile if self.out.suffix == ".html" else Folder
+        return made(self.url, self.out, title, nav, self.mask)
 
     def arms(self, campaign: str) -> list[ComparedArm]:
         """Arms of a campaign. Raises UnknownReport."""
@@ -59,14 +67,20 @@ class _Store:
             raise UnknownReport(
                 f"the tables have no campaign {campaign!r} to compare: `orchard status` lists them"
             )
-        return [entry.arm for entry in matrix(self.tables, campaign)]
+        return [entry.arm for entry in matrix(self.tables, [campaign])]
 
 
 def write_report(
-    store: str, name: str, out: Path, progress: Progress | None = None, second: str | None = None
+    store: str,
+    name: str,
+    out: Path,
+    progress: Progress | None = None,
+    second: str | None = None,
+    mask: int | None = None,
 ) -> WrittenReport:
-    """Writes pages into `out`, with keys of known vendors masked: of the campaign or training run of this
-    name, or with `second` of two campaigns compared.
+    """Writes pages into the folder `out`, or into one file if its name ends in `.html`: of the campaign or
+    training run of this name, or with `second` of two campaigns compared. Keys of known vendors are masked.
+    `mask` decides who may read the files.
 
     Raises UnknownReport, StorageError, and OSError where the folder cannot be written.
     """
@@ -76,37 +90,40 @@ def write_report(
         index = RolloutIndex(tables)
         try:
             index.follow(position(store))
-            known = _Store(tables, store, {view.name: view for view in recorded(tables, INDEXED)})
+            views = {view.name: view for view in recorded(tables, INDEXED)}
+            known = _Store(tables, store, views, out, mask)
             if second is not None:
-                return _comparison(known, name, second, out, progress)
+                return _comparison(known, name, second, progress)
             if name in known.campaigns:
-                return _campaign(known, known.campaigns[name], out, progress)
-            return _run(known, name, out, progress)
+                return _campaign(known, known.campaigns[name], progress)
+            return _run(known, name, progress)
         finally:
             index.close()
 
 
-def _campaign(known: _Store, view: CampaignView, out: Path, progress: Progress | None) -> WrittenReport:
+def _campaign(known: _Store, view: CampaignView, progress: Progress | None) -> WrittenReport:
     tables, name = known.tables, view.name
     nav = [("Campaign", "/"), ("Rollouts", "/rollouts"), ("Tasks", "/tasks"), ("Compare", "/compare")]
     nav.append(("Failures", "/failures"))
     results = evaluated(tables, name)
     if results is not None:
         nav.append(("Evaluation", f"/evaluations/{quote(name)}"))
-    folder = Folder(known.url, out, name, nav)
+    folder = known.folder(name, nav)
     plain = ("index", "compare", "failures", "tasks")
-    folder.files = {"/" if each == "index" else f"/{each}": f"{each}.html" for each in plain}
+    folder.files |= {"/" if each == "index" else f"/{each}": f"{each}.html" for each in plain}
     folder.files |= {f"/evaluations/{quote(name)}": "evaluation.html"}
+    folder.files |= {f"/campaigns/{quote(name)}": "index.html"}
     query = Query.of({"campaign": name})
     pages = list(_rows(tables, query)) or [[]]
     folder.files |= {f"/page/{number}": _listing(number) for number in range(len(pages))}
     folder.files["/rollouts"] = _listing(0)
     folder.begin([row["rollout_id"] for page in pages for row in page])
     _copy(tables, folder.rollouts)
-    folder.save("index.html", "report.html", "/", view=folder.scrubbed(view, "index.html"))
-    entries = matrix(tables, name)
+    entries = matrix(tables, [name])
+    shown = folder.scrubbed({"view": view, "entries": entries}, "index.html")
+    folder.save("index.html", "report.html", "/", **shown)
     arms = [entry.arm for entry in entries][1::-1]
-    _compared(known, folder, "compare.html", arms if len(arms) == 2 else [], entries, name)
+    _compared(known, folder, "compare.html", arms if len(arms) == 2 else [], entries, [name])
     found = failures(tables, name, lambda text: folder.scrubbed(text, "failures.html"), narrow=_copied)
     found = folder.scrubbed(found, "failures.html")
     folder.save("failures.html", "failures.html", "/failures", found=found, campaign=name)
@@ -126,14 +143,14 @@ def _campaign(known: _Store, view: CampaignView, out: Path, progress: Progress |
     return folder.finish()
 
 
-def _run(known: _Store, name: str, out: Path, progress: Progress | None) -> WrittenReport:
+def _run(known: _Store, name: str, progress: Progress | None) -> WrittenReport:
     found = runs(known.tables, [name])
     if found.chosen != [name]:
         raise UnknownReport(
             f"the tables have neither a campaign nor a training run {name!r}: `orchard status` lists "
             'campaigns, `orchard sql "select distinct run from training"` runs of fine-tuning'
         )
-    folder = Folder(known.url, out, name, [("Run", "/runs")])
+    folder = known.folder(name, [("Run", "/runs")])
     folder.files["/runs"] = "index.html"
     members = {member["rollout_id"]: None for group in found.groups for member in group["members"] or ()}
     asked = known.tables.execute(
@@ -148,9 +165,7 @@ def _run(known: _Store, name: str, out: Path, progress: Progress | None) -> Writ
     return folder.finish()
 
 
-def _comparison(
-    known: _Store, first: str, second: str, out: Path, progress: Progress | None
-) -> WrittenReport:
+def _comparison(known: _Store, first: str, second: str, progress: Progress | None) -> WrittenReport:
     """Compares the arms of two campaigns that share harness and model, else the only arm of each."""
     arms = [known.arms(first), known.arms(second)]
     if not all(arms):
@@ -165,15 +180,17 @@ def _comparison(
     alike = alike or [(arms[0][0], arms[1][0])]
     names = ["index.html", *(f"compare-{number}.html" for number in range(2, len(alike) + 1))]
     nav = [(f"{a.harness} · {a.model}", f"/compare/{number}") for number, (a, _) in enumerate(alike)]
-    folder = Folder(known.url, out, f"{first} and {second}", nav)
-    folder.files = {f"/compare/{number}": file for number, file in enumerate(names)}
+    folder = known.folder(f"{first} and {second}", nav)
+    folder.files |= {f"/compare/{number}": file for number, file in enumerate(names)}
     beside = _examples(known, alike)
     folder.files |= {address: f"beside/{number}.html" for number, address in enumerate(beside)}
     folder.begin(list(dict.fromkeys(each for both in beside.values() for each in both)))
     _copy(known.tables, folder.rollouts)
     for number, (both, file) in enumerate(zip(alike, names, strict=True)):
-        entries = [entry for arm in both for entry in matrix(known.tables, arm.campaign) if entry.arm == arm]
-        _compared(known, folder, file, both, entries, None, f"/compare/{number}")
+        entries = [
+            entry for arm in both for entry in matrix(known.tables, [arm.campaign]) if entry.arm == arm
+        ]
+        _compared(known, folder, file, both, entries, [], f"/compare/{number}")
     for address, (left, right) in beside.items():
         file = folder.files[address]
         found = read_both(known.tables, left, right, 0, beyond=KEY, narrow=_copied)
@@ -201,13 +218,13 @@ def _compared(
     file: str,
     arms: Sequence[ComparedArm],
     entries: Sequence[Any],
-    campaign: str | None,
+    campaigns: Sequence[str],
     path: str = "/compare",
 ) -> None:
     result = compare(*(tallied(known.tables, arm) for arm in arms)) if arms else None
     chosen = list(arms) if result else []
     shown = {"entries": list(entries), "arms": list(arms), "chosen": chosen, "result": result}
-    folder.save(file, "compare.html", path, campaign=campaign, **folder.scrubbed(shown, file))
+    folder.save(file, "compare.html", path, campaigns=campaigns, pairs=[], **folder.scrubbed(shown, file))
 
 
 def _copy(tables: duckdb.DuckDBPyConnection, rollouts: Sequence[str]) -> None:

@@ -1,13 +1,19 @@
 """Reads training runs: figures of fine-tuning and reinforcement learning over their steps, several on one
 chart."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeVar
+from urllib.parse import urlencode
 
 import duckdb
 
+from orchard.page.rollouts import bounds
+from orchard.pipelines.campaigns.scores import interval
 from orchard.storage.reader import Row, rows
 
+T = TypeVar("T")
 POINTS = 400
 """Maximum points of a curve; longer ones are thinned."""
 FINE_TUNING = {
@@ -50,14 +56,17 @@ group by run, step order by run, step
 """,
     "reinforcement learning": f"""
 select run, step, {", ".join(f"arg_max({name}, sequence) as {name}" for name in list(REINFORCEMENT)[:-1])},
-       arg_max(tokens / nullif(seconds, 0), sequence) as tokens_per_second
+       arg_max(tokens / nullif(seconds, 0), sequence) as tokens_per_second,
+       arg_max(generated, sequence) as generated
 from tables.policy_steps_all where list_contains($runs, run) group by run, step order by run, step
 """,
 }
 _GROUPS = """
 select run, group_id, prompt, task_id, outcome, members, positive, degenerate, generated, aborted,
        trained_version, trained_step, dropped, detail, sequence
-from groups where run = $run and sequence < $before order by sequence desc limit $limit
+from groups where run = $run and sequence < $before
+and ($first is null or trained_step >= $first) and ($last is null or trained_step <= $last)
+order by sequence desc limit $limit
 """
 _WASTE = """
 select coalesce(dropped, if(trained_version is null, 'not trained yet', 'trained')) as cause,
@@ -78,15 +87,28 @@ class Runs:
     titles: Mapping[str, str]
     groups: list[Row]
     waste: list[Row]
+    bands: Mapping[str, Sequence[tuple[float, float, float]]]
+    """Intervals of the pass rate over the rollouts of a step: step, low and high, by run."""
+    steps: str = ""
+    """Steps whose groups are shown, such as `10..19`; empty for all."""
+
+    def address(self, first: float, last: float) -> str:
+        """Address of the groups that the first chosen run was trained on in these steps."""
+        asked = [*(("run", run) for run in self.chosen), ("step", f"{first:.0f}..{last:.0f}")]
+        return f"/runs?{urlencode(asked)}#groups"
 
 
-def runs(tables: duckdb.DuckDBPyConnection, wanted: Sequence[str], before: int | None = None) -> Runs:
-    """Reads the named runs or the newest one; chosen runs must be of the first one's kind."""
+def runs(
+    tables: duckdb.DuckDBPyConnection, wanted: Sequence[str], before: int | None = None, among: str = ""
+) -> Runs:
+    """Reads the named runs or the newest one; chosen runs must be of the first one's kind. `among` is a
+    range of steps whose groups are read. Raises BadFilter."""
+    first, last = bounds("step", among) if among else (None, None)
     found = rows(tables, _RUNS)
     known = {row["run"]: row["kind"] for row in found}
     chosen = [run for run in wanted if run in known] or [row["run"] for row in found[:1]]
     if not chosen:
-        return Runs(found, [], {}, {}, [], [])
+        return Runs(found, [], {}, {}, [], [], {})
     kind = known[chosen[0]]
     chosen = [run for run in chosen if known[run] == kind]
     titles = FINE_TUNING if kind == "fine-tuning" else REINFORCEMENT
@@ -103,12 +125,28 @@ def runs(tables: duckdb.DuckDBPyConnection, wanted: Sequence[str], before: int |
     groups, waste = [], []
     if kind != "fine-tuning":
         asked = {"run": chosen[0], "before": before or 2**62, "limit": GROUPS + 1}
+        asked |= {"first": first, "last": last}
         groups = rows(tables, _GROUPS, asked)
         waste = rows(tables, _WASTE, {"run": chosen[0]})
     shown = {figure: lines for figure, lines in curves.items() if any(lines.values())}
-    return Runs(found, chosen, shown, titles, groups, waste)
+    bands = {run: _band(row for row in steps if row["run"] == run) for run in chosen}
+    return Runs(found, chosen, shown, titles, groups, waste, bands, among)
 
 
-def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+def _band(steps: Iterable[Row]) -> list[tuple[float, float, float]]:
+    """Intervals of the pass rate, at the steps of its curve."""
+    known = [row for row in steps if row.get("generated") and row["pass_rate"] is not None]
+    return [
+        (row["step"], *_interval(round(row["pass_rate"] * row["generated"]), row["generated"]))
+        for row in _thinned(known)
+    ]
+
+
+@lru_cache(maxsize=4_096)
+def _interval(resolved: int, graded: int) -> tuple[float, float]:
+    return interval([1.0] * resolved + [0.0] * (graded - resolved))
+
+
+def _thinned(points: list[T]) -> list[T]:
     each = -(-len(points) // POINTS) or 1
     return [*points[:-1:each], *points[-1:]]

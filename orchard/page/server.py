@@ -23,6 +23,8 @@ from orchard.injector.orchestrator.origins import is_loopback
 from orchard.page import full_content
 from orchard.page.access import Access
 from orchard.page.actions import Actions
+from orchard.page.base_path import below, checked, local_path
+from orchard.page.campaign_table import GROUPS, CampaignFacts, CampaignQuery, choices, facts_of, rows_of
 from orchard.page.campaigns import CampaignWatch
 from orchard.page.notes import NoteForm, author_of
 from orchard.page.overviews import NAV, Overviews, number
@@ -51,23 +53,42 @@ HOST, PORT = "127.0.0.1", 8780
 LIVE_SECONDS = 0.5
 """Seconds between checks for changes while a page is open."""
 HEARTBEAT_SECONDS = 15.0
+STREAMED = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+"""Headers of server-sent events; the last one asks nginx to pass each on at once."""
 
 
 class PageSite:
     """Handlers of one store's pages."""
 
-    def __init__(self, session: Session, access: Access, tokenizer: "Tokenizer | None" = None) -> None:
-        """Takes a `tokenizer` for the text of tokens; without one, only ids are shown."""
+    def __init__(
+        self, session: Session, access: Access, tokenizer: "Tokenizer | None" = None, base: str = ""
+    ) -> None:
+        """Takes a `tokenizer` for the text of tokens; without one, only ids are shown. `base` is the path
+        that a proxy serves the page below. Raises ValueError if it is none."""
         self.session, self.access, self._tokenizer = session, access, tokenizer
+        self._base = checked(base)
         self.tables = Tables(session.config.store)
         self.watch = CampaignWatch(session, self.tables)
         self.renderer = Renderer(session.config.store)
         self.search_index = SearchIndex(session.config.store, RunFiles(session.directory).search_index)
         self._reading: asyncio.Task[None] | None = None
+        self._facts: tuple[int, dict[str, CampaignFacts]] = (-1, {})
+        """Facts of the campaigns, with the position of the tables that they were read at."""
         self._stopping = asyncio.Event()
 
     def application(self) -> web.Application:
-        app = web.Application(middlewares=[self.access.middleware(), self._errors()])
+        app = web.Application(middlewares=[below(self._base), self.access.middleware(), self._errors()])
+        self._register(app)
+        if self._base:
+            passed_on = web.Application()
+            self._register(passed_on)
+            app.add_subapp(self._base, passed_on)
+        app.on_startup.append(self._start)
+        app.on_shutdown.append(self._shutdown)
+        app.on_cleanup.append(self._close)
+        return app
+
+    def _register(self, app: web.Application) -> None:
         app.router.add_get("/", self.campaigns)
         app.router.add_get("/rollouts", self.rollouts)
         app.router.add_get("/rollouts/{id}", self.rollout)
@@ -84,10 +105,6 @@ class PageSite:
         NoteForm(self).register(app)
         app.router.add_get("/health", self.health)
         app.router.add_get("/static/{name}", self.static)
-        app.on_startup.append(self._start)
-        app.on_shutdown.append(self._shutdown)
-        app.on_cleanup.append(self._close)
-        return app
 
     async def _start(self, _: web.Application) -> None:
         self.watch.start()
@@ -111,9 +128,13 @@ class PageSite:
 
     async def campaigns(self, request: web.Request) -> web.Response:
         overview = await self.watch.newest()
-        return await self.page(
-            request, "campaigns.html", overview=overview, live=("version", overview.version)
-        )
+        query = CampaignQuery.of(request.query)
+        if self._facts[0] != self.tables.reached:
+            self._facts = self.tables.reached, await self.tables.ask(facts_of)
+        found = rows_of(overview.campaigns, self._facts[1])
+        shown = {"query": query, "grouped": query.applied(found), "choices": choices(found), "groups": GROUPS}
+        live = ("version", overview.version)
+        return await self.page(request, "campaigns.html", overview=overview, **shown, live=live)
 
     async def rollouts(self, request: web.Request) -> web.Response:
         query = Query.of(request.query)
@@ -197,7 +218,7 @@ class PageSite:
 
     async def live(self, request: web.Request) -> web.StreamResponse:
         """Sends a server-sent event at each change, with the position of the tables."""
-        reply = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
+        reply = web.StreamResponse(headers=STREAMED)
         await reply.prepare(request)
         with suppress(ConnectionError):  # the browser has left
             await self._tell(reply)
@@ -240,7 +261,7 @@ class PageSite:
         """Renders a page. `live`: kind and current value of the number that an open page follows at
         `/live`."""
         values = {"live": None, **values}
-        values |= {"may_change": self.access.knows(request), "path": request.path}
+        values |= {"may_change": self.access.knows(request), "path": local_path(request)}
         values |= {"nav": NAV, "report": None}
         text = await asyncio.to_thread(self.renderer.page, template, values)
         body, where = text.encode("utf-8", "replace"), {"Orchard-Position": str(self.tables.reached)}
@@ -327,17 +348,21 @@ async def serve(
     private: bool = False,
     hosts: Collection[str] = (),
     tokenizer: Path | None = None,
+    base: str = "",
     told: Callable[[str, str], None],
     stop: asyncio.Event,
 ) -> None:
     """Serves until `stop` is set, on a port or on an open socket. `told` receives the address and the one
-    with the token. `tokenizer` is a model's directory. Raises ConfigError if the port is not free."""
+    with the token. `tokenizer` is a model's directory; `base` the path below which a proxy serves the page.
+    Raises ConfigError for a bad base, and if the port is not free."""
     loopback = is_loopback(host)
     token = await asyncio.to_thread(_token, RunFiles(session.directory).page_token)
     access = Access(token, loopback=loopback, private=private, hosts=hosts)
-    site = PageSite(
-        session, access, await asyncio.to_thread(open_tokenizer, tokenizer) if tokenizer else None
-    )
+    opened = await asyncio.to_thread(open_tokenizer, tokenizer) if tokenizer else None
+    try:
+        site = PageSite(session, access, opened, base)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     runner = web.AppRunner(site.application(), handle_signals=False, access_log=None)
     await runner.setup()
     try:
@@ -352,7 +377,7 @@ async def serve(
             ) from error
         at = runner.addresses[0][1]
         name = f"[{host}]" if ":" in host else host
-        url = f"http://{name}:{at}/"
+        url = f"http://{name}:{at}{checked(base)}/"
         told(url if loopback and not private else f"{url}?token={token}", f"{url}?token={token}")
         await stop.wait()
     finally:

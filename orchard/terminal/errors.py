@@ -1,13 +1,13 @@
 """Ends commands on errors: a sentence for what the user can fix, a traceback for a defect."""
 
 import errno
-import os
 import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
 
 from orchard.schemas.installation import DISTRIBUTION, install_command
+from orchard.terminal.permissions import keep_private
 
 MISTAKES = (
     ("orchard.configuration.config", "ConfigError"),
@@ -86,7 +86,7 @@ def _scarce(error: Exception) -> str:
 
 def run_told(run: Callable[[], object]) -> None:
     """Runs a command: a user's mistakes become one sentence each, Ctrl-C the exit status 130."""
-    os.umask(0o077)  # the store holds gold patches and trajectories: they are the owner's alone
+    keep_private()
     try:
         run()
     except ExceptionGroup as group:

@@ -40,11 +40,16 @@ async def stored(place: Path, events: Sequence[e.Event], store: str = "store") -
 
 @asynccontextmanager
 async def served(
-    store: Path, *, loopback: bool = True, private: bool = False, session: Session | None = None
+    store: Path,
+    *,
+    loopback: bool = True,
+    private: bool = False,
+    session: Session | None = None,
+    base: str = "",
 ) -> AsyncIterator[str]:
     """The address of the page of a store, on a port of its own."""
     access = Access(TOKEN, loopback=loopback, private=private, hosts=())
-    site = PageSite(session or Session(Config(store=str(store))), access)
+    site = PageSite(session or Session(Config(store=str(store))), access, base=base)
     runner = web.AppRunner(site.application(), access_log=None)
     await runner.setup()
     try:

@@ -1,4 +1,4 @@
-"""Every page of a store in real Chromium, at two widths and in two themes: pictures, and what is wrong.
+"""Every page of a store in real Chromium, at four widths, in two themes: pictures, and what is wrong.
 
 Run as `python -m tests.orchard.page.look STORE --out DIRECTORY`.
 """
@@ -23,11 +23,11 @@ CHROMIUM = "/usr/bin/chromium"
 ROOT = ["--no-sandbox"] if os.geteuid() == 0 else []
 PICTURES = Path(__file__).parents[3] / "build" / "page-pictures"
 """Of the stores that `make test-all` looks at."""
-WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 360, "height": 800}
+LOOKS = ((1280, "light"), (360, "dark"), (768, "light"), (1920, "dark"))
 AXE = Path(sys.prefix) / ".axe" / "package" / "axe.min.js"
 """`make test-all` fetches it from npm."""
-SERIOUS = """async () => (await axe.run()).violations
-    .filter(each => ["serious", "critical"].includes(each.impact))
+VIOLATIONS = """async () => (await axe.run()).violations
     .map(each => [each.id, each.nodes[0].html])"""
 WATCH = (
     "window.violations = [];"
@@ -81,6 +81,7 @@ def addresses(tables: duckdb.DuckDBPyConnection) -> dict[str, str]:
         found |= {"events": found["rollout"] + "/events", "as-of": found["rollout"] + "?as_of=2&find=the"}
     for name, query, path in (
         ("task", "select task_id from rollouts order by sequence desc limit 1", "/tasks/"),
+        ("campaign", "select campaign from campaigns where size is not null limit 1", "/campaigns/"),
         ("campaign-rollouts", "select campaign from rollouts order by sequence desc limit 1", None),
         ("evaluation", "select campaign from evaluations limit 1", "/evaluations/"),
     ):
@@ -160,8 +161,8 @@ async def looked_at(store: Path, out: Path, *, only: str = "", axe: bool = True)
         paths = {name: path for name, path in addresses(tables).items() if only in name}
     wrong = []
     async with chromium() as browser, served(store) as url:
-        for width, theme in ((1280, "light"), (390, "dark"), (1280, "dark"), (390, "light")):
-            async with tab(browser, url, WIDE if width == 1280 else NARROW, theme) as watched:
+        for width, theme in LOOKS:
+            async with tab(browser, url, {"width": width, "height": 900}, theme) as watched:
                 await watched.page.goto(f"{url}/?token={TOKEN}")
                 for name, path in paths.items():
                     await watched.page.goto(url + path)
@@ -170,7 +171,7 @@ async def looked_at(store: Path, out: Path, *, only: str = "", axe: bool = True)
                     await watched.page.screenshot(path=file, full_page=False)
                     if axe:
                         await watched.page.evaluate(AXE.read_text())
-                        found = await watched.page.evaluate(SERIOUS)
+                        found = await watched.page.evaluate(VIOLATIONS)
                         watched.wrong += [f"{path} {theme} {width}: axe {each}" for each in found]
                     await watched.look(path)
                     if (width, theme) == (1280, "light"):

@@ -86,7 +86,7 @@ def cells(html: str, label: str) -> Iterator[list[str]]:
 def cards(html: str) -> dict[str, str]:
     """The campaigns of a page by name."""
     found = re.findall(r'<article class="card campaign".*?</article>', html, re.DOTALL)
-    return {text_of(card.partition("<h2>")[2].partition("</h2>")[0]): card for card in found}
+    return {text_of(card.partition("<h1>")[2].partition("</h1>")[0]): card for card in found}
 
 
 def outcomes(card: str) -> dict[str, int]:
@@ -100,6 +100,12 @@ select case when status = 'aborted' then 'aborted: ' || cause when resolved is n
        when resolved then 'resolved' else 'unresolved' end as outcome, count(*) as n
 from rollouts where campaign = ? group by 1
 """
+BY_TASK = """
+select avg(rate) as rate from (
+    select count(*) filter (resolved) / count(resolved) as rate from rollouts
+    where campaign = ? group by task_id having count(resolved) > 0
+)
+"""
 TOTALS = """
 select count(*) as done, sum(turns) as turns, sum(prompt_tokens + completion_tokens) as tokens,
        sum(cost_usd) as cost, count(*) filter (resolved) / nullif(count(resolved), 0) as rate,
@@ -110,11 +116,17 @@ from rollouts where campaign = $1
 
 
 async def test_campaigns(look: Look) -> None:
-    shown = cards(await look.page("/"))
+    listed = {row[1].partition(" ")[0]: row for row in cells(await look.page("/"), "Campaigns") if row[1]}
     known = look.sql("select campaign, size from campaigns")
-    assert shown.keys() == {row["campaign"] for row in known}
+    assert listed.keys() - {"million-0:", "million-1:"} == {row["campaign"] for row in known}
     for row in known:
-        card, (totals,) = shown[row["campaign"]], look.sql(TOTALS, row["campaign"])
+        card = cards(await look.page(f"/campaigns/{row['campaign']}"))[row["campaign"]]
+        (totals,) = look.sql(TOTALS, row["campaign"])
+        (each,) = look.sql(BY_TASK, row["campaign"])
+        cell = listed[row["campaign"]]
+        assert cell[4].startswith(f"{figures.share(each['rate'])} [")
+        assert f"{totals['done']:,} of {row['size']:,}" in cell[5]
+        assert cell[6] == (figures.usd(totals["cost"]) if totals["cost"] is not None else "–")
         assert outcomes(card) == {
             each["outcome"]: each["n"] for each in look.sql(BY_OUTCOME, row["campaign"])
         }

@@ -1,7 +1,6 @@
 """Numbers of pages while processes are killed: those of SQL at the place in the log that the page names."""
 
 import asyncio
-import re
 from pathlib import Path
 
 import aiohttp
@@ -20,13 +19,12 @@ ROLLOUTS = 30
 
 async def _compared(store: Path, http: aiohttp.ClientSession) -> int | None:
     """Outcomes of which both pages had the numbers; None where there was nothing to see yet."""
-    async with http.get("/") as reply:
+    async with http.get(f"/campaigns/{CAMPAIGN}") as reply:
         html = await reply.text()
-    found = re.search(r"log at ([\d,]+)", html)
-    if reply.status != 200 or found is None or CAMPAIGN not in cards(html):
+    if reply.status != 200:
         return None
     card = cards(html)[CAMPAIGN]
-    with open_tables(str(store), as_of=int(found[1].replace(",", ""))) as tables:
+    with open_tables(str(store), as_of=int(reply.headers["Orchard-Position"])) as tables:
         expected = {row["outcome"]: row["n"] for row in rows(tables, BY_OUTCOME, [CAMPAIGN])}
         (totals,) = rows(tables, TOTALS, [CAMPAIGN])
     assert outcomes(card) == expected

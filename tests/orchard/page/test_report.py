@@ -1,6 +1,9 @@
 """A report is a folder that needs nothing else, and gives no key away."""
 
+import asyncio
 import re
+import stat
+import sys
 from html import unescape
 from pathlib import Path
 
@@ -232,6 +235,46 @@ async def test_it_opens_from_disk_without_a_request_elsewhere(tmp_path: Path) ->
         assert await page.locator("dialog").is_visible()
     assert said == []
     assert [url for url in asked if not url.startswith(out.as_uri())] == []
+
+
+async def test_one_file_has_all_pages_and_their_links(tmp_path: Path) -> None:
+    store, file = await _store(tmp_path), tmp_path / "mailed.html"
+    made = write_report(str(store), "mailed", file)
+    assert (made.rollouts, made.files, made.bytes) == (70, 1, file.stat().st_size)
+    html = file.read_text()
+    assert KEY not in html and OTHER not in html
+    led = {link.partition("!")[0] for link in re.findall(r' href="(?!data:)([^"]*)"', html)}
+    assert led == {f"#{page}" for page in re.findall(r'data-page="([^"]*)"', html)}
+    said: list[str] = []
+    async with chromium() as browser:
+        page = await browser.new_page()
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        await page.goto(file.as_uri())
+        await page.get_by_role("link", name="Rollouts", exact=True).click()
+        await page.locator("nav [aria-current=page]", has_text="Rollouts").wait_for()
+        await page.locator("tbody a").first.click()
+        await page.locator("article.turn").first.wait_for()
+        sent, title = page.url, await page.title()
+        await page.go_back()
+        await page.locator("h1", has_text="Rollouts").wait_for()
+        other = await browser.new_page()
+        await other.goto(sent)
+        assert await other.title() == title and await other.locator("article.turn").count() > 1
+    assert said == []
+
+
+async def test_colleagues_may_read_what_the_umask_lets_them(tmp_path: Path) -> None:
+    """The store stays the owner's alone; the command writes the report as the user's other files."""
+    store = await _store(tmp_path)
+    for mask, file, folder in ((0o022, 0o644, 0o755), (0o007, 0o660, 0o770)):
+        out = tmp_path / f"{mask:o}"
+        words = ("--store", str(store), "report", "mailed", "--out", str(out))
+        process = await asyncio.create_subprocess_exec(sys.executable, "-m", "orchard", *words, umask=mask)
+        assert await process.wait() == 0
+        modes = {stat.S_IMODE(each.stat().st_mode) for each in out.rglob("*") if each.is_file()}
+        assert modes == {file}
+        assert {stat.S_IMODE(each.stat().st_mode) for each in (out, out / "rollouts")} == {folder}
 
 
 @pytest.mark.slow

@@ -1,0 +1,110 @@
+"""The page behind a reverse proxy under a path of its own: links, files, streams, redirects and forms."""
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from orchard.actions.session import Session
+from orchard.configuration.config import Config
+from orchard.page.access import Access
+from orchard.page.base_path import checked
+from orchard.page.server import PageSite
+from orchard.storage.blobs import BlobStore
+from orchard.storage.reader import open_tables
+from tests.orchard.page.conftest import TOKEN, served, stored
+from tests.orchard.page.gallery import gallery
+from tests.orchard.page.look import WIDE, addresses, chromium, tab
+from tests.trajectory_log import Author
+
+BASE = "/teams/orchard"
+
+
+@asynccontextmanager
+async def proxied(target: str, *, strips: bool) -> AsyncIterator[str]:
+    """Address of a proxy that serves `target` below BASE, and a sign that it is asked for nothing else."""
+
+    async def forward(request: web.Request) -> web.StreamResponse:
+        path = request.raw_path.removeprefix(BASE) if strips else request.raw_path
+        headers = {name: value for name, value in request.headers.items() if name != "Accept-Encoding"}
+        headers |= {"X-Forwarded-Prefix": BASE} if strips else {}
+        body = await request.read()
+        async with (
+            aiohttp.ClientSession() as http,
+            http.request(
+                request.method, target + path, data=body, headers=headers, allow_redirects=False
+            ) as reply,
+        ):
+            answer = web.StreamResponse(status=reply.status)
+            for name, value in reply.headers.items():
+                if name not in ("Transfer-Encoding", "Content-Length", "Connection"):
+                    answer.headers.add(name, value)
+            await answer.prepare(request)
+            with suppress(ConnectionError):  # the browser has left
+                async for part in reply.content.iter_any():
+                    await answer.write(part)
+            return answer
+
+    app = web.Application()
+    app.router.add_route("*", BASE + "{rest:/.*}", forward)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize("strips", [True, False], ids=["header", "base-path"])
+async def test_every_address_leads_through_the_proxy(tmp_path: Path, *, strips: bool) -> None:
+    store = await stored(tmp_path, gallery(BlobStore(tmp_path / "store")))
+    with open_tables(str(store)) as tables:
+        paths = [path for path in addresses(tables).values() if path != "/nothing"]
+    async with (
+        served(store, base="" if strips else BASE) as target,
+        proxied(target, strips=strips) as url,
+        aiohttp.ClientSession(url) as http,
+        chromium() as browser,
+        tab(browser, url + BASE, WIDE) as watched,
+    ):
+        async with http.get(f"{BASE}/rollouts?turns=2&token={TOKEN}", allow_redirects=False) as reply:
+            assert reply.headers["Location"] == f"{BASE}/rollouts?turns=2"
+            assert f"Path={BASE}/;" in reply.headers["Set-Cookie"]
+        page = watched.page
+        await page.goto(f"{url}{BASE}/?token={TOKEN}")
+        for path in paths:
+            async with http.get(BASE + path) as reply:
+                led = re.findall(r' (?:href|src|action)="([^"]*)"', await reply.text())
+            assert reply.status == 200 and led, path
+            assert [each for each in led if not each.startswith((f"{BASE}/", "#"))] == [], path
+        await page.goto(f"{url}{BASE}/rollouts")
+        await page.locator("#pulse").wait_for(state="visible")
+        told = await page.locator("#counted").inner_text()
+        await stored(tmp_path, Author("live").rollout(0, ["ls"], resolved=True))
+        await page.wait_for_function(
+            "before => document.querySelector('#counted').innerText !== before", arg=told
+        )
+        await page.goto(f"{url}{BASE}/do/pause?of=first")
+        await page.get_by_role("button", name="Pause").click()
+        assert "nothing runs on store" in await page.locator("main").inner_text()
+        assert page.url == f"{url}{BASE}/do/pause"
+    assert [each for each in watched.wrong if "503" not in each] == []
+
+
+async def test_a_header_that_is_no_path_moves_nothing(tmp_path: Path) -> None:
+    store = await stored(tmp_path, Author("a").rollout(0, ["ls"], resolved=True))
+    async with served(store) as url, aiohttp.ClientSession(url) as http:
+        for told in ("//pages.example", 'x"y', "/a b", "https://pages.example"):
+            async with http.get("/", headers={"X-Forwarded-Prefix": told}) as reply:
+                html = await reply.text()
+                assert 'href="/rollouts"' in html and "pages.example" not in html
+    with pytest.raises(ValueError, match="write one such as /orchard"):
+        PageSite(
+            Session(Config(store=str(store))), Access(TOKEN, loopback=True, private=False, hosts=()), base="x"
+        )
+    assert checked("/orchard/") == "/orchard"
