@@ -22,7 +22,7 @@ def hints(view: CampaignView, pipeline: PipelineView) -> list[str]:
     if view.state is State.PAUSED and view.reason:
         found.append(f"{view.name} is paused, because {view.reason}: {_how_to_go_on(view)}")
     elif view.state in (State.PAUSED, State.CANCELLED):
-        found.append(f"{view.name} is {view.state}: `orchard resume {view.name}` goes on")
+        found.append(f"{view.name} is {view.state}: `orchard resume {view.name}` continues it")
     if view.cap_usd is not None and view.spent.unpriced:
         found.append(
             f"{view.name}: {view.spent.unpriced:,} model calls have no known cost: its cap does not see them"
@@ -59,11 +59,11 @@ def abort_hints(view: CampaignView) -> list[str]:
 def _how_to_go_on(view: CampaignView) -> str:
     """Advice after a pause that no user asked for."""
     if view.cap_usd is not None and view.spent.usd >= view.cap_usd:
-        return f"`orchard resume {view.name} --max-cost USD` goes on with a higher cap"
+        return f"`orchard resume {view.name} --max-cost USD` continues it with a higher cap"
     if view.cap_usd is None or not view.spent.unpriced:
-        return f"`orchard resume {view.name}` goes on when that is mended"
+        return f"`orchard resume {view.name}` continues it once that is mended"
     return (
         "add [endpoints.NAME.prices.MODEL] where the workers run and start them again, or have the endpoint "
-        f"say its usage; then `orchard resume {view.name}` goes on, which lets these calls pass, and with "
-        "`--max-cost 0` without a cap"
+        f"tell its usage; then `orchard resume {view.name}` continues it and no longer asks for the cost of "
+        "these calls; `--max-cost 0` removes the cap"
     )

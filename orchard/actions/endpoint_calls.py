@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 import msgspec
 import openai
 
@@ -152,6 +153,8 @@ class EndpointCalls:
         except openai.APITimeoutError:
             waited = time.monotonic() - began
             raise CallFailed(f"did not answer within {waited:.0f} s", Meaning.TRANSIENT) from None
+        except httpx.HTTPError as error:  # in the middle of an answer
+            raise CallFailed(f"broke off its answer ({type(error).__name__})", Meaning.TRANSIENT) from None
         except openai.APIConnectionError as error:
             why = type(error.__cause__ or error).__name__
             raise CallFailed(f"could not be reached ({why}): {_SERVER}", Meaning.TRANSIENT) from None

@@ -96,7 +96,7 @@ async def measure_rollout(
             except (PointRefused, InfrastructureError) as error:
                 told.note(str(error), "not measured:")
             except asyncio.CancelledError:
-                told.note("the same command goes on with what is not measured yet", "stopped:")
+                told.note("run the same command again to measure the rest", "stopped:")
                 raise
             done = wanted.samples * number
         await session.committed(connection)

@@ -257,7 +257,7 @@ def register(app: typer.Typer) -> None:
     def pause(context: typer.Context, name: Name) -> None:
         """Start no more rollouts; running ones finish."""
         asyncio.run(pause_campaign(context.obj, name))
-        console.print(f"{name} is paused: `orchard resume {name}` goes on")
+        console.print(f"{name} is paused: `orchard resume {name}` continues it")
 
     @app.command()
     def cancel(context: typer.Context, name: Name) -> None:

@@ -147,9 +147,12 @@ def show(dataset: Dataset, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def diff(a: Dataset, b: Dataset) -> None:
+def diff(a: Dataset, b: Dataset, as_json: AsJson = False) -> None:
     """Compare two datasets. Exit code 1 when their rows differ."""
     found = compare(a, b)
+    if as_json:
+        print_facts(found)
+        raise typer.Exit(not found.equal)
     if found.facts:
         console.print(rows_table(["fact", str(a), str(b)], [(k, *v) for k, v in found.facts.items()]))
     if found.equal:
@@ -183,7 +186,7 @@ def why(
             "the one that the dataset was built from"
         )
     console.print(rows_table(["sequence", "type", "time", "id"], events, "events"))
-    console.print(f"all of it: orchard show {found.rollout_id}", highlight=False)
+    console.print(f"The whole rollout: orchard show {found.rollout_id}", highlight=False)
 
 
 @app.command()

@@ -61,7 +61,7 @@ def watch_facts(status: Status) -> WatchFacts:
     return WatchFacts(campaign=view, pipeline=status.pipeline, hints=hints(view, status.pipeline))
 
 
-def print_facts(facts: msgspec.Struct) -> None:
-    """Prints a struct as one line of JSON."""
+def print_facts(facts: object) -> None:
+    """Prints a struct or data class as one line of JSON."""
     sys.stdout.write(msgspec.json.encode(facts).decode() + "\n")
     sys.stdout.flush()

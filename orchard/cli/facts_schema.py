@@ -16,7 +16,9 @@ from orchard.cli.measuring import AgreementListing
 from orchard.cli.store import StoreFacts, TableDigests
 from orchard.cli.tasks import HackListing, TaskListing
 from orchard.cli.values import ShapeListing
+from orchard.pipelines.datasets.comparison import Difference
 from orchard.pipelines.datasets.manifest import Manifest
+from orchard.storage.archive.verify import Verified
 
 FACTS: dict[str, Any] = {
     "status": StatusFacts,
@@ -32,7 +34,9 @@ FACTS: dict[str, Any] = {
     "store digest": TableDigests,
     "dead list": DeadLetterListing,
     "log status": LogFacts,
+    "log verify": Verified,
     "dataset show": Manifest,
+    "dataset diff": Difference,
     "values shapes": ShapeListing,
     "values report": AgreementListing,
     "eval report": EvaluationFacts,

@@ -61,7 +61,7 @@ def import_(
 def pull(
     context: typer.Context,
     reference: Annotated[
-        str, typer.Argument(help="As for `docker pull`; `name@sha256:...` pins what it is.")
+        str, typer.Argument(help="As for `docker pull`; `name@sha256:...` pins its content.")
     ],
     name: Annotated[str | None, typer.Option(help="Its name here.", show_default="REFERENCE")] = None,
     user: Annotated[

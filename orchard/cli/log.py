@@ -129,15 +129,18 @@ def restore(
             await _follow(_archiving(session, connection).restore(name), name)
 
     asyncio.run(run())
-    console.print(f"[bold green]restored[/] {name}: it is paused, `orchard resume {name}` goes on")
+    console.print(f"[bold green]restored[/] {name}: it is paused, `orchard resume {name}` continues it")
 
 
 @app.command()
-def verify(context: typer.Context, name: Names = None) -> None:
+def verify(context: typer.Context, name: Names = None, as_json: AsJson = False) -> None:
     """Read every byte of the archive and compare it with its manifests and the tables. Exit code 1 if not."""
     session: Session = context.obj
     shelf = ArchiveFiles(archive_url(session.config.store, session.config.archive))
     found = verify_archive(shelf, session.config.store, name or [])
+    if as_json:
+        print_facts(found)
+        raise typer.Exit(bool(found.findings))
     for finding in found.findings:
         console.print(Text(str(finding), style="red"), soft_wrap=True)
     if found.findings:

@@ -49,7 +49,8 @@ def measure(
     at: Annotated[str, typer.Option(help="Steps, 3,7,12: after the result of each; -1 is before any.")],
     samples: Annotated[int, typer.Option(help="Continuations of each step.", min=1)] = 8,
     model: Annotated[
-        str | None, typer.Option(help="Policy that goes on.", show_default="the rollout's own")
+        str | None,
+        typer.Option(help="Policy that continues from the step.", show_default="the rollout's own"),
     ] = None,
     endpoint: Annotated[str | None, typer.Option(help="Endpoint of the configuration.")] = None,
     slots: Annotated[int, typer.Option(help="Continuations at once.", min=1)] = 4,

@@ -16,7 +16,8 @@ from orchard.terminal.permissions import users_mask
 
 COMMANDS = {
     "ui": "Show campaigns and rollouts in a browser, live, until Ctrl-C.",
-    "report": "Write a campaign, training run or comparison as a folder of pages that opens from disk.",
+    "report": "Write a campaign, training run or comparison as pages that open from disk: a folder, or one "
+    "file.",
 }
 
 

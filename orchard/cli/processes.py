@@ -160,4 +160,4 @@ async def _up(config: Config) -> None:
     greeting = asyncio.create_task(greet())
     await supervisor.run(stop, ready)
     greeting.cancel()
-    console.print("stopped: what was not finished is on the queue and goes on at the next `orchard up`")
+    console.print("stopped: unfinished work is on the queue and continues at the next `orchard up`")

@@ -201,6 +201,8 @@ _NOTED = {
 
 def _base(query: Query) -> str:
     base = _OPEN if query.filters.get("outcome") == "open" else "from indexed.ended"
+    if "human_score" not in query.filters:
+        return base
     return f"from ({base}) left join (select rollout_id, human_score from indexed.reviews) using (rollout_id)"
 
 
@@ -245,9 +247,11 @@ def page_of(tables: duckdb.DuckDBPyConnection, query: Query, words: str = "") ->
     except duckdb.ConversionException as error:
         raise BadFilter("`after` is not a valid page cursor: start from the first page") from error
     last = found[PAGE - 1] if len(found) > PAGE else None
-    labels = "select rollout_id, labels from indexed.reviews where list_contains($ids, rollout_id)"
-    known = {r["rollout_id"]: r for r in rows(tables, labels, {"ids": [r["rollout_id"] for r in found]})}
-    found = [row | {"labels": known.get(row["rollout_id"], {}).get("labels", [])} for row in found]
+    reviews = "select * from indexed.reviews where list_contains($ids, rollout_id)"
+    noted = {r["rollout_id"]: r for r in rows(tables, reviews, {"ids": [r["rollout_id"] for r in found]})}
+    for row in found:
+        review = noted.get(row["rollout_id"], {})
+        row |= {"labels": review.get("labels", []), "human_score": review.get("human_score")}
     return RowsPage(found[:PAGE], json.dumps([last[column], last["sequence"]]) if last else None)
 
 

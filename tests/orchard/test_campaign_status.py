@@ -95,7 +95,7 @@ def test_a_campaign_that_its_cap_has_paused_says_so_and_how_it_goes_on() -> None
 def test_a_pause_for_calls_without_a_known_cost_says_how_to_go_on() -> None:
     view = CampaignView("c", 4, State.PAUSED, cap_usd=5.0, spent=Spent(0.0, unpriced=3), reason="of that")
     paused, _ = hints(view, PipelineView())
-    assert "prices.MODEL" in paused and "`orchard resume c` goes on" in paused
+    assert "prices.MODEL" in paused and "`orchard resume c` continues it" in paused
 
 
 def test_rewards_are_counted_by_what_protects_them() -> None:
@@ -137,7 +137,7 @@ def test_a_rest_is_said_with_its_end_where_that_is_known_and_a_breakers_pause_wi
     (broken,) = hints(CampaignView("c", 4, State.PAUSED, reason="5 rollouts were refused"), PipelineView())
     assert (
         broken
-        == "c is paused, because 5 rollouts were refused: `orchard resume c` goes on when that is mended"
+        == "c is paused, because 5 rollouts were refused: `orchard resume c` continues it once that is mended"
     )
 
 

@@ -65,6 +65,7 @@ def test_a_closed_campaign_is_archived_verified_and_told(tmp_path: Path) -> None
 
     verified, text = orchard("log", "verify")
     assert verified.exit_code == 0, text
+    check("log verify", orchard("log", "verify", "--json")[0].stdout)
     (segment,) = (store / "archive" / "first").glob("segment-*")
     flipped = bytearray(segment.read_bytes())
     flipped[len(flipped) // 2] ^= 1
@@ -72,3 +73,5 @@ def test_a_closed_campaign_is_archived_verified_and_told(tmp_path: Path) -> None
     damaged, text = orchard("log", "verify")
     assert damaged.exit_code == 1
     assert "does not have the SHA-256" in text
+    facts = orchard("log", "verify", "--json")[0]
+    assert facts.exit_code == 1 and "does not have the SHA-256" in jq(".findings[0]", facts.stdout)

@@ -35,7 +35,7 @@ class Server:
         self.tools = "calls"
         """Or `refused`, `broken`, `text`, `left out`."""
         self.without: set[str] = set()
-        """Of models, stream, usage, logprobs, ids, max_tokens, length."""
+        """Of models, stream, end, usage, logprobs, ids, max_tokens, length."""
         self.always: web.Response | None = None
         """The answer to everything."""
 
@@ -93,6 +93,8 @@ class Server:
             chunk = {"id": "c", "model": "m", "object": "chat.completion.chunk"}
             choice = {"index": 0, "delta": delta, "finish_reason": reason}
             await reply.write(b"data: " + msgspec.json.encode({**chunk, "choices": [choice]}) + b"\n\n")
+            if "end" in self.without:
+                request.transport.abort()
         if "usage" not in self.without:
             await reply.write(b"data: " + msgspec.json.encode({"choices": [], "usage": USAGE}) + b"\n\n")
         await reply.write(b"data: [DONE]\n\n")
@@ -162,6 +164,13 @@ async def test_strict_servers_get_the_names_that_they_know(server: Server) -> No
     server.without = {"ids", "max_tokens"}
     trial = await tried(server)
     assert (trial.tools, trial.logprobs, trial.token_ids) == (True, True, False)
+
+
+async def test_a_stream_that_breaks_off_is_not_said_to_work(server: Server) -> None:
+    server.without = {"end"}
+    trial = await tried(server)
+    [finding] = [each for each in trial.findings if each.what == "streams"]
+    assert trial.streams is False and "a request for a stream" in finding.says and trial.tools is True
 
 
 async def test_an_endpoint_without_streams_cannot_be_configured_with_them(server: Server) -> None:

@@ -19,7 +19,7 @@ def synthesize(
     limit: int,
     concurrency: int,
     *,
-    run: Annotated[str, typer.Option(help="name of the run; it goes on under it.")] = "synthesis",
+    run: Annotated[str, typer.Option(help="name of the run; the same name resumes it.")] = "synthesis",
     seed: Annotated[int, typer.Option(help="the same seed gives the same tasks.", min=0)] = 0,
     author: Annotated[
         str, typer.Option(help="model that writes.", show_default="the seeded author, no model")

@@ -43,13 +43,13 @@ def funnel(
         str | None, typer.Option(help="In place of rows: tasks of the store that have this source.")
     ] = None,
     sites: Annotated[
-        list[Path] | None, typer.Option(help="List of popular sites, a host a line; repeat it.")
+        list[Path] | None, typer.Option(help="List of popular sites, one host on each line. Repeatable.")
     ] = None,
     split: Annotated[
-        list[str] | None, typer.Option(help="Split to keep; repeat it.", show_default="all")
+        list[str] | None, typer.Option(help="Split to keep. Repeatable.", show_default="all")
     ] = None,
     evaluation: Annotated[
-        list[Path] | None, typer.Option(help="Rows of an evaluation benchmark; repeat it.")
+        list[Path] | None, typer.Option(help="Rows of an evaluation benchmark. Repeatable.")
     ] = None,
     webvoyager: Annotated[list[Path] | None, typer.Option(help="Rows of WebVoyager.")] = None,
     column: Annotated[

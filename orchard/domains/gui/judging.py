@@ -170,7 +170,7 @@ async def judge_campaign(
                     elif following := list(islice(left, 1)):
                         await offered.offer(following, entry)
         except asyncio.CancelledError:
-            console.print("stopped: the same command goes on with what has no verdict yet")
+            console.print("stopped: run the same command again to judge the rest")
             raise
         await session.committed(connection)
     return _tell(tally, len(requests), len(foreign))

@@ -46,7 +46,7 @@ def import_rows(
     *,
     source: str = "",
     column: Annotated[
-        list[str] | None, typer.Option(help="PART=COLUMN where names differ; repeat it.")
+        list[str] | None, typer.Option(help="PART=COLUMN where names differ. Repeatable.")
     ] = None,
 ) -> None:
     from orchard.domains.gui.funnel import columns_of

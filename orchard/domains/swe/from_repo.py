@@ -40,11 +40,11 @@ def register(app: typer.Typer) -> None:
             list[str] | None, typer.Option(help="PyPI package that the tests need. Repeatable.")
         ] = None,
         setup: Annotated[
-            list[str] | None, typer.Option(help="Shell line that builds the repository; repeat it.")
+            list[str] | None, typer.Option(help="Shell line that builds the repository. Repeatable.")
         ] = None,
         test_path: Annotated[
             list[str] | None,
-            typer.Option(help="Pattern of test files; repeat it.", show_default="by their names"),
+            typer.Option(help="Pattern of test files. Repeatable.", show_default="by their names"),
         ] = None,
         parser: Annotated[
             str,

@@ -93,7 +93,7 @@ async def _quickstart(
     await asyncio.wait({work, waiting}, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
     if not work.done():
-        console.print("stopping: the same command goes on from here")
+        console.print("stopping: run the same command again to continue from here")
         await end(work)
     if work.cancelled():
         raise typer.Exit(130)
@@ -137,7 +137,7 @@ async def _work(config: Config, tasks: int, samples: int, model: str, campaign: 
     _show_results(session, campaign)
     if (reason := _reason(session, campaign)) and not _graded(session, campaign):
         raise ConfigError(f"no rollout was graded: {reason}")
-    console.print(f"all of it took {duration(time.monotonic() - began)}", style="dim")
+    console.print(f"everything took {duration(time.monotonic() - began)}", style="dim")
 
 
 class _Offering:
@@ -250,13 +250,15 @@ def _show_results(session: Session, campaign: str) -> None:
             console.print(rows_table(names, cursor.fetchall()))
         shown = tables.execute(FOR_SHOW, {"name": campaign}).fetchone()
     if reason := _reason(session, campaign):
-        console.print(f"[red]{escape(reason)}[/]; the same command goes on from here too", highlight=False)
+        console.print(
+            f"[red]{escape(reason)}[/]; run the same command again to continue from here", highlight=False
+        )
     console.print("Next, with the virtual environment active (source .venv/bin/activate):", style="bold")
     example = (
         [(f"orchard show {shown[0][:10]}", "read one trajectory, its diff and its tests")] if shown else []
     )
     for command, why in (
-        ("orchard ui", f"all of it in a browser, at http://127.0.0.1:{UpSettings().page_port}/"),
+        ("orchard ui", f"everything in a browser, at http://127.0.0.1:{UpSettings().page_port}/"),
         *example,
         (
             'orchard sql "select repo, count(*), avg(turns) from rollouts where resolved group by 1"',

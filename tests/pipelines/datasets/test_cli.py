@@ -13,6 +13,7 @@ from orchard.cli.app import app
 from orchard.pipelines.datasets.errors import DatasetError
 from orchard.pipelines.datasets.manifest import read_manifest
 from orchard.pipelines.datasets.settings import read_settings
+from tests.orchard.test_facts import check, jq
 
 TOML = """
 name = "mine"
@@ -49,6 +50,9 @@ async def test_from_a_log_to_a_dataset_with_its_card_and_its_reasons(
     assert built.endswith(await run("show", out))
     assert "rollout.finished" in await run("why", out, "1")
     assert "equal rows" in await run("diff", out, out)
+    facts = await run("diff", out, out, "--json")
+    check("dataset diff", facts)
+    assert jq(".equal", facts) == "true\n"
     assert "written" in await run("card", out)
     card = (Path(out) / "README.md").read_text()
     assert manifest.sha256 in card and "| unresolved | 1 |" in card

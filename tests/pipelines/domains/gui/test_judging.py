@@ -247,7 +247,7 @@ async def test_a_campaign_is_judged_again_once_through_a_stop_a_cap_refusals_and
     scripted.called, scripted.then = 20, stopped.cancel
     with pytest.raises(asyncio.CancelledError):
         await stopped
-    assert "stopped: the same command goes on" in capsys.readouterr().out
+    assert "stopped: run the same command again" in capsys.readouterr().out
     lost = 4  # at most: asked, and cut off before their answers were stored
 
     before = len(scripted.asked)

@@ -24,14 +24,16 @@ DOCUMENTED = '''    """A name without blanks.
     return'''
 
 
-async def test_a_modules_doctests_belong_to_the_submission(shop, task, machine, pristine, blobs):
+async def test_tests_in_what_is_repaired_belong_to_the_submission(shop, task, machine, pristine, blobs):
     """Once the sheet brought the known solution's own module, and who submitted nothing was paid."""
     module, text = "shop/sums.py", "README.rst"
     gold = shop.FIXED.replace("    return name", DOCUMENTED + " name")
+    gold += "\n\ndef test_label():\n    assert label(' tea ') == 'tea'\n"
+    own = f"{module}::shop.sums.label", f"{module}::test_label", f"{text}::{text}"
     grading = msgspec.structs.replace(
         task.grading,
         test_command=f"{task.grading.test_command} --doctest-modules {module} {text}",
-        fail_to_pass=(*task.grading.fail_to_pass, f"{module}::shop.sums.label", f"{text}::{text}"),
+        fail_to_pass=(*task.grading.fail_to_pass, *own),
     )
     shop.write({text: ""})
     shop.git("add", "-A")
@@ -54,7 +56,7 @@ async def test_a_modules_doctests_belong_to_the_submission(shop, task, machine, 
     sheet = SheetStore(blobs).get(task)
     assert not {module, text} & set(sheet.paths)
     labels = {test.name: test.label for test in sheet.tests.values()}
-    assert labels[f"{module}::shop.sums.label"] == labels[f"{text}::{text}"] == Protected.INSIDE
+    assert {labels[each] for each in own} == {Protected.INSIDE}
 
 
 @pytest.mark.parametrize(

@@ -161,15 +161,14 @@ class SheetMaker:
         return {self._plan.names[test].file for test in self._grading.fail_to_pass}
 
     def _is_of_task(self, file: str) -> bool:
-        """Whether a file of tests is no part of submissions, as a module with doctests in its docstrings is,
-        or a text that the known solution changes."""
+        """Whether a file of tests is no part of submissions, as what the known solution changes is, and a
+        module with doctests in its docstrings."""
         if file in {*self._grading.test_files, *touched_paths(self._grading.test_patch)}:
             return True
+        if file in touched_paths(self._task.gold_patch):
+            return False
         names = [name for name in self._plan.names.values() if name.file == file]
-        if file.endswith(".py") and not all(name.is_of_docstring for name in names):
-            return True
-        is_text = not file.endswith(".py")
-        return (is_text or is_of_tests(file)) and file not in touched_paths(self._task.gold_patch)
+        return is_of_tests(file) or not all(name.is_of_docstring for name in names)
 
     @property
     def _paths(self) -> set[str]:
