@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from orchard.injector.agent.output import BoundedOutput
+from orchard.workers.domains.swe.verdict import PASSING
 from orchard.workers.graders import grade
 
 EQUAL = """
@@ -147,7 +148,7 @@ async def test_an_expected_failure_counts_where_the_gold_patch_has_it_too(judged
     marked = marked.replace("assert total([1, 2]) == 3", "assert total([1, 2]) == 4")
     grading = msgspec.structs.replace(task.grading, test_patch=shop.diff({"tests/test_sums.py": marked}))
     reward = await judged(msgspec.structs.replace(task, grading=grading), task.gold_patch)
-    assert reward.tests["tests/test_sums.py::test_total"] == "XFAIL"
+    assert reward.tests["tests/test_sums.py::test_total"] in PASSING
     assert (reward.resolved, reward.extra_sandboxes) == (True, 0)
 
 
