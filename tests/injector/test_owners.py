@@ -149,10 +149,12 @@ async def test_half_open_requests_do_not_live_on(shared: "Service") -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write((b"", head, head + body, raw)[number % 4])
         lines.append((reader, writer))
-    answers = await asyncio.gather(*(reader.read() for reader, _ in lines))
-    for number, answer in enumerate(answers):
-        assert answer.startswith((b"", b"", b"HTTP/1.1 408", b"HTTP/1.1 4")[number % 4])
-        assert number % 4 > 1 or answer == b""
+    # On a busy machine one may be closed before its headers are read: by a reset, as bytes are left unread.
+    told = await asyncio.gather(*(reader.read() for reader, _ in lines), return_exceptions=True)
+    answers = [b"" if isinstance(each, ConnectionResetError) else each for each in told]
+    assert set(answers[0::4]) == set(answers[1::4]) == {b""}
+    assert {answer[:12] for answer in answers[2::4]} - {b""} == {b"HTTP/1.1 408"}
+    assert {answer[:10] for answer in answers[3::4]} - {b""} == {b"HTTP/1.1 4"}
     for _, writer in lines:
         writer.close()
     await service.cleanup()
