@@ -107,8 +107,10 @@ def _print_lines(bar: Progress, ended: threading.Event) -> None:
 def _plain_row(task: Task) -> str:
     """A bar of progress in words, with the time left where it is known."""
     many = f"{task.completed:g}" if task.total is None else f"{task.completed:g} of {task.total:g}"
-    left = f" (about {duration(task.time_remaining)} left)" if task.time_remaining else ""
-    return f"{task.description} {many}{left}"
+    if not (task.completed and task.elapsed and task.remaining):
+        return f"{task.description} {many}"
+    left = task.elapsed / task.completed * task.remaining
+    return f"{task.description} {many} (about {duration(left)} left)"
 
 
 def shown(text: str) -> str:
