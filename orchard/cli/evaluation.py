@@ -45,9 +45,9 @@ class CellFacts(msgspec.Struct, frozen=True, kw_only=True):
     graded: int
     resolved: int
     aborted: int
-    """In no score."""
+    """Rollouts that failures of infrastructure ended; they count in no score."""
     blocked: int
-    """In no score."""
+    """Rollouts that their site kept out, by a captcha; they count in no score."""
     malformed: int
     open: int
     tasks: int

@@ -34,7 +34,7 @@ class ImageListing(msgspec.Struct, frozen=True, kw_only=True):
     """Output of `orchard images list --json`."""
 
     images: list[str]
-    """Names."""
+    """Names of the images, as `create_sandbox` takes them."""
 
 
 @app.command("import")

@@ -39,7 +39,7 @@ class CampaignEvents(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     stream_events: int
     stream_bytes: float
-    """Estimate."""
+    """Estimated bytes of the campaign's events in the stream."""
     archive_events: int
     archive_bytes: float
 

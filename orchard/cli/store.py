@@ -54,7 +54,7 @@ class StoreFacts(msgspec.Struct, frozen=True, kw_only=True):
     findings: list[str]
     """What is wrong, a sentence each."""
     campaigns: list[CampaignBalance]
-    """Not counted if files are damaged."""
+    """Account of each campaign; empty if files are damaged."""
     unknown: dict[str, int]
     """Number of files by table that cannot be verified."""
     queues: bool

@@ -25,6 +25,7 @@ import pytest_asyncio
 from aiohttp import web
 
 from orchard.configuration.run_files import running
+from tests.fake_endpoint import serving
 from tests.orchard.test_try import Server
 
 ROOT = Path(__file__).parents[2]
@@ -197,15 +198,8 @@ def _sections(text: str) -> dict[str, str]:
 @pytest_asyncio.fixture
 async def model() -> AsyncIterator[StandIn]:
     fake = StandIn()
-    routes = web.Application(client_max_size=2**26)
-    routes.router.add_get("/v1/models", fake.models)
-    routes.router.add_post("/v1/chat/completions", fake.chat)
-    runner = web.AppRunner(routes)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    fake.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-    yield fake
-    await runner.cleanup()
+    async with serving(fake.models, fake.chat) as fake.url:
+        yield fake
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignSpec, ModelSpec, TaskRef
 from orchard.schemas.llm_calls import ModelKind
 from orchard.workers.llm.settings import EndpointSettings, Price
+from tests.fake_endpoint import serving
 from tests.orchard.test_facts import check
 
 KEY = "sk-secret-0123456789"
@@ -104,15 +105,8 @@ class Server:
 @pytest_asyncio.fixture
 async def server() -> AsyncIterator[Server]:
     fake = Server()
-    routes = web.Application()
-    routes.router.add_get("/v1/models", fake.models)
-    routes.router.add_post("/v1/chat/completions", fake.chat)
-    runner = web.AppRunner(routes)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    fake.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-    yield fake
-    await runner.cleanup()
+    async with serving(fake.models, fake.chat) as fake.url:
+        yield fake
 
 
 async def tried(server: Server, model: str | None = "m", **settings: Any) -> Trial:

@@ -87,8 +87,8 @@ class HostImage:
         return replace(image, layers=[*image.layers[:at], self._interpreter, *image.layers[at:]])
 
     async def layers(self) -> list[Path]:
-        """The layers below the interpreter's, topmost first; made at the first call, which must have ended
-        before the next.
+        """Returns the layers below the interpreter's, topmost first; made at the first call, which must have
+        ended before the next.
 
         Raises AgentError (`host_image_unavailable`) if the kernel refuses the overlay.
         """
@@ -101,7 +101,7 @@ class HostImage:
         return self._layers
 
     async def python(self, name: str, image: str) -> Path:
-        """The interpreter's layer that `image` names.
+        """Returns the interpreter's layer that `image` names.
 
         Where that one is not whole in itself, the running interpreter stands in for it if it is of the same
         minor version. Raises NotFound (`image_missing`) if it is not.
@@ -280,7 +280,7 @@ def python_layer() -> str:
 
 
 def _minor(layer: str) -> str:
-    """`3.11` of `host-python-3.11.7-0c41`."""
+    """Returns the minor version in a layer's name: `3.11` of `host-python-3.11.7-0c41`."""
     return ".".join(layer.removeprefix(PYTHON).split(".")[:2])
 
 
