@@ -14,6 +14,7 @@ from orchard.page.compare import ComparedArm, against, compare, default_arms, ex
 from orchard.page.evaluations import Evaluation, evaluated, known_evaluations, shown_of
 from orchard.page.failures import failures
 from orchard.page.health import heard, recorded
+from orchard.page.notes import author_of
 from orchard.page.rollouts import BadFilter
 from orchard.page.runs import runs
 from orchard.page.side_by_side import aligned, read_both
@@ -51,7 +52,9 @@ class Overviews:
         entries = await self._site.tables.ask(matrix, [name])
         shown = {"view": view, "overview": overview, "entries": entries}
         live = ("version", overview.version)
-        return await self._site.page(request, "one_campaign.html", **shown, live=live)
+        return await self._site.page(
+            request, "one_campaign.html", **shown, author=author_of(request), live=live
+        )
 
     async def tasks(self, request: web.Request) -> web.Response:
         """Lists tasks by pass rate."""

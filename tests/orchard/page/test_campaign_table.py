@@ -31,13 +31,15 @@ from tests.orchard.page.look import WIDE, chromium, tab
 from tests.trajectory_log import Author
 
 
-def _row(name: str, state: State, *models: str, rate: float | None = None) -> CampaignRow:
+def _row(
+    name: str, state: State, *models: str, rate: float | None = None, tags: tuple[str, ...] = ()
+) -> CampaignRow:
     known = None if rate is None else Score(value=rate, low=0, high=1, tasks=9)
-    return CampaignRow(CampaignView(name, 9, state), CampaignFacts(None, ("h",), models, known))
+    return CampaignRow(CampaignView(name, 9, state, tags=tags), CampaignFacts(None, ("h",), models, known))
 
 
 ROWS = [
-    _row("new", State.FINISHED, "a", rate=0.2),
+    _row("new", State.FINISHED, "a", rate=0.2, tags=("nightly",)),
     _row("mid", State.RUNNING, "a", "b"),
     _row("old", State.ABORTED, "b", rate=0.9),
 ]
@@ -51,6 +53,8 @@ ROWS = [
         ("sort=pass_rate", [("", ["old", "new", "mid"])]),
         ("model=b", [("", ["mid", "old"])]),
         ("state=running&name=i", [("", ["mid"])]),
+        ("tag=nightly", [("", ["new"])]),
+        ("group=tags", [("", ["mid", "old"]), ("nightly", ["new"])]),
         ("group=model", [("a", ["new"]), ("a, b", ["mid"]), ("b", ["old"])]),
     ],
 )
