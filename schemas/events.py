@@ -30,7 +30,7 @@ from orchard.schemas.groups import (
 from orchard.schemas.judging import JudgeCalled, JudgeRuled
 from orchard.schemas.llm_calls import LLMCall, ModelKind
 from orchard.schemas.messages import MessageNode
-from orchard.schemas.notes import RolloutNoted
+from orchard.schemas.notes import CampaignTagged, RolloutNoted
 from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward, RolloutStatus
 from orchard.schemas.protection import Protected
 from orchard.schemas.quantities import Unit
@@ -401,6 +401,7 @@ class EventDisplaced(msgspec.Struct, frozen=True, kw_only=True):
 EVENT_TYPES: dict[str, type[msgspec.Struct]] = {
     "campaign.submitted": CampaignSubmitted,
     "campaign.state_changed": CampaignStateChanged,
+    "campaign.tagged": CampaignTagged,
     "campaign.archived": CampaignArchived,
     "task.imported": TaskImported,
     "task.validated": TaskValidated,

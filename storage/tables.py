@@ -28,7 +28,7 @@ from orchard.schemas.groups import (
 from orchard.schemas.judging import JudgeCalled, JudgeRuled
 from orchard.schemas.llm_calls import LLMCall
 from orchard.schemas.messages import MessageNode
-from orchard.schemas.notes import RolloutNoted
+from orchard.schemas.notes import CampaignTagged, RolloutNoted
 from orchard.schemas.outcomes import Reward
 from orchard.schemas.synthesis import SynthesisStep
 from orchard.schemas.training import PolicyStep, TrainingFinished, TrainingStarted, TrainingStep
@@ -151,7 +151,10 @@ _DERIVED = {
         )
     ),
     "reopenings_all": _Derived(_rows(e.RolloutReopened)),
-    "campaigns_all": _Derived(_rows(e.CampaignStateChanged, e.CampaignSubmitted), "* max_cost_usd"),
+    "campaigns_all": _Derived(
+        _rows(e.CampaignStateChanged, e.CampaignSubmitted, CampaignTagged),
+        "* max_cost_usd author tags removed_tags",
+    ),
     "values_all": _Derived(_apart(annotated=ValueAnnotated, failed=AnnotationFailed)),
     "notes_all": _Derived(_rows(RolloutNoted)),
     "measurements_all": _Derived(_rows(ValueMeasured)),

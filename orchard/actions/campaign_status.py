@@ -120,6 +120,8 @@ class CampaignView:
     """Why rollouts were aborted, the commonest cause first."""
     empty: int = 0
     """Unresolved rollouts that submitted nothing."""
+    tags: tuple[str, ...] = ()
+    """Tags that people gave it."""
 
     @property
     def done(self) -> int:
@@ -312,6 +314,7 @@ def _view(
         labels=_by_label(row for row in rows.labels if row["campaign"] == name),
         reasons=abort_reasons(row for row in rows.reasons if row["campaign"] == name),
         empty=sum(row["empty"] for row in mine),
+        tags=tuple(one.get("tags", ())),
     )
 
 

@@ -24,6 +24,12 @@ from orchard.storage.reader import Row, rows, within
 
 _LETTERS = """(contains(lower(content), lower($text)) or contains(lower(reasoning), lower($text))
     or contains(lower(tool_calls::varchar), lower($text)))"""
+_TOOL = """(list_contains(list_transform(tool_calls, lambda c: c.name), $tool)
+    or (rollout_id, attempt, turn, tool_call_id) in (
+        select (rollout_id, attempt, turn, call.id) from (
+            select rollout_id, attempt, turn, unnest(tool_calls) as call from tables.messages_all
+        ) where call.name = $tool
+    ))"""
 _AMONG = "rollout_id in (select rollout_id from indexed.asked semi join _among using (sequence))"
 _MESSAGES = """
 select rollout_id, sequence, attempt, node_id, role, turn, content, reasoning, tool_calls
@@ -63,7 +69,7 @@ class SearchAnswer:
 def answer(
     tables: duckdb.DuckDBPyConnection, search_index: SearchIndex, query: Query, position: int
 ) -> SearchAnswer:
-    """Answers a query. Texts, tools and failed tests are found by the text index, which first continues
+    """Answers a query. Words, tools and failed tests are found by the text index, which first continues
     towards `position`. Raises BadFilter."""
     given = query.filters
     text, letters = given.get("text", ""), ""
@@ -78,7 +84,7 @@ def answer(
     if text and not wanted.words:
         letters = " and ".join([_LETTERS, *_of_message(wanted)])
         where.append(f"rollout_id in (select rollout_id from tables.messages_all where {letters})")
-        wanted = WordQuery(tool=wanted.tool, failing=wanted.failing)
+        wanted = WordQuery(failing=wanted.failing)
     if wanted.asks:
         complete = search_index.step(tables, position)
         read = 1.0 if complete else search_index.upto / position
@@ -99,8 +105,9 @@ def answer(
 
 
 def _of_message(wanted: WordQuery) -> list[str]:
-    """SQL conditions on role and turn of a message."""
+    """SQL conditions on role, tool and turn of a message."""
     found = ["role = $role"] if wanted.role else []
+    found += [_TOOL] if wanted.tool else []
     if wanted.turns is not None:
         first, last = wanted.turns
         found += [f"turn >= {first}", *([f"turn <= {last}"] if last is not None else [])]
@@ -133,7 +140,7 @@ def _lettered(
     """Hits of a text that is matched letter by letter."""
     text = given["text"].strip('"')
     asked = {"ids": [row["rollout_id"] for row in found], "text": text}
-    asked |= {"role": given["role"]} if "$role" in letters else {}
+    asked |= {name: given[name] for name in ("role", "tool") if f"${name}" in letters}
     one = "qualify row_number() over (partition by rollout_id order by sequence) = 1"
     query = _MESSAGES.format(f"list_contains($ids, rollout_id) and {letters} {one}")
     pattern = re.compile(re.escape(text), re.IGNORECASE)

@@ -23,7 +23,7 @@ from orchard.injector.orchestrator.origins import is_loopback
 from orchard.page import full_content
 from orchard.page.access import Access
 from orchard.page.actions import Actions
-from orchard.page.base_path import below, checked, local_path
+from orchard.page.base_path import below, local_path
 from orchard.page.campaign_table import GROUPS, CampaignFacts, CampaignQuery, choices, facts_of, rows_of
 from orchard.page.campaigns import CampaignWatch
 from orchard.page.notes import NoteForm, author_of
@@ -39,6 +39,7 @@ from orchard.page.tokens import COLOURS, PAGE_TOKENS, open_tokenizer
 from orchard.page.tokens import read as read_tokens
 from orchard.pipelines.campaigns.commands import CampaignError
 from orchard.pipelines.tasks.errors import TaskError
+from orchard.schemas.addresses import check_base_path
 from orchard.schemas.blobs import BlobRef
 from orchard.storage.errors import StorageError
 from orchard.streams.errors import StreamsError
@@ -66,7 +67,7 @@ class PageSite:
         """Takes a `tokenizer` for the text of tokens; without one, only ids are shown. `base` is the path
         that a proxy serves the page below. Raises ValueError if it is none."""
         self.session, self.access, self._tokenizer = session, access, tokenizer
-        self._base = checked(base)
+        self._base = check_base_path(base)
         self.tables = Tables(session.config.store)
         self.watch = CampaignWatch(session, self.tables)
         self.renderer = Renderer(session.config.store)
@@ -377,7 +378,7 @@ async def serve(
             ) from error
         at = runner.addresses[0][1]
         name = f"[{host}]" if ":" in host else host
-        url = f"http://{name}:{at}{checked(base)}/"
+        url = f"http://{name}:{at}{check_base_path(base)}/"
         told(url if loopback and not private else f"{url}?token={token}", f"{url}?token={token}")
         await stop.wait()
     finally:

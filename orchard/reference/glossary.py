@@ -116,7 +116,7 @@ TABLES: dict[str, str] = {
     "attempts_all": "What is known of attempts: begun, replayed from an earlier one, released, superseded",
     "reopenings_all": "Aborted rollouts that got another chance",
     "tasks_all": "Tasks as they were imported, and what validation found",
-    "campaigns_all": "Submissions of campaigns and changes of their states",
+    "campaigns_all": "Submissions of campaigns, changes of their states, and tags",
     "values_all": "Every annotation of a trajectory's steps, failed ones included",
     "notes_all": "What people noted on rollouts",
     "measurements_all": "Every measured value of a step",
@@ -275,7 +275,10 @@ COLUMNS: dict[str, dict[str, str]] = {
         "blob_sha256": "Blob with the task",
         "blob_size": "Its size in bytes",
     },
-    "campaigns": {"submitted_at": "When it was submitted, UTC"},
+    "campaigns": {
+        "submitted_at": "When it was submitted, UTC",
+        "tags": "Tags that it has: given, and not removed later",
+    },
     "conservation": {
         "requested": "Rollouts that were asked for",
         "finished": "Rollouts with an outcome that is not aborted",

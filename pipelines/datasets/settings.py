@@ -48,6 +48,12 @@ class CandidateSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     min_protected: Protected | None = None
     """Take rollouts whose reward has at least this label: `value`, `echo`, `bit` or `inside`, as which a
     reward without a label counts; None: all."""
+    human_labels: tuple[str, ...] = ()
+    """Take only rollouts to which people gave one of these labels; empty: all."""
+    without_human_labels: tuple[str, ...] = ()
+    """Leave out rollouts to which people gave one of these labels."""
+    min_human_score: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    """Take only rollouts with at least this human score, so none that nobody scored; None: all."""
     exclude: tuple[str, ...] = ()
     """Patterns over task ids and repositories that are left out; `@FILE` stands for its lines, and lies
     beside this file."""
@@ -167,7 +173,8 @@ def config_hash(settings: DatasetSettings, tokenizer_sha256: str) -> str:
         del plain["pairs"]
     if settings.pictures == "none":
         del plain["pictures"]
-    for key in ("unanswered", "published_rules", "min_protected"):
+    younger = ("unanswered", "published_rules", "min_protected")
+    for key in (*younger, "human_labels", "without_human_labels", "min_human_score"):
         if not plain["source"][key]:
             del plain["source"][key]
     return digest([msgspec.Raw(msgspec.json.encode(plain)), tokenizer_sha256], 32)
