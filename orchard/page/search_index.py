@@ -8,13 +8,16 @@ import hashlib
 import re
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 import duckdb
+import numpy as np
+import numpy.typing as npt
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
@@ -26,11 +29,8 @@ STEP_SECONDS = 0.3
 """Approximate processor time of one step, for which other queries wait."""
 WINDOW = 4_000
 """Sequences of the first and of the shortest step: shorter ones would read a file's rows repeatedly."""
-AT_ONCE = 10_000
 SPAN = 1 << 30
 """Ids of the index are the sequence of a rollout's request times SPAN, plus how much later its message is."""
-MANY = 100
-"""Number of hits in a rollout above which they are not counted."""
 TURNS = 1_000
 """Turns above which a range of turns must be open."""
 FORM = 3
@@ -109,7 +109,7 @@ class WordQuery(NamedTuple):
 
 
 class Hit(NamedTuple):
-    """First message of a rollout that matches, and the number of all, at most MANY."""
+    """First message of a rollout that matches, and the number of all."""
 
     sequence: int
     number: int
@@ -149,8 +149,8 @@ class SearchIndex:
                 Path(f"{self._file}{end}").unlink(missing_ok=True)
             return self._step(tables, position)
 
-    def rollouts(self, wanted: WordQuery) -> Iterator[list[int]]:
-        """Yields request sequences of matching rollouts in lists, as far as messages are indexed."""
+    def rollouts(self, wanted: WordQuery) -> npt.NDArray[np.int64]:
+        """Request sequences of matching rollouts, as far as messages are indexed."""
         assert self._index is not None, "`step` comes first"
         asked, values = [], list[str | int]()
         if wanted.match:
@@ -160,18 +160,20 @@ class SearchIndex:
             asked.append("select asked from failed where test = ?")
             values.append(_digest(wanted.failing))
         found = self._index.execute(" intersect ".join(asked), values)
-        while rows := found.fetchmany(AT_ONCE):
-            yield [row[0] for row in rows]
+        return np.fromiter(chain.from_iterable(found), np.int64)
 
-    def hit(self, wanted: WordQuery, asked: int) -> Hit | None:
-        """The first message that matches, of the rollout whose request has this sequence."""
+    def hits(self, wanted: WordQuery, asked: Sequence[int]) -> list[Hit]:
+        """Hits of the rollouts whose requests have these sequences, in one query: a prefix of many words is
+        slow to look up."""
         assert self._index is not None, "`step` comes first"
-        ids = self._index.execute(
-            "select rowid from said where said match ? and rowid between ? and ? "
-            f"order by rowid limit {MANY}",
-            (wanted.match, asked * SPAN, (asked + 1) * SPAN - 1),
-        ).fetchall()
-        return Hit(asked + ids[0][0] % SPAN, len(ids)) if ids else None
+        if not asked:
+            return []
+        found = self._index.execute(
+            "select min(rowid), count(*) from said where said match ? and rowid between ? and ? "
+            f"and rowid / {SPAN} in ({', '.join(map(str, asked))}) group by rowid / {SPAN}",
+            (wanted.match, min(asked) * SPAN, (max(asked) + 1) * SPAN - 1),
+        )
+        return [Hit(first // SPAN + first % SPAN, number) for first, number in found.fetchall()]
 
     def close(self) -> None:
         """Closes the index; its file stays."""

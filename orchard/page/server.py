@@ -20,7 +20,7 @@ from orchard.actions.session import Session
 from orchard.configuration.config import ConfigError
 from orchard.configuration.run_files import RunFiles
 from orchard.injector.orchestrator.origins import is_loopback
-from orchard.page import full_content
+from orchard.page import full_content, searching
 from orchard.page.access import Access
 from orchard.page.actions import Actions
 from orchard.page.base_path import below, local_path
@@ -32,7 +32,6 @@ from orchard.page.pictures import served_type
 from orchard.page.rendering import Renderer
 from orchard.page.rollouts import BadFilter, Query
 from orchard.page.search_index import SearchIndex
-from orchard.page.searching import answer
 from orchard.page.side_by_side import parting, read_both
 from orchard.page.tables import Tables
 from orchard.page.tokens import COLOURS, PAGE_TOKENS, open_tokenizer
@@ -75,6 +74,8 @@ class PageSite:
         self._reading: asyncio.Task[None] | None = None
         self._facts: tuple[int, dict[str, CampaignFacts]] = (-1, {})
         """Facts of the campaigns, with the position of the tables that they were read at."""
+        self._choices: tuple[int, dict[str, list[str]]] = (-1, {})
+        """Values of the filters, read at such a position too."""
         self._stopping = asyncio.Event()
 
     def application(self) -> web.Application:
@@ -139,11 +140,16 @@ class PageSite:
 
     async def rollouts(self, request: web.Request) -> web.Response:
         query = Query.of(request.query)
-        found = await self.tables.ask(answer, self.search_index, query, await self.tables.position())
+        found = await self.tables.ask(
+            searching.answer, self.search_index, query, await self.tables.position()
+        )
+        if self._choices[0] != self.tables.reached:
+            self._choices = self.tables.reached, await self.tables.ask(searching.choices)
         if found.read < 1 and (self._reading is None or self._reading.done()):
             self._reading = asyncio.create_task(self._read_words())
         live = None if query.after else self.live_log
-        return await self.page(request, "rollouts.html", query=query, found=found, live=live)
+        shown = {"query": query, "found": found, "choices": self._choices[1]}
+        return await self.page(request, "rollouts.html", **shown, live=live)
 
     async def rollout(self, request: web.Request) -> web.Response:
         name = await self._rollout_id(request)
