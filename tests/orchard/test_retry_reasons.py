@@ -150,9 +150,12 @@ async def test_a_retry_counts_by_its_newest_failure_until_a_sandbox_is_there(tmp
                 ("llm_unavailable", "earlier", False): 1,
             }
         index.close()
-    async with served(Path(store)) as url, aiohttp.ClientSession(url) as http:
-        async with http.get("/status") as reply:
-            health = html.unescape(await reply.text())
+    async with (
+        served(Path(store)) as url,
+        aiohttp.ClientSession(url) as http,
+        http.get("/status") as reply,
+    ):
+        health = html.unescape(await reply.text())
     assert "no answer to req-1" in health and REMEDIES[AbortCause.SANDBOX_UNAVAILABLE] in health
 
 
