@@ -16,6 +16,7 @@ from orchard.schemas.identity import check_name, digest
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.protection import Protected
 from orchard.schemas.quantities import Unit
+from orchard.schemas.toml_text import parsed_toml
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Strategy = Literal[
@@ -145,7 +146,7 @@ def _over_preset(tree: dict[str, Any], file: Path) -> dict[str, Any]:
 def read_settings(file: Path) -> DatasetSettings:
     """The settings of a TOML file. Raises DatasetError that names the key and the fix."""
     try:
-        tree = tomllib.loads(file.read_text(encoding="utf-8"))
+        tree = parsed_toml(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DatasetError(f"{file} does not exist: write a dataset's configuration there") from None
     except OSError as error:
