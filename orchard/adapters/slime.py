@@ -45,7 +45,7 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
     check_arguments(args, settings, ours)
     with ThreadPoolExecutor(1) as alone:  # slime may call from a thread that has an event loop
         handed = alone.submit(asyncio.run, _handed(settings, rollout_id, ours)).result()
-    terms = Terms(settings.bar.budget, settings.loss.baseline, settings.temperature)
+    terms = Terms(settings.bar.budget, settings.loss.baseline, settings.temperature, settings.overlong)
     return train_output(handed, ours, terms)
 
 

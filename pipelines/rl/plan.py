@@ -10,6 +10,7 @@ from typing import Annotated
 import msgspec
 
 from orchard.pipelines.rl.bar import BarSettings
+from orchard.pipelines.rl.baselines import Overlong
 from orchard.pipelines.rl.frugal import FrugalSettings
 from orchard.pipelines.rl.loss_settings import Baseline
 from orchard.schemas.campaigns import DEFAULT_DOMAIN, Budget, ModelSpec, RolloutRequest, TaskRef, Timeouts
@@ -78,6 +79,8 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Endings whose rollouts come last into a group, and are left out of its batch."""
     baseline: Baseline | None = None
     """The trainer's baseline, for exports; None in plans that are older than this field."""
+    overlong: Overlong | None = None
+    """The trainer's penalty of long answers, for exports."""
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -198,7 +201,7 @@ def plan_hash(plan: RunPlan) -> str:
     """32 hexadecimal digits over what decides which rollouts a run requests. A field that is younger than
     stored plans counts only where it is not the default, so that a plan keeps its hash."""
     built = msgspec.to_builtins(plan, order="deterministic")
-    del built["baseline"]
+    del built["baseline"], built["overlong"]
     if plan.harness_version is None:
         del built["harness_version"]
     if plan.frugal is None:

@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import duckdb
 import msgspec
@@ -24,8 +25,9 @@ from orchard.streams.connection import Connection
 from orchard.workers.harnesses import planned_harness
 
 _PASS_RATES = """
-select task_id, count(*) filter (resolved) / count(resolved) as rate from rollouts
-where campaign = ? and resolved is not null and exit_status <> 'unanswered' group by task_id
+select task_id, count(*) filter (resolved) / count(resolved), count(resolved) from rollouts
+where campaign = $campaign and resolved is not null and exit_status <> 'unanswered'
+and (len($models) = 0 or list_contains($models, model)) group by task_id
 """
 
 UNMATCHED = "exclude_patterns_unmatched"
@@ -82,10 +84,22 @@ def choose_tasks(store: str, pool: TaskPool, counts: Counter[str]) -> tuple[Task
         raise RunError(f"no task of the pool is at least `{pool.min_protected}`: lower `tasks.min_protected`")
     if pool.measured_in is not None:
         with open_tables(store) as tables:
-            rates = pass_rates(tables, pool.measured_in)
+            rates = pass_rates(tables, pool.measured_in, pool.measured_models)
         if not rates:
-            raise RunError(f"campaign {pool.measured_in!r} has no graded rollout: it cannot say what is hard")
-        refs = [ref for ref in refs if pool.above < rates.get(ref.task_id, -1.0) <= pool.at_most]
+            of = f" of {', '.join(pool.measured_models)}" if pool.measured_models else ""
+            raise RunError(
+                f"campaign {pool.measured_in!r} has no graded rollout{of}: it cannot say what is hard"
+            )
+        measured = [ref for ref in refs if ref.task_id in rates]
+        refs = [ref for ref in measured if rates[ref.task_id].rollouts >= pool.measured_rollouts]
+        if rare := len(measured) - len(refs):
+            counts["measured_too_rarely"] = rare
+        if not refs:
+            raise RunError(
+                f"no task of the pool has {pool.measured_rollouts} graded rollouts in {pool.measured_in!r}: "
+                "run more of them, or lower `tasks.measured_rollouts`"
+            )
+        refs = [ref for ref in refs if pool.above < rates[ref.task_id].rate <= pool.at_most]
         if not refs:
             raise RunError(
                 f"no task has a pass rate above {pool.above:g} and at most {pool.at_most:g} in "
@@ -147,9 +161,19 @@ def choose_traps(store: str, share: float) -> tuple[TaskRef, ...]:
     return tuple(sorted(traps, key=lambda ref: ref.task_id))
 
 
-def pass_rates(tables: duckdb.DuckDBPyConnection, campaign: str) -> dict[str, float]:
-    """Share of a campaign's graded rollouts that resolved each task."""
-    return dict(tables.execute(_PASS_RATES, [campaign]).fetchall())
+class PassRate(NamedTuple):
+    """The share of a task's graded rollouts that resolved it, and their number."""
+
+    rate: float
+    rollouts: int
+
+
+def pass_rates(
+    tables: duckdb.DuckDBPyConnection, campaign: str, models: Sequence[str] = ()
+) -> dict[str, PassRate]:
+    """Pass rates of a campaign's tasks, by all models or by those named."""
+    found = tables.execute(_PASS_RATES, {"campaign": campaign, "models": list(models)}).fetchall()
+    return {task: PassRate(*measured) for task, *measured in found}
 
 
 async def planned(connection: Connection, blobs: BlobStore, run: str) -> tuple[RunPlan, int] | None:
