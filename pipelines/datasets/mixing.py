@@ -54,8 +54,8 @@ def quotas(available: Sequence[int], weights: Sequence[float], budget: int | Non
         return []
     total = sum(Fraction(str(weight)) for weight in weights)
     shares = [Fraction(str(weight)) / total for weight in weights]
-    size = min(Fraction(number) / share for number, share in zip(available, shares, strict=True))
-    size = min(floor(size), sum(available) if budget is None else budget)
+    scarcest = min(number / share for number, share in zip(available, shares, strict=True))
+    size = min(floor(scarcest), sum(available) if budget is None else budget)
     found = [floor(size * share) for share in shares]
     by_remainder = sorted(range(len(shares)), key=lambda at: found[at] - size * shares[at])
     for at in by_remainder[: size - sum(found)]:

@@ -10,6 +10,7 @@ import duckdb
 import msgspec
 
 from orchard.pipelines.datasets.selection import lottery
+from orchard.pipelines.evaluation.suite import EvaluationError, TaskSet, chosen_tasks
 from orchard.pipelines.rl.coordinator import RunError, beginning
 from orchard.pipelines.rl.plan import RunPlan
 from orchard.pipelines.rl.settings import RlSettings, TaskPool
@@ -37,14 +38,20 @@ _NAMED = 10
 _SHARED = {*RunPlan.__struct_fields__} & {*RlSettings.__struct_fields__} - {"model", "tasks"}
 
 
-def make_plan(settings: RlSettings, tasks: tuple[TaskRef, ...], traps: tuple[TaskRef, ...] = ()) -> RunPlan:
-    """The plan of a run on these tasks, and on impossible ones. Raises RunError for settings that make
-    none."""
+def make_plan(
+    settings: RlSettings,
+    tasks: tuple[TaskRef, ...],
+    traps: tuple[TaskRef, ...] = (),
+    held_out: tuple[TaskRef, ...] = (),
+) -> RunPlan:
+    """The plan of a run on these tasks, and on impossible ones, evaluated on those held out. Raises RunError
+    for settings that make none."""
     try:
         return RunPlan(
             name=settings.run,
             tasks=tasks,
             traps=traps,
+            held_out=held_out,
             model=ModelSpec(
                 name=settings.served_as,
                 endpoint=settings.endpoint,
@@ -57,6 +64,21 @@ def make_plan(settings: RlSettings, tasks: tuple[TaskRef, ...], traps: tuple[Tas
         )
     except ValueError as error:
         raise RunError(f"the run cannot be planned: {error}") from error
+
+
+def choose_held_out(store: str, wanted: Sequence[TaskSet]) -> tuple[TaskRef, ...]:
+    """The tasks on which a run's policies are evaluated, by id. Raises RunError for a set without any."""
+    try:
+        found = {task.task_id: task for each in wanted for task in chosen_tasks(store, each)}
+    except EvaluationError as error:
+        raise RunError(f"eval_tasks: {error}") from error
+    return tuple(found[name] for name in sorted(found))
+
+
+def without_held_out(pool: TaskPool, held_out: Sequence[TaskRef]) -> TaskPool:
+    """The pool without these tasks, and without what is nearly the same."""
+    names = (*pool.held_out.tasks, *(task.task_id for task in held_out))
+    return msgspec.structs.replace(pool, held_out=msgspec.structs.replace(pool.held_out, tasks=names))
 
 
 def choose_tasks(store: str, pool: TaskPool, counts: Counter[str]) -> tuple[TaskRef, ...]:
@@ -187,10 +209,10 @@ async def planned(connection: Connection, blobs: BlobStore, run: str) -> tuple[R
 
 def planned_by(settings: RlSettings, plan: RunPlan) -> bool:
     """Whether these settings make the plan, whatever tasks the store has by now."""
-    if bool(settings.impossible) != bool(plan.traps):
+    if bool(settings.impossible) != bool(plan.traps) or bool(settings.eval_every) != bool(plan.held_out):
         return False
     version = plan.harness_version
-    made = make_plan(settings, plan.tasks, plan.traps)
+    made = make_plan(settings, plan.tasks, plan.traps, plan.held_out)
     same = planned_harness(made.harness, version) is planned_harness(plan.harness, version)
     baseline = plan.baseline and made.baseline  # plans of before it was there say nothing of it
     told = {"harness": plan.harness, "harness_version": version, "baseline": baseline}

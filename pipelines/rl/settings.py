@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import msgspec
 
 from orchard.pipelines.domain import presets
+from orchard.pipelines.evaluation.suite import TaskSet
 from orchard.pipelines.rl.bar import BarSettings
 from orchard.pipelines.rl.baselines import Overlong
 from orchard.pipelines.rl.frugal import FrugalSettings
@@ -91,6 +92,13 @@ class RlSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields=
     often each policy cheats, and none is trained on."""
     hack_limit: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.05
     """The run warns of a policy that surely passes more than this share of them."""
+    eval_every: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Each so many-th policy version is evaluated on `eval_tasks`, from version 0 on, and the last one; 0:
+    none. The trainer waits meanwhile."""
+    eval_tasks: tuple[TaskSet, ...] = ()
+    """Held-out tasks of these evaluations; they and what is nearly the same are no prompts."""
+    eval_samples: Annotated[Count, Unit("rollouts")] = 1
+    """Rollouts of each held-out task."""
     harness: str = "orchard-bash"
     """Name of the harness of the rollouts."""
     endpoint: str = "policy"
@@ -192,6 +200,8 @@ def settings_from(tree: dict[str, Any]) -> RlSettings:
         raise TrainingError(
             'the table `frugal` belongs to `method = "frugal"`: set it, or leave the table out'
         )
+    if bool(settings.eval_every) != bool(settings.eval_tasks):
+        raise TrainingError("`eval_every` and `eval_tasks` belong together: set both, or neither")
     if settings.frugal is not None and settings.frugal.reuse > settings.staleness:
         raise TrainingError(
             f"frugal.reuse is {settings.frugal.reuse} policy versions, and groups more than `staleness`, "
@@ -252,7 +262,8 @@ def settings_hash(settings: RlSettings) -> str:
     told = msgspec.to_builtins(
         msgspec.structs.replace(settings, out="", threads=0, keep_checkpoints=1, keep_policies=1)
     )
-    del told["hack_limit"], told["patience"]
+    for name in ("hack_limit", "patience", "eval_every", "eval_tasks", "eval_samples"):
+        del told[name]  # what only measures
     # What holds counts, not whether it was written out: runs of before keep their hash.
     told["loss"] = told_loss(settings.loss)
     if settings.bar.max_aborts is None:
