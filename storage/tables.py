@@ -20,6 +20,7 @@ from orchard.schemas.datasets import DatasetBuilt, TrajectoryImported
 from orchard.schemas.groups import (
     GroupAssembled,
     GroupDropped,
+    PolicyEvaluated,
     PolicyUpdated,
     PromptFailed,
     PromptSkipped,
@@ -176,6 +177,7 @@ _DERIVED = {
         "kind run version step groups position checkpoint plan_hash *",
     ),
     "policy_steps_all": _Derived(_rows(PolicyStep)),
+    "policy_evaluations_all": _Derived(_rows(PolicyEvaluated)),
     "archives_all": _Derived(_rows(CampaignArchived)),
     "unreadable_all": _Derived({}, own={"type": TEXT, "reason": TEXT}),
 }

@@ -336,6 +336,7 @@ VIEWS: dict[str, str] = {
     "groups_all": f"select t.* {_once('groups_all')}",
     "policies": f"select t.* {_once('policies_all')}",
     "policy_steps": f"select t.* {_once('policy_steps_all')}",
+    "policy_evaluations": f"select t.* {_once('policy_evaluations_all')}",
     "archives": f"select t.* {_once('archives_all')}",
     "unreadable": "select * from tables.unreadable_all",
 }

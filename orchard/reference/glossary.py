@@ -128,6 +128,7 @@ TABLES: dict[str, str] = {
     "groups_all": "Groups of reinforcement learning: assembled, failed, dropped, skipped",
     "policies_all": "Starts of reinforcement-learning runs, and new policies",
     "policy_steps_all": "Figures of each step of reinforcement learning",
+    "policy_evaluations_all": "Scores of policy versions on the held-out tasks of their run",
     "archives_all": "Parts of campaigns that are in the archive",
     "unreadable_all": "Events that could not be made into a row, with the reason",
 }
@@ -179,6 +180,7 @@ VIEWS: dict[str, str] = {
     "groups_all": TABLES["groups_all"],
     "policies": TABLES["policies_all"],
     "policy_steps": TABLES["policy_steps_all"],
+    "policy_evaluations": TABLES["policy_evaluations_all"],
     "archives": TABLES["archives_all"],
     "unreadable": TABLES["unreadable_all"],
 }
