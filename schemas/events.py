@@ -22,6 +22,7 @@ from orchard.schemas.groups import (
     BudgetRaised,
     GroupAssembled,
     GroupDropped,
+    PolicyEvaluated,
     PolicyUpdated,
     PromptFailed,
     PromptSkipped,
@@ -37,7 +38,13 @@ from orchard.schemas.quantities import Unit
 from orchard.schemas.rests import EndpointRested
 from orchard.schemas.synthesis import SynthesisStep
 from orchard.schemas.training import PolicyStep, TrainingFinished, TrainingStarted, TrainingStep
-from orchard.schemas.values import AnnotationFailed, ValueAnnotated, ValueMeasured
+from orchard.schemas.values import (
+    AnnotationFailed,
+    RubricFailed,
+    RubricWritten,
+    ValueAnnotated,
+    ValueMeasured,
+)
 
 
 class MalformedEvent(ValueError):
@@ -431,6 +438,8 @@ EVENT_TYPES: dict[str, type[msgspec.Struct]] = {
     "value.annotated": ValueAnnotated,
     "annotation.failed": AnnotationFailed,
     "value.measured": ValueMeasured,
+    "rubric.written": RubricWritten,
+    "rubric.failed": RubricFailed,
     "trajectory.imported": TrajectoryImported,
     "dataset.built": DatasetBuilt,
     "evaluation.planned": EvaluationPlanned,
@@ -443,6 +452,7 @@ EVENT_TYPES: dict[str, type[msgspec.Struct]] = {
     "prompt.skipped": PromptSkipped,
     "group.dropped": GroupDropped,
     "policy.updated": PolicyUpdated,
+    "policy.evaluated": PolicyEvaluated,
     "budget.raised": BudgetRaised,
     "policy.step": PolicyStep,
     "endpoint.rested": EndpointRested,

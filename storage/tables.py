@@ -20,6 +20,7 @@ from orchard.schemas.datasets import DatasetBuilt, TrajectoryImported
 from orchard.schemas.groups import (
     GroupAssembled,
     GroupDropped,
+    PolicyEvaluated,
     PolicyUpdated,
     PromptFailed,
     PromptSkipped,
@@ -32,7 +33,13 @@ from orchard.schemas.notes import CampaignTagged, RolloutNoted
 from orchard.schemas.outcomes import Reward
 from orchard.schemas.synthesis import SynthesisStep
 from orchard.schemas.training import PolicyStep, TrainingFinished, TrainingStarted, TrainingStep
-from orchard.schemas.values import AnnotationFailed, ValueAnnotated, ValueMeasured
+from orchard.schemas.values import (
+    AnnotationFailed,
+    RubricFailed,
+    RubricWritten,
+    ValueAnnotated,
+    ValueMeasured,
+)
 from orchard.storage.columns import INT, TEXT, TIME, columns
 
 EVENTS = "events"
@@ -155,7 +162,10 @@ _DERIVED = {
         _rows(e.CampaignStateChanged, e.CampaignSubmitted, CampaignTagged),
         "* max_cost_usd author tags removed_tags",
     ),
-    "values_all": _Derived(_apart(annotated=ValueAnnotated, failed=AnnotationFailed)),
+    "values_all": _Derived(
+        _apart(annotated=ValueAnnotated, failed=AnnotationFailed), "* rubric_sha256 turn_rewards"
+    ),
+    "rubrics_all": _Derived(_apart(written=RubricWritten, failed=RubricFailed)),
     "notes_all": _Derived(_rows(RolloutNoted)),
     "measurements_all": _Derived(_rows(ValueMeasured)),
     "synthesis_all": _Derived(_rows(SynthesisStep)),
@@ -176,6 +186,7 @@ _DERIVED = {
         "kind run version step groups position checkpoint plan_hash *",
     ),
     "policy_steps_all": _Derived(_rows(PolicyStep)),
+    "policy_evaluations_all": _Derived(_rows(PolicyEvaluated)),
     "archives_all": _Derived(_rows(CampaignArchived)),
     "unreadable_all": _Derived({}, own={"type": TEXT, "reason": TEXT}),
 }

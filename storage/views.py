@@ -248,6 +248,12 @@ where t.kind = 'annotated'
 qualify row_number() over (partition by t.rollout_id, t.annotator order by t.sequence desc) = 1
 """
 
+_RUBRICS = f"""
+select t.* {_once("rubrics_all")}
+where t.kind = 'written'
+qualify row_number() over (partition by t.task_hash, t.teacher order by t.sequence desc) = 1
+"""
+
 _REVIEWS = """
 with said as (
     select rollout_id, sequence, unnest(labels) as label, true as given from notes
@@ -320,6 +326,8 @@ VIEWS: dict[str, str] = {
     "hack_rates": _HACK_RATES,
     "values_all": f"select t.* {_once('values_all')}",
     "values": _VALUES,
+    "rubrics_all": f"select t.* {_once('rubrics_all')}",
+    "rubrics": _RUBRICS,
     "notes": f"select t.* {_once('notes_all')}",
     "reviews": _REVIEWS,
     "measurements": f"select t.* {_once('measurements_all')}",
@@ -336,6 +344,7 @@ VIEWS: dict[str, str] = {
     "groups_all": f"select t.* {_once('groups_all')}",
     "policies": f"select t.* {_once('policies_all')}",
     "policy_steps": f"select t.* {_once('policy_steps_all')}",
+    "policy_evaluations": f"select t.* {_once('policy_evaluations_all')}",
     "archives": f"select t.* {_once('archives_all')}",
     "unreadable": "select * from tables.unreadable_all",
 }

@@ -19,6 +19,7 @@ from orchard.schemas.addresses import check_base_path, check_http_url
 from orchard.schemas.faults import ConfigFault, fault
 from orchard.schemas.plugins import PluginSettings
 from orchard.schemas.quantities import Seconds, Weight
+from orchard.schemas.toml_text import parsed_toml
 from orchard.storage.settings import ArchiveSettings, WriterSettings
 from orchard.streams.settings import NatsSettings
 from orchard.workers.episode.settings import JudgeSettings, SandboxSettings, WorkerSettings
@@ -154,7 +155,7 @@ def load(flags: Mapping[str, Any] | None = None, *, file: Path | None = None) ->
         raise ConfigError(f"configuration file {path} does not exist: create it or drop --config")
     if path.is_file():
         try:
-            tree = tomllib.loads(path.read_text(encoding="utf-8"))
+            tree = parsed_toml(path.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path} is not valid TOML: {error}") from error
         except OSError as error:
@@ -194,12 +195,23 @@ def checked(tree: Any, origins: Mapping[str, str] | None = None) -> Config:
         return msgspec.convert(tree, Config)
     except msgspec.ValidationError as error:
         found = fault(tree, Config) or ConfigFault((), str(error))
-        at, known = found.key, origins or {}
-        origin = known.get(at)
-        where = origin or ": ".join(filter(None, (known.get("", "configuration"), at)))
+        where = _origin(found, origins or {})
         raise ConfigError(
             f"{where}: {found.reason}; see `orchard config` for every key and its value"
         ) from error
+
+
+def _origin(found: ConfigFault, origins: Mapping[str, str]) -> str:
+    """The variable or flag that set the value, else the file, variables that set a part of it, and its
+    key."""
+    at = found.key
+    if at and at in origins:
+        return origins[at]
+    parts = [
+        origin for key, origin in origins.items() if key and (key.startswith(f"{at}.") or key in found.reason)
+    ]
+    where = ", ".join([origins.get("", "configuration"), *parts])
+    return f"{where}: {at}" if at else where
 
 
 _ALWAYS = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")

@@ -11,7 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from orchard.actions.campaign_hints import LAG_SECONDS, hints
+from orchard.actions.campaign_hints import LAG_SECONDS, hints, retry_hints
 from orchard.actions.campaign_status import (
     NO_LABEL,
     CampaignView,
@@ -56,6 +56,9 @@ def campaign_table(view: CampaignView, pipeline: PipelineView) -> RenderableType
     rate = f"{view.per_second * 60:.1f} a minute" if view.per_second else "no outcome yet"
     left = f", about {duration(view.seconds_left)} left" if view.seconds_left and not view.over else ""
     facts = [f"{rate}{left}", *_works(view), *_cap(view)]
+    facts += [
+        f"retried after {one.cause}, rollouts {one.rollouts:,}: {one.detail}" for one in view.retry_reasons
+    ]
     if view.labels:
         facts.append(f"protected: {_labels(view)}")
     if view.tags:
@@ -68,7 +71,7 @@ def campaign_table(view: CampaignView, pipeline: PipelineView) -> RenderableType
 
 def campaign_line(view: CampaignView, pipeline: PipelineView = _ALONE) -> str:
     """Summary of a campaign in one line."""
-    facts = [*_works(view), *_cap(view), *pipeline.rests]
+    facts = [*_works(view), *_cap(view), *pipeline.rests, *retry_hints(view, pipeline)]
     return f"{view.name}: {_numbers(view)}" + "".join(f"; {fact}" for fact in facts)
 
 

@@ -9,8 +9,14 @@ import duckdb
 import msgspec
 
 from orchard.pipelines.datasets.examples import Candidate, segments_of
+from orchard.pipelines.datasets.mixing import check_parts, mixed, paired
 from orchard.pipelines.datasets.selection import Caps, Choice, select
-from orchard.pipelines.datasets.settings import CandidateSource, DatasetSettings
+from orchard.pipelines.datasets.settings import (
+    CandidateSource,
+    DatasetSettings,
+    PassRateCondition,
+    Selection,
+)
 from orchard.pipelines.tasks.held_out import Reason, TaskColumns, contaminated, matches
 from orchard.schemas.outcomes import PUBLISHED, ExitStatus
 from orchard.schemas.protection import is_at_least
@@ -44,6 +50,13 @@ left join imports i on i.rollout_id = r.rollout_id
 left join values v on v.rollout_id = r.rollout_id and v.annotator = $annotator and not r.resolved
 where r.resolved is not null and {conditions}
 order by r.sequence
+"""
+
+_RATES = """
+select task_id, if(len($models) = 0, model, ''), count(*) filter (resolved) / count(*), count(*) from rollouts
+where resolved is not null and exit_status <> 'unanswered'
+and if(len($campaigns) = 0, campaign <> $measured, list_contains($campaigns, campaign))
+and (len($models) = 0 or list_contains($models, model)) group by all
 """
 
 _LENGTHS = """
@@ -89,8 +102,12 @@ def candidates(
     minimum = settings.source.min_protected
     if minimum is not None and (unknown := sum(one.protected is None for one in graded)):
         counts["without_label"] = unknown
+    rates = _rates(tables, settings.pass_rate) if settings.pass_rate else None
     for one in graded:
-        if reason := _unfit(one, settings.source, excluded, out):
+        reason = _unfit(one, settings.source, excluded, out)
+        if reason is None and settings.pass_rate and rates is not None:
+            reason = _of_other_rate(one, settings.pass_rate, rates)
+        if reason:
             counts[f"dropped_{reason}"] += 1
         else:
             found.append(one)
@@ -103,14 +120,24 @@ def candidates(
     counts["unresolved_without_values"] = len(unresolved) - len(annotated)
     counts["unresolved_without_segment"] = len(annotated) - len(rising)
     selection = settings.selection
-    caps = Caps(selection.per_task, selection.per_repo)
     lengths: dict[str, int] = {}
     if selection.strategy == "shortest":
         lengths = dict(tables.execute(_LENGTHS).fetchall())
-    chosen = _chosen(resolved, selection.resolved, settings, caps, lengths)
-    chosen |= _chosen(rising, selection.unresolved, settings, caps, lengths)
-    counts.update(caps.turned_away)
-    counts["not_selected"] = len(resolved) + len(rising) - len(chosen) - caps.turned_away.total()
+    if selection.preferences:
+
+        def take(pool: Sequence[Candidate], number: int) -> set[str]:
+            return _chosen(pool, number, selection, Caps(), lengths)
+
+        chosen = paired(resolved, unresolved, selection.preferences, take, counts)
+        counts["not_selected"] = len(resolved) + len(unresolved) - len(chosen)
+    else:
+        caps = Caps(selection.per_task, selection.per_repo)
+        chosen = _selected(resolved, selection.resolved, settings, caps, lengths, counts)
+        chosen |= _selected(rising, selection.unresolved, settings, caps, lengths, counts)
+        check_parts(settings.mixture, counts)
+        counts.update(caps.turned_away)
+        left_out = caps.turned_away.total() + counts["dropped_outside_mixture"]
+        counts["not_selected"] = len(resolved) + len(rising) - len(chosen) - left_out
     counts["selected"] = len(chosen)
     left = {task: reason for task, reason in sorted(out.items()) if task in tasks}
     return Chosen([one for one in found if one.rollout_id in chosen], left)
@@ -148,10 +175,54 @@ def _unreviewed(one: Candidate, source: CandidateSource) -> str | None:
     return "below_min_human_score" if one.human_score < source.min_human_score else None
 
 
-def _chosen(
+def _of_other_rate(
+    one: Candidate, wanted: PassRateCondition, rates: Mapping[tuple[str, str], tuple[float, int]]
+) -> str | None:
+    """Says why the pass rate of a rollout's task does not meet a condition, None where it does."""
+    rate, rollouts = rates.get((one.task_id, "" if wanted.models else one.model), (0.0, 0))
+    if rollouts < wanted.rollouts:
+        return "measured_too_rarely"
+    return None if wanted.above < rate <= wanted.at_most else "pass_rate"
+
+
+def _rates(
+    tables: duckdb.DuckDBPyConnection, wanted: PassRateCondition
+) -> dict[tuple[str, str], tuple[float, int]]:
+    """Pass rate and number of graded rollouts by task and model, or by task alone where models are named."""
+    asked = {
+        "campaigns": list(wanted.campaigns),
+        "models": list(wanted.models),
+        "measured": MEASURED_CAMPAIGN,
+    }
+    found = tables.execute(_RATES, asked).fetchall()
+    return {(task, model): (rate, rollouts) for task, model, rate, rollouts in found}
+
+
+def _selected(
     pool: Sequence[Candidate],
     budget: int | None,
     settings: DatasetSettings,
+    caps: Caps,
+    lengths: Mapping[str, int],
+    counts: Counter[str],
+) -> set[str]:
+    """Rollout ids of at most `budget` of the pool, within the caps and by the mixture."""
+    selection = settings.selection
+    if not settings.mixture:
+        return _chosen(pool, budget, selection, caps, lengths)
+    within = _chosen(pool, None, selection, caps, lengths)
+
+    def take(part: Sequence[Candidate], number: int) -> set[str]:
+        return _chosen(part, number, selection, Caps(), lengths)
+
+    left = [one for one in pool if one.rollout_id in within]
+    return mixed(left, settings.mixture, budget, take, counts)
+
+
+def _chosen(
+    pool: Sequence[Candidate],
+    budget: int | None,
+    selection: Selection,
     caps: Caps,
     lengths: Mapping[str, int],
 ) -> set[str]:
@@ -167,7 +238,6 @@ def _chosen(
         )
         for one in pool
     ]
-    selection = settings.selection
     return select(choices, budget, selection.strategy, seed=selection.seed, caps=caps)
 
 

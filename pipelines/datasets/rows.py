@@ -105,6 +105,7 @@ class TokenRow(msgspec.Struct, frozen=True, kw_only=True):
     loss_mask: Mask
     images: tuple[str, ...] = ()
     """SHA-256 of the row's pictures; the bytes are blobs of the dataset's directory."""
+    task_id: str = ""
 
 
 _ARRAYS = ("input_ids", "loss_mask")
@@ -204,20 +205,10 @@ def read_tokens(directory: Path) -> Iterator[TokenRow]:
     """Read the rows without columns that a trainer does not need: nothing else is read from the disk.
     Raises DatasetError like `read_rows`."""
     for batch in _batches(directory, _TOKEN_COLUMNS):
-        names = ("example_id", "rollout_id", "resolved")
-        plain = zip(*(batch.column(name).to_pylist() for name in names), strict=True)
+        plains = batch.select(["example_id", "rollout_id", "resolved", "task_id"]).to_pylist()
         arrays = zip(_arrays(batch, "input_ids"), _arrays(batch, "loss_mask"), _images(batch), strict=True)
-        for (example_id, rollout_id, resolved), (input_ids, loss_mask, images) in zip(
-            plain, arrays, strict=True
-        ):
-            yield TokenRow(
-                example_id=example_id,
-                rollout_id=rollout_id,
-                resolved=resolved,
-                input_ids=input_ids,
-                loss_mask=loss_mask,
-                images=images,
-            )
+        for plain, (input_ids, loss_mask, images) in zip(plains, arrays, strict=True):
+            yield TokenRow(**plain, input_ids=input_ids, loss_mask=loss_mask, images=images)
 
 
 def _batches(directory: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:

@@ -21,7 +21,7 @@ from orchard.page.rollouts import BadFilter
 from orchard.page.runs import runs
 from orchard.pipelines.campaigns.scores import Score, interval
 from orchard.schemas import events as e
-from orchard.schemas.groups import GroupAssembled, GroupMember, GroupOutcome, PolicyUpdated
+from orchard.schemas.groups import GroupAssembled, GroupMember, GroupOutcome, PolicyEvaluated, PolicyUpdated
 from orchard.schemas.outcomes import RolloutStatus
 from orchard.schemas.training import PolicyStep
 from orchard.storage.reader import open_tables, position
@@ -104,8 +104,16 @@ def _trained() -> list[e.Event]:
     )
     decided = msgspec.structs.replace(author.event(group, "", None), subject="prompts/rl-1/0")
     used = author.event(PolicyUpdated(run="rl-1", version=2, step=2, groups=("g",), position=1), "", None)
+    scores = [
+        PolicyEvaluated(
+            run="rl-1", version=version, evaluation=f"rl-1-v{version}", tasks=10, graded=10, resolved=2,
+            ungraded=0, score=score, low=score - 0.1, high=score + 0.2,
+        )
+        for version, score in ((0, 0.2), (2, 0.5))
+    ]  # fmt: skip
     return [
         *(event for each in made for event in each),
+        *(author.event(score, "", None) for score in scores),
         decided,
         used,
         *(author.event(s, "", None) for s in steps),
@@ -182,16 +190,20 @@ async def test_a_point_of_a_curve_leads_to_its_groups_and_rollouts(
     store: Path, tables: duckdb.DuckDBPyConnection
 ) -> None:
     found = runs(tables, ["rl-1"])
-    assert found.bands["rl-1"] == [
+    assert found.bands["pass_rate"]["rl-1"] == [
         (n, *interval([1.0] * (10 * n) + [0.0] * (40 - 10 * n))) for n in (1, 2, 3)
     ]
+    assert found.curves["held_out"]["rl-1"] == [(0, 0.2), (2, 0.5)]
+    assert found.bands["held_out"]["rl-1"] == [(0, 0.1, 0.4), (2, 0.4, 0.7)]
     assert [row["group_id"] for row in runs(tables, ["rl-1"], among="2").groups] == ["g"]
     assert runs(tables, ["rl-1"], among="3..").groups == []
     with pytest.raises(BadFilter, match="write a range"):
         runs(tables, ["rl-1"], among="x")
     async with served(store) as url, aiohttp.ClientSession(url) as http:
         async with http.get("/runs?run=rl-1") as reply:
-            led = re.findall(r'href="(/runs\?run=rl-1&amp;step=2\.\.2)#groups"', await reply.text())
+            text = await reply.text()
+            led = re.findall(r'href="(/runs\?run=rl-1&amp;step=2\.\.2)#groups"', text)
+        assert "held out" in text and "or over held-out tasks" in text
         async with http.get(led[0].replace("&amp;", "&")) as reply:
             assert len(re.findall(r'class="member yes" href="/rollouts/', await reply.text())) == 2
 
