@@ -42,7 +42,7 @@ select campaign,
        count(*) filter (time > ended - interval {RATE_WINDOW_SECONDS} second) as recent,
        bool_or(model_kind = 'oracle') as oracle,
        count(*) filter (task_source = 'impossible' and status <> 'aborted') as tried_impossible,
-       count(*) filter (not resolved and submission = '' and submission_sha256 is null) as empty
+       count(*) filter (resolved is not null and submission = '' and submission_sha256 is null) as empty
 from mine join bounds using (campaign) group by all
 """
 _LABELS = """

@@ -46,7 +46,7 @@ class ShapeListing(msgspec.Struct, frozen=True, kw_only=True):
     annotators: list[AnnotatorShapes]
 
 
-Slots = Annotated[int, typer.Option(help="Trajectories at once.", min=1)]
+Slots = Annotated[int, typer.Option(help="Maximum concurrent trajectories.", min=1)]
 
 
 @app.command()
@@ -69,7 +69,7 @@ def annotate(
     ] = "1",
     slots: Slots = 8,
     characters: Annotated[int, typer.Option(help="Maximum characters of a prompt.", min=5000)] = 200_000,
-    max_tokens: Annotated[int | None, typer.Option(help="Tokens of an answer, at most.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Maximum tokens of an answer.")] = None,
     again: Annotated[bool, typer.Option("--again", help="Ask again about trajectories that failed.")] = False,
 ) -> None:
     """Ask a model for the value of each step of every unresolved trajectory without values. Run it again to

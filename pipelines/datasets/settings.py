@@ -50,8 +50,8 @@ class CandidateSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Take rollouts whose reward has at least this label: `value`, `echo`, `bit` or `inside`, as which a
     reward without a label counts; None: all."""
     exclude: tuple[str, ...] = ()
-    """Patterns over task ids and repositories that are left out; `@FILE` stands for its lines, and lies
-    beside this file."""
+    """Patterns over task ids and repositories that are left out; `@FILE` reads patterns from a file beside
+    this one."""
     unproven: bool = False
     """Take also rollouts of tasks that `orchard tasks validate` has not proven; those of rejected tasks
     never."""
@@ -65,7 +65,7 @@ class Values(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     eps: Annotated[float, msgspec.Meta(gt=0, le=1)] = EPS
     """Minimum credit of a step in a rise segment."""
     segments: Convention = "actions"
-    """`paper-closed` takes one step before each rise, too."""
+    """`paper-closed` also takes the step before each rise."""
 
 
 class Filters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -84,15 +84,15 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     strategy: Strategy = "random"
     """How trajectories are chosen."""
     resolved: Count | None = None
-    """Resolved trajectories, at most; None: all."""
+    """Maximum resolved trajectories; None: all."""
     unresolved: Count | None = None
-    """Unresolved trajectories, at most, counted among those with a rise segment; None: all."""
+    """Maximum unresolved trajectories, counted among those with a rise segment; None: all."""
     seed: int = 0
     """Seed of random choices and ties."""
     per_task: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """Trajectories of one task, at most, resolved ones first; None: all."""
+    """Maximum trajectories per task, resolved ones first; None: all."""
     per_repo: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """Trajectories of one repository, at most, resolved ones first; None: all."""
+    """Maximum trajectories per repository, resolved ones first; None: all."""
 
 
 class DatasetSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -108,7 +108,7 @@ class DatasetSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     filters: Filters = Filters()
     selection: Selection = Selection()
     stored_tokens: bool = True
-    """Sampled token ids win over tokenizing again."""
+    """Use sampled token ids where they are stored, instead of tokenizing again."""
     pairs: bool = False
     """Make one example for each trained turn: all before it is context, whose beginning is cut off where
     it is longer than `filters.max_tokens`. The examples keep the id of their trajectory."""

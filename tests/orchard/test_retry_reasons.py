@@ -74,7 +74,7 @@ async def said(place: World, part: str) -> tuple[str, Status]:
     ("status", "part", "remedy"),
     [
         (401, "1 aborted, llm_refused: ", "correct the key"),
-        (429, "endpoint default rests ", "see that the endpoint runs"),
+        (429, "endpoint default rests ", "raise its rate limit"),
         (500, "endpoint default rests ", "see that the endpoint runs"),
     ],
 )
