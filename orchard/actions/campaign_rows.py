@@ -102,6 +102,7 @@ _UNTOLD = """
 select campaign, list(distinct [endpoint, model]) as untold from tables.llm_calls_all
 where tools_left_out and list_contains($names, campaign) group by 1
 """
+_TAGS = "select campaign, tags from campaigns where list_contains($names, campaign)"
 _SAVED = f"""
 select campaign, sum(turns)::bigint as turns, sum(prompt_tokens + completion_tokens)::bigint as tokens,
        sum(cost_usd) as cost_usd, {_GAPS}) as unpriced
@@ -131,7 +132,7 @@ class CampaignRows:
 
 def read_rows_of(store: str, work: Callable[[duckdb.DuckDBPyConnection], CampaignRows]) -> CampaignRows:
     """Opens the store's tables and runs `work` on them."""
-    views = ("rollouts", "rewards_all", "attempts_all", "llm_calls_all", "events")
+    views = ("rollouts", "rewards_all", "attempts_all", "llm_calls_all", "events", "campaigns")
     with open_tables(store, views=views) as tables:
         return work(tables)
 
@@ -154,6 +155,7 @@ def read_rows(
         (_RECONCILED, campaigns),
         (_UNTOLD, campaigns),
         (_HACKS, tried),
+        (_TAGS, campaigns),
     ):
         for row in ask(query, among) if among else ():
             one[row["campaign"]] |= row

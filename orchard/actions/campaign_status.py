@@ -124,6 +124,8 @@ class CampaignView:
     """The same for rollouts without an outcome."""
     empty: int = 0
     """Unresolved rollouts that submitted nothing; 0 where a task was resolved so, as by the state it left."""
+    tags: tuple[str, ...] = ()
+    """Tags that people gave it."""
 
     @property
     def done(self) -> int:
@@ -319,6 +321,7 @@ def _view(
         retry_reasons=abort_reasons(retried),
         retrying=abort_reasons(row for row in retried if row["open"]),
         empty=_empty(mine),
+        tags=tuple(one.get("tags", ())),
     )
 
 

@@ -20,6 +20,7 @@ from orchard.pipelines.rl.loss_settings import Baseline
 from orchard.pipelines.rl.plan import RunPlan
 from orchard.pipelines.rl.settings import RlSettings, read_settings
 from orchard.schemas.events import payload
+from orchard.schemas.groups import PolicyEvaluated
 from orchard.schemas.subjects import type_subjects
 from orchard.schemas.training import PolicyStep
 from orchard.storage.reader import open_tables
@@ -99,10 +100,14 @@ async def _show_steps(
 ) -> None:
     """Prints a line for each step, old ones first, and for each policy version that cheats, and sends each
     to trackers."""
-    subjects = type_subjects(settings.run, "policy.step")
+    kinds = ("policy.step", "policy.evaluated")
+    subjects = [subject for kind in kinds for subject in type_subjects(settings.run, kind)]
     async with session.connection("rl") as connection:
         async for stored in replay(connection, start, subjects=subjects, follow=True):
             fact = payload(stored.event) if stored.event else None
+            if isinstance(fact, PolicyEvaluated):
+                console.print(f"version {fact.version} held out: {_score(fact)}", highlight=False)
+                await asyncio.to_thread(tracking.put, fact)
             if isinstance(fact, PolicyStep):
                 console.print(
                     f"step {fact.step}/{settings.steps}  pass rate {fact.pass_rate:.0%}  "
@@ -115,8 +120,19 @@ async def _show_steps(
                 )
                 await asyncio.to_thread(tracking.put, fact)
                 await asyncio.to_thread(_warn, session.config.store, settings, told)
-                if fact.step >= settings.steps:
-                    return
+            last = fact.version if isinstance(fact, PolicyEvaluated) else 0
+            if isinstance(fact, PolicyStep) and not settings.eval_every:
+                last = fact.step
+            if last >= settings.steps:
+                return
+
+
+def _score(fact: PolicyEvaluated) -> str:
+    """A score with its interval, and the rollouts that are in none."""
+    if fact.score is None or fact.low is None or fact.high is None:
+        return f"no score, none of {fact.ungraded} rollouts has a verdict"
+    left = f", {fact.ungraded} without a verdict" if fact.ungraded else ""
+    return f"{fact.score:.1%} [{fact.low:.1%}, {fact.high:.1%}] of {fact.tasks} tasks{left}"
 
 
 def _warn(store: str, settings: RlSettings, told: set[int]) -> None:
@@ -158,7 +174,7 @@ async def _coordinator(session: Session, config: Path, served: bool) -> None:
     plan, start = await enter(session, settings)
     wait = partial(all_serve, serving_engines(session, settings)) if served else None
     async with session.connection("coordinator") as connection:
-        await Coordinator(connection, plan, wait).run(start)
+        await Coordinator(connection, plan, wait, blobs=session.blobs).run(start)
 
 
 @app.command()

@@ -15,7 +15,7 @@ import msgspec
 
 from orchard.configuration.run_files import UNSAFE_HOST
 from orchard.configuration.variables import FILE_VARIABLE, UnknownVariable, settings, typed
-from orchard.schemas.addresses import check_http_url
+from orchard.schemas.addresses import check_base_path, check_http_url
 from orchard.schemas.faults import ConfigFault, fault
 from orchard.schemas.plugins import PluginSettings
 from orchard.schemas.quantities import Seconds, Weight
@@ -50,10 +50,17 @@ class UpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Serve the page, as `orchard ui` does, on loopback."""
     page_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8780
     """Port of the page; if it is taken, a free one."""
+    page_base_path: str = ""
+    """Path below which a proxy in front serves the page, such as /orchard."""
+    page_hosts: tuple[str, ...] = ()
+    """Host names under which a proxy serves the page."""
     shutdown_seconds: Seconds = 30.0
     """Seconds that running rollouts may take to finish after Ctrl-C before they go back to the queue."""
     restart_seconds: Seconds = 0.5
     """Pause before a process that ended by itself is started again."""
+
+    def __post_init__(self) -> None:
+        check_base_path(self.page_base_path)
 
 
 class OracleSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -45,6 +45,7 @@ class TaskSet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     limit: Positive | None = None
     """Maximum number of tasks, drawn by `seed`."""
     seed: int = 0
+    """Seed of that draw."""
     unproven: bool = False
     """Take tasks that `orchard tasks validate` has not proven, too."""
 

@@ -52,6 +52,13 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Last parts of the names of the layers that get an adapter."""
 
 
+class Dpo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Preferences in place of imitation: a resolved trajectory over an unresolved one of the same task."""
+
+    beta: Positive = 0.1
+    """Weight of the log-ratio to the model that the run started from."""
+
+
 class Optimization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings that every training run has: its optimizer and its machine."""
 
@@ -116,6 +123,10 @@ class SftSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields
     """Put several examples into one forward pass. False: one each, for architectures whose layers mix
     packed examples."""
 
+    dpo: Dpo | None = None
+    """Learn from pairs of a dataset that was built with `selection.preferences`; `global_batch` counts pairs.
+    `{}` takes the defaults; None: imitate every example."""
+
     optimizer: Optimizer = Optimizer.ADAMW
     """Optimization algorithm; `muon` is for small models from scratch."""
     freeze: tuple[str, ...] = ()
@@ -166,6 +177,10 @@ def settings_from(tree: dict[str, Any]) -> SftSettings:
         raise TrainingError("a model from scratch needs `tokenizer`: its vocabulary sets the model's")
     if settings.shape is not None and settings.lora is not None:
         raise TrainingError("`lora` adapts a model that there is: name one in `model`, or leave `lora` out")
+    if settings.shape is not None and settings.dpo is not None:
+        raise TrainingError("`dpo` compares with the model it starts from: name one in `model`")
+    if settings.dpo is not None and not settings.packing:
+        raise TrainingError("`dpo` puts the two examples of a pair into one pass: leave `packing` out")
     return settings
 
 
@@ -202,5 +217,8 @@ def settings_hash(settings: SftSettings) -> str:
     """Hash that is equal for settings that make the same weights: output paths do not count."""
     fields = msgspec.to_builtins(settings)
     # Settings that are younger than stored runs count only where they are set.
-    left_out = (*_RUNTIME, *(name for name in ("lora", "pack_tokens") if getattr(settings, name) is None))
+    left_out = (
+        *_RUNTIME,
+        *(name for name in ("lora", "pack_tokens", "dpo") if getattr(settings, name) is None),
+    )
     return digest({name: value for name, value in fields.items() if name not in left_out})
