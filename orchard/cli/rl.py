@@ -160,7 +160,8 @@ def coordinator(
         typer.Option("--served", help="Ask for rollouts when the engine serves the log's newest policy."),
     ] = False,
 ) -> None:
-    """Run only the run's coordinator: asks for rollouts, makes groups. `orchard rl CONFIG.toml` starts it."""
+    """Run only the run's coordinator: requests rollouts and makes groups. `orchard rl CONFIG.toml` starts
+    it."""
     start_logging()
     uvloop.run(_coordinator(context.obj, config, served))
 
@@ -178,7 +179,7 @@ async def _coordinator(session: Session, config: Path, served: bool) -> None:
 
 @app.command()
 def trainer(context: typer.Context, config: Config) -> None:
-    """Run only the run's trainer: takes groups, makes policies. `orchard rl CONFIG.toml` starts it."""
+    """Run only the run's trainer: trains on groups and makes policies. `orchard rl CONFIG.toml` starts it."""
     require_torch("orchard rl trainer")
     start_logging()
     uvloop.run(_trainer(context.obj, config))
@@ -217,7 +218,7 @@ def export(
 ) -> None:
     """Write a run's groups, with sampled ids, log-probabilities and advantages, for another trainer.
 
-    What the run's own trainer dropped, or would drop, is skipped, and the command says how much and why.
+    Groups that the run's own trainer dropped, or would drop, are skipped; the command tells how many and why.
     """
     require_torch("orchard rl export")
     from orchard.actions.rl import export_groups

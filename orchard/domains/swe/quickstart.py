@@ -57,14 +57,14 @@ def register(app: typer.Typer) -> None:
     @app.command()
     def quickstart(
         context: typer.Context,
-        tasks: Annotated[int, typer.Option(help="Proven tasks to have.", min=1)] = 20,
+        tasks: Annotated[int, typer.Option(help="Number of proven tasks.", min=1)] = 20,
         samples: Annotated[int, typer.Option(help="Rollouts of each task.", min=1)] = 3,
         workers: Annotated[int, typer.Option(help="Worker processes.", min=1)] = 4,
         model: Annotated[str, typer.Option(help="Model name at the endpoint.")] = "oracle",
         base_url: BaseUrl = None,
         api_key_env: ApiKeyEnv = None,
         name: Annotated[str | None, typer.Option(help="Campaign.", show_default="quickstart-MODEL")] = None,
-        steps: Annotated[int, typer.Option(help="Turns at most.", min=1)] = 30,
+        steps: Annotated[int, typer.Option(help="Maximum turns of a rollout.", min=1)] = 30,
     ) -> None:
         """The first run: makes and proves real tasks, runs a campaign on them, shows the results.
 
