@@ -116,8 +116,9 @@ TABLES: dict[str, str] = {
     "attempts_all": "What is known of attempts: begun, replayed from an earlier one, released, superseded",
     "reopenings_all": "Aborted rollouts that got another chance",
     "tasks_all": "Tasks as they were imported, and what validation found",
-    "campaigns_all": "Submissions of campaigns and changes of their states",
+    "campaigns_all": "Submissions of campaigns, changes of their states, and tags",
     "values_all": "Every annotation of a trajectory's steps, failed ones included",
+    "rubrics_all": "Every rubric of a task that a teacher wrote, failed ones included",
     "notes_all": "What people noted on rollouts",
     "measurements_all": "Every measured value of a step",
     "synthesis_all": "Every step of every synthesis run: ideas, drafts, proofs, what was caught",
@@ -128,6 +129,7 @@ TABLES: dict[str, str] = {
     "groups_all": "Groups of reinforcement learning: assembled, failed, dropped, skipped",
     "policies_all": "Starts of reinforcement-learning runs, and new policies",
     "policy_steps_all": "Figures of each step of reinforcement learning",
+    "policy_evaluations_all": "Scores of policy versions on the held-out tasks of their run",
     "archives_all": "Parts of campaigns that are in the archive",
     "unreadable_all": "Events that could not be made into a row, with the reason",
 }
@@ -163,6 +165,8 @@ VIEWS: dict[str, str] = {
     "hack_rates": "Shares of impossible tasks that were passed, that is cheating, by campaign and policy",
     "values_all": TABLES["values_all"],
     "values": "The newest annotation of each rollout by each annotator",
+    "rubrics_all": TABLES["rubrics_all"],
+    "rubrics": "The newest rubric of each task by each teacher",
     "notes": TABLES["notes_all"],
     "reviews": "Labels and human score of each rollout that has notes",
     "measurements": "Measured values of steps",
@@ -179,6 +183,7 @@ VIEWS: dict[str, str] = {
     "groups_all": TABLES["groups_all"],
     "policies": TABLES["policies_all"],
     "policy_steps": TABLES["policy_steps_all"],
+    "policy_evaluations": TABLES["policy_evaluations_all"],
     "archives": TABLES["archives_all"],
     "unreadable": TABLES["unreadable_all"],
 }
@@ -275,7 +280,10 @@ COLUMNS: dict[str, dict[str, str]] = {
         "blob_sha256": "Blob with the task",
         "blob_size": "Its size in bytes",
     },
-    "campaigns": {"submitted_at": "When it was submitted, UTC"},
+    "campaigns": {
+        "submitted_at": "When it was submitted, UTC",
+        "tags": "Tags that it has: given, and not removed later",
+    },
     "conservation": {
         "requested": "Rollouts that were asked for",
         "finished": "Rollouts with an outcome that is not aborted",
