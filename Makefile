@@ -113,6 +113,8 @@ PIP := $(BIN)/python -m pip install --quiet
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Orchard needs Python 3.11 or later: set PYTHON=/path/to/python3.11"; exit 1; }
+	@mkdir -p $(VENV) && echo exit > $(VENV)/.runs && chmod +x $(VENV)/.runs && $(VENV)/.runs && rm $(VENV)/.runs || \
+	  { rm -rf $(VENV); echo "Programs cannot run in $(CURDIR) (read-only, or mounted with noexec): clone to another file system"; exit 1; }
 	$(PYTHON) -m venv $(VENV) && $(PIP) --upgrade "pip>=25.1" || { rm -rf $(VENV); exit 1; }
 
 # A release of tomorrow cannot break a fresh machine: what the tests passed with is installed; `make lock` goes on to newer ones.

@@ -154,7 +154,9 @@ async def _up(config: Config) -> None:
             f"sandboxes {supervisor.sandbox_url}"
         )
         if supervisor.page_url:
-            console.print(f"page: {supervisor.page_url}")
+            wanted = config.up.page_port
+            taken = f" ({wanted} is taken)" if wanted not in (0, supervisor.page_port) else ""
+            console.print(f"page: {supervisor.page_url}{taken}")
         console.print(f"{config.up.workers} workers x {config.worker.slots} slots. Ctrl-C drains and stops.")
 
     greeting = asyncio.create_task(greet())

@@ -167,7 +167,12 @@ class Supervisor:
     @property
     def page_url(self) -> str | None:
         """Address of the page; None if it does not run."""
-        return f"http://{url_host()}:{self._page.getsockname()[1]}/" if self._page else None
+        return f"http://{url_host()}:{self.page_port}/" if self._page else None
+
+    @property
+    def page_port(self) -> int:
+        """Port of the page, another than the configured one where that is taken; 0 if it does not run."""
+        return int(self._page.getsockname()[1]) if self._page else 0
 
     async def _start_children(self) -> None:
         """Starts everything. Raises ConfigError if a service fails or is not ready in time."""
