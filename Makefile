@@ -139,7 +139,8 @@ DEBIAN := bwrap:bubblewrap git:git patch:patch nsenter:util-linux slirp4netns:sl
 test test-all: DEBIAN += jq:jq npm:npm busybox:busybox-static kubectl:kubernetes-client openssl:openssl newuidmap:uidmap ip:iproute2 \
 	setpriv:util-linux x86_64-linux-gnu-as:binutils-x86-64-linux-gnu aarch64-linux-gnu-as:binutils-aarch64-linux-gnu
 test test-all bench demo-gui: DEBIAN += chromium:chromium
-test-all: DEBIAN += buildah:buildah
+test-all: DEBIAN += buildah:buildah podman:podman runc:runc linux.uml:user-mode-linux modprobe:kmod setquota:quota mkfs.ext4:e2fsprogs \
+	mount.nfs:nfs-common rpc.nfsd:nfs-kernel-server gcc:gcc
 test-kubernetes: DEBIAN += kubectl:kubernetes-client
 ifndef KUBECONFIG
 test-kubernetes: DEBIAN += busybox:busybox-static debootstrap:debootstrap openssl:openssl ip:iproute2 etcd:etcd-server \
