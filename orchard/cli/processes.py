@@ -157,7 +157,9 @@ async def _up(config: Config) -> None:
             f"sandboxes {supervisor.sandbox_url}"
         )
         if supervisor.page_url:
-            console.print(f"page: {supervisor.page_url}")
+            wanted = config.up.page_port
+            taken = f" ({wanted} is taken)" if wanted not in (0, supervisor.page_port) else ""
+            console.print(f"page: {supervisor.page_url}{taken}")
         workers, slots = plural(config.up.workers, "worker"), plural(config.worker.slots, "slot")
         console.print(f"{workers} x {slots}. Ctrl-C drains and stops.")
 
