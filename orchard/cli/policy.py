@@ -19,7 +19,7 @@ def register(app: typer.Typer) -> None:
     @app.command(name="serve-policy")
     def serve_policy(
         model: Annotated[
-            Path, typer.Argument(help="Directory of a Qwen3 model, as `orchard sft` writes it.")
+            Path, typer.Argument(help="Directory of a model and its tokenizer, as `orchard sft` writes it.")
         ],
         name: Annotated[str, typer.Option(help="Model name that requests give.")] = "policy",
         version: Annotated[int, typer.Option(help="Policy version of these weights.", min=0)] = 0,

@@ -58,9 +58,10 @@ def run(context: typer.Context, config: Config) -> None:
 
 
 async def _run(session: Session, config: Path) -> None:
-    from orchard.processes.rl_run import RunProcesses, enter, server_address
+    from orchard.processes.rl_run import RunProcesses, check_served, enter, server_address
 
     settings = read_settings(config)
+    check_served(settings)
     server = server_address(session, settings)
     reporter = TerminalReporter(progress())
     plan, start = await enter(session, settings, reporter)
