@@ -236,7 +236,9 @@ class Learner:
         found = []
         for members in self._packs(rows):
             pack = self._pack(members)
-            recording = nullcontext([]) if self._routers is None else self._routers.recording()
+            recording: AbstractContextManager[Choices] = nullcontext([])
+            if self._routers is not None:
+                recording = self._routers.recording()
             with autocast(self.processes, self.settings.precision), recording as choices:
                 logprobs, _ = trained_logprobs(self.model, pack, self.settings.temperature)
             found.append(_Before(logprobs, choices))
