@@ -31,14 +31,20 @@ from orchard.schemas.groups import (
 from orchard.schemas.judging import JudgeCalled, JudgeRuled
 from orchard.schemas.llm_calls import LLMCall, ModelKind
 from orchard.schemas.messages import MessageNode
-from orchard.schemas.notes import RolloutNoted
+from orchard.schemas.notes import CampaignTagged, RolloutNoted
 from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward, RolloutStatus
 from orchard.schemas.protection import Protected
 from orchard.schemas.quantities import Unit
 from orchard.schemas.rests import EndpointRested
 from orchard.schemas.synthesis import SynthesisStep
 from orchard.schemas.training import PolicyStep, TrainingFinished, TrainingStarted, TrainingStep
-from orchard.schemas.values import AnnotationFailed, ValueAnnotated, ValueMeasured
+from orchard.schemas.values import (
+    AnnotationFailed,
+    RubricFailed,
+    RubricWritten,
+    ValueAnnotated,
+    ValueMeasured,
+)
 
 
 class MalformedEvent(ValueError):
@@ -402,6 +408,7 @@ class EventDisplaced(msgspec.Struct, frozen=True, kw_only=True):
 EVENT_TYPES: dict[str, type[msgspec.Struct]] = {
     "campaign.submitted": CampaignSubmitted,
     "campaign.state_changed": CampaignStateChanged,
+    "campaign.tagged": CampaignTagged,
     "campaign.archived": CampaignArchived,
     "task.imported": TaskImported,
     "task.validated": TaskValidated,
@@ -431,6 +438,8 @@ EVENT_TYPES: dict[str, type[msgspec.Struct]] = {
     "value.annotated": ValueAnnotated,
     "annotation.failed": AnnotationFailed,
     "value.measured": ValueMeasured,
+    "rubric.written": RubricWritten,
+    "rubric.failed": RubricFailed,
     "trajectory.imported": TrajectoryImported,
     "dataset.built": DatasetBuilt,
     "evaluation.planned": EvaluationPlanned,

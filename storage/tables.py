@@ -29,11 +29,17 @@ from orchard.schemas.groups import (
 from orchard.schemas.judging import JudgeCalled, JudgeRuled
 from orchard.schemas.llm_calls import LLMCall
 from orchard.schemas.messages import MessageNode
-from orchard.schemas.notes import RolloutNoted
+from orchard.schemas.notes import CampaignTagged, RolloutNoted
 from orchard.schemas.outcomes import Reward
 from orchard.schemas.synthesis import SynthesisStep
 from orchard.schemas.training import PolicyStep, TrainingFinished, TrainingStarted, TrainingStep
-from orchard.schemas.values import AnnotationFailed, ValueAnnotated, ValueMeasured
+from orchard.schemas.values import (
+    AnnotationFailed,
+    RubricFailed,
+    RubricWritten,
+    ValueAnnotated,
+    ValueMeasured,
+)
 from orchard.storage.columns import INT, TEXT, TIME, columns
 
 EVENTS = "events"
@@ -152,8 +158,14 @@ _DERIVED = {
         )
     ),
     "reopenings_all": _Derived(_rows(e.RolloutReopened)),
-    "campaigns_all": _Derived(_rows(e.CampaignStateChanged, e.CampaignSubmitted), "* max_cost_usd"),
-    "values_all": _Derived(_apart(annotated=ValueAnnotated, failed=AnnotationFailed)),
+    "campaigns_all": _Derived(
+        _rows(e.CampaignStateChanged, e.CampaignSubmitted, CampaignTagged),
+        "* max_cost_usd author tags removed_tags",
+    ),
+    "values_all": _Derived(
+        _apart(annotated=ValueAnnotated, failed=AnnotationFailed), "* rubric_sha256 turn_rewards"
+    ),
+    "rubrics_all": _Derived(_apart(written=RubricWritten, failed=RubricFailed)),
     "notes_all": _Derived(_rows(RolloutNoted)),
     "measurements_all": _Derived(_rows(ValueMeasured)),
     "synthesis_all": _Derived(_rows(SynthesisStep)),

@@ -34,7 +34,8 @@ select r.rollout_id, r.attempt, r.campaign, r.task_id, r.task_source, r.repo, r.
        coalesce(i.tools, '') as tools, coalesce(i.layout, '') as layout,
        coalesce(v.base, 0.0) as base, coalesce(v.curve, []) as curve,
        coalesce(v.sequence, 0) as value_sequence, coalesce(r.turns, 0) as turns,
-       p.rollout_id is not null as published_rules
+       p.rollout_id is not null as published_rules,
+       coalesce(h.labels, []) as human_labels, h.human_score
 from rollouts r
 left join (
     select rollout_id, attempt, min(sequence) as sequence from tables.attempts_all
@@ -43,6 +44,7 @@ left join (
 left join (
     select distinct rollout_id, attempt from rewards where ends_with(grader, $published)
 ) p on p.rollout_id = r.rollout_id and p.attempt = r.attempt
+left join reviews h on h.rollout_id = r.rollout_id
 left join tasks t on t.task_id = r.task_id
 left join imports i on i.rollout_id = r.rollout_id
 left join values v on v.rollout_id = r.rollout_id and v.annotator = $annotator and not r.resolved
@@ -75,8 +77,12 @@ class Chosen(NamedTuple):
 def candidates(
     tables: duckdb.DuckDBPyConnection, blobs: BlobStore, settings: DatasetSettings, counts: Counter[str]
 ) -> Chosen:
-    """The rollouts to make examples of. Counts what is left out and why, and patterns of `exclude` that name
-    neither a task of the store nor a graded one; raises TaskError for held-out tasks that there are not."""
+    """The rollouts to make examples of.
+
+    Counts what is left out and why, patterns of `exclude` that name neither a task of the store nor a graded
+    one, and labels of people that no graded rollout has. Raises TaskError for held-out tasks that there are
+    not.
+    """
     graded = _graded(tables, settings)
     counts["graded"] = len(graded)
     tasks = {one.task_id: TaskColumns(one.task_id, one.task_source, one.repo) for one in graded}
@@ -87,6 +93,10 @@ def candidates(
     if idle := sum(not found for found in named.values()):
         counts["exclude_patterns_unmatched"] = idle
     excluded = set[str]().union(*named.values())
+    given = {label for one in graded for label in one.human_labels}
+    asked = {*settings.source.human_labels, *settings.source.without_human_labels}
+    if unused := len(asked - given):
+        counts["human_labels_unmatched"] = unused
     out = contaminated(tables, blobs, settings.held_out, tasks.values())
     found = []
     minimum = settings.source.min_protected
@@ -143,6 +153,8 @@ def _unfit(
         return "published_rules"
     if source.min_protected is not None and not is_at_least(one.protected, source.min_protected):
         return "below_min_protected"
+    if reason := _unreviewed(one, source):
+        return reason
     if one.task_id in excluded or one.repo in excluded:
         return "excluded"
     if one.task_state == "rejected" or (one.task_state == "imported" and not source.unproven):
@@ -150,10 +162,23 @@ def _unfit(
     return out[one.task_id].name if one.task_id in out else None
 
 
+def _unreviewed(one: Candidate, source: CandidateSource) -> str | None:
+    """Says why the labels or the score of people leave a rollout out; None where they do not."""
+    if not set(source.without_human_labels).isdisjoint(one.human_labels):
+        return "human_label"
+    if source.human_labels and set(source.human_labels).isdisjoint(one.human_labels):
+        return "without_human_label"
+    if source.min_human_score is None:
+        return None
+    if one.human_score is None:
+        return "without_human_score"
+    return "below_min_human_score" if one.human_score < source.min_human_score else None
+
+
 def _of_other_rate(
     one: Candidate, wanted: PassRateCondition, rates: Mapping[tuple[str, str], tuple[float, int]]
 ) -> str | None:
-    """Say why the pass rate of a rollout's task does not meet a condition, None where it does."""
+    """Says why the pass rate of a rollout's task does not meet a condition, None where it does."""
     rate, rollouts = rates.get((one.task_id, "" if wanted.models else one.model), (0.0, 0))
     if rollouts < wanted.rollouts:
         return "measured_too_rarely"

@@ -54,6 +54,10 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     """Sequence of the rollout's terminal event in the log."""
     protected: Protected | None = None
     """Label of the reward; None where it has none."""
+    human_labels: tuple[str, ...] = ()
+    """Labels that people gave the rollout."""
+    human_score: float | None = None
+    """Mean of the newest score of each author, in [0, 1]; None without any."""
 
 
 class Row(Origin, frozen=True, kw_only=True):
@@ -106,7 +110,8 @@ class TokenRow(msgspec.Struct, frozen=True, kw_only=True):
 
 _ARRAYS = ("input_ids", "loss_mask")
 _IMAGES, _PROTECTED = "images", "protected"
-_YOUNGER = (_IMAGES, _PROTECTED)
+_REVIEW = ("human_labels", "human_score")
+_YOUNGER = (_IMAGES, _PROTECTED, *_REVIEW)
 """Columns that older datasets lack; a row's digest counts them where they have a value."""
 _PLAIN = tuple(name for name in Row.__struct_fields__ if name not in (*_ARRAYS, *_YOUNGER))
 _TOKEN_COLUMNS = list(TokenRow.__struct_fields__)
@@ -133,6 +138,8 @@ SCHEMA = pa.schema(
         ("loss_mask", pa.list_(pa.int8())),
         (_IMAGES, pa.list_(pa.string())),
         (_PROTECTED, pa.string()),
+        ("human_labels", pa.list_(pa.string())),
+        ("human_score", pa.float64()),
     ]
 )
 """Columns of a shard, in this order."""
@@ -141,7 +148,7 @@ SCHEMA = pa.schema(
 def row_digest(row: Row) -> bytes:
     """32 bytes over the row in its canonical form: JSON of the plain fields with sorted keys, then tokens
     and mask, little endian."""
-    younger = {name: value for name in _YOUNGER if (value := getattr(row, name))}
+    younger = {name: value for name in _YOUNGER if (value := getattr(row, name)) not in (None, ())}
     digest = hashlib.sha256(canonical({name: getattr(row, name) for name in _PLAIN} | younger))
     digest.update(b"\n")
     digest.update(row.input_ids.astype("<i4", copy=False).tobytes())
@@ -185,10 +192,11 @@ def read_rows(directory: Path) -> Iterator[Row]:
     columns = [*_PLAIN, *_ARRAYS, *_YOUNGER]
     for batch in _batches(directory, columns):
         ids, masks, images = _arrays(batch, "input_ids"), _arrays(batch, "loss_mask"), _images(batch)
-        there = [name for name in (*_PLAIN, _PROTECTED) if name in batch.schema.names]
+        there = [name for name in (*_PLAIN, _PROTECTED, *_REVIEW) if name in batch.schema.names]
         plains = batch.select(there).to_pylist()
         for plain, input_ids, loss_mask, shown in zip(plains, ids, masks, images, strict=True):
             plain["trained_turns"] = tuple(plain["trained_turns"])
+            plain["human_labels"] = tuple(plain.get("human_labels") or ())
             plain["segments"] = tuple(Segment(**segment) for segment in plain["segments"])
             yield Row(**plain, input_ids=input_ids, loss_mask=loss_mask, images=shown)
 

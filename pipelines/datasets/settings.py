@@ -16,6 +16,7 @@ from orchard.schemas.identity import check_name, digest
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.protection import Protected
 from orchard.schemas.quantities import Unit
+from orchard.schemas.toml_text import parsed_toml
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Strategy = Literal[
@@ -48,6 +49,12 @@ class CandidateSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     min_protected: Protected | None = None
     """Take rollouts whose reward has at least this label: `value`, `echo`, `bit` or `inside`, as which a
     reward without a label counts; None: all."""
+    human_labels: tuple[str, ...] = ()
+    """Take only rollouts to which people gave one of these labels; empty: all."""
+    without_human_labels: tuple[str, ...] = ()
+    """Leave out rollouts to which people gave one of these labels."""
+    min_human_score: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    """Take only rollouts with at least this human score, so none that nobody scored; None: all."""
     exclude: tuple[str, ...] = ()
     """Patterns over task ids and repositories that are left out; `@FILE` stands for its lines, and lies
     beside this file."""
@@ -197,7 +204,7 @@ def _over_preset(tree: dict[str, Any], file: Path) -> dict[str, Any]:
 def read_settings(file: Path) -> DatasetSettings:
     """The settings of a TOML file. Raises DatasetError that names the key and the fix."""
     try:
-        tree = tomllib.loads(file.read_text(encoding="utf-8"))
+        tree = parsed_toml(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DatasetError(f"{file} does not exist: write a dataset's configuration there") from None
     except OSError as error:
@@ -230,7 +237,8 @@ def config_hash(settings: DatasetSettings, tokenizer_sha256: str) -> str:
             del plain[key]
     if not settings.selection.preferences:
         del plain["selection"]["preferences"]
-    for key in ("unanswered", "published_rules", "min_protected"):
+    younger = ("unanswered", "published_rules", "min_protected")
+    for key in (*younger, "human_labels", "without_human_labels", "min_human_score"):
         if not plain["source"][key]:
             del plain["source"][key]
     return digest([msgspec.Raw(msgspec.json.encode(plain)), tokenizer_sha256], 32)

@@ -16,6 +16,7 @@ from orchard.pipelines.rl.plan import StepCurriculum
 from orchard.pipelines.sft.settings import (
     Count,
     Fraction,
+    NonEmpty,
     Optimization,
     Positive,
     Tokens,
@@ -85,7 +86,7 @@ class RlSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields=
     """Name of the run, and of the campaign of its rollouts."""
     model: str
     """Hugging Face directory to start from: what `orchard sft` wrote."""
-    out: str
+    out: NonEmpty
     """Directory of checkpoints, policies and metrics."""
     tasks: TaskPool = TaskPool()
     impossible: Annotated[float, msgspec.Meta(ge=0, le=0.9)] = 0.0

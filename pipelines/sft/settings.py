@@ -12,8 +12,10 @@ from orchard.pipelines.domain import presets
 from orchard.schemas.faults import fault_sentence
 from orchard.schemas.identity import digest
 from orchard.schemas.quantities import Unit
+from orchard.schemas.toml_text import parsed_toml
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
+NonEmpty = Annotated[str, msgspec.Meta(min_length=1)]
 Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Tokens = Annotated[Count, Unit("tokens")]
@@ -102,9 +104,9 @@ class SftSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields
 
     run: str = "sft"
     """Name in metrics and events."""
-    dataset: str
+    dataset: NonEmpty
     """Directory that `orchard dataset build` wrote."""
-    out: str
+    out: NonEmpty
     """Directory of checkpoints, metrics and the result, `<out>/model`."""
     model: str | None = None
     """Hugging Face directory or Hub name to start from."""
@@ -195,7 +197,7 @@ def settings_from(tree: dict[str, Any]) -> SftSettings:
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file. Raises TrainingError."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return parsed_toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise TrainingError(f"{path} does not exist: write the run's configuration there") from None
     except OSError as error:
