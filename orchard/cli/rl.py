@@ -18,6 +18,7 @@ from orchard.pipelines.rl.coordinator import Coordinator
 from orchard.pipelines.rl.curves import hack_rates
 from orchard.pipelines.rl.loss_settings import Baseline
 from orchard.pipelines.rl.plan import RunPlan
+from orchard.pipelines.rl.policies import BEST, read_newest
 from orchard.pipelines.rl.settings import RlSettings, read_settings
 from orchard.schemas.events import payload
 from orchard.schemas.groups import PolicyEvaluated
@@ -55,6 +56,8 @@ def run(context: typer.Context, config: Config) -> None:
     require_installed("orchard rl")
     uvloop.run(_run(session, config))
     console.print(f"[bold green]trained[/] {settings.out}", highlight=False)
+    if settings.eval_every and (best := read_newest(Path(settings.out), BEST)):
+        console.print(f"best on held-out tasks: version {best.version}, {best.path}", highlight=False)
 
 
 async def _run(session: Session, config: Path) -> None:

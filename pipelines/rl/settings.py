@@ -24,6 +24,7 @@ from orchard.pipelines.sft.settings import (
     converted,
     of_file,
     over_preset,
+    told_lora,
 )
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.pipelines.tasks.held_out import HeldOut, listed
@@ -129,6 +130,9 @@ class RlSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields=
     """Optimizer steps of the run."""
     updates: Count = 1
     """Optimizer updates from the rollouts of one step."""
+    router_replay: bool = False
+    """Whether the experts of a mixture of experts are chosen in all updates of a step as by the weights
+    before it."""
     ahead: Annotated[int, msgspec.Meta(ge=0)] = 1
     """Number of later steps whose rollouts may run while one trains."""
     oversample: Annotated[float, msgspec.Meta(ge=1)] = 1.25
@@ -203,6 +207,10 @@ def settings_from(tree: dict[str, Any]) -> RlSettings:
         raise TrainingError(
             'the table `frugal` belongs to `method = "frugal"`: set it, or leave the table out'
         )
+    if settings.router_replay and settings.updates == 1:
+        raise TrainingError(
+            "`router_replay` acts in a step's later updates, and `updates` is 1: raise it, or leave it out"
+        )
     if bool(settings.eval_every) != bool(settings.eval_tasks):
         raise TrainingError("`eval_every` and `eval_tasks` belong together: set both, or neither")
     if settings.frugal is not None and settings.frugal.reuse > settings.staleness:
@@ -268,7 +276,7 @@ def settings_hash(settings: RlSettings) -> str:
     for name in ("hack_limit", "patience", "eval_every", "eval_tasks", "eval_samples"):
         del told[name]  # what only measures
     # What holds counts, not whether it was written out: runs of before keep their hash.
-    told["loss"] = told_loss(settings.loss)
+    told["loss"], told["lora"] = told_loss(settings.loss), told_lora(settings.lora)
     if settings.bar.max_aborts is None:
         told["bar"]["max_aborts"] = 4
     if not settings.impossible:
@@ -279,7 +287,7 @@ def settings_hash(settings: RlSettings) -> str:
         if name in _YOUNGER and told["tasks"][name] == default:
             del told["tasks"][name]
     # Settings that are younger than stored runs count only where they are not the default.
-    for name in ("lora", "pack_tokens", "unanswered", "untrained", "overlong"):
+    for name in ("lora", "pack_tokens", "unanswered", "untrained", "overlong", "router_replay"):
         if not told[name]:
             del told[name]
     del told["engine"]  # who samples does not change what is made of it

@@ -50,6 +50,8 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The product is scaled by alpha / rank."""
     targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     """Last parts of the names of the layers that get an adapter."""
+    experts: bool = False
+    """Whether the experts of a mixture of experts get one, too: one for each of them."""
 
 
 class Dpo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -141,6 +143,14 @@ class SftSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields
 S = TypeVar("S", bound=Optimization)
 
 
+def told_lora(settings: Lora | None) -> dict[str, Any] | None:
+    """The adapter in a run's hash; settings younger than stored runs only where they are not the default."""
+    told: dict[str, Any] | None = msgspec.to_builtins(settings)
+    if told is not None and not told["experts"]:
+        del told["experts"]
+    return told
+
+
 def over_preset(tree: dict[str, Any], presets: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Decoded TOML over the preset it names, nested tables key by key. Raises TrainingError."""
     given = dict(tree)
@@ -215,7 +225,7 @@ _RUNTIME = ("out", "threads", "checkpoint_every", "keep_checkpoints", "run")
 
 def settings_hash(settings: SftSettings) -> str:
     """Hash that is equal for settings that make the same weights: output paths do not count."""
-    fields = msgspec.to_builtins(settings)
+    fields = msgspec.to_builtins(settings) | {"lora": told_lora(settings.lora)}
     # Settings that are younger than stored runs count only where they are set.
     left_out = (
         *_RUNTIME,
