@@ -1,7 +1,7 @@
 """The whole path of a new user, with the time of each step: from a clone to a report that colleagues open.
 
 The model of their own endpoint is a fake that the oracle plays. Run as `python -m tests.benchmarks.new_user`,
-which writes docs/benchmarks/new-user.md; nothing should run beside it.
+which writes a page of docs/benchmarks; nothing should run beside it.
 """
 
 import argparse

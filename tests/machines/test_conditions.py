@@ -24,7 +24,10 @@ OVERLAY = (
 )
 NOEXEC = f"mount --bind {find_binary()} {find_binary()} && mount -o remount,bind,noexec {find_binary()}"
 ONLY_IPV6 = "ip link set lo up && ip address delete 127.0.0.1/8 dev lo"
-BARE_ROOT = "exec setpriv --bounding-set -all --inh-caps -all"
+BARE_ROOT = (
+    "awk '$3 ~ /^cgroup/ { print $2 }' /proc/mounts | xargs -n 1 mount -o remount,bind,ro && "
+    "exec setpriv --bounding-set -all --inh-caps -all"
+)
 CHROOT = (
     "mkdir -p new/tmp && for d in /*; do if [ -L $d ]; then cp -d $d new$d; elif [ -d $d ] && "
     "[ $d != /tmp ]; then mkdir -p new$d && mount --rbind $d new$d; fi; done; exec chroot new"

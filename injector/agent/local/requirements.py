@@ -41,8 +41,10 @@ class Requirements:
 
 
 def inspect(state: Path) -> Requirements:
-    """Check the machine; a child process tries an overlay mount with its changes in `state`, or in the first
-    directory above it that exists."""
+    """Check the machine; a child process tries an overlay mount with its changes in `state`.
+
+    Where that does not exist, in the first directory above it that does.
+    """
     problems: list[str] = []
     kind = filesystem(nearest(state))
     machine = os.uname().machine
@@ -53,7 +55,7 @@ def inspect(state: Path) -> Requirements:
     if os.geteuid() == 0 and not kernel.may_mount():
         volume = f" and a volume for the state directory (`--volume orchard:{state}`)"
         problems.append(
-            f"this root lacks CAP_SYS_ADMIN: start the container with `--privileged`"
+            "this root lacks CAP_SYS_ADMIN: start the container with `--privileged`"
             f"{volume if kind == 'overlay' else ''}, or use a sandbox service elsewhere "
             "(`--sandbox http://HOST:PORT`)"
         )
