@@ -13,7 +13,7 @@ from orchard.actions.abort_reasons import shortened
 from orchard.actions.rubrics import write_rubrics
 from orchard.actions.session import Session
 from orchard.actions.values import annotate_campaign, annotating
-from orchard.cli import measuring
+from orchard.cli import measuring, value_models
 from orchard.cli.facts import AsJson, print_facts
 from orchard.configuration.config import ConfigError
 from orchard.pipelines.values.curves import Curve, ShapeStatistics, shape_statistics
@@ -263,3 +263,4 @@ def shapes(
 
 
 measuring.register(app)
+value_models.register(app)

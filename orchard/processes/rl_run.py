@@ -22,11 +22,13 @@ from orchard.pipelines.rl.engines import ServingEngine
 from orchard.pipelines.rl.plan import RunPlan
 from orchard.pipelines.rl.policies import NEWEST, read_newest
 from orchard.pipelines.rl.runs import UNMATCHED, choose_tasks, choose_traps, make_plan, planned, planned_by
+from orchard.pipelines.rl.scoring import run_rubrics
 from orchard.pipelines.rl.settings import EngineKind, RlSettings
 from orchard.pipelines.rl.stepping import RunStopped
 from orchard.pipelines.tasks.protection import WITHOUT_LABEL, without_label
 from orchard.processes.signals import die_with_parent
 from orchard.schemas.queues import Queue
+from orchard.storage.reader import open_tables
 from orchard.streams.tasks import end
 from orchard.streams.topology import declare
 from orchard.workers.harnesses import get_harness, version_of
@@ -66,6 +68,9 @@ async def enter(session: Session, settings: RlSettings, told: Reporter = SILENT)
         for reason, number in sorted((+left_out).items()):
             told.note(f"{number} tasks are no prompts: {reason}")
         plan = make_plan(settings, tasks, await asyncio.to_thread(choose_traps, store, settings.impossible))
+        if settings.process is not None:
+            with open_tables(store, views=["rubrics"]) as tables:
+                run_rubrics(tables, plan.tasks, settings.process)
         version, _ = version_of(get_harness(plan.harness))
         plan = msgspec.structs.replace(plan, harness_version=version)
         return plan, await begin(connection, session.blobs, plan)

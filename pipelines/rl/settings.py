@@ -11,6 +11,7 @@ from orchard.pipelines.rl.bar import BarSettings
 from orchard.pipelines.rl.frugal import FrugalSettings
 from orchard.pipelines.rl.loss_settings import LossSettings, told_loss, with_recipe
 from orchard.pipelines.rl.plan import StepCurriculum
+from orchard.pipelines.rl.turn_rewards import ProcessReward
 from orchard.pipelines.sft.settings import (
     Count,
     Fraction,
@@ -105,6 +106,8 @@ class RlSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields=
     as aborted: how busy the server was is no fault of the policy."""
     untrained: tuple[ExitStatus, ...] = ()
     """Endings that do not train: such rollouts come last into a group, and are left out of its batch."""
+    process: ProcessReward | None = None
+    """Rewards of turns by rubrics, as in `{ teacher = "teacher", model = "judge" }`; None: none."""
     loss: LossSettings = LossSettings()
     prompts_per_step: Annotated[Count, Unit("groups")] = 16
     """Groups in one optimizer step."""
@@ -265,4 +268,6 @@ def settings_hash(settings: RlSettings) -> str:
         del told["activation_checkpointing"]
     if settings.frugal is None:
         del told["frugal"]
+    if settings.process is None:
+        del told["process"]
     return digest(told, 32)
