@@ -22,6 +22,7 @@ from orchard.schemas.groups import (
     BudgetRaised,
     GroupAssembled,
     GroupDropped,
+    PolicyEvaluated,
     PolicyUpdated,
     PromptFailed,
     PromptSkipped,
@@ -30,7 +31,7 @@ from orchard.schemas.groups import (
 from orchard.schemas.judging import JudgeCalled, JudgeRuled
 from orchard.schemas.llm_calls import LLMCall, ModelKind
 from orchard.schemas.messages import MessageNode
-from orchard.schemas.notes import RolloutNoted
+from orchard.schemas.notes import CampaignTagged, RolloutNoted
 from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward, RolloutStatus
 from orchard.schemas.protection import Protected
 from orchard.schemas.quantities import Unit
@@ -407,6 +408,7 @@ class EventDisplaced(msgspec.Struct, frozen=True, kw_only=True):
 EVENT_TYPES: dict[str, type[msgspec.Struct]] = {
     "campaign.submitted": CampaignSubmitted,
     "campaign.state_changed": CampaignStateChanged,
+    "campaign.tagged": CampaignTagged,
     "campaign.archived": CampaignArchived,
     "task.imported": TaskImported,
     "task.validated": TaskValidated,
@@ -450,6 +452,7 @@ EVENT_TYPES: dict[str, type[msgspec.Struct]] = {
     "prompt.skipped": PromptSkipped,
     "group.dropped": GroupDropped,
     "policy.updated": PolicyUpdated,
+    "policy.evaluated": PolicyEvaluated,
     "budget.raised": BudgetRaised,
     "policy.step": PolicyStep,
     "endpoint.rested": EndpointRested,

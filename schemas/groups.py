@@ -173,6 +173,29 @@ class BudgetRaised(msgspec.Struct, frozen=True, kw_only=True):
     """Pass rate of the rollouts of the policies before these."""
 
 
+class PolicyEvaluated(msgspec.Struct, frozen=True, kw_only=True):
+    """A policy version has tried all held-out tasks of its run."""
+
+    run: str
+    version: int
+    evaluation: str
+    """Campaign of these rollouts."""
+    tasks: int
+    """Tasks with a graded rollout, over which the score is a mean."""
+    graded: int
+    """Rollouts with a verdict."""
+    resolved: int
+    """Rollouts that resolved their task."""
+    ungraded: int
+    """Rollouts without a verdict, which are in no score."""
+    score: float | None
+    """Mean over tasks of the share of graded rollouts that resolved them; None without any."""
+    low: float | None
+    """Lower bound of the score's interval of 95 %."""
+    high: float | None
+    """Upper bound of that interval."""
+
+
 class PolicyUpdated(msgspec.Struct, frozen=True, kw_only=True):
     """An optimizer step made a new policy version out of these groups."""
 

@@ -20,6 +20,7 @@ from orchard.schemas.datasets import DatasetBuilt, TrajectoryImported
 from orchard.schemas.groups import (
     GroupAssembled,
     GroupDropped,
+    PolicyEvaluated,
     PolicyUpdated,
     PromptFailed,
     PromptSkipped,
@@ -28,7 +29,7 @@ from orchard.schemas.groups import (
 from orchard.schemas.judging import JudgeCalled, JudgeRuled
 from orchard.schemas.llm_calls import LLMCall
 from orchard.schemas.messages import MessageNode
-from orchard.schemas.notes import RolloutNoted
+from orchard.schemas.notes import CampaignTagged, RolloutNoted
 from orchard.schemas.outcomes import Reward
 from orchard.schemas.synthesis import SynthesisStep
 from orchard.schemas.training import PolicyStep, TrainingFinished, TrainingStarted, TrainingStep
@@ -157,7 +158,10 @@ _DERIVED = {
         )
     ),
     "reopenings_all": _Derived(_rows(e.RolloutReopened)),
-    "campaigns_all": _Derived(_rows(e.CampaignStateChanged, e.CampaignSubmitted), "* max_cost_usd"),
+    "campaigns_all": _Derived(
+        _rows(e.CampaignStateChanged, e.CampaignSubmitted, CampaignTagged),
+        "* max_cost_usd author tags removed_tags",
+    ),
     "values_all": _Derived(
         _apart(annotated=ValueAnnotated, failed=AnnotationFailed), "* rubric_sha256 turn_rewards"
     ),
@@ -182,6 +186,7 @@ _DERIVED = {
         "kind run version step groups position checkpoint plan_hash *",
     ),
     "policy_steps_all": _Derived(_rows(PolicyStep)),
+    "policy_evaluations_all": _Derived(_rows(PolicyEvaluated)),
     "archives_all": _Derived(_rows(CampaignArchived)),
     "unreadable_all": _Derived({}, own={"type": TEXT, "reason": TEXT}),
 }

@@ -12,6 +12,7 @@ from orchard.injector.agent.layer_files import NAME
 from orchard.injector.errors import SandboxRequestInvalid
 from orchard.schemas.faults import fault_sentence
 from orchard.schemas.quantities import Unit
+from orchard.schemas.toml_text import parsed_toml
 
 Positive = Annotated[float, msgspec.Meta(gt=0), Unit("s")]
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
@@ -180,7 +181,7 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 def load(path: Path) -> KubernetesSettings:
     """Load the settings from a TOML file. Raises SandboxRequestInvalid, naming the file."""
     try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        tree = parsed_toml(path.read_text(encoding="utf-8"))
         settings = msgspec.convert(tree, KubernetesSettings)
         settings.check()
     except msgspec.ValidationError as error:

@@ -1,8 +1,9 @@
 """Advice on a campaign or the pipeline, as sentences for terminal and page."""
 
-from orchard.actions.abort_reasons import abort_sentence
+from orchard.actions.abort_reasons import abort_sentence, retry_sentence
 from orchard.actions.campaign_status import CampaignView, PipelineView, State
 from orchard.actions.submission import how_to_serve
+from orchard.schemas.outcomes import AbortCause
 
 LAG_SECONDS = 60.0
 """Age in seconds of an event outside the tables from which the writer counts as late."""
@@ -13,7 +14,7 @@ def hints(view: CampaignView, pipeline: PipelineView) -> list[str]:
     found = [*pipeline.sick, *pipeline.rests]
     if view.state is State.STUCK:
         found.append(f"{view.name}: no worker serves its queue: {how_to_serve(view.queue)}")
-    found += abort_hints(view)
+    found += [*abort_hints(view), *retry_hints(view, pipeline)]
     if view.blocked and view.over:
         found.append(
             f"{view.name}: {view.blocked:,} rollouts were kept out by their sites, and are in no rate: "
@@ -54,6 +55,13 @@ def abort_hints(view: CampaignView) -> list[str]:
     sentence = abort_sentence(view.reasons, view.name)
     said = view.state is State.CANCELLED or (view.reasons and view.reasons[0].detail in view.reason)
     return [f"{view.name}: {sentence}"] if sentence and not said else []
+
+
+def retry_hints(view: CampaignView, pipeline: PipelineView) -> list[str]:
+    """Why open rollouts are retried and what to do; a resting endpoint says it already."""
+    told = (AbortCause.LLM_UNAVAILABLE,) if pipeline.rests else ()
+    sentence = retry_sentence([one for one in view.retrying if one.cause not in told])
+    return [f"{view.name}: {sentence}"] if sentence else []
 
 
 def _how_to_go_on(view: CampaignView) -> str:

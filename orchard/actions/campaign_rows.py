@@ -61,6 +61,26 @@ _RETRIES = """
 select campaign, count(*) - count(distinct rollout_id) as retries from {attempts}
 where kind = 'started' and list_contains($names, campaign) group by 1
 """
+_RETRIED = f"""
+with ended as (select rollout_id from {{rollouts}} where list_contains($names, campaign)),
+     failures as (
+    select sequence, campaign, rollout_id, cause, detail from {{attempts}}
+    where kind = 'released' and cause is not null and list_contains($names, campaign)
+    union all
+    select sequence, campaign, rollout_id, payload->>'$.cause', payload->>'$.detail' from {{events}} failed
+    where type = 'sandbox.failed' and list_contains($names, campaign)
+    and rollout_id not in (select rollout_id from ended)
+    and not exists (select 1 from {{events}} later where type = 'sandbox.created'
+                    and later.rollout_id = failed.rollout_id and later.sequence > failed.sequence)
+), newest as (
+    select *, rollout_id not in (select rollout_id from ended) as open from failures
+    qualify row_number() over (partition by rollout_id order by sequence desc) = 1
+)
+select campaign, cause, open, min(detail) as detail, count(*) as rollouts from newest
+group by campaign, cause, open, {FORM}
+"""
+"""Newest failures that another attempt followed or follows, or that a sandbox's creation is tried again
+after."""
 
 _LIVE = f"""
 select campaign, count(*) as turns, sum(prompt_tokens + completion_tokens)::bigint as tokens,
@@ -82,6 +102,7 @@ _UNTOLD = """
 select campaign, list(distinct [endpoint, model]) as untold from tables.llm_calls_all
 where tools_left_out and list_contains($names, campaign) group by 1
 """
+_TAGS = "select campaign, tags from campaigns where list_contains($names, campaign)"
 _SAVED = f"""
 select campaign, sum(turns)::bigint as turns, sum(prompt_tokens + completion_tokens)::bigint as tokens,
        sum(cost_usd) as cost_usd, {_GAPS}) as unpriced
@@ -102,6 +123,8 @@ class CampaignRows:
     labels: list[dict[str, Any]]
     reasons: list[dict[str, Any]]
     """Details of aborted rollouts, with the number of those that differ in ids and numbers alone."""
+    retried: list[dict[str, Any]]
+    """Details of retried rollouts likewise; `open` tells those without an outcome."""
     live: dict[str, dict[str, Any]]
     saved: dict[str, dict[str, Any]]
     spent: dict[str, Spent]
@@ -109,7 +132,7 @@ class CampaignRows:
 
 def read_rows_of(store: str, work: Callable[[duckdb.DuckDBPyConnection], CampaignRows]) -> CampaignRows:
     """Opens the store's tables and runs `work` on them."""
-    views = ("rollouts", "rewards_all", "attempts_all", "llm_calls_all", "events")
+    views = ("rollouts", "rewards_all", "attempts_all", "llm_calls_all", "events", "campaigns")
     with open_tables(store, views=views) as tables:
         return work(tables)
 
@@ -132,6 +155,7 @@ def read_rows(
         (_RECONCILED, campaigns),
         (_UNTOLD, campaigns),
         (_HACKS, tried),
+        (_TAGS, campaigns),
     ):
         for row in ask(query, among) if among else ():
             one[row["campaign"]] |= row
@@ -140,6 +164,7 @@ def read_rows(
         one,
         ask(_LABELS, campaigns),
         ask(_REASONS, campaigns) if any(row["outcome"].startswith("aborted") for row in outcomes) else [],
+        ask(_RETRIED, campaigns),
         {row["campaign"]: row for row in ask(_LIVE, running)} if running else {},
         {row["campaign"]: row for row in ask(_SAVED, campaigns)},
         spent_in(tables, capped, up_to) if capped else {},

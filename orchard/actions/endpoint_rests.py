@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
+from orchard.actions.abort_reasons import REMEDIES
+from orchard.schemas.outcomes import AbortCause
 from orchard.streams.connection import Connection
 from orchard.streams.endpoints import EndpointBook, StoredRest
 from orchard.streams.errors import TopologyError
@@ -30,4 +32,4 @@ def rest_sentence(stored: StoredRest, now: datetime) -> str:
         when = f"until {now + timedelta(seconds=stored.left):%H:%M}"
     else:
         when = f"since {now - timedelta(seconds=stored.age):%H:%M}, and is asked again every few seconds"
-    return f"endpoint {rest.endpoint} rests {when}: {rest.reason}"
+    return f"endpoint {rest.endpoint} rests {when}: {rest.reason}: {REMEDIES[AbortCause.LLM_UNAVAILABLE]}"

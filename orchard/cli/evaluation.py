@@ -84,6 +84,54 @@ class EvaluationFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Choices of one of several attempts, with --best-of."""
 
 
+class ExperienceFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Means over earlier rollouts of a model, in `orchard eval run --plan --json`."""
+
+    rollouts: int
+    """Number of earlier rollouts."""
+    turns: float
+    tokens: float
+    seconds: float
+    cost_usd: float | None
+    """None where no price is known."""
+    same_harness: bool
+    """Whether they used the planned harness."""
+
+
+class PlannedFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Rollouts of one task set under one harness and model, in `orchard eval run --plan --json`."""
+
+    task_set: str
+    harness: str
+    model: str
+    tasks: int
+    rollouts: int
+    like: ExperienceFacts | None
+    """Means of earlier rollouts; None for a model that never ran here."""
+
+
+class PlanFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Output of `orchard eval run --plan --json`."""
+
+    name: str
+    rollouts: int
+    done: int
+    """Rollouts that have an outcome already."""
+    cells: list[PlannedFacts]
+    images: dict[str, int]
+    """Number of tasks by image."""
+    most_usd: float | None
+    """Upper limit of the cost of all rollouts; None without a limit, or where a price is missing."""
+    expected_usd: float | None
+    """None where the log has no rollout of a model, or no price of it."""
+    max_cost_usd: float | None
+    """Cost at which the suite is paused; None: never."""
+    without_price: list[str]
+    """Models without a price."""
+    notes: list[str]
+    """Sentences on the tasks' network, or why the suite would be refused."""
+
+
 Out = Annotated[
     Path | None,
     typer.Option(
@@ -117,6 +165,7 @@ def run(
     out: Out = None,
     best_of: BestOfK = None,
     rerank: Rerank = None,
+    as_json: Annotated[bool, typer.Option("--json", help="With --plan: one JSON object.")] = False,
 ) -> None:
     """Run a suite to its end, and show its tables. Run it again to resume a stopped one.
 
@@ -133,12 +182,19 @@ def run(
     Exit code 1 when rollouts have no outcome at the end: no score counts them.
     """
     session: Session = context.obj
+    if as_json and not plan:
+        raise typer.BadParameter("--json goes with --plan; `orchard eval report NAME --json` has the results")
     planned = plan_suite(read_suite(suite), session.config.store)
     for harness in planned.suite.harnesses:
         get_harness(harness)  # an unknown one is told now, not by a worker
     if plan:
-        show_plan(planned, unpriced(planned.spec, session.endpoints()))
-        _show_network(session, planned)
+        without_price = unpriced(planned.spec, session.endpoints())
+        if as_json:
+            print_facts(plan_facts(planned, without_price, _network_notes(session, planned)))
+            return
+        show_plan(planned, without_price)
+        for note in _network_notes(session, planned):
+            console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
         return
     whole = asyncio.run(_run(session, planned))
     report(context, planned.suite.name, out, best_of, rerank)
@@ -164,7 +220,7 @@ def report(
     session: Session = context.obj
     if rerank is not None and best_of is None:
         raise ConfigError("--rerank chooses among several attempts: say of how many with --best-of")
-    views = ["evaluation_tasks", "evaluation_runs", "evaluations", "rollouts"]
+    views = ["evaluation_tasks", "evaluation_runs"] if best_of is None else None
     with open_tables(session.config.store, views=views) as tables:
         results = read_results(tables, name)
         if best_of is not None:
@@ -265,16 +321,36 @@ def show_plan(plan: SuitePlan, without_price: Sequence[str]) -> None:
     )
 
 
-def _show_network(session: Session, plan: SuitePlan) -> None:
-    """Prints notes on the tasks' network, or why the suite would be refused."""
+def _network_notes(session: Session, plan: SuitePlan) -> list[str]:
+    """Notes on the tasks' network, or why the suite would be refused."""
     try:
-        notes = check_network(
+        return check_network(
             needs_of(session.config.store, plan.spec.tasks), session.config.sandbox.task_network
         )
     except ConfigError as error:
-        notes = [f"this suite is refused: {error}"]
-    for note in notes:
-        console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
+        return [f"this suite is refused: {error}"]
+
+
+def plan_facts(plan: SuitePlan, without_price: Sequence[str], notes: list[str]) -> PlanFacts:
+    cells = [
+        PlannedFacts(
+            **{name: getattr(cell, name) for name in PlannedFacts.__struct_fields__ if name != "like"},
+            like=cell.like and ExperienceFacts(**cell.like._asdict()),
+        )
+        for cell in plan.cells
+    ]
+    return PlanFacts(
+        name=plan.suite.name,
+        rollouts=plan.spec.size,
+        done=plan.done,
+        cells=cells,
+        images=plan.images,
+        most_usd=None if without_price else plan.most_usd,
+        expected_usd=plan.expected_usd,
+        max_cost_usd=plan.suite.max_cost_usd,
+        without_price=list(without_price),
+        notes=notes,
+    )
 
 
 def _row(cell: Planned) -> tuple[object, ...]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from enum import Enum
-from typing import Any, get_type_hints
+from typing import Any, get_origin, get_type_hints
 
 import msgspec
 
@@ -89,8 +89,9 @@ def configuration() -> str:
     )
 
 
-def _sections(struct: type[msgspec.Struct], path: str = "") -> Iterator[str]:
-    """Lists the plain keys of a table, then each table below it under its own heading."""
+def _sections(struct: type[msgspec.Struct], path: str = "", *, array: bool = False) -> Iterator[str]:
+    """Lists the plain keys of a table, then each table below it under its own heading; `array`: the table may
+    be there several times."""
     hints = get_type_hints(struct, include_extras=True)
     parts = {
         name: one for name, hint in hints.items() for one in named(hint) if issubclass(one, msgspec.Struct)
@@ -107,12 +108,13 @@ def _sections(struct: type[msgspec.Struct], path: str = "") -> Iterator[str]:
         if one.name not in parts
     ]
     if path:
-        yield f"### `[{path}]`\n\n{summary(struct)}"
+        yield f"### `[[{path}]]`\n\n{summary(struct)}" if array else f"### `[{path}]`\n\n{summary(struct)}"
     if rows:
         yield table(("key", "type", "unit", "default", "meaning"), rows)
     for name, part in parts.items():
         several = ".<name>" if "dict" in str(hints[name]) else ""
-        yield from _sections(part, f"{path}.{name}{several}".removeprefix("."))
+        array = get_origin(hints[name]) is tuple
+        yield from _sections(part, f"{path}.{name}{several}".removeprefix("."), array=array)
 
 
 def _written(told: str, hint: Any) -> str:

@@ -119,7 +119,7 @@ TABLES: dict[str, str] = {
     "attempts_all": "What is known of attempts: begun, replayed from an earlier one, released, superseded",
     "reopenings_all": "Aborted rollouts that got another chance",
     "tasks_all": "Tasks as they were imported, and what validation found",
-    "campaigns_all": "Submissions of campaigns and changes of their states",
+    "campaigns_all": "Submissions of campaigns, changes of their states, and tags",
     "values_all": "Every annotation of a trajectory's steps, failed ones included",
     "rubrics_all": "Every rubric of a task that a teacher wrote, failed ones included",
     "notes_all": "What people noted on rollouts",
@@ -132,6 +132,7 @@ TABLES: dict[str, str] = {
     "groups_all": "Groups of reinforcement learning: assembled, failed, dropped, skipped",
     "policies_all": "Starts of reinforcement-learning runs, and new policies",
     "policy_steps_all": "Figures of each step of reinforcement learning",
+    "policy_evaluations_all": "Scores of policy versions on the held-out tasks of their run",
     "archives_all": "Parts of campaigns that are in the archive",
     "unreadable_all": "Events that could not be made into a row, with the reason",
 }
@@ -185,6 +186,7 @@ VIEWS: dict[str, str] = {
     "groups_all": TABLES["groups_all"],
     "policies": TABLES["policies_all"],
     "policy_steps": TABLES["policy_steps_all"],
+    "policy_evaluations": TABLES["policy_evaluations_all"],
     "archives": TABLES["archives_all"],
     "unreadable": TABLES["unreadable_all"],
 }
@@ -281,7 +283,10 @@ COLUMNS: dict[str, dict[str, str]] = {
         "blob_sha256": "Blob with the task",
         "blob_size": "Its size in bytes",
     },
-    "campaigns": {"submitted_at": "When it was submitted, UTC"},
+    "campaigns": {
+        "submitted_at": "When it was submitted, UTC",
+        "tags": "Tags that it has: given, and not removed later",
+    },
     "conservation": {
         "requested": "Rollouts that were asked for",
         "finished": "Rollouts with an outcome that is not aborted",

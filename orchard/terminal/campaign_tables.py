@@ -11,7 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from orchard.actions.campaign_hints import LAG_SECONDS, hints
+from orchard.actions.campaign_hints import LAG_SECONDS, hints, retry_hints
 from orchard.actions.campaign_status import (
     NO_LABEL,
     CampaignView,
@@ -56,8 +56,13 @@ def campaign_table(view: CampaignView, pipeline: PipelineView) -> RenderableType
     rate = f"{view.per_second * 60:.1f} a minute" if view.per_second else "no outcome yet"
     left = f", about {duration(view.seconds_left)} left" if view.seconds_left and not view.over else ""
     facts = [f"{rate}{left}", *_works(view), *_cap(view)]
+    facts += [
+        f"retried after {one.cause}, rollouts {one.rollouts:,}: {one.detail}" for one in view.retry_reasons
+    ]
     if view.labels:
         facts.append(f"protected: {_labels(view)}")
+    if view.tags:
+        facts.append(f"tagged {', '.join(view.tags)}")
     if view.oracle:
         facts.append("played by the oracle from gold patches: not a model's work")
     notes = (Text(hint, style="yellow") for hint in hints(view, pipeline))
@@ -66,7 +71,7 @@ def campaign_table(view: CampaignView, pipeline: PipelineView) -> RenderableType
 
 def campaign_line(view: CampaignView, pipeline: PipelineView = _ALONE) -> str:
     """Summary of a campaign in one line."""
-    facts = [*_works(view), *_cap(view), *pipeline.rests]
+    facts = [*_works(view), *_cap(view), *pipeline.rests, *retry_hints(view, pipeline)]
     return f"{view.name}: {_numbers(view)}" + "".join(f"; {fact}" for fact in facts)
 
 
@@ -109,8 +114,8 @@ def _least(work: ModelWork, cost: str) -> str:
 
 
 def status_table(views: Sequence[CampaignView], pipeline: PipelineView, width: int = 160) -> RenderableType:
-    """Tables of all campaigns and of the pipeline. Below WIDE columns, what does not fit the table stands
-    under it."""
+    """Tables of all campaigns and of the pipeline. Tags stand under the table, and below WIDE columns
+    what does not fit it."""
     wide = width >= WIDE
     counts = {name: count for name, count in _COUNTS.items() if wide or name not in _SELDOM}
     counts = {name: count for name, count in counts.items() if name in _ALWAYS or any(map(count, views))}
@@ -126,7 +131,7 @@ def status_table(views: Sequence[CampaignView], pipeline: PipelineView, width: i
         cells = [f"{count(view):,}" for count in counts.values()]
         cells += [*[_tokens(view)] * wide, _cost(view), *[_labels(view)] * labelled]
         campaigns.add_row(escape(view.name), state, *cells)
-    below = [] if wide else [Text(line, style="dim") for view in views if (line := _beside(view))]
+    below = [Text(line, style="dim") for view in views if (line := _beside(view, wide=wide))]
     notes = [hint for view in views for hint in hints(view, pipeline)]
     return Group(
         campaigns, *below, pipeline_line(pipeline), *(Text(note, style="yellow") for note in _once(notes))
@@ -154,11 +159,15 @@ _ALWAYS = frozenset(_COUNTS) - {"empty", "blocked"}
 """Counts that are shown also where they are 0."""
 
 
-def _beside(view: CampaignView) -> str:
-    """What a narrow table leaves out of a campaign."""
-    facts = [f"{number:,} {name}" for name in _COUNTS if name in _SELDOM and (number := _COUNTS[name](view))]
-    facts += [f"{_tokens(view)} tokens"] * bool(view.ended.tokens + view.live.tokens)
-    facts += [f"protected: {_labels(view)}"] * bool(view.labels.keys() - {NO_LABEL})
+def _beside(view: CampaignView, *, wide: bool) -> str:
+    """What the table leaves out of a campaign: its tags, and the figures that a narrow one has no room
+    for."""
+    facts = [f"tagged {', '.join(view.tags)}"] * bool(view.tags)
+    if not wide:
+        seldom = {name: count(view) for name, count in _COUNTS.items() if name in _SELDOM}
+        facts += [f"{number:,} {name}" for name, number in seldom.items() if number]
+        facts += [f"{_tokens(view)} tokens"] * bool(view.ended.tokens + view.live.tokens)
+        facts += [f"protected: {_labels(view)}"] * bool(view.labels.keys() - {NO_LABEL})
     return f"{view.name}: {', '.join(facts)}" if facts else ""
 
 

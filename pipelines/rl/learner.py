@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from orchard.pipelines.datasets.rows import TokenRow
-from orchard.pipelines.rl.baselines import advantages
+from orchard.pipelines.rl.baselines import advantages, shaped
 from orchard.pipelines.rl.logprobs import trained_logprobs
 from orchard.pipelines.rl.losses import LossFigures, Tokens, get_loss, rollout_weights
 from orchard.pipelines.rl.sequences import NotSampled, TokenSequence
@@ -134,7 +134,7 @@ class Learner:
         settings = self.settings
         lr = set_rate([self.optimizer], number, settings.steps, settings)
         found = advantages(
-            [rollout.reward for rollout in batch],
+            [shaped(rollout.reward, rollout.tokens, settings.overlong) for rollout in batch],
             [rollout.group for rollout in batch],
             settings.loss.baseline,
         )
@@ -222,13 +222,15 @@ class Learner:
             pack = self._pack(members)
             with autocast(self.processes, self.settings.precision):
                 reference = self._by_reference(pack) if self.settings.loss.kl else None
-                logprobs, spread = self._forward(pack)
+                logprobs, spread = trained_logprobs(self.model, pack, self.settings.temperature)
             tokens = self._tokens(members, logprobs, None if old is None else old[place], reference)
+            if self.settings.loss.entropy:
+                tokens = msgspec.structs.replace(tokens, entropies=spread)
             loss, figures = self._loss(tokens, self.settings.loss)
             # Sharded gradients are averaged over the processes, but the batch has one sum.
             (loss * self.processes.count).backward()  # type: ignore[no-untyped-call]
             total += loss.item()
-            entropy += spread
+            entropy += spread.sum().item()
             sums.append(figures)
         return total, sums, entropy
 
@@ -239,13 +241,8 @@ class Learner:
         for members in self._packs(rows):
             pack = self._pack(members)
             with autocast(self.processes, self.settings.precision):
-                found.append(self._forward(pack)[0])
+                found.append(trained_logprobs(self.model, pack, self.settings.temperature)[0])
         return found
-
-    def _forward(self, pack: Pack) -> tuple[torch.Tensor, float]:
-        """Log-probabilities of the pack's trained tokens, [trained], and the sum of the entropies there."""
-        logprobs, entropy = trained_logprobs(self.model, pack, self.settings.temperature)
-        return logprobs, entropy.sum().item()
 
     @torch.no_grad()
     def _by_reference(self, pack: Pack) -> torch.Tensor:
@@ -254,7 +251,7 @@ class Learner:
             return trained_logprobs(self._reference, pack, self.settings.temperature)[0]
         self.model.disable_adapters()
         try:
-            return self._forward(pack)[0]
+            return trained_logprobs(self.model, pack, self.settings.temperature)[0]
         finally:
             self.model.enable_adapters()
 

@@ -7,7 +7,9 @@ from typing import Annotated, Any
 import msgspec
 
 from orchard.pipelines.domain import presets
+from orchard.pipelines.evaluation.suite import TaskSet
 from orchard.pipelines.rl.bar import BarSettings
+from orchard.pipelines.rl.baselines import Overlong
 from orchard.pipelines.rl.frugal import FrugalSettings
 from orchard.pipelines.rl.loss_settings import LossSettings, told_loss, with_recipe
 from orchard.pipelines.rl.plan import StepCurriculum
@@ -15,6 +17,7 @@ from orchard.pipelines.rl.turn_rewards import ProcessReward
 from orchard.pipelines.sft.settings import (
     Count,
     Fraction,
+    NonEmpty,
     Optimization,
     Positive,
     Tokens,
@@ -45,6 +48,10 @@ class TaskPool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Keep tasks with a pass rate above this."""
     at_most: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.5
     """Keep tasks with a pass rate of at most this."""
+    measured_rollouts: Annotated[Count, Unit("rollouts")] = 1
+    """Keep tasks with at least so many graded rollouts there: the paper measures by eight."""
+    measured_models: tuple[str, ...] = ()
+    """Models whose rollouts there count; an empty list means all."""
     exclude: tuple[str, ...] = ()
     """Patterns over task ids and repositories that are never prompts; `@FILE` stands for its lines, and lies
     beside the settings."""
@@ -79,7 +86,7 @@ class RlSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields=
     """Name of the run, and of the campaign of its rollouts."""
     model: str
     """Hugging Face directory to start from: what `orchard sft` wrote."""
-    out: str
+    out: NonEmpty
     """Directory of checkpoints, policies and metrics."""
     tasks: TaskPool = TaskPool()
     impossible: Annotated[float, msgspec.Meta(ge=0, le=0.9)] = 0.0
@@ -87,6 +94,13 @@ class RlSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields=
     often each policy cheats, and none is trained on."""
     hack_limit: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.05
     """The run warns of a policy that surely passes more than this share of them."""
+    eval_every: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Each so many-th policy version is evaluated on `eval_tasks`, from version 0 on, and the last one; 0:
+    none. The trainer waits meanwhile."""
+    eval_tasks: tuple[TaskSet, ...] = ()
+    """Held-out tasks of these evaluations; they and what is nearly the same are no prompts."""
+    eval_samples: Annotated[Count, Unit("rollouts")] = 1
+    """Rollouts of each held-out task."""
     harness: str = "orchard-bash"
     """Name of the harness of the rollouts."""
     endpoint: str = "policy"
@@ -108,6 +122,8 @@ class RlSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields=
     """Endings that do not train: such rollouts come last into a group, and are left out of its batch."""
     process: ProcessReward | None = None
     """Rewards of turns by rubrics, as in `{ teacher = "teacher", model = "judge" }`; None: none."""
+    overlong: Overlong | None = None
+    """Penalty of long answers, as in `{ limit = 32768, buffer = 8192 }`; None: none."""
     loss: LossSettings = LossSettings()
     prompts_per_step: Annotated[Count, Unit("groups")] = 16
     """Groups in one optimizer step."""
@@ -153,18 +169,6 @@ class RlSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields=
     """Newest policies that stay on disk; those that rollouts may still be sampled by always stay."""
 
 
-_PAPER: dict[str, Any] = {
-    "untrained": ["time_limit", "token_limit"],
-    "lr": 1e-6,
-    "steps": 150,
-    "prompts_per_step": 16,
-    "precision": "bfloat16",
-    "bar": {"size": 8, "budget": 16, "stride": 16, "interval": [0.375, 0.625]},
-}
-"""The paper's balanced groups. Endings over the time limit and over the context do not train: the paper's
-filter of groups takes them for noise."""
-
-
 METHODS: dict[str, bool] = {"fixed": True, "dynamic": False, "frugal": False}
 """Methods without an interval of positive shares, which TOML cannot express, and whether they keep groups
 of one class: GRPO with fixed N, dynamic sampling, and frugal sampling."""
@@ -173,7 +177,8 @@ of one class: GRPO with fixed N, dynamic sampling, and frugal sampling."""
 def settings_from(tree: dict[str, Any]) -> RlSettings:
     """Settings from decoded TOML, over the preset it names; `method = "fixed"`, `"dynamic"` or `"frugal"`
     makes other groups than balanced ones. Raises TrainingError."""
-    known = {"paper": _PAPER, **presets(lambda domain: domain.rl_preset)}
+    known = presets(lambda domain: domain.rl_preset)
+    known = {"paper": known[DEFAULT_DOMAIN], **known}
     given, preset = over_preset(tree, known), known.get(tree.get("preset", ""), {})
     method, methods = given.pop("method", "bar"), ("bar", *METHODS)
     if method not in methods:
@@ -189,6 +194,8 @@ def settings_from(tree: dict[str, Any]) -> RlSettings:
     if method == "frugal":
         given["frugal"] = given.get("frugal", {})
     given["bar"] = _groups(tree, preset.get("bar", {}), method)
+    if given["bar"].get("interval", ()) is not None and "keep_degenerate" not in tree:
+        given["keep_degenerate"] = False  # a preset's, of groups of N as they come
     if given.get("engine") == EngineKind.SGLANG and given.get("lora") is not None:
         raise TrainingError("SGLang takes whole policies: leave `lora` out, or serve with vLLM")
     given["loss"] = with_recipe(tree.get("loss", {}), preset.get("loss", {}))
@@ -197,6 +204,8 @@ def settings_from(tree: dict[str, Any]) -> RlSettings:
         raise TrainingError(
             'the table `frugal` belongs to `method = "frugal"`: set it, or leave the table out'
         )
+    if bool(settings.eval_every) != bool(settings.eval_tasks):
+        raise TrainingError("`eval_every` and `eval_tasks` belong together: set both, or neither")
     if settings.frugal is not None and settings.frugal.reuse > settings.staleness:
         raise TrainingError(
             f"frugal.reuse is {settings.frugal.reuse} policy versions, and groups more than `staleness`, "
@@ -237,7 +246,17 @@ def read_settings(file: Path) -> RlSettings:
     return msgspec.structs.replace(made, tasks=msgspec.structs.replace(made.tasks, exclude=exclude))
 
 
-_YOUNGER = ("exclude", "held_out", "unproven", "min_protected", "allow_forgeable", "per_repo", "seed")
+_YOUNGER = (
+    "measured_rollouts",
+    "measured_models",
+    "exclude",
+    "held_out",
+    "unproven",
+    "min_protected",
+    "allow_forgeable",
+    "per_repo",
+    "seed",
+)
 """Settings of the pool that are younger than stored runs, whose hash they leave as it is."""
 
 
@@ -247,7 +266,8 @@ def settings_hash(settings: RlSettings) -> str:
     told = msgspec.to_builtins(
         msgspec.structs.replace(settings, out="", threads=0, keep_checkpoints=1, keep_policies=1)
     )
-    del told["hack_limit"], told["patience"]
+    for name in ("hack_limit", "patience", "eval_every", "eval_tasks", "eval_samples"):
+        del told[name]  # what only measures
     # What holds counts, not whether it was written out: runs of before keep their hash.
     told["loss"] = told_loss(settings.loss)
     if settings.bar.max_aborts is None:
@@ -260,7 +280,7 @@ def settings_hash(settings: RlSettings) -> str:
         if name in _YOUNGER and told["tasks"][name] == default:
             del told["tasks"][name]
     # Settings that are younger than stored runs count only where they are not the default.
-    for name in ("lora", "pack_tokens", "unanswered", "untrained"):
+    for name in ("lora", "pack_tokens", "unanswered", "untrained", "overlong"):
         if not told[name]:
             del told[name]
     del told["engine"]  # who samples does not change what is made of it

@@ -21,7 +21,7 @@ from orchard.pipelines.rl.engines import Refused, ServingEngine
 from orchard.pipelines.rl.feed import Feed, feed_subjects
 from orchard.pipelines.rl.learner import Learner, NotFinite, StepFigures, Trained, sees
 from orchard.pipelines.rl.plan import RunPlan
-from orchard.pipelines.rl.policies import NEWEST, Newest, policy_directory, write_newest
+from orchard.pipelines.rl.policies import NEWEST, Newest, policy_directory, write_best, write_newest
 from orchard.pipelines.rl.scoring import VERDICTS, TurnScores, run_rubrics
 from orchard.pipelines.rl.sequences import NotSampled, TokenSequence
 from orchard.pipelines.rl.settings import RlSettings, settings_hash
@@ -100,6 +100,8 @@ class RlTrainer:
         self._engines = tuple(engines) if processes.first else ()
         self._newest: Newest | None = None
         """Policy that the engines are to serve: OUT may still name a policy of an earlier run."""
+        self._best: int | None = None
+        """Policy version that OUT names as the best."""
         self._refused: Counter[ServingEngine] = Counter()
         """Times in a row that each engine refused that policy."""
         self._tokenizer = load_tokenizer(settings.model)
@@ -160,11 +162,16 @@ class RlTrainer:
         await self._announce()
         async for batch in self._batches(start, last):
             await self._take(batch)
+            await self._name_best()
             while self._state.step < self.plan.steps:
+                if self._feed.progress.evaluation_due:
+                    break
                 if not (chosen := await self._steps.choose(self._state.step)):
                     break
                 await self._step(chosen)
             else:
+                if self._feed.progress.evaluation_due:
+                    continue
                 while not await self._offer_all():
                     await asyncio.sleep(LOOK_SECONDS)
                 return
@@ -347,9 +354,17 @@ class RlTrainer:
             return
         newest = Newest(version=version, path=str(policy_directory(self._out, version).absolute()))
         keep = max(self.settings.keep_policies, self.settings.staleness + 2)
-        await asyncio.to_thread(write_newest, self._out / NEWEST, newest, keep=keep)
+        best = self._feed.progress.best
+        await asyncio.to_thread(write_newest, self._out / NEWEST, newest, keep=keep, best=best)
         self._newest, self._refused = newest, Counter()
         await self._offer_all()
+
+    async def _name_best(self) -> None:
+        """Name the best of the evaluated policies, which stays on disk."""
+        best = self._feed.progress.best
+        if best is not None and best != self._best and self._processes.first:
+            await asyncio.to_thread(write_best, self._out, best)
+            self._best = best
 
     async def _offer_all(self) -> bool:
         """Have all engines serve the newest policy, at the same time; False where one refuses it."""

@@ -12,8 +12,10 @@ from orchard.pipelines.domain import presets
 from orchard.schemas.faults import fault_sentence
 from orchard.schemas.identity import digest
 from orchard.schemas.quantities import Unit
+from orchard.schemas.toml_text import parsed_toml
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
+NonEmpty = Annotated[str, msgspec.Meta(min_length=1)]
 Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Tokens = Annotated[Count, Unit("tokens")]
@@ -48,6 +50,13 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The product is scaled by this over `rank`."""
     targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     """Last parts of the names of the layers that get an adapter."""
+
+
+class Dpo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Preferences in place of imitation: a resolved trajectory over an unresolved one of the same task."""
+
+    beta: Positive = 0.1
+    """Weight of the log-ratio to the model that the run started from."""
 
 
 class Optimization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -93,9 +102,9 @@ class SftSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields
 
     run: str = "sft"
     """Name in metrics and events."""
-    dataset: str
+    dataset: NonEmpty
     """Directory that `orchard dataset build` wrote."""
-    out: str
+    out: NonEmpty
     """Directory of checkpoints, metrics and the result, `<out>/model`."""
     model: str | None = None
     """Hugging Face directory or Hub name to start from."""
@@ -113,6 +122,10 @@ class SftSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields
     packing: bool = True
     """Put several examples into one forward pass. False: one each, for architectures whose layers mix
     packed examples."""
+
+    dpo: Dpo | None = None
+    """Learn from pairs of a dataset that was built with `selection.preferences`; `global_batch` counts pairs.
+    `{}` takes the defaults; None: imitate every example."""
 
     optimizer: Optimizer = Optimizer.ADAMW
     """Optimization algorithm; `muon` is for small models from scratch."""
@@ -164,13 +177,17 @@ def settings_from(tree: dict[str, Any]) -> SftSettings:
         raise TrainingError("a model from scratch needs `tokenizer`: its vocabulary sets the model's")
     if settings.shape is not None and settings.lora is not None:
         raise TrainingError("`lora` adapts a model that there is: name one in `model`, or leave `lora` out")
+    if settings.shape is not None and settings.dpo is not None:
+        raise TrainingError("`dpo` compares with the model it starts from: name one in `model`")
+    if settings.dpo is not None and not settings.packing:
+        raise TrainingError("`dpo` puts the two examples of a pair into one pass: leave `packing` out")
     return settings
 
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file. Raises TrainingError."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return parsed_toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise TrainingError(f"{path} does not exist: write the run's configuration there") from None
     except OSError as error:
@@ -200,5 +217,8 @@ def settings_hash(settings: SftSettings) -> str:
     """Hash that is equal for settings that make the same weights: output paths do not count."""
     fields = msgspec.to_builtins(settings)
     # Settings that are younger than stored runs count only where they are set.
-    left_out = (*_RUNTIME, *(name for name in ("lora", "pack_tokens") if getattr(settings, name) is None))
+    left_out = (
+        *_RUNTIME,
+        *(name for name in ("lora", "pack_tokens", "dpo") if getattr(settings, name) is None),
+    )
     return digest({name: value for name, value in fields.items() if name not in left_out})

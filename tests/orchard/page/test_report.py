@@ -214,7 +214,7 @@ async def test_a_run_has_its_curves_groups_and_members(tmp_path: Path) -> None:
     assert {file.stem for file in (out / "rollouts").iterdir()} == {member.rollout_id for member in members}
     assert written.rollouts == 2
     front = (out / "index.html").read_text()
-    assert "pass rate" in front and 'aria-label="What became of groups"' in front
+    assert "pass rate" in front and 'aria-label="Outcomes of groups"' in front
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ async def test_two_rollouts_turn_by_turn(tmp_path: Path, serve: Serve) -> None:
         assert "they part in turn 3" in text_of(html)
         turns = re.findall(r'<article class="beside" id="turn-(\d+)"', html)
         assert list(map(int, turns)) == list(range(20))
-        assert html.count("the same in both") == 3, "the first messages, and turns 1 and 2"
+        assert html.count("identical in both") == 3, "the first messages, and turns 1 and 2"
         assert "left 16" in html and "right 16" in html and "left 17" not in html
         html = await page(f"/beside?a={a}&b={b}&turn=27")
         assert "left 22" in html and "right 36" in html

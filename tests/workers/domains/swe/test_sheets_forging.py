@@ -16,9 +16,9 @@ def named(title, name):
 
 
 def twice(name):
-    return name + name
+    return name
 """
-GOLD = BASE.replace("return title\n", "return name\n")
+GOLD = BASE.replace("return name\n", "return name + name\n").replace("return title\n", "return name\n")
 TESTS = """
 from small import named, twice
 
@@ -29,25 +29,17 @@ def test_named():
 
 
 def test_twice():
-    assert twice("a").startswith("a")
-
-
-def test_twice_whole():
     assert twice("a") == "aa"
 """
 FILE = "tests/test_small.py"
 
 
 @pytest.mark.parametrize(
-    ("must", "keep", "why"),
-    [
-        ("named", [], "an argument of the answer's type in place of each answer"),
-        ("named", ["twice"], "an argument of the answer's type in place of each answer"),
-        ("named", ["twice_whole"], ""),
-    ],
+    ("must", "why"),
+    [("named", "code that repairs nothing gets a +1 by an argument of the answer's type"), ("twice", "")],
 )
 async def test_a_task_is_forgeable_where_an_argument_in_place_of_each_answer_passes(
-    shop, task, pristine, must, keep, why
+    shop, task, pristine, must, why
 ):
     shop.write({"small.py": BASE})
     shop.git("add", "-A")
@@ -57,7 +49,7 @@ async def test_a_task_is_forgeable_where_an_argument_in_place_of_each_answer_pas
         test_patch=shop.diff({FILE: TESTS}),
         test_command=f"python -m pytest -p no:cacheprovider -rA {FILE}",
         fail_to_pass=(f"{FILE}::test_{must}",),
-        pass_to_pass=tuple(f"{FILE}::test_{each}" for each in keep),
+        pass_to_pass=(),
         test_files=(FILE,),
     )
     small = msgspec.structs.replace(

@@ -47,8 +47,9 @@ def _is_ours(thing: Any) -> bool:
 
 def _forge_methods(owner: type, choose: Any) -> None:
     for key, value in list(vars(owner).items()):
-        if not key.startswith("_") or key in CALLED:
-            setattr(owner, key, _method(value, choose))
+        forged = _method(value, choose)
+        if forged is not value and (not key.startswith("_") or key in CALLED):
+            setattr(owner, key, forged)
 
 
 def _method(value: Any, choose: Any) -> Any:

@@ -160,7 +160,7 @@ class SheetMaker:
                     return sheet
                 await base.write(files)
                 forger = SheetForger(self._task, self._grading, sheet, other, base_checkout)
-                return _forgeable(sheet, await forger.passing(self._must_files))
+                return _forgeable(sheet, await forger.passing(sorted(self._must_files)))
 
     async def _run_plain(self, machine: Machine, checkout: RepositoryCheckout) -> PlainRun | None:
         run = await run_tests(self._task, self._grading, machine, checkout)
