@@ -26,6 +26,7 @@ from orchard.pipelines.evaluation.suite import EvaluationError, published, read_
 from orchard.pipelines.tasks.registry import needs_of
 from orchard.storage.reader import open_tables
 from orchard.storage.spending import dollars
+from orchard.storage.views import VIEWS
 from orchard.terminal.campaign_tables import watch_campaign
 from orchard.terminal.console import console, reporting
 from orchard.terminal.tables import rows_table, show_results
@@ -220,7 +221,7 @@ def report(
     session: Session = context.obj
     if rerank is not None and best_of is None:
         raise ConfigError("--rerank chooses among several attempts: say of how many with --best-of")
-    views = ["evaluation_tasks", "evaluation_runs"] if best_of is None else None
+    views = VIEWS if best_of is not None else ["evaluation_tasks", "evaluation_runs"]
     with open_tables(session.config.store, views=views) as tables:
         results = read_results(tables, name)
         if best_of is not None:
