@@ -233,7 +233,9 @@ def shapes(
     """Show the shapes of each annotator's curves; the paper's are 98.9 % inverted-U."""
     session: Session = context.obj
     with open_tables(session.config.store) as tables:
-        found = tables.execute("select annotator, base, key_steps, steps, flags from values").fetchall()
+        found = tables.execute(
+            "select annotator, base, key_steps, steps, flags from values where rubric_sha256 is null"
+        ).fetchall()
         failed = dict(
             tables.execute(
                 "select annotator, count(*) from values_all where kind = 'failed' group by 1"

@@ -19,7 +19,7 @@ ScoreAll = Callable[[Sequence[GradedAttempt]], Mapping[str, float]]
 """Scores attempts by rollout id; the higher, the better."""
 
 
-class Choice(msgspec.Struct, frozen=True, kw_only=True):
+class AttemptChoice(msgspec.Struct, frozen=True, kw_only=True):
     """One way to choose, over the tasks of a cell."""
 
     by: str
@@ -42,7 +42,7 @@ class BestOf(msgspec.Struct, frozen=True, kw_only=True):
     """Tasks with fewer than `k` graded rollouts: in no figure."""
     trained_on: int
     """Tasks that the value model was trained on: in no figure."""
-    choices: tuple[Choice, ...]
+    choices: tuple[AttemptChoice, ...]
 
 
 @dataclass(frozen=True)
@@ -145,12 +145,12 @@ def _cell(
     )
 
 
-def _choices(each: Sequence[Mapping[str, float]]) -> tuple[Choice, ...]:
+def _choices(each: Sequence[Mapping[str, float]]) -> tuple[AttemptChoice, ...]:
     found = []
     for by in each[0] if each else ():
         values = [one[by] for one in each]
         low, high = interval(values)
         resolved = Score(value=sum(values) / len(values), low=low, high=high, tasks=len(values))
         over = None if by == "random" else paired_difference([one["random"] for one in each], values)
-        found.append(Choice(by=by, resolved=resolved, over_random=over))
+        found.append(AttemptChoice(by=by, resolved=resolved, over_random=over))
     return tuple(found)
