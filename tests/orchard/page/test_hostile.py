@@ -17,9 +17,9 @@ from tests.orchard.page.hostile import hostile_events, overviews, payloads
 
 NAMES = """
 action alt aria-current aria-hidden aria-label aria-labelledby aria-sort autocomplete charset class
-colspan content cy cx d data-item data-live data-shown datetime defer for height hidden href id lang method
-multiple name open placeholder points preserveaspectratio r rel role rx scope selected size src tabindex title
-type value viewbox width x x1 x2 y y1 y2
+colspan content cy cx d data-compare data-item data-live data-shown data-views datetime defer for form height
+hidden href id lang maxlength method multiple name open placeholder points preserveaspectratio r rel required
+role rx scope selected size src tabindex title type value viewbox width x x1 x2 y y1 y2
 """
 """All that the templates use: none of them runs anything."""
 TAGS = """
