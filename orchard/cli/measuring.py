@@ -130,6 +130,9 @@ def report(
 ) -> None:
     """Compare annotated with measured values of the same steps: errors, rank correlation, calibration plot.
 
+    Scores by a rubric are compared in the same way: the share of the rubric that is met after the step. A
+    judge whose order of steps is not that of the measured values trains the wrong thing.
+
     For example:
 
         orchard values report --annotator oracle --out plots
@@ -190,9 +193,18 @@ def _agreement_row(pair: AnnotatorAndPolicy, points: list[Calibrated]) -> tuple[
         f"{one.brier:.3f}",
         "-" if one.noise is None else f"{one.noise:.3f}",
         f"{one.bias:+.3f}",
-        "-" if one.spearman is None else f"{one.spearman:.2f} (n={one.points})",
+        _correlation(one),
         f"{one.covered:.0%}",
     )
+
+
+def _correlation(one: Agreement) -> str:
+    if one.spearman is None:
+        return "-"
+    if one.spearman_interval is None:
+        return f"{one.spearman:.2f}, too few rollouts for an interval"
+    low, high = one.spearman_interval
+    return f"{one.spearman:.2f} [{low:.2f}, {high:.2f}]"
 
 
 def _point_row(point: Calibrated) -> tuple[Any, ...]:

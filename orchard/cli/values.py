@@ -13,7 +13,7 @@ from orchard.actions.abort_reasons import shortened
 from orchard.actions.rubrics import write_rubrics
 from orchard.actions.session import Session
 from orchard.actions.values import annotate_campaign, annotating
-from orchard.cli import measuring
+from orchard.cli import measuring, value_models
 from orchard.cli.facts import AsJson, print_facts
 from orchard.configuration.config import ConfigError
 from orchard.pipelines.values.curves import Curve, ShapeStatistics, shape_statistics
@@ -233,7 +233,9 @@ def shapes(
     """Show the shapes of each annotator's curves; the paper's are 98.9 % inverted-U."""
     session: Session = context.obj
     with open_tables(session.config.store) as tables:
-        found = tables.execute("select annotator, base, key_steps, steps, flags from values").fetchall()
+        found = tables.execute(
+            "select annotator, base, key_steps, steps, flags from values where rubric_sha256 is null"
+        ).fetchall()
         failed = dict(
             tables.execute(
                 "select annotator, count(*) from values_all where kind = 'failed' group by 1"
@@ -263,3 +265,4 @@ def shapes(
 
 
 measuring.register(app)
+value_models.register(app)

@@ -32,11 +32,13 @@ from orchard.pipelines.rl.runs import (
     planned_by,
     without_held_out,
 )
+from orchard.pipelines.rl.scoring import run_rubrics
 from orchard.pipelines.rl.settings import EngineKind, RlSettings
 from orchard.pipelines.rl.stepping import RunStopped
 from orchard.pipelines.tasks.protection import WITHOUT_LABEL, without_label
 from orchard.processes.signals import die_with_parent
 from orchard.schemas.queues import Queue
+from orchard.storage.reader import open_tables
 from orchard.streams.tasks import end
 from orchard.streams.topology import declare
 from orchard.workers.harnesses import get_harness, version_of
@@ -77,6 +79,9 @@ async def enter(session: Session, settings: RlSettings, told: Reporter = SILENT)
             told.note(without_label(unknown))
         for reason, number in sorted((+left_out).items()):
             told.note(f"{number} tasks are no prompts: {reason}")
+        if settings.process is not None:
+            with open_tables(store, views=["rubrics"]) as tables:
+                run_rubrics(tables, tasks, settings.process)
         traps = await asyncio.to_thread(choose_traps, store, settings.impossible)
         plan = make_plan(settings, tasks, traps, held_out)
         version, _ = version_of(get_harness(plan.harness))

@@ -15,6 +15,7 @@ MISTAKES = (
     ("orchard.pipelines.campaigns.commands", "CampaignError"),
     ("orchard.pipelines.datasets.errors", "DatasetError"),
     ("orchard.pipelines.evaluation.suite", "EvaluationError"),
+    ("orchard.pipelines.reranking.errors", "RerankError"),
     ("orchard.pipelines.tasks.left_out", "NotImported"),
     ("orchard.pipelines.models.errors", "ModelError"),
     ("orchard.pipelines.rl.coordinator", "RunError"),

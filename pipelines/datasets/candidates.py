@@ -119,28 +119,53 @@ def candidates(
     counts["unresolved"] = len(unresolved)
     counts["unresolved_without_values"] = len(unresolved) - len(annotated)
     counts["unresolved_without_segment"] = len(annotated) - len(rising)
-    selection = settings.selection
     lengths: dict[str, int] = {}
-    if selection.strategy == "shortest":
+    if settings.selection.strategy == "shortest":
         lengths = dict(tables.execute(_LENGTHS).fetchall())
-    if selection.preferences:
-
-        def take(pool: Sequence[Candidate], number: int) -> set[str]:
-            return _chosen(pool, number, selection, Caps(), lengths)
-
-        chosen = paired(resolved, unresolved, selection.preferences, take, counts)
-        counts["not_selected"] = len(resolved) + len(unresolved) - len(chosen)
+    if settings.selection.preferences:
+        chosen = _pairs(resolved, unresolved, settings.selection, lengths, counts)
     else:
-        caps = Caps(selection.per_task, selection.per_repo)
-        chosen = _selected(resolved, selection.resolved, settings, caps, lengths, counts)
-        chosen |= _selected(rising, selection.unresolved, settings, caps, lengths, counts)
-        check_parts(settings.mixture, counts)
-        counts.update(caps.turned_away)
-        left_out = caps.turned_away.total() + counts["dropped_outside_mixture"]
-        counts["not_selected"] = len(resolved) + len(rising) - len(chosen) - left_out
+        chosen = _examples(resolved, rising, settings, lengths, counts)
     counts["selected"] = len(chosen)
     left = {task: reason for task, reason in sorted(out.items()) if task in tasks}
     return Chosen([one for one in found if one.rollout_id in chosen], left)
+
+
+def _pairs(
+    resolved: Sequence[Candidate],
+    unresolved: Sequence[Candidate],
+    selection: Selection,
+    lengths: Mapping[str, int],
+    counts: Counter[str],
+) -> set[str]:
+    """Rollout ids for preferences."""
+
+    def take(pool: Sequence[Candidate], number: int) -> set[str]:
+        return _chosen(pool, number, selection, Caps(), lengths)
+
+    assert selection.preferences is not None
+    chosen = paired(resolved, unresolved, selection.preferences, take, counts)
+    counts["not_selected"] = len(resolved) + len(unresolved) - len(chosen)
+    return chosen
+
+
+def _examples(
+    resolved: Sequence[Candidate],
+    rising: Sequence[Candidate],
+    settings: DatasetSettings,
+    lengths: Mapping[str, int],
+    counts: Counter[str],
+) -> set[str]:
+    """Rollout ids for imitation, within the budgets and caps and by the mixture."""
+    selection = settings.selection
+    caps = Caps(selection.per_task, selection.per_repo)
+    chosen = _selected(resolved, selection.resolved, settings, caps, lengths, counts)
+    chosen |= _selected(rising, selection.unresolved, settings, caps, lengths, counts)
+    check_parts(settings.mixture, counts)
+    counts.update(caps.turned_away)
+    left_out = caps.turned_away.total() + counts["dropped_outside_mixture"]
+    counts["not_selected"] = len(resolved) + len(rising) - len(chosen) - left_out
+    return chosen
 
 
 def _unfit(

@@ -13,6 +13,7 @@ from orchard.pipelines.rl.baselines import Overlong
 from orchard.pipelines.rl.frugal import FrugalSettings
 from orchard.pipelines.rl.loss_settings import LossSettings, told_loss, with_recipe
 from orchard.pipelines.rl.plan import StepCurriculum
+from orchard.pipelines.rl.turn_rewards import ProcessReward
 from orchard.pipelines.sft.settings import (
     Count,
     Fraction,
@@ -121,6 +122,8 @@ class RlSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields=
     untrained: tuple[ExitStatus, ...] = ()
     """Exit statuses that do not train: such rollouts are taken into a group last, and are left out of its
     batch."""
+    process: ProcessReward | None = None
+    """Rewards of turns by rubrics, as in `{ teacher = "teacher", model = "judge" }`; None: none."""
     overlong: Overlong | None = None
     """Penalty of long answers, as in `{ limit = 32768, buffer = 8192 }`; None: none."""
     loss: LossSettings = LossSettings()
@@ -295,4 +298,6 @@ def settings_hash(settings: RlSettings) -> str:
         del told["activation_checkpointing"]
     if settings.frugal is None:
         del told["frugal"]
+    if settings.process is None:
+        del told["process"]
     return digest(told, 32)
