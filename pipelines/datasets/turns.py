@@ -74,6 +74,7 @@ class TurnWriter:
         said = self._adapted(_said(_TEXT, _CALLS))
         self._has_reasoning = self._shows(_TEXT, [_ASK, {**_said("a"), "reasoning_content": _TEXT}])
         self._has_tools = self._shows("probe", [_ASK], [_TOOL])
+        self._has_system = self._shows(_TEXT, [{"role": "system", "content": _TEXT}, _ASK])
         self._keeps_calls = self._shows(_TEXT, [_ASK, said])
         self._has_results = self._follows(said, _RESULT)
         self.call = self._answer(self._adapted(_said("", _CALLS)), False)
@@ -86,7 +87,7 @@ class TurnWriter:
         assistant message the span of characters, its end mark included. Raises ExampleError for a
         conversation that the template refuses."""
         if tools and not self._has_tools:
-            messages, tools = _with_tools(messages, tools, self._form), ()
+            messages, tools = _with_tools(messages, tools, self._form, self._has_system), ()
         if not self._has_results:
             messages = list(_without_results(messages))
         turns = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
@@ -254,13 +255,16 @@ def _emptied(call: Message) -> Message:
     return {**call, "function": {**call["function"], "arguments": "{}"}}
 
 
-def _with_tools(messages: Sequence[Message], tools: Tools, form: Form) -> list[Message]:
-    """Append the tools, as lines of JSON, and the form of calls to the system message, in Qwen's words."""
+def _with_tools(messages: Sequence[Message], tools: Tools, form: Form, has_system: bool) -> list[Message]:
+    """Append the tools, as lines of JSON, and the form of calls to the system message, in Qwen's words; where
+    the template has none, put them before the first message."""
     lines = "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
     words = _TOOLS.format(tools=lines, call=form("", [_SHOWN]))
-    if messages and messages[0]["role"] == "system":
-        system = {**messages[0], "content": f"{messages[0]['content']}\n\n{words}"}
-        return [system, *messages[1:]]
+    first = messages[0] if messages else None
+    if first and first["role"] == "system":
+        return [{**first, "content": f"{first['content']}\n\n{words}"}, *messages[1:]]
+    if first and not has_system:
+        return [{**first, "content": f"{words}\n\n{first['content']}"}, *messages[1:]]
     return [{"role": "system", "content": words}, *messages]
 
 
@@ -278,6 +282,8 @@ def _form_of(vocabulary: Collection[str]) -> Form:
     """The function that appends calls to a text, in the form of the vocabulary's family."""
     if "<｜tool▁calls▁begin｜>" in vocabulary:
         return _deepseek
+    if "[TOOL_CALLS]" in vocabulary:
+        return _mistral
     return _llama if "<|start_header_id|>" in vocabulary else _hermes
 
 
@@ -287,6 +293,15 @@ def _deepseek(_: str, calls: Sequence[Message]) -> str:
         for name, arguments in map(_named, calls)
     ]
     return f"<｜tool▁calls▁begin｜>{chr(10).join(written)}<｜tool▁calls▁end｜>" if written else ""
+
+
+def _mistral(_: str, calls: Sequence[Message]) -> str:
+    written = []
+    for call in calls:
+        name, arguments = _named(call)
+        number = f', "id": "{call["id"]}"' if call.get("id") else ""
+        written.append(f'{{"name": "{name}", "arguments": {arguments}{number}}}')
+    return f"[TOOL_CALLS][{', '.join(written)}]" if written else ""
 
 
 def _llama(content: str, calls: Sequence[Message]) -> str:

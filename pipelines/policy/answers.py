@@ -23,6 +23,9 @@ _FENCED = re.compile(
 )
 _FENCED_CALLS = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 
+_ID_LENGTH = 9
+"""Mistral's templates take ids of nine letters and digits, and no others."""
+
 
 class _Call(msgspec.Struct, forbid_unknown_fields=True):
     name: str
@@ -144,7 +147,7 @@ def _read_calls(text: str, read: Callable[[str], Found | None], source: object) 
     except (Unreadable, ValueError, RecursionError):
         return ()
     return tuple(
-        ToolCall(id=f"call_{digest([source, number])}", name=name, arguments=arguments)
+        ToolCall(id=digest([source, number])[:_ID_LENGTH], name=name, arguments=arguments)
         for number, (name, arguments) in enumerate(written)
     )
 

@@ -1,6 +1,7 @@
 """Random conversations in real chat templates: rows, prompts and the tokenizer's own ids are one."""
 
 import json
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from orchard.pipelines.datasets.errors import DatasetError
+from orchard.pipelines.datasets.templates import DATE
 from orchard.pipelines.datasets.tokenization import ChatTokenizer, Conversation
 from orchard.pipelines.policy.conversations import Prompts
 from orchard.workers.harnesses.bash_prompts import BASH_TOOL
@@ -96,7 +98,7 @@ def test_what_a_template_does_not_rewrite_has_the_tokenizers_own_ids(chat: ChatT
                 {"role": "user", "content": f"{turn} {words[0]}."},
                 {"role": "assistant", "content": f"{turn} {words[1]}."},
             ]
-        own = chat.tokenizer.apply_chat_template
+        own: Any = partial(chat.tokenizer.apply_chat_template, date_string=DATE.strftime("%d %b %Y"))
         (row,) = chat.encode([Conversation("x", messages)])
         if "</think>" not in chat.template.source:  # which drops empty thoughts of earlier turns
             assert row.input_ids.tolist() == own(messages, tokenize=True, return_dict=False)
