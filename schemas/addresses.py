@@ -13,6 +13,8 @@ _NAME_LENGTH = 20
 key."""
 _PATHS = re.compile(r"/(chat/completions|completions|responses|messages|embeddings|models)/?$")
 """What clients add to the base URL of an OpenAI-compatible endpoint."""
+BASE_PATH = re.compile(r"(?:/[A-Za-z0-9._~-]+)+")
+"""A path below which a proxy serves something."""
 _LOCAL = re.compile(r"([^./:]+|(127|10)(\.[0-9]+){3}|192\.168(\.[0-9]+){2}|\[::1\])(:|/|$)")
 """Matches a host that is reached without TLS."""
 
@@ -56,6 +58,15 @@ def check_nats_urls(urls: str, what: str) -> None:
             raise ValueError(f"{what} is no nats:// or tls:// address{hint}")
         if not parts.hostname:
             raise ValueError(f"{what} names no host: write it as nats://HOST:PORT")
+
+
+def check_base_path(path: str) -> str:
+    """Returns a path below which a proxy serves something, without a slash at its end; empty for none.
+    Raises ValueError."""
+    path = path.rstrip("/")
+    if path and not BASE_PATH.fullmatch(path):
+        raise ValueError(f"the base path {path[:60]!r} is none: write one such as /orchard")
+    return path
 
 
 def check_variable(name: str | None, what: str) -> None:

@@ -22,6 +22,7 @@ from orchard.schemas.groups import (
     BudgetRaised,
     GroupAssembled,
     GroupDropped,
+    PolicyEvaluated,
     PolicyUpdated,
     PromptFailed,
     PromptSkipped,
@@ -30,14 +31,20 @@ from orchard.schemas.groups import (
 from orchard.schemas.judging import JudgeCalled, JudgeRuled
 from orchard.schemas.llm_calls import LLMCall, ModelKind
 from orchard.schemas.messages import MessageNode
-from orchard.schemas.notes import RolloutNoted
+from orchard.schemas.notes import CampaignTagged, RolloutNoted
 from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward, RolloutStatus
 from orchard.schemas.protection import Protected
 from orchard.schemas.quantities import Unit
 from orchard.schemas.rests import EndpointRested
 from orchard.schemas.synthesis import SynthesisStep
 from orchard.schemas.training import PolicyStep, TrainingFinished, TrainingStarted, TrainingStep
-from orchard.schemas.values import AnnotationFailed, ValueAnnotated, ValueMeasured
+from orchard.schemas.values import (
+    AnnotationFailed,
+    RubricFailed,
+    RubricWritten,
+    ValueAnnotated,
+    ValueMeasured,
+)
 
 
 class MalformedEvent(ValueError):
@@ -53,7 +60,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """The envelope: the attributes of CloudEvents, and where in the pipeline the event happened."""
 
     id: Name
-    """Made by the producer and deterministic, so that publishing again is recognized."""
+    """Deterministic id made by the producer, so that duplicates are recognized."""
     source: Name
     """The process that published it: `orchard/<process>/<name>`."""
     type: Name
@@ -71,7 +78,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     causation_id: Name | None = None
     """Id of the event that led to this one."""
     traceparent: Name | None = None
-    """Always null. Tables give events back byte for byte, so it stays as events were stored."""
+    """Always null; kept because tables reproduce stored events byte for byte."""
     specversion: Name = "1.0"
     """Version of the CloudEvents specification."""
 
@@ -232,7 +239,8 @@ class RolloutFacts(msgspec.Struct, frozen=True, kw_only=True):
     worker: str
     started_at: datetime
     seconds: float | None
-    """Duration in seconds. It and the other figures are None where nobody measured them, as in imports."""
+    """Duration in seconds. This and the other figures are None where they were not measured, as in
+    imports."""
     turns: int = 0
     llm_calls: int | None = 0
     prompt_tokens: int | None = 0
@@ -252,17 +260,18 @@ class RolloutFacts(msgspec.Struct, frozen=True, kw_only=True):
     inherited_cost_usd: float | None = None
     """Cost of the replayed turns in USD; None without any, or where a price is not known."""
     keys_masked: int | None = None
-    """Number of keys of known vendors that the log has a mask for, in messages and submission
+    """Number of API keys of known vendors that were masked in messages and submission
     (`workers/masking.py`). None in older events."""
     harness_version: str | None = None
-    """Version of the package that the harness is or uses; None for Orchard's own harnesses, where no worker
-    took part, and in older events."""
+    """Version of the harness's package; None for Orchard's own harnesses, in imported rollouts, and in older
+    events."""
     harness_digest: str | None = None
     """SHA-256 of what decides the model's input: all files of a program's package as it ran, or the
-    configuration of the package that the harness uses. Only rollouts with the same digest compare."""
+    configuration of the package that the harness uses. Only rollouts with the same digest are comparable."""
     seconds_waiting: float | None = None
-    """Seconds that model calls waited: for places at the endpoint, by failed tries, and for an answer that
-    had not come when the time was up. Only the last counts against the wall clock. None in older events."""
+    """Seconds that model calls waited: for a free slot at the endpoint, on failed tries, and for an answer
+    that had not arrived when the time ran out. Only the last counts against the wall clock. None in older
+    events."""
 
 
 class RolloutFinished(RolloutFacts, frozen=True, kw_only=True):
@@ -309,7 +318,7 @@ class AttemptInherited(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     from_attempt: int
-    """Attempt whose record was replayed; it may have inherited a part of it."""
+    """Attempt whose record was replayed; it may itself have replayed a part of it."""
     leaf: str
     """Node id of the last message that was adopted."""
     messages: int
@@ -338,7 +347,7 @@ class AttemptReleased(msgspec.Struct, frozen=True, kw_only=True):
     retry_in_seconds: float = 0.0
     """Pause before the next attempt."""
     next_attempt_base: int | None = None
-    """Number of attempts that are used up."""
+    """Number of attempts used so far."""
 
 
 class AttemptSuperseded(msgspec.Struct, frozen=True, kw_only=True):
@@ -401,6 +410,7 @@ class EventDisplaced(msgspec.Struct, frozen=True, kw_only=True):
 EVENT_TYPES: dict[str, type[msgspec.Struct]] = {
     "campaign.submitted": CampaignSubmitted,
     "campaign.state_changed": CampaignStateChanged,
+    "campaign.tagged": CampaignTagged,
     "campaign.archived": CampaignArchived,
     "task.imported": TaskImported,
     "task.validated": TaskValidated,
@@ -430,6 +440,8 @@ EVENT_TYPES: dict[str, type[msgspec.Struct]] = {
     "value.annotated": ValueAnnotated,
     "annotation.failed": AnnotationFailed,
     "value.measured": ValueMeasured,
+    "rubric.written": RubricWritten,
+    "rubric.failed": RubricFailed,
     "trajectory.imported": TrajectoryImported,
     "dataset.built": DatasetBuilt,
     "evaluation.planned": EvaluationPlanned,
@@ -442,6 +454,7 @@ EVENT_TYPES: dict[str, type[msgspec.Struct]] = {
     "prompt.skipped": PromptSkipped,
     "group.dropped": GroupDropped,
     "policy.updated": PolicyUpdated,
+    "policy.evaluated": PolicyEvaluated,
     "budget.raised": BudgetRaised,
     "policy.step": PolicyStep,
     "endpoint.rested": EndpointRested,

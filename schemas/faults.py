@@ -28,6 +28,8 @@ class ConfigFault(NamedTuple):
 _SECRET = re.compile("key|token|secret|password|_env$|url|replicas|header", re.IGNORECASE)
 """Keys whose values may be secrets, or have some inside: they are not repeated."""
 _SHOWN = 60
+_UNIT = re.compile(r"(\d+(?:\.\d+)?) ?([A-Za-z]{1,3})")
+_SECONDS = {"ms": 0.001, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 
 
 def fault_sentence(value: Any, shape: Any, error: msgspec.ValidationError) -> str:
@@ -46,9 +48,16 @@ def fault(value: Any, shape: Any, path: tuple[str, ...] = ()) -> ConfigFault | N
     for key, inner, kind in _inside(value, shape):
         if kind is None:
             return ConfigFault((*path, key), _no_key(path, key, inner))
+        if not isinstance(inner, dict) and key in _named(shape):
+            meant = ConfigFault((*path, "NAME", key), "").key
+            return ConfigFault((*path, key), f"there is no such key, did you mean {meant}?")
         if found := fault(inner, kind, (*path, key)):
             return found
-    return ConfigFault(path, _quoted(value, shape) or reason + _value(value, shape, path))
+    reason = reason.removeprefix("Object ").replace("`object", "`table")
+    if (key := _culprit(value, shape)) and key not in reason:
+        path = (*path, key)
+    said = _quoted(value, shape) or _with_unit(value, shape, path)
+    return ConfigFault(path, said or reason + _value(value, shape, path))
 
 
 def members(shape: Any) -> list[Any]:
@@ -100,9 +109,30 @@ def _meant(value: Any, kinds: list[Any]) -> list[Any]:
     ]
 
 
+def _named(shape: Any) -> set[str]:
+    """Keys of the tables that stand under free names."""
+    return {key for kind in members(shape) for inner in members(parts(kind).get("*")) for key in parts(inner)}
+
+
+def _culprit(value: Any, shape: Any) -> str:
+    """The key without which a table would be accepted; empty if there is none, or several."""
+    if not isinstance(value, dict):
+        return ""
+    found = [key for key in value if _accepted({name: value[name] for name in value if name != key}, shape)]
+    return found[0] if len(found) == 1 else ""
+
+
+def _accepted(value: Any, shape: Any) -> bool:
+    try:
+        msgspec.convert(value, shape)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
 def _no_key(path: tuple[str, ...], key: str, known: list[str]) -> str:
-    close = get_close_matches(key, known, n=1, cutoff=0.6)
-    if close:
+    longer = [name for name in known if len(key) > 2 and name.startswith(key)]
+    if close := get_close_matches(key, known, n=1, cutoff=0.6) or longer:
         return f"there is no such key, did you mean {ConfigFault((*path, close[0]), '').key}?"
     return f"there is no such key: there is {', '.join(known)}"
 
@@ -120,11 +150,23 @@ def _quoted(value: Any, shape: Any) -> str:
     return f"Expected a value without quotes, got the text {value!r}: did you mean {text}?"
 
 
+def _with_unit(value: Any, shape: Any, path: tuple[str, ...]) -> str:
+    """Describes a number with a unit where a plain one is expected; empty for all else."""
+    given = _UNIT.fullmatch(value) if isinstance(value, str) else None
+    if given is None or not {int, float} & set(members(shape)):
+        return ""
+    seconds = _SECONDS.get(given[2]) if path and path[-1].endswith(("seconds", "wait", "heartbeat")) else None
+    meant = f"did you mean {float(given[1]) * seconds:g}?" if seconds else "write it without a unit"
+    return f"Expected a number{' of seconds' if seconds else ''}, got the text {value!r}: {meant}"
+
+
 def _value(value: Any, shape: Any, path: tuple[str, ...]) -> str:
     """The refused value, and the values there are if they can be listed."""
     if isinstance(value, str) and (choices := list(_choices(shape))):
         close = get_close_matches(value, choices, n=1, cutoff=0.6)
         return f": did you mean {close[0]!r}?" if close else f": choose one of {', '.join(choices)}"
+    if isinstance(value, float) and value.is_integer() and int in members(shape):
+        return f" (it is {value!r}): did you mean {int(value)}?"
     secret = isinstance(value, str) and (not path or any(map(_SECRET.search, path)))
     if secret or isinstance(value, dict | list) or len(repr(value)) > _SHOWN:
         return ""

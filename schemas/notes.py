@@ -1,4 +1,4 @@
-"""Notes of people on rollouts: what somebody saw, beside what was graded."""
+"""Notes of people on rollouts, and tags on campaigns: what somebody saw, beside what was graded."""
 
 import msgspec
 
@@ -8,7 +8,7 @@ class RolloutNoted(msgspec.Struct, frozen=True, kw_only=True):
     it."""
 
     author: str
-    """Name of who wrote it, as they gave it."""
+    """Name of the author, as given."""
     text: str = ""
     """What the author says."""
     labels: tuple[str, ...] = ()
@@ -16,6 +16,17 @@ class RolloutNoted(msgspec.Struct, frozen=True, kw_only=True):
     removed_labels: tuple[str, ...] = ()
     """Labels that the rollout loses."""
     score: float | None = None
-    """Score in [0, 1] that the author gives; it takes the place of their earlier one."""
+    """The author's score in [0, 1]; it replaces their earlier one."""
     turn: int | None = None
     """Turn that the text is about; None: the whole rollout."""
+
+
+class CampaignTagged(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody gave a campaign tags, or removed some, so that people find it. No result follows from them."""
+
+    author: str
+    """Name of who did it, as they gave it."""
+    tags: tuple[str, ...] = ()
+    """Tags that the campaign gets."""
+    removed_tags: tuple[str, ...] = ()
+    """Tags that the campaign loses."""

@@ -163,6 +163,8 @@ def read_annotation_request(body: bytes) -> AnnotationRequest:
         _whole("first_sequence", request.first_sequence, 0, _SEQUENCES)
         _whole("last_sequence", request.last_sequence, 0, _SEQUENCES)
         _whole("max_tries", request.max_tries, 1, 1000)
+        if request.rubric is not None:
+            _check_blob("rubric", request.rubric)
         _whole("context_characters", request.context_characters, 1, _COUNTS)
         _whole("failures", request.failures, 0, _COUNTS)
         _seconds("timeout_seconds", request.timeout_seconds)

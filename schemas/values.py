@@ -6,6 +6,7 @@ after the result of action t has been seen; docs/datasets.md explains its use.
 
 import msgspec
 
+from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import ModelSpec
 from orchard.schemas.llm_calls import ModelKind
 
@@ -32,6 +33,10 @@ class AnnotationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Time limit of one model call."""
     failures: int = 0
     """Number of times that the endpoint could not be asked."""
+    rubric: BlobRef | None = None
+    """The `Rubric` to score turns by; None: values are asked for."""
+    again: bool = False
+    """Ask again where the log has a failure."""
 
 
 class KeyStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +44,7 @@ class KeyStep(msgspec.Struct, frozen=True, kw_only=True):
 
     step: int
     p_resolve: float
-    """Chance to resolve after the step."""
+    """Probability of resolving the task after the step."""
     reasoning: str = ""
     """The annotator's reasons for the value."""
 
@@ -55,7 +60,7 @@ class AnnotationFacts(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str
     prompt_version: str
     input_hash: str
-    """SHA-256 of the first prompt, as it was sent (64 hexadecimal digits)."""
+    """SHA-256 of the first prompt, as it was sent, and of the blob that holds it (64 hexadecimal digits)."""
     steps: int
     """Number of the trajectory's steps."""
     omitted_steps: int = 0
@@ -72,13 +77,19 @@ class ValueAnnotated(AnnotationFacts, frozen=True, kw_only=True):
     """A value curve was accepted for a trajectory."""
 
     base: float
-    """p[-1]: the chance before any action."""
+    """p[-1]: the probability before any action."""
     key_steps: tuple[KeyStep, ...]
     """The annotator's values by step, with the final clamp applied."""
     curve: tuple[float, ...]
     """p[0] .. p[steps - 1], interpolated between the key steps."""
     flags: tuple[str, ...] = ()
     """Corrections that were made: `base_default`, `percent`, `final_clamped`."""
+    rubric: BlobRef | None = None
+    """The rubric that the turns were scored by. Then `curve` is the share of it that is met after each step,
+    `base` is 0, and the key steps are those that a criterion credits or blames."""
+    turn_rewards: tuple[float, ...] = ()
+    """Reward of each step in [-1, 1]: its scores times the weights of their criteria; empty without a
+    rubric."""
 
 
 class AnnotationFailed(AnnotationFacts, frozen=True, kw_only=True):
@@ -111,7 +122,7 @@ class ValueMeasured(msgspec.Struct, frozen=True, kw_only=True):
     high: float
     """Upper end of the 95 % Wilson interval."""
     aborted: int = 0
-    """Continuations that infrastructure ended; no figure counts them."""
+    """Continuations aborted by infrastructure failures, which no figure counts."""
     replayed: int = 0
     """Commands executed again before the continuations began."""
     diverged: tuple[int, ...] = ()
@@ -125,10 +136,73 @@ class ValueMeasured(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
 
 
+class Criterion(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that a good attempt does."""
+
+    text: str
+    weight: float
+    """Share of the whole rubric; the weights of a rubric add up to 1."""
+
+
+class Rubric(msgspec.Struct, frozen=True, kw_only=True):
+    """Criteria for attempts at one task, which a teacher wrote from its statement and known solution. It is a
+    blob, named by its SHA-256, which only judges read: a model that attempts the task never does."""
+
+    task_id: str
+    task_hash: str
+    prompt_version: str
+    """Version of the prompt that asked for it."""
+    criteria: tuple[Criterion, ...]
+
+
+class RubricFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The question of a rubric and its cost. The event's id is a digest of the task's hash, `teacher`,
+    `prompt_version` and `input_hash`, so that asking the same twice is recognized."""
+
+    task_id: str
+    task_hash: str
+    task: BlobRef
+    """The task as it was read."""
+    teacher: str
+    """Name of the layer of rubrics that it belongs to."""
+    model: str
+    served_model: str
+    model_kind: ModelKind
+    endpoint: str
+    prompt_version: str
+    input_hash: str
+    """SHA-256 of the first prompt, as it was sent, and of the blob that holds it."""
+    tries: int = 1
+    """Number of replies that were asked for."""
+    prompt_tokens: int | None = 0
+    completion_tokens: int | None = 0
+    cost_usd: float | None = None
+    seconds: float = 0.0
+
+
+class RubricWritten(RubricFacts, frozen=True, kw_only=True):
+    """A teacher wrote the rubric of a task."""
+
+    rubric: BlobRef
+    """The `Rubric`."""
+    criteria: int
+    """Number of its criteria."""
+
+
+class RubricFailed(RubricFacts, frozen=True, kw_only=True):
+    """No reply was a rubric."""
+
+    fault: str
+    """The rule that the last reply broke."""
+    detail: str = ""
+
+
 MEASURED_CAMPAIGN = "measured"
 """The campaign of continuations. They begin in the middle of another rollout, so no dataset and no pass rate
 includes them unless it names this campaign."""
 
-VERDICT_TYPES = frozenset({"value.annotated", "annotation.failed", "value.measured"})
+VERDICT_TYPES = frozenset(
+    {"value.annotated", "annotation.failed", "value.measured", "rubric.written", "rubric.failed"}
+)
 """Types that are stored on a subject of their event's id: one look tells whether something was asked
 already."""

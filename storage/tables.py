@@ -20,6 +20,7 @@ from orchard.schemas.datasets import DatasetBuilt, TrajectoryImported
 from orchard.schemas.groups import (
     GroupAssembled,
     GroupDropped,
+    PolicyEvaluated,
     PolicyUpdated,
     PromptFailed,
     PromptSkipped,
@@ -28,11 +29,17 @@ from orchard.schemas.groups import (
 from orchard.schemas.judging import JudgeCalled, JudgeRuled
 from orchard.schemas.llm_calls import LLMCall
 from orchard.schemas.messages import MessageNode
-from orchard.schemas.notes import RolloutNoted
+from orchard.schemas.notes import CampaignTagged, RolloutNoted
 from orchard.schemas.outcomes import Reward
 from orchard.schemas.synthesis import SynthesisStep
 from orchard.schemas.training import PolicyStep, TrainingFinished, TrainingStarted, TrainingStep
-from orchard.schemas.values import AnnotationFailed, ValueAnnotated, ValueMeasured
+from orchard.schemas.values import (
+    AnnotationFailed,
+    RubricFailed,
+    RubricWritten,
+    ValueAnnotated,
+    ValueMeasured,
+)
 from orchard.storage.columns import INT, TEXT, TIME, columns
 
 EVENTS = "events"
@@ -151,8 +158,14 @@ _DERIVED = {
         )
     ),
     "reopenings_all": _Derived(_rows(e.RolloutReopened)),
-    "campaigns_all": _Derived(_rows(e.CampaignStateChanged, e.CampaignSubmitted), "* max_cost_usd"),
-    "values_all": _Derived(_apart(annotated=ValueAnnotated, failed=AnnotationFailed)),
+    "campaigns_all": _Derived(
+        _rows(e.CampaignStateChanged, e.CampaignSubmitted, CampaignTagged),
+        "* max_cost_usd author tags removed_tags",
+    ),
+    "values_all": _Derived(
+        _apart(annotated=ValueAnnotated, failed=AnnotationFailed), "* rubric_sha256 turn_rewards"
+    ),
+    "rubrics_all": _Derived(_apart(written=RubricWritten, failed=RubricFailed)),
     "notes_all": _Derived(_rows(RolloutNoted)),
     "measurements_all": _Derived(_rows(ValueMeasured)),
     "synthesis_all": _Derived(_rows(SynthesisStep)),
@@ -173,6 +186,7 @@ _DERIVED = {
         "kind run version step groups position checkpoint plan_hash *",
     ),
     "policy_steps_all": _Derived(_rows(PolicyStep)),
+    "policy_evaluations_all": _Derived(_rows(PolicyEvaluated)),
     "archives_all": _Derived(_rows(CampaignArchived)),
     "unreadable_all": _Derived({}, own={"type": TEXT, "reason": TEXT}),
 }

@@ -112,6 +112,14 @@ from imported i left join verdict v on v.task_id = i.task_id and v.task_hash = i
 """
 
 _CAMPAIGNS = """
+with said as (
+    select campaign, sequence, unnest(tags) as tag, true as given from tables.campaigns_all
+    union all select campaign, sequence, unnest(removed_tags), false from tables.campaigns_all
+), tagged as (
+    select campaign, list(tag order by tag) as tags from (
+        select campaign, tag, arg_max(given, sequence) as given from said group by all
+    ) where given group by campaign
+)
 select campaign, min(time) filter (spec_hash is not null) as submitted_at,
        coalesce(arg_max(state, sequence) filter (state is not null), 'running') as state,
        arg_max(reason, sequence) filter (state is not null) as reason,
@@ -121,8 +129,9 @@ select campaign, min(time) filter (spec_hash is not null) as submitted_at,
        arg_max(tasks, sequence) filter (spec_hash is not null) as tasks,
        arg_max(harnesses, sequence) filter (spec_hash is not null) as harnesses,
        arg_max(models, sequence) filter (spec_hash is not null) as models,
-       arg_max(samples, sequence) filter (spec_hash is not null) as samples
-from tables.campaigns_all group by campaign
+       arg_max(samples, sequence) filter (spec_hash is not null) as samples,
+       coalesce(any_value(tagged.tags), []) as tags
+from tables.campaigns_all c left join tagged using (campaign) group by campaign
 """
 
 _CONSERVATION = """
@@ -239,6 +248,12 @@ where t.kind = 'annotated'
 qualify row_number() over (partition by t.rollout_id, t.annotator order by t.sequence desc) = 1
 """
 
+_RUBRICS = f"""
+select t.* {_once("rubrics_all")}
+where t.kind = 'written'
+qualify row_number() over (partition by t.task_hash, t.teacher order by t.sequence desc) = 1
+"""
+
 _REVIEWS = """
 with said as (
     select rollout_id, sequence, unnest(labels) as label, true as given from notes
@@ -311,6 +326,8 @@ VIEWS: dict[str, str] = {
     "hack_rates": _HACK_RATES,
     "values_all": f"select t.* {_once('values_all')}",
     "values": _VALUES,
+    "rubrics_all": f"select t.* {_once('rubrics_all')}",
+    "rubrics": _RUBRICS,
     "notes": f"select t.* {_once('notes_all')}",
     "reviews": _REVIEWS,
     "measurements": f"select t.* {_once('measurements_all')}",
@@ -327,6 +344,7 @@ VIEWS: dict[str, str] = {
     "groups_all": f"select t.* {_once('groups_all')}",
     "policies": f"select t.* {_once('policies_all')}",
     "policy_steps": f"select t.* {_once('policy_steps_all')}",
+    "policy_evaluations": f"select t.* {_once('policy_evaluations_all')}",
     "archives": f"select t.* {_once('archives_all')}",
     "unreadable": "select * from tables.unreadable_all",
 }

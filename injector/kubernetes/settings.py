@@ -12,6 +12,7 @@ from orchard.injector.agent.layer_files import NAME
 from orchard.injector.errors import SandboxRequestInvalid
 from orchard.schemas.faults import fault_sentence
 from orchard.schemas.quantities import Unit
+from orchard.schemas.toml_text import parsed_toml
 
 Positive = Annotated[float, msgspec.Meta(gt=0), Unit("s")]
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
@@ -50,7 +51,7 @@ class Volume(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     claim: str | None = None
     """Name of a PersistentVolumeClaim."""
     host_path: str | None = None
-    """Directory of each node, with which commands may do what the node lets root of a Pod do."""
+    """Directory of each node; commands have the access to it that the node gives root in a Pod."""
     read_only: bool = True
     """A writable volume is shared by all sandboxes that mount it."""
 
@@ -104,7 +105,7 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """Networks that sandboxes with a network cannot reach: the cluster and the cloud's metadata."""
 
     gpus: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """Largest number that one sandbox may ask for; 0: none."""
+    """Maximum GPUs of one sandbox; 0: none."""
     gpu_resource: str = "nvidia.com/gpu"
     """Name of the GPUs' extended resource."""
     volumes: dict[str, Volume] = {}
@@ -180,7 +181,7 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 def load(path: Path) -> KubernetesSettings:
     """Load the settings from a TOML file. Raises SandboxRequestInvalid, naming the file."""
     try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        tree = parsed_toml(path.read_text(encoding="utf-8"))
         settings = msgspec.convert(tree, KubernetesSettings)
         settings.check()
     except msgspec.ValidationError as error:

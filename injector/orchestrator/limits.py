@@ -6,7 +6,6 @@ up to n times as much. The number of sandboxes is counted at the backend, whiche
 
 import hashlib
 import math
-import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +13,7 @@ import msgspec
 
 from orchard.injector.errors import SandboxRequestInvalid
 from orchard.schemas.faults import fault_sentence
+from orchard.schemas.toml_text import parsed_toml
 
 OPEN = "open"
 """Name of the key of a service without keys."""
@@ -33,7 +33,7 @@ class KeyLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     requests_per_second: float | None = None
     """Average rate; deletions and heartbeats are not counted."""
     burst: int | None = None
-    """Requests at a time after a pause; None: what a second permits, at least one."""
+    """Maximum burst of requests; None: the requests of one second, at least one."""
     concurrent_requests: int | None = None
     """Requests handled at the same time, waits and terminals included."""
     waiting_requests: int = 0
@@ -70,7 +70,7 @@ class ServiceLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 def load(path: Path) -> ServiceLimits:
     """Load a file of limits. Raises SandboxRequestInvalid, naming the file."""
     try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        tree = parsed_toml(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
         raise SandboxRequestInvalid(f"{path} is no file of limits: {error}") from error
     try:

@@ -1,4 +1,4 @@
-"""Why rollouts were aborted: the commonest detail of each cause, and what to do about it. Pure."""
+"""Why rollouts were aborted or retried: the commonest detail of each cause, and what to do about it. Pure."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -51,12 +51,12 @@ _CONTROLS = re.compile(r"[\s\x00-\x1f\x7f-\x9f]+")
 
 
 class AbortReason(msgspec.Struct, frozen=True, kw_only=True):
-    """Aborted rollouts of one cause."""
+    """Aborted or retried rollouts of one cause."""
 
     cause: str
     """The AbortCause."""
     rollouts: int
-    """Number of rollouts with this cause."""
+    """Number of rollouts with this cause; a retried one counts by its newest failure."""
     detail: str
     """The commonest detail, cut to 300 characters."""
     remedy: str
@@ -91,6 +91,17 @@ def abort_sentence(reasons: Sequence[AbortReason], campaign: str) -> str:
     first, every = failed[0], sum(one.rollouts for one in failed)
     share = f", {first.rollouts:,} of them {first.cause}" if len(failed) > 1 else f", {first.cause}"
     return f"{every:,} aborted{share}: {first.detail}: {first.remedy}, then `orchard resume {campaign}`"
+
+
+def retry_sentence(reasons: Sequence[AbortReason]) -> str:
+    """Sentence on the commonest cause for which open rollouts are retried; empty without any."""
+    if not reasons:
+        return ""
+    first, every = reasons[0], sum(one.rollouts for one in reasons)
+    count = "1 rollout is" if every == 1 else f"{every:,} rollouts are"
+    share = f", {first.rollouts:,} of them" if len(reasons) > 1 else ""
+    then = "it then continues by itself" if every == 1 else "they then continue by themselves"
+    return f"{count} retried{share} after {first.cause}: {first.detail}: {first.remedy}; {then}"
 
 
 def remedy(cause: str) -> str:

@@ -1,6 +1,6 @@
 """Advice on a campaign or the pipeline, as sentences for terminal and page."""
 
-from orchard.actions.abort_reasons import abort_sentence
+from orchard.actions.abort_reasons import abort_sentence, retry_sentence
 from orchard.actions.campaign_status import CampaignView, PipelineView, State
 from orchard.actions.submission import how_to_serve
 
@@ -13,7 +13,7 @@ def hints(view: CampaignView, pipeline: PipelineView) -> list[str]:
     found = [*pipeline.sick, *pipeline.rests]
     if view.state is State.STUCK:
         found.append(f"{view.name}: no worker serves its queue: {how_to_serve(view.queue)}")
-    found += abort_hints(view)
+    found += [*abort_hints(view), *retry_hints(view, pipeline)]
     if view.blocked and view.over:
         found.append(
             f"{view.name}: {view.blocked:,} rollouts were kept out by their sites, and are in no rate: "
@@ -54,6 +54,15 @@ def abort_hints(view: CampaignView) -> list[str]:
     sentence = abort_sentence(view.reasons, view.name)
     said = view.state is State.CANCELLED or (view.reasons and view.reasons[0].detail in view.reason)
     return [f"{view.name}: {sentence}"] if sentence and not said else []
+
+
+def retry_hints(view: CampaignView, pipeline: PipelineView) -> list[str]:
+    """Why open rollouts are retried and what to do, unless a resting endpoint says it already."""
+    told = tuple(f"{rest.partition(' rests ')[0]} rests" for rest in pipeline.rests)
+    sentence = retry_sentence(
+        [one for one in view.retrying if not one.detail.replace("'", "").startswith(told)]
+    )
+    return [f"{view.name}: {sentence}"] if sentence else []
 
 
 def _how_to_go_on(view: CampaignView) -> str:

@@ -42,7 +42,7 @@ select campaign,
        count(*) filter (time > ended - interval {RATE_WINDOW_SECONDS} second) as recent,
        bool_or(model_kind = 'oracle') as oracle,
        count(*) filter (task_source = 'impossible' and status <> 'aborted') as tried_impossible,
-       count(*) filter (not resolved and submission = '' and submission_sha256 is null) as empty
+       count(*) filter (resolved is not null and submission = '' and submission_sha256 is null) as empty
 from mine join bounds using (campaign) group by all
 """
 _LABELS = """
@@ -61,6 +61,30 @@ _RETRIES = """
 select campaign, count(*) - count(distinct rollout_id) as retries from {attempts}
 where kind = 'started' and list_contains($names, campaign) group by 1
 """
+_CREATING = """
+    union all
+    select sequence, campaign, rollout_id, payload->>'$.cause', payload->>'$.detail' from {events} failed
+    where type = 'sandbox.failed' and list_contains($running, rollout_id)
+    and not exists (select 1 from {events} later where type = 'sandbox.created'
+                    and later.rollout_id = failed.rollout_id and later.sequence > failed.sequence)
+"""
+"""Failures of sandboxes of rollouts that run, until one is created."""
+
+
+def _retried(creating: str) -> str:
+    """Query of the newest failures that another attempt followed or follows, or another creation."""
+    return f"""
+with failures as (
+    select sequence, campaign, rollout_id, cause, detail from {{attempts}}
+    where kind = 'released' and cause is not null and list_contains($names, campaign) {creating}
+), newest as (
+    select *, rollout_id not in (select rollout_id from {{rollouts}} where list_contains($names, campaign))
+    as open from failures qualify row_number() over (partition by rollout_id order by sequence desc) = 1
+)
+select campaign, cause, open, min(detail) as detail, count(*) as rollouts from newest
+group by campaign, cause, open, {FORM}
+"""
+
 
 _LIVE = f"""
 select campaign, count(*) as turns, sum(prompt_tokens + completion_tokens)::bigint as tokens,
@@ -82,6 +106,7 @@ _UNTOLD = """
 select campaign, list(distinct [endpoint, model]) as untold from tables.llm_calls_all
 where tools_left_out and list_contains($names, campaign) group by 1
 """
+_TAGS = "select campaign, tags from campaigns where list_contains($names, campaign)"
 _SAVED = f"""
 select campaign, sum(turns)::bigint as turns, sum(prompt_tokens + completion_tokens)::bigint as tokens,
        sum(cost_usd) as cost_usd, {_GAPS}) as unpriced
@@ -102,6 +127,8 @@ class CampaignRows:
     labels: list[dict[str, Any]]
     reasons: list[dict[str, Any]]
     """Details of aborted rollouts, with the number of those that differ in ids and numbers alone."""
+    retried: list[dict[str, Any]]
+    """Details of retried rollouts likewise; `open` tells those without an outcome."""
     live: dict[str, dict[str, Any]]
     saved: dict[str, dict[str, Any]]
     spent: dict[str, Spent]
@@ -109,7 +136,7 @@ class CampaignRows:
 
 def read_rows_of(store: str, work: Callable[[duckdb.DuckDBPyConnection], CampaignRows]) -> CampaignRows:
     """Opens the store's tables and runs `work` on them."""
-    views = ("rollouts", "rewards_all", "attempts_all", "llm_calls_all", "events")
+    views = ("rollouts", "rewards_all", "attempts_all", "llm_calls_all", "events", "campaigns")
     with open_tables(store, views=views) as tables:
         return work(tables)
 
@@ -132,6 +159,7 @@ def read_rows(
         (_RECONCILED, campaigns),
         (_UNTOLD, campaigns),
         (_HACKS, tried),
+        (_TAGS, campaigns),
     ):
         for row in ask(query, among) if among else ():
             one[row["campaign"]] |= row
@@ -140,6 +168,7 @@ def read_rows(
         one,
         ask(_LABELS, campaigns),
         ask(_REASONS, campaigns) if any(row["outcome"].startswith("aborted") for row in outcomes) else [],
+        ask(_retried(_CREATING), campaigns, running=running) if running else ask(_retried(""), campaigns),
         {row["campaign"]: row for row in ask(_LIVE, running)} if running else {},
         {row["campaign"]: row for row in ask(_SAVED, campaigns)},
         spent_in(tables, capped, up_to) if capped else {},
@@ -147,6 +176,6 @@ def read_rows(
 
 
 def _dicts(
-    tables: duckdb.DuckDBPyConnection, sources: Sources, query: str, campaigns: list[str]
+    tables: duckdb.DuckDBPyConnection, sources: Sources, query: str, campaigns: list[str], **more: list[str]
 ) -> list[dict[str, Any]]:
-    return rows(tables, query.format(**sources._asdict()), {"names": campaigns})
+    return rows(tables, query.format(**sources._asdict()), {"names": campaigns, **more})

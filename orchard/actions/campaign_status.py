@@ -118,8 +118,14 @@ class CampaignView:
     """Graded rollouts by the label of their reward, strongest first; those without one are NO_LABEL."""
     reasons: tuple[AbortReason, ...] = ()
     """Why rollouts were aborted, the commonest cause first."""
+    retry_reasons: tuple[AbortReason, ...] = ()
+    """Why rollouts were retried, the commonest cause first."""
+    retrying: tuple[AbortReason, ...] = ()
+    """The same for rollouts without an outcome."""
     empty: int = 0
-    """Unresolved rollouts that submitted nothing."""
+    """Unresolved rollouts that submitted nothing; 0 where a task was resolved so, as by the state it left."""
+    tags: tuple[str, ...] = ()
+    """Tags that people gave it."""
 
     @property
     def done(self) -> int:
@@ -281,6 +287,7 @@ def _view(
     outcomes = {row["outcome"]: row["rollouts"] for row in mine}
     seconds = max((row["seconds"] or 0.0 for row in mine), default=0.0)
     one, live = rows.one[name], rows.live.get(name, {})
+    retried = [row for row in rows.retried if row["campaign"] == name]
     serving = sum(queue in report.serves.split(",") for report in working) or int(
         waits and moving.delayed > 0
     )
@@ -311,8 +318,16 @@ def _view(
         untold=tuple(sorted((endpoint, model) for endpoint, model in one.get("untold", ()))),
         labels=_by_label(row for row in rows.labels if row["campaign"] == name),
         reasons=abort_reasons(row for row in rows.reasons if row["campaign"] == name),
-        empty=sum(row["empty"] for row in mine),
+        retry_reasons=abort_reasons(retried),
+        retrying=abort_reasons(row for row in retried if row["open"]),
+        empty=_empty(mine),
+        tags=tuple(one.get("tags", ())),
     )
+
+
+def _empty(rows: Sequence[Mapping[str, Any]]) -> int:
+    empty = {row["outcome"]: row["empty"] for row in rows}
+    return 0 if empty.get("resolved") else empty.get("unresolved", 0)
 
 
 def _by_label(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:

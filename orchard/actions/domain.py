@@ -46,6 +46,8 @@ class FrontDomain:
     name: str
     commands: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Commands by name: the module whose function `register` adds each, and its sentence of help."""
+    facts: str = ""
+    """Function `()` that returns the type of what a command prints with `--json`, by command."""
     task_commands: tuple[str, ...] = ()
     """Modules with a function `register` that adds commands to `orchard tasks`."""
     synthesis: TaskRoute | None = None

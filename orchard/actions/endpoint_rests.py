@@ -3,12 +3,16 @@
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
+from orchard.actions.abort_reasons import REMEDIES
+from orchard.schemas.outcomes import AbortCause
 from orchard.streams.connection import Connection
 from orchard.streams.endpoints import EndpointBook, StoredRest
 from orchard.streams.errors import TopologyError
 
 MOMENT_SECONDS = 60.0
 """Rests shorter than this are shown without their end: they may be prolonged at any time."""
+
+THROTTLED = "raise its rate limit or quota, or lower `concurrency`, if this does not pass"
 
 
 async def rest_sentences(connection: Connection) -> Sequence[str]:
@@ -30,4 +34,5 @@ def rest_sentence(stored: StoredRest, now: datetime) -> str:
         when = f"until {now + timedelta(seconds=stored.left):%H:%M}"
     else:
         when = f"since {now - timedelta(seconds=stored.age):%H:%M}, and is asked again every few seconds"
-    return f"endpoint {rest.endpoint} rests {when}: {rest.reason}"
+    remedy = THROTTLED if rest.reason.startswith("answered 429") else REMEDIES[AbortCause.LLM_UNAVAILABLE]
+    return f"endpoint {rest.endpoint} rests {when}: {rest.reason}: {remedy}; its rollouts then resume"

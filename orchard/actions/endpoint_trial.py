@@ -54,7 +54,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str
     model: str
     server: str
-    """Host and port."""
+    """Host and port of the server that this tells of: of several, the one that serves least."""
     problem: str = ""
     """Sentence that says why no harness works; empty if one does."""
     temporary: bool = False
@@ -76,7 +76,11 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     command: str = ""
     """Command to go on with."""
     findings: list[Finding] = []
-    """The same in words."""
+    """The same in words, and a line for each further server."""
+    models: list[str] = []
+    """Models that the server lists."""
+    replicas: list["Trial"] = []
+    """Trials of the endpoint's other servers."""
 
 
 class ModelNotNamed(ConfigError):
@@ -94,8 +98,8 @@ def key_in(name: str, settings: EndpointSettings) -> str:
     return key
 
 
-async def try_endpoint(name: str, settings: EndpointSettings, model: str | None, seconds: float) -> Trial:
-    """Asks an endpoint about five short questions, each for at most `seconds`.
+async def try_server(name: str, settings: EndpointSettings, model: str | None, seconds: float) -> Trial:
+    """Asks the first server of an endpoint about five short questions, each for at most `seconds`.
 
     Without a `model` takes the only one that has a price or that the server lists. Raises ModelNotNamed if
     there is none, and ConfigError if the key is not set.
@@ -111,7 +115,8 @@ async def try_endpoint(name: str, settings: EndpointSettings, model: str | None,
             listed = []  # some servers have no list, and some keys may not see it
         if model is None:
             model = _only_model(name, settings, listed)
-        trial = msgspec.structs.replace(trial, model=model, price=settings.prices.get(model))
+        there = sorted(each["id"] for each in listed)
+        trial = msgspec.structs.replace(trial, model=model, models=there, price=settings.prices.get(model))
         return await _asked(trial, calls, settings, listed)
     finally:
         await calls.close()

@@ -1,4 +1,4 @@
-"""Publishes notes, labels and human scores of rollouts."""
+"""Publishes notes, labels and human scores of rollouts, and tags of campaigns."""
 
 import re
 from collections.abc import Iterable
@@ -8,8 +8,8 @@ import duckdb
 
 from orchard.actions.session import Session
 from orchard.configuration.config import ConfigError
-from orchard.schemas.events import make_event
-from orchard.schemas.notes import RolloutNoted
+from orchard.schemas.events import Event, make_event
+from orchard.schemas.notes import CampaignTagged, RolloutNoted
 from orchard.storage.reader import one
 from orchard.streams.publisher import Publisher
 from orchard.workers.masking import masked
@@ -17,26 +17,27 @@ from orchard.workers.masking import masked
 TEXT = 20_000
 """Maximum characters of a note."""
 LABELS = 20
-"""Maximum number of labels that one note gives or removes."""
+"""Maximum number of labels or tags that one event gives or removes."""
 _LABEL = re.compile(r"[\w.:/-]{1,60}")
 
 
 def labels_of(words: Iterable[str]) -> tuple[str, ...]:
-    """Labels of words, each once. Raises ConfigError."""
+    """Splits words into labels or tags, each once. Raises ConfigError."""
     found = tuple(dict.fromkeys(word for each in words for word in re.split(r"[,\s]+", each) if word))
     if wrong := next((label for label in found if not _LABEL.fullmatch(label)), None):
         raise ConfigError(
-            f"{wrong[:80]!r} is no label: write at most 60 letters, digits, and any of . : / _ -"
+            f"{wrong[:80]!r} is no label or tag: write at most 60 letters, digits, and any of . : / _ -"
         )
     if len(found) > LABELS:
-        raise ConfigError(f"a note has at most {LABELS} labels, not {len(found)}: write several notes")
+        raise ConfigError(
+            f"at most {LABELS} labels or tags are given at once, not {len(found)}: do it in parts"
+        )
     return found
 
 
 def checked(note: RolloutNoted) -> RolloutNoted:
     """Returns the note with keys masked. Raises ConfigError for one that says nothing or cannot be kept."""
-    if not note.author.strip() or len(note.author) > 100:
-        raise ConfigError("a note needs the name of its author, of at most 100 characters: pass one")
+    author = _author(note.author)
     if not (note.text.strip() or note.labels or note.removed_labels or note.score is not None):
         raise ConfigError("the note is empty: give a text, a label or a score")
     if len(note.text) > TEXT:
@@ -46,7 +47,7 @@ def checked(note: RolloutNoted) -> RolloutNoted:
     if note.score is not None and not 0 <= note.score <= 1:
         raise ConfigError(f"the score is {note.score}: give one from 0 to 1")
     return RolloutNoted(
-        author=masked(note.author.strip()).text,
+        author=author,
         text=masked(note.text.strip()).text,
         labels=note.labels,
         removed_labels=note.removed_labels,
@@ -68,13 +69,40 @@ async def add_note(session: Session, rollout_id: str, campaign: str, note: Rollo
     Where no pipeline runs, the store's own server takes it, and the next writer brings it into the tables.
     Raises ConfigError.
     """
+    name = f"{rollout_id}.note.{uuid4().hex}"
     event = make_event(
-        checked(note),
-        id=f"{rollout_id}.note.{uuid4().hex}",
-        source="orchard/note",
-        campaign=campaign,
-        rollout_id=rollout_id,
+        checked(note), id=name, source="orchard/note", campaign=campaign, rollout_id=rollout_id
     )
+    return await _published(session, event)
+
+
+async def tag_campaign(
+    session: Session, campaign: str, author: str, tags: tuple[str, ...], removed: tuple[str, ...]
+) -> str:
+    """Publishes tags of a campaign that the tables have; else as `add_note`. Raises ConfigError."""
+    tagged = CampaignTagged(author=_author(author), tags=tags, removed_tags=removed)
+    if not (tags or removed):
+        raise ConfigError("no tag is named: give one to add or to remove")
+    name = f"{campaign}.tagged.{uuid4().hex}"
+    return await _published(session, make_event(tagged, id=name, source="orchard/note", campaign=campaign))
+
+
+def known_campaign(tables: duckdb.DuckDBPyConnection, name: str) -> str:
+    """Returns the name of a campaign that the tables have. Raises ConfigError."""
+    query = "select 1 from campaigns where campaign = $name and size is not null"
+    if one(tables, query, {"name": name}) is None:
+        raise ConfigError(f"there is no campaign {name[:80]!r} in the tables: `orchard status` lists them")
+    return name
+
+
+async def _published(session: Session, event: Event) -> str:
     async with session.connection_or_server("note") as connection:
         await Publisher(connection).event(event)
         return await session.waiting(connection)
+
+
+def _author(name: str) -> str:
+    """Returns a name with keys masked. Raises ConfigError."""
+    if not name.strip() or len(name) > 100:
+        raise ConfigError("the name of the author is missing or over 100 characters: pass one")
+    return masked(name.strip()).text

@@ -49,7 +49,9 @@ async def export_groups(
                 "note:",
             )
         temperature = 1.0 if plan.model.temperature is None else plan.model.temperature
-        terms = Terms(plan.slots, plan.baseline or baseline or Baseline.NORMALIZED, temperature)
+        terms = Terms(
+            plan.slots, plan.baseline or baseline or Baseline.NORMALIZED, temperature, plan.overlong
+        )
         with out.open("wb") as file:
             async for one in exported(connection, plan, start, session.blobs, whole=layout == "slime"):
                 if isinstance(one, GroupDropped):

@@ -29,9 +29,13 @@ from tables.requests_all
 """
 _ATTEMPTS = "select * from tables.attempts_all"
 _REVIEWS = "select * from main.reviews"
-_RECONCILED = "select sequence, campaign, type from tables.events where type = 'rollout.reconciled'"
+_EVENTS = """
+select sequence, campaign, rollout_id, type, payload from tables.events
+where (type in ('rollout.reconciled', 'sandbox.failed')
+       or (type = 'sandbox.created' and (payload->>'$.tries')::int > 1))
+"""
 
-INDEXED = Sources(rollouts="indexed.ended", attempts="indexed.attempts", events="indexed.reconciled")
+INDEXED = Sources(rollouts="indexed.ended", attempts="indexed.attempts", events="indexed.events")
 """Copies of the columns that `orchard.actions.campaign_rows` asks for."""
 
 
@@ -45,7 +49,7 @@ def index_views(connection: duckdb.DuckDBPyConnection) -> None:
 
 
 class RolloutIndex:
-    """Maintains the tables `ended`, `asked`, `attempts`, `reconciled` and `reviews` of the schema `indexed`;
+    """Maintains the tables `ended`, `asked`, `attempts`, `events` and `reviews` of the schema `indexed`;
     `close` removes them."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
@@ -56,14 +60,14 @@ class RolloutIndex:
         connection.execute(f"create table indexed.ended as {_ENDED} where false")
         connection.execute(f"create table indexed.asked as {_ASKED} where false")
         connection.execute(f"create table indexed.attempts as {_ATTEMPTS} where false")
-        connection.execute(f"create table indexed.reconciled as {_RECONCILED} and false")
+        connection.execute(f"create table indexed.events as {_EVENTS} and false")
         connection.execute(f"create table indexed.reviews as {_REVIEWS} where false")
 
     def follow(self, position: int) -> None:
         """Adds the rows that the tables have received since the last call, up to `position`."""
         run = self._connection.execute
         if position < self._upto:  # another store is in its place
-            for table in ("ended", "asked", "attempts", "reconciled", "reviews"):
+            for table in ("ended", "asked", "attempts", "events", "reviews"):
                 run(f"delete from indexed.{table}")
             self._upto = 0
         run("begin")
@@ -82,7 +86,7 @@ class RolloutIndex:
             )
             run(f"insert into indexed.attempts {_ATTEMPTS} where sequence > $upto", {"upto": self._upto})
             run(
-                f"insert into indexed.reconciled {_RECONCILED} and sequence between $upto + 1 and $position",
+                f"insert into indexed.events {_EVENTS} and sequence between $upto + 1 and $position",
                 {"upto": self._upto, "position": position},
             )
             noted = "select rollout_id from tables.notes_all where sequence > $upto"

@@ -13,11 +13,12 @@ from typing import Any, Protocol
 import msgspec
 
 from orchard.configuration.config import ConfigError, TrackingSettings
+from orchard.schemas.groups import PolicyEvaluated
 from orchard.schemas.training import PolicyStep, TrainingFinished, TrainingStarted, TrainingStep
 
 log = logging.getLogger(__name__)
 
-Fact = TrainingStarted | TrainingStep | TrainingFinished | PolicyStep
+Fact = TrainingStarted | TrainingStep | TrainingFinished | PolicyStep | PolicyEvaluated
 
 _PACKAGES = {"tensorboard": "tensorboard", "mlflow": "mlflow-skinny", "wandb": "wandb"}
 """Package of each tracker."""
@@ -133,6 +134,11 @@ class Tracking:
                 self._open(fact.run, fact.resumed_step + 1, _params(fact))
             case PolicyStep() if not self._trackers and not self.given_up:
                 self._open(fact.run, fact.step, {})
+            case PolicyEvaluated() if not self._trackers and not self.given_up:
+                self._open(fact.run, fact.version, {})
+        if isinstance(fact, PolicyEvaluated):
+            for name in list(self._trackers):
+                self._try(name, lambda tracker: _log_evaluation(tracker, fact))
         if isinstance(fact, TrainingStep | PolicyStep):
             for name in list(self._trackers):
                 self._try(name, lambda tracker: _log(tracker, fact))
@@ -167,6 +173,15 @@ def _log(tracker: Tracker, fact: TrainingStep | PolicyStep) -> None:
         figures = msgspec.to_builtins(fact)
         known = {name: float(value) for name, value in figures.items() if isinstance(value, int | float)}
         tracker.log(fact.step, {name: value for name, value in known.items() if name != "step"})
+
+
+def _log_evaluation(tracker: Tracker, fact: PolicyEvaluated) -> None:
+    """Record the score of a policy version at the step that made it, which is recorded already."""
+    figures = {"score": fact.score, "low": fact.low, "high": fact.high}
+    if fact.version >= tracker.last and fact.score is not None:
+        tracker.log(
+            fact.version, {f"held_out/{name}": value for name, value in figures.items() if value is not None}
+        )
 
 
 def _params(fact: TrainingStarted) -> dict[str, str]:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from orchard.actions.endpoint_trial import ModelNotNamed, Trial, key_in, try_endpoint
+from orchard.actions.endpoint_trial import ModelNotNamed, Trial, key_in
+from orchard.actions.replica_trial import try_endpoint
+from orchard.actions.reporter import plural
 from orchard.configuration.config import ConfigError
 from orchard.configuration.findings import Finding
 from orchard.schemas.campaigns import CampaignSpec, ModelSpec
@@ -24,8 +26,8 @@ _OTHERWISE = "or pass --no-try to submit all the same"
 
 
 def remember(directory: Path, settings: EndpointSettings, trial: Trial) -> None:
-    """Writes the result of a trial without a problem."""
-    if trial.problem:
+    """Writes the result of a trial, unless a server has a problem."""
+    if any(each.problem for each in (trial, *trial.replicas)):
         return
     file = _file(directory, settings, trial.endpoint, trial.model)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -86,7 +88,16 @@ async def _examined(name: str, settings: EndpointSettings) -> Finding:
         return Finding(what, False, "not tried", str(error))
     if trial.problem:
         return Finding(what, False, "does not work", trial.problem)
-    return Finding(what, True, f"{trial.model} works with {', '.join(trial.harnesses)}")
+    says = f"{trial.model} works with {', '.join(trial.harnesses)}"
+    unlike = _unlike(trial)
+    return Finding(what, not unlike, "; ".join([says, *unlike]))
+
+
+def _unlike(trial: Trial) -> list[str]:
+    """What servers of the endpoint lack or serve otherwise, a sentence each."""
+    mine = {f"server {each.server}" for each in trial.replicas}
+    found = [each for each in trial.findings if each.what in mine and not each.good]
+    return [f"{each.what} {each.says}: {each.remedy}" for each in found]
 
 
 def _asked(models: Iterable[ModelSpec]) -> list[ModelSpec]:
@@ -107,8 +118,8 @@ async def _known_or_tried(
         return known, []
     trial = await try_endpoint(model.endpoint, settings, model.name, SECONDS)
     remember(directory, settings, trial)
-    spent = "" if trial.tokens is None else f" with {trial.tokens} tokens"
-    said = f"{model.name} at endpoint {model.endpoint} was tried{spent}, once: --no-try leaves that out"
+    spent = "" if trial.tokens is None else f" with {plural(trial.tokens, 'token')}"
+    said = f"endpoint {model.endpoint} was tried once with {model.name}{spent}: --no-try skips this"
     return trial, [] if trial.problem else [said]
 
 
@@ -124,7 +135,8 @@ def _checked(trial: Trial, model: ModelSpec, tools: list[str]) -> list[str]:
             f"{tools[0]} needs tool calls, and {model.name} at endpoint {trial.endpoint!r} has none ({why}): "
             f"use --harness {text_harness()}, {_OTHERWISE}"
         )
-    notes = [f"{model.name}: tool calls did not work ({why})"] if trial.tools is None and tools else []
+    notes = [f"endpoint {trial.endpoint}: {each}" for each in _unlike(trial)]
+    notes += [f"{model.name}: tool calls did not work ({why})"] if trial.tools is None and tools else []
     if model.logprobs and not trial.logprobs:
         notes.append(f"{model.name}: log-probabilities are not served")
     return notes

@@ -1,22 +1,24 @@
-"""Annotates unresolved trajectories step by step until each has a verdict."""
+"""Annotates trajectories step by step until each has a verdict."""
 
 import asyncio
 import os
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 from orchard.actions.reporter import SILENT, Reporter
 from orchard.actions.session import Session
 from orchard.configuration.config import ConfigError
 from orchard.pipelines.values.annotator import Annotator, Cases
-from orchard.pipelines.values.requests import QUEUE, Asking, offer, open_requests
+from orchard.pipelines.values.requests import QUEUE, Asking, layer_cost, offer, open_requests
+from orchard.schemas.campaigns import ModelSpec
 from orchard.schemas.events import Event, payload
+from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.requests import InvalidRequest, read_annotation_request
-from orchard.schemas.values import AnnotationFailed
-from orchard.storage.reader import open_tables
+from orchard.schemas.values import AnnotationFacts, AnnotationFailed, AnnotationRequest
+from orchard.storage.reader import open_tables, position
 from orchard.streams.claims import Claims
 from orchard.streams.connection import Connection
 from orchard.streams.consumer import Consumer, WorkerLifetime
@@ -31,7 +33,7 @@ LOOK_SECONDS = 5.0
 """Seconds between checks of what other consumers have done."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class AnnotationRound:
     """What became of the trajectories of a campaign."""
 
@@ -39,6 +41,10 @@ class AnnotationRound:
     """Number of each type of event."""
     faults: Counter[str] = field(default_factory=Counter)
     """Number of each reason for which a trajectory has no values."""
+    cost_usd: float = 0.0
+    """Price of this round's answers, as far as known."""
+    left_out: int = 0
+    """Trajectories that were not asked about, since the layer has cost its cap."""
 
     @property
     def failed(self) -> bool:
@@ -53,8 +59,7 @@ async def annotate_campaign(
 
     Raises ConfigError for a campaign without an outcome.
     """
-    async with AsyncExitStack() as stack:
-        connection = await stack.enter_async_context(session.connection("values"))
+    async with session.connection("values") as connection:
         await declare(connection, session.config.nats, [QUEUE])
         await session.committed(connection)
         with open_tables(session.config.store) as tables:
@@ -66,40 +71,76 @@ async def annotate_campaign(
                     f"no rollout of {campaign!r} has ended: `orchard status` lists the campaigns"
                 )
             requests = open_requests(tables, campaign, asking)
-        if not requests:
-            return AnnotationRound()
-        letters = DeadLetters(connection)
-        before = {letter.sequence for letter in await letters.list()}
-        await offer(Publisher(connection), requests, f".again-{os.getpid()}" if asking.again else "")
-        missing = {request.rollout_id for request in requests}
+            spent = layer_cost(tables, requests[0].annotator) if requests else 0.0
+        if asking.max_cost_usd is not None:
+            check_priced(session, [one.model for one in requests])
         done = AnnotationRound()
+        size = slots if asking.max_cost_usd is not None else max(len(requests), 1)
+        for start in range(0, len(requests), size):
+            batch = requests[start : start + size]
+            if asking.max_cost_usd is not None and spent + done.cost_usd >= asking.max_cost_usd:
+                done.left_out += len(batch)
+                continue
+            await _annotate(session, connection, batch, slots, done, told, len(requests))
+        await session.committed(connection)
+    return done
 
-        def count(event: Event) -> None:
-            done.verdicts[event.type] += 1
-            if isinstance(verdict := payload(event), AnnotationFailed):
-                done.faults[f"{verdict.fault}: {verdict.detail}"] += 1
-            missing.discard(event.rollout_id or "")
-            told.progress(campaign, len(requests) - len(missing), len(requests))
-            if not missing:
-                consumer.drain()
 
-        consumer = await stack.enter_async_context(
-            annotating(session, connection, slots, WorkerLifetime(), count)
-        )
-        annotators = {one.annotator for one in requests}
+def check_priced(session: Session, models: Iterable[ModelSpec]) -> None:
+    """Raises ConfigError for a model without a price: a cap in USD would never hold."""
+    endpoints = session.endpoints()
+    for model in models:
+        known = endpoints[model.endpoint].prices if model.endpoint in endpoints else {}
+        if model.kind is not ModelKind.ORACLE and model.endpoint != "oracle" and model.name not in known:
+            raise ConfigError(
+                f"the model {model.name} has no price at endpoint {model.endpoint!r}, so --max-cost would "
+                f"never stop it: set endpoints.{model.endpoint}.prices, or leave --max-cost out"
+            )
 
-        async def others() -> set[str]:
-            judged = await asyncio.to_thread(_judged, session.config.store, annotators)
-            buried = _buried([one for one in await letters.list() if one.sequence not in before])
-            lost = buried.keys() & missing
-            done.faults.update(buried[rollout] for rollout in lost)
-            return judged | lost
 
+async def _annotate(
+    session: Session,
+    connection: Connection,
+    requests: Sequence[AnnotationRequest],
+    slots: int,
+    done: AnnotationRound,
+    told: Reporter,
+    total: int,
+) -> None:
+    """Offers requests and works on the queue until each has a verdict or is a dead letter."""
+    letters = DeadLetters(connection)
+    before = {letter.sequence for letter in await letters.list()}
+    again = any(one.again for one in requests)
+    since = await asyncio.to_thread(position, session.config.store)
+    await offer(Publisher(connection), requests, f".again-{os.getpid()}" if again else "")
+    missing = {request.rollout_id for request in requests}
+    ended = done.verdicts.total()
+
+    def count(event: Event) -> None:
+        done.verdicts[event.type] += 1
+        verdict = payload(event)
+        if isinstance(verdict, AnnotationFailed):
+            done.faults[f"{verdict.fault}: {verdict.detail}"] += 1
+        if isinstance(verdict, AnnotationFacts):
+            done.cost_usd += verdict.cost_usd or 0.0
+        missing.discard(event.rollout_id or "")
+        told.progress(requests[0].campaign, ended + len(requests) - len(missing), total)
+        if not missing:
+            consumer.drain()
+
+    annotators = {one.annotator for one in requests}
+
+    async def others() -> set[str]:
+        judged = await asyncio.to_thread(_judged, session.config.store, annotators, since)
+        buried = _buried([one for one in await letters.list() if one.sequence not in before])
+        lost = buried.keys() & missing
+        done.faults.update(buried[rollout] for rollout in lost)
+        return judged | lost
+
+    async with annotating(session, connection, slots, WorkerLifetime(), count) as consumer:
         watching = asyncio.create_task(_watch(missing, others, consumer.drain))
         await consumer.run()
         watching.cancel()
-        await session.committed(connection)
-    return done
 
 
 @asynccontextmanager
@@ -146,8 +187,9 @@ def _buried(letters: Iterable[DeadLetter]) -> dict[str, str]:
     return found
 
 
-def _judged(store: str, annotators: set[str]) -> set[str]:
-    query = "select rollout_id from values_all where list_contains($names, annotator)"
+def _judged(store: str, annotators: set[str], since: int) -> set[str]:
+    """Rollouts that the layers judged after this sequence of the log: an older verdict may be asked again."""
+    query = "select rollout_id from values_all where list_contains($names, annotator) and sequence > $since"
     with open_tables(store) as tables:
-        rows = tables.execute(query, {"names": sorted(annotators)}).fetchall()
+        rows = tables.execute(query, {"names": sorted(annotators), "since": since}).fetchall()
     return {row[0] for row in rows}

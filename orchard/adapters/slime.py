@@ -45,7 +45,7 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
     check_arguments(args, settings, ours)
     with ThreadPoolExecutor(1) as alone:  # slime may call from a thread that has an event loop
         handed = alone.submit(asyncio.run, _handed(settings, rollout_id, ours)).result()
-    terms = Terms(settings.bar.budget, settings.loss.baseline, settings.temperature)
+    terms = Terms(settings.bar.budget, settings.loss.baseline, settings.temperature, settings.overlong)
     return train_output(handed, ours, terms)
 
 
@@ -54,6 +54,8 @@ def check_arguments(args: Any, settings: RlSettings, ours: bool) -> None:
     Orchard's advantages again."""
     if settings.frugal is not None:
         raise ConfigError(UNEQUAL)
+    if settings.eval_every:
+        raise ConfigError("slime does not wait for evaluations: leave `eval_every` and `eval_tasks` out")
     wanted = {"rollout_batch_size": settings.prompts_per_step, "n_samples_per_prompt": settings.bar.size}
     for name, value in wanted.items():
         if getattr(args, name) != value:

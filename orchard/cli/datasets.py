@@ -5,10 +5,12 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 from rich.markup import escape
 
@@ -23,6 +25,7 @@ from orchard.pipelines.datasets.importing import (
     read_layout,
 )
 from orchard.pipelines.datasets.manifest import Manifest, read_manifest
+from orchard.pipelines.datasets.rows import Origin, Segment
 from orchard.pipelines.datasets.settings import read_settings
 from orchard.pipelines.domain import domains, offered
 from orchard.pipelines.tasks.left_out import LeftOut, insist
@@ -54,10 +57,40 @@ HELD_OUT_REASONS = {
 Dataset = Annotated[Path, typer.Argument(help="Directory of a finished dataset.")]
 
 
+class OriginEvent(msgspec.Struct, frozen=True):
+    """An event of the rollout that a row was made of."""
+
+    sequence: int
+    type: str
+    time: datetime
+    id: str
+
+
+class RowFacts(Origin, frozen=True, kw_only=True):
+    """Output of `orchard dataset why --json`."""
+
+    example_id: str
+    annotator: str
+    """Layer whose values chose the segments; empty for resolved trajectories."""
+    turns: int
+    trained_turns: tuple[int, ...]
+    """Steps that train, counted from 0 over the example's assistant messages."""
+    segments: tuple[Segment, ...]
+    stored_turns: int
+    """Trained turns whose tokens are those that were sampled, not tokenized again."""
+    value_sequence: int
+    """Sequence of the annotation's event; 0 for resolved trajectories."""
+    images: tuple[str, ...]
+    """SHA-256 of its pictures."""
+    tokens: int
+    trained_tokens: int
+    events: list[OriginEvent]
+
+
 @app.command()
 def build(
     context: typer.Context,
-    config: Annotated[Path, typer.Argument(help="TOML file: what the dataset is to be.")],
+    config: Annotated[Path, typer.Argument(help="TOML file that describes the dataset.")],
     out: Annotated[Path, typer.Option(help="Directory that the dataset is written to.")],
     as_of: Annotated[
         int | None,
@@ -170,16 +203,19 @@ def why(
     context: typer.Context,
     dataset: Dataset,
     row: Annotated[str, typer.Argument(help="Row number from 0, or example id.")],
+    as_json: AsJson = False,
 ) -> None:
     """Show where a row came from: its rollout, attempt, annotation, and the events it was made of."""
     session: Session = context.obj
     found, manifest = find_row(dataset, row), read_manifest(dataset)
-    left_out = {"messages", "tools", "input_ids", "loss_mask"}
-    facts = [(name, getattr(found, name)) for name in found.__struct_fields__ if name not in left_out]
-    facts += [("tokens", found.tokens), ("trained_tokens", found.trained_tokens)]
-    console.print(rows_table(["field", "value"], facts))
     with open_tables(session.config.store) as tables:
         events = origin(tables, found, manifest.range.last)
+    facts = {name: getattr(found, name) for name in RowFacts.__struct_fields__ if name != "events"}
+    if as_json and events:
+        print_facts(RowFacts(**facts, events=[OriginEvent(*event) for event in events]))
+        return
+    if not as_json:
+        console.print(rows_table(["field", "value"], list(facts.items())))
     if not events:
         raise DatasetError(
             f"the store {session.config.store} has no event of rollout {found.rollout_id}: name with --store "
@@ -197,7 +233,7 @@ def tokenizer(
     vocab_size: Annotated[int, typer.Option(help="Tokens, bytes included.", min=300)] = 2048,
     limit: Annotated[int, typer.Option(help="Messages to learn from, at most.", min=1)] = 100_000,
     pictures: Annotated[
-        bool, typer.Option("--pictures", help="With the tokens that stand for pictures.")
+        bool, typer.Option("--pictures", help="Include placeholder tokens for pictures.")
     ] = False,
 ) -> None:
     """Train a byte-level BPE tokenizer with a chat template on the log's own messages."""

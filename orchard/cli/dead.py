@@ -23,7 +23,7 @@ app = typer.Typer(no_args_is_help=True)
 
 
 class DeadLetterFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """A dead letter in `orchard dead list --json`."""
+    """Output of `orchard dead show --json`, and a dead letter in `orchard dead list --json`."""
 
     sequence: int
     """Number that `dead show` and `dead requeue` take."""
@@ -79,7 +79,7 @@ def _facts(letter: DeadLetter) -> DeadLetterFacts:
 
 
 @app.command()
-def show(context: typer.Context, sequence: Sequence) -> None:
+def show(context: typer.Context, sequence: Sequence, as_json: AsJson = False) -> None:
     """Show a whole dead letter."""
     session: Session = context.obj
 
@@ -88,6 +88,9 @@ def show(context: typer.Context, sequence: Sequence) -> None:
             letter = await DeadLetters(connection).get(sequence)
         if letter is None:
             raise ConfigError(f"there is no dead letter {sequence}: `orchard dead list` shows them")
+        if as_json:
+            print_facts(_facts(letter))
+            return
         shown = {**msgspec.structs.asdict(letter), "body": letter.body.decode("utf-8", "replace")}
         console.print_json(msgspec.json.encode(shown).decode())
 

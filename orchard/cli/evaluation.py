@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from orchard.actions.campaign_status import State
-from orchard.actions.evaluation import begin_suite
+from orchard.actions.evaluation import begin_suite, choose_best
 from orchard.actions.needs import check_network
 from orchard.actions.session import Session
 from orchard.actions.submission import unpriced
@@ -18,6 +18,7 @@ from orchard.cli.facts import AsJson, print_facts
 from orchard.cli.listed import DefaultRun
 from orchard.configuration.config import ConfigError
 from orchard.pipelines.campaigns.scores import Score
+from orchard.pipelines.evaluation.best_of import BestOf
 from orchard.pipelines.evaluation.plan import Planned, SuitePlan, plan_suite
 from orchard.pipelines.evaluation.report import write_predictions, write_report
 from orchard.pipelines.evaluation.results import Cell, CellComparison, Results, read_results
@@ -25,6 +26,7 @@ from orchard.pipelines.evaluation.suite import EvaluationError, published, read_
 from orchard.pipelines.tasks.registry import needs_of
 from orchard.storage.reader import open_tables
 from orchard.storage.spending import dollars
+from orchard.storage.views import VIEWS
 from orchard.terminal.campaign_tables import watch_campaign
 from orchard.terminal.console import console, reporting
 from orchard.terminal.tables import rows_table, show_results
@@ -79,6 +81,56 @@ class EvaluationFacts(msgspec.Struct, frozen=True, kw_only=True):
     k: tuple[int, ...]
     cells: list[CellFacts]
     comparisons: list[ComparisonFacts]
+    best_of: list[BestOf] = []
+    """Choices of one of several attempts, with --best-of."""
+
+
+class ExperienceFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Means over earlier rollouts of a model, in `orchard eval run --plan --json`."""
+
+    rollouts: int
+    """Number of earlier rollouts."""
+    turns: float
+    tokens: float
+    seconds: float
+    cost_usd: float | None
+    """None where no price is known."""
+    same_harness: bool
+    """Whether they used the planned harness."""
+
+
+class PlannedFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Rollouts of one task set under one harness and model, in `orchard eval run --plan --json`."""
+
+    task_set: str
+    harness: str
+    model: str
+    tasks: int
+    rollouts: int
+    like: ExperienceFacts | None
+    """Means of earlier rollouts; None for a model that never ran here."""
+
+
+class PlanFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Output of `orchard eval run --plan --json`."""
+
+    name: str
+    rollouts: int
+    done: int
+    """Rollouts that have an outcome already."""
+    cells: list[PlannedFacts]
+    images: dict[str, int]
+    """Number of tasks by image."""
+    most_usd: float | None
+    """Upper limit of the cost of all rollouts; None without a limit, or where a price is missing."""
+    expected_usd: float | None
+    """None where the log has no rollout of a model, or no price of it."""
+    max_cost_usd: float | None
+    """Cost at which the suite is paused; None: never."""
+    without_price: list[str]
+    """Models without a price."""
+    notes: list[str]
+    """Sentences on the tasks' network, or why the suite would be refused."""
 
 
 Out = Annotated[
@@ -86,6 +138,21 @@ Out = Annotated[
     typer.Option(
         help="Directory for the report in Markdown, cells.csv, matrix.png and preds/.", show_default="none"
     ),
+]
+
+
+BestOfK = Annotated[
+    int | None,
+    typer.Option(
+        "--best-of",
+        help="Compare ways to choose one of so many attempts: at random, by majority, the best possible.",
+        show_default="none",
+        min=2,
+    ),
+]
+Rerank = Annotated[
+    Path | None,
+    typer.Option(help="Directory of a value model that chooses, too.", show_default="none"),
 ]
 
 
@@ -97,6 +164,9 @@ def run(
         bool, typer.Option("--plan", help="Only show rollouts, images and expected cost; nothing is run.")
     ] = False,
     out: Out = None,
+    best_of: BestOfK = None,
+    rerank: Rerank = None,
+    as_json: Annotated[bool, typer.Option("--json", help="With --plan: one JSON object.")] = False,
 ) -> None:
     """Run a suite to its end, and show its tables. Run it again to resume a stopped one.
 
@@ -107,21 +177,28 @@ def run(
         task_sets = [{ source = "pypi-releases" }]
         models = [{ name = "NAME" }]
 
-    A suite that is paused at its `max_cost_usd` goes on when the file has a higher one. One that has all
+    A suite that was paused at its `max_cost_usd` continues when the file sets a higher one. One with all
     outcomes is only reported.
 
     Exit code 1 when rollouts have no outcome at the end: no score counts them.
     """
     session: Session = context.obj
+    if as_json and not plan:
+        raise typer.BadParameter("--json goes with --plan; `orchard eval report NAME --json` has the results")
     planned = plan_suite(read_suite(suite), session.config.store)
     for harness in planned.suite.harnesses:
         get_harness(harness)  # an unknown one is told now, not by a worker
     if plan:
-        show_plan(planned, unpriced(planned.spec, session.endpoints()))
-        _show_network(session, planned)
+        without_price = unpriced(planned.spec, session.endpoints())
+        if as_json:
+            print_facts(plan_facts(planned, without_price, _network_notes(session, planned)))
+            return
+        show_plan(planned, without_price)
+        for note in _network_notes(session, planned):
+            console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
         return
     whole = asyncio.run(_run(session, planned))
-    report(context, planned.suite.name, out)
+    report(context, planned.suite.name, out, best_of, rerank)
     if not whole:
         raise typer.Exit(1)
 
@@ -131,12 +208,25 @@ def report(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="Name of the suite.")],
     out: Out = None,
+    best_of: BestOfK = None,
+    rerank: Rerank = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the tables of an evaluation from the log alone, while it runs or years later."""
+    """Show the tables of an evaluation from the log alone, while it runs or years later.
+
+    For example, the best of eight attempts by a model of `orchard values train`:
+
+        orchard eval report NAME --best-of 8 --rerank DIRECTORY
+    """
     session: Session = context.obj
-    with open_tables(session.config.store, views=["evaluation_tasks", "evaluation_runs"]) as tables:
+    if rerank is not None and best_of is None:
+        raise ConfigError("--rerank chooses among several attempts: say of how many with --best-of")
+    views = VIEWS if best_of is not None else ["evaluation_tasks", "evaluation_runs"]
+    with open_tables(session.config.store, views=views) as tables:
         results = read_results(tables, name)
+        if best_of is not None:
+            choices = choose_best(tables, session.blobs, name, best_of, rerank)
+            results = msgspec.structs.replace(results, best_of=tuple(choices))
         if as_json:
             print_facts(evaluation_facts(results))
         else:
@@ -151,7 +241,13 @@ def report(
 def evaluation_facts(results: Results) -> EvaluationFacts:
     cells = [_cell_facts(cell, results.k) for cell in results.cells]
     pairs = [ComparisonFacts(cells=each, p=each.p, differs=each.differs) for each in results.pairs()]
-    return EvaluationFacts(name=results.campaign, k=results.k, cells=cells, comparisons=pairs)
+    return EvaluationFacts(
+        name=results.campaign,
+        k=results.k,
+        cells=cells,
+        comparisons=pairs,
+        best_of=list(results.best_of),
+    )
 
 
 def _cell_facts(cell: Cell, k: Sequence[int]) -> CellFacts:
@@ -226,16 +322,36 @@ def show_plan(plan: SuitePlan, without_price: Sequence[str]) -> None:
     )
 
 
-def _show_network(session: Session, plan: SuitePlan) -> None:
-    """Prints notes on the tasks' network, or why the suite would be refused."""
+def _network_notes(session: Session, plan: SuitePlan) -> list[str]:
+    """Notes on the tasks' network, or why the suite would be refused."""
     try:
-        notes = check_network(
+        return check_network(
             needs_of(session.config.store, plan.spec.tasks), session.config.sandbox.task_network
         )
     except ConfigError as error:
-        notes = [f"this suite is refused: {error}"]
-    for note in notes:
-        console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
+        return [f"this suite is refused: {error}"]
+
+
+def plan_facts(plan: SuitePlan, without_price: Sequence[str], notes: list[str]) -> PlanFacts:
+    cells = [
+        PlannedFacts(
+            **{name: getattr(cell, name) for name in PlannedFacts.__struct_fields__ if name != "like"},
+            like=cell.like and ExperienceFacts(**cell.like._asdict()),
+        )
+        for cell in plan.cells
+    ]
+    return PlanFacts(
+        name=plan.suite.name,
+        rollouts=plan.spec.size,
+        done=plan.done,
+        cells=cells,
+        images=plan.images,
+        most_usd=None if without_price else plan.most_usd,
+        expected_usd=plan.expected_usd,
+        max_cost_usd=plan.suite.max_cost_usd,
+        without_price=list(without_price),
+        notes=notes,
+    )
 
 
 def _row(cell: Planned) -> tuple[object, ...]:

@@ -54,12 +54,28 @@ class ProgramListing(msgspec.Struct, frozen=True, kw_only=True):
     programs: list[ProgramFacts]
 
 
+class LayerFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """An installed version of a program."""
+
+    version: str
+    digest: str
+    """SHA-256 of the archive of its files."""
+
+
+class ProgramRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Output of `orchard harness show --json`."""
+
+    program: Program
+    layers: list[LayerFacts]
+    """What is installed, the newest first."""
+
+
 @app.command("install")
 def install_(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="Of the harness, perhaps with ==VERSION.")],
+    name: Annotated[str, typer.Argument(help="Name of the harness, optionally with ==VERSION.")],
     supplied: Annotated[
-        Path | None, typer.Option("--from", help="File or directory of a program that is in no package.")
+        Path | None, typer.Option("--from", help="File or directory of a program that no package index has.")
     ] = None,
     python: Annotated[
         Path | None,
@@ -151,13 +167,21 @@ def _facts(program: Program, layers: Sequence[tuple[Layer, ImageInfo]]) -> Progr
 
 
 @app.command()
-def show(context: typer.Context, name: Annotated[str, typer.Argument(help="Of the harness.")]) -> None:
+def show(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Name of the harness.")],
+    as_json: AsJson = False,
+) -> None:
     """Show a program's record as JSON, and all its layers."""
     program = _program(name)
+    layers = [layer for layer, _ in _layers(context.obj) if layer.program == name]
+    if as_json:
+        built = [LayerFacts(version=layer.version, digest=layer.digest) for layer in layers]
+        print_facts(ProgramRecord(program=program, layers=built))
+        return
     console.print_json(msgspec.json.encode(program).decode())
-    for layer, _ in _layers(context.obj):
-        if layer.program == name:
-            console.print(f"layer {layer.digest}, version {escape(layer.version)}", highlight=False)
+    for layer in layers:
+        console.print(f"layer {layer.digest}, version {escape(layer.version)}", highlight=False)
 
 
 def _programs() -> list[Program]:

@@ -1,4 +1,4 @@
-"""`note`: what people say of rollouts."""
+"""`note`: what people say of rollouts, and tags of campaigns."""
 
 import asyncio
 import getpass
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from orchard.actions.notes import add_note, campaign_of, labels_of
+from orchard.actions.notes import add_note, campaign_of, known_campaign, labels_of, tag_campaign
 from orchard.actions.rollout import find
 from orchard.actions.rollout_index import index_views
 from orchard.actions.session import Session
@@ -14,14 +14,16 @@ from orchard.configuration.config import ConfigError
 from orchard.schemas.notes import RolloutNoted
 from orchard.storage.reader import open_tables
 
-COMMANDS = {"note": "Write a note, labels or a score on a rollout."}
+COMMANDS = {"note": "Write a note, labels or a score on a rollout, or give a campaign tags."}
 
 
 def register(app: typer.Typer) -> None:
     @app.command()
     def note(
         context: typer.Context,
-        rollout: Annotated[str, typer.Argument(help="Rollout id, or its first digits.")],
+        rollout: Annotated[
+            str, typer.Argument(help="Rollout id, or its first digits; with tags, name of a campaign.")
+        ],
         text: Annotated[str, typer.Argument(help="What you saw.")] = "",
         label: Annotated[list[str] | None, typer.Option(help="Label that the rollout gets.")] = None,
         remove_label: Annotated[list[str] | None, typer.Option(help="Label that it loses.")] = None,
@@ -29,19 +31,31 @@ def register(app: typer.Typer) -> None:
             float | None, typer.Option(help="Your score from 0 to 1, in place of your earlier one.")
         ] = None,
         turn: Annotated[int | None, typer.Option(help="Turn that the text is about.", min=0)] = None,
+        tag: Annotated[list[str] | None, typer.Option(help="Tag that the campaign gets.")] = None,
+        remove_tag: Annotated[list[str] | None, typer.Option(help="Tag that it loses.")] = None,
         author: Annotated[
             str, typer.Option("--as", help="Name of who writes.", show_default="your user name")
         ] = "",
     ) -> None:
-        """Write a note, labels or a score on a rollout.
+        """Write a note, labels or a score on a rollout, or give a campaign tags.
 
-        A note is an event of the log, with the name of who wrote it. It changes no reward. The views `notes`
-        and `reviews` have all of them:
+        Each is an event of the log, with the name of who wrote it. It changes no reward. The views `notes`,
+        `reviews` and `campaigns` have them; `orchard status` and the page show tags:
 
             orchard note 3f2a "gave up after the first error" --label lazy --score 0.2
+            orchard note first --tag baseline --tag nightly
             orchard sql "select * from reviews where human_score < 0.5"
         """
         session: Session = context.obj
+        tags, removed = labels_of(tag or ()), labels_of(remove_tag or ())
+        if tags or removed:
+            if text or label or remove_label or score is not None or turn is not None:
+                raise ConfigError("tags are a campaign's, notes a rollout's: give them with two commands")
+            with open_tables(session.config.store) as tables:
+                campaign = known_campaign(tables, rollout)
+            waiting = asyncio.run(tag_campaign(session, campaign, author or _user(), tags, removed))
+            typer.echo(f"tagged {campaign}" + (f"; {waiting}" if waiting else ""), err=True)
+            return
         said = RolloutNoted(
             author=author or _user(),
             text=text,

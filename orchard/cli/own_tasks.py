@@ -8,7 +8,8 @@ import typer
 
 from orchard.actions.session import Session
 from orchard.actions.tasks import read_directories
-from orchard.cli.task_page import task_page
+from orchard.cli.facts import AsJson, print_facts
+from orchard.cli.task_page import task_page, task_record
 from orchard.pipelines.tasks.prompts import SOURCE, Defaults, task_from_prompt
 from orchard.terminal.console import console, reporting
 from orchard.terminal.left_out import SkipMalformed, Strict, import_shown, import_shown_rows
@@ -78,6 +79,7 @@ def register(app: typer.Typer) -> None:
         context: typer.Context,
         task: Annotated[str, typer.Argument(help="Task id.")],
         full: Annotated[bool, typer.Option("--full", help="Do not cut long texts and lists.")] = False,
+        as_json: AsJson = False,
     ) -> None:
         """Show a task: statement, image, how it is judged, and what validation found.
 
@@ -86,4 +88,7 @@ def register(app: typer.Typer) -> None:
             orchard tasks show calculator-1f3c2a9d0b7e
         """
         session: Session = context.obj
-        console.print(task_page(session.config.store, task, full=full))
+        if as_json:
+            print_facts(task_record(session.config.store, task))
+        else:
+            console.print(task_page(session.config.store, task, full=full))

@@ -23,8 +23,10 @@ from orchard.actions.domain import answers, submission_text
 from orchard.actions.rollout import WHOLE, ShownRollout, every_message, find, read
 from orchard.actions.rollout_index import index_views
 from orchard.actions.session import Session
+from orchard.cli.facts import print_facts
 from orchard.cli.folding import parts
 from orchard.cli.pictures import with_pictures, write_pictures
+from orchard.cli.shown_message import shown_message
 from orchard.configuration.config import ConfigError
 from orchard.pipelines.trajectories.reading import stored_node
 from orchard.schemas.llm_calls import CallKind
@@ -46,10 +48,6 @@ ATTEMPT = (
     *("reason", "cause", "detail"),
 )
 NOTE = ("author", "turn", "labels", "removed_labels", "score", "text")
-_CALL = (
-    *("node", "call_kind", "prompt_tokens", "completion_tokens", "cached_tokens", "reasoning_tokens"),
-    *("cost_usd", "seconds", "finish_reason", "served_model"),
-)
 SUMMARY = (
     *("rollout_id", "campaign", "task_id", "harness", "model", "model_kind", "sample", "attempt"),
     *("status", "exit_status", "cause", "detail", "reward", "resolved"),
@@ -237,12 +235,8 @@ def print_messages(session: Session, prefix: str, turns: tuple[int, int]) -> Non
     """
     found, messages, _ = _read(session, prefix, turns)
     for message in messages:
-        node = msgspec.to_builtins(stored_node(session.blobs, message))
-        facts = {name: message[name] for name in ("returncode", "seconds", "timed_out", "inherited_from")}
         made = found.calls.get(message["node_id"])
-        call = made and {name: made[name] for name in _CALL}
-        line = {"rollout_id": found.id, "attempt": message["attempt"], **node, **facts, "call": call}
-        sys.stdout.write(json.dumps(line, default=str) + "\n")
+        print_facts(shown_message(session.blobs, found.id, message, made))
 
 
 def _write_pictures(session: Session, prefix: str, out: Path, turns: tuple[int, int]) -> int:

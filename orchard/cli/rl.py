@@ -3,25 +3,25 @@
 import asyncio
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 import uvloop
-from rich.live import Live
 
 from orchard.actions.session import Session
 from orchard.actions.tracking import Tracking
+from orchard.cli import rl_facts
 from orchard.cli.listed import DefaultRun
-from orchard.configuration.config import ConfigError
 from orchard.pipelines.models.errors import require_installed, require_torch
 from orchard.pipelines.rl.barren import stop_barren
-from orchard.pipelines.rl.coordinator import Coordinator, RunError
+from orchard.pipelines.rl.coordinator import Coordinator
 from orchard.pipelines.rl.curves import hack_rates
 from orchard.pipelines.rl.loss_settings import Baseline
 from orchard.pipelines.rl.plan import RunPlan
+from orchard.pipelines.rl.policies import BEST, read_newest
 from orchard.pipelines.rl.settings import RlSettings, read_settings
-from orchard.pipelines.rl.what_if import grid, what_if
 from orchard.schemas.events import payload
+from orchard.schemas.groups import PolicyEvaluated
 from orchard.schemas.subjects import type_subjects
 from orchard.schemas.training import PolicyStep
 from orchard.storage.reader import open_tables
@@ -29,7 +29,6 @@ from orchard.streams.replay import replay
 from orchard.streams.tasks import end
 from orchard.terminal.console import TerminalReporter, console, progress, reporting
 from orchard.terminal.logs import start_logging
-from orchard.terminal.tables import rows_table
 
 COMMANDS = {"rl": "Reinforcement learning with balanced groups: `orchard rl CONFIG.toml`."}
 
@@ -57,6 +56,8 @@ def run(context: typer.Context, config: Config) -> None:
     require_installed("orchard rl")
     uvloop.run(_run(session, config))
     console.print(f"[bold green]trained[/] {settings.out}", highlight=False)
+    if settings.eval_every and (best := read_newest(Path(settings.out), BEST)):
+        console.print(f"best on held-out tasks: version {best.version}, {best.path}", highlight=False)
 
 
 async def _run(session: Session, config: Path) -> None:
@@ -103,10 +104,14 @@ async def _show_steps(
 ) -> None:
     """Prints a line for each step, old ones first, and for each policy version that cheats, and sends each
     to trackers."""
-    subjects = type_subjects(settings.run, "policy.step")
+    kinds = ("policy.step", "policy.evaluated")
+    subjects = [subject for kind in kinds for subject in type_subjects(settings.run, kind)]
     async with session.connection("rl") as connection:
         async for stored in replay(connection, start, subjects=subjects, follow=True):
             fact = payload(stored.event) if stored.event else None
+            if isinstance(fact, PolicyEvaluated):
+                console.print(f"version {fact.version} held out: {_score(fact)}", highlight=False)
+                await asyncio.to_thread(tracking.put, fact)
             if isinstance(fact, PolicyStep):
                 console.print(
                     f"step {fact.step}/{settings.steps}  pass rate {fact.pass_rate:.0%}  "
@@ -119,8 +124,19 @@ async def _show_steps(
                 )
                 await asyncio.to_thread(tracking.put, fact)
                 await asyncio.to_thread(_warn, session.config.store, settings, told)
-                if fact.step >= settings.steps:
-                    return
+            last = fact.version if isinstance(fact, PolicyEvaluated) else 0
+            if isinstance(fact, PolicyStep) and not settings.eval_every:
+                last = fact.step
+            if last >= settings.steps:
+                return
+
+
+def _score(fact: PolicyEvaluated) -> str:
+    """A score with its interval, and the rollouts that are in none."""
+    if fact.score is None or fact.low is None or fact.high is None:
+        return f"no score, none of {fact.ungraded} rollouts has a verdict"
+    left = f", {fact.ungraded} without a verdict" if fact.ungraded else ""
+    return f"{fact.score:.1%} [{fact.low:.1%}, {fact.high:.1%}] of {fact.tasks} tasks{left}"
 
 
 def _warn(store: str, settings: RlSettings, told: set[int]) -> None:
@@ -148,7 +164,8 @@ def coordinator(
         typer.Option("--served", help="Ask for rollouts when the engine serves the log's newest policy."),
     ] = False,
 ) -> None:
-    """Run only the run's coordinator: asks for rollouts, makes groups. `orchard rl CONFIG.toml` starts it."""
+    """Run only the run's coordinator: requests rollouts and makes groups. `orchard rl CONFIG.toml` starts
+    it."""
     start_logging()
     uvloop.run(_coordinator(context.obj, config, served))
 
@@ -161,12 +178,12 @@ async def _coordinator(session: Session, config: Path, served: bool) -> None:
     plan, start = await enter(session, settings)
     wait = partial(all_serve, serving_engines(session, settings)) if served else None
     async with session.connection("coordinator") as connection:
-        await Coordinator(connection, plan, wait).run(start)
+        await Coordinator(connection, plan, wait, blobs=session.blobs).run(start)
 
 
 @app.command()
 def trainer(context: typer.Context, config: Config) -> None:
-    """Run only the run's trainer: takes groups, makes policies. `orchard rl CONFIG.toml` starts it."""
+    """Run only the run's trainer: trains on groups and makes policies. `orchard rl CONFIG.toml` starts it."""
     require_torch("orchard rl trainer")
     start_logging()
     uvloop.run(_trainer(context.obj, config))
@@ -192,43 +209,6 @@ async def _trainer(session: Session, config: Path) -> None:
             await trainer.run(start)
 
 
-GROUPS = """
-select group_id, task_id, outcome, positive || '/' || len(members) as positive, generated, aborted,
-       case when dropped is not null then 'dropped: ' || dropped
-            when outcome = 'impossible' then 'only measured'
-            when outcome = 'one_class' then 'given up'
-            when trained_version is not null then 'version ' || trained_version else 'waits' end as state
-from groups where run = ? order by sequence desc limit ?
-"""
-
-
-@app.command()
-def groups(
-    context: typer.Context,
-    run: Annotated[str, typer.Argument(help="Name of the run.")],
-    limit: Annotated[int, typer.Option(help="Newest groups to show.", min=1)] = 20,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Show them as they come.")] = False,
-) -> None:
-    """Show the newest groups of a run: how they were formed and used."""
-    session: Session = context.obj
-
-    def table() -> Any:
-        with open_tables(session.config.store) as tables:
-            cursor = tables.execute(GROUPS, [run, limit])
-            names, rows = [column[0] for column in cursor.description or []], cursor.fetchall()
-        if not rows and not follow:
-            raise RunError(f"the run {run!r} has no group yet: --follow waits for the first")
-        return rows_table(names, rows)
-
-    if not follow:
-        console.print(table())
-        return
-    with Live(table(), console=console, auto_refresh=False) as live:
-        while True:
-            asyncio.run(asyncio.sleep(1.0))
-            live.update(table(), refresh=True)
-
-
 @app.command()
 def export(
     context: typer.Context,
@@ -242,7 +222,7 @@ def export(
 ) -> None:
     """Write a run's groups, with sampled ids, log-probabilities and advantages, for another trainer.
 
-    What the run's own trainer dropped, or would drop, is skipped, and the command says how much and why.
+    Groups that the run's own trainer dropped, or would drop, are skipped; the command tells how many and why.
     """
     require_torch("orchard rl export")
     from orchard.actions.rl import export_groups
@@ -255,97 +235,4 @@ def export(
         console.print(f"{len(drops)} groups are skipped as {reason}, the first is {first}", highlight=False)
 
 
-@app.command(name="what-if")
-def what_if_command(
-    context: typer.Context,
-    campaign: Annotated[str, typer.Argument(help="Finished campaign or run whose rollouts are dealt out.")],
-    sizes: Annotated[str, typer.Option("--size", help="Group sizes N, separated by commas.")] = "8",
-    budgets: Annotated[str, typer.Option("--budget", help="Rollouts of a prompt at most, N_max.")] = "16",
-    strides: Annotated[str, typer.Option("--stride", help="Rollouts asked for at a time, s.")] = "4,8,16",
-    intervals: Annotated[
-        str, typer.Option("--interval", help="LOW:HIGH of a balanced group's positive share.")
-    ] = "0.375:0.625",
-    methods: Annotated[
-        str, typer.Option("--method", help="Of bar, fixed (GRPO), dynamic (DAPO) and frugal.")
-    ] = "bar,fixed,dynamic,frugal",
-    prompts: Annotated[int, typer.Option(help="Groups in an update.", min=1)] = 16,
-    plot: Annotated[Path | None, typer.Option(help="PNG file for a picture of it.")] = None,
-) -> None:
-    """Predict without a model how other methods and settings would use a log's tasks.
-
-    Pass rates are drawn from their posteriors, so tasks with few rollouts count too. The information of a
-    group with k successes of n is k (n - k) / n. For example:
-
-        orchard rl what-if first --size 8,16 --budget 16,32 --stride 4,8,16
-    """
-    from orchard.pipelines.rl.what_if import graded_pools
-
-    session: Session = context.obj
-    with open_tables(session.config.store) as tables:
-        pools = graded_pools(tables, campaign)
-    if not pools:
-        raise RunError(f"{campaign!r} has no graded rollout: `orchard status` lists the campaigns")
-    cells = list(
-        grid(_numbers(sizes), _numbers(budgets), _numbers(strides), _bounds(intervals), methods.split(","))
-    )
-    if not cells:
-        raise ConfigError(
-            "no stride divides its budget, so no group is possible: change --stride or --budget"
-        )
-    found = what_if(pools, cells)
-    rows = [
-        (
-            one.cell.method,
-            one.cell.label.removeprefix(f"{one.cell.method} "),
-            ""
-            if one.cell.bar.interval is None or one.cell.frugal
-            else ":".join(map(str, one.cell.bar.interval)),
-            f"{one.opened:.0%}",
-            f"{one.informative:.1f}",
-            f"{one.groups_per_thousand:.0f}",
-            f"{one.information_per_thousand:.0f} [{one.low:.0f}, {one.high:.0f}]",
-            f"{one.information_per_update(prompts):.1f}",
-            "" if one.positive_share is None else f"{one.positive_share:.1%}",
-            f"{one.rollouts:,.0f}",
-            f"{one.tokens:,.0f}",
-        )
-        for one in found
-    ]
-    names = [
-        "method",
-        "sizes",
-        "interval",
-        "opened",
-        "informative",
-        "per 1,000 rollouts",
-        "information per 1,000",
-        "per update",
-        "positive",
-        "rollouts",
-        "tokens",
-    ]
-    console.print(rows_table(names, rows))
-    console.print(
-        f"one pass over the {len(pools)} tasks; an update has {prompts} groups; brackets: 90 % of worlds",
-        highlight=False,
-    )
-    if plot is not None:
-        from orchard.pipelines.rl.curves import plot_what_if
-
-        plot_what_if(found, plot)
-        console.print(f"{plot}", highlight=False)
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ConfigError(f"{text!r} is not a list of whole numbers: write it like 8,16") from None
-
-
-def _bounds(text: str) -> list[tuple[float, float]]:
-    try:
-        pairs = [part.split(":") for part in text.split(",")]
-        return [(float(low), float(high)) for low, high in pairs]
-    except ValueError:
-        raise ConfigError(f"{text!r} is not a list of intervals: write it like 0.375:0.625") from None
+rl_facts.register(app)

@@ -1,6 +1,7 @@
 """Formats a task for `orchard tasks show`: statement, image, grading, result of validation."""
 
 from collections.abc import Sequence
+from datetime import datetime
 
 import msgspec
 from rich.console import Group, RenderableType
@@ -10,7 +11,7 @@ from rich.text import Text
 
 from orchard.actions.domain import answers
 from orchard.pipelines.tasks.registry import read_tasks
-from orchard.schemas.tasks import CheckPlace, PluginGrading, StateCheck, Task, graded_in_place
+from orchard.schemas.tasks import CheckPlace, PluginGrading, StateCheck, Task, graded_in_place, judging_tests
 from orchard.storage.reader import open_tables
 from orchard.terminal.console import shown
 from orchard.workers.episode.diffs import parse_diff
@@ -18,33 +19,100 @@ from orchard.workers.masking import masked
 
 LISTED, CHARACTERS = 20, 4000
 """Maximum names in a list, and characters of a text, without --full."""
+_PLAIN = ("task_id", "source", "repo", "image", "cpu", "memory", "workdir", "base_commit")
+_TESTS = ("fail-to-pass", "pass-to-pass")
 _VERDICTS = """
 select time, state, task_hash, runs, protected, protected_why, reason, detail from tasks_all
 where task_id = ? and state <> 'imported' order by sequence
 """
 
 
+class TaskVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of a validation, in `orchard tasks show --json`."""
+
+    time: datetime
+    state: str
+    """`valid` or `rejected`."""
+    task_hash: str
+    """Hash of the task that was validated."""
+    runs: int | None
+    protected: str | None
+    protected_why: str | None
+    reason: str | None
+    detail: str | None
+
+
+class TaskRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Output of `orchard tasks show --json`. Keys are masked in all texts."""
+
+    task_id: str
+    source: str
+    repo: str
+    image: str
+    cpu: str
+    memory: str
+    workdir: str
+    base_commit: str
+    statement: str
+    setup_commands: list[str]
+    variables: list[str]
+    """Names of environment variables; their values are not shown."""
+    labels: dict[str, str]
+    grading: dict[str, str]
+    """How it is judged: texts by name, the same as without `--json`."""
+    fail_to_pass: list[str]
+    pass_to_pass: list[str]
+    solution: str
+    """What is known of a solution, which itself is not shown."""
+    verdicts: list[TaskVerdict]
+    """Results of validations, the oldest first."""
+
+
+def task_record(store: str, task_id: str) -> TaskRecord:
+    """Reads what programs learn of a task. Raises TaskError for an unknown id."""
+    task, verdicts = _read(store, task_id)
+    fail_to_pass, pass_to_pass = judging_tests(task.grading)
+    grading = {name: text for name, text in _grading(task, True).items() if name not in _TESTS}
+    return TaskRecord(
+        **{name: getattr(task, name) for name in _PLAIN},
+        statement=masked(task.statement.strip()).text,
+        setup_commands=[masked(one).text for one in task.setup_commands],
+        variables=list(task.environment),
+        labels=dict(task.labels),
+        grading={name: masked(text).text for name, text in grading.items()},
+        fail_to_pass=list(fail_to_pass),
+        pass_to_pass=list(pass_to_pass),
+        solution=_solution(task)["solution"],
+        verdicts=verdicts,
+    )
+
+
 def task_page(store: str, task_id: str, *, full: bool = False) -> RenderableType:
     """Formats the page. Keys are masked; variables and the solution appear only by name and size. Raises
     TaskError for an unknown id."""
-    task = read_tasks(store, ids=[task_id])[0]
-    with open_tables(store) as tables:
-        verdicts = tables.execute(_VERDICTS, [task.task_id]).fetchall()
+    task, verdicts = _read(store, task_id)
     facts = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     facts.add_column(style="dim", no_wrap=True)
     facts.add_column(overflow="fold")
     for name, value in {**_place(task), **_grading(task, full), **_solution(task)}.items():
         facts.add_row(name, _text(value, full))
     found = Table("when", "task", "verdict", "runs", "protected", "why", header_style="bold")
-    for time, state, hashed, runs, protected, protected_why, reason, detail in verdicts:
-        why = ": ".join(part for part in (reason, detail, protected_why) if part)
-        style = "green" if state == "valid" else "red"
-        when = f"{time:%Y-%m-%d %H:%M}"
-        verdict = Text(state, style=style)
-        found.add_row(when, hashed[:12], verdict, str(runs or ""), protected or "", _text(why, full))
+    for one in verdicts:
+        why = ": ".join(part for part in (one.reason, one.detail, one.protected_why) if part)
+        state = Text(one.state, style="green" if one.state == "valid" else "red")
+        cells = f"{one.time:%Y-%m-%d %H:%M}", one.task_hash[:12], state, str(one.runs or "")
+        found.add_row(*cells, one.protected or "", _text(why, full))
     unproven = Text("never validated: `orchard tasks validate` proves it", style="yellow")
     statement = Panel(_text(task.statement.strip(), full), title="statement", title_align="left")
     return Group(statement, facts, found if verdicts else unproven)
+
+
+def _read(store: str, task_id: str) -> tuple[Task, list[TaskVerdict]]:
+    task = read_tasks(store, ids=[task_id])[0]
+    with open_tables(store) as tables:
+        found = tables.execute(_VERDICTS, [task.task_id]).fetchall()
+    names = TaskVerdict.__struct_fields__
+    return task, [TaskVerdict(**dict(zip(names, row, strict=True))) for row in found]
 
 
 def _place(task: Task) -> dict[str, str]:

@@ -34,17 +34,18 @@ def register(app: typer.Typer) -> None:
         ] = None,
         base_url: BaseUrl = None,
         api_key_env: ApiKeyEnv = None,
-        seconds: Annotated[float, typer.Option(help="Seconds of each question, at most.", min=1)] = 120.0,
+        seconds: Annotated[float, typer.Option(help="Maximum seconds of each question.", min=1)] = 120.0,
         as_json: AsJson = False,
     ) -> None:
         """Ask a model endpoint a few questions: what works, what is missing, which harness suits.
 
-        Asks for a tool call, a stream, log-probabilities with token ids, and the length of the context, which
-        costs a few hundred tokens. Exit code 1 if no harness works with the endpoint.
+        Asks each server of the endpoint for a tool call, a stream, log-probabilities with token ids, and the
+        length of the context, which costs a few hundred tokens, and names what servers differ in. Exit code 1
+        if no harness works with the endpoint.
 
             orchard try --base-url http://localhost:8000/v1 --model NAME
         """
-        from orchard.actions.endpoint_trial import try_endpoint  # a second that others need not wait
+        from orchard.actions.replica_trial import try_endpoint  # a second that others need not wait
         from orchard.actions.tried_endpoints import remember
 
         session: Session = context.obj

@@ -10,14 +10,18 @@ import uvloop
 from rich.markup import escape
 
 from orchard.actions.abort_reasons import shortened
+from orchard.actions.rubrics import write_rubrics
 from orchard.actions.session import Session
 from orchard.actions.values import annotate_campaign, annotating
-from orchard.cli import measuring
+from orchard.cli import measuring, value_models
 from orchard.cli.facts import AsJson, print_facts
 from orchard.configuration.config import ConfigError
 from orchard.pipelines.values.curves import Curve, ShapeStatistics, shape_statistics
 from orchard.pipelines.values.requests import QUEUE, Asking
+from orchard.pipelines.values.rubric_writer import Teaching
+from orchard.pipelines.values.rubrics import JUDGE_VERSION
 from orchard.processes.signals import call_on_signals
+from orchard.schemas.campaigns import ModelSpec
 from orchard.storage.reader import open_tables
 from orchard.streams.consumer import WorkerLifetime, share_of
 from orchard.streams.topology import declare
@@ -46,7 +50,13 @@ class ShapeListing(msgspec.Struct, frozen=True, kw_only=True):
     annotators: list[AnnotatorShapes]
 
 
-Slots = Annotated[int, typer.Option(help="Trajectories at once.", min=1)]
+Slots = Annotated[int, typer.Option(help="Maximum concurrent trajectories.", min=1)]
+MaxCost = Annotated[
+    float | None,
+    typer.Option(
+        "--max-cost", help="USD after which nothing more is asked, over all that the layer has cost.", min=0.0
+    ),
+]
 
 
 @app.command()
@@ -69,11 +79,18 @@ def annotate(
     ] = "1",
     slots: Slots = 8,
     characters: Annotated[int, typer.Option(help="Maximum characters of a prompt.", min=5000)] = 200_000,
-    max_tokens: Annotated[int | None, typer.Option(help="Tokens of an answer, at most.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Maximum tokens of an answer.")] = None,
     again: Annotated[bool, typer.Option("--again", help="Ask again about trajectories that failed.")] = False,
+    rubric: Annotated[
+        str | None,
+        typer.Option(help="Score the turns of all graded trajectories by the rubrics of this teacher."),
+    ] = None,
+    max_cost: MaxCost = None,
 ) -> None:
-    """Ask a model for the value of each step of every unresolved trajectory without values. Run it again to
-    resume.
+    """Ask a model for the value of each step of every unresolved trajectory without values. Run it again
+    to resume.
+
+    With --rubric, --model scores the turns of every graded trajectory whose task has a rubric.
 
     Exit code 1 if no trajectory got values.
 
@@ -81,21 +98,31 @@ def annotate(
 
         orchard values annotate first --model oracle
         orchard values annotate first
+        orchard values annotate first --rubric teacher --model judge
     """
     session: Session = context.obj
+    if rubric is not None and (model is None or judge != "1"):
+        raise ConfigError("--rubric needs --model, the judge that scores, and has a --judge of its own")
     asking = Asking(
         model=model,
         endpoint=endpoint or ("oracle" if model == "oracle" else "default"),
-        judge=judge,
-        annotator=annotator,
+        judge=judge if rubric is None else JUDGE_VERSION,
+        annotator=annotator or (None if rubric is None else f"rubric:{model}"),
+        rubric=rubric,
+        max_cost_usd=max_cost,
         max_tokens=max_tokens,
         context_characters=characters,
         again=again,
     )
     with reporting("trajectories") as told:
         done = uvloop.run(annotate_campaign(session, campaign, asking, slots, told))
+    if done.left_out:
+        console.print(f"{done.left_out:,} not asked about: the layer has cost its --max-cost")
     if not done.verdicts and not done.faults:
-        console.print(f"nothing to annotate in {campaign}: no unresolved trajectory is without values")
+        missing = "no unresolved trajectory is without values"
+        if rubric is not None:
+            missing = f"no graded trajectory of a task with a rubric of {rubric} is without scores"
+        console.print(f"nothing to annotate in {campaign}: {missing}", soft_wrap=True)
         return
     counts = {"annotated": done.verdicts["value.annotated"], "failed": done.faults.total()}
     console.print(", ".join(f"{number:,} {what}" for what, number in counts.items()), highlight=False)
@@ -106,6 +133,60 @@ def annotate(
             f"{alike:,} failed: {escape(shortened(reason))}: {retry}", highlight=False, soft_wrap=True
         )
     if done.failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def rubrics(
+    context: typer.Context,
+    model: Annotated[str, typer.Option(help="Teacher that writes the rubrics.")],
+    campaign: Annotated[str | None, typer.Option(help="Tasks of this campaign.")] = None,
+    source: Annotated[str | None, typer.Option(help="Tasks of this source.")] = None,
+    endpoint: Annotated[str, typer.Option(help="Endpoint of the configuration.")] = "default",
+    teacher: Annotated[
+        str | None, typer.Option(help="Name of the layer of rubrics.", show_default="the model's name")
+    ] = None,
+    slots: Annotated[int, typer.Option(help="Maximum concurrent tasks.", min=1)] = 4,
+    max_tokens: Annotated[int | None, typer.Option(help="Maximum tokens of an answer.")] = None,
+    again: Annotated[bool, typer.Option("--again", help="Ask again about tasks that failed.")] = False,
+    max_cost: MaxCost = None,
+) -> None:
+    """Have a teacher write a rubric for each task from its statement and known solution, once. Run it again
+    to resume.
+
+    Exit code 1 if no task has a rubric.
+
+    For example:
+
+        orchard values rubrics --campaign first --model teacher
+    """
+    if (campaign is None) == (source is None):
+        raise ConfigError("name the tasks by one of --campaign and --source")
+    spec = ModelSpec(name=model, endpoint=endpoint, max_tokens=max_tokens)
+    teaching = Teaching(spec, teacher or model, again)
+    with reporting("tasks") as told:
+        done = uvloop.run(
+            write_rubrics(
+                context.obj,
+                teaching,
+                campaign=campaign,
+                source=source,
+                slots=slots,
+                max_cost_usd=max_cost,
+                told=told,
+            )
+        )
+    counts = {
+        "with a rubric": done.written,
+        "failed": done.faults.total(),
+        "without a known solution": done.without_solution,
+        "not asked about, as the layer has cost its --max-cost": done.left_out,
+    }
+    console.print(", ".join(f"{number:,} {what}" for what, number in counts.items()), soft_wrap=True)
+    if done.faults:
+        ((reason, alike),) = done.faults.most_common(1)
+        console.print(f"{alike:,} failed: {escape(shortened(reason))}", highlight=False, soft_wrap=True)
+    if not done.written:
         raise typer.Exit(1)
 
 
@@ -152,7 +233,9 @@ def shapes(
     """Show the shapes of each annotator's curves; the paper's are 98.9 % inverted-U."""
     session: Session = context.obj
     with open_tables(session.config.store) as tables:
-        found = tables.execute("select annotator, base, key_steps, steps, flags from values").fetchall()
+        found = tables.execute(
+            "select annotator, base, key_steps, steps, flags from values where rubric_sha256 is null"
+        ).fetchall()
         failed = dict(
             tables.execute(
                 "select annotator, count(*) from values_all where kind = 'failed' group by 1"
@@ -182,3 +265,4 @@ def shapes(
 
 
 measuring.register(app)
+value_models.register(app)

@@ -15,10 +15,11 @@ import msgspec
 
 from orchard.configuration.run_files import UNSAFE_HOST
 from orchard.configuration.variables import FILE_VARIABLE, UnknownVariable, settings, typed
-from orchard.schemas.addresses import check_http_url
+from orchard.schemas.addresses import check_base_path, check_http_url
 from orchard.schemas.faults import ConfigFault, fault
 from orchard.schemas.plugins import PluginSettings
 from orchard.schemas.quantities import Seconds, Weight
+from orchard.schemas.toml_text import parsed_toml
 from orchard.storage.settings import ArchiveSettings, WriterSettings
 from orchard.streams.settings import NatsSettings
 from orchard.workers.episode.settings import JudgeSettings, SandboxSettings, WorkerSettings
@@ -49,10 +50,17 @@ class UpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Serve the page, as `orchard ui` does, on loopback."""
     page_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8780
     """Port of the page; if it is taken, a free one."""
+    page_base_path: str = ""
+    """Path below which a proxy in front serves the page, such as /orchard."""
+    page_hosts: tuple[str, ...] = ()
+    """Host names under which a proxy serves the page."""
     shutdown_seconds: Seconds = 30.0
     """Seconds that running rollouts may take to finish after Ctrl-C before they go back to the queue."""
     restart_seconds: Seconds = 0.5
     """Pause before a process that ended by itself is started again."""
+
+    def __post_init__(self) -> None:
+        check_base_path(self.page_base_path)
 
 
 class OracleSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,7 +81,7 @@ class TrackingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Destinations of training metrics beside the log (configuration section `[tracking]`)."""
 
     to: str = ""
-    """Names of TRACKERS, separated by commas; empty: nowhere."""
+    """`tensorboard`, `mlflow` or `wandb`, or several separated by commas; empty: none."""
     project: str = "orchard"
     """Name of MLflow's experiment and of the W&B project."""
     directory: str | None = None
@@ -147,7 +155,7 @@ def load(flags: Mapping[str, Any] | None = None, *, file: Path | None = None) ->
         raise ConfigError(f"configuration file {path} does not exist: create it or drop --config")
     if path.is_file():
         try:
-            tree = tomllib.loads(path.read_text(encoding="utf-8"))
+            tree = parsed_toml(path.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path} is not valid TOML: {error}") from error
         except OSError as error:
@@ -187,12 +195,23 @@ def checked(tree: Any, origins: Mapping[str, str] | None = None) -> Config:
         return msgspec.convert(tree, Config)
     except msgspec.ValidationError as error:
         found = fault(tree, Config) or ConfigFault((), str(error))
-        at, known = found.key, origins or {}
-        origin = known.get(at)
-        where = origin or ": ".join(filter(None, (known.get("", "configuration"), at)))
+        where = _origin(found, origins or {})
         raise ConfigError(
             f"{where}: {found.reason}; see `orchard config` for every key and its value"
         ) from error
+
+
+def _origin(found: ConfigFault, origins: Mapping[str, str]) -> str:
+    """The variable or flag that set the value, else the file, variables that set a part of it, and its
+    key."""
+    at = found.key
+    if at and at in origins:
+        return origins[at]
+    parts = [
+        origin for key, origin in origins.items() if key and (key.startswith(f"{at}.") or key in found.reason)
+    ]
+    where = ", ".join([origins.get("", "configuration"), *parts])
+    return f"{where}: {at}" if at else where
 
 
 _ALWAYS = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")

@@ -97,6 +97,7 @@ def _check(name: str, kind: Type) -> None:
     tables = {key.partition("*")[0] for key in keys if "*" in key}
     own = name.removeprefix(PREFIX)
     close = get_close_matches(own.replace("__", "_"), keys, n=1, cutoff=_CLOSE)
+    close = close or [key for key, path in keys.items() if own.startswith(f"{path}__")]
     if not (close or "__" in own or any(own.startswith(table) for table in tables)):
         return
     hint = f"did you mean {PREFIX}{keys[close[0]].replace('*', 'NAME')}? " if close else ""

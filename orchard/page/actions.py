@@ -34,20 +34,20 @@ async def _requeue(session: Session, sequence: str) -> None:
 
 ACTIONS = {
     "pause": ConfirmedAction(
-        "Pause the campaign", "No more rollouts start; those that run are finished.", pause_campaign
+        "Pause the campaign", "Running rollouts finish; no new ones start.", pause_campaign
     ),
     "resume": ConfirmedAction(
         "Resume the campaign",
-        "Open rollouts are offered again, and those that infrastructure aborted get another chance.",
+        "Open rollouts go back to the queue, and those that infrastructure aborted are tried again.",
         resume_campaign,
     ),
     "cancel": ConfirmedAction(
         "Cancel the campaign",
-        "What runs or waits aborts at once with the cause `cancelled`. Resume brings it back.",
+        "Running and waiting rollouts abort at once with the cause `cancelled`. Resume brings them back.",
         cancel_campaign,
     ),
     "requeue": ConfirmedAction(
-        "Requeue the dead letter", "The request is offered again, with new attempts.", _requeue
+        "Requeue the dead letter", "The request goes back to the queue, with new attempts.", _requeue
     ),
 }
 

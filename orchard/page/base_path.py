@@ -1,8 +1,8 @@
 """Lets the page stand below a path of its own behind a proxy, such as https://host/orchard/.
 
 Handlers and templates know addresses from `/` on; here those of each response get the path in front. A proxy
-that passes requests on with the path needs `orchard ui --base-path`; one that removes it may name it in the
-header X-Forwarded-Prefix instead.
+that passes requests on with the path needs `orchard ui --base-path`, or `[up] page_base_path`; one that
+removes it may name it in the header X-Forwarded-Prefix instead.
 """
 
 import re
@@ -11,20 +11,13 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from orchard.schemas.addresses import BASE_PATH
+
 _BASE = web.RequestKey("base", str)
-_PATH = re.compile(r"(?:/[A-Za-z0-9._~-]+)+")
 _ADDRESS = re.compile(rb'((?:href|src|action)=")/')
 """An address in HTML; the texts of others have no quotation mark, because templates escape it."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-def checked(path: str) -> str:
-    """Returns the path without a slash at its end; empty for none. Raises ValueError."""
-    path = path.rstrip("/")
-    if path and not _PATH.fullmatch(path):
-        raise ValueError(f"the base path {path[:60]!r} is none: write one such as /orchard")
-    return path
 
 
 def base_of(request: web.Request) -> str:
@@ -44,7 +37,7 @@ def below(base: str) -> Middleware:
     @web.middleware
     async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
         told = request.headers.get("X-Forwarded-Prefix", "").rstrip("/")
-        request[_BASE] = path = base or (told if _PATH.fullmatch(told) else "")
+        request[_BASE] = path = base or (told if BASE_PATH.fullmatch(told) else "")
         try:
             reply = await handler(request)
         except web.HTTPException as error:

@@ -16,9 +16,9 @@ from orchard.storage.reader import rows
 
 BINS = 24
 """Points of a sparkline."""
-FILTERS = ("name", "state", "model", "harness")
+FILTERS = ("name", "state", "model", "harness", "tag")
 SORTS = ("newest", "name", "pass_rate", "cost", "tokens")
-GROUPS = ("model", "harness", "state")
+GROUPS = ("model", "harness", "state", "tags")
 
 _PLANS = "select campaign, submitted_at, harnesses, models from campaigns where size is not null"
 _TALLIES = """
@@ -116,6 +116,7 @@ _GROUPED: Mapping[str, Callable[[CampaignRow], str]] = {
     "model": lambda row: row.models,
     "harness": lambda row: row.harnesses,
     "state": lambda row: row.view.state,
+    "tags": lambda row: ", ".join(row.view.tags),
 }
 
 
@@ -169,6 +170,7 @@ class CampaignQuery:
             and wanted.get("state", row.view.state) == row.view.state
             and ("model" not in wanted or wanted["model"] in row.facts.models)
             and ("harness" not in wanted or wanted["harness"] in row.facts.harnesses)
+            and ("tag" not in wanted or wanted["tag"] in row.view.tags)
         )
 
 
@@ -184,4 +186,5 @@ def choices(found: Sequence[CampaignRow]) -> dict[str, list[str]]:
         "state": sorted({str(row.view.state) for row in found}),
         "model": sorted({model for row in found for model in row.facts.models}),
         "harness": sorted({harness for row in found for harness in row.facts.harnesses}),
+        "tag": sorted({tag for row in found for tag in row.view.tags}),
     }

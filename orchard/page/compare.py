@@ -1,7 +1,7 @@
 """Arms compared task by task, and the matrix of all arms: the figures of `orchard eval report`."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -141,6 +141,15 @@ with task as (
 )
 select campaign, harness, model, graded, resolved, count(*) as tasks from task where graded > 0 group by all
 """
+_TOGETHER = """
+with task as (
+    select task_id, list_sort(list(distinct {'campaign': campaign, 'harness': harness, 'model': model}))
+           as arms
+    from indexed.ended where resolved is not null
+    and (len($campaigns) = 0 or list_contains($campaigns, campaign)) group by task_id
+)
+select distinct arms from task where len(arms) > 1
+"""
 _TASKS = """
 with task as (
     select task_id, any_value(repo) as repo, count(resolved) as graded, count(*) filter (resolved) as resolved
@@ -197,15 +206,31 @@ def _arm_of(row: Mapping[str, Any]) -> ComparedArm:
     return ComparedArm(*(row[name] for name in ComparedArm._fields))
 
 
-def default_arms(arms: Sequence[ComparedArm]) -> list[ComparedArm]:
-    """Two arms to compare if none are chosen: of two campaigns the first that share harness and model, else
-    the two newest. Empty if there are fewer."""
-    alike = [
-        [second, first]
-        for first, second in combinations(arms, 2)
-        if first.campaign != second.campaign and first[1:] == second[1:]
-    ]
-    return alike[0] if alike else list(arms[1::-1]) if len(arms) > 1 else []
+class DefaultArms(NamedTuple):
+    """Two arms to compare if none are chosen."""
+
+    chosen: tuple[ComparedArm, ...]
+    """Empty where no two arms graded a common task."""
+    passed: int
+    """Number of pairs that would come first and have no common task."""
+
+
+def default_arms(arms: Sequence[ComparedArm], together: Iterable[Iterable[ComparedArm]]) -> DefaultArms:
+    """Chooses the first two arms that graded a common task: two campaigns with one harness and model come
+    first, then the newest arms. `together` has the arms of each task."""
+    common = {frozenset(pair) for some in together for pair in combinations(some, 2)}
+    pairs = [(second, first) for first, second in combinations(arms, 2)]
+    pairs.sort(key=lambda pair: pair[0].campaign == pair[1].campaign or pair[0][1:] != pair[1][1:])
+    passed = next((number for number, pair in enumerate(pairs) if frozenset(pair) in common), len(pairs))
+    return DefaultArms(pairs[passed] if passed < len(pairs) else (), passed)
+
+
+def together(
+    tables: duckdb.DuckDBPyConnection, campaigns: Sequence[str] = ()
+) -> list[tuple[ComparedArm, ...]]:
+    """Arms of each task that they graded, each set of arms once."""
+    found = rows(tables, _TOGETHER, {"campaigns": list(campaigns)})
+    return [tuple(ComparedArm(**arm) for arm in row["arms"]) for row in found]
 
 
 def arm_points(entries: Sequence[ArmTotals], measure: str) -> list[ScatterPoint]:

@@ -51,6 +51,8 @@ def ago(value: datetime | None) -> str:
     seconds = max((datetime.now(UTC).replace(tzinfo=None) - value).total_seconds(), 0.0)
     if seconds >= 2 * 86400:
         return f"{seconds / 86400:.0f} days ago"
+    if seconds >= 3600:
+        return f"{seconds // 3600:.0f} h ago"
     return f"{long_duration(seconds)} ago"
 
 

@@ -1,11 +1,11 @@
-"""Takes notes from the page's form."""
+"""Takes notes on rollouts and tags of campaigns from the page's forms."""
 
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote, unquote
 
 from aiohttp import web
 
-from orchard.actions.notes import add_note, campaign_of, checked, labels_of
+from orchard.actions.notes import add_note, campaign_of, checked, known_campaign, labels_of, tag_campaign
 from orchard.configuration.config import ConfigError
 from orchard.page.rollouts import BadFilter
 from orchard.schemas.notes import RolloutNoted
@@ -24,13 +24,14 @@ def author_of(request: web.Request) -> str:
 
 
 class NoteForm:
-    """Route of the form; `Access` checks token and origin."""
+    """Routes of the forms; `Access` checks token and origin."""
 
     def __init__(self, site: "PageSite") -> None:
         self._site = site
 
     def register(self, app: web.Application) -> None:
         app.router.add_post("/rollouts/{id}/notes", self.add)
+        app.router.add_post("/campaigns/{name:.+}/tags", self.tag)
 
     async def add(self, request: web.Request) -> web.Response:
         """Publishes the note and redirects to where it stands."""
@@ -41,10 +42,29 @@ class NoteForm:
         except ConfigError as error:
             raise BadFilter(str(error)) from error
         campaign = await self._site.tables.ask(campaign_of, name)
-        if waiting := await add_note(self._site.session, name, campaign, note):
-            return await self._site.page(request, "noted.html", rollout_id=name, waiting=waiting)
-        reply = web.Response(status=303, headers={"Location": f"/rollouts/{name}#notes"})
-        reply.set_cookie(COOKIE, quote(note.author), httponly=True, samesite="Strict", max_age=365 * 86400)
+        waiting = await add_note(self._site.session, name, campaign, note)
+        return await self._done(request, f"/rollouts/{name}", "#notes", note.author, waiting)
+
+    async def tag(self, request: web.Request) -> web.Response:
+        """Publishes tags of a campaign and redirects to it."""
+        given = await request.post()
+        author = str(given.get("author", ""))
+        try:
+            name = await self._site.tables.ask(known_campaign, request.match_info["name"])
+            tags, removed = (labels_of([str(given.get(key, ""))]) for key in ("tags", "removed"))
+            waiting = await tag_campaign(self._site.session, name, author, tags, removed)
+        except ConfigError as error:
+            raise BadFilter(str(error)) from error
+        return await self._done(request, f"/campaigns/{quote(name)}", "", author, waiting)
+
+    async def _done(
+        self, request: web.Request, where: str, part: str, author: str, waiting: str
+    ) -> web.Response:
+        """Redirects to a part of a page, which shows what was said, or says for what that waits."""
+        if waiting:
+            return await self._site.page(request, "noted.html", back=where, waiting=waiting)
+        reply = web.Response(status=303, headers={"Location": where + part})
+        reply.set_cookie(COOKIE, quote(author), httponly=True, samesite="Strict", max_age=365 * 86400)
         return reply
 
 

@@ -10,10 +10,20 @@ from aiohttp import web
 
 from orchard.page import texts
 from orchard.page.campaigns import PATIENCE_SECONDS
-from orchard.page.compare import ComparedArm, against, compare, default_arms, examples, matrix, tallied
+from orchard.page.compare import (
+    ComparedArm,
+    against,
+    compare,
+    default_arms,
+    examples,
+    matrix,
+    tallied,
+    together,
+)
 from orchard.page.evaluations import Evaluation, evaluated, known_evaluations, shown_of
 from orchard.page.failures import failures
 from orchard.page.health import heard, recorded
+from orchard.page.notes import author_of
 from orchard.page.rollouts import BadFilter
 from orchard.page.runs import runs
 from orchard.page.side_by_side import aligned, read_both
@@ -51,7 +61,9 @@ class Overviews:
         entries = await self._site.tables.ask(matrix, [name])
         shown = {"view": view, "overview": overview, "entries": entries}
         live = ("version", overview.version)
-        return await self._site.page(request, "one_campaign.html", **shown, live=live)
+        return await self._site.page(
+            request, "one_campaign.html", **shown, author=author_of(request), live=live
+        )
 
     async def tasks(self, request: web.Request) -> web.Response:
         """Lists tasks by pass rate."""
@@ -92,7 +104,9 @@ class Overviews:
         found = await self._site.tables.ask(matrix, campaigns)
         arms = [entry.arm for entry in found]
         given = [ComparedArm.of(request.query[name]) for name in ("a", "b") if request.query.get(name)]
-        chosen = given if len(given) == 2 else default_arms(arms)
+        chosen, passed = tuple(given), 0
+        if len(chosen) != 2:
+            chosen, passed = default_arms(arms, await self._site.tables.ask(together, campaigns))
         result, pairs = None, []
         if len(chosen) == 2:
             both = [await self._site.tables.ask(tallied, arm) for arm in chosen]
@@ -101,8 +115,8 @@ class Overviews:
             pairs = await self._site.tables.ask(against, chosen[0], arms)
         every = arms if not campaigns else [e.arm for e in await self._site.tables.ask(matrix)]
         shown = {"entries": found, "arms": every, "chosen": chosen, "result": result, "pairs": pairs}
-        live = self._site.live_log
-        return await self._site.page(request, "compare.html", **shown, campaigns=campaigns, live=live)
+        shown |= {"campaigns": campaigns, "passed": passed}
+        return await self._site.page(request, "compare.html", **shown, live=self._site.live_log)
 
     async def failures(self, request: web.Request) -> web.Response:
         campaign = request.query.get("campaign") or None

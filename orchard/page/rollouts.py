@@ -185,11 +185,14 @@ def _selected(query: Query, words: str) -> tuple[str, dict[str, Any]]:
         values["outcome"] = outcome
     if words:
         where.append(words)
-        if "$text" in words:
-            values["text"] = filters["text"].strip('"')
-        if "$role" in words:
-            values["role"] = filters["role"]
+        values |= asked_in(words, filters)
     return f"select * from ({_base(query)}) where {' and '.join(where)}", values
+
+
+def asked_in(words: str, filters: Mapping[str, str]) -> dict[str, str]:
+    """Parameters of a condition on messages."""
+    values = {name: filters[name] for name in ("text", "role", "tool") if f"${name}" in words}
+    return values | {name: text.strip('"') for name, text in values.items() if name == "text"}
 
 
 _NOTED = {

@@ -23,6 +23,7 @@ FINE_TUNING = {
     "tokens_per_second": "tokens a second",
 }
 REINFORCEMENT = {
+    "held_out": "score of evaluated policies on the run's held-out tasks",
     "pass_rate": "of all graded rollouts that the groups cost",
     "reward": "mean of those trained on",
     "balanced": "share of balanced groups",
@@ -55,12 +56,18 @@ from tables.training_all where kind = 'step' and list_contains($runs, run)
 group by run, step order by run, step
 """,
     "reinforcement learning": f"""
-select run, step, {", ".join(f"arg_max({name}, sequence) as {name}" for name in list(REINFORCEMENT)[:-1])},
+select run, step, {", ".join(f"arg_max({name}, sequence) as {name}" for name in list(REINFORCEMENT)[1:-1])},
        arg_max(tokens / nullif(seconds, 0), sequence) as tokens_per_second,
        arg_max(generated, sequence) as generated
 from tables.policy_steps_all where list_contains($runs, run) group by run, step order by run, step
 """,
 }
+_EVALUATIONS = """
+select run, version as step, arg_min(score, sequence) as held_out, arg_min(low, sequence) as low,
+       arg_min(high, sequence) as high
+from tables.policy_evaluations_all where score is not null and list_contains($runs, run)
+group by run, version order by run, version
+"""
 _GROUPS = """
 select run, group_id, prompt, task_id, outcome, members, positive, degenerate, generated, aborted,
        trained_version, trained_step, dropped, detail, sequence
@@ -87,8 +94,9 @@ class Runs:
     titles: Mapping[str, str]
     groups: list[Row]
     waste: list[Row]
-    bands: Mapping[str, Sequence[tuple[float, float, float]]]
-    """Intervals of the pass rate over the rollouts of a step: step, low and high, by run."""
+    bands: Mapping[str, Mapping[str, Sequence[tuple[float, float, float]]]]
+    """Intervals of the pass rate over the rollouts of a step, and of the score over held-out tasks: step, low
+    and high, by figure and then by run."""
     steps: str = ""
     """Steps whose groups are shown, such as `10..19`; empty for all."""
 
@@ -113,10 +121,15 @@ def runs(
     chosen = [run for run in chosen if known[run] == kind]
     titles = FINE_TUNING if kind == "fine-tuning" else REINFORCEMENT
     steps = rows(tables, _STEPS[kind], {"runs": chosen})
+    evaluations = rows(tables, _EVALUATIONS, {"runs": chosen}) if kind != "fine-tuning" else []
     curves = {
         figure: {
             run: _thinned(
-                [(row["step"], row[figure]) for row in steps if row["run"] == run and row[figure] is not None]
+                [
+                    (row["step"], row[figure])
+                    for row in (evaluations if figure == "held_out" else steps)
+                    if row["run"] == run and row[figure] is not None
+                ]
             )
             for run in chosen
         }
@@ -129,7 +142,13 @@ def runs(
         groups = rows(tables, _GROUPS, asked)
         waste = rows(tables, _WASTE, {"run": chosen[0]})
     shown = {figure: lines for figure, lines in curves.items() if any(lines.values())}
-    bands = {run: _band(row for row in steps if row["run"] == run) for run in chosen}
+    bands = {
+        "pass_rate": {run: _band(row for row in steps if row["run"] == run) for run in chosen},
+        "held_out": {
+            run: [(row["step"], row["low"], row["high"]) for row in evaluations if row["run"] == run]
+            for run in chosen
+        },
+    }
     return Runs(found, chosen, shown, titles, groups, waste, bands, among)
 
 

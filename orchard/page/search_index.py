@@ -8,12 +8,16 @@ import hashlib
 import re
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 import duckdb
+import numpy as np
+import numpy.typing as npt
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
@@ -25,18 +29,15 @@ STEP_SECONDS = 0.3
 """Approximate processor time of one step, for which other queries wait."""
 WINDOW = 4_000
 """Sequences of the first and of the shortest step: shorter ones would read a file's rows repeatedly."""
-AT_ONCE = 10_000
 SPAN = 1 << 30
 """Ids of the index are the sequence of a rollout's request times SPAN, plus how much later its message is."""
-MANY = 100
-"""Number of hits in a rollout above which they are not counted."""
 TURNS = 1_000
 """Turns above which a range of turns must be open."""
-FORM = 2
+FORM = 3
 """Version of the index; one of another version is made anew."""
-_ROLE, _TURN = "\ue000", "\ue001"
-"""First letters of the words that stand for role and turn of a message: nobody types them."""
-_MARKS = str.maketrans(_ROLE + _TURN, "  ")
+_ROLE, _TURN, _TOOL = "\ue000", "\ue001", "\ue002"
+"""First letters of the words that stand for role, turn and tools of a message: nobody types them."""
+_MARKS = str.maketrans(_ROLE + _TURN + _TOOL, "   ")
 _CACHE_KB = 12_000
 _WORD = re.compile(r"[^\W_]+\*?")
 _UNSPACED = re.compile(
@@ -46,17 +47,24 @@ _UNSPACED = re.compile(
 
 _SCHEMA = """
 create virtual table said using fts5(text, content='', columnsize=0, detail=none);
-create table used(tool text, asked integer, primary key (tool, asked)) without rowid;
+create table called(call integer primary key, tool text);
 create table failed(test integer, asked integer, primary key (test, asked)) without rowid;
 create table progress(store text, upto integer);
 """
 _READ = """
-select q.sequence as asked, m.sequence - q.sequence as later, m.role, m.turn,
+select q.sequence as asked, m.sequence - q.sequence as later, m.role, m.turn, m.attempt, m.tool_call_id,
        list_transform(m.tool_calls, lambda c: c.name) as tools,
        concat_ws(' ', m.content, m.reasoning, array_to_string(
            list_transform(m.tool_calls, lambda c: c.name || ' ' || c.arguments), ' ')) as text
 from (select * from tables.messages_all where sequence > $after and sequence <= $upto) m
 join indexed.asked q using (rollout_id)
+"""
+_CALLS = """
+select q.sequence as asked, m.attempt, m.turn, m.call.id, m.call.name
+from (
+    select rollout_id, attempt, turn, unnest(tool_calls) as call from tables.messages_all
+    where sequence > $after and sequence <= $upto
+) m join indexed.asked q using (rollout_id)
 """
 _FAILED = """
 select q.sequence as asked, map_keys(map_from_entries(list_filter(
@@ -72,6 +80,7 @@ class WordQuery(NamedTuple):
     words: tuple[str, ...] = ()
     """Words that one message must contain; a word with a final `*` is a prefix."""
     tool: str = ""
+    """Tool that the message calls, or whose result it is."""
     role: str = ""
     """Role of that message."""
     turns: tuple[int, int | None] | None = None
@@ -88,6 +97,7 @@ class WordQuery(NamedTuple):
         """The query of the message; empty for none."""
         terms = [_term(word) for word in self.words]
         terms += [f'"{_ROLE}{self.role}"'] if self.role else []
+        terms += [f'"{_TOOL}{_digest(self.tool):x}"'] if self.tool else []
         if self.turns is None:
             return " AND ".join(terms)
         first, last = self.turns
@@ -99,7 +109,7 @@ class WordQuery(NamedTuple):
 
 
 class Hit(NamedTuple):
-    """First message of a rollout that matches, and the number of all, at most MANY."""
+    """First message of a rollout that matches, and the number of all."""
 
     sequence: int
     number: int
@@ -139,32 +149,31 @@ class SearchIndex:
                 Path(f"{self._file}{end}").unlink(missing_ok=True)
             return self._step(tables, position)
 
-    def rollouts(self, wanted: WordQuery) -> Iterator[list[int]]:
-        """Yields request sequences of matching rollouts in lists, as far as messages are indexed."""
+    def rollouts(self, wanted: WordQuery) -> npt.NDArray[np.int64]:
+        """Request sequences of matching rollouts, as far as messages are indexed."""
         assert self._index is not None, "`step` comes first"
         asked, values = [], list[str | int]()
         if wanted.match:
             asked.append(f"select distinct rowid / {SPAN} from said where said match ?")
             values.append(wanted.match)
-        if wanted.tool:
-            asked.append("select asked from used where tool = ?")
-            values.append(wanted.tool)
         if wanted.failing:
             asked.append("select asked from failed where test = ?")
-            values.append(_test_number(wanted.failing))
+            values.append(_digest(wanted.failing))
         found = self._index.execute(" intersect ".join(asked), values)
-        while rows := found.fetchmany(AT_ONCE):
-            yield [row[0] for row in rows]
+        return np.fromiter(chain.from_iterable(found), np.int64)
 
-    def hit(self, wanted: WordQuery, asked: int) -> Hit | None:
-        """The first message that matches, of the rollout whose request has this sequence."""
+    def hits(self, wanted: WordQuery, asked: Sequence[int]) -> list[Hit]:
+        """Hits of the rollouts whose requests have these sequences, in one query: a prefix of many words is
+        slow to look up."""
         assert self._index is not None, "`step` comes first"
-        ids = self._index.execute(
-            "select rowid from said where said match ? and rowid between ? and ? "
-            f"order by rowid limit {MANY}",
-            (wanted.match, asked * SPAN, (asked + 1) * SPAN - 1),
-        ).fetchall()
-        return Hit(asked + ids[0][0] % SPAN, len(ids)) if ids else None
+        if not asked:
+            return []
+        found = self._index.execute(
+            "select min(rowid), count(*) from said where said match ? and rowid between ? and ? "
+            f"and rowid / {SPAN} in ({', '.join(map(str, asked))}) group by rowid / {SPAN}",
+            (wanted.match, min(asked) * SPAN, (max(asked) + 1) * SPAN - 1),
+        )
+        return [Hit(first // SPAN + first % SPAN, number) for first, number in found.fetchall()]
 
     def close(self) -> None:
         """Closes the index; its file stays."""
@@ -191,20 +200,26 @@ class SearchIndex:
         return self._upto >= position
 
     def _read(self, index: sqlite3.Connection, tables: duckdb.DuckDBPyConnection, last: int) -> None:
-        found = tables.execute(_READ, {"after": self._upto, "upto": last})
+        window = {"after": self._upto, "upto": last}
+        calls = tables.execute(_CALLS, window).fetchall()
+        called = {tuple(call): name for *call, name in calls}
+        found = tables.execute(_READ, window)
         while rows := found.fetchmany(200):
             numbered = []
-            for asked, later, role, turn, tools, text in rows:
-                said = f"{text.translate(_MARKS)} {_ROLE}{role} {_TURN}{turn}"
+            for asked, later, role, turn, attempt, call, tools, text in rows:
+                if call:
+                    key = (asked, attempt, turn, call)
+                    tool = called.pop(key, None) or _earlier(index, key)
+                    tools = [tool] if tool else []
+                words = [f"{_TOOL}{_digest(tool):x}" for tool in tools or ()]
+                said = " ".join([text.translate(_MARKS), f"{_ROLE}{role} {_TURN}{turn}", *words])
                 numbered.append((asked * SPAN + later % SPAN, said))
-                if tools:
-                    index.executemany(
-                        "insert or ignore into used values (?, ?)", [(tool, asked) for tool in tools]
-                    )
             index.executemany("insert into said(rowid, text) values (?, ?)", sorted(numbered))
-        for asked, tests in tables.execute(_FAILED, {"after": self._upto, "upto": last}).fetchall():
+        left = ((_digest(str(key)), name) for key, name in called.items())
+        index.executemany("insert or ignore into called values (?, ?)", left)
+        for asked, tests in tables.execute(_FAILED, window).fetchall():
             index.executemany(
-                "insert or ignore into failed values (?, ?)", [(_test_number(test), asked) for test in tests]
+                "insert or ignore into failed values (?, ?)", [(_digest(test), asked) for test in tests]
             )
 
     def _opened(self, position: int) -> sqlite3.Connection:
@@ -228,7 +243,7 @@ class SearchIndex:
     def _made_anew(self, index: sqlite3.Connection, store: str) -> None:
         with index:
             index.execute("begin immediate")
-            for table in ("said", "used", "counted", "failed", "progress"):
+            for table in ("said", "used", "called", "counted", "failed", "progress"):
                 index.execute(f"drop table if exists {table}")
             for statement in _SCHEMA.split(";"):
                 index.execute(statement)
@@ -243,8 +258,15 @@ def _any(words: Iterable[str]) -> str:
     return "(" + " OR ".join(f'"{word}"' for word in words) + ")"
 
 
-def _test_number(name: str) -> int:
-    """Stands for the name of a test: names are long, and there are many."""
+def _earlier(index: sqlite3.Connection, call: tuple[int, int, int, str]) -> str | None:
+    """Tool of a call that an earlier window had without its result."""
+    found = index.execute("select tool from called where call = ?", (_digest(str(call)),)).fetchone()
+    return found[0] if found else None
+
+
+@lru_cache(10_000)
+def _digest(name: str) -> int:
+    """Stands for a name of a test, tool or call: names are long, and there are many."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest())
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import duckdb
+import pyarrow as pa
 from markupsafe import Markup
 
 from orchard.page import texts
@@ -15,15 +16,22 @@ from orchard.page.rollouts import (
     Query,
     RowsPage,
     SearchSummary,
+    asked_in,
     page_of,
     summary_of,
     turn_range,
 )
-from orchard.page.search_index import MANY, SearchIndex, WordQuery, words_of
+from orchard.page.search_index import SearchIndex, WordQuery, words_of
 from orchard.storage.reader import Row, rows, within
 
 _LETTERS = """(contains(lower(content), lower($text)) or contains(lower(reasoning), lower($text))
     or contains(lower(tool_calls::varchar), lower($text)))"""
+_TOOL = """(list_contains(list_transform(tool_calls, lambda c: c.name), $tool)
+    or (rollout_id, attempt, turn, tool_call_id) in (
+        select (rollout_id, attempt, turn, call.id) from (
+            select rollout_id, attempt, turn, unnest(tool_calls) as call from tables.messages_all
+        ) where call.name = $tool
+    ))"""
 _AMONG = "rollout_id in (select rollout_id from indexed.asked semi join _among using (sequence))"
 _MESSAGES = """
 select rollout_id, sequence, attempt, node_id, role, turn, content, reasoning, tool_calls
@@ -41,8 +49,8 @@ class ShownHit:
     role: str
     turn: int
     snippet: Markup
-    more: str
-    """Number of further messages that match; empty for none or unknown."""
+    more: int
+    """Number of further messages that match; 0 for none or unknown."""
     find: str
     """What to search for in the rollout."""
 
@@ -53,7 +61,6 @@ class SearchAnswer:
 
     page: RowsPage
     summary: SearchSummary
-    choices: dict[str, list[str]]
     read: float
     """Share of the log that the text index covers; less than 1 while it is built."""
     hits: dict[str, ShownHit]
@@ -63,7 +70,7 @@ class SearchAnswer:
 def answer(
     tables: duckdb.DuckDBPyConnection, search_index: SearchIndex, query: Query, position: int
 ) -> SearchAnswer:
-    """Answers a query. Texts, tools and failed tests are found by the text index, which first continues
+    """Answers a query. Words, tools and failed tests are found by the text index, which first continues
     towards `position`. Raises BadFilter."""
     given = query.filters
     text, letters = given.get("text", ""), ""
@@ -78,13 +85,11 @@ def answer(
     if text and not wanted.words:
         letters = " and ".join([_LETTERS, *_of_message(wanted)])
         where.append(f"rollout_id in (select rollout_id from tables.messages_all where {letters})")
-        wanted = WordQuery(tool=wanted.tool, failing=wanted.failing)
+        wanted = WordQuery(failing=wanted.failing)
     if wanted.asks:
         complete = search_index.step(tables, position)
         read = 1.0 if complete else search_index.upto / position
-        tables.execute("create or replace temp table _among (sequence bigint)")
-        for some in search_index.rollouts(wanted):
-            tables.execute("insert into _among select unnest($some::bigint[])", {"some": some})
+        tables.register("_among", pa.table({"sequence": search_index.rollouts(wanted)}))
         where.append(_AMONG)
     which = " and ".join(where)
     page = page_of(tables, query, which)
@@ -93,14 +98,13 @@ def answer(
         hits = _lettered(tables, page.rows, letters, given)
     elif wanted.words:
         hits = _worded(tables, search_index, page.rows, wanted)
-    return SearchAnswer(
-        page, summary_of(tables, query, which), choices(tables), read, {hit.rollout: hit for hit in hits}
-    )
+    return SearchAnswer(page, summary_of(tables, query, which), read, {hit.rollout: hit for hit in hits})
 
 
 def _of_message(wanted: WordQuery) -> list[str]:
-    """SQL conditions on role and turn of a message."""
+    """SQL conditions on role, tool and turn of a message."""
     found = ["role = $role"] if wanted.role else []
+    found += [_TOOL] if wanted.tool else []
     if wanted.turns is not None:
         first, last = wanted.turns
         found += [f"turn >= {first}", *([f"turn <= {last}"] if last is not None else [])]
@@ -113,31 +117,25 @@ def _worded(
     """Hits of words, of the rollouts of a page."""
     ids = {"ids": [row["rollout_id"] for row in found]}
     query = "select sequence from indexed.asked where list_contains($ids, rollout_id)"
-    hits = [search_index.hit(wanted, row["sequence"]) for row in rows(tables, query, ids)]
-    numbers = {hit.sequence: hit.number for hit in hits if hit is not None}
+    hits = search_index.hits(wanted, [row["sequence"] for row in rows(tables, query, ids)])
+    numbers = {hit.sequence: hit.number for hit in hits}
     pattern = _pattern(wanted.words)
     if not numbers:
         return []
     these = ", ".join(map(str, numbers))  # written out, so that DuckDB skips the parts of files without them
     query = within(tables, _MESSAGES.format(f"sequence in ({these})"), min(numbers), max(numbers))
-    return [_shown(row, pattern, _further(numbers[row["sequence"]])) for row in rows(tables, query)]
-
-
-def _further(number: int) -> str:
-    return f"{number - 1}{'+' * (number == MANY)}" if number > 1 else ""
+    return [_shown(row, pattern, numbers[row["sequence"]] - 1) for row in rows(tables, query)]
 
 
 def _lettered(
     tables: duckdb.DuckDBPyConnection, found: Sequence[Row], letters: str, given: dict[str, str]
 ) -> list[ShownHit]:
     """Hits of a text that is matched letter by letter."""
-    text = given["text"].strip('"')
-    asked = {"ids": [row["rollout_id"] for row in found], "text": text}
-    asked |= {"role": given["role"]} if "$role" in letters else {}
+    asked = {"ids": [row["rollout_id"] for row in found], **asked_in(letters, given)}
     one = "qualify row_number() over (partition by rollout_id order by sequence) = 1"
     query = _MESSAGES.format(f"list_contains($ids, rollout_id) and {letters} {one}")
-    pattern = re.compile(re.escape(text), re.IGNORECASE)
-    return [_shown(row, pattern, "") for row in rows(tables, query, asked)]
+    pattern = re.compile(re.escape(given["text"].strip('"')), re.IGNORECASE)
+    return [_shown(row, pattern, 0) for row in rows(tables, query, asked)]
 
 
 def _pattern(words: Sequence[str]) -> re.Pattern[str]:
@@ -148,7 +146,7 @@ def _pattern(words: Sequence[str]) -> re.Pattern[str]:
     return re.compile(rf"(?<![^\W_])(?:{each})(?![^\W_])", re.IGNORECASE)
 
 
-def _shown(row: Row, pattern: re.Pattern[str], more: str) -> ShownHit:
+def _shown(row: Row, pattern: re.Pattern[str], more: int) -> ShownHit:
     calls = [f"{call['name']} {command_of(call['arguments'])}" for call in row["tool_calls"] or ()]
     said = [text for text in (row["content"], *calls, row["reasoning"]) if text]
     text = next((text for text in said if pattern.search(text)), said[0] if said else "")

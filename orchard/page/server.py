@@ -20,10 +20,10 @@ from orchard.actions.session import Session
 from orchard.configuration.config import ConfigError
 from orchard.configuration.run_files import RunFiles
 from orchard.injector.orchestrator.origins import is_loopback
-from orchard.page import full_content
+from orchard.page import full_content, searching
 from orchard.page.access import Access
 from orchard.page.actions import Actions
-from orchard.page.base_path import below, checked, local_path
+from orchard.page.base_path import below, local_path
 from orchard.page.campaign_table import GROUPS, CampaignFacts, CampaignQuery, choices, facts_of, rows_of
 from orchard.page.campaigns import CampaignWatch
 from orchard.page.notes import NoteForm, author_of
@@ -32,13 +32,13 @@ from orchard.page.pictures import served_type
 from orchard.page.rendering import Renderer
 from orchard.page.rollouts import BadFilter, Query
 from orchard.page.search_index import SearchIndex
-from orchard.page.searching import answer
 from orchard.page.side_by_side import parting, read_both
 from orchard.page.tables import Tables
 from orchard.page.tokens import COLOURS, PAGE_TOKENS, open_tokenizer
 from orchard.page.tokens import read as read_tokens
 from orchard.pipelines.campaigns.commands import CampaignError
 from orchard.pipelines.tasks.errors import TaskError
+from orchard.schemas.addresses import check_base_path
 from orchard.schemas.blobs import BlobRef
 from orchard.storage.errors import StorageError
 from orchard.streams.errors import StreamsError
@@ -66,7 +66,7 @@ class PageSite:
         """Takes a `tokenizer` for the text of tokens; without one, only ids are shown. `base` is the path
         that a proxy serves the page below. Raises ValueError if it is none."""
         self.session, self.access, self._tokenizer = session, access, tokenizer
-        self._base = checked(base)
+        self._base = check_base_path(base)
         self.tables = Tables(session.config.store)
         self.watch = CampaignWatch(session, self.tables)
         self.renderer = Renderer(session.config.store)
@@ -74,6 +74,8 @@ class PageSite:
         self._reading: asyncio.Task[None] | None = None
         self._facts: tuple[int, dict[str, CampaignFacts]] = (-1, {})
         """Facts of the campaigns, with the position of the tables that they were read at."""
+        self._choices: tuple[int, dict[str, list[str]]] = (-1, {})
+        """Values of the filters, read at such a position too."""
         self._stopping = asyncio.Event()
 
     def application(self) -> web.Application:
@@ -138,11 +140,16 @@ class PageSite:
 
     async def rollouts(self, request: web.Request) -> web.Response:
         query = Query.of(request.query)
-        found = await self.tables.ask(answer, self.search_index, query, await self.tables.position())
+        found = await self.tables.ask(
+            searching.answer, self.search_index, query, await self.tables.position()
+        )
+        if self._choices[0] != self.tables.reached:
+            self._choices = self.tables.reached, await self.tables.ask(searching.choices)
         if found.read < 1 and (self._reading is None or self._reading.done()):
             self._reading = asyncio.create_task(self._read_words())
         live = None if query.after else self.live_log
-        return await self.page(request, "rollouts.html", query=query, found=found, live=live)
+        shown = {"query": query, "found": found, "choices": self._choices[1]}
+        return await self.page(request, "rollouts.html", **shown, live=live)
 
     async def rollout(self, request: web.Request) -> web.Response:
         name = await self._rollout_id(request)
@@ -377,7 +384,7 @@ async def serve(
             ) from error
         at = runner.addresses[0][1]
         name = f"[{host}]" if ":" in host else host
-        url = f"http://{name}:{at}{checked(base)}/"
+        url = f"http://{name}:{at}{check_base_path(base)}/"
         told(url if loopback and not private else f"{url}?token={token}", f"{url}?token={token}")
         await stop.wait()
     finally:

@@ -22,12 +22,23 @@ from orchard.pipelines.rl.coordinator import RunError, begin
 from orchard.pipelines.rl.engines import ServingEngine
 from orchard.pipelines.rl.plan import RunPlan
 from orchard.pipelines.rl.policies import NEWEST, Newest, read_newest
-from orchard.pipelines.rl.runs import UNMATCHED, choose_tasks, choose_traps, make_plan, planned, planned_by
+from orchard.pipelines.rl.runs import (
+    UNMATCHED,
+    choose_held_out,
+    choose_tasks,
+    choose_traps,
+    make_plan,
+    planned,
+    planned_by,
+    without_held_out,
+)
+from orchard.pipelines.rl.scoring import run_rubrics
 from orchard.pipelines.rl.settings import EngineKind, RlSettings
 from orchard.pipelines.rl.stepping import RunStopped
 from orchard.pipelines.tasks.protection import WITHOUT_LABEL, without_label
 from orchard.processes.signals import die_with_parent
 from orchard.schemas.queues import Queue
+from orchard.storage.reader import open_tables
 from orchard.streams.tasks import end
 from orchard.streams.topology import declare
 from orchard.workers.harnesses import get_harness, version_of
@@ -59,14 +70,20 @@ async def enter(session: Session, settings: RlSettings, told: Reporter = SILENT)
             return plan, start
         await session.committed(connection)
         store, left_out = session.config.store, Counter[str]()
-        tasks = await asyncio.to_thread(choose_tasks, store, settings.tasks, left_out)
+        held_out = await asyncio.to_thread(choose_held_out, store, settings.eval_tasks)
+        pool = without_held_out(settings.tasks, held_out)
+        tasks = await asyncio.to_thread(choose_tasks, store, pool, left_out)
         if idle := left_out.pop(UNMATCHED, 0):
             told.note(f"{idle} patterns of `tasks.exclude` name no task of the store")
         if unknown := left_out.pop(WITHOUT_LABEL, 0):
             told.note(without_label(unknown))
         for reason, number in sorted((+left_out).items()):
             told.note(f"{number} tasks are no prompts: {reason}")
-        plan = make_plan(settings, tasks, await asyncio.to_thread(choose_traps, store, settings.impossible))
+        if settings.process is not None:
+            with open_tables(store, views=["rubrics"]) as tables:
+                run_rubrics(tables, tasks, settings.process)
+        traps = await asyncio.to_thread(choose_traps, store, settings.impossible)
+        plan = make_plan(settings, tasks, traps, held_out)
         version, _ = version_of(get_harness(plan.harness))
         plan = msgspec.structs.replace(plan, harness_version=version)
         return plan, await begin(connection, session.blobs, plan)

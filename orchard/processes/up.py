@@ -29,6 +29,7 @@ from orchard.processes.machine import insist
 from orchard.processes.ports import accepts, free_port, listening
 from orchard.processes.server_supervisor import ServerSupervisor
 from orchard.processes.signals import die_with_parent
+from orchard.schemas.addresses import check_base_path
 from orchard.storage.location import Location
 from orchard.storage.lock import writer_of
 from orchard.streams.connection import connect
@@ -167,7 +168,15 @@ class Supervisor:
     @property
     def page_url(self) -> str | None:
         """Address of the page; None if it does not run."""
-        return f"http://{url_host()}:{self._page.getsockname()[1]}/" if self._page else None
+        if self._page is None:
+            return None
+        base = check_base_path(self.config.up.page_base_path)
+        return f"http://{url_host()}:{self.page_port}{base}/"
+
+    @property
+    def page_port(self) -> int:
+        """Port of the page, another than the configured one where that is taken; 0 if it does not run."""
+        return int(self._page.getsockname()[1]) if self._page else 0
 
     async def _start_children(self) -> None:
         """Starts everything. Raises ConfigError if a service fails or is not ready in time."""
@@ -208,7 +217,8 @@ class Supervisor:
             )
         if self._page is not None:
             at = self._page.fileno()
-            command = [*orchard, "ui", "--listening", str(at)]
+            command = [*orchard, "ui", "--listening", str(at), "--base-path", self.config.up.page_base_path]
+            command += [word for host in self.config.up.page_hosts for word in ("--allowed-host", host)]
             plan.append(Child("page", command, stop_seconds=5.0, descriptors=(at,)))
         workers = range(1, self.config.up.workers + 1)
         plan += [

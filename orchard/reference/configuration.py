@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from enum import Enum
-from typing import Any, get_type_hints
+from typing import Any, get_origin, get_type_hints
 
 import msgspec
 
@@ -20,7 +20,7 @@ _INTRODUCTION = """\
 One file, `orchard.toml` in the current directory (`--config` or `ORCHARD_CONFIG` names another), for all
 commands. The environment wins over the file, and a flag of a command wins over both: `slots = 4` in the
 section `[worker]` is the key `worker.slots`, the variable `ORCHARD_WORKER__SLOTS=4` and the flag `--slots
-4`. An unknown key is an error. `orchard config` prints the values that hold. The default `none` stands for
+4`. An unknown key is an error. `orchard config` prints the effective values. The default `none` stands for
 a key that is left out. Secrets are never in the file, only names of environment variables that hold them."""
 
 
@@ -89,8 +89,9 @@ def configuration() -> str:
     )
 
 
-def _sections(struct: type[msgspec.Struct], path: str = "") -> Iterator[str]:
-    """Lists the plain keys of a table, then each table below it under its own heading."""
+def _sections(struct: type[msgspec.Struct], path: str = "", *, array: bool = False) -> Iterator[str]:
+    """Lists the plain keys of a table, then each table below it under its own heading; `array`: the table may
+    be there several times."""
     hints = get_type_hints(struct, include_extras=True)
     parts = {
         name: one for name, hint in hints.items() for one in named(hint) if issubclass(one, msgspec.Struct)
@@ -107,12 +108,13 @@ def _sections(struct: type[msgspec.Struct], path: str = "") -> Iterator[str]:
         if one.name not in parts
     ]
     if path:
-        yield f"### `[{path}]`\n\n{summary(struct)}"
+        yield f"### `[[{path}]]`\n\n{summary(struct)}" if array else f"### `[{path}]`\n\n{summary(struct)}"
     if rows:
         yield table(("key", "type", "unit", "default", "meaning"), rows)
     for name, part in parts.items():
         several = ".<name>" if "dict" in str(hints[name]) else ""
-        yield from _sections(part, f"{path}.{name}{several}".removeprefix("."))
+        array = get_origin(hints[name]) is tuple
+        yield from _sections(part, f"{path}.{name}{several}".removeprefix("."), array=array)
 
 
 def _written(told: str, hint: Any) -> str:

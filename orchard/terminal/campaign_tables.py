@@ -11,7 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from orchard.actions.campaign_hints import LAG_SECONDS, hints
+from orchard.actions.campaign_hints import LAG_SECONDS, hints, retry_hints
 from orchard.actions.campaign_status import (
     NO_LABEL,
     CampaignView,
@@ -21,7 +21,7 @@ from orchard.actions.campaign_status import (
     outcome_name,
 )
 from orchard.actions.campaigns import follow_campaign
-from orchard.actions.reporter import duration
+from orchard.actions.reporter import duration, plural
 from orchard.actions.session import Session
 from orchard.storage.spending import dollars
 from orchard.terminal.console import PLAIN_SECONDS, Verbosity, console
@@ -43,7 +43,7 @@ def campaign_table(view: CampaignView, pipeline: PipelineView) -> RenderableType
     bar.add_row(ProgressBar(total=max(view.size, 1), completed=view.done, width=50))
     counts = Table(box=None, show_header=False)
     why = {f"aborted: {reason.cause}": reason.detail for reason in view.reasons}
-    why |= {"unresolved": f"{view.empty:,} of them submitted nothing"} if view.empty else {}
+    why |= {"unresolved": f"{_all_or(view.empty, view.outcomes)} submitted nothing"} if view.empty else {}
     for outcome, number in view.outcomes.items():
         name = outcome_name(outcome)
         counts.add_row(name, f"{number:,}", Text(why.get(outcome, ""), style="dim"), style=_style(name))
@@ -56,8 +56,14 @@ def campaign_table(view: CampaignView, pipeline: PipelineView) -> RenderableType
     rate = f"{view.per_second * 60:.1f} a minute" if view.per_second else "no outcome yet"
     left = f", about {duration(view.seconds_left)} left" if view.seconds_left and not view.over else ""
     facts = [f"{rate}{left}", *_works(view), *_cap(view)]
+    facts += [
+        f"{plural(one.rollouts, 'rollout')} retried after {one.cause}: {one.detail}"
+        for one in view.retry_reasons
+    ]
     if view.labels:
         facts.append(f"protected: {_labels(view)}")
+    if view.tags:
+        facts.append(f"tagged {', '.join(view.tags)}")
     if view.oracle:
         facts.append("played by the oracle from gold patches: not a model's work")
     notes = (Text(hint, style="yellow") for hint in hints(view, pipeline))
@@ -66,12 +72,16 @@ def campaign_table(view: CampaignView, pipeline: PipelineView) -> RenderableType
 
 def campaign_line(view: CampaignView, pipeline: PipelineView = _ALONE) -> str:
     """Summary of a campaign in one line."""
-    facts = [*_works(view), *_cap(view), *pipeline.rests]
+    facts = [*_works(view), *_cap(view), *pipeline.rests, *retry_hints(view, pipeline)]
     return f"{view.name}: {_numbers(view)}" + "".join(f"; {fact}" for fact in facts)
 
 
+def _all_or(empty: int, outcomes: Mapping[str, int]) -> str:
+    return "all" if empty == outcomes.get("unresolved") else f"{empty:,} of them"
+
+
 def _numbers(view: CampaignView) -> str:
-    retries = f", {view.retries:,} retries" if view.retries else ""
+    retries = f", {view.retries:,} {'retry' if view.retries == 1 else 'retries'}" if view.retries else ""
     return (
         f"{view.done:,} of {view.size:,} done  {view.waiting:,} waiting, {view.running:,} running, "
         f"{view.delayed:,} delayed{retries}"
@@ -109,8 +119,8 @@ def _least(work: ModelWork, cost: str) -> str:
 
 
 def status_table(views: Sequence[CampaignView], pipeline: PipelineView, width: int = 160) -> RenderableType:
-    """Tables of all campaigns and of the pipeline. Below WIDE columns, what does not fit the table stands
-    under it."""
+    """Tables of all campaigns and of the pipeline. Tags stand under the table, and below WIDE columns
+    what does not fit it."""
     wide = width >= WIDE
     counts = {name: count for name, count in _COUNTS.items() if wide or name not in _SELDOM}
     counts = {name: count for name, count in counts.items() if name in _ALWAYS or any(map(count, views))}
@@ -126,7 +136,7 @@ def status_table(views: Sequence[CampaignView], pipeline: PipelineView, width: i
         cells = [f"{count(view):,}" for count in counts.values()]
         cells += [*[_tokens(view)] * wide, _cost(view), *[_labels(view)] * labelled]
         campaigns.add_row(escape(view.name), state, *cells)
-    below = [] if wide else [Text(line, style="dim") for view in views if (line := _beside(view))]
+    below = [Text(line, style="dim") for view in views if (line := _beside(view, wide=wide))]
     notes = [hint for view in views for hint in hints(view, pipeline)]
     return Group(
         campaigns, *below, pipeline_line(pipeline), *(Text(note, style="yellow") for note in _once(notes))
@@ -154,11 +164,15 @@ _ALWAYS = frozenset(_COUNTS) - {"empty", "blocked"}
 """Counts that are shown also where they are 0."""
 
 
-def _beside(view: CampaignView) -> str:
-    """What a narrow table leaves out of a campaign."""
-    facts = [f"{number:,} {name}" for name in _COUNTS if name in _SELDOM and (number := _COUNTS[name](view))]
-    facts += [f"{_tokens(view)} tokens"] * bool(view.ended.tokens + view.live.tokens)
-    facts += [f"protected: {_labels(view)}"] * bool(view.labels.keys() - {NO_LABEL})
+def _beside(view: CampaignView, *, wide: bool) -> str:
+    """What the table leaves out of a campaign: its tags, and the figures that a narrow one has no room
+    for."""
+    facts = [f"tagged {', '.join(view.tags)}"] * bool(view.tags)
+    if not wide:
+        seldom = {name: count(view) for name, count in _COUNTS.items() if name in _SELDOM}
+        facts += [f"{number:,} {name}" for name, number in seldom.items() if number]
+        facts += [f"{_tokens(view)} tokens"] * bool(view.ended.tokens + view.live.tokens)
+        facts += [f"protected: {_labels(view)}"] * bool(view.labels.keys() - {NO_LABEL})
     return f"{view.name}: {', '.join(facts)}" if facts else ""
 
 
@@ -215,7 +229,7 @@ async def watch_campaign(session: Session, name: str, every: float) -> CampaignV
             live.update(campaign_table(view, status.pipeline))
             if not console.is_terminal and time.monotonic() - shown > PLAIN_SECONDS:
                 shown = time.monotonic()
-                console.print(campaign_line(view, status.pipeline), highlight=False)
+                console.print(campaign_line(view, status.pipeline), highlight=False, soft_wrap=True)
         live.stop()
         console.print()
     return view

@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from orchard.schemas.faults import fault_sentence
+from orchard.schemas.toml_text import parsed_toml
 
 SECONDS_PER_HOUR = 3600.0
 
@@ -198,7 +199,7 @@ class CostLine(msgspec.Struct, frozen=True, kw_only=True):
 def read_rates(text: str) -> RateCard:
     """Read a rate card from TOML. Raises RatesError for a malformed one."""
     try:
-        tree = tomllib.loads(text)
+        tree = parsed_toml(text)
     except tomllib.TOMLDecodeError as error:
         raise RatesError(f"the rate card is not usable, because it is not valid TOML: {error}") from error
     try:

@@ -9,8 +9,14 @@ import duckdb
 import msgspec
 
 from orchard.pipelines.datasets.examples import Candidate, segments_of
+from orchard.pipelines.datasets.mixing import check_parts, mixed, paired
 from orchard.pipelines.datasets.selection import Caps, Choice, select
-from orchard.pipelines.datasets.settings import CandidateSource, DatasetSettings
+from orchard.pipelines.datasets.settings import (
+    CandidateSource,
+    DatasetSettings,
+    PassRateCondition,
+    Selection,
+)
 from orchard.pipelines.tasks.held_out import Reason, TaskColumns, contaminated, matches
 from orchard.schemas.outcomes import PUBLISHED, ExitStatus
 from orchard.schemas.protection import is_at_least
@@ -28,7 +34,8 @@ select r.rollout_id, r.attempt, r.campaign, r.task_id, r.task_source, r.repo, r.
        coalesce(i.tools, '') as tools, coalesce(i.layout, '') as layout,
        coalesce(v.base, 0.0) as base, coalesce(v.curve, []) as curve,
        coalesce(v.sequence, 0) as value_sequence, coalesce(r.turns, 0) as turns,
-       p.rollout_id is not null as published_rules
+       p.rollout_id is not null as published_rules,
+       coalesce(h.labels, []) as human_labels, h.human_score
 from rollouts r
 left join (
     select rollout_id, attempt, min(sequence) as sequence from tables.attempts_all
@@ -37,11 +44,19 @@ left join (
 left join (
     select distinct rollout_id, attempt from rewards where ends_with(grader, $published)
 ) p on p.rollout_id = r.rollout_id and p.attempt = r.attempt
+left join reviews h on h.rollout_id = r.rollout_id
 left join tasks t on t.task_id = r.task_id
 left join imports i on i.rollout_id = r.rollout_id
 left join values v on v.rollout_id = r.rollout_id and v.annotator = $annotator and not r.resolved
 where r.resolved is not null and {conditions}
 order by r.sequence
+"""
+
+_RATES = """
+select task_id, if(len($models) = 0, model, ''), count(*) filter (resolved) / count(*), count(*) from rollouts
+where resolved is not null and exit_status <> 'unanswered'
+and if(len($campaigns) = 0, campaign <> $measured, list_contains($campaigns, campaign))
+and (len($models) = 0 or list_contains($models, model)) group by all
 """
 
 _LENGTHS = """
@@ -62,8 +77,12 @@ class Chosen(NamedTuple):
 def candidates(
     tables: duckdb.DuckDBPyConnection, blobs: BlobStore, settings: DatasetSettings, counts: Counter[str]
 ) -> Chosen:
-    """The rollouts to make examples of. Counts what is left out and why, and patterns of `exclude` that name
-    neither a task of the store nor a graded one; raises TaskError for held-out tasks that there are not."""
+    """The rollouts to make examples of.
+
+    Counts what is left out and why, patterns of `exclude` that name neither a task of the store nor a graded
+    one, and labels of people that no graded rollout has. Raises TaskError for held-out tasks that there are
+    not.
+    """
     graded = _graded(tables, settings)
     counts["graded"] = len(graded)
     tasks = {one.task_id: TaskColumns(one.task_id, one.task_source, one.repo) for one in graded}
@@ -74,13 +93,21 @@ def candidates(
     if idle := sum(not found for found in named.values()):
         counts["exclude_patterns_unmatched"] = idle
     excluded = set[str]().union(*named.values())
+    given = {label for one in graded for label in one.human_labels}
+    asked = {*settings.source.human_labels, *settings.source.without_human_labels}
+    if unused := len(asked - given):
+        counts["human_labels_unmatched"] = unused
     out = contaminated(tables, blobs, settings.held_out, tasks.values())
     found = []
     minimum = settings.source.min_protected
     if minimum is not None and (unknown := sum(one.protected is None for one in graded)):
         counts["without_label"] = unknown
+    rates = _rates(tables, settings.pass_rate) if settings.pass_rate else None
     for one in graded:
-        if reason := _unfit(one, settings.source, excluded, out):
+        reason = _unfit(one, settings.source, excluded, out)
+        if reason is None and settings.pass_rate and rates is not None:
+            reason = _of_other_rate(one, settings.pass_rate, rates)
+        if reason:
             counts[f"dropped_{reason}"] += 1
         else:
             found.append(one)
@@ -92,18 +119,53 @@ def candidates(
     counts["unresolved"] = len(unresolved)
     counts["unresolved_without_values"] = len(unresolved) - len(annotated)
     counts["unresolved_without_segment"] = len(annotated) - len(rising)
-    selection = settings.selection
-    caps = Caps(selection.per_task, selection.per_repo)
     lengths: dict[str, int] = {}
-    if selection.strategy == "shortest":
+    if settings.selection.strategy == "shortest":
         lengths = dict(tables.execute(_LENGTHS).fetchall())
-    chosen = _chosen(resolved, selection.resolved, settings, caps, lengths)
-    chosen |= _chosen(rising, selection.unresolved, settings, caps, lengths)
-    counts.update(caps.turned_away)
-    counts["not_selected"] = len(resolved) + len(rising) - len(chosen) - caps.turned_away.total()
+    if settings.selection.preferences:
+        chosen = _pairs(resolved, unresolved, settings.selection, lengths, counts)
+    else:
+        chosen = _examples(resolved, rising, settings, lengths, counts)
     counts["selected"] = len(chosen)
     left = {task: reason for task, reason in sorted(out.items()) if task in tasks}
     return Chosen([one for one in found if one.rollout_id in chosen], left)
+
+
+def _pairs(
+    resolved: Sequence[Candidate],
+    unresolved: Sequence[Candidate],
+    selection: Selection,
+    lengths: Mapping[str, int],
+    counts: Counter[str],
+) -> set[str]:
+    """Rollout ids for preferences."""
+
+    def take(pool: Sequence[Candidate], number: int) -> set[str]:
+        return _chosen(pool, number, selection, Caps(), lengths)
+
+    assert selection.preferences is not None
+    chosen = paired(resolved, unresolved, selection.preferences, take, counts)
+    counts["not_selected"] = len(resolved) + len(unresolved) - len(chosen)
+    return chosen
+
+
+def _examples(
+    resolved: Sequence[Candidate],
+    rising: Sequence[Candidate],
+    settings: DatasetSettings,
+    lengths: Mapping[str, int],
+    counts: Counter[str],
+) -> set[str]:
+    """Rollout ids for imitation, within the budgets and caps and by the mixture."""
+    selection = settings.selection
+    caps = Caps(selection.per_task, selection.per_repo)
+    chosen = _selected(resolved, selection.resolved, settings, caps, lengths, counts)
+    chosen |= _selected(rising, selection.unresolved, settings, caps, lengths, counts)
+    check_parts(settings.mixture, counts)
+    counts.update(caps.turned_away)
+    left_out = caps.turned_away.total() + counts["dropped_outside_mixture"]
+    counts["not_selected"] = len(resolved) + len(rising) - len(chosen) - left_out
+    return chosen
 
 
 def _unfit(
@@ -116,6 +178,8 @@ def _unfit(
         return "published_rules"
     if source.min_protected is not None and not is_at_least(one.protected, source.min_protected):
         return "below_min_protected"
+    if reason := _unreviewed(one, source):
+        return reason
     if one.task_id in excluded or one.repo in excluded:
         return "excluded"
     if one.task_state == "rejected" or (one.task_state == "imported" and not source.unproven):
@@ -123,10 +187,67 @@ def _unfit(
     return out[one.task_id].name if one.task_id in out else None
 
 
-def _chosen(
+def _unreviewed(one: Candidate, source: CandidateSource) -> str | None:
+    """Says why the labels or the score of people leave a rollout out; None where they do not."""
+    if not set(source.without_human_labels).isdisjoint(one.human_labels):
+        return "human_label"
+    if source.human_labels and set(source.human_labels).isdisjoint(one.human_labels):
+        return "without_human_label"
+    if source.min_human_score is None:
+        return None
+    if one.human_score is None:
+        return "without_human_score"
+    return "below_min_human_score" if one.human_score < source.min_human_score else None
+
+
+def _of_other_rate(
+    one: Candidate, wanted: PassRateCondition, rates: Mapping[tuple[str, str], tuple[float, int]]
+) -> str | None:
+    """Says why the pass rate of a rollout's task does not meet a condition, None where it does."""
+    rate, rollouts = rates.get((one.task_id, "" if wanted.models else one.model), (0.0, 0))
+    if rollouts < wanted.rollouts:
+        return "measured_too_rarely"
+    return None if wanted.above < rate <= wanted.at_most else "pass_rate"
+
+
+def _rates(
+    tables: duckdb.DuckDBPyConnection, wanted: PassRateCondition
+) -> dict[tuple[str, str], tuple[float, int]]:
+    """Pass rate and number of graded rollouts by task and model, or by task alone where models are named."""
+    asked = {
+        "campaigns": list(wanted.campaigns),
+        "models": list(wanted.models),
+        "measured": MEASURED_CAMPAIGN,
+    }
+    found = tables.execute(_RATES, asked).fetchall()
+    return {(task, model): (rate, rollouts) for task, model, rate, rollouts in found}
+
+
+def _selected(
     pool: Sequence[Candidate],
     budget: int | None,
     settings: DatasetSettings,
+    caps: Caps,
+    lengths: Mapping[str, int],
+    counts: Counter[str],
+) -> set[str]:
+    """Rollout ids of at most `budget` of the pool, within the caps and by the mixture."""
+    selection = settings.selection
+    if not settings.mixture:
+        return _chosen(pool, budget, selection, caps, lengths)
+    within = _chosen(pool, None, selection, caps, lengths)
+
+    def take(part: Sequence[Candidate], number: int) -> set[str]:
+        return _chosen(part, number, selection, Caps(), lengths)
+
+    left = [one for one in pool if one.rollout_id in within]
+    return mixed(left, settings.mixture, budget, take, counts)
+
+
+def _chosen(
+    pool: Sequence[Candidate],
+    budget: int | None,
+    selection: Selection,
     caps: Caps,
     lengths: Mapping[str, int],
 ) -> set[str]:
@@ -142,7 +263,6 @@ def _chosen(
         )
         for one in pool
     ]
-    selection = settings.selection
     return select(choices, budget, selection.strategy, seed=selection.seed, caps=caps)
 
 

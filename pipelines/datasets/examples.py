@@ -100,7 +100,7 @@ def draft(
     if not turns:
         return ExampleDrop.NO_MESSAGES
     segments: tuple[Segment, ...] = ()
-    if candidate.resolved:
+    if candidate.resolved or settings.selection.preferences:
         trained = list(range(len(turns)))
     else:
         if len(candidate.curve) != len(turns):

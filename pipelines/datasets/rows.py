@@ -54,6 +54,10 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     """Sequence of the rollout's terminal event in the log."""
     protected: Protected | None = None
     """Label of the reward; None where it has none."""
+    human_labels: tuple[str, ...] = ()
+    """Labels that people gave the rollout."""
+    human_score: float | None = None
+    """Mean of the newest score of each author, in [0, 1]; None without any."""
 
 
 class Row(Origin, frozen=True, kw_only=True):
@@ -101,11 +105,13 @@ class TokenRow(msgspec.Struct, frozen=True, kw_only=True):
     loss_mask: Mask
     images: tuple[str, ...] = ()
     """SHA-256 of the row's pictures; the bytes are blobs of the dataset's directory."""
+    task_id: str = ""
 
 
 _ARRAYS = ("input_ids", "loss_mask")
 _IMAGES, _PROTECTED = "images", "protected"
-_YOUNGER = (_IMAGES, _PROTECTED)
+_REVIEW = ("human_labels", "human_score")
+_YOUNGER = (_IMAGES, _PROTECTED, *_REVIEW)
 """Columns that older datasets lack; a row's digest counts them where they have a value."""
 _PLAIN = tuple(name for name in Row.__struct_fields__ if name not in (*_ARRAYS, *_YOUNGER))
 _TOKEN_COLUMNS = list(TokenRow.__struct_fields__)
@@ -132,6 +138,8 @@ SCHEMA = pa.schema(
         ("loss_mask", pa.list_(pa.int8())),
         (_IMAGES, pa.list_(pa.string())),
         (_PROTECTED, pa.string()),
+        ("human_labels", pa.list_(pa.string())),
+        ("human_score", pa.float64()),
     ]
 )
 """Columns of a shard, in this order."""
@@ -140,7 +148,7 @@ SCHEMA = pa.schema(
 def row_digest(row: Row) -> bytes:
     """32 bytes over the row in its canonical form: JSON of the plain fields with sorted keys, then tokens
     and mask, little endian."""
-    younger = {name: value for name in _YOUNGER if (value := getattr(row, name))}
+    younger = {name: value for name in _YOUNGER if (value := getattr(row, name)) not in (None, ())}
     digest = hashlib.sha256(canonical({name: getattr(row, name) for name in _PLAIN} | younger))
     digest.update(b"\n")
     digest.update(row.input_ids.astype("<i4", copy=False).tobytes())
@@ -184,10 +192,11 @@ def read_rows(directory: Path) -> Iterator[Row]:
     columns = [*_PLAIN, *_ARRAYS, *_YOUNGER]
     for batch in _batches(directory, columns):
         ids, masks, images = _arrays(batch, "input_ids"), _arrays(batch, "loss_mask"), _images(batch)
-        there = [name for name in (*_PLAIN, _PROTECTED) if name in batch.schema.names]
+        there = [name for name in (*_PLAIN, _PROTECTED, *_REVIEW) if name in batch.schema.names]
         plains = batch.select(there).to_pylist()
         for plain, input_ids, loss_mask, shown in zip(plains, ids, masks, images, strict=True):
             plain["trained_turns"] = tuple(plain["trained_turns"])
+            plain["human_labels"] = tuple(plain.get("human_labels") or ())
             plain["segments"] = tuple(Segment(**segment) for segment in plain["segments"])
             yield Row(**plain, input_ids=input_ids, loss_mask=loss_mask, images=shown)
 
@@ -196,20 +205,10 @@ def read_tokens(directory: Path) -> Iterator[TokenRow]:
     """Read the rows without columns that a trainer does not need: nothing else is read from the disk.
     Raises DatasetError like `read_rows`."""
     for batch in _batches(directory, _TOKEN_COLUMNS):
-        names = ("example_id", "rollout_id", "resolved")
-        plain = zip(*(batch.column(name).to_pylist() for name in names), strict=True)
+        plains = batch.select(["example_id", "rollout_id", "resolved", "task_id"]).to_pylist()
         arrays = zip(_arrays(batch, "input_ids"), _arrays(batch, "loss_mask"), _images(batch), strict=True)
-        for (example_id, rollout_id, resolved), (input_ids, loss_mask, images) in zip(
-            plain, arrays, strict=True
-        ):
-            yield TokenRow(
-                example_id=example_id,
-                rollout_id=rollout_id,
-                resolved=resolved,
-                input_ids=input_ids,
-                loss_mask=loss_mask,
-                images=images,
-            )
+        for plain, (input_ids, loss_mask, images) in zip(plains, arrays, strict=True):
+            yield TokenRow(**plain, input_ids=input_ids, loss_mask=loss_mask, images=images)
 
 
 def _batches(directory: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:

@@ -16,6 +16,7 @@ from orchard.schemas.identity import check_name, digest
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.protection import Protected
 from orchard.schemas.quantities import Unit
+from orchard.schemas.toml_text import parsed_toml
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Strategy = Literal[
@@ -48,9 +49,15 @@ class CandidateSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     min_protected: Protected | None = None
     """Take rollouts whose reward has at least this label: `value`, `echo`, `bit` or `inside`, as which a
     reward without a label counts; None: all."""
+    human_labels: tuple[str, ...] = ()
+    """Take only rollouts to which people gave one of these labels; empty: all."""
+    without_human_labels: tuple[str, ...] = ()
+    """Leave out rollouts to which people gave one of these labels."""
+    min_human_score: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    """Take only rollouts with at least this human score, so none that nobody scored; None: all."""
     exclude: tuple[str, ...] = ()
-    """Patterns over task ids and repositories that are left out; `@FILE` stands for its lines, and lies
-    beside this file."""
+    """Patterns over task ids and repositories that are left out; `@FILE` reads patterns from a file beside
+    this one."""
     unproven: bool = False
     """Take also rollouts of tasks that `orchard tasks validate` has not proven; those of rejected tasks
     never."""
@@ -64,7 +71,43 @@ class Values(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     eps: Annotated[float, msgspec.Meta(gt=0, le=1)] = EPS
     """Minimum credit of a step in a rise segment."""
     segments: Convention = "actions"
-    """`paper-closed` takes one step before each rise, too."""
+    """`paper-closed` also takes the step before each rise."""
+
+
+class PassRateCondition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How hard a trajectory's task is: by its pass rate over graded rollouts, whichever of them train."""
+
+    campaigns: tuple[str, ...] = ()
+    """Campaigns whose rollouts count; an empty list means all but `measured`."""
+    models: tuple[str, ...] = ()
+    """Models whose rollouts count; an empty list means those of the trajectory's own model, its teacher."""
+    rollouts: Annotated[int, msgspec.Meta(ge=1)] = 1
+    """Minimum number of graded rollouts behind a pass rate; the paper takes eight."""
+    above: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    """Keep tasks with a pass rate above this."""
+    at_most: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
+    """Keep tasks with a pass rate of at most this."""
+
+    def __post_init__(self) -> None:
+        if self.above >= self.at_most:
+            raise ValueError(
+                f"no pass rate is above {self.above:g} and at most {self.at_most:g}: lower `above`"
+            )
+
+
+class MixturePart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A share of the trajectories; an empty list means all, and a trajectory is of the first part it fits."""
+
+    weight: Annotated[float, msgspec.Meta(gt=0)]
+    """Share of this part in the trajectories, beside the weights of the others."""
+    campaigns: tuple[str, ...] = ()
+    """Names of campaigns."""
+    harnesses: tuple[str, ...] = ()
+    """Names of harnesses."""
+    models: tuple[str, ...] = ()
+    """Names of models, the teachers."""
+    task_sources: tuple[str, ...] = ()
+    """Sources of tasks."""
 
 
 class Filters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -83,15 +126,27 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     strategy: Strategy = "random"
     """How trajectories are chosen."""
     resolved: Count | None = None
-    """Resolved trajectories, at most; None: all."""
+    """Maximum resolved trajectories; None: all."""
     unresolved: Count | None = None
-    """Unresolved trajectories, at most, counted among those with a rise segment; None: all."""
+    """Maximum unresolved trajectories, counted among those with a rise segment; None: all."""
     seed: int = 0
     """Seed of random choices and ties."""
     per_task: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """Trajectories of one task, at most, resolved ones first; None: all."""
+    """Maximum trajectories per task, resolved ones first; None: all."""
     per_repo: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """Trajectories of one repository, at most, resolved ones first; None: all."""
+    """Maximum trajectories per repository, resolved ones first; None: all."""
+    preferences: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """Take as many resolved as unresolved trajectories of each task, at most this many of either, and none of
+    other tasks; all turns of both are in the loss. `orchard sft` with `dpo` learns from them. None: no
+    preferences."""
+
+    def __post_init__(self) -> None:
+        others = ("resolved", "unresolved", "per_task", "per_repo")
+        if self.preferences and (set_ := [name for name in others if getattr(self, name) is not None]):
+            raise ValueError(
+                f"`preferences` takes pairs of each task: leave {' and '.join(set_)} out, or choose by "
+                "`pass_rate` and `source`"
+            )
 
 
 class DatasetSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -106,8 +161,14 @@ class DatasetSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     values: Values = Values()
     filters: Filters = Filters()
     selection: Selection = Selection()
+    pass_rate: PassRateCondition | None = None
+    """Condition on the pass rate of a trajectory's task; None: none."""
+    mixture: tuple[MixturePart, ...] = ()
+    """Parts whose weights say in which proportion trajectories are taken, among resolved ones and among
+    unresolved ones. No trajectory is taken twice: the scarcest part decides how many there are. Empty: as
+    they come."""
     stored_tokens: bool = True
-    """Sampled token ids win over tokenizing again."""
+    """Use sampled token ids where they are stored, instead of tokenizing again."""
     pairs: bool = False
     """Make one example for each trained turn: all before it is context, whose beginning is cut off where
     it is longer than `filters.max_tokens`. The examples keep the id of their trajectory."""
@@ -120,6 +181,10 @@ class DatasetSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         check_name(self.name, "dataset")
         if self.pictures != "none" and not self.pairs:
             raise ValueError("pictures need `pairs = true`: each turn was shown other pictures")
+        if self.selection.preferences and (self.pairs or self.mixture):
+            raise ValueError(
+                "`selection.preferences` makes pairs of whole trajectories: leave `pairs` and `mixture` out"
+            )
 
 
 def _over_preset(tree: dict[str, Any], file: Path) -> dict[str, Any]:
@@ -139,7 +204,7 @@ def _over_preset(tree: dict[str, Any], file: Path) -> dict[str, Any]:
 def read_settings(file: Path) -> DatasetSettings:
     """The settings of a TOML file. Raises DatasetError that names the key and the fix."""
     try:
-        tree = tomllib.loads(file.read_text(encoding="utf-8"))
+        tree = parsed_toml(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DatasetError(f"{file} does not exist: write a dataset's configuration there") from None
     except OSError as error:
@@ -167,7 +232,13 @@ def config_hash(settings: DatasetSettings, tokenizer_sha256: str) -> str:
         del plain["pairs"]
     if settings.pictures == "none":
         del plain["pictures"]
-    for key in ("unanswered", "published_rules", "min_protected"):
+    for key in ("pass_rate", "mixture"):
+        if not plain[key]:
+            del plain[key]
+    if not settings.selection.preferences:
+        del plain["selection"]["preferences"]
+    younger = ("unanswered", "published_rules", "min_protected")
+    for key in (*younger, "human_labels", "without_human_labels", "min_human_score"):
         if not plain["source"][key]:
             del plain["source"][key]
     return digest([msgspec.Raw(msgspec.json.encode(plain)), tokenizer_sha256], 32)

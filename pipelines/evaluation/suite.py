@@ -22,6 +22,7 @@ from orchard.schemas.campaigns import (
 )
 from orchard.schemas.faults import fault_sentence
 from orchard.schemas.identity import check_name
+from orchard.schemas.toml_text import parsed_toml
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -44,6 +45,7 @@ class TaskSet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     limit: Positive | None = None
     """Maximum number of tasks, drawn by `seed`."""
     seed: int = 0
+    """Seed of that draw."""
     unproven: bool = False
     """Take tasks that `orchard tasks validate` has not proven, too."""
 
@@ -111,7 +113,7 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 def read_suite(file: Path) -> Suite:
     """The suite of a TOML file. Raises EvaluationError that names the key and the fix."""
     try:
-        tree = tomllib.loads(file.read_text(encoding="utf-8"))
+        tree = parsed_toml(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise EvaluationError(f"{file} does not exist: write a suite there (docs/evaluation.md)") from None
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -33,7 +33,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of an engine."""
 
     slots: int = 32
-    """Requests that generate at once."""
+    """Maximum concurrent requests."""
     context: int = 4096
     """Tokens of a sequence, prompt and answer together."""
     waiting: int = 256

@@ -3,9 +3,36 @@
 from collections.abc import Sequence
 from statistics import fmean, stdev
 
+import msgspec
+
 from orchard.pipelines.rl.loss_settings import Baseline
+from orchard.pipelines.sft.settings import Positive, Tokens
 
 STD_EPSILON = 1e-6
+
+
+class Overlong(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a long answer costs: DAPO's soft overlong punishment, https://arxiv.org/abs/2503.14476, equation
+    13, over all tokens that the policy said in a rollout."""
+
+    limit: Tokens
+    """Tokens from which on the whole penalty is due."""
+    buffer: Tokens
+    """Tokens below `limit` over which the penalty rises from 0, linearly."""
+    penalty: Positive = 1.0
+    """Penalty, which is subtracted from the reward before advantages are made."""
+
+    def __post_init__(self) -> None:
+        if self.buffer > self.limit:
+            raise ValueError(f"overlong.buffer {self.buffer} is above overlong.limit {self.limit}: lower it")
+
+
+def shaped(reward: float, tokens: int, overlong: Overlong | None) -> float:
+    """The reward of a rollout in which the policy said so many tokens, less the penalty for its length."""
+    if overlong is None:
+        return reward
+    over = (tokens - overlong.limit + overlong.buffer) / overlong.buffer
+    return reward - overlong.penalty * min(max(over, 0.0), 1.0)
 
 
 def advantages(

@@ -15,6 +15,7 @@ import msgspec
 from orchard.pipelines.campaigns.commands import requested_event
 from orchard.pipelines.rl.bar import Assemble, Generate, GiveUp
 from orchard.pipelines.rl.deciding import decide, skipped
+from orchard.pipelines.rl.evaluating import Evaluator
 from orchard.pipelines.rl.frugal import Grown, OneClass
 from orchard.pipelines.rl.plan import RunPlan, plan_hash
 from orchard.pipelines.rl.progress import RunProgress, SlotState
@@ -101,7 +102,7 @@ async def refuse_archived(connection: Connection, run: str) -> None:
 
 def subjects(run: str) -> list[str]:
     """Subjects of the events that a run's progress is folded from."""
-    types = ("rollout.requested", "group.dropped", "policy.updated", "budget.raised")
+    types = ("rollout.requested", "group.dropped", "policy.updated", "policy.evaluated", "budget.raised")
     return [
         *(f"{EVENTS_PREFIX}.{run}.*.{kind}" for kind in types),
         f"{EVENTS_PREFIX}.done.>",
@@ -118,11 +119,17 @@ class Coordinator:
         connection: Connection,
         plan: RunPlan,
         served: Callable[[int], Awaitable[None]] | None = None,
+        *,
+        blobs: BlobStore | None = None,
     ) -> None:
         """`served` waits until the engine serves a policy version: rollouts are requested once it serves
-        the log's newest."""
+        the log's newest. A plan with held-out tasks needs `blobs`."""
         self._served = served
         self.progress = RunProgress(plan)
+        self._evaluator = None
+        if plan.eval_every:
+            assert blobs is not None
+            self._evaluator = Evaluator(connection, blobs, self.progress, self._offer)
         self._plan = plan
         self._connection = connection
         self._publisher = Publisher(connection)
@@ -138,13 +145,17 @@ class Coordinator:
             self._fold(batch)
         await self._offer_open()
         await self._act()
-        if self.progress.finished:
+        if self._finished:
             return
         async for batch in self._following(max(start, last + 1)):
             self._fold(batch)
             await self._act()
-            if self.progress.finished:
+            if self._finished:
                 return
+
+    @property
+    def _finished(self) -> bool:
+        return self.progress.finished and not self.progress.evaluation_due
 
     def _following(self, start: int) -> AsyncIterator[list[StoredEvent]]:
         return replay_batches(self._connection, start, subjects=subjects(self._plan.name), follow=True)
@@ -156,6 +167,8 @@ class Coordinator:
             self._seen = max(self._seen, stored.sequence)
 
     def _take(self, event: Event, sequence: int) -> None:
+        if self._evaluator is not None:
+            self._evaluator.apply(event)
         prompt = self.progress.apply(event, sequence)
         if prompt is not None:
             self._look.add(prompt)
@@ -171,6 +184,8 @@ class Coordinator:
                 if group.degenerate:
                     await self._drop(group)
         await self._raise_budget()
+        if self._evaluator is not None:
+            await self._evaluator.act(self._served)
         await self._begin_prompts()
 
     async def _raise_budget(self) -> None:

@@ -50,6 +50,9 @@ _PANELS = (
     ("staleness", "versions behind"),
 )
 _PASS_RATES = "select pass_rate from policy_steps where run = ? order by step"
+_EVALUATIONS = """
+select version, score, low, high from policy_evaluations where run = ? and score is not null order by version
+"""
 _QUERY = "select * from policy_steps where run = ? order by step"
 
 
@@ -64,6 +67,7 @@ def plot_curves(tables: duckdb.DuckDBPyConnection, runs: Sequence[str], path: Pa
             axis.set_title(title)
             axis.grid(alpha=0.3)
         _plot_hacks(tables, run, axes.flat[0])
+        _plot_evaluations(tables, run, axes.flat[0])
     for axis in axes[-1]:
         axis.set_xlabel("step")
     axes.flat[0].legend()
@@ -81,6 +85,15 @@ def _plot_hacks(tables: duckdb.DuckDBPyConnection, run: str, axis: Any) -> None:
         shares = [rate.share for rate in rates]
         axis.plot(versions, shares, linestyle="--", label=f"{run}: hacks of impossible tasks")
         axis.fill_between(versions, [rate.low for rate in rates], [rate.high for rate in rates], alpha=0.15)
+
+
+def _plot_evaluations(tables: duckdb.DuckDBPyConnection, run: str, axis: Any) -> None:
+    """Plot the scores of evaluated policies with their intervals, if there are any."""
+    found = tables.execute(_EVALUATIONS, [run]).fetchall()
+    if found:
+        versions, scores, low, high = zip(*found, strict=True)
+        axis.plot(versions, scores, marker="o", linestyle=":", label=f"{run}: held-out tasks")
+        axis.fill_between(versions, low, high, alpha=0.15)
 
 
 def plot_seeds(

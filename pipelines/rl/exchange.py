@@ -7,9 +7,10 @@ log-probabilities and advantages are exactly those that Orchard's own trainer wo
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
-from orchard.pipelines.rl.baselines import advantages
+from orchard.pipelines.rl.baselines import Overlong, advantages, shaped
 from orchard.pipelines.rl.coordinator import RunError
 from orchard.pipelines.rl.loss_settings import Baseline
 from orchard.pipelines.rl.sequences import TokenSequence
@@ -30,6 +31,8 @@ class Terms(NamedTuple):
     """Baseline that turns rewards into advantages."""
     temperature: float = 1.0
     """Sampling temperature of the policy."""
+    overlong: Overlong | None = None
+    """Penalty of long answers, which the records' rewards have taken off."""
 
 
 UNEQUAL = (
@@ -172,9 +175,14 @@ def _members(
             f"group {group.group_id} has pictures, and no layout of another trainer has them here: train it "
             "with `orchard rl`, or export a dataset of the run as slime, verl-sft or in its domain's layout"
         )
-    rewards = [member.reward for member in group.members]
+    said = [sum(sum(row.mask[1:]) for row in rows) for rows in members]
+    rewards = [
+        shaped(member.reward, tokens, terms.overlong)
+        for member, tokens in zip(group.members, said, strict=True)
+    ]
     found = advantages(rewards, [group.group_id] * len(rewards), terms.baseline)
-    yield from zip(group.members, members, found, strict=True)
+    for member, reward, rows, advantage in zip(group.members, rewards, members, found, strict=True):
+        yield msgspec.structs.replace(member, reward=reward), rows, advantage
 
 
 def _versions(row: TokenSequence) -> list[int]:

@@ -4,7 +4,9 @@ import math
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -12,11 +14,13 @@ import torch
 from transformers import PreTrainedModel
 
 from orchard.pipelines.datasets.rows import TokenRow
-from orchard.pipelines.rl.baselines import advantages
+from orchard.pipelines.models.routers import Choices, Routers
+from orchard.pipelines.rl.baselines import advantages, shaped
 from orchard.pipelines.rl.logprobs import trained_logprobs
 from orchard.pipelines.rl.losses import LossFigures, Tokens, get_loss, rollout_weights
 from orchard.pipelines.rl.sequences import NotSampled, TokenSequence
 from orchard.pipelines.rl.settings import RlSettings
+from orchard.pipelines.rl.turn_rewards import turn_advantages
 from orchard.pipelines.sft.adapters import add_adapter
 from orchard.pipelines.sft.attention import use_packed_attention
 from orchard.pipelines.sft.loss import Pack, make_pack
@@ -38,6 +42,8 @@ class Trained:
     reward: float
     resolved: bool
     sequences: Rows[TokenSequence]
+    turn_rewards: Rows[float] = ()
+    """Rewards of its turns by a rubric; empty where it was not scored."""
 
     @property
     def tokens(self) -> int:
@@ -51,8 +57,15 @@ class _Row:
 
     row: TokenRow
     sampled: np.ndarray
-    advantage: float
+    advantages: np.ndarray
     weight: float
+
+
+class _Before(NamedTuple):
+    """What the weights before a step make of a pack: log-probabilities, and the experts that they choose."""
+
+    logprobs: torch.Tensor
+    choices: Choices
 
 
 class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,6 +132,7 @@ class Learner:
             model.gradient_checkpointing_enable({"use_reentrant": False})
             for module in model.modules():  # it is done in training alone, and dropout stays off
                 module.training = hasattr(module, "gradient_checkpointing")
+        self._routers = Routers(model) if settings.router_replay else None
         shard(model, processes, settings.precision)
         self.optimizer = adam(model.parameters(), settings)
 
@@ -131,14 +145,14 @@ class Learner:
         settings = self.settings
         lr = set_rate([self.optimizer], number, settings.steps, settings)
         found = advantages(
-            [rollout.reward for rollout in batch],
+            [shaped(rollout.reward, rollout.tokens, settings.overlong) for rollout in batch],
             [rollout.group for rollout in batch],
             settings.loss.baseline,
         )
         size = -(-len(batch) // settings.updates)
         parts = [range(start, min(start + size, len(batch))) for start in range(0, len(batch), size)]
         prepared = [self._rows([batch[at] for at in part], [found[at] for at in part]) for part in parts]
-        old = [self._logprobs(rows) for rows in prepared] if len(parts) > 1 else [None]
+        old = [self._before(rows) for rows in prepared] if len(parts) > 1 else [None]
         losses, norm, entropy = 0.0, 0.0, 0.0
         sums: list[LossFigures] = []
         for place, (rows, before) in enumerate(zip(prepared, old, strict=True)):
@@ -185,16 +199,31 @@ class Learner:
     def _rows(self, batch: Rows[Trained], found: Rows[float]) -> list[_Row]:
         """Every sequence of this process's part with its rollout's advantage and weight."""
         weights = rollout_weights([rollout.tokens for rollout in batch], self.settings.loss)
+        by_turn = self._by_turn(batch, found)
         rows = []
-        for rollout, advantage, weight in zip(batch, found, weights, strict=True):
+        for rollout, advantage, turns, weight in zip(batch, found, by_turn, weights, strict=True):
             for sequence in rollout.sequences:
                 row = as_row(sequence, rollout.rollout_id, resolved=rollout.resolved)
-                sampled = np.asarray(sequence.logprobs, dtype=np.float32)[row.loss_mask == 1]
-                rows.append(_Row(row, sampled, advantage, weight))
+                trains = row.loss_mask == 1
+                sampled = np.asarray(sequence.logprobs, dtype=np.float32)[trains]
+                own = np.full(len(sampled), advantage, dtype=np.float32)
+                if turns:
+                    of_token = np.asarray(sequence.turns)[trains]
+                    scored = (of_token >= 0) & (of_token < len(turns))
+                    own[scored] = np.asarray(turns, dtype=np.float32)[of_token[scored]]
+                rows.append(_Row(row, sampled, own, weight))
         return rows
 
+    def _by_turn(self, batch: Rows[Trained], found: Rows[float]) -> list[list[float]]:
+        """Advantages of the scored turns of each rollout."""
+        process = self.settings.process
+        if process is None:
+            return [[] for _ in batch]
+        groups = [rollout.group for rollout in batch]
+        return turn_advantages(found, groups, [rollout.turn_rewards for rollout in batch], process)
+
     def _update(
-        self, rows: list[_Row], old: list[torch.Tensor] | None
+        self, rows: list[_Row], before: list[_Before] | None
     ) -> tuple[float, list[LossFigures], float]:
         """Add the gradient of the loss of `rows`; this process's part of the loss, its figures, entropy."""
         mine = self._packs(rows)
@@ -202,32 +231,42 @@ class Learner:
         for place, members in enumerate(mine):
             last_backward(self.model, place == len(mine) - 1)
             pack = self._pack(members)
+            known = None if before is None else before[place]
             with autocast(self.processes, self.settings.precision):
                 reference = self._by_reference(pack) if self.settings.loss.kl else None
-                logprobs, spread = self._forward(pack)
-            tokens = self._tokens(members, logprobs, None if old is None else old[place], reference)
-            loss, figures = self._loss(tokens, self.settings.loss)
-            # Sharded gradients are averaged over the processes, but the batch has one sum.
-            (loss * self.processes.count).backward()  # type: ignore[no-untyped-call]
+            with self._routed(known):
+                with autocast(self.processes, self.settings.precision):
+                    logprobs, spread = trained_logprobs(self.model, pack, self.settings.temperature)
+                tokens = self._tokens(members, logprobs, None if known is None else known.logprobs, reference)
+                if self.settings.loss.entropy:
+                    tokens = msgspec.structs.replace(tokens, entropies=spread)
+                loss, figures = self._loss(tokens, self.settings.loss)
+                # Sharded gradients are averaged over the processes, but the batch has one sum.
+                (loss * self.processes.count).backward()  # type: ignore[no-untyped-call]
             total += loss.item()
-            entropy += spread
+            entropy += spread.sum().item()
             sums.append(figures)
         return total, sums, entropy
 
     @torch.no_grad()
-    def _logprobs(self, rows: list[_Row]) -> list[torch.Tensor]:
-        """Log-probabilities of this process's packs of `rows`, by the current weights."""
+    def _before(self, rows: list[_Row]) -> list[_Before]:
+        """What the current weights make of this process's packs of `rows`."""
         found = []
         for members in self._packs(rows):
             pack = self._pack(members)
-            with autocast(self.processes, self.settings.precision):
-                found.append(self._forward(pack)[0])
+            recording: AbstractContextManager[Choices] = nullcontext([])
+            if self._routers is not None:
+                recording = self._routers.recording()
+            with autocast(self.processes, self.settings.precision), recording as choices:
+                logprobs, _ = trained_logprobs(self.model, pack, self.settings.temperature)
+            found.append(_Before(logprobs, choices))
         return found
 
-    def _forward(self, pack: Pack) -> tuple[torch.Tensor, float]:
-        """Log-probabilities of the pack's trained tokens, [trained], and the sum of the entropies there."""
-        logprobs, entropy = trained_logprobs(self.model, pack, self.settings.temperature)
-        return logprobs, entropy.sum().item()
+    def _routed(self, before: _Before | None) -> AbstractContextManager[None]:
+        """Chooses experts as the weights before the step did, where the settings ask for that."""
+        if self._routers is None or before is None:
+            return nullcontext()
+        return self._routers.replaying(before.choices)
 
     @torch.no_grad()
     def _by_reference(self, pack: Pack) -> torch.Tensor:
@@ -236,7 +275,7 @@ class Learner:
             return trained_logprobs(self._reference, pack, self.settings.temperature)[0]
         self.model.disable_adapters()
         try:
-            return self._forward(pack)[0]
+            return trained_logprobs(self.model, pack, self.settings.temperature)[0]
         finally:
             self.model.enable_adapters()
 
@@ -255,12 +294,14 @@ class Learner:
         def spread(values: list[float]) -> torch.Tensor:
             return torch.tensor(values, dtype=torch.float32).repeat_interleave(counts).to(device)
 
-        sampled = np.concatenate([row.sampled for row in members] or [np.zeros(0, dtype=np.float32)])
+        none = np.zeros(0, dtype=np.float32)
+        sampled = np.concatenate([row.sampled for row in members] or [none])
+        found = np.concatenate([row.advantages for row in members] or [none])
         return Tokens(
             logprobs=logprobs,
             old=logprobs.detach() if old is None else old,
             sampled=torch.from_numpy(sampled).to(device),
-            advantages=spread([row.advantage for row in members]),
+            advantages=torch.from_numpy(found).to(device),
             weights=spread([row.weight for row in members]),
             sequence=torch.arange(len(members)).repeat_interleave(counts).to(device),
             reference=reference,

@@ -28,17 +28,17 @@ def trained_logprobs(
     model: PreTrainedModel, pack: Pack, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities at `temperature` and entropies in nats of the pack's trained tokens, [trained]
-    each; no gradient flows through the entropies."""
+    each."""
     if not len(pack.targets):
         nothing = trained_logits(model, pack).float().sum() * 0.0
-        return nothing.expand(0), nothing.detach().expand(0)
+        return nothing.expand(0), nothing.expand(0)
     config, unsaid = model.config.get_text_config(), never_said(model.config)
     if any(getattr(config, name, None) not in (None, 1.0) for name in _AFTERWARDS):
         found = _of_logits(trained_logits(model, pack), pack.targets, temperature, unsaid)
     else:
         with _in_parts(model, pack.targets, temperature, unsaid):
             found = trained_logits(model, pack)
-    return found[:, 0], found[:, 1].detach()
+    return found[:, 0], found[:, 1]
 
 
 @contextmanager
@@ -100,9 +100,27 @@ class _InPlace(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        """The gradient of the log-probability alone."""
+        """The gradients of a logit z by the log-probability of token t and by the entropy H are, with
+        p the probability of z's token, ([z is t's] - p) / T and -p (log p + H) / T."""
         scaled, targets, sums = context.saved_tensors
-        outer = gradients[0][:, 0] / context.temperature
-        gradient = scaled.exp_().mul_((-outer / sums)[:, None])
+        outer, spread = gradients[0].unbind(-1)
+        outer, spread = outer / context.temperature, spread / context.temperature
+        if spread.any():
+            gradient = _with_entropy(scaled, sums, outer, spread)
+        else:
+            gradient = scaled.exp_().mul_((-outer / sums)[:, None])
         gradient.scatter_add_(-1, targets[:, None], outer[:, None])
         return gradient.to(context.dtype), None, None, None
+
+
+def _with_entropy(
+    scaled: torch.Tensor, sums: torch.Tensor, outer: torch.Tensor, spread: torch.Tensor
+) -> torch.Tensor:
+    """-p (outer + spread (log p + H)) of each token and logit, in the memory of `scaled`."""
+    for start in range(0, len(scaled), _PIECE):
+        rows = slice(start, start + _PIECE)
+        log_powers = scaled[rows].sub_(sums[rows].log()[:, None])
+        powers = log_powers.exp()
+        entropy = -(powers * log_powers).sum(dim=-1, keepdim=True)
+        log_powers.add_(entropy).mul_(spread[rows, None]).add_(outer[rows, None]).mul_(powers).neg_()
+    return scaled

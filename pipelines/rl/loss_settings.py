@@ -38,6 +38,17 @@ class Baseline(StrEnum):
     """r - mean of the others: RLOO, https://arxiv.org/abs/2402.14740."""
 
 
+class ImportanceLevel(StrEnum):
+    """Over what the mismatch between the trainer's and the server's probabilities is multiplied."""
+
+    TOKEN = "token"
+    """A weight of its own for each token."""
+    SEQUENCE = "sequence"
+    """One weight for a sequence, the product over its trained tokens."""
+    NONE = "none"
+    """No weight."""
+
+
 class KlEstimator(StrEnum):
     """Estimators of the divergence from the reference policy, with d = logp - logp_ref of a sampled token."""
 
@@ -102,8 +113,11 @@ class LossSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     negative: float = 1.0
     """Weight of the loss where the advantage is negative; at 0 only successes are learned from."""
     importance_limit: float | None = 2.0
-    """Upper bound of exp(logp_old - logp_sampled), the weight that mends the mismatch between the trainer's
-    and the server's probabilities of the same weights (TIS). None: no such weight."""
+    """Upper bound of exp(logp_old - logp_sampled), the weight that corrects the mismatch between the
+    trainer's and the server's probabilities of the same weights (TIS). None: no such weight."""
+    importance_level: ImportanceLevel = ImportanceLevel.TOKEN
+    """Whether a token has a weight of its own, that of its sequence (the product over its trained tokens), or
+    none."""
     importance_range: tuple[float, float] | None = None
     """Range of that weight, in place of the bound: outside, the token does not train; inside, the weight
     is unchanged (IcePop, https://arxiv.org/abs/2510.18855, with [0.5, 5])."""
@@ -115,6 +129,8 @@ class LossSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Weight of the divergence from the reference, which is the policy that the run started from; 0: none."""
     kl_estimator: KlEstimator = KlEstimator.K3
     """How that divergence is estimated."""
+    entropy: float = 0.0
+    """Weight of an entropy bonus, in nats a trained token; 0: none."""
 
     @property
     def clips(self) -> tuple[float, float]:
@@ -149,8 +165,10 @@ class LossSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ValueError(f"the objective {self.objective} does not use {', '.join(unused)}: leave it out")
         if (span := self.importance_range) is not None and not 0 <= span[0] < span[1]:
             raise ValueError(f"importance_range {list(span)} must be two rising numbers of 0 or more")
-        if self.kl < 0 or (self.divergence_limit or 0) < 0:
-            raise ValueError("kl and divergence_limit must be 0 or more")
+        if self.importance_level is ImportanceLevel.NONE and self.importance_range is not None:
+            raise ValueError("importance_range bounds a weight and importance_level is none: leave one out")
+        if self.kl < 0 or (self.divergence_limit or 0) < 0 or self.entropy < 0:
+            raise ValueError("kl, divergence_limit and entropy must be 0 or more")
         if self.constant is not None and self.constant <= 0:
             raise ValueError(f"constant {self.constant:g} must be above 0")
 
@@ -180,6 +198,8 @@ def with_recipe(given: Any, preset: dict[str, Any] | None = None) -> Any:
         under = dict(preset or {})
         if "reduction" in keys:
             under.pop("constant", None)  # it belongs to the preset's reduction
+        if "ratio" in keys:
+            under = {key: value for key, value in under.items() if key not in ("clip_low", "clip_high")}
         return under | keys
     if (name := keys.pop("recipe")) not in [*RECIPES]:
         raise TrainingError(f"no loss is named {name!r}: choose one of {', '.join(RECIPES)}")
@@ -208,5 +228,7 @@ def told_loss(settings: LossSettings) -> dict[str, Any]:
         "divergence_limit",
         "kl",
         "kl_estimator",
+        "importance_level",
+        "entropy",
     )
     return {name: value for name, value in told.items() if name not in young or value != default[name]}

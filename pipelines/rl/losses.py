@@ -10,6 +10,7 @@ import msgspec
 import torch
 
 from orchard.pipelines.rl.loss_settings import (
+    ImportanceLevel,
     KlEstimator,
     LossSettings,
     Objective,
@@ -26,7 +27,8 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True):
     """The trained tokens of some sequences; all tensors are [tokens]."""
 
     logprobs: torch.Tensor
-    """Log-probabilities by the weights that train; the gradient flows through these alone."""
+    """Log-probabilities by the weights that train; the gradient flows through these and `entropies`
+    alone."""
     old: torch.Tensor
     """Log-probabilities by the trainer's weights before the step, computed by the trainer."""
     sampled: torch.Tensor | None
@@ -38,6 +40,9 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True):
     """int64: which sequence of the pack the token is of, from 0. A sequence is whole within its pack."""
     reference: torch.Tensor | None = None
     """Log-probabilities by the weights that the run started from; None where `kl` is 0."""
+    entropies: torch.Tensor | None = None
+    """Entropies of the distributions that the tokens were drawn from, by the weights that train, in nats;
+    None where `entropy` is 0."""
 
 
 class LossFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,6 +106,8 @@ def policy_loss(batch: Tokens, settings: LossSettings) -> tuple[torch.Tensor, Lo
     each = losses * importance * signed * kept
     if settings.kl:
         each = each + settings.kl * divergence
+    if batch.entropies is not None:
+        each = each - settings.entropy * batch.entropies
     loss = (each * batch.weights).sum()
     with torch.no_grad():
         moved = (batch.logprobs - batch.old).clamp(-_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT)
@@ -121,7 +128,8 @@ def _objective(batch: Tokens, settings: LossSettings) -> tuple[torch.Tensor, tor
     """Loss and ratio of each token, and whether a clip decided."""
     log_ratio = (batch.logprobs - batch.old).clamp(-_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT)
     if settings.ratio is Ratio.SEQUENCE:
-        log_ratio = _mean_over_sequences(log_ratio, batch.sequence)
+        sums, sizes = _over_sequences(log_ratio, batch.sequence)
+        log_ratio = sums / sizes
     ratio = log_ratio.exp()
     if settings.objective is Objective.REINFORCE:
         return -batch.advantages * batch.logprobs, ratio, torch.zeros_like(ratio, dtype=torch.bool)
@@ -140,12 +148,12 @@ def _objective(batch: Tokens, settings: LossSettings) -> tuple[torch.Tensor, tor
     return losses, ratio, clipped
 
 
-def _mean_over_sequences(values: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:
-    """The mean of `values` over each token's sequence, for each token."""
+def _over_sequences(values: torch.Tensor, sequence: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sum of `values` over each token's sequence and its number of tokens, for each token."""
     count = int(sequence.max()) + 1 if len(sequence) else 0
     sums = values.new_zeros(count).index_add(0, sequence, values)
     sizes = values.new_zeros(count).index_add(0, sequence, torch.ones_like(values))
-    return (sums / sizes.clamp(min=1.0))[sequence]
+    return sums[sequence], sizes[sequence]
 
 
 def _importance(batch: Tokens, settings: LossSettings) -> tuple[torch.Tensor, torch.Tensor]:
@@ -153,9 +161,13 @@ def _importance(batch: Tokens, settings: LossSettings) -> tuple[torch.Tensor, to
     range."""
     nowhere = torch.zeros_like(batch.old, dtype=torch.bool)
     limit, span = settings.importance_limit, settings.importance_range
-    if batch.sampled is None:
+    if batch.sampled is None or settings.importance_level is ImportanceLevel.NONE:
         return torch.ones_like(batch.old), nowhere
-    weight = (batch.old - batch.sampled).exp().detach()
+    log_weight = (batch.old - batch.sampled).detach()
+    if settings.importance_level is ImportanceLevel.SEQUENCE:
+        log_weight, _ = _over_sequences(log_weight, batch.sequence)
+        log_weight = log_weight.clamp(-_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT)
+    weight = log_weight.exp()
     if span is not None:
         outside = (weight < span[0]) | (weight > span[1])
         return torch.where(outside, 0.0, weight), outside
@@ -169,8 +181,8 @@ def _on_policy(batch: Tokens, settings: LossSettings) -> torch.Tensor:
     if settings.divergence_limit is None:
         return torch.ones_like(batch.old)
     sampled = batch.old if batch.sampled is None else batch.sampled
-    away = _mean_over_sequences(sampled - batch.logprobs.detach(), batch.sequence)
-    return 1.0 - ((batch.advantages < 0) & (away > settings.divergence_limit)).to(away)
+    sums, sizes = _over_sequences(sampled - batch.logprobs.detach(), batch.sequence)
+    return 1.0 - ((batch.advantages < 0) & (sums / sizes > settings.divergence_limit)).to(sums)
 
 
 def _divergence(batch: Tokens, settings: LossSettings) -> torch.Tensor:

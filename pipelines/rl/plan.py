@@ -10,6 +10,7 @@ from typing import Annotated
 import msgspec
 
 from orchard.pipelines.rl.bar import BarSettings
+from orchard.pipelines.rl.baselines import Overlong
 from orchard.pipelines.rl.frugal import FrugalSettings
 from orchard.pipelines.rl.loss_settings import Baseline
 from orchard.schemas.campaigns import DEFAULT_DOMAIN, Budget, ModelSpec, RolloutRequest, TaskRef, Timeouts
@@ -78,6 +79,14 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Endings whose rollouts come last into a group, and are left out of its batch."""
     baseline: Baseline | None = None
     """The trainer's baseline, for exports; None in plans that are older than this field."""
+    overlong: Overlong | None = None
+    """The trainer's penalty of long answers, for exports."""
+    held_out: tuple[TaskRef, ...] = ()
+    """Tasks on which policy versions are evaluated."""
+    eval_every: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Each so many-th policy version is evaluated, from version 0 on, and the last one; 0: none."""
+    eval_samples: Count = 1
+    """Rollouts of each held-out task."""
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -89,6 +98,10 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise ValueError(
                 "`impossible`, a share, and `traps`, the impossible tasks, must be given together"
             )
+        if (self.eval_every > 0) != bool(self.held_out):
+            raise ValueError("`eval_every` and `eval_tasks`, the held-out tasks, must be given together")
+        if self.eval_every:
+            check_name(self.eval_campaign(self.steps), "evaluation")
         if self.max_in_flight < self.first:
             raise ValueError(
                 f"max_in_flight is {self.max_in_flight}: a stride is {self.first} rollouts, and all of "
@@ -170,6 +183,41 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             harness_version=self.harness_version,
         )
 
+    def evaluates(self, version: int) -> bool:
+        """Whether a policy version is evaluated."""
+        return self.eval_every > 0 and (version % self.eval_every == 0 or version == self.steps)
+
+    def eval_campaign(self, version: int) -> str:
+        return f"{self.name}-v{version}"
+
+    def is_evaluation(self, campaign: str) -> bool:
+        version = campaign.removeprefix(f"{self.name}-v")
+        return version != campaign and version.isdecimal() and self.evaluates(int(version))
+
+    def eval_requests(self, version: int) -> list[RolloutRequest]:
+        """The rollouts that evaluate a policy version, with the steps of the run's end where a curriculum
+        raises them, so that all versions have the same."""
+        campaign = self.eval_campaign(version)
+        steps = self.budget.steps if self.curriculum is None else self.curriculum.steps
+        return [
+            RolloutRequest(
+                rollout_id=rollout_id(campaign, task.task_id, self.harness, self.model.name, sample),
+                campaign=campaign,
+                task=task,
+                harness=self.harness,
+                model=self.model,
+                sample=sample,
+                domain=self.domain,
+                priority=self.priority,
+                budget=msgspec.structs.replace(self.budget, steps=steps),
+                timeouts=self.timeouts,
+                max_tries=self.max_tries,
+                harness_version=self.harness_version,
+            )
+            for task in self.held_out
+            for sample in range(self.eval_samples)
+        ]
+
     def has(self, sample: int, rollout: str | None) -> bool:
         """Whether a rollout of that id is the run's sample of that index."""
         return sample >= 0 and rollout == self.request(*self.place_of(sample)).rollout_id
@@ -198,11 +246,13 @@ def plan_hash(plan: RunPlan) -> str:
     """32 hexadecimal digits over what decides which rollouts a run requests. A field that is younger than
     stored plans counts only where it is not the default, so that a plan keeps its hash."""
     built = msgspec.to_builtins(plan, order="deterministic")
-    del built["baseline"]
+    del built["baseline"], built["overlong"]
     if plan.harness_version is None:
         del built["harness_version"]
     if plan.frugal is None:
         del built["frugal"]
+    if not plan.eval_every:
+        del built["held_out"], built["eval_every"], built["eval_samples"]
     for name in ("unanswered", "untrained"):
         if not built[name]:
             del built[name]

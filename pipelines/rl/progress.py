@@ -15,6 +15,7 @@ from orchard.schemas.groups import (
     GroupDropped,
     GroupMember,
     GroupOutcome,
+    PolicyEvaluated,
     PolicyUpdated,
     PromptFailed,
     PromptSkipped,
@@ -90,6 +91,8 @@ class RunProgress:
         self.scores: dict[int, float] = {}
         """Pass rate of the groups that made each policy version."""
         self.raised: BudgetRaised | None = None
+        self.evaluated: dict[int, PolicyEvaluated] = {}
+        """Evaluations by policy version."""
 
     @property
     def ready(self) -> list[GroupAssembled]:
@@ -118,6 +121,17 @@ class RunProgress:
     def finished(self) -> bool:
         """Whether the trainer has had all groups that the plan asks for."""
         return len(self.trained) >= self.plan.groups
+
+    @property
+    def evaluation_due(self) -> bool:
+        """Whether the newest policy is to be evaluated before another one is made."""
+        return self.plan.evaluates(self.version) and self.version not in self.evaluated
+
+    @property
+    def best(self) -> int | None:
+        """The policy version with the highest score so far, the oldest of several; None without any."""
+        scores = {one.version: one.score for one in self.evaluated.values() if one.score is not None}
+        return max(sorted(scores), key=scores.__getitem__, default=None)
 
     def apply(self, event: Event, sequence: int) -> int | None:
         """Apply one event; returns the prompt that may have to be decided again, if any."""
@@ -154,6 +168,8 @@ class RunProgress:
                 if drop.reason is DropReason.NOT_FINITE:
                     self._refused.setdefault(drop.group_id, self.version)
                 self.dropped.setdefault(drop.group_id, drop)
+            case PolicyEvaluated() as evaluated:
+                self.evaluated.setdefault(evaluated.version, evaluated)
             case BudgetRaised() as raised:
                 self.raised = self.raised or raised
             case PolicyUpdated() as update:

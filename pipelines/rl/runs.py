@@ -4,11 +4,13 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import duckdb
 import msgspec
 
 from orchard.pipelines.datasets.selection import lottery
+from orchard.pipelines.evaluation.suite import EvaluationError, TaskSet, chosen_tasks
 from orchard.pipelines.rl.coordinator import RunError, beginning
 from orchard.pipelines.rl.plan import RunPlan
 from orchard.pipelines.rl.settings import RlSettings, TaskPool
@@ -24,8 +26,9 @@ from orchard.streams.connection import Connection
 from orchard.workers.harnesses import planned_harness
 
 _PASS_RATES = """
-select task_id, count(*) filter (resolved) / count(resolved) as rate from rollouts
-where campaign = ? and resolved is not null and exit_status <> 'unanswered' group by task_id
+select task_id, count(*) filter (resolved) / count(resolved), count(resolved) from rollouts
+where campaign = $campaign and resolved is not null and exit_status <> 'unanswered'
+and (len($models) = 0 or list_contains($models, model)) group by task_id
 """
 
 UNMATCHED = "exclude_patterns_unmatched"
@@ -35,14 +38,20 @@ _NAMED = 10
 _SHARED = {*RunPlan.__struct_fields__} & {*RlSettings.__struct_fields__} - {"model", "tasks"}
 
 
-def make_plan(settings: RlSettings, tasks: tuple[TaskRef, ...], traps: tuple[TaskRef, ...] = ()) -> RunPlan:
-    """The plan of a run on these tasks, and on impossible ones. Raises RunError for settings that make
-    none."""
+def make_plan(
+    settings: RlSettings,
+    tasks: tuple[TaskRef, ...],
+    traps: tuple[TaskRef, ...] = (),
+    held_out: tuple[TaskRef, ...] = (),
+) -> RunPlan:
+    """The plan of a run on these tasks, and on impossible ones, evaluated on those held out. Raises RunError
+    for settings that make none."""
     try:
         return RunPlan(
             name=settings.run,
             tasks=tasks,
             traps=traps,
+            held_out=held_out,
             model=ModelSpec(
                 name=settings.served_as,
                 endpoint=settings.endpoint,
@@ -55,6 +64,21 @@ def make_plan(settings: RlSettings, tasks: tuple[TaskRef, ...], traps: tuple[Tas
         )
     except ValueError as error:
         raise RunError(f"the run cannot be planned: {error}") from error
+
+
+def choose_held_out(store: str, wanted: Sequence[TaskSet]) -> tuple[TaskRef, ...]:
+    """The tasks on which a run's policies are evaluated, by id. Raises RunError for a set without any."""
+    try:
+        found = {task.task_id: task for each in wanted for task in chosen_tasks(store, each)}
+    except EvaluationError as error:
+        raise RunError(f"eval_tasks: {error}") from error
+    return tuple(found[name] for name in sorted(found))
+
+
+def without_held_out(pool: TaskPool, held_out: Sequence[TaskRef]) -> TaskPool:
+    """The pool without these tasks, and without what is nearly the same."""
+    names = (*pool.held_out.tasks, *(task.task_id for task in held_out))
+    return msgspec.structs.replace(pool, held_out=msgspec.structs.replace(pool.held_out, tasks=names))
 
 
 def choose_tasks(store: str, pool: TaskPool, counts: Counter[str]) -> tuple[TaskRef, ...]:
@@ -82,10 +106,22 @@ def choose_tasks(store: str, pool: TaskPool, counts: Counter[str]) -> tuple[Task
         raise RunError(f"no task of the pool is at least `{pool.min_protected}`: lower `tasks.min_protected`")
     if pool.measured_in is not None:
         with open_tables(store) as tables:
-            rates = pass_rates(tables, pool.measured_in)
+            rates = pass_rates(tables, pool.measured_in, pool.measured_models)
         if not rates:
-            raise RunError(f"campaign {pool.measured_in!r} has no graded rollout: it cannot say what is hard")
-        refs = [ref for ref in refs if pool.above < rates.get(ref.task_id, -1.0) <= pool.at_most]
+            of = f" of {', '.join(pool.measured_models)}" if pool.measured_models else ""
+            raise RunError(
+                f"campaign {pool.measured_in!r} has no graded rollout{of}: it cannot say what is hard"
+            )
+        measured = [ref for ref in refs if ref.task_id in rates]
+        refs = [ref for ref in measured if rates[ref.task_id].rollouts >= pool.measured_rollouts]
+        if rare := len(measured) - len(refs):
+            counts["measured_too_rarely"] = rare
+        if not refs:
+            raise RunError(
+                f"no task of the pool has {pool.measured_rollouts} graded rollouts in {pool.measured_in!r}: "
+                "run more of them, or lower `tasks.measured_rollouts`"
+            )
+        refs = [ref for ref in refs if pool.above < rates[ref.task_id].rate <= pool.at_most]
         if not refs:
             raise RunError(
                 f"no task has a pass rate above {pool.above:g} and at most {pool.at_most:g} in "
@@ -147,9 +183,19 @@ def choose_traps(store: str, share: float) -> tuple[TaskRef, ...]:
     return tuple(sorted(traps, key=lambda ref: ref.task_id))
 
 
-def pass_rates(tables: duckdb.DuckDBPyConnection, campaign: str) -> dict[str, float]:
-    """Share of a campaign's graded rollouts that resolved each task."""
-    return dict(tables.execute(_PASS_RATES, [campaign]).fetchall())
+class PassRate(NamedTuple):
+    """The share of a task's graded rollouts that resolved it, and their number."""
+
+    rate: float
+    rollouts: int
+
+
+def pass_rates(
+    tables: duckdb.DuckDBPyConnection, campaign: str, models: Sequence[str] = ()
+) -> dict[str, PassRate]:
+    """Pass rates of a campaign's tasks, by all models or by those named."""
+    found = tables.execute(_PASS_RATES, {"campaign": campaign, "models": list(models)}).fetchall()
+    return {task: PassRate(*measured) for task, *measured in found}
 
 
 async def planned(connection: Connection, blobs: BlobStore, run: str) -> tuple[RunPlan, int] | None:
@@ -163,10 +209,10 @@ async def planned(connection: Connection, blobs: BlobStore, run: str) -> tuple[R
 
 def planned_by(settings: RlSettings, plan: RunPlan) -> bool:
     """Whether these settings make the plan, whatever tasks the store has by now."""
-    if bool(settings.impossible) != bool(plan.traps):
+    if bool(settings.impossible) != bool(plan.traps) or bool(settings.eval_every) != bool(plan.held_out):
         return False
     version = plan.harness_version
-    made = make_plan(settings, plan.tasks, plan.traps)
+    made = make_plan(settings, plan.tasks, plan.traps, plan.held_out)
     same = planned_harness(made.harness, version) is planned_harness(plan.harness, version)
     baseline = plan.baseline and made.baseline  # plans of before it was there say nothing of it
     told = {"harness": plan.harness, "harness_version": version, "baseline": baseline}

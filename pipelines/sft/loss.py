@@ -90,17 +90,29 @@ def _shown(pictures: PackedPictures | None) -> dict[str, torch.Tensor]:
 
 def summed_loss(model: torch.nn.Module, pack: Pack) -> torch.Tensor:
     """Negative log-likelihood in nats, summed over the trained tokens of a pack."""
+    losses = _in_parts(model, pack, "sum")
+    return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+
+
+def token_logprobs(model: torch.nn.Module, pack: Pack) -> torch.Tensor:
+    """Log-probabilities of a pack's trained tokens, [trained]; of a pack without any one zero that every
+    parameter takes part in."""
+    losses = _in_parts(model, pack, "none")
+    return -torch.cat([loss.reshape(-1) for loss in losses])
+
+
+def _in_parts(model: torch.nn.Module, pack: Pack, reduction: str) -> list[torch.Tensor]:
+    """Negative log-likelihoods of the trained tokens, in parts."""
     logits = trained_logits(model, pack)
     if not len(pack.targets):
         # Every parameter takes part in the backward pass, as other processes wait for its gradient.
-        return logits.float().sum() * 0.0
+        return [logits.float().sum() * 0.0]
     if len(logits) <= _LOGIT_ROWS:
-        return _nll(logits, pack.targets)
+        return [_nll(logits, pack.targets, reduction)]
     # A large vocabulary's log-probabilities in float32 are made again in the backward pass, a part at a time.
     parts = zip(torch.split(logits, _LOGIT_ROWS), torch.split(pack.targets, _LOGIT_ROWS), strict=True)
-    losses = [checkpoint(_nll, *part, use_reentrant=False) for part in parts]
-    return torch.stack(losses).sum()
+    return [checkpoint(_nll, *part, reduction, use_reentrant=False) for part in parts]
 
 
-def _nll(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return functional.cross_entropy(logits.float(), targets, reduction="sum")
+def _nll(logits: torch.Tensor, targets: torch.Tensor, reduction: str) -> torch.Tensor:
+    return functional.cross_entropy(logits.float(), targets, reduction=reduction)

@@ -6,9 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from orchard.pipelines.datasets.manifest import Manifest
 from orchard.pipelines.datasets.rows import TokenRow
 from orchard.pipelines.models.directories import load_model, load_tokenizer, processor_of
 from orchard.pipelines.models.tiny import new_model
@@ -69,6 +71,16 @@ def check_rows(rows: Sequence[TokenRow], *, context: int, vocabulary: int, sees:
                 f"example {row.example_id} has token {int(row.input_ids.max())} and the model knows "
                 f"{vocabulary} tokens: the dataset was built with another tokenizer"
             )
+
+
+def check_objective(manifest: Manifest, settings: SftSettings) -> None:
+    """Raise TrainingError for a dataset of preferences that would be imitated, failures and all."""
+    preferences = msgspec.json.decode(manifest.config).get("selection", {}).get("preferences")
+    if preferences and settings.dpo is None:
+        raise TrainingError(
+            f"the dataset {manifest.name} has failures to be told from successes, and nothing would tell "
+            "them apart: set `dpo = {}`, or build a dataset without `selection.preferences`"
+        )
 
 
 def freeze(model: torch.nn.Module, patterns: Sequence[str]) -> list[str]:

@@ -12,8 +12,10 @@ from orchard.pipelines.domain import presets
 from orchard.schemas.faults import fault_sentence
 from orchard.schemas.identity import digest
 from orchard.schemas.quantities import Unit
+from orchard.schemas.toml_text import parsed_toml
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
+NonEmpty = Annotated[str, msgspec.Meta(min_length=1)]
 Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Tokens = Annotated[Count, Unit("tokens")]
@@ -45,9 +47,18 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     rank: Count = 16
     """Rank of the two matrices whose product is added to a matrix of the model."""
     alpha: Positive = 32.0
-    """The product is scaled by this over `rank`."""
+    """The product is scaled by alpha / rank."""
     targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     """Last parts of the names of the layers that get an adapter."""
+    experts: bool = False
+    """Whether the experts of a mixture of experts get one, too: one for each of them."""
+
+
+class Dpo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Preferences in place of imitation: a resolved trajectory over an unresolved one of the same task."""
+
+    beta: Positive = 0.1
+    """Weight of the log-ratio to the model that the run started from."""
 
 
 class Optimization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -70,7 +81,7 @@ class Optimization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     clip: Annotated[float, msgspec.Meta(ge=0)] = 1.0
     """Maximum norm of the gradient; 0: no clipping."""
     context: Tokens = 65_536
-    """Maximum tokens of one sequence. A longer example is refused: the dataset build is where to prune. A
+    """Maximum tokens of one sequence. A longer example is refused: shorten it in the dataset build. A
     longer rollout is dropped with a reason."""
     pack_tokens: Tokens | None = None
     """Maximum tokens of the examples that share one forward and backward pass; a longer example has one
@@ -83,7 +94,7 @@ class Optimization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     threads: Annotated[int, msgspec.Meta(ge=0)] = 0
     """CPU threads of each process that trains; 0: torch decides."""
     keep_checkpoints: Count = 2
-    """Newest checkpoints that stay on disk."""
+    """Number of newest checkpoints that are kept."""
     lora: Lora | None = None
     """Train an adapter instead of the weights; `{}` takes the defaults."""
 
@@ -93,9 +104,9 @@ class SftSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields
 
     run: str = "sft"
     """Name in metrics and events."""
-    dataset: str
+    dataset: NonEmpty
     """Directory that `orchard dataset build` wrote."""
-    out: str
+    out: NonEmpty
     """Directory of checkpoints, metrics and the result, `<out>/model`."""
     model: str | None = None
     """Hugging Face directory or Hub name to start from."""
@@ -114,6 +125,10 @@ class SftSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields
     """Put several examples into one forward pass. False: one each, for architectures whose layers mix
     packed examples."""
 
+    dpo: Dpo | None = None
+    """Learn from pairs of a dataset that was built with `selection.preferences`; `global_batch` counts pairs.
+    `{}` takes the defaults; None: imitate every example."""
+
     optimizer: Optimizer = Optimizer.ADAMW
     """Optimization algorithm; `muon` is for small models from scratch."""
     freeze: tuple[str, ...] = ()
@@ -122,10 +137,18 @@ class SftSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields
     activation_checkpointing: bool = False
     """Compute activations again in the backward pass, to save memory."""
     checkpoint_every: Annotated[int, msgspec.Meta(ge=0)] = 100
-    """Optimizer steps between checkpoints; 0: none."""
+    """Optimizer steps between checkpoints; 0: no checkpoints."""
 
 
 S = TypeVar("S", bound=Optimization)
+
+
+def told_lora(settings: Lora | None) -> dict[str, Any] | None:
+    """The adapter in a run's hash; settings younger than stored runs only where they are not the default."""
+    told: dict[str, Any] | None = msgspec.to_builtins(settings)
+    if told is not None and not told["experts"]:
+        del told["experts"]
+    return told
 
 
 def over_preset(tree: dict[str, Any], presets: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -164,13 +187,17 @@ def settings_from(tree: dict[str, Any]) -> SftSettings:
         raise TrainingError("a model from scratch needs `tokenizer`: its vocabulary sets the model's")
     if settings.shape is not None and settings.lora is not None:
         raise TrainingError("`lora` adapts a model that there is: name one in `model`, or leave `lora` out")
+    if settings.shape is not None and settings.dpo is not None:
+        raise TrainingError("`dpo` compares with the model it starts from: name one in `model`")
+    if settings.dpo is not None and not settings.packing:
+        raise TrainingError("`dpo` puts the two examples of a pair into one pass: leave `packing` out")
     return settings
 
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file. Raises TrainingError."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return parsed_toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise TrainingError(f"{path} does not exist: write the run's configuration there") from None
     except OSError as error:
@@ -198,7 +225,10 @@ _RUNTIME = ("out", "threads", "checkpoint_every", "keep_checkpoints", "run")
 
 def settings_hash(settings: SftSettings) -> str:
     """Hash that is equal for settings that make the same weights: output paths do not count."""
-    fields = msgspec.to_builtins(settings)
+    fields = msgspec.to_builtins(settings) | {"lora": told_lora(settings.lora)}
     # Settings that are younger than stored runs count only where they are set.
-    left_out = (*_RUNTIME, *(name for name in ("lora", "pack_tokens") if getattr(settings, name) is None))
+    left_out = (
+        *_RUNTIME,
+        *(name for name in ("lora", "pack_tokens", "dpo") if getattr(settings, name) is None),
+    )
     return digest({name: value for name, value in fields.items() if name not in left_out})

@@ -22,7 +22,9 @@ from orchard.pipelines.sft.checkpoints import Checkpoints, Position, same_run, w
 from orchard.pipelines.sft.loss import make_pack, summed_loss, trained_tokens
 from orchard.pipelines.sft.metrics import JsonLines, Sink, plot_steps, read_steps
 from orchard.pipelines.sft.picture_packs import Eyes, eyes_of
+from orchard.pipelines.sft.preferences import preference_pairs, summed_dpo_loss
 from orchard.pipelines.sft.preparation import (
+    check_objective,
     check_rows,
     freeze,
     make_optimizers,
@@ -93,15 +95,21 @@ class SftTrainer:
         model: PreTrainedModel,
         processes: Processes,
         eyes: Eyes | None = None,
+        reference: PreTrainedModel | None = None,
     ) -> None:
-        """`model` is put on the device, prepared for packs and sharded; `eyes` find the pictures of rows.
-        Raises TrainingError, ModelError."""
+        """`model` is put on the device, prepared for packs and sharded, and so is `reference`, the model that
+        the run started from: `dpo` needs it, but for an adapter. `eyes` find the pictures of rows. Raises
+        TrainingError, ModelError."""
         vocabulary = model.config.get_text_config().vocab_size
         check_rows(rows, context=settings.context, vocabulary=vocabulary, sees=eyes is not None)
         self.settings, self.rows, self.processes, self.model = settings, rows, processes, model
-        self._eyes = eyes
+        self._eyes, self._reference = eyes, reference
+        self.examples: Sequence[tuple[TokenRow, ...]] = (
+            [(row,) for row in rows] if settings.dpo is None else preference_pairs(rows)
+        )
+        """What a batch consists of: single rows, or pairs."""
         self.plan = BatchSchedule(
-            examples=len(rows),
+            examples=len(self.examples),
             global_batch=settings.global_batch,
             epochs=settings.epochs,
             seed=settings.seed,
@@ -112,6 +120,11 @@ class SftTrainer:
             use_packed_attention(model)
         if settings.activation_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
+        if reference is not None:
+            reference.eval().requires_grad_(False)
+            if settings.packing:
+                use_packed_attention(reference)
+            shard(reference, processes, settings.precision)
         self._frozen = freeze(model, settings.freeze)
         self.frozen_sha256 = self._frozen_sha256(dict(model.named_parameters()))
         """Digest of the frozen weights at the start; None where everything trains."""
@@ -136,10 +149,12 @@ class SftTrainer:
         """
         started = time.monotonic()
         settings, processes = self.settings, self.processes
-        rows = [self.rows[index] for index in self.plan.batch(number)]
+        examples = [self.examples[index] for index in self.plan.batch(number)]
+        rows = [row for example in examples for row in example]
         trained = sum(trained_tokens(row) for row in rows)
+        divisor = trained if settings.dpo is None else len(examples)
         lr = set_rate(self.optimizers, number, self.plan.steps, settings)
-        summed = self.backward(rows, trained)
+        summed = self.backward(examples, divisor)
         norm = clipped(self.model, settings.clip)
         if not math.isfinite(norm):
             raise TrainingError(
@@ -152,35 +167,42 @@ class SftTrainer:
         return TrainingStep(
             run=settings.run,
             step=number + 1,
-            loss=processes.summed(summed) / trained,
+            loss=processes.summed(summed) / divisor,
             lr=lr,
             grad_norm=norm,
             tokens=sum(len(row.input_ids) for row in rows),
             trained_tokens=trained,
             seconds=time.monotonic() - started,
             epoch=self.plan.epoch(number + 1),
-            examples=len(rows),
+            examples=len(examples),
             memory_bytes=torch.cuda.max_memory_allocated() if processes.device.type == "cuda" else 0,
         )
 
-    def backward(self, rows: Sequence[TokenRow], trained: int) -> float:
-        """Add the gradient of the mean loss over `trained` tokens of the whole batch `rows`.
+    def backward(self, examples: Sequence[tuple[TokenRow, ...]], divisor: int) -> float:
+        """Add the gradient of the whole batch's loss over `divisor`, its trained tokens or pairs.
 
-        Returns the loss summed over the tokens of this process's packs, in nats.
+        Returns the loss summed over this process's packs, in nats.
         """
         processes, summed = self.processes, 0.0
-        lengths = [len(row.input_ids) for row in rows]
+        lengths = [sum(len(row.input_ids) for row in example) for example in examples]
         settings = self.settings
         capacity = (settings.pack_tokens or settings.context) if settings.packing else None
-        mine = process_packs(rows, lengths, capacity, processes.count, processes.rank)
+        mine = process_packs(examples, lengths, capacity, processes.count, processes.rank)
         for place, members in enumerate(mine):
             last_backward(self.model, place == len(mine) - 1)
             with autocast(processes, settings.precision):
-                loss = summed_loss(self.model, make_pack(members, processes.device, self._eyes))
-            # Sharded gradients are averaged over the processes, but the batch has one mean over all tokens.
-            (loss * (processes.count / trained)).backward()  # type: ignore[no-untyped-call]
+                loss = self._loss(members)
+            # Sharded gradients are averaged over the processes, but the batch has one mean over all.
+            (loss * (processes.count / divisor)).backward()  # type: ignore[no-untyped-call]
             summed += loss.item()
         return summed
+
+    def _loss(self, examples: Sequence[tuple[TokenRow, ...]]) -> torch.Tensor:
+        rows = [row for example in examples for row in example]
+        pack = make_pack(rows, self.processes.device, self._eyes)
+        if self.settings.dpo is None:
+            return summed_loss(self.model, pack)
+        return summed_dpo_loss(self.model, self._reference, pack, examples, self.settings.dpo.beta)
 
 
 def train(
@@ -197,13 +219,17 @@ def train(
     out = Path(settings.out)
     with joined(settings.threads) as processes, StopSignals() as stop:
         manifest = read_manifest(Path(settings.dataset))
+        check_objective(manifest, settings)
         rows = list(read_tokens(Path(settings.dataset)))
         model, tokenizer, processor = starting_point(settings)
         size = parameters(model)
         if settings.lora is not None:
             add_adapter(model, settings.lora, base=settings.model or "", seed=settings.seed)
         blobs = BlobStore(settings.dataset)
-        trainer = SftTrainer(settings, rows, model, processes, eyes_of(model, processor, blobs.read))
+        apart = settings.dpo is not None and settings.lora is None
+        reference = load_model(settings.model) if apart and settings.model else None
+        eyes = eyes_of(model, processor, blobs.read)
+        trainer = SftTrainer(settings, rows, model, processes, eyes, reference)
         out.mkdir(parents=True, exist_ok=True)
         checkpoints = Checkpoints(out / CHECKPOINTS, processes, settings.keep_checkpoints, Position)
         position = Position(settings_hash=settings_hash(settings), dataset_sha256=manifest.sha256)

@@ -5,27 +5,32 @@ and the prompt itself: a request delivered twice finds the result in the log and
 """
 
 import asyncio
-import logging
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import duckdb
 import msgspec
 
 from orchard.pipelines.trajectories.reading import AttemptSpan
+from orchard.pipelines.values.asking import ask
 from orchard.pipelines.values.cases import Case, read_case
 from orchard.pipelines.values.judges import Judge, get_judge
 from orchard.pipelines.values.prompt import AnnotationPrompt
-from orchard.pipelines.values.replies import BadReply, Reading
 from orchard.pipelines.values.requests import queue_entry
+from orchard.pipelines.values.rubrics import JUDGE_VERSION, RubricJudge
+from orchard.schemas.blobs import BlobRef
 from orchard.schemas.events import Event, make_event, payload
-from orchard.schemas.identity import digest
-from orchard.schemas.llm_calls import ModelKind
+from orchard.schemas.identity import canonical, digest
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.plugins import PluginError
 from orchard.schemas.requests import InvalidRequest, read_annotation_request
-from orchard.schemas.values import AnnotationFacts, AnnotationFailed, AnnotationRequest, ValueAnnotated
+from orchard.schemas.values import (
+    AnnotationFacts,
+    AnnotationFailed,
+    AnnotationRequest,
+    Rubric,
+    ValueAnnotated,
+)
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError
 from orchard.storage.reader import open_tables, refresh
@@ -33,15 +38,8 @@ from orchard.streams.consumer import ClaimedRequest, RetryPolicy
 from orchard.streams.entries import QueueEntry
 from orchard.streams.errors import MessageTooLarge
 from orchard.streams.publisher import Publisher
-from orchard.workers.episode.totals import Totals, used_by
 from orchard.workers.failures import InfrastructureError
-from orchard.workers.llm.answers import Completion
 from orchard.workers.llm.client import ModelClient
-from orchard.workers.llm.errors import ContextLengthExceeded
-
-log = logging.getLogger("orchard.annotator")
-
-CONTEXT_EXCEEDED = "context_exceeded"
 
 
 class Cases:
@@ -63,6 +61,14 @@ class Cases:
                 refresh(self._tables, self._store)
                 found = read_case(self._tables, self._blobs, place)
             return found
+
+    def rubric(self, blob: BlobRef) -> Rubric:
+        """Raises StorageError, and msgspec's errors for a blob that is no rubric."""
+        return msgspec.json.decode(self._blobs.get(blob), type=Rubric)
+
+    def keep(self, prompt: Sequence[dict[str, str]]) -> None:
+        """Store a prompt as a blob; its SHA-256 is the `input_hash` of what is asked with it."""
+        self._blobs.put(canonical(prompt), "application/json")
 
     def close(self) -> None:
         with self._lock:
@@ -94,6 +100,10 @@ class Annotator:
 
     def read(self, body: bytes) -> AnnotationRequest:
         request = read_annotation_request(body)
+        if request.rubric is not None:
+            if request.prompt_version != JUDGE_VERSION:
+                raise InvalidRequest(f"it wants version {request.prompt_version} of the judge by a rubric")
+            return request
         try:
             get_judge(request.prompt_version)
         except PluginError as error:
@@ -108,7 +118,7 @@ class Annotator:
         request = delivery.request
         if rest := await self._models.resting(request.model.endpoint):
             raise rest
-        event = await delivery.run(self._verdict(request, get_judge(request.prompt_version)))
+        event = await delivery.run(self._verdict(request))
         try:
             await self._publisher.event(event)
         except MessageTooLarge as error:
@@ -116,8 +126,11 @@ class Annotator:
         if self._done is not None:
             self._done(event)
 
-    async def _verdict(self, request: AnnotationRequest, judge: Judge) -> Event:
+    async def _verdict(self, request: AnnotationRequest) -> Event:
         """The event to publish: the log's own, or the result of asking now."""
+        judge = (
+            get_judge(request.prompt_version) if request.rubric is None else await self._by(request.rubric)
+        )
         place = AttemptSpan(
             request.rollout_id, request.attempt, None, request.first_sequence, request.last_sequence
         )
@@ -130,11 +143,13 @@ class Annotator:
         input_hash = digest(prompt.messages, 64)
         key = [request.rollout_id, request.attempt, request.annotator, request.prompt_version, input_hash]
         identity = digest(["annotation", *key])
-        known = await self._publisher.annotation(identity)
-        if known is not None and known.event is not None:
+        while (known := await self._publisher.annotation(identity)) is not None and known.event is not None:
             verdict = payload(known.event)
-            if isinstance(verdict, ValueAnnotated | AnnotationFailed):
+            if isinstance(verdict, ValueAnnotated):
                 return known.event
+            if isinstance(verdict, AnnotationFailed) and not request.again:
+                return known.event
+            identity = digest(["again", identity])
         data = await self._ask(request, judge, case, prompt, input_hash)
         return make_event(
             data,
@@ -145,81 +160,38 @@ class Annotator:
             attempt=case.attempt,
         )
 
+    async def _by(self, rubric: BlobRef) -> Judge:
+        """The judge by a rubric. Raises InvalidRequest for a blob that is none, StorageError."""
+        try:
+            return RubricJudge(await asyncio.to_thread(self._cases.rubric, rubric))
+        except (msgspec.ValidationError, msgspec.DecodeError) as error:
+            raise InvalidRequest(f"the blob {rubric.sha256} is no rubric: {error}") from error
+
     async def _ask(
         self, request: AnnotationRequest, judge: Judge, case: Case, prompt: AnnotationPrompt, input_hash: str
     ) -> ValueAnnotated | AnnotationFailed:
-        """Ask until a reply keeps the rules, `max_tries` times. Raises InfrastructureError."""
-        began = time.monotonic()
-        messages = [dict(message) for message in prompt.messages]
-        answers: list[Completion] = []
-        clamped: Reading | None = None
-        fault, detail = "", ""
-        for number in range(request.max_tries):
-            try:
-                answer = await self._models.complete(
-                    request.model,
-                    messages,
-                    [],
-                    seed=int(input_hash[:7], 16) + number,
-                    timeout=request.timeout_seconds,
-                )
-            except ContextLengthExceeded as error:
-                fault, detail = CONTEXT_EXCEEDED, str(error)
-                break
-            answers.append(answer)
-            try:
-                reading = judge.read(answer.text, len(case.steps))
-            except BadReply as refused:
-                fault, detail, clamped = refused.fault.value, str(refused), refused.clamped
-                log.info("rollout %s, reply %d: %s", request.rollout_id, number + 1, detail)
-                messages += [
-                    {"role": "assistant", "content": answer.text or "(nothing)"},
-                    {"role": "user", "content": judge.retry(detail)},
-                ]
-                continue
-            facts = _facts(request, case, prompt, input_hash, answers, time.monotonic() - began)
-            return _annotated(facts, reading)
-        facts = _facts(request, case, prompt, input_hash, answers, time.monotonic() - began)
-        if clamped is not None:
-            return _annotated(facts, clamped)
-        return AnnotationFailed(**msgspec.structs.asdict(facts), fault=fault, detail=detail)
-
-
-def _facts(
-    request: AnnotationRequest,
-    case: Case,
-    prompt: AnnotationPrompt,
-    input_hash: str,
-    answers: list[Completion],
-    seconds: float,
-) -> AnnotationFacts:
-    """The facts of asking, summed over all tries; tokens and cost are known only where each try's are."""
-    last = answers[-1] if answers else None
-    used = sum(map(used_by, answers), Totals())
-    oracle = any(answer.model_kind is ModelKind.ORACLE for answer in answers)
-    return AnnotationFacts(
-        annotator=request.annotator,
-        model=request.model.name,
-        served_model=last.served_model if last else "",
-        model_kind=ModelKind.ORACLE if oracle else request.model.kind,
-        endpoint=request.model.endpoint,
-        prompt_version=request.prompt_version,
-        input_hash=input_hash,
-        steps=len(case.steps),
-        omitted_steps=prompt.omitted_steps,
-        tries=len(answers),
-        prompt_tokens=used.prompt_tokens,
-        completion_tokens=used.completion_tokens,
-        cost_usd=used.cost_usd,
-        seconds=seconds,
-    )
-
-
-def _annotated(facts: AnnotationFacts, reading: Reading) -> ValueAnnotated:
-    return ValueAnnotated(
-        **msgspec.structs.asdict(facts),
-        base=reading.base,
-        key_steps=reading.key_steps,
-        curve=reading.curve,
-        flags=reading.flags,
-    )
+        """Raises InfrastructureError."""
+        await asyncio.to_thread(self._cases.keep, prompt.messages)
+        asked = await ask(
+            self._models,
+            request.model,
+            prompt.messages,
+            lambda text: judge.read(text, len(case.steps)),
+            judge.retry,
+            what=f"rollout {request.rollout_id}",
+            seed=int(input_hash[:7], 16),
+            tries=request.max_tries,
+            timeout=request.timeout_seconds,
+        )
+        facts = AnnotationFacts(
+            annotator=request.annotator,
+            prompt_version=request.prompt_version,
+            input_hash=input_hash,
+            steps=len(case.steps),
+            omitted_steps=prompt.omitted_steps,
+            **asked.facts,
+        )
+        known = msgspec.structs.asdict(facts)
+        if (reading := asked.found or asked.clamped) is None:
+            return AnnotationFailed(**known, fault=asked.fault, detail=asked.detail)
+        return ValueAnnotated(**known, **msgspec.structs.asdict(reading), rubric=request.rubric)

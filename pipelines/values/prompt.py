@@ -8,6 +8,7 @@ and the gap is named.
 """
 
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from orchard.pipelines.values.cases import Case, CaseStep
@@ -60,17 +61,25 @@ class AnnotationPrompt:
 
 def make_prompt(case: Case, limit: int) -> AnnotationPrompt:
     """The prompt for a case in at most about `limit` characters; only headings may take it over."""
-    frame = len(SYSTEM) + len(_user(case, ""))
-    steps: list[str] = []
+    return fitted(case.steps, lambda steps: _messages(case, steps), limit)
+
+
+def fitted(
+    steps: Sequence[CaseStep], messages: Callable[[str], tuple[dict[str, str], ...]], limit: int
+) -> AnnotationPrompt:
+    """The messages around the text of the steps, which is shortened so that all have at most about `limit`
+    characters."""
+    frame = sum(len(message["content"]) for message in messages(""))
+    shown: list[str] = []
     for cut in (OBSERVATION_LIMIT, *SHORTER):
-        steps = [_step(number, step, cut) for number, step in enumerate(case.steps)]
-        if frame + sum(map(len, steps)) <= limit:
-            return AnnotationPrompt(_messages(case, "".join(steps)), 0)
-    head, tail = _kept(steps, max(limit - frame, 0))
-    omitted = len(steps) - head - tail
-    gap = f"\n## Steps {head} to {len(steps) - tail - 1}\nLeft out here for length.\n"
-    shown = [*steps[:head], gap, *steps[len(steps) - tail :]]
-    return AnnotationPrompt(_messages(case, "".join(shown)), omitted)
+        shown = [_step(number, step, cut) for number, step in enumerate(steps)]
+        if frame + sum(map(len, shown)) <= limit:
+            return AnnotationPrompt(messages("".join(shown)), 0)
+    head, tail = _kept(shown, max(limit - frame, 0))
+    omitted = len(shown) - head - tail
+    gap = f"\n## Steps {head} to {len(shown) - tail - 1}\nLeft out here for length.\n"
+    shown = [*shown[:head], gap, *shown[len(shown) - tail :]]
+    return AnnotationPrompt(messages("".join(shown)), omitted)
 
 
 def retry_message(fault: str) -> str:

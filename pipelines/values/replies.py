@@ -30,8 +30,6 @@ _THINKING = re.compile(r"\A.*</(?:think|thinking|reasoning)>", re.DOTALL | re.IG
 """All up to the end of the last thought; greedy, so that hostile text costs no more than its length."""
 _ARRAY = re.compile(r"\[\s*\{")
 """The possible beginning of an array of objects."""
-_ENTRY = re.compile(r'"p_resolve"\s*:')
-"""Each entry has it once, so an array has all entries of a reply that has no more of these."""
 STARTS = 100
 """Places at which an array is tried: so hostile text costs a hundred times its length at most."""
 
@@ -52,6 +50,9 @@ class Fault(StrEnum):
     CONSTANT = "constant"
     MONOTONE_RISING = "monotone_rising"
     FINAL_TOO_HIGH = "final_too_high"
+    BAD_CRITERION = "bad_criterion"
+    """A criterion of a rubric, or one that a score names, is not as asked for."""
+    BAD_SCORE = "bad_score"
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +63,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """Key steps by step, all in 0 .. steps - 1."""
     curve: tuple[float, ...]
     flags: tuple[str, ...] = ()
+    turn_rewards: tuple[float, ...] = ()
 
 
 class BadReply(Exception):
@@ -76,16 +78,16 @@ class BadReply(Exception):
 
 def read_reply(text: str, steps: int) -> Reading:
     """The curve that a reply states for a trajectory of `steps` >= 1 steps. Raises BadReply, nothing else."""
-    entries = [_entry(item) for item in _array(text)]
+    entries = [_entry(item) for item in array_of(text, "p_resolve")]
     seen: set[int] = set()
     for step, _, _ in entries:
         if not -1 <= step < steps:
-            _refuse(
+            refuse(
                 Fault.STEP_OUT_OF_RANGE,
-                f"step {_quoted(step)} does not exist: steps are 0 to {steps - 1}, and -1 for the base rate",
+                f"step {quoted(step)} does not exist: steps are 0 to {steps - 1}, and -1 for the base rate",
             )
         if step in seen:
-            _refuse(Fault.STEP_REPEATED, f"step {step} is there more than once: give each step one entry")
+            refuse(Fault.STEP_REPEATED, f"step {step} is there more than once: give each step one entry")
         seen.add(step)
     scale, flags = _scale([p for _, p, _ in entries])
     points = {step: p * scale for step, p, _ in sorted(entries, key=lambda entry: entry[0])}
@@ -121,25 +123,27 @@ def needed_key_steps(steps: int) -> int:
     return min(steps, max(MIN_KEY_STEPS, math.ceil(KEY_STEP_SHARE * steps - TOLERANCE)))
 
 
-def _array(text: str) -> list[Any]:
+def array_of(text: str, key: str) -> list[Any]:
+    """The one JSON array of a reply. Each of its entries has `key` once, so an array has all entries of a
+    reply that has no more of these. Raises BadReply."""
     if len(text) > REPLY_LIMIT:
-        _refuse(Fault.TOO_LONG, f"the reply has {len(text)} characters: answer with the JSON array alone")
+        refuse(Fault.TOO_LONG, f"the reply has {len(text)} characters: answer with the JSON array alone")
     text = text.strip()
     if not text.startswith("["):
         text = _THINKING.sub("", text).strip()
     try:
         found = _DECODER.decode(text)
     except (ValueError, RecursionError) as error:
-        found = _inside(text, error)
+        found = _inside(text, re.compile(rf'"{key}"\s*:'), error)
     if not isinstance(found, list):
-        _refuse(Fault.NOT_JSON_ARRAY, "the reply is JSON, but not an array: answer with one JSON array")
+        refuse(Fault.NOT_JSON_ARRAY, "the reply is JSON, but not an array: answer with one JSON array")
     return found
 
 
-def _inside(text: str, reason: Exception) -> list[Any]:
+def _inside(text: str, entry: re.Pattern[str], reason: Exception) -> list[Any]:
     """The one array with entries among sentences and fences, which may quote other arrays; `reason` is why
     the text is not JSON."""
-    total = len(_ENTRY.findall(text))
+    total = len(entry.findall(text))
     end = 0
     for _ in range(STARTS):
         if (place := _ARRAY.search(text, end)) is None:
@@ -147,7 +151,7 @@ def _inside(text: str, reason: Exception) -> list[Any]:
         start, end = place.span()
         try:
             _, end = _QUOTED.raw_decode(text, start)
-            entries = len(_ENTRY.findall(text, start, end))
+            entries = len(entry.findall(text, start, end))
             if entries == total:
                 found: list[Any] = _DECODER.raw_decode(text, start)[0]
                 return found
@@ -155,7 +159,7 @@ def _inside(text: str, reason: Exception) -> list[Any]:
             reason = error
             continue
         if entries:
-            _refuse(
+            refuse(
                 Fault.NOT_JSON_ARRAY,
                 "not all entries are in one JSON array: answer with the JSON array alone",
             )
@@ -166,14 +170,14 @@ def _inside(text: str, reason: Exception) -> list[Any]:
 
 
 def _not_finite(constant: str) -> NoReturn:
-    _refuse(Fault.P_OUT_OF_RANGE, f"{constant} is no probability: give numbers from 0 to 1")
+    refuse(Fault.P_OUT_OF_RANGE, f"{constant} is no probability: give numbers from 0 to 1")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        _refuse(
-            Fault.NOT_OBJECT, f"an object names {_quoted([name for name, _ in pairs])}: each name only once"
+        refuse(
+            Fault.NOT_OBJECT, f"an object names {quoted([name for name, _ in pairs])}: each name only once"
         )
     return found
 
@@ -185,23 +189,23 @@ _QUOTED = json.JSONDecoder()
 
 def _entry(item: Any) -> tuple[int, float, str]:
     if not isinstance(item, dict):
-        _refuse(
+        refuse(
             Fault.NOT_OBJECT,
-            f'{_quoted(item)} is not an object: entries are {{"step", "p_resolve", "reasoning"}}',
+            f'{quoted(item)} is not an object: entries are {{"step", "p_resolve", "reasoning"}}',
         )
     step, p, reasoning = item.get("step"), item.get("p_resolve"), item.get("reasoning", "")
     if not isinstance(step, int) or isinstance(step, bool):
-        _refuse(Fault.STEP_NOT_INTEGER, f"step {_quoted(step)} is not an integer")
+        refuse(Fault.STEP_NOT_INTEGER, f"step {quoted(step)} is not an integer")
     if not isinstance(p, int | float) or isinstance(p, bool):
-        _refuse(Fault.P_NOT_NUMBER, f"p_resolve {_quoted(p)} of step {_quoted(step)} is not a number")
+        refuse(Fault.P_NOT_NUMBER, f"p_resolve {quoted(p)} of step {quoted(step)} is not a number")
     if not 0 <= p <= 100:  # also where it is infinite, as 1e999 is, or an integer too large for a float
-        _refuse(Fault.P_OUT_OF_RANGE, f"p_resolve {_quoted(p)} of step {_quoted(step)} is not from 0 to 1")
-    if not isinstance(reasoning, str) or not _encodable(reasoning):
-        _refuse(Fault.REASONING_NOT_TEXT, f"the reasoning of step {_quoted(step)} is not text")
+        refuse(Fault.P_OUT_OF_RANGE, f"p_resolve {quoted(p)} of step {quoted(step)} is not from 0 to 1")
+    if not isinstance(reasoning, str) or not encodable(reasoning):
+        refuse(Fault.REASONING_NOT_TEXT, f"the reasoning of step {quoted(step)} is not text")
     return step, float(p), reasoning
 
 
-def _encodable(text: str) -> bool:
+def encodable(text: str) -> bool:
     """Whether the text has a UTF-8 form: JSON can spell half of a surrogate pair."""
     try:
         text.encode()
@@ -210,7 +214,8 @@ def _encodable(text: str) -> bool:
     return True
 
 
-def _quoted(value: Any) -> str:
+def quoted(value: Any) -> str:
+    """At most 60 characters of any value, for a message."""
     try:
         return ascii(value)[:60]
     except (ValueError, RecursionError):  # an integer of too many digits, or lists in lists
@@ -223,7 +228,7 @@ def _scale(values: list[float]) -> tuple[float, list[str]]:
         return 1.0, []
     odd = next((p for p in values if 0 < p < 1), None)
     if odd is not None:
-        _refuse(
+        refuse(
             Fault.P_OUT_OF_RANGE,
             f"p_resolve {max(values):g} is over 1 and {odd:g} is not a percentage: give numbers from 0 to 1",
         )
@@ -234,19 +239,20 @@ def _check_form(points: dict[int, float], steps: int) -> None:
     """Check the rules for all points together, given by rising step."""
     needed, given = needed_key_steps(steps), sum(step >= 0 for step in points)
     if given < needed:
-        _refuse(
+        refuse(
             Fault.TOO_FEW_KEY_STEPS,
             f"only {given} of {steps} steps have a value: give at least {needed}",
         )
     values = list(points.values())
     if all(abs(p - values[0]) <= TOLERANCE for p in values):
-        _refuse(Fault.CONSTANT, "p_resolve is the same everywhere: it must fall where the mistake was made")
+        refuse(Fault.CONSTANT, "p_resolve is the same everywhere: it must fall where the mistake was made")
     if all(after >= before - TOLERANCE for before, after in pairwise(values)):
-        _refuse(
+        refuse(
             Fault.MONOTONE_RISING,
             "p_resolve never falls, but the trajectory failed: it must fall at or before the mistake",
         )
 
 
-def _refuse(fault: Fault, detail: str) -> NoReturn:
+def refuse(fault: Fault, detail: str) -> NoReturn:
+    """Raises BadReply."""
     raise BadReply(fault, detail)

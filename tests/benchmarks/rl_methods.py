@@ -118,7 +118,7 @@ class Compared:
         if self.unsolved:
             with open_tables(self.example.config.store) as tables:
                 rates = pass_rates(tables, MEASURING)
-            ids = [task for task, rate in sorted(rates.items()) if rate <= self.values["hardest"]]
+            ids = [task for task, rate in sorted(rates.items()) if rate.rate <= self.values["hardest"]]
             recipe["tasks"] = {"unproven": True, "ids": ids}
         return dict(recipe)
 

@@ -36,6 +36,9 @@ def main() -> None:
         help="only submissions with one of these in name, family or task; in-place, claw, gui: those suites",
     )
     parser.add_argument("--sample", type=int, help="so many submissions of real tasks, drawn as if by chance")
+    parser.add_argument(
+        "--forgers", type=int, help="so many forgers of each real task, drawn as if by chance"
+    )
     parser.add_argument("--releases", type=int, default=RELEASES, help="tasks of package releases")
     parser.add_argument("--repairs", type=int, default=REPAIRS, help="repair tasks")
     parser.add_argument("--layout", action="append", help="only these layouts")
@@ -79,6 +82,7 @@ def main() -> None:
                 concurrency=given.concurrency,
                 only=given.words,
                 sample=given.sample,
+                forgers=given.forgers,
             )
         )
     text = page(records.all, time.monotonic() - started, given.concurrency)

@@ -45,12 +45,15 @@ def _real(found: Sequence[Record]) -> list[str]:
     labels = [label for label in LABELS if any(each.protected == label for each in found)]
     forgers = [each for each in found if each.group is Group.FORGER]
     tasks = {each.task: each for each in found}
+    tried = Counter(each.task for each in forgers)
     lines = [
         "## Real tasks",
         "",
         f"{_tasks(tasks)}. {len({e.name for e in forgers})} forgers know how rewards are made and "
         "nothing of the repository; each is the text of one module, put at the end of those that the "
-        "solution changes. What a task is protected by: its label (docs/threat-model.md).",
+        f"solution changes; {min(tried.values(), default=0)} to {max(tried.values(), default=0)} were tried "
+        "on each task, drawn as if by chance where they are not all. What a task is protected by: its label "
+        "(docs/threat-model.md).",
         "",
         "Forged of tried, by what protects the task:",
         "",

@@ -35,6 +35,7 @@ class Broken(NamedTuple):
 
 
 DATASET = 'name = "d"\ntokenizer = "t"\n'
+RUN = 'run = "first"\nmodel = "m"\nout = "o"\n'
 SUITE = 'name = "s"\nharnesses = ["h"]\n'
 MODELS = 'models = [{ name = "m" }]\n'
 SETS = 'task_sets = [{ source = "x" }]\n'
@@ -45,7 +46,7 @@ BROKEN = [
     Broken(config, "[worker]\nslots = 1.5", ("worker.slots: Expected `int`, got `float` (it is 1.5)",)),
     Broken(config, '[worker]\nslots = "many"', ("worker.slots", "(it is 'many')")),
     Broken(config, '[worker]\nslots = "8"', ("worker.slots", "did you mean 8?")),
-    Broken(config, "worker = 3", ("worker: Expected `object`, got `int` (it is 3)",)),
+    Broken(config, "worker = 3", ("worker: Expected `table`, got `int` (it is 3)",)),
     Broken(config, "[up]\npage = 1", ("up.page: Expected `bool`, got `int` (it is 1)",)),
     Broken(config, "[wroker]\nslots = 8", ("wroker", "did you mean worker?")),
     Broken(config, "[qqq]", ("qqq: there is no such key: there is store, state, nats",)),
@@ -76,6 +77,65 @@ BROKEN = [
     Broken(rates, PAPER_RATES.replace("baseline =", "baselin ="), ("baselin: ", "did you mean baseline?")),
     Broken(rates, "baseline = ", ("not valid TOML",)),
     Broken(kubernetes, 'namespce = "x"', ("namespce", "did you mean namespace?")),
+    Broken(config, "[endpoint.a]", ("endpoint: there is no such key", "did you mean endpoints?")),
+    Broken(config, '[endpoints]\nbase_url = "https://h/v1"', ("did you mean endpoints.NAME.base_url?",)),
+    Broken(config, '[[endpoints]]\nname = "a"', ("endpoints: Expected `table`, got `array`",)),
+    Broken(config, "[endpoints.a]\nbase_url = 8000", ("endpoints.a.base_url", "(it is 8000)")),
+    Broken(config, '[endpoints.a]\nbase_url = "h:8"', ("endpoints.a: base_url", "'http://h:8'?")),
+    Broken(
+        config,
+        '[endpoints.a]\nbase_url = "https://h/v1"\napi_key = "sk-1"',
+        ("endpoints.a.api_key: there is no such key, did you mean endpoints.a.api_key_env?",),
+    ),
+    Broken(
+        config,
+        '[endpoints.a]\nbase_url = "https://h/v1"\nreplicas = ["https://x/v1", 3]',
+        ("endpoints.a.replicas[1]", "(it is 3)"),
+    ),
+    Broken(
+        config,
+        '[endpoints.a]\nbase_url = "https://h/v1"\nprices = { prompt = 1 }',
+        ("did you mean endpoints.a.prices.NAME.prompt?",),
+    ),
+    Broken(
+        config,
+        '[endpoints.a]\nbase_url = "https://h/v1"\nprices = { m = { prompt = 1 } }',
+        ("endpoints.a.prices.m: missing required field `completion`",),
+    ),
+    Broken(config, "[worker]\nslots = 1\n[worker]", ("table [worker] is there twice", "line 3")),
+    Broken(config, "worker.slots = 8\n[worker]", ("table [worker] is there twice", "line 2")),
+    Broken(config, "[worker]\nslots = 1\nslots = 2", ("slots: has a value already", "line 3")),
+    Broken(config, "[worker]\nslots = eight", ("slots: Expected a text in quotes", "line 2")),
+    Broken(config, "[worker]\nslots = 08", ("slots: Expected newline", "line 2")),
+    Broken(config, "[worker]\nslots: 8", ("Expected '='", "line 2")),
+    Broken(config, '[sandbox]\nmax_memory = "4GB"', ("sandbox.max_memory: '4GB'", "'4Gi'")),
+    Broken(config, "[sandbox]\nmax_memory = 4", ("sandbox.max_memory: Expected `str`", "(it is 4)")),
+    Broken(config, '[sandbox]\nttl_seconds = "10m"', ("sandbox.ttl_seconds", "'10m': did you mean 600?")),
+    Broken(config, "[sandbox]\nttl_seconds = -5", ("sandbox.ttl_seconds", "(it is -5)")),
+    Broken(config, "[sandbox]\nttl = 5", ("sandbox.ttl: ", "did you mean sandbox.ttl_seconds?")),
+    Broken(config, '[sandbox]\ntask_network = "some"', ("sandbox.task_network", "never, as_asked")),
+    Broken(config, '[nats]\nport = "4222"', ("nats.port", "did you mean 4222?")),
+    Broken(config, '[nats]\nurl = "h:4222"', ("nats.url", "did you mean 'nats://h:4222'?")),
+    Broken(dataset, DATASET + 'filters = "none"', ("filters: Expected `table`", "(it is 'none')")),
+    Broken(dataset, DATASET + '[filters]\nmax_tokens = "8k"', ("filters.max_tokens", "'8k': write it with")),
+    Broken(dataset, DATASET + "[[filters]]", ("filters: Expected `table`, got `array`",)),
+    Broken(sft, 'model = "m"\ndataset = "d"\nout = ""', ("out: Expected `str` of length >= 1",)),
+    Broken(sft, 'model = "m"\ndataset = "d"\nout = "o"\nlora = true', ("lora: Expected `table | null`",)),
+    Broken(sft, 'model = "m"\ndataset = "d"\nout = "o"\nlr = "1e-4"', ("lr: ", "did you mean 0.0001?")),
+    Broken(rl, RUN + "steps = 1e3", ("steps: ", "(it is 1000.0): did you mean 1000?")),
+    Broken(rl, RUN + "[bar]\ninterval = [0.6, 0.4]", ("bar.interval: no group of 8", "[0.6, 0.4]")),
+    Broken(rl, RUN + 'tasks = "repair-*"', ("tasks: Expected `table`", "(it is 'repair-*')")),
+    Broken(rl, RUN + 'method = "grpo"', ("no method is named 'grpo'", "bar, fixed")),
+    Broken(read_suite, SUITE + SETS + 'models = ["m"]', ("models[0]: Expected `table`", "(it is 'm')")),
+    Broken(read_suite, SUITE + SETS + MODELS + "[budgets]", ("budgets: ", "did you mean budget?")),
+    Broken(
+        read_suite,
+        SUITE + SETS + MODELS + '[budget]\nwall_seconds = "1h"',
+        ("budget.wall_seconds", "'1h': did you mean 3600?"),
+    ),
+    Broken(rates, PAPER_RATES + "\n[workload]", ("table [workload] is there twice",)),
+    Broken(kubernetes, "[layers]\nx = 3", ("layers.x: Expected `str`", "(it is 3)")),
+    Broken(limits, 'concurrent_requests = "many"', ("concurrent_requests", "(it is 'many')")),
     Broken(limits, "concurrent_request = 3", ("concurrent_request", "mean concurrent_requests?")),
 ]
 
@@ -103,3 +163,21 @@ def test_a_directory_in_place_of_a_file_is_told(tmp_path: Path, read: Callable[[
     (tmp_path / "dir.toml").mkdir()
     with pytest.raises(Exception, match=r"dir\.toml cannot be read"):
         read(tmp_path / "dir.toml")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "says"),
+    [
+        ("ORCHARD_STORE__PATH", "/x", "did you mean ORCHARD_STORE?"),
+        ("ORCHARD_SANDBOX__TTL_SECONDS", "1h", "ORCHARD_SANDBOX__TTL_SECONDS: Expected a number of seconds"),
+        ("ORCHARD_ENDPOINTS__A__CONCURRENCY", "4", "ORCHARD_ENDPOINTS__A__CONCURRENCY: endpoints.a: missing"),
+        ("ORCHARD_ENDPOINTS__A__BASE_URL", "", "ORCHARD_ENDPOINTS__A__BASE_URL: endpoints.a.base_url is emp"),
+    ],
+)
+def test_a_variable_that_is_the_reason_is_named(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, says: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ValueError) as refused:
+        load()
+    assert says in str(refused.value)

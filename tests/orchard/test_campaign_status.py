@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from rich.console import Console, RenderableType
 
-from orchard.actions.abort_reasons import abort_reasons
+from orchard.actions.abort_reasons import REMEDIES, abort_reasons
 from orchard.actions.campaign_hints import hints
 from orchard.actions.campaign_status import (
     NO_LABEL,
@@ -18,10 +18,11 @@ from orchard.actions.campaign_status import (
     State,
     state_of,
 )
-from orchard.actions.endpoint_rests import rest_sentence
+from orchard.actions.endpoint_rests import THROTTLED, rest_sentence
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignRecord, CampaignState
 from orchard.schemas.health import SILENT_SECONDS, Condition, HeardReport, ProcessReport, alive, sick
+from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.rests import Rest
 from orchard.storage.spending import Spent
 from orchard.streams.endpoints import StoredRest
@@ -126,10 +127,15 @@ def test_a_rest_is_said_with_its_end_where_that_is_known_and_a_breakers_pause_wi
     rest = Rest(endpoint="default", model="m", reason="answered 429: quota", seconds=120.0, prober="p")
     stored = StoredRest(key="k", rest=rest, revision=1, left=120.0, age=600.0)
     said = rest_sentence(stored, now)
-    assert said == "endpoint default rests until 14:02: answered 429: quota"
+    remedy = f"{THROTTLED}; its rollouts then resume"
+    assert said == f"endpoint default rests until 14:02: answered 429: quota: {remedy}"
+    down = msgspec.structs.replace(rest, reason="answered 500")
+    unavailable = rest_sentence(msgspec.structs.replace(stored, rest=down), now)
+    assert REMEDIES[AbortCause.LLM_UNAVAILABLE] in unavailable
     soon = msgspec.structs.replace(stored, left=4.0)
     assert rest_sentence(soon, now) == (
-        "endpoint default rests since 13:50, and is asked again every few seconds: answered 429: quota"
+        "endpoint default rests since 13:50, and is asked again every few seconds: answered 429: quota: "
+        + remedy
     )
     pipeline = PipelineView(rests=(said,))
     assert said in hints(CampaignView("c", 4, State.RUNNING), pipeline)

@@ -323,7 +323,10 @@ async def test_a_request_that_is_none_becomes_a_dead_letter_that_can_be_looked_a
     )
     facts = orchard("dead", "list", "--json", store=running.store).stdout
     check("dead list", facts)
-    assert jq('.letters[] | select(.reason | startswith("terminated")) | .request', facts)
+    number = jq('.letters[] | select(.reason | startswith("terminated")) | .sequence', facts).split()[0]
+    letter = orchard("dead", "show", number, "--json", store=running.store).stdout
+    check("dead show", letter)
+    assert "not" in jq(".request | fromjson", letter)
 
 
 async def test_a_second_writer_and_a_second_up_are_refused(running: Running, orchard: Command) -> None:

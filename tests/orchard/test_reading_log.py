@@ -18,6 +18,7 @@ from orchard.configuration.config import Config, ConfigError
 from orchard.schemas.events import payload
 from tests.orchard.page.conftest import stored
 from tests.orchard.page.test_page import talk_of
+from tests.orchard.test_facts import check
 from tests.trajectory_log import Author
 
 ALL = sys.maxsize
@@ -109,7 +110,10 @@ def test_show_has_turns_with_what_they_cost(store: str, capsys: pytest.CaptureFi
         ((name,),) = log.rollouts(campaign="talk").select("rollout_id").fetchall()
         expected = log.messages(name).filter("turn between 2 and 3").fetchall()
     print_messages(session, name[:10], turn_range("2..3"))
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    printed = capsys.readouterr().out.splitlines()
+    for line in printed:
+        check("show", line)
+    lines = [json.loads(line) for line in printed]
     assert len(lines) == len(expected) > 3
     assert {line["turn"] for line in lines} == {2, 3}
     assert {line["call"]["completion_tokens"] for line in lines if line["role"] == "assistant"} == {3}

@@ -9,6 +9,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from orchard.actions import tracking as module
 from orchard.actions.tracking import Tracking
 from orchard.configuration.config import ConfigError, TrackingSettings, checked
+from orchard.schemas.groups import PolicyEvaluated
+from orchard.schemas.training import PolicyStep
 from tests.training_facts import started, step
 
 SETTINGS = TrackingSettings(to="tensorboard")
@@ -26,6 +28,27 @@ def test_a_resumed_run_is_one_curve_without_what_the_kill_lost(tmp_path: Path) -
     assert [point.step for point in shown.Scalars("loss")] == [1, 2, 3, 4, 5]
     assert [point.value for point in shown.Scalars("loss")] == pytest.approx([1 / n for n in range(1, 6)])
     assert set(shown.Tags()["scalars"]) >= {"loss", "lr", "grad_norm", "tokens"}
+
+
+def test_the_score_of_a_policy_is_at_the_step_that_made_it_however_often_it_is_told(tmp_path: Path) -> None:
+    zeros = dict.fromkeys(PolicyStep.__struct_fields__, 0)
+    for _ in range(2):
+        with Tracking(SETTINGS, tmp_path) as tracking:
+            for version in range(3):
+                if version:
+                    tracking.put(PolicyStep(**{**zeros, "run": "rl", "step": version, "version": version}))  # type: ignore[arg-type]
+                tracking.put(
+                    PolicyEvaluated(
+                        run="rl", version=version, evaluation=f"rl-v{version}", tasks=4, graded=4, resolved=1,
+                        ungraded=0, score=version / 4, low=0.0, high=0.8,
+                    )
+                )  # fmt: skip
+
+    shown = EventAccumulator(str(tmp_path / "tracking" / "rl"))
+    shown.Reload()
+    points = [(point.step, point.value) for point in shown.Scalars("held_out/score")]
+    assert points == [(0, 0.0), (1, 0.25), (2, 0.5)]
+    assert set(shown.Tags()["scalars"]) >= {"held_out/low", "held_out/high", "pass_rate"}
 
 
 def test_what_cannot_be_written_is_a_warning_and_training_goes_on(

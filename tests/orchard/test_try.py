@@ -12,7 +12,8 @@ import pytest_asyncio
 from aiohttp import web
 from typer.testing import CliRunner
 
-from orchard.actions.endpoint_trial import ModelNotNamed, Trial, try_endpoint
+from orchard.actions.endpoint_trial import ModelNotNamed, Trial
+from orchard.actions.replica_trial import try_endpoint
 from orchard.actions.tried_endpoints import check_endpoints, examine_endpoints
 from orchard.cli.app import app
 from orchard.configuration.config import ConfigError
@@ -211,7 +212,7 @@ async def test_submit_asks_each_endpoint_once(server: Server, tmp_path: Path) ->
     endpoints = {"default": EndpointSettings(base_url=server.url)}
     [note] = await check_endpoints(tmp_path, plan(), endpoints)
     asked = len(server.requests)
-    assert "tried with" in note and asked > 0
+    assert "tried once with m" in note and asked > 0
     assert await check_endpoints(tmp_path, plan("mini-swe-agent-compact"), endpoints) == []
     for oracle in (plan(kind=ModelKind.ORACLE), plan(name="oracle/resolves")):
         assert await check_endpoints(tmp_path, oracle, endpoints) == []
@@ -253,6 +254,43 @@ async def test_doctor_has_a_line_for_each_endpoint(server: Server) -> None:
     )
     assert good.good and good.what == "endpoint default" and "m works with orchard-bash" in good.says
     assert not bad.good and "could not be reached" in bad.remedy
+
+
+async def test_every_server_of_an_endpoint_is_told_by_address_with_what_differs(
+    server: Server, tmp_path: Path
+) -> None:
+    less, same = Server(), Server()
+    less.tools, less.without = "refused", {"length", "models"}
+    async with serving(less.models, less.chat) as less.url, serving(same.models, same.chat) as same.url:
+        replicas = (less.url, same.url, "http://127.0.0.1:9/v1")
+        settings = EndpointSettings(base_url=server.url, replicas=replicas)
+        trial = await try_endpoint("default", settings, "m", 20.0)
+        host = {each.url: each.url.split("/")[2] for each in (server, less, same)}
+        assert (trial.server, trial.tools, trial.harnesses) == (
+            host[less.url],
+            False,
+            ["mini-swe-agent-text"],
+        )
+        assert trial.tokens is None and trial.problem == ""
+        said = {each.what: each for each in trial.findings}
+        for one in (server, same):
+            finding = said[f"server {host[one.url]}"]
+            assert not finding.good and finding.says == (
+                f"differs from {host[less.url]}: models: m, not none; tool calls: yes, not no; "
+                "context: 8192, not unknown"
+            )
+        assert "could not be reached" in said["server 127.0.0.1:9"].remedy
+        notes = await check_endpoints(tmp_path, plan("mini-swe-agent-text"), {"default": settings})
+        assert sum("endpoint default: server" in note for note in notes) == 3
+        with pytest.raises(ConfigError, match="orchard-bash needs tool calls"):
+            await check_endpoints(tmp_path, plan(), {"default": settings})
+        [line] = await examine_endpoints({"default": settings})
+        assert not line.good and "could not be reached" in line.says
+        equal = msgspec.structs.replace(settings, replicas=(same.url,))
+        [line] = await examine_endpoints({"default": equal})
+        assert line.good
+        alike = await try_endpoint("default", equal, None, 20.0)
+        assert alike.findings[-1].says == f"serves the same as {host[server.url]}" and alike.tokens == 6 * 602
 
 
 async def test_the_command_prints_a_table_or_one_object_and_its_status(

@@ -13,6 +13,7 @@ DOMAIN = FrontDomain(
             "graders.",
         )
     },
+    facts="orchard.domains.gui.judging:facts",
     task_commands=("orchard.domains.gui.funnel",),
     synthesis=TaskRoute(
         run="orchard.domains.gui.task_routes:synthesize",

@@ -13,6 +13,7 @@ import typer
 import uvloop
 
 from orchard.actions.session import Session
+from orchard.cli.facts import print_facts
 from orchard.configuration.config import ConfigError
 from orchard.pipelines.domains.gui.judging.again import (
     QUEUE,
@@ -48,6 +49,28 @@ _COLUMNS = [
 ]
 
 
+class JudgeFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """One judge in `orchard judge agreement --json`."""
+
+    protocol: str
+    prompts: str
+    """Digest of the protocol's prompts."""
+    model: str
+    tasks: int
+    """Number of tasks of the compared rollouts."""
+    agreement: JudgeAgreement
+
+
+class JudgeListing(msgspec.Struct, frozen=True, kw_only=True):
+    """Output of `orchard judge agreement CAMPAIGN --json`."""
+
+    judges: list[JudgeFacts]
+
+
+def facts() -> dict[str, type]:
+    return {"judge": JudgeListing}
+
+
 def register(app: typer.Typer) -> None:
     app.command("judge")(judge)
 
@@ -70,15 +93,16 @@ def judge(
     endpoint: Annotated[
         str | None, typer.Option(help="Endpoint.", show_default="judge.endpoint of the configuration")
     ] = None,
-    slots: Annotated[int, typer.Option(help="Rollouts at once in this process.", min=1)] = 8,
+    slots: Annotated[int, typer.Option(help="Maximum concurrent rollouts in this process.", min=1)] = 8,
     max_cost: Annotated[
         float | None,
         typer.Option(help="Cost of the calls in USD at which no further rollout is begun.", min=0.0),
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="With `agreement`: one JSON object.")] = False,
 ) -> None:
     """Judge rollouts of browser agents again, without running them, and measure judges against graders.
 
-    Old rewards stay; verdicts are in the view `judgements`. It goes on after a break. A judge that is down
+    Old rewards stay; verdicts are in the view `judgements`. Run it again to resume. A judge that is down
     leaves rollouts without a verdict, and the same command asks about those again. `agreement` compares
     verdicts with the rewards that graders without a judge gave. For example:
 
@@ -86,10 +110,12 @@ def judge(
         orchard judge agreement shop
     """
     session: Session = context.obj
+    if as_json and of is None:
+        raise typer.BadParameter("--json goes with `agreement`: orchard judge agreement CAMPAIGN --json")
     if of is not None:
         if campaign != AGREEMENT:
             raise ConfigError(f"`orchard judge {campaign} {of}` names two campaigns: judge one at a time")
-        show_agreement(session, of)
+        show_agreement(session, of, as_json=as_json)
         return
     known = session.config.judge
     wanted = msgspec.structs.replace(
@@ -200,7 +226,7 @@ def _tell(tally: JudgingTally, asked: int, foreign: int) -> bool:
     return not missing
 
 
-def show_agreement(session: Session, campaign: str) -> None:
+def show_agreement(session: Session, campaign: str, *, as_json: bool = False) -> None:
     """Prints the agreement of each judge with the campaign's graders."""
     with open_tables(session.config.store) as tables:
         found = read_pairs(tables, campaign)
@@ -209,18 +235,24 @@ def show_agreement(session: Session, campaign: str) -> None:
             f"no rollout of {campaign!r} has both a verdict and a reward that no judge gave: run `orchard "
             f"judge {campaign}` on a campaign of generated sites"
         )
+    judges = [
+        JudgeFacts(
+            **dict(zip(("protocol", "prompts", "model"), who, strict=True)),
+            tasks=len({pair.task_id for pair in pairs}),
+            agreement=agreement(pairs),
+        )
+        for who, pairs in found.items()
+    ]
+    if as_json:
+        print_facts(JudgeListing(judges=judges))
+        return
     rows = []
-    for who, pairs in found.items():
-        one = agreement(pairs)
-        tasks = len({pair.task_id for pair in pairs})
+    for judge_ in judges:
+        one = judge_.agreement
+        who = (judge_.protocol, judge_.prompts[:8], judge_.model)
         counts = (one.both, one.judge_only, one.grader_only, one.neither)
-        rows.append((*_named(who), one.rollouts, tasks, *counts, f"{one.agreed:.1%}", *_kappa(one)))
+        rows.append((*who, one.rollouts, judge_.tasks, *counts, f"{one.agreed:.1%}", *_kappa(one)))
     console.print(rows_table(_COLUMNS, rows))
-
-
-def _named(who: tuple[str, str, str]) -> tuple[str, str, str]:
-    protocol, prompts, model = who
-    return protocol, prompts[:8], model
 
 
 def _kappa(one: JudgeAgreement) -> tuple[str, str]:

@@ -1,6 +1,7 @@
 """`quickstart`: tasks, proof, campaign and results in one command."""
 
 import asyncio
+import gc
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -14,13 +15,13 @@ from orchard.actions.abort_reasons import abort_reasons, abort_sentence
 from orchard.actions.campaigns import grow_campaign, known_plan, resume_campaign
 from orchard.actions.reporter import Reporter, duration
 from orchard.actions.session import Session
-from orchard.actions.tasks import validate_tasks
+from orchard.actions.tasks import Validated, validate_tasks
 from orchard.configuration.config import Config, ConfigError, UpSettings
 from orchard.configuration.flags import replaced, with_endpoint
 from orchard.configuration.run_files import UNSAFE_HOST
 from orchard.domains.swe.tasks import synthesize_tasks
 from orchard.pipelines.domains.swe.releases import SOURCE
-from orchard.pipelines.tasks.registry import read_task_refs
+from orchard.pipelines.tasks.registry import read_task_refs, stored_tasks
 from orchard.processes.pipeline import pipeline
 from orchard.processes.signals import stop_on_signals
 from orchard.schemas.campaigns import Budget, CampaignSpec, ModelSpec, TaskRef
@@ -34,8 +35,9 @@ from orchard.terminal.tables import rows_table
 
 FIRST_TASKS = 5
 """Tasks that are made before the others, so that the first rollouts start early."""
-LOOK_SECONDS = 2.0
-"""Seconds between two looks for tasks that were proven meanwhile."""
+LOOK_SECONDS, LATER_LOOK_SECONDS = 2.0, 5.0
+"""Seconds between two looks for tasks that were proven meanwhile, before and after the first graded rollout:
+each takes a processor 60 ms."""
 
 RESULTS = """
 select harness, model, model_kind, task_source as source, rollouts, resolved, graded - resolved as unresolved,
@@ -48,6 +50,7 @@ select status, coalesce(exit_status, cause) as "how it ended", count(*) as rollo
        round(avg(seconds), 1) as "seconds each"
 from rollouts where campaign = $name group by 1, 2 order by rollouts desc
 """
+GRADED = "select count(*) from rollouts where campaign = ? and resolved is not null"
 FOR_SHOW = "select rollout_id from rollouts where campaign = $name and resolved order by turns desc limit 1"
 
 
@@ -55,14 +58,14 @@ def register(app: typer.Typer) -> None:
     @app.command()
     def quickstart(
         context: typer.Context,
-        tasks: Annotated[int, typer.Option(help="Proven tasks to have.", min=1)] = 20,
+        tasks: Annotated[int, typer.Option(help="Number of proven tasks.", min=1)] = 20,
         samples: Annotated[int, typer.Option(help="Rollouts of each task.", min=1)] = 3,
         workers: Annotated[int, typer.Option(help="Worker processes.", min=1)] = 4,
         model: Annotated[str, typer.Option(help="Model name at the endpoint.")] = "oracle",
         base_url: BaseUrl = None,
         api_key_env: ApiKeyEnv = None,
         name: Annotated[str | None, typer.Option(help="Campaign.", show_default="quickstart-MODEL")] = None,
-        steps: Annotated[int, typer.Option(help="Turns at most.", min=1)] = 30,
+        steps: Annotated[int, typer.Option(help="Maximum turns of a rollout.", min=1)] = 30,
     ) -> None:
         """The first run: makes and proves real tasks, runs a campaign on them, shows the results.
 
@@ -101,6 +104,7 @@ async def _quickstart(
 
 
 async def _work(config: Config, tasks: int, samples: int, model: str, campaign: str, steps: int) -> None:
+    gc.freeze()  # this process makes question sheets too, as workers do
     began = time.monotonic()
     kind = ModelKind.ORACLE if model == "oracle" else ModelKind.MODEL
     endpoint = "oracle" if model == "oracle" else "default"
@@ -172,7 +176,7 @@ class _Offering:
         began = time.monotonic()
         first = True
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(LOOK_SECONDS if first else LATER_LOOK_SECONDS)
             await self.proven()
             if not self._tasks:
                 continue
@@ -186,10 +190,8 @@ class _Offering:
 
 
 def _graded(session: Session, campaign: str) -> int:
-    with open_tables(session.config.store) as tables:
-        found = tables.execute(
-            "select count(*) from rollouts where campaign = ? and resolved is not null", [campaign]
-        ).fetchone()
+    with open_tables(session.config.store, views=GRADED) as tables:
+        found = tables.execute(GRADED, [campaign]).fetchone()
     return int(found[0]) if found else 0
 
 
@@ -225,13 +227,16 @@ async def _prepare_tasks(session: Session, wanted: int, told: Reporter) -> None:
     new = await made(min(FIRST_TASKS, wanted))
     attempted = wanted
     while len(proven := read_task_refs(session.config.store, source=SOURCE)) < wanted:
+        proofs = Proofs(session, told)
         making = asyncio.create_task(made(attempted))
         try:
-            # Making a task has run its tests once with the known solution and once without.
-            valid, rejected, _ = await validate_tasks(session, ids=[], runs=2, concurrency=3, told=told)
+            await proofs.begin()
             new += await making
+            await proofs.begin()  # of the others, whether or not those of the first have ended
+            valid, rejected = await proofs.ended()
         finally:
             await end(making)
+            await proofs.stop()
         if not new and not valid:
             raise ConfigError(
                 f"the catalogue gives {len(proven)} proven tasks here, not {wanted}: "
@@ -240,6 +245,56 @@ async def _prepare_tasks(session: Session, wanted: int, told: Reporter) -> None:
         attempted += rejected
         new = 0
     told.note(f"{len(proven)} proven tasks")
+
+
+class Proofs:
+    """Proofs of the made tasks, in batches that do not wait for each other."""
+
+    def __init__(self, session: Session, told: Reporter) -> None:
+        self._session = session
+        self._told = told
+        self._ids: set[str] = set()
+        self._counts: dict[int, tuple[int, int]] = {}
+        self._batches: list[asyncio.Task[Validated]] = []
+
+    async def begin(self) -> None:
+        """Starts the proofs of all tasks that have none and are in no batch yet."""
+        tasks = await asyncio.to_thread(stored_tasks, self._session.config.store, source=SOURCE)
+        ids = {task.ref.task_id for task in tasks if task.state == "imported"} - self._ids
+        self._ids |= ids
+        if ids:
+            told = _BatchReporter(self._told, self._counts)
+            # Making a task has run its tests once with the known solution and once without.
+            proving = validate_tasks(self._session, ids=sorted(ids), runs=2, concurrency=3, told=told)
+            self._batches.append(asyncio.create_task(proving))
+
+    async def ended(self) -> tuple[int, int]:
+        """Waits for all proofs and returns how many tasks are valid, and how many rejected."""
+        ended = await asyncio.gather(*self._batches)
+        return sum(batch.valid for batch in ended), sum(batch.rejected for batch in ended)
+
+    async def stop(self) -> None:
+        for batch in self._batches:
+            await end(batch)
+
+
+class _BatchReporter(Reporter):
+    """Reports the progress of one batch as that of all."""
+
+    def __init__(self, told: Reporter, counts: dict[int, tuple[int, int]]) -> None:
+        """`counts` are what is done, and what there is to do, of each batch."""
+        self._told = told
+        self._counts = counts
+        self._number = len(counts)
+        counts[self._number] = (0, 0)
+
+    def note(self, text: str, label: str = "") -> None:
+        self._told.note(text, label)
+
+    def progress(self, title: str, done: int, total: int | None, doing: str = "") -> None:
+        self._counts[self._number] = (done, total or 0)
+        of_all = [sum(count) for count in zip(*self._counts.values(), strict=True)]
+        self._told.progress(title, of_all[0], of_all[1], doing)
 
 
 def _show_results(session: Session, campaign: str) -> None:

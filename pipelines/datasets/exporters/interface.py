@@ -93,4 +93,6 @@ def plain(row: Row) -> Mapping[str, Any]:
         "done_sequence": row.done_sequence,
         "value_sequence": row.value_sequence,
         **({"protected": row.protected} if row.protected else {}),
+        **({"human_labels": list(row.human_labels)} if row.human_labels else {}),
+        **({"human_score": row.human_score} if row.human_score is not None else {}),
     }

@@ -17,13 +17,15 @@ DOMAIN = PipelineDomain(
         "activation_checkpointing": True,
     },
     rl_preset={
+        "harness": "claw-react",
         "untrained": ["time_limit"],
         "lr": 1e-6,
         "steps": 150,
         "prompts_per_step": 8,
         "precision": "bfloat16",
-        "keep_degenerate": False,
+        "keep_degenerate": True,
         "bar": {"size": 8, "budget": 8, "interval": None},
+        "loss": {"clip_low": 0.2, "clip_high": 0.2},
         "budget": {"steps": 0, "cost_usd": 0.0, "wall_seconds": 600.0},
     },
 )

@@ -31,6 +31,7 @@ DOMAIN = PipelineDomain(
         "activation_checkpointing": True,
     },
     rl_preset={
+        "harness": "browser",
         "untrained": ["time_limit", "token_limit"],
         "lr": 1e-6,
         "precision": "bfloat16",

@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import msgspec
+from packaging.requirements import InvalidRequirement, Requirement
 
 from orchard.injector.client import AsyncSandboxClient
 from orchard.pipelines.domains.swe import layout
@@ -67,7 +68,7 @@ class Environments:
         Raises NotATask for requirements that cannot be installed, TaskError for a base image without
         git or Python, and InfrastructureError.
         """
-        wanted = sorted(set(requirements), key=str.lower)
+        wanted = sorted(set(filter(applies, requirements)), key=str.lower)
         settings = self.settings
         key = [layout.RECIPE, settings.base_image, settings.interpreter, sys.version, wanted]
         image = f"pypi/environment:{digest(key, 16)}"
@@ -97,6 +98,16 @@ class Environments:
             script = layout.environment_script(self.settings.interpreter, "/tmp/site-packages.tar")
             await done(machine, script, f"the environment for {', '.join(requirements)}", 300.0)
             await snapshot(machine, image)
+
+
+def applies(requirement: str) -> bool:
+    """Whether this Python needs a requirement: pip skips it where its marker is false, so that more releases
+    share an image. pip itself is to refuse what is no requirement."""
+    try:
+        marker = Requirement(requirement).marker
+    except InvalidRequirement:
+        return True
+    return marker is None or marker.evaluate()
 
 
 async def snapshot(machine: SandboxMachine, image: str) -> None:

@@ -1,5 +1,7 @@
 """The page behind a reverse proxy under a path of its own: links, files, streams, redirects and forms."""
 
+import asyncio
+import os
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -10,10 +12,12 @@ import pytest
 from aiohttp import web
 
 from orchard.actions.session import Session
-from orchard.configuration.config import Config
+from orchard.configuration.config import Config, ConfigError, UpSettings, load
 from orchard.page.access import Access
-from orchard.page.base_path import checked
 from orchard.page.server import PageSite
+from orchard.processes.ports import listening
+from orchard.processes.up import Supervisor
+from orchard.schemas.addresses import check_base_path
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables
 from tests.orchard.page.conftest import TOKEN, served, stored
@@ -107,4 +111,39 @@ async def test_a_header_that_is_no_path_moves_nothing(tmp_path: Path) -> None:
         PageSite(
             Session(Config(store=str(store))), Access(TOKEN, loopback=True, private=False, hosts=()), base="x"
         )
-    assert checked("/orchard/") == "/orchard"
+    assert check_base_path("/orchard/") == "/orchard"
+
+
+async def test_the_page_of_up_takes_its_path_and_hosts_from_the_configuration(tmp_path: Path) -> None:
+    store = await stored(tmp_path, Author("a").rollout(0, ["ls"], resolved=True))
+    up = UpSettings(
+        workers=0, oracle=False, page_port=0, page_base_path=BASE + "/", page_hosts=("pages.example",)
+    )
+    supervisor = Supervisor(Config(store=str(store), up=up), announce=print)
+    with listening(0) as supervisor._page:
+        supervisor._ports = {"sandbox": 0}
+        (child,) = [child for child in supervisor._plan() if child.name == "page"]
+        process = await asyncio.create_subprocess_exec(
+            *child.command,
+            pass_fds=child.descriptors,
+            env={**os.environ, "ORCHARD_STORE": str(store)},
+            stdout=asyncio.subprocess.DEVNULL,
+        )
+        address = supervisor.page_url
+        assert address is not None and address.endswith(f"{BASE}/")
+        try:
+            async with (
+                aiohttp.ClientSession() as http,
+                http.get(address, headers={"Host": "pages.example"}) as reply,
+            ):
+                assert f'href="{BASE}/rollouts"' in await reply.text()
+        finally:
+            process.terminate()
+            await process.wait()
+
+
+def test_a_base_path_that_is_none_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "orchard.toml"
+    file.write_text('[up]\npage_base_path = "orchard"\n')
+    with pytest.raises(ConfigError, match="'orchard' is none: write one such as /orchard"):
+        load(file=file)

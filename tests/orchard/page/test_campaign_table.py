@@ -16,12 +16,12 @@ from orchard.actions.campaign_status import CampaignView, State
 from orchard.actions.rollout_index import RolloutIndex
 from orchard.page.campaign_table import CampaignFacts, CampaignQuery, CampaignRow, facts_of
 from orchard.page.charts import ScatterPoint, scatter
-from orchard.page.compare import arm_points, default_arms, matrix
+from orchard.page.compare import ComparedArm, arm_points, default_arms, matrix, together
 from orchard.page.rollouts import BadFilter
 from orchard.page.runs import runs
 from orchard.pipelines.campaigns.scores import Score, interval
 from orchard.schemas import events as e
-from orchard.schemas.groups import GroupAssembled, GroupMember, GroupOutcome, PolicyUpdated
+from orchard.schemas.groups import GroupAssembled, GroupMember, GroupOutcome, PolicyEvaluated, PolicyUpdated
 from orchard.schemas.outcomes import RolloutStatus
 from orchard.schemas.training import PolicyStep
 from orchard.storage.reader import open_tables, position
@@ -31,13 +31,15 @@ from tests.orchard.page.look import WIDE, chromium, tab
 from tests.trajectory_log import Author
 
 
-def _row(name: str, state: State, *models: str, rate: float | None = None) -> CampaignRow:
+def _row(
+    name: str, state: State, *models: str, rate: float | None = None, tags: tuple[str, ...] = ()
+) -> CampaignRow:
     known = None if rate is None else Score(value=rate, low=0, high=1, tasks=9)
-    return CampaignRow(CampaignView(name, 9, state), CampaignFacts(None, ("h",), models, known))
+    return CampaignRow(CampaignView(name, 9, state, tags=tags), CampaignFacts(None, ("h",), models, known))
 
 
 ROWS = [
-    _row("new", State.FINISHED, "a", rate=0.2),
+    _row("new", State.FINISHED, "a", rate=0.2, tags=("nightly",)),
     _row("mid", State.RUNNING, "a", "b"),
     _row("old", State.ABORTED, "b", rate=0.9),
 ]
@@ -51,6 +53,8 @@ ROWS = [
         ("sort=pass_rate", [("", ["old", "new", "mid"])]),
         ("model=b", [("", ["mid", "old"])]),
         ("state=running&name=i", [("", ["mid"])]),
+        ("tag=nightly", [("", ["new"])]),
+        ("group=tags", [("", ["mid", "old"]), ("nightly", ["new"])]),
         ("group=model", [("a", ["new"]), ("a, b", ["mid"]), ("b", ["old"])]),
     ],
 )
@@ -100,8 +104,16 @@ def _trained() -> list[e.Event]:
     )
     decided = msgspec.structs.replace(author.event(group, "", None), subject="prompts/rl-1/0")
     used = author.event(PolicyUpdated(run="rl-1", version=2, step=2, groups=("g",), position=1), "", None)
+    scores = [
+        PolicyEvaluated(
+            run="rl-1", version=version, evaluation=f"rl-1-v{version}", tasks=10, graded=10, resolved=2,
+            ungraded=0, score=score, low=score - 0.1, high=score + 0.2,
+        )
+        for version, score in ((0, 0.2), (2, 0.5))
+    ]  # fmt: skip
     return [
         *(event for each in made for event in each),
+        *(author.event(score, "", None) for score in scores),
         decided,
         used,
         *(author.event(s, "", None) for s in steps),
@@ -133,9 +145,37 @@ async def test_rates_and_intervals_are_those_of_evaluations(tables: duckdb.DuckD
         assert found is not None and found == facts[arm.campaign].score
         assert (found.low, found.high) == interval(rates) and found.value == pytest.approx(sum(rates) / 12)
         assert facts[arm.campaign].progress[-1:] in ((), (24,))
-    assert default_arms([SECOND, FIRST]) == [FIRST, SECOND]
     (point,) = arm_points([entries[FIRST]], "tokens_each")
     assert (point.score, point.address) == (entries[FIRST].score, FIRST.address())
+
+
+async def test_arms_without_a_common_task_are_not_compared_by_themselves(tmp_path: Path) -> None:
+    other = Author("other")
+    apart = [event for n in range(3) for event in other.rollout(n, ["ls"], resolved=True, task="elsewhere")]
+    store = await stored(tmp_path, [*compared(), *apart])
+    with open_tables(str(store)) as tables:
+        index = RolloutIndex(tables)
+        index.follow(position(str(store)))
+        arms = [entry.arm for entry in matrix(tables)]
+        assert arms[0].campaign == "other", "the newest"
+        assert default_arms(arms, together(tables)) == ((FIRST, SECOND), 2)
+        assert default_arms(arms, together(tables, ["other"])) == ((), 3)
+        index.close()
+    async with served(store) as url, aiohttp.ClientSession(url) as http:
+        for query, said in (
+            ("", "the first two that have one"),
+            ("?campaign=first&campaign=other", "No two arms"),
+        ):
+            async with http.get(f"/compare{query}") as reply:
+                html = await reply.text()
+            assert said in html and ('class="verdict"' in html) == (not query)
+
+
+def test_of_equal_arms_those_of_two_campaigns_come_first() -> None:
+    names = [("b", "h", "n"), ("b", "h", "m"), ("a", "h", "m")]
+    arms = [ComparedArm(*name) for name in names]
+    assert default_arms(arms, [arms]) == ((arms[2], arms[1]), 0)
+    assert default_arms(arms[:1], []) == ((), 0)
 
 
 def test_points_of_very_different_costs_stay_apart() -> None:
@@ -150,16 +190,20 @@ async def test_a_point_of_a_curve_leads_to_its_groups_and_rollouts(
     store: Path, tables: duckdb.DuckDBPyConnection
 ) -> None:
     found = runs(tables, ["rl-1"])
-    assert found.bands["rl-1"] == [
+    assert found.bands["pass_rate"]["rl-1"] == [
         (n, *interval([1.0] * (10 * n) + [0.0] * (40 - 10 * n))) for n in (1, 2, 3)
     ]
+    assert found.curves["held_out"]["rl-1"] == [(0, 0.2), (2, 0.5)]
+    assert found.bands["held_out"]["rl-1"] == [(0, 0.1, 0.4), (2, 0.4, 0.7)]
     assert [row["group_id"] for row in runs(tables, ["rl-1"], among="2").groups] == ["g"]
     assert runs(tables, ["rl-1"], among="3..").groups == []
     with pytest.raises(BadFilter, match="write a range"):
         runs(tables, ["rl-1"], among="x")
     async with served(store) as url, aiohttp.ClientSession(url) as http:
         async with http.get("/runs?run=rl-1") as reply:
-            led = re.findall(r'href="(/runs\?run=rl-1&amp;step=2\.\.2)#groups"', await reply.text())
+            text = await reply.text()
+            led = re.findall(r'href="(/runs\?run=rl-1&amp;step=2\.\.2)#groups"', text)
+        assert "held out" in text and "or over held-out tasks" in text
         async with http.get(led[0].replace("&amp;", "&")) as reply:
             assert len(re.findall(r'class="member yes" href="/rollouts/', await reply.text())) == 2
 

@@ -1,15 +1,20 @@
 """Notes of people: events with a name, which filter rollouts and change no reward."""
 
 import asyncio
+import io
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
+import msgspec
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
+from orchard.actions.campaign_status import PipelineView, recorded
 from orchard.actions.notes import checked, labels_of
 from orchard.actions.rollout_index import RolloutIndex
 from orchard.actions.session import Session
@@ -17,15 +22,19 @@ from orchard.cli import note as command
 from orchard.configuration.config import Config, ConfigError
 from orchard.page.rollouts import Query, page_of
 from orchard.schemas import events as e
+from orchard.schemas.blobs import BlobRef
+from orchard.schemas.campaigns import CampaignRecord
 from orchard.schemas.notes import RolloutNoted
 from orchard.storage.derive import derivation
 from orchard.storage.reader import open_tables, position, refresh, rows
 from orchard.storage.writing.writer import Writer
+from orchard.streams.campaigns import CampaignBook
 from orchard.streams.connection import connect
 from orchard.streams.publisher import Publisher
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
+from orchard.terminal.campaign_tables import status_table
 from tests.orchard.page.conftest import TOKEN, served, stored
 from tests.trajectory_log import Author
 
@@ -109,6 +118,62 @@ async def test_a_note_of_the_page_and_of_the_command(tmp_path: Path) -> None:
                 "reward": -1.0,
             }
         ]
+
+
+PLAN = e.CampaignSubmitted(
+    spec=BlobRef(sha256="0" * 64, size=0),
+    spec_hash="h",
+    size=1,
+    tasks=1,
+    harnesses=("text",),
+    models=("small",),
+    samples=1,
+)
+
+
+async def test_tags_of_the_page_and_of_the_command(tmp_path: Path) -> None:
+    author = Author("first")
+    events = [author.event(PLAN, "", None), *author.rollout(0, ["ls"], resolved=True)]
+    async with (
+        running(tmp_path, events) as session,
+        session.connection("test") as connection,
+        served(tmp_path / "store", session=session) as url,
+        aiohttp.ClientSession(url) as http,
+    ):
+        record = CampaignRecord(spec=PLAN.spec, spec_hash="h", size=1)
+        await CampaignBook(connection).create("first", record)
+        post, form = "/campaigns/first/tags", {"author": "Ada", "tags": "baseline, nightly"}
+        async with http.post(post, data=form) as reply:
+            assert reply.status == 403
+        known = {"Cookie": f"orchard-page-{url.rpartition(':')[2]}={TOKEN}", "Origin": url}
+        for wrong in ({"tags": "a<b"}, {"tags": ""}, {"author": " "}):
+            async with http.post(post, data=form | wrong, headers=known) as reply:
+                assert reply.status == 400, wrong
+        async with http.post("/campaigns/second/tags", data=form, headers=known) as reply:
+            assert reply.status == 400 and "no campaign" in await reply.text()
+        async with http.post(post, data=form, headers=known) as reply:
+            html = await reply.text()
+            assert reply.url.path == "/campaigns/first" and 'href="/?tag=nightly"' in html
+            assert 'name="removed" value="nightly"' in html
+        app = typer.Typer()
+        command.register(app)
+        words = ["first", "--tag", "kept", "--remove-tag", "nightly", "--as", "Bob"]
+        done = await asyncio.to_thread(CliRunner().invoke, app, words, obj=session)
+        assert (done.exit_code, done.output) == (0, "tagged first\n")
+        done = await asyncio.to_thread(CliRunner().invoke, app, [*words, "--score", "1"], obj=session)
+        assert isinstance(done.exception, ConfigError)
+        for query, shown in (("", True), ("?tag=kept", True), ("?tag=nightly", False)):
+            async with http.get(f"/{query}") as reply:
+                html = await reply.text()
+                assert ('href="/campaigns/first"' in html) == shown, query
+    with open_tables(str(tmp_path / "store")) as tables:
+        assert rows(tables, "select tags from campaigns") == [{"tags": ["baseline", "kept"]}]
+        (view,) = recorded(tables)
+    assert view.tags == ("baseline", "kept")
+    assert json.loads(msgspec.json.encode(view))["tags"] == ["baseline", "kept"], "status --json has them"
+    screen = Console(width=80, record=True, file=io.StringIO())
+    screen.print(status_table([view], PipelineView(), 80))
+    assert "first: tagged baseline, kept" in screen.export_text()
 
 
 async def test_the_newest_word_on_a_label_and_of_an_author_counts(tmp_path: Path) -> None:

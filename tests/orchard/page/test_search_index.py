@@ -11,6 +11,8 @@ from orchard.actions.rollout_index import RolloutIndex
 from orchard.page.rollouts import Query
 from orchard.page.search_index import SearchIndex, words_of
 from orchard.page.searching import SearchAnswer, answer
+from orchard.schemas import events as e
+from orchard.schemas.messages import MessageNode
 from orchard.storage.reader import open_tables, position, refresh, rows
 from tests.benchmarks.million import Plan, fill_store
 from tests.orchard.page.conftest import Serve, stored
@@ -104,6 +106,40 @@ def test_rollouts_that_used_a_tool(searched: tuple[duckdb.DuckDBPyConnection, Se
     assert _asked(searched, tool="bas").summary.total == 0
     both = _asked(searched, tool="bash", text="git", outcome="resolved").summary
     assert both.total == both.resolved == _asked(searched, outcome="resolved", text="git").summary.total
+
+
+@pytest.mark.parametrize("quoted", ["", '"'])
+async def test_a_tool_chooses_its_calls_and_their_results(tmp_path: Path, quoted: str) -> None:
+    """Also where a result is indexed after its call."""
+    author = Author()
+    made = [
+        *author.rollout(0, ["pears"], resolved=True, observation=lambda _: "apples", tool="python"),
+        *author.rollout(1, ["apples"], resolved=True, observation=lambda _: "pears"),
+    ]
+    results = [
+        event for event in made if isinstance(node := e.payload(event), MessageNode) and node.tool_call_id
+    ]
+    store = await stored(tmp_path, [event for event in made if event not in results])
+    with open_tables(str(store)) as tables:
+        index, words = RolloutIndex(tables), SearchIndex(str(store), tmp_path / "words")
+        index.follow(position(str(store)))
+        assert words.step(tables, position(str(store)))
+        await stored(tmp_path, results)
+        refresh(tables, str(store))
+        index.follow(position(str(store)))
+        at = position(str(store))
+        for tool, text, role in (
+            ("python", "pears", "assistant"),
+            ("python", "apples", "tool"),
+            ("bash", "pears", "tool"),
+        ):
+            asked = Query.of({"tool": tool, "text": f"{quoted}{text}{quoted}"})
+            (hit,) = answer(tables, words, asked, at).hits.values()
+            assert hit.role == role, (tool, text)
+        nothing = Query.of({"tool": "python", "text": f"{quoted}pears{quoted}", "role": "tool"})
+        assert answer(tables, words, nothing, at).summary.total == 0
+        index.close()
+        words.close()
 
 
 MESSAGES = [

@@ -16,15 +16,24 @@ from transformers import AutoTokenizer
 from orchard.pipelines.datasets.build import build
 from orchard.pipelines.datasets.comparison import compare, find_row, origin
 from orchard.pipelines.datasets.errors import DatasetError
+from orchard.pipelines.datasets.exporters.interface import plain
 from orchard.pipelines.datasets.manifest import Manifest, read_manifest, write_manifest
 from orchard.pipelines.datasets.rows import Row, read_rows, row_digest, rows_sha256
-from orchard.pipelines.datasets.settings import CandidateSource, DatasetSettings, Filters, Selection, Values
+from orchard.pipelines.datasets.settings import (
+    CandidateSource,
+    DatasetSettings,
+    Filters,
+    Selection,
+    Values,
+    config_hash,
+)
 from orchard.pipelines.datasets.shards import ShardMaker, ShardWork
 from orchard.pipelines.datasets.tokenization import ChatTokenizer
 from orchard.schemas.events import payload
 from orchard.schemas.identity import canonical
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.messages import MessageNode, TokenRecord
+from orchard.schemas.notes import RolloutNoted
 from orchard.schemas.outcomes import ExitStatus
 from orchard.schemas.protection import Protected
 from orchard.storage.reader import open_tables
@@ -261,14 +270,51 @@ async def test_rewards_below_a_minimum_label_are_left_out_and_the_label_is_in_th
     assert (made.counts["dropped_below_min_protected"], made.counts["without_label"]) == (2, 1)
 
 
+async def test_labels_and_scores_of_people_choose_rollouts_and_are_in_the_row(
+    keep, author, tokenizer: str, tmp_path: Path
+) -> None:
+    rollouts = [author.rollout(sample, ["ls", "submit"], resolved=True) for sample in range(4)]
+    said = ({"labels": ("lazy",), "score": 0.0}, {"labels": ("good", "odd"), "score": 0.75}, {"score": 0.25})
+    notes = [
+        author.event(RolloutNoted(author="Ada", **one), made[0].rollout_id, None)
+        for made, one in zip(rollouts, said, strict=False)
+    ]
+    store = await keep([event for made in rollouts for event in made] + notes)
+    build(store, settings(tokenizer), tmp_path / "every")
+    rows = {row.sample: row for row in read_rows(tmp_path / "every")}
+    assert [rows[n].human_labels for n in range(4)] == [("lazy",), ("good", "odd"), (), ()]
+    assert [rows[n].human_score for n in range(4)] == [0.0, 0.75, 0.25, None]
+    assert plain(rows[1])["human_labels"] == ["good", "odd"] and plain(rows[0])["human_score"] == 0.0
+    for source, samples, counts in (
+        (
+            {"without_human_labels": ("lazy", "no")},
+            [1, 2, 3],
+            {"dropped_human_label": 1, "human_labels_unmatched": 1},
+        ),
+        ({"human_labels": ("good", "lazy")}, [0, 1], {"dropped_without_human_label": 2}),
+        (
+            {"min_human_score": 0.5},
+            [1],
+            {"dropped_below_min_human_score": 2, "dropped_without_human_score": 1},
+        ),
+    ):
+        chosen = settings(tokenizer, source=CandidateSource(**source))
+        assert config_hash(chosen, "t") != config_hash(settings(tokenizer), "t")
+        made = build(store, chosen, tmp_path / next(iter(source)))
+        assert [row.sample for row in read_rows(tmp_path / next(iter(source)))] == samples
+        assert counts.items() <= made.counts.items()
+
+
 def test_a_label_counts_in_the_digest_of_a_row_that_has_one() -> None:
     facts = dict.fromkeys(Row.__struct_fields__, 0)
     arrays = {"input_ids": np.zeros(1, np.int32), "loss_mask": np.zeros(1, np.int8), "images": ()}
-    row = Row(**{**facts, **arrays, "protected": None})  # type: ignore[arg-type]
-    plain = {name: 0 for name in facts if name not in (*arrays, "protected")}
-    before = hashlib.sha256(canonical(plain) + b"\n" + bytes(5)).digest()
+    younger = {"protected": None, "human_labels": (), "human_score": None}
+    row = Row(**{**facts, **arrays, **younger})  # type: ignore[arg-type]
+    others = {name: 0 for name in facts if name not in (*arrays, *younger)}
+    before = hashlib.sha256(canonical(others) + b"\n" + bytes(5)).digest()
     assert row_digest(row) == before, "as it was before there were labels"
     assert row_digest(msgspec.structs.replace(row, protected=Protected.BIT)) != before
+    assert row_digest(msgspec.structs.replace(row, human_score=0.0)) != before
 
 
 async def test_bad_turns_can_stay_as_context(keep, author, tokenizer: str, tmp_path: Path) -> None:

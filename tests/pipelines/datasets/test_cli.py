@@ -49,6 +49,9 @@ async def test_from_a_log_to_a_dataset_with_its_card_and_its_reasons(
     assert manifest.sha256 in built and manifest.rows == 2
     assert built.endswith(await run("show", out))
     assert "rollout.finished" in await run("why", out, "1")
+    row = await run("why", out, "1", "--json")
+    check("dataset why", row)
+    assert jq('.resolved, ([.events[] | select(.type == "rollout.finished")] | length)', row) == "false\n1\n"
     assert "equal rows" in await run("diff", out, out)
     facts = await run("diff", out, out, "--json")
     check("dataset diff", facts)

@@ -154,7 +154,7 @@ async def train(connection: Connection, run: RunPlan, start: int) -> None:
             continue
         progress.apply(stored.event, stored.sequence)
         batch = [group.group_id for group in progress.ready if not group.degenerate][: run.prompts_per_step]
-        if len(batch) == run.prompts_per_step:
+        if len(batch) == run.prompts_per_step and not progress.evaluation_due:
             version += 1
             update = PolicyUpdated(
                 run=run.name, version=version, step=version, groups=tuple(batch), position=stored.sequence

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from orchard.pipelines.rl.bar import BarSettings
+from orchard.pipelines.rl.baselines import Overlong
 from orchard.pipelines.rl.coordinator import RunError
 from orchard.pipelines.rl.exchange import LAYOUTS, Terms, verl_batch
 from orchard.pipelines.rl.loss_settings import Baseline
@@ -118,6 +119,14 @@ def test_advantages_are_those_of_the_runs_own_baseline(baseline, expected):
     ):
         records = LAYOUTS[layout](group, rows, Terms(plan.slots, Baseline(baseline)))
         assert [advantage(record) for record in records] == pytest.approx(expected), layout
+
+
+def test_rewards_and_advantages_have_the_penalty_for_long_answers_taken_off():
+    said = [sum(sum(row.mask[1:]) for row in rows) for rows in REWRITTEN]
+    terms = TERMS._replace(overlong=Overlong(limit=max(said), buffer=max(said)))
+    expected = [m.reward - n / max(said) for m, n in zip(GROUP.members, said, strict=True)]
+    for layout in ("slime", "prime-rl", "verl"):
+        assert {record["reward"] for record in LAYOUTS[layout](GROUP, REWRITTEN, terms)} == set(expected)
 
 
 def test_prime_rl_arrays_have_the_full_length():

@@ -17,6 +17,7 @@ from orchard.pipelines.policy.engine import EngineSettings
 from orchard.pipelines.policy.server import PolicyServer
 from orchard.pipelines.rl import learner as learner_module
 from orchard.pipelines.rl import logprobs
+from orchard.pipelines.rl.baselines import Overlong
 from orchard.pipelines.rl.learner import Learner, NotFinite, StepFigures, Trained
 from orchard.pipelines.rl.loss_settings import LossSettings, Ratio, Reduction
 from orchard.pipelines.rl.losses import policy_loss
@@ -146,6 +147,52 @@ def test_one_update_is_that_of_the_plain_reference(model, loss, context):
     assert figures.clipped == 0.0
     assert figures.trained_tokens == sum(rollout.tokens for rollout in batch)
     assert_same(found[0], {name: p.grad for name, p in reference.named_parameters()})
+
+
+@pytest.mark.parametrize("rows", [3, 10_000], ids=["some tokens at a time", "all at once"])
+def test_an_entropy_bonus_has_the_gradient_of_the_plain_entropy(model, monkeypatch, rows):
+    monkeypatch.setattr(logprobs, "ROWS", rows)
+    monkeypatch.setattr(logprobs, "_PIECE", 2)
+    batch, reference = rollouts(), copy.deepcopy(model)
+    loss = LossSettings(entropy=0.3, reduction=Reduction.TOKEN_MEAN)
+    trainer = Learner(settings(loss=loss, temperature=0.7), model, ALONE)
+    found = gradients_of(trainer)
+    figures = trainer.step(0, batch)
+    total, spread = torch.zeros(()), torch.zeros(())
+    tokens = sum(rollout.tokens for rollout in batch)
+    for rollout, advantage in zip(batch, [a for g in (0, 1) for a in _normalized(batch, g)], strict=True):
+        for sequence in rollout.sequences:
+            logits = reference(input_ids=torch.tensor([sequence.ids])).logits[0, :-1].float() / 0.7
+            everything = torch.log_softmax(logits, dim=-1)
+            trains = torch.tensor(sequence.mask[1:]) == 1
+            new = everything.gather(1, torch.tensor(sequence.ids)[1:, None])[trains, 0]
+            said = torch.tensor(sequence.logprobs)[1:][trains]
+            weight = (new.detach() - said).exp().clamp(max=2.0)
+            total = total - (advantage * weight * (new - new.detach()).exp()).sum()
+            spread = spread - (everything.exp() * everything).sum(dim=-1)[trains].sum()
+    expected = (total - 0.3 * spread) / tokens
+    expected.backward()
+    assert figures.loss == pytest.approx(expected.item(), abs=1e-5)
+    assert figures.entropy == pytest.approx(spread.item() / tokens, abs=1e-5)
+    assert_same(found[0], {name: p.grad for name, p in reference.named_parameters()})
+
+
+def _normalized(batch, group):
+    rewards = np.array([rollout.reward for rollout in batch if rollout.group == f"g{group}"])
+    return (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-6)
+
+
+def test_advantages_are_made_of_rewards_less_the_penalty_for_length(model, monkeypatch):
+    batch, seen = rollouts(), []
+    limit = max(rollout.tokens for rollout in batch)
+    trainer = Learner(settings(overlong=Overlong(limit=limit, buffer=limit)), model, ALONE)
+    monkeypatch.setattr(trainer, "_rows", lambda _, found: seen.append(found) or [])
+    trainer.step(0, batch)
+    expected = []
+    for group in ("g0", "g1"):
+        rewards = np.array([r.reward - r.tokens / limit for r in batch if r.group == group])
+        expected += ((rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-6)).tolist()
+    assert seen[0] == pytest.approx(expected)
 
 
 def test_a_row_is_resolved_where_the_grader_found_the_task_solved(model):

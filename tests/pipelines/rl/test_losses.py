@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from orchard.pipelines.rl.baselines import advantages
-from orchard.pipelines.rl.loss_settings import LossSettings, Ratio, Reduction
+from orchard.pipelines.rl.baselines import Overlong, advantages, shaped
+from orchard.pipelines.rl.loss_settings import ImportanceLevel, LossSettings, Ratio, Reduction
 from orchard.pipelines.rl.losses import Tokens, policy_loss, rollout_weights
 
 LENGTHS = (5, 1, 9, 4)
@@ -201,11 +201,48 @@ def test_a_rollout_without_trained_tokens_counts_for_nothing():
         {"reduction": Reduction.CONSTANT_SUM},
         {"reduction": Reduction.CONSTANT_SUM, "constant": 0.0},
         {"importance_range": (5.0, 0.5)},
+        {"importance_range": (0.5, 5.0), "importance_level": ImportanceLevel.NONE},
+        {"entropy": -0.1},
         {"kl": -1.0},
         {"divergence_limit": -0.1},
     ],
     ids=str,
 )
 def test_quantities_that_make_no_loss_are_refused(wrong):
-    with pytest.raises(ValueError, match=r"must|belongs|set it"):
+    with pytest.raises(ValueError, match=r"must|belongs|set it|leave one out"):
         LossSettings(**wrong)
+
+
+@pytest.mark.parametrize(("limit", "span"), [(1.2, None), (0.5, None), (2.0, (0.5, 5.0))])
+def test_sequence_level_importance_is_the_product_over_the_sequence(limit, span):
+    """As verl's `rollout_is = "sequence"`: exp of the sum of log-ratios, then the bound."""
+    logprobs, old, sampled = numbers(spread=0.3)
+    settings = LossSettings(
+        importance_level=ImportanceLevel.SEQUENCE, importance_limit=limit, importance_range=span
+    )
+    plain_settings = LossSettings(importance_level=ImportanceLevel.NONE)
+    batch = packed(logprobs, old, sampled, settings)
+    loss, figures = policy_loss(batch, settings)
+    loss.backward()
+    weights, start = [], 0
+    for length in LENGTHS:
+        place = slice(start, start + length)
+        weight = float(np.exp((old - sampled)[place].sum()))
+        if span:
+            weight = weight if span[0] <= weight <= span[1] else 0.0
+        elif limit:
+            weight = min(weight, limit)
+        weights += [weight] * length
+        start += length
+    bare = packed(logprobs, old, sampled, plain_settings)
+    policy_loss(bare, plain_settings)[0].backward()
+    expected = bare.logprobs.grad.numpy() * np.array(weights)
+    assert batch.logprobs.grad.tolist() == pytest.approx(expected.tolist(), rel=1e-4, abs=1e-7)
+    assert figures.importance == pytest.approx(sum(weights), rel=1e-4)
+
+
+@pytest.mark.parametrize(("tokens", "reward"), [(0, 1.0), (60, 1.0), (80, 0.5), (100, 0.0), (5000, 0.0)])
+def test_overlong_answers_cost_what_equation_13_of_dapo_says(tokens, reward):
+    assert shaped(1.0, tokens, Overlong(limit=100, buffer=40)) == pytest.approx(reward)
+    assert shaped(1.0, tokens, Overlong(limit=100, buffer=40, penalty=0.5)) == pytest.approx(0.5 + reward / 2)
+    assert shaped(1.0, tokens, None) == 1.0

@@ -21,7 +21,10 @@ LEAST = {"run": "r", "model": "m", "out": "o"}
         ({"method": "fixed"}, "fixed", 8, 8),
         ({"method": "dynamic", "bar": {"size": 4}}, "dynamic", 4, 4),
         ({"preset": "paper"}, "bar", 8, 16),
-        ({"preset": "claw"}, "dynamic", 8, 8),
+        ({"preset": "claw"}, "fixed", 8, 8),
+        ({"preset": "claw", "method": "dynamic"}, "dynamic", 8, 8),
+        ({"preset": "claw", "method": "bar"}, "bar", 8, 16),
+        ({"preset": "claw", "method": "frugal"}, "frugal", 8, 8),
         ({"preset": "gui"}, "dynamic", 8, 8),
         ({"method": "frugal"}, "frugal", 8, 16),
     ],
@@ -39,6 +42,7 @@ def test_methods_are_settings_of_one_machine(given, method, size, budget):
         ({"reduction": "token_mean"}, LossSettings(reduction=Reduction.TOKEN_MEAN)),
         ({"recipe": "gspo"}, LossSettings(ratio=Ratio.SEQUENCE)),
         ("gspo", LossSettings(ratio=Ratio.SEQUENCE)),
+        ({"ratio": "sequence", "reduction": "rollout_mean"}, LossSettings(ratio=Ratio.SEQUENCE)),
     ],
     ids=str,
 )
@@ -84,7 +88,7 @@ def test_keys_of_a_group_go_over_the_presets(given, bar):
 def test_assistants_have_ten_minutes_and_no_limit_of_steps():
     made = settings_from(LEAST | {"preset": "claw"})
     assert (made.budget.steps, made.budget.cost_usd, made.budget.wall_seconds) == (0, 0.0, 600.0)
-    assert (made.prompts_per_step, made.bar.size, made.keep_degenerate) == (8, 8, False)
+    assert (made.prompts_per_step, made.bar.size, made.keep_degenerate) == (8, 8, True)
     longer = settings_from(LEAST | {"preset": "claw", "budget": {"wall_seconds": 1200.0}}).budget
     assert longer == msgspec.structs.replace(made.budget, wall_seconds=1200.0)
 
@@ -110,6 +114,13 @@ def test_a_run_of_before_a_setting_existed_goes_on_with_it_left_out():
     assert settings_hash(settings_from(LEAST | {"hack_limit": 0.5})) == told
     assert settings_hash(settings_from(LEAST | {"impossible": 0.1})) != told
     assert settings_hash(settings_from(LEAST | {"method": "frugal"})) != told
+    for knob in (
+        {"overlong": {"limit": 20, "buffer": 5}},
+        {"loss": {"entropy": 0.01}},
+        {"loss": {"importance_level": "sequence"}},
+        {"tasks": {"measured_rollouts": 8}},
+    ):
+        assert settings_hash(settings_from(LEAST | knob)) != told
 
 
 def test_a_plan_of_before_it_named_a_baseline_is_still_the_runs():
@@ -142,6 +153,11 @@ def test_a_plan_of_before_it_named_a_baseline_is_still_the_runs():
         ({"method": "fixed", "keep_degenerate": False}, "'fixed' keeps groups of one class"),
         ({"method": "frugal", "bar": {"size": 16}}, "does not use the table `bar`"),
         ({"frugal": {}}, "belongs to"),
+        ({"overlong": {"limit": 10, "buffer": 20}}, "overlong.buffer 20 is above overlong.limit 10"),
+        ({"overlong": {"limit": 10}}, "overlong"),
+        ({"loss": {"importance_level": "turn"}}, "importance_level"),
+        ({"loss": {"entropy": -1}}, "entropy must be 0 or more"),
+        ({"tasks": {"measured_rollouts": 0}}, "measured_rollouts"),
         ({"method": "frugal", "frugal": {"reuse": 3}}, "frugal.reuse is 3"),
         ({"method": "frugal", "frugal": {"stride": 3}}, "do not lead from a group of 4"),
     ],

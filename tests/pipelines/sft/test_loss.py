@@ -51,7 +51,7 @@ def test_loss_and_gradient_equal_a_plain_reference(model, changes):
     expected, gradient = plain_step(model, rows)
     trainer = trainer_of(model, rows, **changes)
     trained = sum(int(row.loss_mask[1:].sum()) for row in rows)
-    assert trainer.backward(rows, trained) / trained == pytest.approx(expected, abs=1e-5)
+    assert trainer.backward([(row,) for row in rows], trained) / trained == pytest.approx(expected, abs=1e-5)
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.grad, gradient[name], atol=1e-5, rtol=1e-5, msg=name)
 
@@ -140,4 +140,6 @@ def test_wide_heads_share_keys():
     rows = token_rows(4)
     expected, _ = plain_step(model, rows)
     trained = sum(int(row.loss_mask[1:].sum()) for row in rows)
-    assert trainer_of(model, rows).backward(rows, trained) / trained == pytest.approx(expected, abs=1e-5)
+    assert trainer_of(model, rows).backward([(row,) for row in rows], trained) / trained == pytest.approx(
+        expected, abs=1e-5
+    )

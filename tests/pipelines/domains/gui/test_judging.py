@@ -49,6 +49,7 @@ from orchard.workers.episode.settings import JudgeSettings
 from orchard.workers.llm.client import ModelClient
 from orchard.workers.llm.settings import EndpointSettings, Price
 from tests.killing import killed_in_the_middle
+from tests.orchard.test_facts import check, jq
 from tests.trajectory_log import TIME
 
 TASKS, SAMPLES = 50, 4
@@ -298,6 +299,10 @@ async def test_a_campaign_is_judged_again_once_through_a_stop_a_cap_refusals_and
     assert found.kappa == pytest.approx(float(kappa_by_hand(expected)))
     show_agreement(session, CAMPAIGN)
     assert f"{found.kappa:.3f}" in capsys.readouterr().out
+    show_agreement(session, CAMPAIGN, as_json=True)
+    facts = capsys.readouterr().out
+    check("judge", facts)
+    assert float(jq(".judges[0].agreement.kappa", facts)) == pytest.approx(found.kappa)
 
 
 def request(session: Session) -> JudgeRequest:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from orchard.injector.client import AsyncSandboxClient
-from orchard.pipelines.domains.swe.environments import SynthesisSettings
+from orchard.pipelines.domains.swe.environments import Environments, SynthesisSettings
 from orchard.pipelines.domains.swe.packages import PackageCache
 from orchard.pipelines.domains.swe.releases import ReleasePair
 from orchard.pipelines.domains.swe.synthesize import Rejection, Synthesizer
@@ -132,3 +132,14 @@ async def test_two_releases_become_a_task_that_proves_itself(
     again = [each async for each in synthesizer.many([pair], known={task.task_id})]
     assert again == []
     assert await sandboxes.list_sandboxes() == []
+
+
+async def test_requirements_that_this_python_does_not_have_need_no_image_of_their_own(
+    sandboxes: AsyncSandboxClient, cache: PackageCache, settings: SynthesisSettings
+) -> None:
+    environments = Environments(sandboxes, cache, settings)
+
+    image = await environments.image([settings.pytest])
+
+    elsewhere = 'colorama; platform_system == "Windows"'
+    assert await environments.image([settings.pytest, elsewhere]) == image

@@ -25,6 +25,7 @@ from orchard.workers.domains.swe.sheets.drafts import (
     roots_of,
     same_places,
 )
+from orchard.workers.domains.swe.sheets.forging import SheetForger
 from orchard.workers.domains.swe.sheets.imported import imported_files, is_of_tests
 from orchard.workers.domains.swe.sheets.labels import (
     SheetWords,
@@ -75,6 +76,14 @@ class PlainRun(msgspec.Struct, frozen=True, kw_only=True):
 
     statuses: Mapping[str, str]
     seconds: float
+
+
+def _forgeable(sheet: Sheet, answer: str) -> Sheet:
+    """Labels a sheet that a forger passes; `answer` is what it gives, empty where none passes."""
+    if not answer:
+        return sheet
+    why = f"code that repairs nothing gets a +1 by {answer}"
+    return msgspec.structs.replace(sheet, label=Protected.FORGEABLE, why=why)
 
 
 class SheetMaker:
@@ -146,7 +155,12 @@ class SheetMaker:
                 files, questions = await fresh.end(by_base, seconds)
                 await gold.write(files)
                 patch = await checkout.difference(self._paths)
-                return self._labelled(msgspec.structs.replace(sheet, patch=patch, fresh=questions), files)
+                sheet = self._labelled(msgspec.structs.replace(sheet, patch=patch, fresh=questions), files)
+                if sheet.label in (Protected.INSIDE, Protected.FORGEABLE):
+                    return sheet
+                await base.write(files)
+                forger = SheetForger(self._task, self._grading, sheet, other, base_checkout)
+                return _forgeable(sheet, await forger.passing(sorted(self._must_files)))
 
     async def _run_plain(self, machine: Machine, checkout: RepositoryCheckout) -> PlainRun | None:
         run = await run_tests(self._task, self._grading, machine, checkout)
@@ -338,11 +352,9 @@ class SheetMaker:
                 f"{inside} of {len(must)} tests that must come to pass are judged in the tested code's "
                 "process"
             )
-        label = sheet.label
-        if label is not Protected.INSIDE and is_forgeable(sheet, asked, literals_of(modules_in(files))):
-            label = Protected.FORGEABLE
-            why = ["a forger that gives every question the same answer passes all tests"]
-        if label is not Protected.VALUE and sheet.fresh:
+        if sheet.label is not Protected.INSIDE and is_forgeable(sheet, asked, literals_of(modules_in(files))):
+            return _forgeable(sheet, "the same answer to each question")
+        if sheet.label is not Protected.VALUE and sheet.fresh:
             functions = {original_of(name.partition("[")[0]) for name in sheet.fresh}
             why.append(f"{len(functions)} test functions are asked about fresh inputs too")
-        return msgspec.structs.replace(sheet, label=label, why="; ".join(why))
+        return msgspec.structs.replace(sheet, why="; ".join(why))

@@ -9,7 +9,7 @@ from orchard.schemas.protection import Protected
 from orchard.workers.domains.swe.sheets.conditions import Condition, holds
 from orchard.workers.domains.swe.sheets.values import NotHeld, Unclear, decode
 
-FORMAT = 4
+FORMAT = 5
 """Raised where an older worker would read a sheet wrongly, or a newer one makes a better one."""
 
 
