@@ -167,7 +167,7 @@ def wrong(words: list[str]) -> str | None:
     return None
 
 
-OF_OTHER_PROGRAMS = {"--privileged", "--nproc-per-node", "--numstat", "--verbose"} | {
+OF_OTHER_PROGRAMS = {"--privileged", "--nproc-per-node", "--numstat", "--verbose", "--volume"} | {
     "--enable-auto-tool-choice",
     "--tool-call-parser",
 }

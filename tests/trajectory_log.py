@@ -83,6 +83,7 @@ class Author:
         grader: str = "swe-tests",
         protected: Protected | None = None,
         messages: Sequence[dict[str, Any]] = (),
+        submission: str = "diff",
     ) -> list[e.Event]:
         """From request to outcome; `messages`, as the chat API has them, in place of a turn a command."""
         rollout = rollout_id(self.campaign, task, "mini-swe-agent", "m", sample)
@@ -148,7 +149,7 @@ class Author:
             exit_status=exit_status,
             reward=1.0 if resolved else -1.0,
             resolved=resolved,
-            submission="diff",
+            submission=submission,
             leaf=leaf,
             protected=protected,
         )

@@ -1,17 +1,45 @@
-"""Runs evaluation suites as campaigns."""
+"""Runs evaluation suites as campaigns, and chooses among attempts."""
 
+from collections.abc import Sequence
+from pathlib import Path
+
+import duckdb
 import msgspec
 
 from orchard.actions.campaigns import campaign_spec, resume_campaign, submit_campaign
 from orchard.actions.reporter import SILENT, Reporter
 from orchard.actions.session import Session
+from orchard.pipelines.evaluation.best_of import BestOf, best_of
 from orchard.pipelines.evaluation.plan import SuitePlan, gone_on
+from orchard.pipelines.reranking.attempts import GradedAttempt, conversations, features, whole_submission
 from orchard.pipelines.tasks.registry import needs_of
 from orchard.schemas.campaigns import EvaluationPlanned, spec_hash
 from orchard.schemas.events import make_event
 from orchard.schemas.identity import digest
+from orchard.storage.blobs import BlobStore
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.publisher import Publisher
+
+
+def choose_best(
+    tables: duckdb.DuckDBPyConnection, blobs: BlobStore, campaign: str, k: int, rerank: Path | None
+) -> list[BestOf]:
+    """Ways to choose one of `k` attempts, by the value model in a directory too. Raises EvaluationError,
+    RerankError."""
+    if rerank is None:
+        return best_of(tables, blobs, campaign, k)
+    from orchard.pipelines.reranking.model import load_reranker  # only here: torch takes seconds to import
+
+    model, manifest = load_reranker(rerank)
+
+    def score(attempts: Sequence[GradedAttempt]) -> dict[str, float]:
+        read = {
+            one.rollout_id: features(path, whole_submission(one, blobs), one.exit_status)
+            for one, path in conversations(tables, blobs, attempts)
+        }
+        return dict(zip(read, model.scores(list(read.values())), strict=True))
+
+    return best_of(tables, blobs, campaign, k, score, frozenset(manifest.tasks))
 
 
 async def begin_suite(session: Session, plan: SuitePlan, told: Reporter = SILENT) -> None:

@@ -18,7 +18,7 @@ from orchard.schemas.events import Event, payload
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.requests import InvalidRequest, read_annotation_request
 from orchard.schemas.values import AnnotationFacts, AnnotationFailed, AnnotationRequest
-from orchard.storage.reader import open_tables
+from orchard.storage.reader import open_tables, position
 from orchard.streams.claims import Claims
 from orchard.streams.connection import Connection
 from orchard.streams.consumer import Consumer, WorkerLifetime
@@ -111,6 +111,7 @@ async def _annotate(
     letters = DeadLetters(connection)
     before = {letter.sequence for letter in await letters.list()}
     again = any(one.again for one in requests)
+    since = await asyncio.to_thread(position, session.config.store)
     await offer(Publisher(connection), requests, f".again-{os.getpid()}" if again else "")
     missing = {request.rollout_id for request in requests}
     ended = done.verdicts.total()
@@ -130,7 +131,7 @@ async def _annotate(
     annotators = {one.annotator for one in requests}
 
     async def others() -> set[str]:
-        judged = await asyncio.to_thread(_judged, session.config.store, annotators)
+        judged = await asyncio.to_thread(_judged, session.config.store, annotators, since)
         buried = _buried([one for one in await letters.list() if one.sequence not in before])
         lost = buried.keys() & missing
         done.faults.update(buried[rollout] for rollout in lost)
@@ -186,8 +187,9 @@ def _buried(letters: Iterable[DeadLetter]) -> dict[str, str]:
     return found
 
 
-def _judged(store: str, annotators: set[str]) -> set[str]:
-    query = "select rollout_id from values_all where list_contains($names, annotator)"
+def _judged(store: str, annotators: set[str], since: int) -> set[str]:
+    """Rollouts that the layers judged after this sequence of the log: an older verdict may be asked again."""
+    query = "select rollout_id from values_all where list_contains($names, annotator) and sequence > $since"
     with open_tables(store) as tables:
-        rows = tables.execute(query, {"names": sorted(annotators)}).fetchall()
+        rows = tables.execute(query, {"names": sorted(annotators), "since": since}).fetchall()
     return {row[0] for row in rows}

@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from orchard.actions.campaign_status import State
-from orchard.actions.evaluation import begin_suite
+from orchard.actions.evaluation import begin_suite, choose_best
 from orchard.actions.needs import check_network
 from orchard.actions.session import Session
 from orchard.actions.submission import unpriced
@@ -18,6 +18,7 @@ from orchard.cli.facts import AsJson, print_facts
 from orchard.cli.listed import DefaultRun
 from orchard.configuration.config import ConfigError
 from orchard.pipelines.campaigns.scores import Score
+from orchard.pipelines.evaluation.best_of import BestOf
 from orchard.pipelines.evaluation.plan import Planned, SuitePlan, plan_suite
 from orchard.pipelines.evaluation.report import write_predictions, write_report
 from orchard.pipelines.evaluation.results import Cell, CellComparison, Results, read_results
@@ -25,6 +26,7 @@ from orchard.pipelines.evaluation.suite import EvaluationError, published, read_
 from orchard.pipelines.tasks.registry import needs_of
 from orchard.storage.reader import open_tables
 from orchard.storage.spending import dollars
+from orchard.storage.views import VIEWS
 from orchard.terminal.campaign_tables import watch_campaign
 from orchard.terminal.console import console, reporting
 from orchard.terminal.tables import rows_table, show_results
@@ -79,6 +81,8 @@ class EvaluationFacts(msgspec.Struct, frozen=True, kw_only=True):
     k: tuple[int, ...]
     cells: list[CellFacts]
     comparisons: list[ComparisonFacts]
+    best_of: list[BestOf] = []
+    """Choices of one of several attempts, with --best-of."""
 
 
 class ExperienceFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,6 +141,21 @@ Out = Annotated[
 ]
 
 
+BestOfK = Annotated[
+    int | None,
+    typer.Option(
+        "--best-of",
+        help="Compare ways to choose one of so many attempts: at random, by majority, the best possible.",
+        show_default="none",
+        min=2,
+    ),
+]
+Rerank = Annotated[
+    Path | None,
+    typer.Option(help="Directory of a value model that chooses, too.", show_default="none"),
+]
+
+
 @app.command()
 def run(
     context: typer.Context,
@@ -145,6 +164,8 @@ def run(
         bool, typer.Option("--plan", help="Only show rollouts, images and expected cost; nothing is run.")
     ] = False,
     out: Out = None,
+    best_of: BestOfK = None,
+    rerank: Rerank = None,
     as_json: Annotated[bool, typer.Option("--json", help="With --plan: one JSON object.")] = False,
 ) -> None:
     """Run a suite to its end, and show its tables. Run it again to resume a stopped one.
@@ -156,7 +177,7 @@ def run(
         task_sets = [{ source = "pypi-releases" }]
         models = [{ name = "NAME" }]
 
-    A suite that is paused at its `max_cost_usd` goes on when the file has a higher one. One that has all
+    A suite that was paused at its `max_cost_usd` continues when the file sets a higher one. One with all
     outcomes is only reported.
 
     Exit code 1 when rollouts have no outcome at the end: no score counts them.
@@ -177,7 +198,7 @@ def run(
             console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
         return
     whole = asyncio.run(_run(session, planned))
-    report(context, planned.suite.name, out)
+    report(context, planned.suite.name, out, best_of, rerank)
     if not whole:
         raise typer.Exit(1)
 
@@ -187,12 +208,25 @@ def report(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="Name of the suite.")],
     out: Out = None,
+    best_of: BestOfK = None,
+    rerank: Rerank = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the tables of an evaluation from the log alone, while it runs or years later."""
+    """Show the tables of an evaluation from the log alone, while it runs or years later.
+
+    For example, the best of eight attempts by a model of `orchard values train`:
+
+        orchard eval report NAME --best-of 8 --rerank DIRECTORY
+    """
     session: Session = context.obj
-    with open_tables(session.config.store, views=["evaluation_tasks", "evaluation_runs"]) as tables:
+    if rerank is not None and best_of is None:
+        raise ConfigError("--rerank chooses among several attempts: say of how many with --best-of")
+    views = VIEWS if best_of is not None else ["evaluation_tasks", "evaluation_runs"]
+    with open_tables(session.config.store, views=views) as tables:
         results = read_results(tables, name)
+        if best_of is not None:
+            choices = choose_best(tables, session.blobs, name, best_of, rerank)
+            results = msgspec.structs.replace(results, best_of=tuple(choices))
         if as_json:
             print_facts(evaluation_facts(results))
         else:
@@ -207,7 +241,13 @@ def report(
 def evaluation_facts(results: Results) -> EvaluationFacts:
     cells = [_cell_facts(cell, results.k) for cell in results.cells]
     pairs = [ComparisonFacts(cells=each, p=each.p, differs=each.differs) for each in results.pairs()]
-    return EvaluationFacts(name=results.campaign, k=results.k, cells=cells, comparisons=pairs)
+    return EvaluationFacts(
+        name=results.campaign,
+        k=results.k,
+        cells=cells,
+        comparisons=pairs,
+        best_of=list(results.best_of),
+    )
 
 
 def _cell_facts(cell: Cell, k: Sequence[int]) -> CellFacts:

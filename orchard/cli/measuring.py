@@ -53,7 +53,7 @@ def measure(
         typer.Option(help="Policy that continues from the step.", show_default="the rollout's own"),
     ] = None,
     endpoint: Annotated[str | None, typer.Option(help="Endpoint of the configuration.")] = None,
-    slots: Annotated[int, typer.Option(help="Continuations at once.", min=1)] = 4,
+    slots: Annotated[int, typer.Option(help="Maximum concurrent continuations.", min=1)] = 4,
     allow_divergence: Annotated[
         bool, typer.Option("--allow-divergence", help="Measure even if the replay differs from the record.")
     ] = False,
@@ -130,6 +130,9 @@ def report(
 ) -> None:
     """Compare annotated with measured values of the same steps: errors, rank correlation, calibration plot.
 
+    Scores by a rubric are compared in the same way: the share of the rubric that is met after the step. A
+    judge whose order of steps is not that of the measured values trains the wrong thing.
+
     For example:
 
         orchard values report --annotator oracle --out plots
@@ -190,9 +193,18 @@ def _agreement_row(pair: AnnotatorAndPolicy, points: list[Calibrated]) -> tuple[
         f"{one.brier:.3f}",
         "-" if one.noise is None else f"{one.noise:.3f}",
         f"{one.bias:+.3f}",
-        "-" if one.spearman is None else f"{one.spearman:.2f} (n={one.points})",
+        _correlation(one),
         f"{one.covered:.0%}",
     )
+
+
+def _correlation(one: Agreement) -> str:
+    if one.spearman is None:
+        return "-"
+    if one.spearman_interval is None:
+        return f"{one.spearman:.2f}, too few rollouts for an interval"
+    low, high = one.spearman_interval
+    return f"{one.spearman:.2f} [{low:.2f}, {high:.2f}]"
 
 
 def _point_row(point: Calibrated) -> tuple[Any, ...]:

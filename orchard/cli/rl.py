@@ -61,9 +61,10 @@ def run(context: typer.Context, config: Config) -> None:
 
 
 async def _run(session: Session, config: Path) -> None:
-    from orchard.processes.rl_run import RunProcesses, enter, server_address
+    from orchard.processes.rl_run import RunProcesses, check_served, enter, server_address
 
     settings = read_settings(config)
+    check_served(settings)
     server = server_address(session, settings)
     reporter = TerminalReporter(progress())
     plan, start = await enter(session, settings, reporter)
@@ -163,7 +164,8 @@ def coordinator(
         typer.Option("--served", help="Ask for rollouts when the engine serves the log's newest policy."),
     ] = False,
 ) -> None:
-    """Run only the run's coordinator: asks for rollouts, makes groups. `orchard rl CONFIG.toml` starts it."""
+    """Run only the run's coordinator: requests rollouts and makes groups. `orchard rl CONFIG.toml` starts
+    it."""
     start_logging()
     uvloop.run(_coordinator(context.obj, config, served))
 
@@ -181,7 +183,7 @@ async def _coordinator(session: Session, config: Path, served: bool) -> None:
 
 @app.command()
 def trainer(context: typer.Context, config: Config) -> None:
-    """Run only the run's trainer: takes groups, makes policies. `orchard rl CONFIG.toml` starts it."""
+    """Run only the run's trainer: trains on groups and makes policies. `orchard rl CONFIG.toml` starts it."""
     require_torch("orchard rl trainer")
     start_logging()
     uvloop.run(_trainer(context.obj, config))
@@ -220,7 +222,7 @@ def export(
 ) -> None:
     """Write a run's groups, with sampled ids, log-probabilities and advantages, for another trainer.
 
-    What the run's own trainer dropped, or would drop, is skipped, and the command says how much and why.
+    Groups that the run's own trainer dropped, or would drop, are skipped; the command tells how many and why.
     """
     require_torch("orchard rl export")
     from orchard.actions.rl import export_groups

@@ -13,7 +13,7 @@ from orchard.actions.abort_reasons import shortened
 from orchard.actions.rubrics import write_rubrics
 from orchard.actions.session import Session
 from orchard.actions.values import annotate_campaign, annotating
-from orchard.cli import measuring
+from orchard.cli import measuring, value_models
 from orchard.cli.facts import AsJson, print_facts
 from orchard.configuration.config import ConfigError
 from orchard.pipelines.values.curves import Curve, ShapeStatistics, shape_statistics
@@ -50,7 +50,7 @@ class ShapeListing(msgspec.Struct, frozen=True, kw_only=True):
     annotators: list[AnnotatorShapes]
 
 
-Slots = Annotated[int, typer.Option(help="Trajectories at once.", min=1)]
+Slots = Annotated[int, typer.Option(help="Maximum concurrent trajectories.", min=1)]
 MaxCost = Annotated[
     float | None,
     typer.Option(
@@ -79,7 +79,7 @@ def annotate(
     ] = "1",
     slots: Slots = 8,
     characters: Annotated[int, typer.Option(help="Maximum characters of a prompt.", min=5000)] = 200_000,
-    max_tokens: Annotated[int | None, typer.Option(help="Tokens of an answer, at most.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Maximum tokens of an answer.")] = None,
     again: Annotated[bool, typer.Option("--again", help="Ask again about trajectories that failed.")] = False,
     rubric: Annotated[
         str | None,
@@ -146,8 +146,8 @@ def rubrics(
     teacher: Annotated[
         str | None, typer.Option(help="Name of the layer of rubrics.", show_default="the model's name")
     ] = None,
-    slots: Annotated[int, typer.Option(help="Tasks at once.", min=1)] = 4,
-    max_tokens: Annotated[int | None, typer.Option(help="Tokens of an answer, at most.")] = None,
+    slots: Annotated[int, typer.Option(help="Maximum concurrent tasks.", min=1)] = 4,
+    max_tokens: Annotated[int | None, typer.Option(help="Maximum tokens of an answer.")] = None,
     again: Annotated[bool, typer.Option("--again", help="Ask again about tasks that failed.")] = False,
     max_cost: MaxCost = None,
 ) -> None:
@@ -233,7 +233,9 @@ def shapes(
     """Show the shapes of each annotator's curves; the paper's are 98.9 % inverted-U."""
     session: Session = context.obj
     with open_tables(session.config.store) as tables:
-        found = tables.execute("select annotator, base, key_steps, steps, flags from values").fetchall()
+        found = tables.execute(
+            "select annotator, base, key_steps, steps, flags from values where rubric_sha256 is null"
+        ).fetchall()
         failed = dict(
             tables.execute(
                 "select annotator, count(*) from values_all where kind = 'failed' group by 1"
@@ -263,3 +265,4 @@ def shapes(
 
 
 measuring.register(app)
+value_models.register(app)

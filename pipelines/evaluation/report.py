@@ -11,6 +11,7 @@ from urllib.parse import quote
 import duckdb
 
 from orchard.pipelines.campaigns.scores import Score
+from orchard.pipelines.evaluation.best_of import BestOf
 from orchard.pipelines.evaluation.replicates import Mean, comparable
 from orchard.pipelines.evaluation.results import Cell, Results
 from orchard.schemas.blobs import BlobRef
@@ -52,6 +53,8 @@ def tables_of(results: Results) -> list[Table]:
             found.append(_matrix(name, cells))
         found.append(_costs(name, cells))
     found += _over_replicates(results)
+    if results.best_of:
+        found.append(_choices(results.best_of))
     pairs = results.pairs()
     if pairs:
         rows = [
@@ -117,6 +120,20 @@ def _costs(name: str, cells: Sequence[Cell]) -> Table:
         )
         rows.append((cell.harness, cell.model, *each, f"{cell.seconds / ended:,.0f}", *solve))
     return Table(f"{name}: what a rollout takes", columns, rows)
+
+
+def _choices(cells: Sequence[BestOf]) -> Table:
+    columns = ("task set", "harness", "model", "k", "chosen by", "resolved", "over random, in points")
+    rows = [
+        (
+            *(cell.task_set, cell.harness, cell.model, str(cell.k), choice.by, share(choice.resolved)),
+            points(choice.over_random) if choice.over_random else "",
+            *(str(count) for count in (cell.tasks, cell.short, cell.trained_on)),
+        )
+        for cell in cells
+        for choice in cell.choices
+    ]
+    return Table("Best of k attempts", (*columns, "tasks", "short", "trained on"), rows)
 
 
 def _over_replicates(results: Results) -> list[Table]:
@@ -194,7 +211,10 @@ _HOW = (
     "task; p is that of an exact sign test of the tasks gained and lost: McNemar's, where a task has one "
     "rollout. Two cells differ where the interval is on one side of 0 and p is below 0.05, which is not "
     "corrected for the number of comparisons. As leaderboards count, a task with exactly k graded rollouts "
-    "passes when any, or all, of them resolved it; tasks with fewer are short, and in no figure."
+    "passes when any, or all, of them resolved it; tasks with fewer are short, and in no figure. "
+    "Of k attempts, one is chosen: at random, of the most frequent submission, with the highest score of the "
+    "value model, or, as an oracle would, one that resolved the task. Tasks with fewer graded rollouts, and "
+    "those that the model was trained on, are in no figure."
 )
 
 

@@ -18,6 +18,7 @@ from orchard.pipelines.campaigns.scores import (
     pass_at,
     score,
 )
+from orchard.pipelines.evaluation.best_of import BestOf
 from orchard.pipelines.evaluation.replicates import Replicates, read_replicates
 from orchard.pipelines.evaluation.suite import EvaluationError
 
@@ -145,6 +146,8 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     k: tuple[int, ...]
     cells: tuple[Cell, ...]
     groups: tuple[Replicates, ...] = ()
+    best_of: tuple[BestOf, ...] = ()
+    """Choices of one of several attempts, where they were asked for."""
 
     @property
     def task_sets(self) -> list[str]:

@@ -146,7 +146,8 @@ class Feed:
             nodes = self._training(member)
             records = [await self._record(node) for node in nodes]
             shown = self._shown.get(member.rollout_id, {})
-            rows = sequences(records, [shown.get(node.node_id, ()) for node in nodes])
+            images = [shown.get(node.node_id, ()) for node in nodes]
+            rows = sequences(records, images, [node.turn - 1 for node in nodes])
             if not rows:
                 raise NotSampled(f"rollout {member.rollout_id} has no message of the policy")
             found.append(rows)

@@ -20,6 +20,7 @@ from orchard.pipelines.rl.logprobs import trained_logprobs
 from orchard.pipelines.rl.losses import LossFigures, Tokens, get_loss, rollout_weights
 from orchard.pipelines.rl.sequences import NotSampled, TokenSequence
 from orchard.pipelines.rl.settings import RlSettings
+from orchard.pipelines.rl.turn_rewards import turn_advantages
 from orchard.pipelines.sft.adapters import add_adapter
 from orchard.pipelines.sft.attention import use_packed_attention
 from orchard.pipelines.sft.loss import Pack, make_pack
@@ -41,6 +42,8 @@ class Trained:
     reward: float
     resolved: bool
     sequences: Rows[TokenSequence]
+    turn_rewards: Rows[float] = ()
+    """Rewards of its turns by a rubric; empty where it was not scored."""
 
     @property
     def tokens(self) -> int:
@@ -54,7 +57,7 @@ class _Row:
 
     row: TokenRow
     sampled: np.ndarray
-    advantage: float
+    advantages: np.ndarray
     weight: float
 
 
@@ -196,13 +199,28 @@ class Learner:
     def _rows(self, batch: Rows[Trained], found: Rows[float]) -> list[_Row]:
         """Every sequence of this process's part with its rollout's advantage and weight."""
         weights = rollout_weights([rollout.tokens for rollout in batch], self.settings.loss)
+        by_turn = self._by_turn(batch, found)
         rows = []
-        for rollout, advantage, weight in zip(batch, found, weights, strict=True):
+        for rollout, advantage, turns, weight in zip(batch, found, by_turn, weights, strict=True):
             for sequence in rollout.sequences:
                 row = as_row(sequence, rollout.rollout_id, resolved=rollout.resolved)
-                sampled = np.asarray(sequence.logprobs, dtype=np.float32)[row.loss_mask == 1]
-                rows.append(_Row(row, sampled, advantage, weight))
+                trains = row.loss_mask == 1
+                sampled = np.asarray(sequence.logprobs, dtype=np.float32)[trains]
+                own = np.full(len(sampled), advantage, dtype=np.float32)
+                if turns:
+                    of_token = np.asarray(sequence.turns)[trains]
+                    scored = (of_token >= 0) & (of_token < len(turns))
+                    own[scored] = np.asarray(turns, dtype=np.float32)[of_token[scored]]
+                rows.append(_Row(row, sampled, own, weight))
         return rows
+
+    def _by_turn(self, batch: Rows[Trained], found: Rows[float]) -> list[list[float]]:
+        """Advantages of the scored turns of each rollout."""
+        process = self.settings.process
+        if process is None:
+            return [[] for _ in batch]
+        groups = [rollout.group for rollout in batch]
+        return turn_advantages(found, groups, [rollout.turn_rewards for rollout in batch], process)
 
     def _update(
         self, rows: list[_Row], before: list[_Before] | None
@@ -276,12 +294,14 @@ class Learner:
         def spread(values: list[float]) -> torch.Tensor:
             return torch.tensor(values, dtype=torch.float32).repeat_interleave(counts).to(device)
 
-        sampled = np.concatenate([row.sampled for row in members] or [np.zeros(0, dtype=np.float32)])
+        none = np.zeros(0, dtype=np.float32)
+        sampled = np.concatenate([row.sampled for row in members] or [none])
+        found = np.concatenate([row.advantages for row in members] or [none])
         return Tokens(
             logprobs=logprobs,
             old=logprobs.detach() if old is None else old,
             sampled=torch.from_numpy(sampled).to(device),
-            advantages=spread([row.advantage for row in members]),
+            advantages=torch.from_numpy(found).to(device),
             weights=spread([row.weight for row in members]),
             sequence=torch.arange(len(members)).repeat_interleave(counts).to(device),
             reference=reference,

@@ -28,34 +28,40 @@ class TokenSequence:
     logprobs: list[float] = field(default_factory=list)
     """Log-probabilities of the sampled tokens, under the policy that sampled them."""
     versions: list[int] = field(default_factory=list)
+    turns: list[int] = field(default_factory=list)
+    """Steps of the rollout, counted from 0, that the sampled tokens are of."""
     images: list[str] = field(default_factory=list)
     """SHA-256 of the pictures whose tokens are in `ids`, in their order: not one for each token."""
 
     def context(self, ids: Iterable[int]) -> None:
         """Append tokens that the policy read."""
         for token in ids:
-            self._append(token, 0, 0.0, -1)
+            self._append(token, 0, 0.0, -1, -1)
 
-    def sampled(self, tokens: TokenRecord) -> None:
+    def sampled(self, tokens: TokenRecord, turn: int) -> None:
         runs = {run.start: run.version for run in tokens.versions}
         version = -1
         for at, (token, logprob) in enumerate(zip(tokens.ids, tokens.logprobs, strict=True)):
             version = runs.get(at, version)
-            self._append(token, 1, logprob, version)
+            self._append(token, 1, logprob, version, turn)
 
-    def _append(self, token: int, mask: int, logprob: float, version: int) -> None:
+    def _append(self, token: int, mask: int, logprob: float, version: int, turn: int) -> None:
         self.ids.append(token)
         self.mask.append(mask)
         self.logprobs.append(logprob)
         self.versions.append(version)
+        self.turns.append(turn)
 
 
 def sequences(
-    records: Iterable[TokenRecord], images: Sequence[Sequence[str]] | None = None
+    records: Iterable[TokenRecord],
+    images: Sequence[Sequence[str]] | None = None,
+    turns: Sequence[int] | None = None,
 ) -> list[TokenSequence]:
     """The sequences of one rollout from its sampled messages, in the order in which they were sampled.
 
-    `images` are for each message the pictures of its prompt, by their SHA-256.
+    `images` are for each message the pictures of its prompt, by their SHA-256. `turns` are the messages'
+    steps; unless given, those from 0 on.
 
     Raises NotSampled for a message whose record lacks its prompt or log-probabilities.
     """
@@ -79,5 +85,5 @@ def sequences(
             found.append(sequence)
         sequence.context(prompt[len(sequence.ids) :])
         sequence.images = shown
-        sequence.sampled(record)
+        sequence.sampled(record, turns[number] if turns else number)
     return found

@@ -61,9 +61,16 @@ class Steps:
     """Takes the groups of one step after another from a feed."""
 
     def __init__(
-        self, feed: Feed, limits: Limits, source: str, publish: Callable[[Event], Awaitable[int]]
+        self,
+        feed: Feed,
+        limits: Limits,
+        source: str,
+        publish: Callable[[Event], Awaitable[int]],
+        ready: Callable[[GroupAssembled], bool] = lambda _: True,
     ) -> None:
-        """`publish` stores an event, from `source`, and returns its sequence."""
+        """`publish` stores an event, from `source`, and returns its sequence. Groups are chosen in the order
+        of the log, so one that is not `ready` is awaited."""
+        self._ready = ready
         self.dropped = 0
         """Number of groups dropped; a trainer may reset it."""
         self._feed, self._limits, self._source, self._publish = feed, limits, source, publish
@@ -80,6 +87,8 @@ class Steps:
         waiting = self._feed.waiting
         found: list[Chosen] = []
         for group in waiting if len(waiting) >= prompts else []:
+            if not self._ready(group):
+                return []
             usable = await self._usable(group, version, oldest)
             if isinstance(usable, GroupDropped):
                 await self._drop(usable)

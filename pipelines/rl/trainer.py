@@ -22,6 +22,7 @@ from orchard.pipelines.rl.feed import Feed, feed_subjects
 from orchard.pipelines.rl.learner import Learner, NotFinite, StepFigures, Trained, sees
 from orchard.pipelines.rl.plan import RunPlan
 from orchard.pipelines.rl.policies import NEWEST, Newest, policy_directory, write_best, write_newest
+from orchard.pipelines.rl.scoring import VERDICTS, TurnScores, run_rubrics
 from orchard.pipelines.rl.sequences import NotSampled, TokenSequence
 from orchard.pipelines.rl.settings import RlSettings, settings_hash
 from orchard.pipelines.rl.stepping import Chosen, Limits, RunStopped, Steps, unprotected
@@ -32,6 +33,7 @@ from orchard.schemas.events import Event
 from orchard.schemas.groups import GroupAssembled, GroupOutcome
 from orchard.schemas.training import PolicyStep
 from orchard.storage.blobs import BlobStore
+from orchard.storage.reader import open_tables
 from orchard.streams import names
 from orchard.streams.connection import Connection
 from orchard.streams.publisher import Publisher
@@ -91,7 +93,9 @@ class RlTrainer:
         self._sees = sees(eyes)
         self._feed = Feed(plan, blobs, self._check)
         limits = Limits(settings.staleness, settings.context)
-        self._steps = Steps(self._feed, limits, SOURCE, self._publish)
+        self._scores = self._scoring(blobs)
+        ready = self._scores.ready if self._scores else (lambda _: True)
+        self._steps = Steps(self._feed, limits, SOURCE, self._publish, ready)
         self._processes = processes
         self._engines = tuple(engines) if processes.first else ()
         self._newest: Newest | None = None
@@ -109,6 +113,26 @@ class RlTrainer:
         )
         self._state = TrainerState(settings_hash=settings_hash(settings))
         self._idle_since = time.monotonic()
+
+    def _scoring(self, blobs: BlobStore) -> TurnScores | None:
+        """Raises RunError where a task has no rubric."""
+        if (process := self.settings.process) is None:
+            return None
+        with open_tables(blobs.url, views=["rubrics"]) as tables:
+            rubrics = run_rubrics(tables, self.plan.tasks, process)
+        return TurnScores(self.plan.name, process, rubrics, self._publisher)
+
+    async def _take(self, batch: list[StoredEvent]) -> None:
+        """Apply events of the log, and have the turns of new groups scored."""
+        self._feed.take(batch)
+        if self._scores is not None:
+            self._scores.take(batch)
+            if self._processes.first:
+                await self._scores.ask(self._feed.waiting)
+
+    @property
+    def _subjects(self) -> list[str]:
+        return [*feed_subjects(self.plan.name), *([VERDICTS] if self._scores is not None else [])]
 
     async def run(self, start: int) -> None:
         """Train until the plan's last step. `start` is the sequence of the run's first event.
@@ -130,13 +154,14 @@ class RlTrainer:
 
     async def _train(self, start: int) -> None:
         last = (await bounds(self._connection, names.EVENTS)).last
-        subjects = feed_subjects(self.plan.name)
-        async for batch in replay_batches(self._connection, start, subjects=subjects):
+        async for batch in replay_batches(self._connection, start, subjects=self._subjects):
             self._feed.take(batch)
+            if self._scores is not None:
+                self._scores.take(batch)
         await self._restore()
         await self._announce()
         async for batch in self._batches(start, last):
-            self._feed.take(batch)
+            await self._take(batch)
             await self._name_best()
             while self._state.step < self.plan.steps:
                 if self._feed.progress.evaluation_due:
@@ -154,9 +179,8 @@ class RlTrainer:
     async def _batches(self, start: int, last: int) -> AsyncIterator[list[StoredEvent]]:
         """Yield an empty batch first, so that waiting groups are considered at once; then new events."""
         yield []
-        subjects = feed_subjects(self.plan.name)
         async for batch in replay_batches(
-            self._connection, max(start, last + 1), subjects=subjects, follow=True
+            self._connection, max(start, last + 1), subjects=self._subjects, follow=True
         ):
             yield batch
 
@@ -194,7 +218,14 @@ class RlTrainer:
         groups = [group for group, _ in chosen]
         solved = self._feed.progress.resolved({one.rollout_id for group in groups for one in group.members})
         rollouts = [
-            Trained(member.rollout_id, group.group_id, member.reward, member.rollout_id in solved, sequences)
+            Trained(
+                member.rollout_id,
+                group.group_id,
+                member.reward,
+                member.rollout_id in solved,
+                sequences,
+                self._scores.of(member.rollout_id) if self._scores else (),
+            )
             for group, rows in chosen
             for member, sequences in zip(group.members, rows, strict=True)
         ]
@@ -216,6 +247,8 @@ class RlTrainer:
         await self._publish_step()
         for group in groups:
             self._feed.done(group)
+        if self._scores is not None:
+            self._scores.forget(groups)
         self._steps.dropped = 0
         await self._announce()
         self._idle_since = time.monotonic()

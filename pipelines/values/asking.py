@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class Asked(Generic[T]):
+class Inquiry(Generic[T]):
     """What became of a question; `found` is None where no reply was accepted."""
 
     model: ModelSpec
@@ -66,12 +66,12 @@ async def ask(
     seed: int,
     tries: int,
     timeout: float,
-) -> Asked[T]:
+) -> Inquiry[T]:
     """Ask at most `tries` times; `read` raises BadReply, and `retry` makes the next message of the fault.
     `what` names the question in the process's log. Raises InfrastructureError."""
     began = time.monotonic()
     messages = list(prompt)
-    asked = Asked[T](model)
+    asked = Inquiry[T](model)
     for number in range(tries):
         try:
             answer = await models.complete(model, messages, [], seed=seed + number, timeout=timeout)

@@ -1,5 +1,6 @@
 """Compares annotated with measured values: read from the tables, compared by pure functions, plotted."""
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
@@ -12,6 +13,9 @@ Z95 = 1.959963984540054
 FEW = 10
 """Points below which a comparison says so."""
 BINS = 5
+MIN_ROLLOUTS = 5
+"""Rollouts below which a rank correlation has no interval."""
+DRAWS = 1000
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,9 @@ class Agreement:
     """Mean of annotated - measured: above 0, the annotator hopes too much."""
     spearman: float | None
     """Rank correlation; None below three points, or where one side has one value only."""
+    spearman_interval: tuple[float, float] | None
+    """Its interval of 95 %: rollouts are drawn with replacement, each with all its steps. None below
+    MIN_ROLLOUTS rollouts, or without a correlation."""
     covered: float
     """Share of points whose annotated value is inside the interval of the measured one."""
 
@@ -81,7 +88,8 @@ def agreement(points: Sequence[CalibrationPoint]) -> Agreement:
         brier=sum(error * error for error in errors) / count,
         noise=sum(spread) / len(spread) if spread else None,
         bias=sum(errors) / count,
-        spearman=spearman([p.annotated for p in points], [p.measured for p in points]),
+        spearman=_rank_correlation(points),
+        spearman_interval=spearman_interval(points),
         covered=sum(p.low <= p.annotated <= p.high for p in points) / count,
     )
 
@@ -97,6 +105,27 @@ def spearman(first: Sequence[float], second: Sequence[float]) -> float | None:
     products = sum((x - middle) * (y - middle) for x, y in zip(a, b, strict=True))
     squares = sum((x - middle) ** 2 for x in a) * sum((y - middle) ** 2 for y in b)
     return products / sqrt(squares) if squares else None
+
+
+def _rank_correlation(points: Sequence[CalibrationPoint]) -> float | None:
+    return spearman([p.annotated for p in points], [p.measured for p in points])
+
+
+def spearman_interval(
+    points: Sequence[CalibrationPoint], draws: int = DRAWS, seed: int = 0
+) -> tuple[float, float] | None:
+    """Percentile bootstrap over rollouts, since steps of one rollout are alike. Draws without a correlation,
+    as of rollouts with one value alone, are left out."""
+    by_rollout: dict[str, list[CalibrationPoint]] = {}
+    for point in points:
+        by_rollout.setdefault(point.rollout_id, []).append(point)
+    if len(by_rollout) < MIN_ROLLOUTS or _rank_correlation(points) is None:
+        return None
+    rollouts = [by_rollout[name] for name in sorted(by_rollout)]
+    lots = random.Random(seed)
+    drawn = ([p for one in lots.choices(rollouts, k=len(rollouts)) for p in one] for _ in range(draws))
+    found = sorted(rho for rho in map(_rank_correlation, drawn) if rho is not None)
+    return found[int(0.025 * len(found))], found[min(int(0.975 * len(found)), len(found) - 1)]
 
 
 def ranks(values: Sequence[float]) -> list[float]:

@@ -13,7 +13,7 @@ from orchard.schemas.identity import rollout_id
 from orchard.schemas.judging import JudgeRuled
 from orchard.schemas.llm_calls import Usage
 from orchard.schemas.messages import MessageNode, Role, ToolCall, ToolResult, node_id
-from orchard.schemas.notes import RolloutNoted
+from orchard.schemas.notes import CampaignTagged, RolloutNoted
 from orchard.schemas.outcomes import ExitStatus, Reward
 from orchard.schemas.training import PolicyStep
 from tests.trajectory_log import TIME, Author, llm_call
@@ -168,6 +168,13 @@ def hostile_events(log: BlobRef) -> list[e.Event]:
     events = list(rollout(author, texts, 0, "all", log))
     for number, text in enumerate(texts):
         events += rollout(author, [text], number, _task(text, number), log)
+    named, tags = (
+        {"harnesses": (texts[0][:200],), "models": (texts[-1][:200],)},
+        [t[:200] for t in texts[:40]],
+    )
+    plan = e.CampaignSubmitted(spec=log, spec_hash="h", size=300, tasks=200, samples=1, **named)
+    events.append(author.event(plan, "", None))
+    events.append(author.event(CampaignTagged(author=texts[0][:60], tags=tuple(tags)), "", None))
     sets = {"s": texts[-1][:200]}
     planned = EvaluationPlanned(suite=log, task_sets=sets, k=(1, 2), arms={"m": texts[-1][:200]})
     suite = Author("suite")
@@ -185,6 +192,8 @@ def overviews(rollout: str, others: Sequence[str]) -> list[str]:
     runs = "".join(f"&run={number}" for number in range(3))
     arms = "/compare?campaign=hostile"
     found = [
+        "/?group=tags",
+        "/campaigns/hostile",
         f"/rollouts/{rollout}?find=pwned",
         "/rollouts?text=pwned&role=tool&turn=1..",
         '/rollouts?text="window.pwned"',

@@ -18,6 +18,7 @@ from orchard.pipelines.values.calibration import (
     plot,
     ranks,
     spearman,
+    spearman_interval,
     wilson,
 )
 from orchard.pipelines.values.measure import Replay
@@ -312,3 +313,25 @@ async def test_the_measurement_with_most_samples_meets_the_newest_annotation(pip
     }
     seen = [(p.step, p.annotated, p.measured, p.samples) for p in found[AnnotatorAndPolicy("judge", "m")]]
     assert seen == [(-1, 0.3, 0.5, 2), (0, 0.6, 0.75, 8), (2, 0.2, 0.25, 4)]
+
+
+def test_the_interval_of_a_rank_correlation_is_over_rollouts() -> None:
+    """Steps of one rollout are alike: ten of each rollout narrow it no more than one."""
+    dice = random.Random(2)
+
+    def drawn(rollouts: int, steps: int) -> list[CalibrationPoint]:
+        found = []
+        for number in range(rollouts):
+            told, true = dice.random(), dice.random()
+            found += [CalibrationPoint(f"r{number}", step, told, true, 0, 1, 8) for step in range(steps)]
+        return found
+
+    many = drawn(60, 1)
+    low, high = spearman_interval(many) or (0.0, 0.0)
+    assert low < 0 < high < low + 0.7
+    alike = spearman_interval([point for point in many[:6] for _ in range(10)])
+    assert alike == pytest.approx(spearman_interval(many[:6]))
+    assert spearman_interval(many) == (low, high), "the same on each call"
+    assert spearman_interval(drawn(4, 10)) is None
+    perfect = [CalibrationPoint(f"r{n}", 0, n / 10, n / 10, 0, 1, 8) for n in range(10)]
+    assert spearman_interval(perfect) == (pytest.approx(1.0), pytest.approx(1.0))

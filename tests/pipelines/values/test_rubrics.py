@@ -3,20 +3,26 @@ and a judge over their wire."""
 
 import asyncio
 import json
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 
+from examples.domains import rubric_rules
 from orchard.actions.rubrics import write_rubrics
 from orchard.actions.session import Session
 from orchard.actions.values import annotate_campaign
 from orchard.configuration.config import Config, ConfigError
+from orchard.pipelines.datasets.candidates import candidates
+from orchard.pipelines.datasets.examples import segments_of
+from orchard.pipelines.datasets.settings import CandidateSource, DatasetSettings, Values
+from orchard.pipelines.values.cases import Case, CaseStep
 from orchard.pipelines.values.replies import BadReply, Fault
 from orchard.pipelines.values.requests import Asking
 from orchard.pipelines.values.rubric_writer import Teaching
-from orchard.pipelines.values.rubrics import JUDGE_VERSION, RubricJudge, met, read_rubric
+from orchard.pipelines.values.rubrics import JUDGE_VERSION, RubricJudge, met, read_rubric, teacher_prompt
 from orchard.schemas.campaigns import ModelSpec
 from orchard.schemas.values import Criterion, Rubric
 from orchard.storage.reader import open_tables
@@ -137,6 +143,23 @@ async def test_a_rubric_reaches_nothing_that_a_student_reads(session: Any, teach
     assert CANARY not in session.blobs.read(task).decode()
 
 
+async def test_a_dataset_takes_scores_as_it_takes_values(session: Any, teacher: Any) -> None:
+    """Steps of unresolved rollouts that bring the rubric nearer train: 0 and 1, and not the wrong edit."""
+    teacher.replies += [WRITTEN, SCORED]
+    await write_rubrics(session, TEACHING, campaign="demo")
+    await annotate_campaign(session, "demo", ASKING, 2)
+    source = CandidateSource(unproven=True)
+    settings = DatasetSettings(
+        name="scored", tokenizer="", source=source, values=Values(annotator="scores", eps=0.1)
+    )
+    counts = Counter[str]()
+    with open_tables(session.config.store) as tables:
+        chosen = candidates(tables, session.blobs, settings, counts).candidates
+    assert (counts["resolved"], counts["unresolved"], counts["unresolved_without_values"]) == (1, 2, 0)
+    rising = [segments_of(one, settings) for one in chosen if not one.resolved]
+    assert [[(run.first, run.last) for run in runs] for runs in rising] == [[(0, 1)], [(0, 1)]]
+
+
 async def test_a_cap_stops_the_questions_and_the_next_round_counts_what_was_paid(
     session: Any, teacher: Any
 ) -> None:
@@ -222,3 +245,16 @@ def test_rewards_are_weighed_scores_and_their_sum_is_what_is_met() -> None:
     assert read.curve == pytest.approx((0.25, 0.25, 0.6, 0.6))
     assert [key.step for key in read.key_steps] == [0, 2]
     assert met([-1.0, 0.5, 1.0]) == (0.0, 0.5, 1.0)
+
+
+def test_rules_stand_in_for_teacher_and_judge() -> None:
+    """The rules of the example answer with a rubric, credit the repair and blame a wrong edit."""
+    rubric = read_rubric(rubric_rules.answer(teacher_prompt(TASK)[1]["content"]), TASK)
+    judge = RubricJudge(rubric)
+    repair = "sed -i '6c\\    total = left + right' arithmetic/mod_1.py"
+    for commands, last in (([COMMANDS[0], COMMANDS[1], repair], 0.5), (COMMANDS[:3], -0.5)):
+        steps = tuple(CaseStep("", (("bash", command),), ("ok",)) for command in commands)
+        case = Case("r", 1, "demo", TASK.statement, steps, "submitted", (), (), 0, "", "")
+        read = judge.read(rubric_rules.answer(judge.prompt(case, 50_000).messages[1]["content"]), 3)
+        assert read.turn_rewards[0] > 0 and read.turn_rewards[1] > 0
+        assert read.turn_rewards[2] * last >= 0.25, read.turn_rewards

@@ -1,0 +1,1 @@
+"""Reranking: a small value model scores finished attempts by what they said and did."""
