@@ -113,6 +113,8 @@ PIP := $(BIN)/python -m pip install --quiet
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Orchard needs Python 3.11 or later: set PYTHON=/path/to/python3.11"; exit 1; }
+	@mkdir -p $(VENV) && echo exit > $(VENV)/.runs && chmod +x $(VENV)/.runs && $(VENV)/.runs && rm $(VENV)/.runs || \
+	  { rm -rf $(VENV); echo "Programs cannot run in $(CURDIR) (read-only, or mounted with noexec): clone to another file system"; exit 1; }
 	$(PYTHON) -m venv $(VENV) && $(PIP) --upgrade "pip>=25.1" || { rm -rf $(VENV); exit 1; }
 
 # A release of tomorrow cannot break a fresh machine: what the tests passed with is installed; `make lock` goes on to newer ones.
@@ -137,7 +139,8 @@ DEBIAN := bwrap:bubblewrap git:git patch:patch nsenter:util-linux slirp4netns:sl
 test test-all: DEBIAN += jq:jq npm:npm busybox:busybox-static kubectl:kubernetes-client openssl:openssl newuidmap:uidmap ip:iproute2 \
 	setpriv:util-linux x86_64-linux-gnu-as:binutils-x86-64-linux-gnu aarch64-linux-gnu-as:binutils-aarch64-linux-gnu
 test test-all bench demo-gui: DEBIAN += chromium:chromium
-test-all: DEBIAN += buildah:buildah
+test-all: DEBIAN += buildah:buildah podman:podman runc:runc linux.uml:user-mode-linux modprobe:kmod setquota:quota mkfs.ext4:e2fsprogs \
+	mount.nfs:nfs-common rpc.nfsd:nfs-kernel-server gcc:gcc
 test-kubernetes: DEBIAN += kubectl:kubernetes-client
 ifndef KUBECONFIG
 test-kubernetes: DEBIAN += busybox:busybox-static debootstrap:debootstrap openssl:openssl ip:iproute2 etcd:etcd-server \

@@ -21,6 +21,10 @@ def main() -> None:
         from orchard.cli.app import main as run
 
         run()
+    except ImportError as error:
+        if "failed to map segment" not in str(error):
+            raise
+        sys.exit(f"error: {error}: install on a file system that is not mounted with `noexec`")
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
 

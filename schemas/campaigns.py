@@ -25,7 +25,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     and graded."""
 
     steps: int = 250
-    """Answers of the model, at most."""
+    """Maximum answers of the model."""
     cost_usd: _Dollars = 3.0
     """Price of all model calls, in USD."""
     tokens: int = 0
@@ -72,7 +72,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     top_p: float | None = None
     """Probability mass that is sampled from (nucleus sampling)."""
     max_tokens: int | None = None
-    """Tokens of one answer, at most."""
+    """Maximum tokens of one answer."""
     logprobs: bool = False
     """Whether to ask for log-probabilities of the sampled tokens."""
 
@@ -134,11 +134,11 @@ class EvaluationPlanned(msgspec.Struct, frozen=True, kw_only=True):
     suite: BlobRef
     """The evaluation's settings, as JSON."""
     task_sets: dict[str, str]
-    """Source of tasks to the name of the set that they are in; a set is of one source."""
+    """Name of the task set by task source; each set has one source."""
     k: tuple[int, ...]
     """Values of k for which pass@k and pass^k are reported."""
     arms: dict[str, str] | None = None
-    """Model to the arm that it is a replicate of; None in events from before there were arms."""
+    """Arm by model; None in older events."""
 
 
 def check_cap(usd: float | None) -> None:
@@ -175,7 +175,7 @@ class RolloutRequest(msgspec.Struct, frozen=True, kw_only=True):
     fence: int = 0
     """Expected last sequence of the rollout's `done` subject: 0, or that of the event that reopened it."""
     memory: str | None = None
-    """Memory in place of the task's, after a sandbox was killed for lack of it."""
+    """Memory limit that replaces the task's, after an out-of-memory kill."""
     replay_attempts: bool = True
     """Whether an attempt replays what an earlier one recorded."""
     published_rules: bool = False

@@ -88,7 +88,7 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
     tool: str
     """Name of the tool as it was called."""
     arguments: Any
-    """Arguments as JSON, or the text that was given in its place."""
+    """Arguments as JSON, or the text that was given instead."""
     status: int
     """HTTP status: 200; 400 bad arguments, 403 not permitted, 404 no such record or tool, 409 conflict, 429,
     500."""
@@ -163,7 +163,7 @@ class ServiceCalled(msgspec.Struct, frozen=True, kw_only=True):
     tool: str
     """Name of the tool as it was called."""
     arguments: str
-    """Arguments as JSON, or the text that was given in its place."""
+    """Arguments as JSON, or the text that was given instead."""
     status: int
     """HTTP status of the answer."""
     response: str = ""
@@ -175,7 +175,7 @@ class ServiceCalled(msgspec.Struct, frozen=True, kw_only=True):
     injected: str | None = None
     """Error that was injected: `rate_limited`, `server_error`, `slow` or `malformed`."""
     face: str = "harness"
-    """Caller: the `harness`, or a program by `mcp` or `http`."""
+    """Caller: the `harness`, or a program through `mcp` or `http`."""
     seconds: float = 0.0
     """Seconds that the call took."""
 

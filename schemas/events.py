@@ -60,7 +60,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """The envelope: the attributes of CloudEvents, and where in the pipeline the event happened."""
 
     id: Name
-    """Made by the producer and deterministic, so that publishing again is recognized."""
+    """Deterministic id made by the producer, so that duplicates are recognized."""
     source: Name
     """The process that published it: `orchard/<process>/<name>`."""
     type: Name
@@ -78,7 +78,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     causation_id: Name | None = None
     """Id of the event that led to this one."""
     traceparent: Name | None = None
-    """Always null. Tables give events back byte for byte, so it stays as events were stored."""
+    """Always null; kept because tables reproduce stored events byte for byte."""
     specversion: Name = "1.0"
     """Version of the CloudEvents specification."""
 
@@ -239,7 +239,8 @@ class RolloutFacts(msgspec.Struct, frozen=True, kw_only=True):
     worker: str
     started_at: datetime
     seconds: float | None
-    """Duration in seconds. It and the other figures are None where nobody measured them, as in imports."""
+    """Duration in seconds. This and the other figures are None where they were not measured, as in
+    imports."""
     turns: int = 0
     llm_calls: int | None = 0
     prompt_tokens: int | None = 0
@@ -259,17 +260,18 @@ class RolloutFacts(msgspec.Struct, frozen=True, kw_only=True):
     inherited_cost_usd: float | None = None
     """Cost of the replayed turns in USD; None without any, or where a price is not known."""
     keys_masked: int | None = None
-    """Number of keys of known vendors that the log has a mask for, in messages and submission
+    """Number of API keys of known vendors that were masked in messages and submission
     (`workers/masking.py`). None in older events."""
     harness_version: str | None = None
-    """Version of the package that the harness is or uses; None for Orchard's own harnesses, where no worker
-    took part, and in older events."""
+    """Version of the harness's package; None for Orchard's own harnesses, in imported rollouts, and in older
+    events."""
     harness_digest: str | None = None
     """SHA-256 of what decides the model's input: all files of a program's package as it ran, or the
-    configuration of the package that the harness uses. Only rollouts with the same digest compare."""
+    configuration of the package that the harness uses. Only rollouts with the same digest are comparable."""
     seconds_waiting: float | None = None
-    """Seconds that model calls waited: for places at the endpoint, by failed tries, and for an answer that
-    had not come when the time was up. Only the last counts against the wall clock. None in older events."""
+    """Seconds that model calls waited: for a free slot at the endpoint, on failed tries, and for an answer
+    that had not arrived when the time ran out. Only the last counts against the wall clock. None in older
+    events."""
 
 
 class RolloutFinished(RolloutFacts, frozen=True, kw_only=True):
@@ -316,7 +318,7 @@ class AttemptInherited(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     from_attempt: int
-    """Attempt whose record was replayed; it may have inherited a part of it."""
+    """Attempt whose record was replayed; it may itself have replayed a part of it."""
     leaf: str
     """Node id of the last message that was adopted."""
     messages: int
@@ -345,7 +347,7 @@ class AttemptReleased(msgspec.Struct, frozen=True, kw_only=True):
     retry_in_seconds: float = 0.0
     """Pause before the next attempt."""
     next_attempt_base: int | None = None
-    """Number of attempts that are used up."""
+    """Number of attempts used so far."""
 
 
 class AttemptSuperseded(msgspec.Struct, frozen=True, kw_only=True):

@@ -67,20 +67,20 @@ class GroupAssembled(msgspec.Struct, frozen=True, kw_only=True):
     positive: int
     degenerate: bool
     generated: int
-    """Rollouts with a reward that the prompt cost, also those that are not members."""
+    """Graded rollouts of the prompt, members or not."""
     aborted: int = 0
     generated_tokens: int = 0
     """Response tokens of all of `generated`, as far as they are known."""
     untrained: tuple[str, ...] = ()
-    """Members that nobody learns from because of how they ended: they are left out of the batch."""
+    """Members that are left out of the batch because of their exit status."""
     reason: StopReason | None = None
     """Why frugal sampling asked for no more rollouts; None for other methods."""
     gain: float | None = None
-    """Information that each rollout of another stride was expected to add at the decision."""
+    """Expected information per rollout of another stride at the decision."""
     rate: float | None = None
-    """Information that each rollout of the run had brought by then, which is what a new prompt promises."""
+    """Mean information per rollout of the run so far, which is what a new prompt promises."""
     carried: int | None = None
-    """Members that earlier prompts of the same task left over; `generated` does not count them."""
+    """Members left over from earlier prompts of the same task; `generated` does not count them."""
     protected: dict[str, Protected] = {}
     """Label of each member's reward, by the rollout's id; members without a label are missing."""
 
@@ -115,7 +115,7 @@ class PromptSkipped(msgspec.Struct, frozen=True, kw_only=True):
     learnability: float
     """Posterior mean of p (1 - p)."""
     evidence: float
-    """Graded rollouts that the posterior rests on; older ones count for less than one each."""
+    """Graded rollouts behind the posterior; older ones count for less than one each."""
     probability: float
     """Probability with which the prompt was to be skipped."""
     version: int
@@ -205,7 +205,7 @@ class PolicyUpdated(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[str, ...]
     """Groups that were trained on, in order. Every group is in at most one update of a run."""
     position: int
-    """Sequence of the last group that was looked at: a resumed trainer continues behind it."""
+    """Sequence of the last group that was examined: a resumed trainer continues after it."""
     checkpoint: str = ""
     """Name of the checkpoint, relative to the run's own directory."""
     left_out: tuple[str, ...] = ()

@@ -85,13 +85,13 @@ class LLMCall(msgspec.Struct, frozen=True, kw_only=True):
     """SHA-256 of the pictures in the prompt, in their order: the newest ones of the path to `parent`. None
     without pictures."""
     seed: int | None = None
-    """Seed of the request that was answered. It is the rollout's, unless the server failed at it before: then
-    the next try has another. None in older events."""
+    """Seed of the request that was answered. The rollout's seed, unless the server failed with it before:
+    then the next try has another. None in older events."""
     tools_left_out: bool | None = None
     """Whether the endpoint's template leaves the request's tools out of the prompt; None where that is not
     known: without tools, at an endpoint that does not count tokens, and in older events."""
     seconds_waiting: float | None = None
-    """Seconds before the try that was answered: for a place at the endpoint, and for tries that failed. None
+    """Seconds before the try that was answered: for a free slot at the endpoint, and for failed tries. None
     in older events."""
     answer: MessageNode | None = None
     """The message `node`, so that an answer and its cost are one event. An event of its own follows, for

@@ -26,7 +26,8 @@ class Image(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     at: int | None = None
     """Offset of the picture in the message's content, in characters; None: after the text."""
     caption: str = ""
-    """Text right before the picture. It is shown and left out with it, and is not in the content."""
+    """Text directly before the picture. It is shown, or left out, together with it, and is not in the
+    content."""
 
 
 def placed(content: str, images: Sequence[Image]) -> list[str | Image]:
@@ -71,7 +72,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """Name of the called tool."""
     arguments: str
-    """Arguments as JSON, or what the model wrote in its place."""
+    """Arguments as JSON, or what the model wrote instead."""
 
 
 class ToolResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ class RolloutNoted(msgspec.Struct, frozen=True, kw_only=True):
     it."""
 
     author: str
-    """Name of who wrote it, as they gave it."""
+    """Name of the author, as given."""
     text: str = ""
     """What the author says."""
     labels: tuple[str, ...] = ()
@@ -16,7 +16,7 @@ class RolloutNoted(msgspec.Struct, frozen=True, kw_only=True):
     removed_labels: tuple[str, ...] = ()
     """Labels that the rollout loses."""
     score: float | None = None
-    """Score in [0, 1] that the author gives; it takes the place of their earlier one."""
+    """The author's score in [0, 1]; it replaces their earlier one."""
     turn: int | None = None
     """Turn that the text is about; None: the whole rollout."""
 

@@ -20,7 +20,7 @@ class RolloutStatus(StrEnum):
 
 
 class ExitStatus(StrEnum):
-    """How the loop of the harness ended, if the infrastructure let it end."""
+    """How the harness ended, if the infrastructure let it end."""
 
     SUBMITTED = "submitted"
     """The agent handed in its work."""
@@ -35,8 +35,8 @@ class ExitStatus(StrEnum):
     TIME_LIMIT = "time_limit"
     """The budget of time ran out."""
     UNANSWERED = "unanswered"
-    """The budget of time ran out while the model owed an answer. Its server may have been busy, so such
-    rollouts train only where that is asked for."""
+    """The budget of time ran out while an answer of the model was outstanding. Its server may have been busy,
+    so such rollouts train only where that is asked for."""
     FORMAT_FAILURE = "format_failure"
     """Too many answers in a row had no valid action."""
     SANDBOX_LOST = "sandbox_lost"
@@ -59,22 +59,22 @@ class AbortCause(StrEnum):
     SANDBOX_UNAVAILABLE = "sandbox_unavailable"
     """The service could not be reached, or failed to create the sandbox in all its tries."""
     IMAGE_MISSING = "image_missing"
-    """The service does not have the task's image; of a cluster, its registry said so twice."""
+    """The service does not have the task's image; on a cluster, the registry said so twice."""
     IMAGE_UNAVAILABLE = "image_unavailable"
-    """The image could not be pulled in time, and nobody said that it does not exist: its registry is away,
-    limits its answers or denies the image, or a node has no room for it."""
+    """The image could not be pulled in time, but may exist: its registry is unreachable, limits requests or
+    denies access, or a node has no room."""
     SANDBOX_REFUSED = "sandbox_refused"
     """The cluster's policies do not admit the sandbox: an admission webhook, Pod security, a limit range."""
     SANDBOX_DIED = "sandbox_died"
     """The sandbox ended, and nothing that the agent ran ended it."""
     SANDBOX_OUT_OF_MEMORY = "sandbox_out_of_memory"
-    """A command of ours needed more memory than the largest sandbox has."""
+    """A set-up or grading command needed more memory than the largest sandbox has."""
     LLM_UNAVAILABLE = "llm_unavailable"
-    """The endpoint gave no answer in all tries and the time there was."""
+    """The endpoint did not answer within the tries and the time of a call."""
     LLM_REFUSED = "llm_refused"
     """The endpoint answered that the request itself is unacceptable (bad key, unknown model)."""
     CONTEXT_TOO_SMALL = "context_too_small"
-    """The first prompt alone is over the context with which the endpoint serves the model."""
+    """The first prompt alone exceeds the context with which the endpoint serves the model."""
     GRADER_FAILED = "grader_failed"
     """The grader raised an error, or reached no verdict where the same check without the agent's work does
     not end well either."""
@@ -82,18 +82,18 @@ class AbortCause(StrEnum):
     """The task itself does not work, with the agent or without: its check reaches no verdict, for lack of an
     interpreter for example, or its services do not start."""
     JUDGE_FAILED = "judge_failed"
-    """A model that must judge is down, is not configured, or gave no verdict."""
+    """The judge model is down, is not configured, or gave no verdict."""
     STORE_FAILED = "store_failed"
     """A blob is missing, or does not match its SHA-256."""
     HARNESS_MISSING = "harness_missing"
     """The harness is a program that is not installed at the sandbox service."""
     HARNESS_FAILED = "harness_failed"
-    """The harness is a program, and it ended without one answer of its model."""
+    """The harness is a program, and it ended before its model had answered once."""
     WALL_CLOCK = "wall_clock"
     """The agent was not done in its time, in a domain that leaves such rollouts out of its scores. Only this
     cause depends on the model's speed."""
     BLOCKED = "blocked"
-    """A site insisted on a proof that its visitor is human."""
+    """A site demanded a proof that its visitor is human, for example a captcha."""
     SITE_UNAVAILABLE = "site_unavailable"
     """The site at which a task begins could not be reached."""
     ROLLOUT_TIMEOUT = "rollout_timeout"

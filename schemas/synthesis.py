@@ -98,13 +98,13 @@ class SynthesisStep(msgspec.Struct, frozen=True, kw_only=True):
     artefact: BlobRef | None = None
     """Blob of prompt, answer and what was read from it; for SOLVE of the rollouts."""
     model: str | None = None
-    """Model that was asked; None where nobody was."""
+    """Model that was asked; None if none was."""
     model_kind: ModelKind | None = None
     """Kind of the model; `oracle` marks the seeded author, which is not a model."""
     prompt_tokens: int | None = 0
     completion_tokens: int | None = 0
     cost_usd: float | None = None
-    """Price in USD; None where nobody was asked, or no price is known."""
+    """Price in USD; None if no model was asked, or no price is known."""
     seconds: float = 0.0
     seeded_mistake: str | None = None
     """Mistake that the seeded author says it made: a label, which no check sees."""

@@ -92,7 +92,7 @@ class PolicyStep(msgspec.Struct, frozen=True, kw_only=True):
     resolved: float
     """Share of the rollouts trained on whose grader found the task solved."""
     pass_rate: float
-    """Share of solved rollouts among all graded ones that the groups cost: what the policy really does."""
+    """Share of resolved rollouts among all graded rollouts of the groups' prompts."""
     generated: int
     """Graded rollouts that the groups cost, trained on or not."""
     aborted: int

@@ -44,7 +44,7 @@ class KeyStep(msgspec.Struct, frozen=True, kw_only=True):
 
     step: int
     p_resolve: float
-    """Chance to resolve after the step."""
+    """Probability of resolving the task after the step."""
     reasoning: str = ""
     """The annotator's reasons for the value."""
 
@@ -77,7 +77,7 @@ class ValueAnnotated(AnnotationFacts, frozen=True, kw_only=True):
     """A value curve was accepted for a trajectory."""
 
     base: float
-    """p[-1]: the chance before any action."""
+    """p[-1]: the probability before any action."""
     key_steps: tuple[KeyStep, ...]
     """The annotator's values by step, with the final clamp applied."""
     curve: tuple[float, ...]
@@ -122,7 +122,7 @@ class ValueMeasured(msgspec.Struct, frozen=True, kw_only=True):
     high: float
     """Upper end of the 95 % Wilson interval."""
     aborted: int = 0
-    """Continuations that infrastructure ended; no figure counts them."""
+    """Continuations aborted by infrastructure failures, which no figure counts."""
     replayed: int = 0
     """Commands executed again before the continuations began."""
     diverged: tuple[int, ...] = ()

@@ -21,8 +21,8 @@ class WriterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     compact_seconds: Duration = 10.0
     """Time between two checks whether a table has that many."""
     derive_seconds: Seconds = 30.0
-    """How long the log has the processors for itself when the stream is ahead of it; then the derived
-    tables catch up before it continues."""
+    """Seconds for which only the log is written while it is behind the stream; then the derived tables catch
+    up before it continues."""
 
 
 class ArchiveSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

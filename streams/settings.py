@@ -34,8 +34,8 @@ class NatsSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
     connect_timeout: Duration = 5.0
     """Seconds until the first connection must be open."""
     patience: Duration = 600.0
-    """Seconds that a publish or acknowledgement is retried over lost connections before it fails. Repeats
-    within the streams' dedupe windows store nothing twice."""
+    """Seconds that a publish or acknowledgement is retried over lost connections before it fails. Duplicates
+    within the streams' deduplication windows are dropped."""
 
     ack_wait: Duration = 60.0
     """Seconds without heartbeat after which a claim counts as dead."""
@@ -50,11 +50,11 @@ class NatsSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
     created."""
 
     queues: str = ""
-    """Queues whose consumers the writer makes when it starts, such as `rollout.swe.normal,rollout.swe.high`;
-    others are made when they are first used."""
+    """Queues whose consumers the writer creates when it starts, such as
+    `rollout.swe.normal,rollout.swe.high`; others are created at first use."""
 
     work_max_messages: Count = 1_000_000
-    """Maximum number of waiting requests; who submits more waits."""
+    """Maximum number of waiting requests; a submission that exceeds it waits."""
     work_dedupe: Duration = 3600.0
     """Seconds in which a repeated request id is recognized."""
     event_dedupe: Duration = 120.0
@@ -63,16 +63,16 @@ class NatsSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
     """Size at which the event log refuses events, in bytes; nothing old is ever dropped, because old events
     are the fences that let each rollout have one outcome. -1: no limit but the disk's."""
     replicas: Annotated[int, msgspec.Meta(ge=1, le=5)] = 1
-    """Number of servers of a cluster that each keep all streams."""
+    """Number of a cluster's servers that store each stream."""
 
     sync_interval: str = "always"
     """When the embedded server syncs messages to the disk: `always` before it acknowledges them, or at most
     so long after, such as `1s` or `2m`, which a power failure may lose."""
     max_file_store: Size | None = None
-    """Maximum that the embedded server may store, in bytes; None: the whole disk."""
+    """Maximum bytes that the embedded server stores; None: the whole disk."""
     reserve_bytes: Annotated[int, msgspec.Meta(ge=0, le=2**53), Unit("bytes")] = 512 * 1024 * 1024
     """Free space in bytes on the embedded server's disk below which nothing new is claimed: running attempts
-    need it. A server that a full disk has stuck is started again when half of it is free."""
+    need it. A server that is blocked by a full disk is restarted when half of this is free."""
     full_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.95
     """Share of `event_max_bytes`, `max_file_store` or the account's limit above which nothing new is
     claimed."""

@@ -51,7 +51,7 @@ class Volume(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     claim: str | None = None
     """Name of a PersistentVolumeClaim."""
     host_path: str | None = None
-    """Directory of each node, with which commands may do what the node lets root of a Pod do."""
+    """Directory of each node; commands have the access to it that the node gives root in a Pod."""
     read_only: bool = True
     """A writable volume is shared by all sandboxes that mount it."""
 
@@ -105,7 +105,7 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """Networks that sandboxes with a network cannot reach: the cluster and the cloud's metadata."""
 
     gpus: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """Largest number that one sandbox may ask for; 0: none."""
+    """Maximum GPUs of one sandbox; 0: none."""
     gpu_resource: str = "nvidia.com/gpu"
     """Name of the GPUs' extended resource."""
     volumes: dict[str, Volume] = {}

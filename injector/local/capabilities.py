@@ -1,6 +1,7 @@
 """Reports what this machine can and cannot do for local sandboxes (`orchard doctor`)."""
 
 import tempfile
+import uuid
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,10 +20,9 @@ class Capability(NamedTuple):
 
 def capabilities(state: Path | None = None) -> list[Capability]:
     """Test what local sandboxes need, with changes kept in `state` (the temporary directory by default)."""
-    with tempfile.TemporaryDirectory(prefix="orchard-", dir=state) as place:
-        requirements = inspect(Path(place))
-        cgroups = Cgroups(Path(place))
-        cgroups.close()
+    requirements = inspect(state or Path(tempfile.gettempdir()))
+    cgroups = Cgroups(Path(uuid.uuid4().hex))
+    cgroups.close()
     able = not requirements.problems
     says = "isolated by namespaces and overlayfs" if able else "not possible here"
     found = [Capability("local sandboxes", able, says, "; ".join(requirements.problems))]

@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import contextlib
+import errno
 import gc
 import logging
 import os
@@ -59,7 +60,9 @@ def main() -> int:
             given[0] = [_own_key(options.state)]
         uvloop.run(_serve(_backend(options), options, Keys(*given), loopback))
     except (SandboxError, PluginError, OSError) as error:
-        print(f"the sandbox service cannot start: {error}", file=sys.stderr)  # noqa: T201
+        taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+        remedy = ": another program listens there, pass another --port or --metrics-port" if taken else ""
+        print(f"the sandbox service cannot start: {error}{remedy}", file=sys.stderr)  # noqa: T201
         return 1
     return 0
 

@@ -33,7 +33,7 @@ class KeyLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     requests_per_second: float | None = None
     """Average rate; deletions and heartbeats are not counted."""
     burst: int | None = None
-    """Requests at a time after a pause; None: what a second permits, at least one."""
+    """Maximum burst of requests; None: the requests of one second, at least one."""
     concurrent_requests: int | None = None
     """Requests handled at the same time, waits and terminals included."""
     waiting_requests: int = 0

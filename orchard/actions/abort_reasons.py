@@ -98,11 +98,10 @@ def retry_sentence(reasons: Sequence[AbortReason]) -> str:
     if not reasons:
         return ""
     first, every = reasons[0], sum(one.rollouts for one in reasons)
-    share = (
-        f", {first.rollouts:,} of them after {first.cause}" if len(reasons) > 1 else f" after {first.cause}"
-    )
-    verb = "rollout is" if every == 1 else "rollouts are"
-    return f"{every:,} {verb} retried{share}: {first.detail}: {first.remedy}; no command is needed afterwards"
+    count = "1 rollout is" if every == 1 else f"{every:,} rollouts are"
+    share = f", {first.rollouts:,} of them" if len(reasons) > 1 else ""
+    then = "it then continues by itself" if every == 1 else "they then continue by themselves"
+    return f"{count} retried{share} after {first.cause}: {first.detail}: {first.remedy}; {then}"
 
 
 def remedy(cause: str) -> str:

@@ -3,7 +3,6 @@
 from orchard.actions.abort_reasons import abort_sentence, retry_sentence
 from orchard.actions.campaign_status import CampaignView, PipelineView, State
 from orchard.actions.submission import how_to_serve
-from orchard.schemas.outcomes import AbortCause
 
 LAG_SECONDS = 60.0
 """Age in seconds of an event outside the tables from which the writer counts as late."""
@@ -58,9 +57,11 @@ def abort_hints(view: CampaignView) -> list[str]:
 
 
 def retry_hints(view: CampaignView, pipeline: PipelineView) -> list[str]:
-    """Why open rollouts are retried and what to do; a resting endpoint says it already."""
-    told = (AbortCause.LLM_UNAVAILABLE,) if pipeline.rests else ()
-    sentence = retry_sentence([one for one in view.retrying if one.cause not in told])
+    """Why open rollouts are retried and what to do, unless a resting endpoint says it already."""
+    told = tuple(f"{rest.partition(' rests ')[0]} rests" for rest in pipeline.rests)
+    sentence = retry_sentence(
+        [one for one in view.retrying if not one.detail.replace("'", "").startswith(told)]
+    )
     return [f"{view.name}: {sentence}"] if sentence else []
 
 

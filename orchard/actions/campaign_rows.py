@@ -42,7 +42,7 @@ select campaign,
        count(*) filter (time > ended - interval {RATE_WINDOW_SECONDS} second) as recent,
        bool_or(model_kind = 'oracle') as oracle,
        count(*) filter (task_source = 'impossible' and status <> 'aborted') as tried_impossible,
-       count(*) filter (not resolved and submission = '' and submission_sha256 is null) as empty
+       count(*) filter (resolved is not null and submission = '' and submission_sha256 is null) as empty
 from mine join bounds using (campaign) group by all
 """
 _LABELS = """
@@ -61,26 +61,30 @@ _RETRIES = """
 select campaign, count(*) - count(distinct rollout_id) as retries from {attempts}
 where kind = 'started' and list_contains($names, campaign) group by 1
 """
-_RETRIED = f"""
-with ended as (select rollout_id from {{rollouts}} where list_contains($names, campaign)),
-     failures as (
-    select sequence, campaign, rollout_id, cause, detail from {{attempts}}
-    where kind = 'released' and cause is not null and list_contains($names, campaign)
+_CREATING = """
     union all
-    select sequence, campaign, rollout_id, payload->>'$.cause', payload->>'$.detail' from {{events}} failed
-    where type = 'sandbox.failed' and list_contains($names, campaign)
-    and rollout_id not in (select rollout_id from ended)
-    and not exists (select 1 from {{events}} later where type = 'sandbox.created'
+    select sequence, campaign, rollout_id, payload->>'$.cause', payload->>'$.detail' from {events} failed
+    where type = 'sandbox.failed' and list_contains($running, rollout_id)
+    and not exists (select 1 from {events} later where type = 'sandbox.created'
                     and later.rollout_id = failed.rollout_id and later.sequence > failed.sequence)
+"""
+"""Failures of sandboxes of rollouts that run, until one is created."""
+
+
+def _retried(creating: str) -> str:
+    """Query of the newest failures that another attempt followed or follows, or another creation."""
+    return f"""
+with failures as (
+    select sequence, campaign, rollout_id, cause, detail from {{attempts}}
+    where kind = 'released' and cause is not null and list_contains($names, campaign) {creating}
 ), newest as (
-    select *, rollout_id not in (select rollout_id from ended) as open from failures
-    qualify row_number() over (partition by rollout_id order by sequence desc) = 1
+    select *, rollout_id not in (select rollout_id from {{rollouts}} where list_contains($names, campaign))
+    as open from failures qualify row_number() over (partition by rollout_id order by sequence desc) = 1
 )
 select campaign, cause, open, min(detail) as detail, count(*) as rollouts from newest
 group by campaign, cause, open, {FORM}
 """
-"""Newest failures that another attempt followed or follows, or that a sandbox's creation is tried again
-after."""
+
 
 _LIVE = f"""
 select campaign, count(*) as turns, sum(prompt_tokens + completion_tokens)::bigint as tokens,
@@ -164,7 +168,7 @@ def read_rows(
         one,
         ask(_LABELS, campaigns),
         ask(_REASONS, campaigns) if any(row["outcome"].startswith("aborted") for row in outcomes) else [],
-        ask(_RETRIED, campaigns),
+        ask(_retried(_CREATING), campaigns, running=running) if running else ask(_retried(""), campaigns),
         {row["campaign"]: row for row in ask(_LIVE, running)} if running else {},
         {row["campaign"]: row for row in ask(_SAVED, campaigns)},
         spent_in(tables, capped, up_to) if capped else {},
@@ -172,6 +176,6 @@ def read_rows(
 
 
 def _dicts(
-    tables: duckdb.DuckDBPyConnection, sources: Sources, query: str, campaigns: list[str]
+    tables: duckdb.DuckDBPyConnection, sources: Sources, query: str, campaigns: list[str], **more: list[str]
 ) -> list[dict[str, Any]]:
-    return rows(tables, query.format(**sources._asdict()), {"names": campaigns})
+    return rows(tables, query.format(**sources._asdict()), {"names": campaigns, **more})

@@ -123,7 +123,7 @@ class CampaignView:
     retrying: tuple[AbortReason, ...] = ()
     """The same for rollouts without an outcome."""
     empty: int = 0
-    """Unresolved rollouts that submitted nothing."""
+    """Unresolved rollouts that submitted nothing; 0 where a task was resolved so, as by the state it left."""
     tags: tuple[str, ...] = ()
     """Tags that people gave it."""
 
@@ -320,9 +320,14 @@ def _view(
         reasons=abort_reasons(row for row in rows.reasons if row["campaign"] == name),
         retry_reasons=abort_reasons(retried),
         retrying=abort_reasons(row for row in retried if row["open"]),
-        empty=sum(row["empty"] for row in mine),
+        empty=_empty(mine),
         tags=tuple(one.get("tags", ())),
     )
+
+
+def _empty(rows: Sequence[Mapping[str, Any]]) -> int:
+    empty = {row["outcome"]: row["empty"] for row in rows}
+    return 0 if empty.get("resolved") else empty.get("unresolved", 0)
 
 
 def _by_label(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:

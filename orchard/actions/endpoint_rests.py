@@ -12,6 +12,8 @@ from orchard.streams.errors import TopologyError
 MOMENT_SECONDS = 60.0
 """Rests shorter than this are shown without their end: they may be prolonged at any time."""
 
+THROTTLED = "raise its rate limit or quota, or lower `concurrency`, if this does not pass"
+
 
 async def rest_sentences(connection: Connection) -> Sequence[str]:
     """A sentence for each resting endpoint; none if a process of an older version has declared the
@@ -32,4 +34,5 @@ def rest_sentence(stored: StoredRest, now: datetime) -> str:
         when = f"until {now + timedelta(seconds=stored.left):%H:%M}"
     else:
         when = f"since {now - timedelta(seconds=stored.age):%H:%M}, and is asked again every few seconds"
-    return f"endpoint {rest.endpoint} rests {when}: {rest.reason}: {REMEDIES[AbortCause.LLM_UNAVAILABLE]}"
+    remedy = THROTTLED if rest.reason.startswith("answered 429") else REMEDIES[AbortCause.LLM_UNAVAILABLE]
+    return f"endpoint {rest.endpoint} rests {when}: {rest.reason}: {remedy}; its rollouts then resume"

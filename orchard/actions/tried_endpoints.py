@@ -9,6 +9,7 @@ import msgspec
 
 from orchard.actions.endpoint_trial import ModelNotNamed, Trial, key_in
 from orchard.actions.replica_trial import try_endpoint
+from orchard.actions.reporter import plural
 from orchard.configuration.config import ConfigError
 from orchard.configuration.findings import Finding
 from orchard.schemas.campaigns import CampaignSpec, ModelSpec
@@ -117,8 +118,8 @@ async def _known_or_tried(
         return known, []
     trial = await try_endpoint(model.endpoint, settings, model.name, SECONDS)
     remember(directory, settings, trial)
-    spent = "" if trial.tokens is None else f" with {trial.tokens} tokens"
-    said = f"{model.name} at endpoint {model.endpoint} was tried{spent}, once: --no-try leaves that out"
+    spent = "" if trial.tokens is None else f" with {plural(trial.tokens, 'token')}"
+    said = f"endpoint {model.endpoint} was tried once with {model.name}{spent}: --no-try skips this"
     return trial, [] if trial.problem else [said]
 
 

@@ -285,7 +285,8 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Continue after a pause, a cancel, or a failure that aborted rollouts. Outcomes are never redone.
 
-        A campaign that has cost its cap goes on with a higher one: `orchard resume NAME --max-cost USD`.
+        A campaign that was paused at its cap continues with a higher one: `orchard resume NAME --max-cost
+        USD`.
         """
         session: Session = context.obj
         with reporting() as told:

@@ -28,8 +28,8 @@ def register(app: typer.Typer) -> None:
         rates: Annotated[
             Path | None, typer.Option(help="Rate card, TOML.", show_default="the paper's")
         ] = None,
-        sandboxes: Annotated[int | None, typer.Option(help="Sandboxes at once.", min=1)] = None,
-        hours: Annotated[float | None, typer.Option(help="For how long.", min=0)] = None,
+        sandboxes: Annotated[int | None, typer.Option(help="Number of concurrent sandboxes.", min=1)] = None,
+        hours: Annotated[float | None, typer.Option(help="Duration in hours.", min=0)] = None,
         vcpu: Annotated[float | None, typer.Option(help="vCPU of each sandbox.", min=0)] = None,
         memory: Annotated[float | None, typer.Option(help="GiB of each sandbox.", min=0)] = None,
         card: Annotated[bool, typer.Option("--card", help="Print the paper's rate card as TOML.")] = False,

@@ -90,7 +90,7 @@ class RowFacts(Origin, frozen=True, kw_only=True):
 @app.command()
 def build(
     context: typer.Context,
-    config: Annotated[Path, typer.Argument(help="TOML file: what the dataset is to be.")],
+    config: Annotated[Path, typer.Argument(help="TOML file that describes the dataset.")],
     out: Annotated[Path, typer.Option(help="Directory that the dataset is written to.")],
     as_of: Annotated[
         int | None,
@@ -233,7 +233,7 @@ def tokenizer(
     vocab_size: Annotated[int, typer.Option(help="Tokens, bytes included.", min=300)] = 2048,
     limit: Annotated[int, typer.Option(help="Messages to learn from, at most.", min=1)] = 100_000,
     pictures: Annotated[
-        bool, typer.Option("--pictures", help="With the tokens that stand for pictures.")
+        bool, typer.Option("--pictures", help="Include placeholder tokens for pictures.")
     ] = False,
 ) -> None:
     """Train a byte-level BPE tokenizer with a chat template on the log's own messages."""

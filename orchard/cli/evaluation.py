@@ -177,7 +177,7 @@ def run(
         task_sets = [{ source = "pypi-releases" }]
         models = [{ name = "NAME" }]
 
-    A suite that is paused at its `max_cost_usd` goes on when the file has a higher one. One that has all
+    A suite that was paused at its `max_cost_usd` continues when the file sets a higher one. One with all
     outcomes is only reported.
 
     Exit code 1 when rollouts have no outcome at the end: no score counts them.

@@ -73,9 +73,9 @@ class ProgramRecord(msgspec.Struct, frozen=True, kw_only=True):
 @app.command("install")
 def install_(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="Of the harness, perhaps with ==VERSION.")],
+    name: Annotated[str, typer.Argument(help="Name of the harness, optionally with ==VERSION.")],
     supplied: Annotated[
-        Path | None, typer.Option("--from", help="File or directory of a program that is in no package.")
+        Path | None, typer.Option("--from", help="File or directory of a program that no package index has.")
     ] = None,
     python: Annotated[
         Path | None,

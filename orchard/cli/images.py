@@ -44,7 +44,8 @@ def import_(
         Path, typer.Argument(help="OCI image layout (directory or tar) or `docker save` archive.")
     ],
     name: Annotated[
-        str | None, typer.Option(help="Its name here.", show_default="what the archive says")
+        str | None,
+        typer.Option(help="Name of the image on this machine.", show_default="what the archive says"),
     ] = None,
 ) -> None:
     """Unpack an image once for all sandboxes; importing again replaces it.
@@ -61,20 +62,22 @@ def import_(
 def pull(
     context: typer.Context,
     reference: Annotated[
-        str, typer.Argument(help="As for `docker pull`; `name@sha256:...` pins its content.")
+        str, typer.Argument(help="Image as for `docker pull`; `name@sha256:...` pins its content.")
     ],
-    name: Annotated[str | None, typer.Option(help="Its name here.", show_default="REFERENCE")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the image on this machine.", show_default="REFERENCE")
+    ] = None,
     user: Annotated[
-        str | None, typer.Option(help="Of the registry.", show_default="what `docker login` stored")
+        str | None, typer.Option(help="User name at the registry.", show_default="what `docker login` stored")
     ] = None,
     password_stdin: Annotated[
-        bool, typer.Option("--password-stdin", help="Read the password there.")
+        bool, typer.Option("--password-stdin", help="Read the password from standard input.")
     ] = False,
     plain_http: Annotated[
         bool, typer.Option("--plain-http", help="Use HTTP without TLS for a registry on another machine.")
     ] = False,
 ) -> None:
-    """Fetch an image from a registry for local sandboxes; layers that are here are not fetched again.
+    """Fetch an image from a registry for local sandboxes; layers that exist already are not fetched again.
 
     For example:
 
@@ -112,9 +115,10 @@ def _brought(context: typer.Context, what: str, wanted: dict[str, Any]) -> Store
 def build(
     context: typer.Context,
     directory: Annotated[Path, typer.Argument(help="Build context, with a Containerfile or Dockerfile.")],
-    name: Annotated[str, typer.Option(help="Its name here, as repository:tag.")],
+    name: Annotated[str, typer.Option(help="Name of the image, as repository:tag.")],
     file: Annotated[
-        Path | None, typer.Option(help="Another one.", show_default="DIRECTORY/Containerfile or Dockerfile")
+        Path | None,
+        typer.Option(help="Path of the Containerfile.", show_default="DIRECTORY/Containerfile or Dockerfile"),
     ] = None,
 ) -> None:
     """Build a Containerfile or Dockerfile by buildah or docker, whichever is installed, and import the image.
@@ -129,7 +133,7 @@ def build(
 
 @app.command()
 def delete(
-    context: typer.Context, name: Annotated[str, typer.Argument(help="As `orchard images list` prints it.")]
+    context: typer.Context, name: Annotated[str, typer.Argument(help="Name as in `orchard images list`.")]
 ) -> None:
     """Delete an image that no sandbox uses; layers of other images stay."""
     try:

@@ -94,7 +94,7 @@ def archive(
         float, typer.Option(help="With --closed: only those without an event for this many days.", min=0)
     ] = 0.0,
 ) -> None:
-    """Move closed campaigns from the stream into the archive, verified. Run it again after a break.
+    """Move closed campaigns from the stream into the archive, verified. Run it again to resume.
 
     For example:
 
@@ -134,7 +134,8 @@ def restore(
 
 @app.command()
 def verify(context: typer.Context, name: Names = None, as_json: AsJson = False) -> None:
-    """Read every byte of the archive and compare it with its manifests and the tables. Exit code 1 if not."""
+    """Read every byte of the archive and compare it with its manifests and the tables. Exit code 1 if they
+    differ."""
     session: Session = context.obj
     shelf = ArchiveFiles(archive_url(session.config.store, session.config.archive))
     found = verify_archive(shelf, session.config.store, name or [])

@@ -53,7 +53,7 @@ def measure(
         typer.Option(help="Policy that continues from the step.", show_default="the rollout's own"),
     ] = None,
     endpoint: Annotated[str | None, typer.Option(help="Endpoint of the configuration.")] = None,
-    slots: Annotated[int, typer.Option(help="Continuations at once.", min=1)] = 4,
+    slots: Annotated[int, typer.Option(help="Maximum concurrent continuations.", min=1)] = 4,
     allow_divergence: Annotated[
         bool, typer.Option("--allow-divergence", help="Measure even if the replay differs from the record.")
     ] = False,

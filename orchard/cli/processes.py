@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 import uvloop
 
+from orchard.actions.reporter import plural
 from orchard.actions.session import Session
 from orchard.configuration.config import Config
 from orchard.configuration.flags import replaced, up_environment, with_endpoint
@@ -22,7 +23,7 @@ COMMANDS = {
     "writer": "Run the writer: commits the event stream to the store's tables.",
     "steward": "Run the steward: forwards delayed requests when due, moves those that nobody "
     "could finish to the dead letters, "
-    "puts open rollouts that are on no queue back on it, and pauses campaigns that have cost their cap.",
+    "queues open rollouts again that are in no queue, and pauses campaigns whose cost has reached their cap.",
     "oracle": "Run the oracle teacher: an OpenAI-compatible server that plays gold patches.",
 }
 
@@ -41,7 +42,9 @@ def register(app: typer.Typer) -> None:
     def up(
         context: typer.Context,
         workers: Annotated[int | None, typer.Option(help="Worker processes.", min=0)] = None,
-        slots: Annotated[int | None, typer.Option(help="Rollouts at once in each worker.", min=1)] = None,
+        slots: Annotated[
+            int | None, typer.Option(help="Maximum concurrent rollouts of each worker.", min=1)
+        ] = None,
         base_url: BaseUrl = None,
         api_key_env: ApiKeyEnv = None,
     ) -> None:
@@ -60,7 +63,7 @@ def register(app: typer.Typer) -> None:
     def worker(
         context: typer.Context,
         name: Annotated[str | None, typer.Option(help="Name in events.", show_default="host and pid")] = None,
-        slots: Annotated[int | None, typer.Option(help="Rollouts at once.", min=1)] = None,
+        slots: Annotated[int | None, typer.Option(help="Maximum concurrent rollouts.", min=1)] = None,
         kinds: Annotated[
             str,
             typer.Option(
@@ -117,8 +120,8 @@ def register(app: typer.Typer) -> None:
     @app.command()
     def steward(context: typer.Context, probe_port: ProbePort = None) -> None:
         """Run the steward: forwards delayed requests when due, moves those that nobody could finish to the
-        dead letters, puts open rollouts that are on no queue back on it, and pauses campaigns that have cost
-        their cap."""
+        dead letters, queues open rollouts again that are in no queue, and pauses campaigns whose cost has
+        reached their cap."""
         start_logging()
         from orchard.processes.steward import run_steward
 
@@ -131,8 +134,8 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Run the oracle teacher: an OpenAI-compatible server that plays gold patches. Not a model.
 
-        The model `oracle` does each of resolves, wrong_edit, gives_up, malformed and out_of_steps by its
-        share in [oracle.mix] of the configuration; `oracle/wrong_edit`, for example, does nothing else.
+        The model `oracle` behaves as one of resolves, wrong_edit, gives_up, malformed and out_of_steps, in
+        the shares of [oracle.mix] in the configuration; `oracle/wrong_edit`, for example, always does that.
         """
         start_logging()
         from orchard.processes.oracle import run_oracle
@@ -154,8 +157,11 @@ async def _up(config: Config) -> None:
             f"sandboxes {supervisor.sandbox_url}"
         )
         if supervisor.page_url:
-            console.print(f"page: {supervisor.page_url}")
-        console.print(f"{config.up.workers} workers x {config.worker.slots} slots. Ctrl-C drains and stops.")
+            wanted = config.up.page_port
+            taken = f" ({wanted} is taken)" if wanted not in (0, supervisor.page_port) else ""
+            console.print(f"page: {supervisor.page_url}{taken}")
+        workers, slots = plural(config.up.workers, "worker"), plural(config.worker.slots, "slot")
+        console.print(f"{workers} x {slots}. Ctrl-C drains and stops.")
 
     greeting = asyncio.create_task(greet())
     await supervisor.run(stop, ready)

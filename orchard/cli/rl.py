@@ -18,6 +18,7 @@ from orchard.pipelines.rl.coordinator import Coordinator
 from orchard.pipelines.rl.curves import hack_rates
 from orchard.pipelines.rl.loss_settings import Baseline
 from orchard.pipelines.rl.plan import RunPlan
+from orchard.pipelines.rl.policies import BEST, read_newest
 from orchard.pipelines.rl.settings import RlSettings, read_settings
 from orchard.schemas.events import payload
 from orchard.schemas.groups import PolicyEvaluated
@@ -55,12 +56,15 @@ def run(context: typer.Context, config: Config) -> None:
     require_installed("orchard rl")
     uvloop.run(_run(session, config))
     console.print(f"[bold green]trained[/] {settings.out}", highlight=False)
+    if settings.eval_every and (best := read_newest(Path(settings.out), BEST)):
+        console.print(f"best on held-out tasks: version {best.version}, {best.path}", highlight=False)
 
 
 async def _run(session: Session, config: Path) -> None:
-    from orchard.processes.rl_run import RunProcesses, enter, server_address
+    from orchard.processes.rl_run import RunProcesses, check_served, enter, server_address
 
     settings = read_settings(config)
+    check_served(settings)
     server = server_address(session, settings)
     reporter = TerminalReporter(progress())
     plan, start = await enter(session, settings, reporter)
@@ -160,7 +164,8 @@ def coordinator(
         typer.Option("--served", help="Ask for rollouts when the engine serves the log's newest policy."),
     ] = False,
 ) -> None:
-    """Run only the run's coordinator: asks for rollouts, makes groups. `orchard rl CONFIG.toml` starts it."""
+    """Run only the run's coordinator: requests rollouts and makes groups. `orchard rl CONFIG.toml` starts
+    it."""
     start_logging()
     uvloop.run(_coordinator(context.obj, config, served))
 
@@ -178,7 +183,7 @@ async def _coordinator(session: Session, config: Path, served: bool) -> None:
 
 @app.command()
 def trainer(context: typer.Context, config: Config) -> None:
-    """Run only the run's trainer: takes groups, makes policies. `orchard rl CONFIG.toml` starts it."""
+    """Run only the run's trainer: trains on groups and makes policies. `orchard rl CONFIG.toml` starts it."""
     require_torch("orchard rl trainer")
     start_logging()
     uvloop.run(_trainer(context.obj, config))
@@ -217,7 +222,7 @@ def export(
 ) -> None:
     """Write a run's groups, with sampled ids, log-probabilities and advantages, for another trainer.
 
-    What the run's own trainer dropped, or would drop, is skipped, and the command says how much and why.
+    Groups that the run's own trainer dropped, or would drop, are skipped; the command tells how many and why.
     """
     require_torch("orchard rl export")
     from orchard.actions.rl import export_groups

@@ -74,7 +74,7 @@ def groups(
     context: typer.Context,
     run: Annotated[str, typer.Argument(help="Name of the run.")],
     limit: Annotated[int, typer.Option(help="Newest groups to show.", min=1)] = 20,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Show them as they come.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Update as groups arrive.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object, with --follow one a line for each change.")
     ] = False,
@@ -122,18 +122,21 @@ def _groups_table(found: Sequence[GroupFacts]) -> RenderableType:
 
 def what_if_command(
     context: typer.Context,
-    campaign: Annotated[str, typer.Argument(help="Finished campaign or run whose rollouts are dealt out.")],
+    campaign: Annotated[str, typer.Argument(help="Finished campaign or run whose rollouts are used.")],
     sizes: Annotated[str, typer.Option("--size", help="Group sizes N, separated by commas.")] = "8",
-    budgets: Annotated[str, typer.Option("--budget", help="Rollouts of a prompt at most, N_max.")] = "16",
-    strides: Annotated[str, typer.Option("--stride", help="Rollouts asked for at a time, s.")] = "4,8,16",
+    budgets: Annotated[str, typer.Option("--budget", help="Maximum rollouts of a prompt, N_max.")] = "16",
+    strides: Annotated[str, typer.Option("--stride", help="Rollouts requested at once, s.")] = "4,8,16",
     intervals: Annotated[
         str, typer.Option("--interval", help="LOW:HIGH of a balanced group's positive share.")
     ] = "0.375:0.625",
     methods: Annotated[
-        str, typer.Option("--method", help="Of bar, fixed (GRPO), dynamic (DAPO) and frugal.")
+        str,
+        typer.Option(
+            "--method", help="Methods, separated by commas: bar, fixed (GRPO), dynamic (DAPO), frugal."
+        ),
     ] = "bar,fixed,dynamic,frugal",
     prompts: Annotated[int, typer.Option(help="Groups in an update.", min=1)] = 16,
-    plot: Annotated[Path | None, typer.Option(help="PNG file for a picture of it.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="PNG file for a plot.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Predict without a model how other methods and settings would use a log's tasks.

@@ -81,8 +81,8 @@ def check(
     not.
 
     requested = accepted + aborted + waiting + delayed + running + parked + not offered yet, at any moment.
-    Without a server that runs, queues are not looked at: then open rollouts count as parked. Without --read
-    the sizes of files are looked at, not what is in them.
+    Without a running server, queues are not checked, and open rollouts count as parked. Without --read, only
+    the sizes of files are checked, not their contents.
     """
     session: Session = context.obj
     checked = examine(session.config.store, read=read)
@@ -158,7 +158,7 @@ def _balance_table(rows: list[CampaignBalance]) -> RenderableType:
 
 @app.command()
 def compact(context: typer.Context) -> None:
-    """Merge small files; may run beside the writer, which does it by itself above 100 files."""
+    """Merge small files; may run beside the writer, which merges from `writer.compact_above` files on."""
     session: Session = context.obj
     _counts("files merged", maintenance.compact(session.config.store))
 
@@ -179,10 +179,10 @@ def vacuum(
 def rebuild(
     context: typer.Context,
     from_stream: Annotated[
-        bool, typer.Option("--from-stream", help="Make `events` again from the stream first.")
+        bool, typer.Option("--from-stream", help="Rebuild `events` from the stream first.")
     ] = False,
 ) -> None:
-    """Make every derived table again from `events`. Stop `orchard up` first; readers may go on."""
+    """Rebuild every derived table from `events`. Stop `orchard up` first; readers may continue."""
     session: Session = context.obj
 
     async def events() -> None:

@@ -70,7 +70,7 @@ class HackListing(msgspec.Struct, frozen=True, kw_only=True):
     rates: list[PolicyHacks]
 
 
-Concurrency = Annotated[int, typer.Option(help="Sandboxes at once.", min=1)]
+Concurrency = Annotated[int, typer.Option(help="Number of concurrent sandboxes.", min=1)]
 
 _IMPORTS = [each.imports for each in domains() if each.imports]
 _SYNTHESES = [each.synthesis for each in domains() if each.synthesis]
@@ -106,7 +106,7 @@ app.command("import")(
             _IMPORTS,
             ",",
             "A malformed row or task is left out and named; the exit status is then 3. Importing again adds "
-            "nothing twice.",
+            "no duplicates.",
         ),
     )
 )
@@ -121,7 +121,7 @@ def from_source(
     ] = None,
     strict: Strict = False,
 ) -> None:
-    """Import the tasks of your own plug-in (docs/extending.md). Running it again adds nothing twice. Items
+    """Import the tasks of your own plug-in (docs/extending.md). Running it again adds no duplicates. Items
     that are no valid tasks are skipped and named; the exit status is then 3.
 
     For example:
@@ -178,7 +178,7 @@ def validate(
     context: typer.Context,
     task: Annotated[list[str] | None, typer.Argument(help="Task ids (* matches); all unproven ones.")] = None,
     runs: Annotated[int, typer.Option(help="Number of times that each task is graded.", min=1)] = 3,
-    concurrency: Annotated[int, typer.Option(help="Tasks at once in this process.", min=1)] = 3,
+    concurrency: Annotated[int, typer.Option(help="Maximum concurrent tasks in this process.", min=1)] = 3,
 ) -> None:
     """Prove tasks: with the known solution the tests must pass, and without any change they must fail, every
     time.

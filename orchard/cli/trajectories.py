@@ -50,9 +50,9 @@ def import_(
     campaign: Annotated[str, typer.Option(help="Campaign that the rollouts belong to.")],
     strict: Strict = False,
 ) -> None:
-    """Bring trajectories of others into the log, with their calls, tokens, times and costs. One that was
-    graded keeps its grade: beside a trajectory in Harbor's layout it is looked for in result.json. A file
-    that is none is left out and named; the exit status is then 3. Importing again adds nothing twice.
+    """Import trajectories of other systems into the log, with their calls, tokens, times and costs. Grades
+    are kept; those of Harbor's layout are read from result.json. A file that is no trajectory is left out and
+    named; the exit status is then 3. Importing again adds no duplicates.
 
     For example:
 

@@ -34,7 +34,7 @@ def register(app: typer.Typer) -> None:
         ] = None,
         base_url: BaseUrl = None,
         api_key_env: ApiKeyEnv = None,
-        seconds: Annotated[float, typer.Option(help="Seconds of each question, at most.", min=1)] = 120.0,
+        seconds: Annotated[float, typer.Option(help="Maximum seconds of each question.", min=1)] = 120.0,
         as_json: AsJson = False,
     ) -> None:
         """Ask a model endpoint a few questions: what works, what is missing, which harness suits.

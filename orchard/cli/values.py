@@ -50,7 +50,7 @@ class ShapeListing(msgspec.Struct, frozen=True, kw_only=True):
     annotators: list[AnnotatorShapes]
 
 
-Slots = Annotated[int, typer.Option(help="Trajectories at once.", min=1)]
+Slots = Annotated[int, typer.Option(help="Maximum concurrent trajectories.", min=1)]
 MaxCost = Annotated[
     float | None,
     typer.Option(
@@ -79,7 +79,7 @@ def annotate(
     ] = "1",
     slots: Slots = 8,
     characters: Annotated[int, typer.Option(help="Maximum characters of a prompt.", min=5000)] = 200_000,
-    max_tokens: Annotated[int | None, typer.Option(help="Tokens of an answer, at most.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Maximum tokens of an answer.")] = None,
     again: Annotated[bool, typer.Option("--again", help="Ask again about trajectories that failed.")] = False,
     rubric: Annotated[
         str | None,
@@ -146,8 +146,8 @@ def rubrics(
     teacher: Annotated[
         str | None, typer.Option(help="Name of the layer of rubrics.", show_default="the model's name")
     ] = None,
-    slots: Annotated[int, typer.Option(help="Tasks at once.", min=1)] = 4,
-    max_tokens: Annotated[int | None, typer.Option(help="Tokens of an answer, at most.")] = None,
+    slots: Annotated[int, typer.Option(help="Maximum concurrent tasks.", min=1)] = 4,
+    max_tokens: Annotated[int | None, typer.Option(help="Maximum tokens of an answer.")] = None,
     again: Annotated[bool, typer.Option("--again", help="Ask again about tasks that failed.")] = False,
     max_cost: MaxCost = None,
 ) -> None:

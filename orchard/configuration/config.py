@@ -81,7 +81,7 @@ class TrackingSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Destinations of training metrics beside the log (configuration section `[tracking]`)."""
 
     to: str = ""
-    """Names of TRACKERS, separated by commas; empty: nowhere."""
+    """`tensorboard`, `mlflow` or `wandb`, or several separated by commas; empty: none."""
     project: str = "orchard"
     """Name of MLflow's experiment and of the W&B project."""
     directory: str | None = None

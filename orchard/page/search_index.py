@@ -202,20 +202,21 @@ class SearchIndex:
     def _read(self, index: sqlite3.Connection, tables: duckdb.DuckDBPyConnection, last: int) -> None:
         window = {"after": self._upto, "upto": last}
         calls = tables.execute(_CALLS, window).fetchall()
-        called = {_digest(f"{place} {call}"): name for *place, call, name in calls}
+        called = {tuple(call): name for *call, name in calls}
         found = tables.execute(_READ, window)
         while rows := found.fetchmany(200):
             numbered = []
             for asked, later, role, turn, attempt, call, tools, text in rows:
                 if call:
-                    key = _digest(f"{[asked, attempt, turn]} {call}")
-                    tool = called.pop(key, None) or _called(index, key)
+                    key = (asked, attempt, turn, call)
+                    tool = called.pop(key, None) or _earlier(index, key)
                     tools = [tool] if tool else []
                 words = [f"{_TOOL}{_digest(tool):x}" for tool in tools or ()]
                 said = " ".join([text.translate(_MARKS), f"{_ROLE}{role} {_TURN}{turn}", *words])
                 numbered.append((asked * SPAN + later % SPAN, said))
             index.executemany("insert into said(rowid, text) values (?, ?)", sorted(numbered))
-        index.executemany("insert or ignore into called values (?, ?)", called.items())
+        left = ((_digest(str(key)), name) for key, name in called.items())
+        index.executemany("insert or ignore into called values (?, ?)", left)
         for asked, tests in tables.execute(_FAILED, window).fetchall():
             index.executemany(
                 "insert or ignore into failed values (?, ?)", [(_digest(test), asked) for test in tests]
@@ -257,9 +258,9 @@ def _any(words: Iterable[str]) -> str:
     return "(" + " OR ".join(f'"{word}"' for word in words) + ")"
 
 
-def _called(index: sqlite3.Connection, call: int) -> str | None:
+def _earlier(index: sqlite3.Connection, call: tuple[int, int, int, str]) -> str | None:
     """Tool of a call that an earlier window had without its result."""
-    found = index.execute("select tool from called where call = ?", (call,)).fetchone()
+    found = index.execute("select tool from called where call = ?", (_digest(str(call)),)).fetchone()
     return found[0] if found else None
 
 

@@ -1,6 +1,8 @@
 """Checks what the pipeline needs of this machine: `doctor` shows all findings, and `up` refuses to start
 where a needed one is missing, in the same words."""
 
+import ctypes
+import errno
 import fcntl
 import os
 import platform
@@ -14,6 +16,7 @@ from pathlib import Path
 from orchard.configuration.config import Config, ConfigError
 from orchard.configuration.findings import Finding
 from orchard.configuration.run_files import UNSAFE_HOST
+from orchard.injector.agent.local.requirements import filesystem, nearest
 from orchard.injector.local.capabilities import capabilities
 from orchard.injector.local.outer_limits import processes_left, usable_cores, usable_memory
 from orchard.storage.location import Location
@@ -51,15 +54,10 @@ def examine(config: Config) -> Iterator[Finding]:
     if not location.is_s3 and Path(config.store).expanduser().absolute() != config.directory:
         yield _directory("store", Path(config.store).expanduser().absolute(), "--store")
     if state.good and config.sandbox.url in (None, UNSAFE_HOST):
-        for name, able, says, remedy in capabilities(nearest(config.directory)):
+        for name, able, says, remedy in capabilities(config.directory):
             needed = name == "local sandboxes" and config.sandbox.url is None
             yield Finding(name, able, says, remedy, needed)
     yield _disk(config)
-
-
-def nearest(directory: Path) -> Path:
-    """The directory, or the first above it that exists."""
-    return next(each for each in (directory, *directory.parents) if each.exists())
 
 
 def _processes(config: Config) -> Finding:
@@ -115,7 +113,26 @@ def _disk(config: Config) -> Finding:
     where = nearest(config.directory)
     free = shutil.disk_usage(where).free
     remedy = "" if free > LOW_DISK_BYTES else "free some space, or choose another --store or --state"
-    shortage = "" if config.nats.url else disk_shortage(where, config.nats)
     first = not (config.directory / "nats").exists()
+    shortage = "" if config.nats.url else disk_shortage(where, config.nats)
+    if first and not shortage and not config.nats.url and filesystem(where) != "tmpfs":
+        shortage = _quota_shortage(where, config.nats.reserve_bytes)
     says = f"{free / 2**30:.3g} GiB free for {config.directory}"
     return Finding("disk", not remedy, says, shortage or remedy, needed=bool(shortage) and first)
+
+
+def _quota_shortage(where: Path, size: int) -> str:
+    """Reserves `size` bytes for a moment: a quota refuses what the free space does not show.
+
+    Not for a tmpfs, which would take them from memory.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    with tempfile.TemporaryFile(dir=where) as file:
+        if libc.fallocate(file.fileno(), 0, ctypes.c_long(0), ctypes.c_long(size)) == 0:
+            return ""
+    if ctypes.get_errno() not in (errno.EDQUOT, errno.ENOSPC):
+        return ""  # not every file system can
+    return (
+        f"the disk quota for {where} leaves less than the {size} bytes of nats.reserve_bytes: raise it, or "
+        "choose another --store or --state"
+    )

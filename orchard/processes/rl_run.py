@@ -17,10 +17,11 @@ import msgspec
 from orchard.actions.reporter import SILENT, Reporter
 from orchard.actions.session import Session
 from orchard.configuration.config import ConfigError
+from orchard.pipelines.policy.families import check_directory
 from orchard.pipelines.rl.coordinator import RunError, begin
 from orchard.pipelines.rl.engines import ServingEngine
 from orchard.pipelines.rl.plan import RunPlan
-from orchard.pipelines.rl.policies import NEWEST, read_newest
+from orchard.pipelines.rl.policies import NEWEST, Newest, read_newest
 from orchard.pipelines.rl.runs import (
     UNMATCHED,
     choose_held_out,
@@ -86,6 +87,17 @@ async def enter(session: Session, settings: RlSettings, told: Reporter = SILENT)
         version, _ = version_of(get_harness(plan.harness))
         plan = msgspec.structs.replace(plan, harness_version=version)
         return plan, await begin(connection, session.blobs, plan)
+
+
+def check_served(settings: RlSettings) -> None:
+    """Raises ModelError where the policy server does not run the run's model."""
+    if settings.engine is EngineKind.ORCHARD:
+        check_directory(Path(_newest(settings).path))
+
+
+def _newest(settings: RlSettings) -> Newest:
+    """The run's newest policy, else the model from which it starts."""
+    return read_newest(Path(settings.out)) or Newest(path=settings.model, version=0)
 
 
 def _policy_endpoint(session: Session, settings: RlSettings) -> EndpointSettings:
@@ -217,18 +229,17 @@ class RunProcesses:
         command = self._commands[name]
         if name != "server":
             return command
-        newest = read_newest(self._directory)
-        model, version = (newest.path, newest.version) if newest else (self._settings.model, 0)
+        policy = _newest(self._settings)
         options = {
             "name": self._settings.served_as,
-            "version": version,
+            "version": policy.version,
             "run": self._settings.run,
             "port": self._port,
             "threads": self._settings.threads,
             "newest-file": self._directory / NEWEST,
         }
         flags = [part for option, value in options.items() for part in (f"--{option}", str(value))]
-        return [*command, model, *flags, "--prefix-cache"]
+        return [*command, policy.path, *flags, "--prefix-cache"]
 
 
 def _last_line(log: Path) -> str:

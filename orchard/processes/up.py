@@ -171,7 +171,12 @@ class Supervisor:
         if self._page is None:
             return None
         base = check_base_path(self.config.up.page_base_path)
-        return f"http://{url_host()}:{self._page.getsockname()[1]}{base}/"
+        return f"http://{url_host()}:{self.page_port}{base}/"
+
+    @property
+    def page_port(self) -> int:
+        """Port of the page, another than the configured one where that is taken; 0 if it does not run."""
+        return int(self._page.getsockname()[1]) if self._page else 0
 
     async def _start_children(self) -> None:
         """Starts everything. Raises ConfigError if a service fails or is not ready in time."""

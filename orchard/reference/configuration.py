@@ -20,7 +20,7 @@ _INTRODUCTION = """\
 One file, `orchard.toml` in the current directory (`--config` or `ORCHARD_CONFIG` names another), for all
 commands. The environment wins over the file, and a flag of a command wins over both: `slots = 4` in the
 section `[worker]` is the key `worker.slots`, the variable `ORCHARD_WORKER__SLOTS=4` and the flag `--slots
-4`. An unknown key is an error. `orchard config` prints the values that hold. The default `none` stands for
+4`. An unknown key is an error. `orchard config` prints the effective values. The default `none` stands for
 a key that is left out. Secrets are never in the file, only names of environment variables that hold them."""
 
 

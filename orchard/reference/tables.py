@@ -60,12 +60,16 @@ def _columns(name: str, schema: pa.Schema) -> str:
 
 
 def _said(name: str) -> dict[str, str]:
-    """Docstrings of the fields behind the columns of a table, or of a view of its name."""
+    """Docstrings of the fields behind the columns of a table, or of a view of its name. Those of inner
+    structs count for names that the outer one does not have."""
     sources = [Event] if name == EVENTS else [struct for struct, (place, _) in ROWS.items() if place == name]
     found: dict[str, str] = {}
     for struct in sources:
-        for one in reversed([struct, *_structs(struct)]):
-            found |= docstrings(one)
+        for one in reversed(list(_structs(struct))):
+            found |= {
+                name: text for name, text in docstrings(one).items() if name not in struct.__struct_fields__
+            }
+        found |= docstrings(struct)
     return found
 
 

@@ -21,7 +21,7 @@ from orchard.actions.campaign_status import (
     outcome_name,
 )
 from orchard.actions.campaigns import follow_campaign
-from orchard.actions.reporter import duration
+from orchard.actions.reporter import duration, plural
 from orchard.actions.session import Session
 from orchard.storage.spending import dollars
 from orchard.terminal.console import PLAIN_SECONDS, Verbosity, console
@@ -43,7 +43,7 @@ def campaign_table(view: CampaignView, pipeline: PipelineView) -> RenderableType
     bar.add_row(ProgressBar(total=max(view.size, 1), completed=view.done, width=50))
     counts = Table(box=None, show_header=False)
     why = {f"aborted: {reason.cause}": reason.detail for reason in view.reasons}
-    why |= {"unresolved": f"{view.empty:,} of them submitted nothing"} if view.empty else {}
+    why |= {"unresolved": f"{_all_or(view.empty, view.outcomes)} submitted nothing"} if view.empty else {}
     for outcome, number in view.outcomes.items():
         name = outcome_name(outcome)
         counts.add_row(name, f"{number:,}", Text(why.get(outcome, ""), style="dim"), style=_style(name))
@@ -57,7 +57,8 @@ def campaign_table(view: CampaignView, pipeline: PipelineView) -> RenderableType
     left = f", about {duration(view.seconds_left)} left" if view.seconds_left and not view.over else ""
     facts = [f"{rate}{left}", *_works(view), *_cap(view)]
     facts += [
-        f"retried after {one.cause}, rollouts {one.rollouts:,}: {one.detail}" for one in view.retry_reasons
+        f"{plural(one.rollouts, 'rollout')} retried after {one.cause}: {one.detail}"
+        for one in view.retry_reasons
     ]
     if view.labels:
         facts.append(f"protected: {_labels(view)}")
@@ -75,8 +76,12 @@ def campaign_line(view: CampaignView, pipeline: PipelineView = _ALONE) -> str:
     return f"{view.name}: {_numbers(view)}" + "".join(f"; {fact}" for fact in facts)
 
 
+def _all_or(empty: int, outcomes: Mapping[str, int]) -> str:
+    return "all" if empty == outcomes.get("unresolved") else f"{empty:,} of them"
+
+
 def _numbers(view: CampaignView) -> str:
-    retries = f", {view.retries:,} retries" if view.retries else ""
+    retries = f", {view.retries:,} {'retry' if view.retries == 1 else 'retries'}" if view.retries else ""
     return (
         f"{view.done:,} of {view.size:,} done  {view.waiting:,} waiting, {view.running:,} running, "
         f"{view.delayed:,} delayed{retries}"
@@ -224,7 +229,7 @@ async def watch_campaign(session: Session, name: str, every: float) -> CampaignV
             live.update(campaign_table(view, status.pipeline))
             if not console.is_terminal and time.monotonic() - shown > PLAIN_SECONDS:
                 shown = time.monotonic()
-                console.print(campaign_line(view, status.pipeline), highlight=False)
+                console.print(campaign_line(view, status.pipeline), highlight=False, soft_wrap=True)
         live.stop()
         console.print()
     return view

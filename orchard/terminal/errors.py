@@ -76,12 +76,14 @@ def _missing_package(error: ModuleNotFoundError) -> str | None:
 
 
 def _scarce(error: Exception) -> str:
-    """Sentence for a refusal of the machine to start a process or to write a file; empty for others."""
+    """Sentence for the machine's refusal to start a process, write a file or listen; empty for others."""
     if isinstance(error, BlockingIOError) or "can't start new thread" in str(error):
         return "no process can be started: raise `ulimit -u`, or pids.max of the control group"
-    if isinstance(error, OSError) and error.errno in (errno.EROFS, errno.ENOSPC):
+    if isinstance(error, OSError) and error.errno in (errno.EROFS, errno.ENOSPC, errno.EDQUOT):
         what = error.filename or "a file"
         return f"{what} cannot be written ({error.strerror}): choose another --store or --state"
+    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+        return f"{error.strerror}: another program listens there, choose another port"
     return ""
 
 

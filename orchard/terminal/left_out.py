@@ -24,7 +24,7 @@ Strict = Annotated[
     bool, typer.Option("--strict", help="Import all or nothing: fail at the first malformed item.")
 ]
 SkipMalformed = Annotated[
-    bool, typer.Option("--skip-malformed", help="No effect any more: malformed items are left out.")
+    bool, typer.Option("--skip-malformed", help="No effect: malformed items are always left out.")
 ]
 
 

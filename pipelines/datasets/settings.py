@@ -56,8 +56,8 @@ class CandidateSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     min_human_score: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     """Take only rollouts with at least this human score, so none that nobody scored; None: all."""
     exclude: tuple[str, ...] = ()
-    """Patterns over task ids and repositories that are left out; `@FILE` stands for its lines, and lies
-    beside this file."""
+    """Patterns over task ids and repositories that are left out; `@FILE` reads patterns from a file beside
+    this one."""
     unproven: bool = False
     """Take also rollouts of tasks that `orchard tasks validate` has not proven; those of rejected tasks
     never."""
@@ -71,7 +71,7 @@ class Values(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     eps: Annotated[float, msgspec.Meta(gt=0, le=1)] = EPS
     """Minimum credit of a step in a rise segment."""
     segments: Convention = "actions"
-    """`paper-closed` takes one step before each rise, too."""
+    """`paper-closed` also takes the step before each rise."""
 
 
 class PassRateCondition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -82,7 +82,7 @@ class PassRateCondition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     models: tuple[str, ...] = ()
     """Models whose rollouts count; an empty list means those of the trajectory's own model, its teacher."""
     rollouts: Annotated[int, msgspec.Meta(ge=1)] = 1
-    """Graded rollouts that a pass rate rests on, at least: the paper measures by eight."""
+    """Minimum number of graded rollouts behind a pass rate; the paper takes eight."""
     above: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
     """Keep tasks with a pass rate above this."""
     at_most: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
@@ -126,15 +126,15 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     strategy: Strategy = "random"
     """How trajectories are chosen."""
     resolved: Count | None = None
-    """Resolved trajectories, at most; None: all."""
+    """Maximum resolved trajectories; None: all."""
     unresolved: Count | None = None
-    """Unresolved trajectories, at most, counted among those with a rise segment; None: all."""
+    """Maximum unresolved trajectories, counted among those with a rise segment; None: all."""
     seed: int = 0
     """Seed of random choices and ties."""
     per_task: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """Trajectories of one task, at most, resolved ones first; None: all."""
+    """Maximum trajectories per task, resolved ones first; None: all."""
     per_repo: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """Trajectories of one repository, at most, resolved ones first; None: all."""
+    """Maximum trajectories per repository, resolved ones first; None: all."""
     preferences: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """Take as many resolved as unresolved trajectories of each task, at most this many of either, and none of
     other tasks; all turns of both are in the loss. `orchard sft` with `dpo` learns from them. None: no
@@ -168,7 +168,7 @@ class DatasetSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     unresolved ones. No trajectory is taken twice: the scarcest part decides how many there are. Empty: as
     they come."""
     stored_tokens: bool = True
-    """Sampled token ids win over tokenizing again."""
+    """Use sampled token ids where they are stored, instead of tokenizing again."""
     pairs: bool = False
     """Make one example for each trained turn: all before it is context, whose beginning is cut off where
     it is longer than `filters.max_tokens`. The examples keep the id of their trajectory."""

@@ -1,11 +1,12 @@
 """Keys and values of the sequences being generated: one slot for each, attended to in a batch."""
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 import torch.nn.functional as functional
 
-from orchard.pipelines.policy.weights import ROWS, Attend, Qwen3
+from orchard.pipelines.policy.weights import ROWS, Attend, ServedModel
 
 _FINE, _COARSE = 64, 256
 
@@ -21,10 +22,10 @@ def visible(length: int) -> int:
 class Cache:
     """Static tensors [layers, slots, key heads, places, width]; the last place takes what nobody reads."""
 
-    def __init__(self, model: Qwen3, *, slots: int, context: int) -> None:
+    def __init__(self, model: ServedModel, *, slots: int, context: int) -> None:
         self.slots, self.context = -(-slots // ROWS) * ROWS, context
         places = visible(context) + 1
-        shape = (len(model.layers), self.slots, model.key_heads, places, model.width)
+        shape = (model.layers, self.slots, model.key_heads, places, model.width)
         self._keys = torch.zeros(shape, device=model.device, dtype=model.dtype)
         self._values = torch.zeros_like(self._keys)
         self._device = model.device
@@ -42,10 +43,21 @@ class Cache:
         )
         last = torch.tensor([length or 0 for length in lengths])
         seen = visible(int(last.max()) + 1)
-        mask = torch.zeros(len(lengths), seen).masked_fill_(torch.arange(seen) > last[:, None], float("-inf"))
-        mask = mask.to(self._keys)[:, None, None]
 
-        def attend(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        @cache
+        def mask(window: int | None) -> torch.Tensor:
+            unseen = ~_seen(last, seen, window)
+            filled = torch.zeros(len(lengths), seen).masked_fill_(unseen, float("-inf"))
+            return filled.to(self._keys)[:, None, None]
+
+        def attend(
+            layer: int,
+            query: torch.Tensor,
+            key: torch.Tensor,
+            value: torch.Tensor,
+            scale: float,
+            window: int | None,
+        ) -> torch.Tensor:
             keys, values = self._keys[layer], self._values[layer]
             keys[rows, :, places] = key
             values[rows, :, places] = value
@@ -53,7 +65,7 @@ class Cache:
             count = len(rows)
             grouped = query.reshape(count, key.shape[1], self._groups, -1)
             attended = functional.scaled_dot_product_attention(
-                grouped, keys[:count, :, :seen], values[:count, :, :seen], attn_mask=mask
+                grouped, keys[:count, :, :seen], values[:count, :, :seen], attn_mask=mask(window), scale=scale
             )
             return attended.reshape(count, -1)
 
@@ -73,7 +85,20 @@ class Cache:
         at the end attend to nothing.
         """
 
-        def attend(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        @cache
+        def mask(first: int, end: int, window: int | None) -> torch.Tensor | None:
+            if not first and (window is None or end <= window):
+                return None
+            return _seen(torch.arange(first, end), end, window).to(self._device)
+
+        def attend(
+            layer: int,
+            query: torch.Tensor,
+            key: torch.Tensor,
+            value: torch.Tensor,
+            scale: float,
+            window: int | None,
+        ) -> torch.Tensor:
             outputs, position = [], 0
             for slot, first, tokens in pieces:
                 rows = slice(position, position + tokens)
@@ -81,15 +106,14 @@ class Cache:
                 keys, values = self._keys[layer, slot], self._values[layer, slot]
                 keys[:, first:end] = key[rows].transpose(0, 1)
                 values[:, first:end] = value[rows].transpose(0, 1)
-                mask = None
-                if first:
-                    mask = torch.ones(tokens, end, dtype=torch.bool, device=self._device).tril(first)
+                seen = mask(first, end, window)
                 attended = functional.scaled_dot_product_attention(
                     query[rows].transpose(0, 1)[None],
                     keys[None, :, :end],
                     values[None, :, :end],
-                    attn_mask=mask,
-                    is_causal=mask is None,
+                    attn_mask=seen,
+                    is_causal=seen is None,
+                    scale=scale,
                     enable_gqa=self._groups > 1,
                 )
                 outputs.append(attended[0].transpose(0, 1).reshape(tokens, -1))
@@ -98,3 +122,9 @@ class Cache:
             return torch.cat(outputs)
 
         return attend
+
+
+def _seen(places: torch.Tensor, end: int, window: int | None) -> torch.Tensor:
+    """[rows, end]: whether the token at a row's place sees the one at each place before `end`."""
+    distance = places[:, None] - torch.arange(end)
+    return (distance >= 0) & (distance < (window or end))

@@ -17,7 +17,7 @@ import torch.nn.functional as functional
 from orchard.pipelines.policy.cache import Cache
 from orchard.pipelines.policy.pictures import Features, Layout, Shown
 from orchard.pipelines.policy.sampling import Draws, Sampling, choose
-from orchard.pipelines.policy.weights import ROWS, Qwen3
+from orchard.pipelines.policy.weights import ROWS, ServedModel
 from orchard.schemas.messages import VersionRun
 
 
@@ -33,7 +33,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of an engine."""
 
     slots: int = 32
-    """Requests that generate at once."""
+    """Maximum concurrent requests."""
     context: int = 4096
     """Tokens of a sequence, prompt and answer together."""
     waiting: int = 256
@@ -129,7 +129,7 @@ class _Slot:
 class GenerationEngine:
     """Generates in a thread of its own. Methods may be called from any thread."""
 
-    def __init__(self, model: Qwen3, version: int, settings: EngineSettings) -> None:
+    def __init__(self, model: ServedModel, version: int, settings: EngineSettings) -> None:
         self.settings = msgspec.structs.replace(settings, context=min(settings.context, model.positions))
         self.figures = Figures()
         self.version = version
@@ -137,7 +137,7 @@ class GenerationEngine:
         self._cache = Cache(model, slots=settings.slots, context=self.settings.context)
         self._slots = [_Slot() for _ in range(settings.slots)]
         self._waiting: deque[_Task] = deque()
-        self._exchanges: deque[tuple[Qwen3, int, Future[int]]] = deque()
+        self._exchanges: deque[tuple[ServedModel, int, Future[int]]] = deque()
         self._changed = threading.Condition()
         self._draining = self._stopped = False
         self.ended: Future[BaseException | None] = Future()
@@ -181,7 +181,7 @@ class GenerationEngine:
             self._changed.notify()
         return task.future
 
-    def reload(self, model: Qwen3, version: int) -> Future[int]:
+    def reload(self, model: ServedModel, version: int) -> Future[int]:
         """Exchange the weights before the next step; the future has the version once they are in use.
 
         Raises ValueError for a model of another shape.
@@ -372,9 +372,9 @@ class GenerationEngine:
         self.ended.set_result(None if isinstance(error, Stopping) else error)
 
 
-def _form(model: Qwen3) -> tuple[object, ...]:
+def _form(model: ServedModel) -> tuple[object, ...]:
     """The model's shape, which must not change while requests run."""
-    return model.vocabulary, model.key_heads, model.width, len(model.layers), model.tower is None
+    return model.vocabulary, model.key_heads, model.width, model.layers, model.tower is None
 
 
 def _common(first: Sequence[int], second: Sequence[int]) -> int:

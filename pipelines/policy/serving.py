@@ -10,6 +10,7 @@ from typing import Annotated
 import msgspec
 
 from orchard.pipelines.models.errors import ModelError, require_torch
+from orchard.pipelines.policy.families import check_directory
 
 log = logging.getLogger(__name__)
 
@@ -18,7 +19,7 @@ class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Options of a server process. Importable without torch."""
 
     model: Path
-    """Hugging Face directory of a Qwen3, Qwen3-VL or Qwen2.5-VL model, with its tokenizer."""
+    """Hugging Face directory of a model with its tokenizer, of a family in `policy.families`."""
     name: str = "policy"
     """Model name in requests."""
     version: int = 0
@@ -56,10 +57,7 @@ def serve(settings: ServingSettings) -> int:
 
     Raises ModelError or DatasetError where there is nothing to serve.
     """
-    if not any((settings.model / name).is_file() for name in ("config.json", "adapter_config.json")):
-        raise ModelError(
-            f"{settings.model} holds no model (no config.json): give a directory such as `orchard sft` writes"
-        )
+    check_directory(settings.model)
     require_torch("the policy server")
     key = None
     if settings.api_key_env is not None:

@@ -95,7 +95,7 @@ Above = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class FrugalSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The method's quantities; raises ValueError for those that make no group."""
+    """Settings of frugal sampling. Raises ValueError for values that make no group."""
 
     least: Annotated[int, msgspec.Meta(ge=2)] = 4
     """Rollouts of the first stride, and of the smallest group."""
@@ -110,12 +110,12 @@ class FrugalSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     prior: tuple[Above, Above] = (0.5, 0.5)
     """Alpha and beta of a task without rollouts."""
     aim: Above = 0.12
-    """Learnability p (1 - p), of 0.25 at most, from which on a prompt is never skipped, as where nothing
-    is known; below it, a prompt is opened with the probability of its share of this."""
+    """Learnability p (1 - p), 0.25 at most, from which a prompt is never skipped; below it, a prompt is
+    opened with the probability learnability / aim."""
     explore: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.1
-    """Probability with which any prompt is opened, at least."""
+    """Minimum probability of opening a prompt."""
     coverage: Count = 8
-    """Times in a row that a task may be skipped for having little to teach."""
+    """Maximum consecutive skips of a task for low learnability."""
     reuse: Annotated[int, msgspec.Meta(ge=0)] = 1
     """Policy versions that left-over rollouts may be behind to join a later group; 0: only those of the
     current version."""

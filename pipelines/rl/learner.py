@@ -4,7 +4,9 @@ import math
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -12,6 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from orchard.pipelines.datasets.rows import TokenRow
+from orchard.pipelines.models.routers import Choices, Routers
 from orchard.pipelines.rl.baselines import advantages, shaped
 from orchard.pipelines.rl.logprobs import trained_logprobs
 from orchard.pipelines.rl.losses import LossFigures, Tokens, get_loss, rollout_weights
@@ -56,6 +59,13 @@ class _Row:
     sampled: np.ndarray
     advantages: np.ndarray
     weight: float
+
+
+class _Before(NamedTuple):
+    """What the weights before a step make of a pack: log-probabilities, and the experts that they choose."""
+
+    logprobs: torch.Tensor
+    choices: Choices
 
 
 class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,6 +132,7 @@ class Learner:
             model.gradient_checkpointing_enable({"use_reentrant": False})
             for module in model.modules():  # it is done in training alone, and dropout stays off
                 module.training = hasattr(module, "gradient_checkpointing")
+        self._routers = Routers(model) if settings.router_replay else None
         shard(model, processes, settings.precision)
         self.optimizer = adam(model.parameters(), settings)
 
@@ -141,7 +152,7 @@ class Learner:
         size = -(-len(batch) // settings.updates)
         parts = [range(start, min(start + size, len(batch))) for start in range(0, len(batch), size)]
         prepared = [self._rows([batch[at] for at in part], [found[at] for at in part]) for part in parts]
-        old = [self._logprobs(rows) for rows in prepared] if len(parts) > 1 else [None]
+        old = [self._before(rows) for rows in prepared] if len(parts) > 1 else [None]
         losses, norm, entropy = 0.0, 0.0, 0.0
         sums: list[LossFigures] = []
         for place, (rows, before) in enumerate(zip(prepared, old, strict=True)):
@@ -212,7 +223,7 @@ class Learner:
         return turn_advantages(found, groups, [rollout.turn_rewards for rollout in batch], process)
 
     def _update(
-        self, rows: list[_Row], old: list[torch.Tensor] | None
+        self, rows: list[_Row], before: list[_Before] | None
     ) -> tuple[float, list[LossFigures], float]:
         """Add the gradient of the loss of `rows`; this process's part of the loss, its figures, entropy."""
         mine = self._packs(rows)
@@ -220,29 +231,42 @@ class Learner:
         for place, members in enumerate(mine):
             last_backward(self.model, place == len(mine) - 1)
             pack = self._pack(members)
+            known = None if before is None else before[place]
             with autocast(self.processes, self.settings.precision):
                 reference = self._by_reference(pack) if self.settings.loss.kl else None
-                logprobs, spread = trained_logprobs(self.model, pack, self.settings.temperature)
-            tokens = self._tokens(members, logprobs, None if old is None else old[place], reference)
-            if self.settings.loss.entropy:
-                tokens = msgspec.structs.replace(tokens, entropies=spread)
-            loss, figures = self._loss(tokens, self.settings.loss)
-            # Sharded gradients are averaged over the processes, but the batch has one sum.
-            (loss * self.processes.count).backward()  # type: ignore[no-untyped-call]
+            with self._routed(known):
+                with autocast(self.processes, self.settings.precision):
+                    logprobs, spread = trained_logprobs(self.model, pack, self.settings.temperature)
+                tokens = self._tokens(members, logprobs, None if known is None else known.logprobs, reference)
+                if self.settings.loss.entropy:
+                    tokens = msgspec.structs.replace(tokens, entropies=spread)
+                loss, figures = self._loss(tokens, self.settings.loss)
+                # Sharded gradients are averaged over the processes, but the batch has one sum.
+                (loss * self.processes.count).backward()  # type: ignore[no-untyped-call]
             total += loss.item()
             entropy += spread.sum().item()
             sums.append(figures)
         return total, sums, entropy
 
     @torch.no_grad()
-    def _logprobs(self, rows: list[_Row]) -> list[torch.Tensor]:
-        """Log-probabilities of this process's packs of `rows`, by the current weights."""
+    def _before(self, rows: list[_Row]) -> list[_Before]:
+        """What the current weights make of this process's packs of `rows`."""
         found = []
         for members in self._packs(rows):
             pack = self._pack(members)
-            with autocast(self.processes, self.settings.precision):
-                found.append(trained_logprobs(self.model, pack, self.settings.temperature)[0])
+            recording: AbstractContextManager[Choices] = nullcontext([])
+            if self._routers is not None:
+                recording = self._routers.recording()
+            with autocast(self.processes, self.settings.precision), recording as choices:
+                logprobs, _ = trained_logprobs(self.model, pack, self.settings.temperature)
+            found.append(_Before(logprobs, choices))
         return found
+
+    def _routed(self, before: _Before | None) -> AbstractContextManager[None]:
+        """Chooses experts as the weights before the step did, where the settings ask for that."""
+        if self._routers is None or before is None:
+            return nullcontext()
+        return self._routers.replaying(before.choices)
 
     @torch.no_grad()
     def _by_reference(self, pack: Pack) -> torch.Tensor:

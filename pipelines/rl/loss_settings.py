@@ -113,8 +113,8 @@ class LossSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     negative: float = 1.0
     """Weight of the loss where the advantage is negative; at 0 only successes are learned from."""
     importance_limit: float | None = 2.0
-    """Upper bound of exp(logp_old - logp_sampled), the weight that mends the mismatch between the trainer's
-    and the server's probabilities of the same weights (TIS). None: no such weight."""
+    """Upper bound of exp(logp_old - logp_sampled), the weight that corrects the mismatch between the
+    trainer's and the server's probabilities of the same weights (TIS). None: no such weight."""
     importance_level: ImportanceLevel = ImportanceLevel.TOKEN
     """Whether a token has a weight of its own, that of its sequence (the product over its trained tokens), or
     none."""

@@ -41,7 +41,7 @@ def write_best(out: Path, version: int) -> None:
     write_whole(out, BEST, msgspec.json.encode(best))
 
 
-def read_newest(out: Path) -> Newest | None:
-    """The newest policy of the run in `out`; None before the first step."""
-    file = out / NEWEST
+def read_newest(out: Path, name: str = NEWEST) -> Newest | None:
+    """The newest policy of the run in `out`, or with BEST the best one; None before there is any."""
+    file = out / name
     return msgspec.json.decode(file.read_bytes(), type=Newest) if file.exists() else None

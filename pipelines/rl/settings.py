@@ -25,6 +25,7 @@ from orchard.pipelines.sft.settings import (
     converted,
     of_file,
     over_preset,
+    told_lora,
 )
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.pipelines.tasks.held_out import HeldOut, listed
@@ -49,11 +50,11 @@ class TaskPool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     at_most: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.5
     """Keep tasks with a pass rate of at most this."""
     measured_rollouts: Annotated[Count, Unit("rollouts")] = 1
-    """Keep tasks with at least so many graded rollouts there: the paper measures by eight."""
+    """Keep tasks with at least this many graded rollouts there; the paper takes eight."""
     measured_models: tuple[str, ...] = ()
     """Models whose rollouts there count; an empty list means all."""
     exclude: tuple[str, ...] = ()
-    """Patterns over task ids and repositories that are never prompts; `@FILE` stands for its lines, and lies
+    """Patterns over task ids and repositories that are never prompts; `@FILE` reads patterns from a file
     beside the settings."""
     held_out: HeldOut = HeldOut()
     """Evaluation tasks, which are no prompts, nor are those that are nearly the same."""
@@ -65,9 +66,9 @@ class TaskPool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     allow_forgeable: bool = False
     """Begin a run on tasks with the label `forgeable`, too: a forger got a +1 when they were validated."""
     per_repo: Count | None = None
-    """Tasks of one repository, at most; None: all."""
+    """Maximum tasks per repository; None: all."""
     limit: Count | None = None
-    """Tasks, at most; None: all."""
+    """Maximum tasks; None: all."""
     seed: int = 0
     """Seed of the draw that `per_repo` and `limit` make."""
 
@@ -93,12 +94,12 @@ class RlSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields=
     """Share of prompts that are impossible tasks, which `orchard tasks impossible` makes: they measure how
     often each policy cheats, and none is trained on."""
     hack_limit: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.05
-    """The run warns of a policy that surely passes more than this share of them."""
+    """The run warns of a policy that passes significantly more than this share of them."""
     eval_every: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """Each so many-th policy version is evaluated on `eval_tasks`, from version 0 on, and the last one; 0:
-    none. The trainer waits meanwhile."""
+    """Interval, in policy versions, of evaluations on `eval_tasks`, from version 0 on; the last version is
+    evaluated too. 0: none. The trainer waits meanwhile."""
     eval_tasks: tuple[TaskSet, ...] = ()
-    """Held-out tasks of these evaluations; they and what is nearly the same are no prompts."""
+    """Held-out tasks of these evaluations; neither they nor nearly equal tasks are prompts."""
     eval_samples: Annotated[Count, Unit("rollouts")] = 1
     """Rollouts of each held-out task."""
     harness: str = "orchard-bash"
@@ -116,10 +117,11 @@ class RlSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields=
     keep_degenerate: bool = False
     """Train on groups of one class too, with advantages of zero: GRPO with fixed N."""
     unanswered: bool = False
-    """Train on rollouts whose time ran out while the policy's server owed an answer. Otherwise they count
-    as aborted: how busy the server was is no fault of the policy."""
+    """Train on rollouts whose time ran out while an answer of the policy's server was outstanding. Otherwise
+    they count as aborted, since a busy server is not the policy's fault."""
     untrained: tuple[ExitStatus, ...] = ()
-    """Endings that do not train: such rollouts come last into a group, and are left out of its batch."""
+    """Exit statuses that do not train: such rollouts are taken into a group last, and are left out of its
+    batch."""
     process: ProcessReward | None = None
     """Rewards of turns by rubrics, as in `{ teacher = "teacher", model = "judge" }`; None: none."""
     overlong: Overlong | None = None
@@ -131,17 +133,20 @@ class RlSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields=
     """Optimizer steps of the run."""
     updates: Count = 1
     """Optimizer updates from the rollouts of one step."""
+    router_replay: bool = False
+    """Whether the experts of a mixture of experts are chosen in all updates of a step as by the weights
+    before it."""
     ahead: Annotated[int, msgspec.Meta(ge=0)] = 1
-    """Steps whose rollouts may run while one trains."""
+    """Number of later steps whose rollouts may run while one trains."""
     oversample: Annotated[float, msgspec.Meta(ge=1)] = 1.25
-    """Groups that are requested, as a multiple of those that a step needs."""
+    """Requested groups, as a multiple of those that a step needs."""
     max_in_flight: Count = 512
-    """Rollouts that are requested at once, at most."""
+    """Maximum rollouts requested at once."""
     patience: Annotated[Count, Unit("rollouts")] | None = None
-    """Rollouts without a group to learn from after which `orchard rl` stops, for example because the
-    policy never succeeds; None: as many as ten steps request at most."""
+    """Rollouts without a group to learn from after which `orchard rl` stops, for example because the policy
+    never succeeds; None: the maximum that ten steps request."""
     staleness: Annotated[int, msgspec.Meta(ge=0)] = 2
-    """Policy versions that a group's oldest token may be behind."""
+    """Maximum number of policy versions that a group's oldest token may be behind."""
 
     lr: Positive = 1e-6
     """Peak learning rate."""
@@ -166,7 +171,8 @@ class RlSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields=
     priority: str = "normal"
     """Priority of the requests in the queue."""
     keep_policies: Count = 1
-    """Newest policies that stay on disk; those that rollouts may still be sampled by always stay."""
+    """Number of newest policies that are kept on disk; policies that may still sample rollouts are always
+    kept."""
 
 
 METHODS: dict[str, bool] = {"fixed": True, "dynamic": False, "frugal": False}
@@ -203,6 +209,10 @@ def settings_from(tree: dict[str, Any]) -> RlSettings:
     if (settings.frugal is not None) != (method == "frugal"):
         raise TrainingError(
             'the table `frugal` belongs to `method = "frugal"`: set it, or leave the table out'
+        )
+    if settings.router_replay and settings.updates == 1:
+        raise TrainingError(
+            "`router_replay` acts in a step's later updates, and `updates` is 1: raise it, or leave it out"
         )
     if bool(settings.eval_every) != bool(settings.eval_tasks):
         raise TrainingError("`eval_every` and `eval_tasks` belong together: set both, or neither")
@@ -269,7 +279,7 @@ def settings_hash(settings: RlSettings) -> str:
     for name in ("hack_limit", "patience", "eval_every", "eval_tasks", "eval_samples"):
         del told[name]  # what only measures
     # What holds counts, not whether it was written out: runs of before keep their hash.
-    told["loss"] = told_loss(settings.loss)
+    told["loss"], told["lora"] = told_loss(settings.loss), told_lora(settings.lora)
     if settings.bar.max_aborts is None:
         told["bar"]["max_aborts"] = 4
     if not settings.impossible:
@@ -280,7 +290,7 @@ def settings_hash(settings: RlSettings) -> str:
         if name in _YOUNGER and told["tasks"][name] == default:
             del told["tasks"][name]
     # Settings that are younger than stored runs count only where they are not the default.
-    for name in ("lora", "pack_tokens", "unanswered", "untrained", "overlong"):
+    for name in ("lora", "pack_tokens", "unanswered", "untrained", "overlong", "router_replay"):
         if not told[name]:
             del told[name]
     del told["engine"]  # who samples does not change what is made of it

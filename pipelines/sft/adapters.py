@@ -30,6 +30,7 @@ def add_adapter(model: PreTrainedModel, settings: Lora, *, base: str, seed: int)
         r=settings.rank,
         lora_alpha=settings.alpha,  # type: ignore[arg-type]  # it is divided by the rank
         target_modules=list(settings.targets),
+        target_parameters=_experts(model, base) if settings.experts else None,
         task_type="CAUSAL_LM",
     )
     with torch.random.fork_rng(devices=[]):
@@ -45,6 +46,14 @@ def add_adapter(model: PreTrainedModel, settings: Lora, *, base: str, seed: int)
         )
     # `add_adapter` names what the model was loaded from, which may be relative to where this process runs.
     model.peft_config["default"].base_model_name_or_path = str(place.absolute()) if place.is_dir() else base
+
+
+def _experts(model: PreTrainedModel, base: str) -> list[str]:
+    """Last parts of the names of the matrices of experts, which are stacked. Raises ModelError."""
+    names = [name for name, weight in model.named_parameters() if ".experts." in name and weight.ndim == 3]
+    if not names:
+        raise ModelError(f"{base} has no experts: leave `lora.experts` out")
+    return sorted({f"experts.{name.rpartition('.experts.')[2]}" for name in names})
 
 
 def _tied(model: PreTrainedModel) -> list[str]:

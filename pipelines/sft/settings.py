@@ -47,9 +47,11 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     rank: Count = 16
     """Rank of the two matrices whose product is added to a matrix of the model."""
     alpha: Positive = 32.0
-    """The product is scaled by this over `rank`."""
+    """The product is scaled by alpha / rank."""
     targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     """Last parts of the names of the layers that get an adapter."""
+    experts: bool = False
+    """Whether the experts of a mixture of experts get one, too: one for each of them."""
 
 
 class Dpo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -79,7 +81,7 @@ class Optimization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     clip: Annotated[float, msgspec.Meta(ge=0)] = 1.0
     """Maximum norm of the gradient; 0: no clipping."""
     context: Tokens = 65_536
-    """Maximum tokens of one sequence. A longer example is refused: the dataset build is where to prune. A
+    """Maximum tokens of one sequence. A longer example is refused: shorten it in the dataset build. A
     longer rollout is dropped with a reason."""
     pack_tokens: Tokens | None = None
     """Maximum tokens of the examples that share one forward and backward pass; a longer example has one
@@ -92,7 +94,7 @@ class Optimization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     threads: Annotated[int, msgspec.Meta(ge=0)] = 0
     """CPU threads of each process that trains; 0: torch decides."""
     keep_checkpoints: Count = 2
-    """Newest checkpoints that stay on disk."""
+    """Number of newest checkpoints that are kept."""
     lora: Lora | None = None
     """Train an adapter instead of the weights; `{}` takes the defaults."""
 
@@ -135,10 +137,18 @@ class SftSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields
     activation_checkpointing: bool = False
     """Compute activations again in the backward pass, to save memory."""
     checkpoint_every: Annotated[int, msgspec.Meta(ge=0)] = 100
-    """Optimizer steps between checkpoints; 0: none."""
+    """Optimizer steps between checkpoints; 0: no checkpoints."""
 
 
 S = TypeVar("S", bound=Optimization)
+
+
+def told_lora(settings: Lora | None) -> dict[str, Any] | None:
+    """The adapter in a run's hash; settings younger than stored runs only where they are not the default."""
+    told: dict[str, Any] | None = msgspec.to_builtins(settings)
+    if told is not None and not told["experts"]:
+        del told["experts"]
+    return told
 
 
 def over_preset(tree: dict[str, Any], presets: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -215,7 +225,7 @@ _RUNTIME = ("out", "threads", "checkpoint_every", "keep_checkpoints", "run")
 
 def settings_hash(settings: SftSettings) -> str:
     """Hash that is equal for settings that make the same weights: output paths do not count."""
-    fields = msgspec.to_builtins(settings)
+    fields = msgspec.to_builtins(settings) | {"lora": told_lora(settings.lora)}
     # Settings that are younger than stored runs count only where they are set.
     left_out = (
         *_RUNTIME,

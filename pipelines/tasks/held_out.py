@@ -39,9 +39,10 @@ class HeldOut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     evaluations: bool = True
     """Hold out also the tasks of every evaluation in the log (`orchard eval`)."""
     similarity: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.5
-    """Share of a statement's or a gold patch's shingles at which two tasks are nearly the same."""
+    """Share of common shingles, of statements or of gold patches, from which two tasks count as nearly the
+    same."""
     repos: bool = False
-    """Leave out every task of a repository that a held-out task is of, too."""
+    """Also hold out every task of the repositories of held-out tasks."""
 
 
 class TaskColumns(NamedTuple):

@@ -8,7 +8,7 @@ import pytest
 from orchard.actions.abort_reasons import REMEDIES, abort_reasons, abort_sentence, shortened
 from orchard.actions.campaign_hints import hints
 from orchard.actions.campaign_rows import STORED, read_rows
-from orchard.actions.campaign_status import CampaignView, PipelineView, State
+from orchard.actions.campaign_status import CampaignView, PipelineView, State, _empty
 from orchard.actions.rollout_index import INDEXED, RolloutIndex
 from orchard.page.health import recorded as health
 from orchard.schemas.events import Event, RolloutAborted, RolloutFacts, payload
@@ -80,6 +80,8 @@ async def test_tables_page_and_health_count_details_that_differ_in_ids_alone_as_
             assert (reason.cause, reason.rollouts) == ("llm_refused", 5)
             assert reason.detail == f"{KEY} (request req-0-9f3c)"
             assert [row["empty"] for row in found.outcomes if row["outcome"] == "unresolved"] == [1]
+            assert _empty(found.outcomes) == 1
+            assert _empty([*found.outcomes, {"outcome": "resolved", "empty": 1}]) == 0
         (row,) = health(tables, position(store)).causes
         assert (row["campaign"], row["rollouts"], row["detail"]) == (CAMPAIGN, 5, reason.detail)
         index.close()

@@ -18,7 +18,7 @@ from orchard.actions.campaign_status import (
     State,
     state_of,
 )
-from orchard.actions.endpoint_rests import rest_sentence
+from orchard.actions.endpoint_rests import THROTTLED, rest_sentence
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignRecord, CampaignState
 from orchard.schemas.health import SILENT_SECONDS, Condition, HeardReport, ProcessReport, alive, sick
@@ -126,8 +126,12 @@ def test_a_rest_is_said_with_its_end_where_that_is_known_and_a_breakers_pause_wi
     now = datetime(2026, 1, 2, 14, 0, tzinfo=UTC)
     rest = Rest(endpoint="default", model="m", reason="answered 429: quota", seconds=120.0, prober="p")
     stored = StoredRest(key="k", rest=rest, revision=1, left=120.0, age=600.0)
-    said, remedy = rest_sentence(stored, now), REMEDIES[AbortCause.LLM_UNAVAILABLE]
+    said = rest_sentence(stored, now)
+    remedy = f"{THROTTLED}; its rollouts then resume"
     assert said == f"endpoint default rests until 14:02: answered 429: quota: {remedy}"
+    down = msgspec.structs.replace(rest, reason="answered 500")
+    unavailable = rest_sentence(msgspec.structs.replace(stored, rest=down), now)
+    assert REMEDIES[AbortCause.LLM_UNAVAILABLE] in unavailable
     soon = msgspec.structs.replace(stored, left=4.0)
     assert rest_sentence(soon, now) == (
         "endpoint default rests since 13:50, and is asked again every few seconds: answered 429: quota: "

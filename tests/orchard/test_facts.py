@@ -155,8 +155,8 @@ WITHOUT_JSON = {
         tasks synthesize, tasks validate, tasks impossible, tasks from-jsonl, tasks from-harbor,
         tasks from-repo, harness install, images import, images pull, images build, images delete,
         store compact, store vacuum, store rebuild, store restore-stream, dead requeue, log archive,
-        log restore, dataset build, dataset import, trajectories import, values annotate, values measure,
-        rl run""",
+        log restore, dataset build, dataset import, trajectories import, values annotate, values rubrics,
+        values measure, rl run""",
     "writes files, and names them": """
         report, tasks funnel, dataset tokenizer, dataset export, dataset card, trajectories export,
         rl export""",

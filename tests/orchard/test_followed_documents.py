@@ -3,7 +3,8 @@
 A block of commands without a language is run by bash; one that stays in the way of the next, as `orchard up`
 does, runs on. An HTML comment before a block says what the reader knows from the text: `file: NAME`, where a
 TOML block is written (its sections replace those of the same name), `runs on`, `stop first` (Ctrl-C at what
-runs on), `drawing`, or `needs: ...`, for what no test machine has. A fake endpoint, played by the oracle,
+runs on), `drawing`, `needs: ...`, for what no test machine has, or `stands in: ...`, for what is run with the
+programs in `stand_ins`, or in a clone that uses this installation. A fake endpoint, played by the oracle,
 stands in for the model, and small numbers for large ones.
 """
 
@@ -33,9 +34,14 @@ GUIDES = ROOT / "docs" / "how-to"
 BLOCK = re.compile(
     r"(?:^<!-- (?P<mark>[^\n]*?) -->\n+)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S
 )
-NEEDS = ("kubernetes", "docker", "an installation", "a trained model", "a dead letter")
-MARKS = re.compile(rf"file: [\w.-]+|runs on|stop first|drawing|needs: (?:{'|'.join(NEEDS)})")
+NEEDS = ("tasks of your own", "a trained model", "a dead letter")
+STAND_INS = ("kubernetes", "docker", "an installation")
+MARKS = re.compile(
+    r"file: [\w.-]+|runs on|stop first|drawing"
+    rf"|needs: (?:{'|'.join(NEEDS)})|stands in: (?:{'|'.join(STAND_INS)})"
+)
 NEEDED, UP = "needs: ", "orchard up"
+QUICKSTART = "make -C clone --old-file=.venv/.installed quickstart"
 SMALLER = {
     "--limit 20": "--limit 2",
     "--max-tokens 512": "--max-tokens 16",
@@ -43,6 +49,8 @@ SMALLER = {
     "--vocab-size 1024": "--vocab-size 400",
     "--port 8800": "--port 18800",
     ":8800/": ":18800/",
+    "make quickstart\n": 'make quickstart ARGS=""\n',
+    'make quickstart ARGS="': f'{QUICKSTART} ARGS="--tasks 2 --samples 1 --workers 1 ',
 }
 """What would take long, or a port that may be taken, and what is run instead."""
 
@@ -76,7 +84,7 @@ class StandIn(Server):
         asked = await request.json()
         if sum(len(str(message.get("content"))) for message in asked["messages"]) < 200:
             return await super().chat(request)
-        up = running(self.folder / ".orchard")
+        up = running(self.folder / ".orchard") or running(self.folder / "clone" / ".orchard")
         assert up is not None
         async with (
             aiohttp.ClientSession() as session,
@@ -207,9 +215,14 @@ def reader(tmp_path: Path, model: StandIn) -> Iterator[Reader]:
     model.folder = tmp_path
     replaced = {"https://HOST/v1": model.url, "source .venv/bin/activate": "true"}
     replaced |= {"show 3f2a": f"show {A_ROLLOUT}", "show ROLLOUT": f"show {A_ROLLOUT}"}
+    replaced |= {"REGISTRY": "registry.example", "BUCKET": "bucket"}
     replaced |= {"--model NAME": "--model my-model", "~/sandboxes": str(tmp_path / "sandboxes")}
     one = Reader(tmp_path, replaced)
-    one.environment["PATH"] = f"{Path(sys.executable).parent}:{one.environment['PATH']}"
+    (tmp_path / "infra").symlink_to(ROOT / "infra")
+    subprocess.run(["git", "clone", "--quiet", "--shared", ROOT, tmp_path / "clone"], check=True)
+    (tmp_path / "clone" / ".venv").symlink_to(sys.prefix)
+    own = [str(Path(__file__).with_name("stand_ins")), str(Path(sys.executable).parent)]
+    one.environment["PATH"] = ":".join([*own, one.environment["PATH"]])
     for name in [name for name in one.environment if name.startswith(("ORCHARD_", "OPENAI_"))]:
         one.environment.pop(name)
     yield one

@@ -74,7 +74,7 @@ async def said(place: World, part: str) -> tuple[str, Status]:
     ("status", "part", "remedy"),
     [
         (401, "1 aborted, llm_refused: ", "correct the key"),
-        (429, "endpoint default rests ", "see that the endpoint runs"),
+        (429, "endpoint default rests ", "raise its rate limit"),
         (500, "endpoint default rests ", "see that the endpoint runs"),
     ],
 )
@@ -137,12 +137,12 @@ async def test_a_retry_counts_by_its_newest_failure_until_a_sandbox_is_there(tmp
         events += [author.event(one, rollout) for one in what]
     events += author.rollout(1, ["ls"], resolved=True)
     events.append(author.event(failed("earlier"), events[-1].rollout_id or ""))
-    store = str(await stored(tmp_path, events))
+    store, running = str(await stored(tmp_path, events)), ["c" * 16, "d" * 16]
     with open_tables(store) as tables:
         index = RolloutIndex(tables)
         index.follow(position(store))
         for sources in (STORED, INDEXED):
-            found = read_rows(tables, [CAMPAIGN], [], [], 0, sources).retried
+            found = read_rows(tables, [CAMPAIGN], running, [], 0, sources).retried
             counted = {(row["cause"], row["detail"], row["open"]): row["rollouts"] for row in found}
             assert counted == {
                 ("llm_unavailable", "no answer to req-1", True): 2,
@@ -156,7 +156,7 @@ async def test_a_retry_counts_by_its_newest_failure_until_a_sandbox_is_there(tmp
         http.get("/status") as reply,
     ):
         health = html.unescape(await reply.text())
-    assert "no answer to req-1" in health and REMEDIES[AbortCause.SANDBOX_UNAVAILABLE] in health
+    assert "no answer to req-1" in health and REMEDIES[AbortCause.LLM_UNAVAILABLE] in health
 
 
 def test_a_resting_endpoint_is_told_once() -> None:

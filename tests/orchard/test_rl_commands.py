@@ -27,6 +27,16 @@ def test_mistakes_are_one_sentence(command_line, tmp_path, words, says):
     assert "Traceback" not in done.stderr
 
 
+def test_a_model_that_no_server_runs_is_refused_before_anything_is_queued(command_line, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
+    (tmp_path / "run.toml").write_text(f'run = "r"\nmodel = "{tmp_path}"\nout = "{tmp_path}/out"\n')
+    done = command_line("rl", str(tmp_path / "run.toml"), store=tmp_path / "store")
+    assert done.returncode == 1
+    assert "runs models of Gemma 3 (text), Llama, " in (said := " ".join(done.stderr.split()))
+    assert "and this is mamba: serve it with vLLM" in said
+    assert not (tmp_path / "store").exists()
+
+
 @pytest.mark.parametrize(
     ("code", "starts", "error"), [(RunStopped.exit_code, 1, RunStopped), (1, rl_run.TRIES, RunError)]
 )

@@ -26,10 +26,10 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     lends: str = ""
     """Other priorities of its domain, separated by commas, which idle slots serve."""
     idle_exit_seconds: Seconds = 0.0
-    """Exit when no slot had work for so long; 0 waits for ever. KEDA's workers set it."""
+    """Exit after this many seconds without work in any slot; 0: never. Set for workers that KEDA starts."""
     max_age_seconds: Seconds = 0.0
-    """Claim nothing more after so long, or half of it at the least, and exit when what runs has ended; 0: no
-    limit."""
+    """Stop claiming after this many seconds, or a random share of them of at least half, and exit when
+    running attempts have ended; 0: no limit."""
 
     spare_browsers: Annotated[int, msgspec.Meta(ge=0, le=64)] = 1
     """Browsers that are kept started for the next attempts of tasks that need one; about 0.2 GiB each."""
@@ -61,14 +61,14 @@ class SandboxSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     creation_tries: Count = 3
     """Tries to create a sandbox before the attempt fails."""
     creation_jitter: Seconds = 0.0
-    """Seconds, at most, a creation waits first: set it where thousands start at once."""
+    """Maximum random delay in seconds before a creation, for fleets where thousands start at once."""
     max_memory: str = "16Gi"
-    """Most memory of a sandbox; doubling after an out-of-memory kill ends there."""
+    """Maximum memory of a sandbox: memory is doubled after an out-of-memory kill up to this."""
     output_limit: Size = OUTPUT_LIMIT
     """Bytes kept of a command's output."""
     task_network: TaskNetwork = "never"
-    """Whether tasks whose published definition asks for a network, as most of Harbor's do, are refused, or
-    given what they ask for."""
+    """What becomes of tasks whose published definition asks for a network, as most of Harbor's do: `never`
+    refuses them, `as_asked` gives them one."""
 
     def __post_init__(self) -> None:
         parse_bytes(self.max_memory)  # raises InvalidQuantity
@@ -87,6 +87,6 @@ class JudgeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     temperature: Weight | None = 0.0
     """Sampling temperature; null: the default of the endpoint."""
     max_tokens: Count | None = None
-    """Tokens of one answer, at most."""
+    """Maximum tokens of one answer."""
     timeout_seconds: Seconds = 300.0
     """Seconds for one answer, with all tries."""

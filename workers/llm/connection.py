@@ -182,7 +182,7 @@ class EndpointConnection:
             source = self._settings.api_key_env
             fix = f"check the key in {source}" if source else "name the key's variable in api_key_env"
             said = without_key(body.message or body.type or "no message", self._key)
-            behind = "; a proxy may say so of a key of its own for the server behind it"
+            behind = "; or a proxy reports that its own key for the server behind it is wrong"
             return self._refusal(Meaning.REFUSED, f"answered {status}: {said}: {fix}{behind}")
         detail = f"answered {status}: {body.message or body.type or 'no message'}"
         if status == 404:

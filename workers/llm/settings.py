@@ -22,7 +22,7 @@ class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     completion: _Dollars
     """Price of completion tokens, reasoning included."""
     cached: _Dollars | None = None
-    """Price of prompt tokens read from the endpoint's cache; None: they cost as much as the others."""
+    """Price of prompt tokens read from the endpoint's cache; None: the same as other prompt tokens."""
 
 
 class EndpointSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,15 +36,16 @@ class EndpointSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     api_key_env: str | None = None
     """Name of the environment variable that holds the key; None: the endpoint wants no key."""
     concurrency: Count = 32
-    """Calls at once from this process, at most; 429 answers lower it for a while."""
+    """Maximum concurrent calls of this process; 429 answers lower it for a while."""
     max_tries: Count = 6
-    """Tries that connection errors and 5xx answers may cost a call while the endpoint answers others; 429
-    answers are bounded by time only. One that answers nobody rests, and costs no try."""
+    """Maximum tries of a call after connection errors and 5xx answers while the endpoint answers other calls;
+    429 answers are limited by time only. An endpoint that answers no call rests, which uses up no try."""
     stream: bool = False
-    """Ask for answers as streams, for an endpoint that serves long ones only so. The record is the same."""
+    """Request answers as streams, for an endpoint that serves long answers only this way. The record is the
+    same."""
     max_reply_bytes: Annotated[Count, Unit("bytes")] = 32 * 1024 * 1024
-    """Most bytes of a reply's body, unpacked. A completion that has begun and goes on beyond it counts as cut
-    off by its length; any other body as no answer."""
+    """Maximum bytes of a reply's body after decompression. A completion that has begun and goes on beyond it
+    counts as cut off by its length; any other body as no answer."""
     prices: dict[str, Price] = {}
     """Prices by model name, as asked for. A model that is not listed has an unknown cost, not a cost of
     zero."""
@@ -54,8 +55,8 @@ class EndpointSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     log-probabilities are asked for, `top_p` 1, `top_k` -1, `min_p` 0 and `repetition_penalty` 1 are sent with
     them, unless they are set here: tokens that train are sampled from the model itself."""
     reasoning_field: str | None = None
-    """Field of assistant messages in which earlier reasoning is sent; None: the one that the endpoint's own
-    answers have it in, empty: none, so that the model does not see its earlier reasoning again."""
+    """Field of assistant messages in which earlier reasoning is sent; None: the field in which the endpoint's
+    answers have it; empty: none, so that the model does not see its earlier reasoning."""
 
     def __post_init__(self) -> None:
         """Raises ValueError for an invalid address, and for a key in place of its variable's name."""

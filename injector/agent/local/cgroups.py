@@ -153,7 +153,8 @@ class Cgroups:
         """Remove the groups of this state directory, which must be empty."""
         self.clean()
         for parent in set(self.layout.parents.values()):
-            _remove(parent / self._name)
+            if (group := parent / self._name).exists():  # not on a read-only file system, as in a container
+                _remove(group)
 
     def _usable(self, controller: str) -> bool:
         parent = self.layout.parents.get(controller)

@@ -41,19 +41,23 @@ class Requirements:
 
 
 def inspect(state: Path) -> Requirements:
-    """Check the machine; a child process tries an overlay mount with its upper layer in `state`."""
+    """Check the machine; a child process tries an overlay mount with its changes in `state`, or in the first
+    directory above it that exists."""
     problems: list[str] = []
+    kind = filesystem(nearest(state))
     machine = os.uname().machine
     if sys.platform != "linux" or machine not in seccomp.REFUSED:
         problems.append(
             f"local sandboxes need Linux on x86_64 or aarch64, this is {sys.platform} on {machine}"
         )
     if os.geteuid() == 0 and not kernel.may_mount():
+        volume = f" and a volume for the state directory (`--volume orchard:{state}`)"
         problems.append(
-            "this root lacks CAP_SYS_ADMIN: start the container with `--privileged`, or use a sandbox "
-            "service elsewhere (`--sandbox http://HOST:PORT`)"
+            f"this root lacks CAP_SYS_ADMIN: start the container with `--privileged`"
+            f"{volume if kind == 'overlay' else ''}, or use a sandbox service elsewhere "
+            "(`--sandbox http://HOST:PORT`)"
         )
-    elif complaint := _overlay_complaint(state):
+    elif complaint := _overlay_complaint(state, kind):
         problems.append(complaint)
     return Requirements(
         slirp=shutil.which("slirp4netns") or "",
@@ -67,7 +71,23 @@ _CHROOT = (
 )
 
 
-def _overlay_complaint(state: Path) -> str:
+def nearest(directory: Path) -> Path:
+    """The directory, or the first above it that exists."""
+    return next(each for each in (directory, *directory.parents) if each.exists())
+
+
+def filesystem(path: Path) -> str:
+    """Type of the file system that an existing path is on, such as `ext4`."""
+    path = path.resolve()
+    found = {}
+    for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
+        before, _, after = line.partition(b" - ")
+        point = Path(os.fsdecode(before.split()[4].decode("unicode_escape").encode("latin-1")))
+        found[point] = os.fsdecode(after.split()[0])  # what was mounted last on a point is what is seen
+    return next((found[each] for each in (path, *path.parents) if each in found), "an unknown file system")
+
+
+def _overlay_complaint(state: Path, kind: str) -> str:
     """Say why no overlay can be mounted with its changes in `state`; empty when one can."""
     script = (
         "import sys; from pathlib import Path\n"
@@ -81,7 +101,7 @@ def _overlay_complaint(state: Path) -> str:
         "base = Path(sys.argv[1])\n"
         "overlay.mount(base / 'root', [base / 'lower'], upper=base / 'upper', work=base / 'work')\n"
     )
-    with tempfile.TemporaryDirectory(prefix="probe-", dir=state) as place:
+    with tempfile.TemporaryDirectory(prefix="probe-", dir=nearest(state)) as place:
         for name in ("lower", "upper", "work", "root"):
             Path(place, name).mkdir()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -98,7 +118,9 @@ def _overlay_complaint(state: Path) -> str:
     _, unfit, sentence = reason.partition("MachineUnfit: ")
     if unfit:
         return sentence
+    reason = reason.partition("] ")[2].partition(": ")[0] or reason  # OSError: [Errno N] REASON: PATH
+    volume = f" (in a container on a volume: `--volume orchard:{state}`)" if kind == "overlay" else ""
     return (
-        f"an overlay cannot be mounted with its changes in {state} ({reason}): put the state directory on a "
-        "file system such as ext4, xfs or tmpfs, not on an overlay"
+        f"an overlay cannot be mounted with its changes in {state}, which is on {kind} ({reason}): put the "
+        f"state directory on a file system such as ext4, xfs or tmpfs{volume}"
     )

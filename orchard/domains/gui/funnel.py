@@ -33,9 +33,7 @@ def register(app: typer.Typer) -> None:
 
 def funnel(
     context: typer.Context,
-    out: Annotated[
-        Path, typer.Option(help="Folder of what is kept and why the rest is not.", file_okay=False)
-    ],
+    out: Annotated[Path, typer.Option(help="Folder for the kept and the dropped rows.", file_okay=False)],
     rows: Annotated[
         list[Path] | None, typer.Argument(help="The pool: .jsonl or .parquet rows.", show_default=False)
     ] = None,
@@ -65,7 +63,7 @@ def funnel(
     strict: Strict = False,
     skip_malformed: SkipMalformed = False,
 ) -> None:
-    """Filter web tasks by the five stages of the paper's appendix E. Goes on after a break.
+    """Filter web tasks by the five stages of the paper's appendix E. Run it again to resume.
 
     Evaluation overlap; parents only; WebVoyager intents; popular sites with two tasks or more; near
     duplicates by embedding. Each dropped task has its reason in `dropped-PURPOSE.jsonl`; what is kept is in

@@ -93,7 +93,7 @@ def judge(
     endpoint: Annotated[
         str | None, typer.Option(help="Endpoint.", show_default="judge.endpoint of the configuration")
     ] = None,
-    slots: Annotated[int, typer.Option(help="Rollouts at once in this process.", min=1)] = 8,
+    slots: Annotated[int, typer.Option(help="Maximum concurrent rollouts in this process.", min=1)] = 8,
     max_cost: Annotated[
         float | None,
         typer.Option(help="Cost of the calls in USD at which no further rollout is begun.", min=0.0),
@@ -102,7 +102,7 @@ def judge(
 ) -> None:
     """Judge rollouts of browser agents again, without running them, and measure judges against graders.
 
-    Old rewards stay; verdicts are in the view `judgements`. It goes on after a break. A judge that is down
+    Old rewards stay; verdicts are in the view `judgements`. Run it again to resume. A judge that is down
     leaves rollouts without a verdict, and the same command asks about those again. `agreement` compares
     verdicts with the rewards that graders without a judge gave. For example:
 

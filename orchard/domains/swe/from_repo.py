@@ -32,7 +32,9 @@ def register(app: typer.Typer) -> None:
         statement_file: Annotated[
             Path | None, typer.Option(help="File with the statement.", exists=True, dir_okay=False)
         ] = None,
-        task_id: Annotated[str, typer.Option("--id", help="Of the task.", show_default="NAME-COMMIT")] = "",
+        task_id: Annotated[
+            str, typer.Option("--id", help="Id of the task.", show_default="NAME-COMMIT")
+        ] = "",
         image: Annotated[
             str, typer.Option(help="Image with all that the tests need.", show_default="made of this machine")
         ] = "",
@@ -58,8 +60,8 @@ def register(app: typer.Typer) -> None:
         """Make a task of a commit in a git repository, and prove it.
 
         The commit is split into tests and solution. The tests run before and after the solution, in a
-        sandbox: some come to pass by it (fail-to-pass), others must stay (pass-to-pass). The grader that
-        judges rollouts then proves the task. For example:
+        sandbox: those that it repairs are fail-to-pass, those that pass before and after it pass-to-pass. The
+        grader that judges rollouts then proves the task. For example:
 
             orchard tasks from-repo ./calculator --tests "pytest -q" --gold 1f3c2a9
             orchard tasks from-repo . --tests "pytest -q" --base v1.2 --gold v1.3

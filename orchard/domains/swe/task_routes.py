@@ -45,15 +45,23 @@ def import_rows(
     words: Sequence[str],
     strict: bool,
     *,
-    family: Annotated[Family | None, typer.Option(help="Found by the columns unless given.")] = None,
+    family: Annotated[
+        Family | None, typer.Option(help="Family of the rows; found by their columns unless given.")
+    ] = None,
     test_command: Annotated[
-        str, typer.Option(help="Runs the tests, for rows with no column test_command; {tests}: their files.")
+        str,
+        typer.Option(
+            help="Command that runs the tests, for rows without a column test_command; {tests}: their files."
+        ),
     ] = "",
     parser: Annotated[
-        str, typer.Option(help="Reads its output, for rows with no column log_parser.", show_default="pytest")
+        str,
+        typer.Option(
+            help="Parser of its output, for rows without a column log_parser.", show_default="pytest"
+        ),
     ] = "",
     image: Annotated[
-        str, typer.Option(help="For rows with no column image_name; {instance_id}: the row's.")
+        str, typer.Option(help="Image for rows without a column image_name; {instance_id}: the row's.")
     ] = "",
     workdir: Annotated[str, typer.Option(help="The repository in the image.", show_default="/testbed")] = "",
     source: Annotated[

@@ -101,8 +101,8 @@ class Environments:
 
 
 def applies(requirement: str) -> bool:
-    """Whether this Python needs a requirement: pip skips it where its marker is false, so that without it more
-    releases share an image. pip itself is to refuse what is no requirement."""
+    """Whether this Python needs a requirement: pip skips it where its marker is false, so that more releases
+    share an image. pip itself is to refuse what is no requirement."""
     try:
         marker = Requirement(requirement).marker
     except InvalidRequirement:

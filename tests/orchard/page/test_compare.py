@@ -181,7 +181,7 @@ async def test_every_page_answers(store: Path) -> None:
 async def test_changes_need_the_token_and_a_form_of_the_page(store: Path) -> None:
     async with served(store) as url, aiohttp.ClientSession(url) as http:
         async with http.get("/do/pause?of=first") as reply:
-            assert "with the token first" in await reply.text()
+            assert "This needs the token" in await reply.text()
         form, mine = {"of": "first"}, {"Origin": url}
         async with http.post("/do/pause", data=form, headers=mine) as reply:
             assert reply.status == 403

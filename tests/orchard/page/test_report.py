@@ -170,7 +170,7 @@ async def test_a_comparison_shows_each_task_that_was_gained_or_lost(tmp_path: Pa
     assert len(beside) == len(gained + lost) and made.rollouts == 2 * len(beside)
     assert all(f">t{number}<" in front for number in gained + lost)
     assert all(
-        "they part in" in page.read_text() or "the same in every" in page.read_text() for page in beside
+        "first difference" in page.read_text() or "identical in every" in page.read_text() for page in beside
     )
     assert not any(KEY in file.read_text() for file in out.rglob("*.html"))
     assert made.secrets.keys() == {*(f"beside/{n}.html" for n in range(6))} | {

@@ -32,14 +32,14 @@ async def test_two_rollouts_turn_by_turn(tmp_path: Path, serve: Serve) -> None:
                 return await reply.text()
 
         html = await page(f"/beside?a={a[:8]}&b={b}")
-        assert "they part in turn 3" in text_of(html)
+        assert "first difference: turn 3" in text_of(html)
         turns = re.findall(r'<article class="beside" id="turn-(\d+)"', html)
         assert list(map(int, turns)) == list(range(20))
         assert html.count("identical in both") == 3, "the first messages, and turns 1 and 2"
         assert "left 16" in html and "right 16" in html and "left 17" not in html
         html = await page(f"/beside?a={a}&b={b}&turn=27")
         assert "left 22" in html and "right 36" in html
-        assert html.count("ended before") == 14, "turns 26 to 39 are of the right one alone"
+        assert html.count("already ended") == 14, "turns 26 to 39 are of the right one alone"
         html = await page(f"/beside?a={a}&b={b}&turn=40")
         assert "right 37" in html and 'id="next"' not in html and f"/beside?a={a}&amp;b={b}" in html
         assert f"/beside?a={a}&amp;b={b}" in await page(f"/rollouts/{a}"), "the way there"

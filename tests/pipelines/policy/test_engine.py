@@ -1,16 +1,16 @@
 """The engine: equal to `transformers`, deterministic whatever else is in the batch, weights exchanged."""
 
+import copy
 import threading
 
 import pytest
 import torch
 
 from orchard.pipelines.models.directories import load_model
-from orchard.pipelines.models.errors import ModelError
 from orchard.pipelines.models.tiny import ModelShape, new_model
 from orchard.pipelines.policy.engine import EngineSettings, GenerationEngine, Overloaded, Stopping
 from orchard.pipelines.policy.sampling import Sampling, choose
-from orchard.pipelines.policy.weights import Qwen3, load_weights
+from orchard.pipelines.policy.weights import ServedModel, load_weights
 from orchard.schemas.messages import VersionRun
 from tests.pipelines.policy.small_models import SHAPE, sharp
 
@@ -18,8 +18,8 @@ CPU = torch.device("cpu")
 PATIENCE = 60
 
 
-def weights_of(model) -> Qwen3:
-    return Qwen3(model.config, {name: tensor.detach().clone() for name, tensor in model.state_dict().items()})
+def weights_of(model) -> ServedModel:
+    return ServedModel(copy.deepcopy(model))
 
 
 @pytest.fixture
@@ -268,13 +268,6 @@ def test_a_failure_in_the_thread_reaches_everyone_who_waits(engine):
 def test_impossible_prompts_are_refused(engine, prompt, says):
     with pytest.raises(ValueError, match=says):
         engine().submit(prompt, Sampling(max_tokens=1))
-
-
-def test_only_plain_qwen3_is_served():
-    config = new_model(SHAPE, vocabulary=300, seed=0).config
-    config.layer_types = ["sliding_attention", "full_attention"]
-    with pytest.raises(ModelError, match="vLLM or SGLang"):
-        Qwen3(config, {})
 
 
 def frequencies(sampling: Sampling, logits: torch.Tensor, count: int = 4000) -> list[float]:

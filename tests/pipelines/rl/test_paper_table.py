@@ -24,7 +24,7 @@ def lines() -> Iterator[tuple[str, str, str, str, str]]:
     for kind, start in (
         ("sft", "\nFine-tuning ("),
         ("dataset", "\nDatasets ("),
-        ("rl", "\nReinforcement learning ("),
+        ("rl", "\nReinforcement learning (sec"),
     ):
         table = text[text.index(start) :].split("\n\n")[1]
         for row in table.splitlines()[2:]:

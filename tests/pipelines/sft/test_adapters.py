@@ -16,6 +16,7 @@ from orchard.pipelines.sft.adapters import add_adapter
 from orchard.pipelines.sft.metrics import read_steps
 from orchard.pipelines.sft.settings import Lora, SftSettings, TrainingError, settings_from, settings_hash
 from orchard.pipelines.sft.trainer import ADAPTED, CHECKPOINTS, METRICS, MODEL, train
+from tests.pipelines.moe import tiny_moe
 from tests.pipelines.sft.small_runs import SHAPE, VOCABULARY
 
 IDS = torch.arange(24)[None] % VOCABULARY
@@ -121,3 +122,31 @@ def test_a_run_of_before_there_were_adapters_keeps_its_hash():
     settings = SftSettings(dataset="d", out="o", model="m")
     assert settings_hash(settings) == "fc485c3142887bacb428ac22"
     assert settings_hash(msgspec.structs.replace(settings, lora=Lora())) != settings_hash(settings)
+
+
+def test_experts_get_adapters_that_merge_into_them(adapted, tmp_path):
+    save_model(tiny_moe(VOCABULARY), tmp_path / "moe")
+    plain = adapted("plain", model=str(tmp_path / "moe"), tokenizer=str(tmp_path / "tokenizer"))
+    settings = msgspec.structs.replace(plain, out=str(tmp_path / "experts"), lora=Lora(rank=2, experts=True))
+    assert settings_hash(settings) != settings_hash(plain)
+    result = train(settings)
+    base, merged = load_model(tmp_path / "moe"), load_model(result)
+    changed = {
+        name
+        for name, weight in merged.named_parameters()
+        if not torch.equal(weight, base.get_parameter(name))
+    }
+    assert {name.rpartition(".")[2] for name in changed if ".experts." in name} == {
+        "gate_up_proj",
+        "down_proj",
+    }
+    with torch.no_grad():
+        by_peft = PeftModel.from_pretrained(base, str(Path(settings.out) / ADAPTED))(IDS).logits
+        torch.testing.assert_close(by_peft, merged(IDS).logits, rtol=0, atol=1e-5)
+    with pytest.raises(ModelError, match="has no experts: leave"):
+        add_adapter(new_model(SHAPE, vocabulary=VOCABULARY, seed=3), Lora(experts=True), base="m", seed=0)
+
+
+def test_runs_whose_adapter_leaves_experts_alone_keep_their_hash():
+    given = {"dataset": "d", "out": "o", "model": "m", "context": 100, "lora": {"rank": 4}}
+    assert settings_hash(settings_from(given)) == "fc02a167117e0bea80732668"
