@@ -227,6 +227,8 @@ def reader(tmp_path: Path, model: StandIn) -> Iterator[Reader]:
         one.environment.pop(name)
     yield one
     one.stop()
+    if (sandboxes := tmp_path / "sandboxes").exists():  # their agent outlives the service
+        one.bash(f"python -m orchard.injector.agent --state {sandboxes} --stop")
 
 
 def test_each_mark_of_a_block_is_one_that_is_known() -> None:
