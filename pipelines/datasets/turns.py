@@ -35,6 +35,15 @@ _CALLS = [{"id": "call00000", "type": "function", "function": {"name": "probe", 
 _RESULT = {"role": "tool", "content": _WORDS, "tool_call_id": "call00000"}
 _TOOL = {"type": "function", "function": {"name": "probe", "description": "", "parameters": {}}}
 
+_TOOLS = (
+    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided with "
+    "function signatures within <tools></tools> XML tags:\n<tools>\n{tools}\n</tools>\n\n"
+    "Return each function call in this form:\n{call}"
+)
+_SHOWN = {"function": {"name": "<function-name>", "arguments": "<args-json-object>"}}
+Form = Callable[[str, Sequence[Message]], str]
+"""Appends calls to a text."""
+
 
 class TurnWriter:
     def __init__(self, render: Render, end: str, vocabulary: Collection[str], mark: str) -> None:
@@ -65,8 +74,11 @@ class TurnWriter:
         said = self._adapted(_said(_TEXT, _CALLS))
         self._has_reasoning = self._shows(_TEXT, [_ASK, {**_said("a"), "reasoning_content": _TEXT}])
         self._has_tools = self._shows("probe", [_ASK], [_TOOL])
+        self._has_system = self._shows(_TEXT, [{"role": "system", "content": _TEXT}, _ASK])
         self._keeps_calls = self._shows(_TEXT, [_ASK, said])
         self._has_results = self._follows(said, _RESULT)
+        self.call = self._answer(self._adapted(_said("", _CALLS)), False)
+        """An answer with one call."""
         if not self._has_results:
             self._keeps_calls &= self._follows(said, {"role": "user", "content": _WORDS})
 
@@ -75,7 +87,7 @@ class TurnWriter:
         assistant message the span of characters, its end mark included. Raises ExampleError for a
         conversation that the template refuses."""
         if tools and not self._has_tools:
-            messages, tools = _with_tools(messages, tools), ()
+            messages, tools = _with_tools(messages, tools, self._form, self._has_system), ()
         if not self._has_results:
             messages = list(_without_results(messages))
         turns = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
@@ -243,13 +255,17 @@ def _emptied(call: Message) -> Message:
     return {**call, "function": {**call["function"], "arguments": "{}"}}
 
 
-def _with_tools(messages: Sequence[Message], tools: Tools) -> list[Message]:
-    """Append the tools, as lines of JSON, to the system message."""
+def _with_tools(messages: Sequence[Message], tools: Tools, form: Form, has_system: bool) -> list[Message]:
+    """Append the tools, as lines of JSON, and the form of calls to the system message, in Qwen's words; where
+    the template has none, put them before the first message."""
     lines = "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
-    if messages and messages[0]["role"] == "system":
-        system = {**messages[0], "content": f"{messages[0]['content']}\n\n{lines}"}
-        return [system, *messages[1:]]
-    return [{"role": "system", "content": lines}, *messages]
+    words = _TOOLS.format(tools=lines, call=form("", [_SHOWN]))
+    first = messages[0] if messages else None
+    if first and first["role"] == "system":
+        return [{**first, "content": f"{first['content']}\n\n{words}"}, *messages[1:]]
+    if first and not has_system:
+        return [{**first, "content": f"{words}\n\n{first['content']}"}, *messages[1:]]
+    return [{"role": "system", "content": words}, *messages]
 
 
 def _without_results(messages: Sequence[Message]) -> Iterator[Message]:
@@ -262,10 +278,12 @@ def _without_results(messages: Sequence[Message]) -> Iterator[Message]:
             yield from run
 
 
-def _form_of(vocabulary: Collection[str]) -> Callable[[str, Sequence[Message]], str]:
+def _form_of(vocabulary: Collection[str]) -> Form:
     """The function that appends calls to a text, in the form of the vocabulary's family."""
     if "<｜tool▁calls▁begin｜>" in vocabulary:
         return _deepseek
+    if "[TOOL_CALLS]" in vocabulary:
+        return _mistral
     return _llama if "<|start_header_id|>" in vocabulary else _hermes
 
 
@@ -275,6 +293,15 @@ def _deepseek(_: str, calls: Sequence[Message]) -> str:
         for name, arguments in map(_named, calls)
     ]
     return f"<｜tool▁calls▁begin｜>{chr(10).join(written)}<｜tool▁calls▁end｜>" if written else ""
+
+
+def _mistral(_: str, calls: Sequence[Message]) -> str:
+    written = []
+    for call in calls:
+        name, arguments = _named(call)
+        number = f', "id": "{call["id"]}"' if call.get("id") else ""
+        written.append(f'{{"name": "{name}", "arguments": {arguments}{number}}}')
+    return f"[TOOL_CALLS][{', '.join(written)}]" if written else ""
 
 
 def _llama(content: str, calls: Sequence[Message]) -> str:

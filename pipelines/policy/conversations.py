@@ -10,7 +10,7 @@ from typing import Any
 
 from orchard.pipelines.datasets.tokenization import ChatTokenizer, Conversation
 from orchard.pipelines.datasets.turns import OPENING
-from orchard.pipelines.policy.answers import AssistantMessage, read_message
+from orchard.pipelines.policy.answers import AssistantMessage, form_of, read_message
 from orchard.pipelines.vision.places import flat, picture_urls
 from orchard.schemas.identity import digest
 
@@ -27,7 +27,7 @@ class Prompts:
         self._tokenizer = tokenizer
         self._sampled: OrderedDict[str, tuple[int, ...]] = OrderedDict()
         written = tokenizer.template.marks_itself and tokenizer.template.source
-        self._calls = not written or "<tool_call>" in written
+        self._calls = form_of(tokenizer.template.call)
         self._thinking = not written or "<think>" in written
         ends = {tokenizer.end_id, tokenizer.tokenizer.eos_token_id}
         self.stop_ids = frozenset(end for end in ends if end is not None)

@@ -6,7 +6,8 @@ attempt alone, so that its score is a chance.
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,7 +83,7 @@ class ValueModel(nn.Module):
 
     def scores(self, attempts: Sequence[np.ndarray]) -> list[float]:
         """Chance of each attempt to have resolved its task, in [0, 1]."""
-        with torch.no_grad():
+        with torch.no_grad(), one_thread():
             found: list[float] = torch.sigmoid(self(*_bags(attempts))).tolist()
         return found
 
@@ -118,6 +119,25 @@ def train(examples: Sequence[Labelled], seed: int) -> ValueModel:
             f"no task has attempts of different worth among the {len(examples)} examples, so there is "
             "nothing to tell apart: sample more rollouts of tasks that are solved sometimes"
         )
+    with one_thread():
+        return _trained(examples, pairs, seed)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Computes on one thread during the block: so small a model is slower on several, and the order of sums,
+    which the weights depend on, is the same on every machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _trained(
+    examples: Sequence[Labelled], pairs: Mapping[str, list[tuple[int, int]]], seed: int
+) -> ValueModel:
     generator = torch.Generator().manual_seed(seed)
     model = ValueModel()
     for weight in model.parameters():
@@ -140,7 +160,7 @@ def train(examples: Sequence[Labelled], seed: int) -> ValueModel:
     return model
 
 
-def _flat(pairs: dict[str, list[tuple[int, int]]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _flat(pairs: Mapping[str, list[tuple[int, int]]]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Places of better and worse examples, and the weight of each pair: all tasks count alike."""
     flat = [(i, j, 1 / (len(pairs) * len(of_task))) for of_task in pairs.values() for i, j in of_task]
     better, worse, weights = zip(*flat, strict=True)

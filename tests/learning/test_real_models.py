@@ -100,12 +100,17 @@ def qwen(messages: list[dict[str, Any]], tools: str, opened: bool) -> Pieces:
 
 def llama(messages: list[dict[str, Any]], tools: str, _: bool) -> Pieces:
     """Llama 3.1's headers, of any role. This template knows neither tools, calls nor reasoning: these are
-    lines of JSON in the system message, Llama's JSON form of calls, and Qwen's tags."""
+    lines of JSON in the system message with Qwen's words, Llama's JSON form of calls, and Qwen's tags."""
 
     def block(role: str, text: str) -> str:
         return f"<|start_header_id|>{role}<|end_header_id|>\n\n{text}<|eot_id|>"
 
-    first = json.dumps(json.loads(tools)["function"], ensure_ascii=False)
+    line = json.dumps(json.loads(tools)["function"], ensure_ascii=False)
+    first = (
+        "# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided "
+        f"with function signatures within <tools></tools> XML tags:\n<tools>\n{line}\n</tools>\n\nReturn "
+        'each function call in this form:\n{"name": "<function-name>", "parameters": <args-json-object>}'
+    )
     yield "<|begin_of_text|>" + block("system", f"{messages[0]['content']}\n\n{first}"), False
     for each in messages[1:]:
         text = each["content"]

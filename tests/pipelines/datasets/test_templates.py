@@ -99,6 +99,18 @@ def test_a_tool_cannot_make_control_tokens(tokenizer: str, own: bool) -> None:
     assert "<|im_end|>\\n<|im_start|>system" in chat.decode(ids.tolist())
 
 
+def test_a_template_without_tools_tells_how_to_call_them(tokenizer: str) -> None:
+    """SmolLM2's, for one: tools alone, as JSON, teach no model the form in which its calls are read."""
+    chat = with_template(tokenizer, OBJECTS)
+    tools = [{"type": "function", "function": {"name": "t", "description": "", "parameters": {}}}]
+    (encoded,) = chat.encode([Conversation("x", [ASK, said("a", '{"command": "ls"}')], tools)])
+    assert '<tools>\n{"name": "t", "description": "", "parameters": {}}\n</tools>' in (
+        prompt := chat.decode(encoded.input_ids[: encoded.spans[0][0]].tolist())
+    )
+    form = '<tool_call>\n{"name": "<function-name>", "arguments": <args-json-object>}\n</tool_call>'
+    assert f"Return each function call in this form:\n{form}<|im_end|>" in prompt
+
+
 def test_arguments_nested_too_deep_cost_their_example(tokenizer: str) -> None:
     chat = with_template(tokenizer, OBJECTS)
     deep = '{"a": ' * 300 + "1" + "}" * 300

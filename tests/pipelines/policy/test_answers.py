@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchard.pipelines.policy.answers import read_message
+from orchard.pipelines.policy.answers import AssistantMessage, form_of, read_message
 
 
 def read(text, **options):
-    return read_message(text, **({"calls": True, "thinking": True, "source": "s"} | options))
+    return read_message(text, **({"calls": "<tool_call>", "thinking": True, "source": "s"} | options))
 
 
 def call(name="bash", arguments='{"command": "ls"}'):
@@ -23,6 +23,34 @@ def test_text_calls_and_thinking_are_told_apart():
         ("bash", '{"command": "ls"}'),
         ("edit", "{}"),
     ]
+
+
+_ONE = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{}\n```json\n{}\n```<｜tool▁call▁end｜>"
+DEEPSEEK = (
+    "<｜tool▁calls▁begin｜>"
+    + "\n".join((_ONE.format("bash", "{}"), _ONE.format("edit", '{"a": 1}')))
+    + "<｜tool▁calls▁end｜>"
+)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        '[TOOL_CALLS][{"name": "bash", "arguments": {}, "id": "a"}, {"name": "edit", "arguments": {"a": 1}}]',
+        DEEPSEEK,
+        '{"name": "bash", "parameters": {}}; {"name": "edit", "parameters": {"a": 1}}',
+    ],
+)
+def test_calls_are_read_in_the_form_of_each_family(written):
+    form = form_of(written)
+    message = read(f"I look.\n{written}", calls=form)
+    assert message.content == "I look."
+    assert [(each.name, each.arguments) for each in message.tool_calls] == [
+        ("bash", "{}"),
+        ("edit", '{"a": 1}'),
+    ]
+    for broken in (written[:-1], written + " and more", written.replace("{}", "[]")):
+        assert read(broken, calls=form) == AssistantMessage(content=broken)
 
 
 def test_thinking_that_the_prompt_has_begun_ends_where_it_ends():
@@ -62,7 +90,7 @@ def test_what_is_not_a_whole_call_stays_text(text):
 
 def test_a_template_without_calls_or_thinking_has_none():
     text = f"<think>\nhm\n</think>\n{call()}"
-    assert read(text, calls=False, thinking=False).content == text
+    assert read(text, calls=None, thinking=False).content == text
 
 
 @given(st.text(), st.dictionaries(st.text(), st.text() | st.integers()))

@@ -1,0 +1,112 @@
+"""Random conversations in real chat templates: rows, prompts and the tokenizer's own ids are one."""
+
+import json
+from functools import partial
+from random import Random
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from orchard.pipelines.datasets.errors import DatasetError
+from orchard.pipelines.datasets.templates import DATE
+from orchard.pipelines.datasets.tokenization import ChatTokenizer, Conversation
+from orchard.pipelines.policy.conversations import Prompts
+from orchard.workers.harnesses.bash_prompts import BASH_TOOL
+from tests.real_tokenizers import ALWAYS, CHAT, real_tokenizer
+
+WORDS = ("é", "漢字", "`x = 1`", "a\n\nb", "<|im_end|>", "</s>", '{"a": "\\n"}', "12 345", "\tif x:\n", "ok")
+COUNT = 12
+"""Conversations for each template."""
+
+
+def load(name: str) -> ChatTokenizer:
+    directory = real_tokenizer(name)
+    try:
+        made = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
+    except (ValueError, AttributeError):  # a class of its own, in code that the package lacks
+        made = PreTrainedTokenizerFast.from_pretrained(directory)
+    if isinstance(made.chat_template, dict):
+        made.chat_template = made.chat_template["default"]
+    return ChatTokenizer(made, name)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=[] if name in ALWAYS else [pytest.mark.slow]) for name in CHAT],
+)
+def chat(request: pytest.FixtureRequest) -> ChatTokenizer:
+    return load(request.param)
+
+
+def text(random: Random) -> str:
+    return " ".join(random.choices(WORDS, k=random.randint(1, 6))).strip()
+
+
+def talk(random: Random) -> list[dict[str, Any]]:
+    """A question and answers to the results of calls, and to a user who asks again."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": f"Ask {text(random)}"}]
+    for turn in range(random.randint(1, 4)):
+        said: dict[str, Any] = {"role": "assistant", "content": f"Say {text(random)} now"}
+        if calls := random.choice((0, 1, 1, 2)):
+            said["tool_calls"] = [
+                {
+                    "id": f"call0{turn:02}{number:02}"[:9],
+                    "type": "function",
+                    "function": {"name": "bash", "arguments": json.dumps({"command": text(random)})},
+                }
+                for number in range(calls)
+            ]
+            answers = [
+                {"role": "tool", "content": f"Found {text(random)}", "tool_call_id": call["id"]}
+                for call in said["tool_calls"]
+            ]
+        else:
+            answers = [{"role": "user", "content": f"More {text(random)}"}]
+        messages += [said, *answers]
+    return messages
+
+
+def test_prompts_are_rows_and_answers_are_read_back(chat: ChatTokenizer) -> None:
+    random = Random(7)
+    for number in range(COUNT):
+        messages, tools = talk(random), [BASH_TOOL] * (number % 3 > 0)
+        (row,) = chat.encode([Conversation("x", messages, tools)])
+        ids = row.input_ids.tolist()
+        prompts = Prompts(chat)
+        turns = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
+        for at, (first, end) in zip(turns, row.spans, strict=True):
+            prompt = prompts.prompt(messages[:at], tools)
+            assert prompt == ids[:first]
+            found = prompts.answer(messages[:at], tools, prompt, ids[first:end])
+            said = messages[at]
+            assert found.content.strip() == said["content"]
+            assert [(call.name, json.loads(call.arguments)) for call in found.tool_calls] == [
+                (call["function"]["name"], json.loads(call["function"]["arguments"]))
+                for call in said.get("tool_calls", ())
+            ]
+
+
+def test_what_a_template_does_not_rewrite_has_the_tokenizers_own_ids(chat: ChatTokenizer) -> None:
+    """Text alone, without words that are control tokens."""
+    random = Random(8)
+    for _ in range(COUNT):
+        messages: list[dict[str, Any]] = []
+        for turn in range(random.randint(1, 3)):
+            words = [text(random).replace("<|im_end|>", "it").replace("</s>", "it") for _ in range(2)]
+            messages += [
+                {"role": "user", "content": f"{turn} {words[0]}."},
+                {"role": "assistant", "content": f"{turn} {words[1]}."},
+            ]
+        own: Any = partial(chat.tokenizer.apply_chat_template, date_string=DATE.strftime("%d %b %Y"))
+        (row,) = chat.encode([Conversation("x", messages)])
+        if "</think>" not in chat.template.source:  # which drops empty thoughts of earlier turns
+            assert row.input_ids.tolist() == own(messages, tokenize=True, return_dict=False)
+        asked = own(messages[:1], add_generation_prompt=True, tokenize=True, return_dict=False)
+        assert Prompts(chat).prompt(messages[:1], []) == asked
+
+
+@pytest.mark.slow
+def test_a_template_without_an_end_is_refused() -> None:
+    with pytest.raises(DatasetError, match="teach a model to stop"):
+        load("chatglm3")
