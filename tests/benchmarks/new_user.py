@@ -88,6 +88,7 @@ class NewUser:
             "try": "orchard try --model my-model",
             "submit": "orchard submit first --model my-model --samples 3",
             "watch": "orchard watch first",
+            "install for training": "true" if self._installed else 'pip install --quiet -e ".[train]"',
             "tokenizer": "orchard dataset tokenizer --out tokenizers/first --vocab-size 400",
             "dataset build": "orchard dataset build dataset.toml --out datasets/first",
             "report": "orchard report first --out first.html",
