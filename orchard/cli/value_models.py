@@ -29,7 +29,7 @@ def train(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the split by task, and of the model.")] = 0,
 ) -> None:
-    """Train a small value model that scores finished attempts, for `orchard eval --best-of 8 --rerank`.
+    """Train a small value model of finished attempts, for `orchard eval report NAME --best-of 8 --rerank`.
 
     It reads what an attempt said, did and submitted, and neither tests nor known solutions. A fifth of the
     tasks does not train, and tells how well it orders attempts.

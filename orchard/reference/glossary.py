@@ -62,6 +62,7 @@ FIELDS: dict[str, str] = {
     "repo": "Repository of the task",
     "resolved": "Whether the task was solved; null without a grade",
     "reward": "+1 solved, -1 not; null without a grade",
+    "rubric_sha256": "Blob with the rubric",
     "rollout_id": "Id of the rollout: a hash of campaign, task, harness, model and sample",
     "rollouts": "Rollouts",
     "rows": "Rows",
