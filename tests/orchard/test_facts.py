@@ -159,7 +159,7 @@ WITHOUT_JSON = {
         values measure, rl run""",
     "writes files, and names them": """
         report, tasks funnel, dataset tokenizer, dataset export, dataset card, trajectories export,
-        rl export""",
+        rl export, values train""",
     "has `--format json`": "sql",
     "prints a text as it is: a log, TOML": "logs, config, eval published",
 }
