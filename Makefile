@@ -2,12 +2,13 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PRODUCT := $(VENV)/.product
 STAMP := $(VENV)/.installed
 LEARNING := $(VENV)/.learning
 
 .PHONY: quickstart test test-all test-adapters test-programs test-kubernetes kubernetes-binaries style lint bench bench-forgery bench-sandboxes soak chaos fleet demo-sft demo-rl demo-matrix demo-claw demo-gui manifests lock schemas up clean
 
-quickstart: $(STAMP) debian  ## the main job: synthesize tasks, run a campaign, show the results
+quickstart: $(PRODUCT) debian  ## the main job: synthesize tasks, run a campaign, show the results
 	$(BIN)/orchard quickstart $(ARGS)
 
 # Four processes on two cores: much of a test is waiting, for a disk, a lease or a process that starts.
@@ -105,7 +106,7 @@ schemas: $(STAMP)  ## write AsyncAPI, JSON Schema and docs/reference from the co
 	$(BIN)/python -m orchard.injector.orchestrator.openapi docs/schemas/openapi.json
 	$(BIN)/python -m orchard.cli.reference docs/reference
 
-up: $(STAMP) debian
+up: $(PRODUCT) debian
 	$(BIN)/orchard up $(ARGS)
 
 PIP := $(BIN)/python -m pip install --quiet
@@ -123,16 +124,24 @@ INSTALL := $(PIP) --constraint infra/constraints.txt
 # Its prompts and its loop; what it calls models with, and half a gigabyte more, no test needs.
 MINI_SWE_AGENT := $(INSTALL) --no-deps "mini-swe-agent>=2.4,<3"
 
+# Orchard itself, which is all that a user needs.
+$(PRODUCT): pyproject.toml infra/constraints.txt | $(BIN)/python
+	@echo "Installing Orchard into $(CURDIR)/$(VENV): about 650 MB, a minute or two ..."
+	$(INSTALL) --editable .
+	$(MINI_SWE_AGENT)
+	touch $@
+
+# What tests need beside.
 $(STAMP): pyproject.toml infra/constraints.txt | $(BIN)/python
 	$(INSTALL) --editable . --group dev
 	$(MINI_SWE_AGENT)
-	touch $@
+	touch $(PRODUCT) $@
 
 # torch and what comes with it, which the quick start does without, and whoever reads our datasets in tests.
 $(LEARNING): pyproject.toml infra/constraints.txt | $(BIN)/python
 	$(INSTALL) --editable ".[train]" --group dev --group consumers
 	$(MINI_SWE_AGENT)
-	touch $(STAMP) $@
+	touch $(PRODUCT) $(STAMP) $@
 
 # What local sandboxes need, and what some tests need beside: installed when we are root on Debian, else named.
 DEBIAN := bwrap:bubblewrap git:git patch:patch nsenter:util-linux slirp4netns:slirp4netns

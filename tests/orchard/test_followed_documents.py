@@ -41,7 +41,7 @@ MARKS = re.compile(
     rf"|needs: (?:{'|'.join(NEEDS)})|stands in: (?:{'|'.join(STAND_INS)})"
 )
 NEEDED, UP = "needs: ", "orchard up"
-QUICKSTART = "make -C clone --old-file=.venv/.installed quickstart"
+QUICKSTART = "make -C clone --old-file=.venv/.product quickstart"
 SMALLER = {
     "--limit 20": "--limit 2",
     "--max-tokens 512": "--max-tokens 16",
