@@ -64,8 +64,27 @@ def _real(found: Sequence[Record]) -> list[str]:
         lines.append(_row(f"{kind} tasks", [each for each in forgers if each.kind == kind], labels))
     for family in dict.fromkeys(each.family for each in sorted(forgers, key=lambda e: e.family)):
         lines.append(_row(family, [each for each in forgers if each.family == family], labels))
-    lines += [_row("**all**", forgers, labels), "", *_honest(found), *_single(found), *_wrong(found)]
+    lines += [
+        _row("**all**", forgers, labels),
+        "",
+        _bound(forgers),
+        "",
+        *_honest(found),
+        *_single(found),
+        *_wrong(found),
+    ]
     return lines
+
+
+def _bound(forgers: Sequence[Record]) -> str:
+    """Says what zero of so many leaves possible."""
+    none = [
+        f"{1 - 0.05 ** (1 / len(tried)):.1%} on `{label}`"
+        for label in LABELS
+        if (tried := [each for each in forgers if each.protected == label])
+        and not any(e.rewarded for e in tried)
+    ]
+    return f"Where none was forged, the rate is below {', '.join(none)} with 95 % confidence." if none else ""
 
 
 def _tasks(tasks: dict[str, Record]) -> str:
@@ -144,7 +163,7 @@ def _layouts(found: Sequence[Record]) -> list[str]:
         "",
         "| layer | tricks |",
         "|---|---:|",
-        *(f"| {name} | {count} |" for name, count in Counter(e.layer for e in tricks).most_common()),
+        *(f"| {name} | {count} |" for name, count in Counter(_layer(e) for e in tricks).most_common()),
         "",
         "By family, on each layout forged of tried:",
         "",
@@ -171,4 +190,9 @@ def _layouts(found: Sequence[Record]) -> list[str]:
 def _cell(record: Record) -> str:
     if record.rewarded:
         return "rewarded" if record.group is Group.HONEST else "**forged**"
-    return f"**refused: {record.layer}**" if record.group is Group.HONEST else record.layer
+    return f"**refused: {_layer(record)}**" if record.group is Group.HONEST else _layer(record)
+
+
+def _layer(record: Record) -> str:
+    """What gave the outcome; `forged` is for the grader what fresh inputs tell from a repair."""
+    return "fresh inputs" if record.layer == "forged" else record.layer

@@ -11,7 +11,7 @@ from orchard.injector.client import AsyncSandboxClient
 from orchard.pipelines.domains.swe.packages import PackageCache
 from orchard.pipelines.tasks.sandboxes import open_sandbox
 from orchard.schemas.outcomes import Reward
-from orchard.workers.domains.swe.verdict import PASSING
+from orchard.workers.domains.swe.verdict import MISSING, PASSING
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.graders import grade
 from tests.forgery.real.forgers import FORGERS
@@ -82,7 +82,8 @@ class RealBench:
             return record
         for _ in range(TRIES):
             plain = await self._grade(job, published=True)
-            laxer = {test for test in plain.tests if _passes(reward, test) and not _passes(plain, test)}
+            reached = {test for test, status in plain.tests.items() if status != MISSING or _ended(plain)}
+            laxer = {test for test in reached if _passes(reward, test) and not _passes(plain, test)}
             stricter = {test for test in plain.tests if _passes(plain, test) and not _passes(reward, test)}
             if record.plain is not None:
                 laxer &= set(record.laxer)
@@ -147,6 +148,11 @@ class RealBench:
 
 def _passes(reward: Reward, test: str) -> bool:
     return reward.tests.get(test) in {*PASSING, "SKIPPED"}
+
+
+def _ended(plain: Reward) -> bool:
+    """Whether the tests alone ran to their end; where they hang, those behind have no verdict."""
+    return "never end" not in plain.detail
 
 
 def _compared(record: Record, plain: Reward, laxer: set[str], stricter: set[str]) -> Record:
