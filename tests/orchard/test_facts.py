@@ -196,3 +196,8 @@ def test_the_log_of_a_process_is_found_by_its_name(tmp_path: Path) -> None:
     assert "no log for process 'writr' in" in str(refused) and "available logs: worker-1, writer" in str(
         refused
     )
+
+
+def test_a_misspelt_command_gets_the_nearest_suggested() -> None:
+    told = CliRunner().invoke(app, ["submitt"])
+    assert told.exit_code == 2 and "Did you mean 'submit'?" in told.stderr
