@@ -52,7 +52,8 @@ def hints(view: CampaignView, pipeline: PipelineView) -> list[str]:
 def abort_hints(view: CampaignView) -> list[str]:
     """Why rollouts were aborted and what to do, unless a pause says it already."""
     sentence = abort_sentence(view.reasons, view.name)
-    said = view.state is State.CANCELLED or (view.reasons and view.reasons[0].detail in view.reason)
+    paused = view.state is State.PAUSED and view.reasons and view.reasons[0].detail in view.reason
+    said = view.state is State.CANCELLED or paused
     return [f"{view.name}: {sentence}"] if sentence and not said else []
 
 

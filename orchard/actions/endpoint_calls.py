@@ -174,7 +174,11 @@ class EndpointCalls:
         said = self._quoted(told.message or told.type or "no message")
         if status in (401, 403):
             variable = self._settings.api_key_env
-            fix = f"check the key in {variable}" if variable else "name the key's variable in api_key_env"
+            fix = (
+                f"check the key in {variable}"
+                if variable
+                else "set api_key_env to the variable that holds your key"
+            )
             return CallFailed(f"answered {status}: {without_key(said, self._key)}: {fix}", kind, status)
         return CallFailed(f"answered {status}: {said}", kind, status)
 

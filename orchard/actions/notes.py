@@ -18,6 +18,8 @@ TEXT = 20_000
 """Maximum characters of a note."""
 LABELS = 20
 """Maximum number of labels or tags that one event gives or removes."""
+ID = 4
+"""Minimum characters of a rollout id where something is written."""
 _LABEL = re.compile(r"[\w.:/-]{1,60}")
 
 
@@ -54,6 +56,35 @@ def checked(note: RolloutNoted) -> RolloutNoted:
         score=note.score,
         turn=note.turn,
     )
+
+
+def check_target(tables: duckdb.DuckDBPyConnection, word: str) -> None:
+    """Raises ConfigError for a word that is too short or is a campaign's name: a note would go to a rollout
+    that nobody meant."""
+    if one(tables, "select 1 from campaigns where campaign = $name", {"name": word}) is not None:
+        raise ConfigError(f"{word} is a campaign: notes go on rollouts; a campaign takes --tag")
+    if len(word) < ID:
+        raise ConfigError(
+            f"{word!r} is too short for a note: give at least {ID} characters of the rollout's id"
+        )
+
+
+def check_turn(tables: duckdb.DuckDBPyConnection, rollout_id: str, turn: int | None) -> None:
+    """Raises ConfigError for a turn beyond those of every attempt at the rollout."""
+    query = "select max(turn) as last from tables.messages_all where rollout_id = $id"
+    found = one(tables, query, {"id": rollout_id})
+    last = found["last"] if found else None
+    if turn is not None and last is not None and turn > last:
+        raise ConfigError(f"the rollout has no turn {turn}: its last is {last}")
+
+
+def check_removed(tables: duckdb.DuckDBPyConnection, campaign: str, removed: tuple[str, ...]) -> None:
+    """Raises ConfigError for a tag that the campaign does not have."""
+    found = one(tables, "select tags from campaigns where campaign = $name", {"name": campaign})
+    tags = found["tags"] if found else []
+    if missing := [tag for tag in removed if tag not in tags]:
+        there = ", ".join(tags) or "none"
+        raise ConfigError(f"{campaign} has no tag {', '.join(missing)}; its tags: {there}")
 
 
 def campaign_of(tables: duckdb.DuckDBPyConnection, rollout_id: str) -> str:

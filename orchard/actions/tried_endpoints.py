@@ -22,7 +22,7 @@ from orchard.workers.llm.settings import EndpointSettings
 SECONDS = 60.0
 """Most seconds of each question of `submit`."""
 DOCTOR_SECONDS = 20.0
-_OTHERWISE = "or pass --no-try to submit all the same"
+_OTHERWISE = "use --no-try to submit anyway"
 
 
 def remember(directory: Path, settings: EndpointSettings, trial: Trial) -> None:
@@ -133,7 +133,7 @@ def _checked(trial: Trial, model: ModelSpec, tools: list[str]) -> list[str]:
     if trial.tools is False and tools:
         raise ConfigError(
             f"{tools[0]} needs tool calls, and {model.name} at endpoint {trial.endpoint!r} has none ({why}): "
-            f"use --harness {text_harness()}, {_OTHERWISE}"
+            f"use --harness {text_harness()}, or {_OTHERWISE}"
         )
     notes = [f"endpoint {trial.endpoint}: {each}" for each in _unlike(trial)]
     notes += [f"{model.name}: tool calls did not work ({why})"] if trial.tools is None and tools else []

@@ -4,6 +4,7 @@ All modules together take seconds to import, which nobody should wait for who as
 """
 
 import re
+from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from textwrap import dedent
@@ -127,6 +128,13 @@ class Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
         found = core_commands().get(cmd_name) or commands().get(cmd_name)
         return Listed(cmd_name, *found) if found else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Suggests the nearest command for one that does not exist."""
+        if args and self.get_command(ctx, args[0]) is None:
+            near = get_close_matches(args[0], commands(), 1)
+            ctx.fail(f"No such command '{args[0]}'." + (f" Did you mean '{near[0]}'?" if near else ""))
+        return super().resolve_command(ctx, args)
 
     def parse_args(self, context: Any, args: list[str]) -> list[str]:
         """Accepts the shared options anywhere on the command line."""

@@ -37,7 +37,9 @@ def register(app: typer.Typer) -> None:
             return
         if name not in known:
             there = ", ".join(known) or "none"
-            raise ConfigError(f"no process {name!r} has a log in {folder}: there is {there}")
+            raise ConfigError(f"no log for process {name!r} in {folder}; available logs: {there}")
+        if not known[name].stat().st_size:
+            typer.echo(f"{name} has logged nothing yet", err=True)
         with known[name].open(encoding="utf-8", errors="replace") as file:
             for line in deque(file, lines):
                 typer.echo(shown(line.rstrip("\n")))

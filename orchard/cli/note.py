@@ -6,7 +6,16 @@ from typing import Annotated
 
 import typer
 
-from orchard.actions.notes import add_note, campaign_of, known_campaign, labels_of, tag_campaign
+from orchard.actions.notes import (
+    add_note,
+    campaign_of,
+    check_removed,
+    check_target,
+    check_turn,
+    known_campaign,
+    labels_of,
+    tag_campaign,
+)
 from orchard.actions.rollout import find
 from orchard.actions.rollout_index import index_views
 from orchard.actions.session import Session
@@ -53,6 +62,7 @@ def register(app: typer.Typer) -> None:
                 raise ConfigError("tags are a campaign's, notes a rollout's: give them with two commands")
             with open_tables(session.config.store) as tables:
                 campaign = known_campaign(tables, rollout)
+                check_removed(tables, campaign, removed)
             waiting = asyncio.run(tag_campaign(session, campaign, author or _user(), tags, removed))
             typer.echo(f"tagged {campaign}" + (f"; {waiting}" if waiting else ""), err=True)
             return
@@ -66,7 +76,9 @@ def register(app: typer.Typer) -> None:
         )
         with open_tables(session.config.store) as tables:
             index_views(tables)
+            check_target(tables, rollout)
             name = find(tables, rollout)
+            check_turn(tables, name, turn)
             campaign = campaign_of(tables, name)
         waiting = asyncio.run(add_note(session, name, campaign, said))
         typer.echo(f"noted on {name}" + (f"; {waiting}" if waiting else ""), err=True)

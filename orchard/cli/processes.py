@@ -163,7 +163,12 @@ async def _up(config: Config) -> None:
         workers, slots = plural(config.up.workers, "worker"), plural(config.worker.slots, "slot")
         console.print(f"{workers} x {slots}. Ctrl-C drains and stops.")
 
-    greeting = asyncio.create_task(greet())
+    async def say_stopping() -> None:
+        await stop.wait()
+        console.print("stopping: running work ends or goes back to the queue")
+
+    telling = [asyncio.create_task(greet()), asyncio.create_task(say_stopping())]
     await supervisor.run(stop, ready)
-    greeting.cancel()
+    for task in telling:
+        task.cancel()
     console.print("stopped: unfinished work is on the queue and continues at the next `orchard up`")

@@ -60,7 +60,9 @@ def register(app: typer.Typer) -> None:
         if trial.problem:
             raise typer.Exit(1)
         if not as_json:
-            tokens = "tokens that it did not count" if trial.tokens is None else f"{trial.tokens} tokens"
+            tokens = (
+                "tokens that not every answer counted" if trial.tokens is None else f"{trial.tokens} tokens"
+            )
             cost = "" if trial.cost_usd is None else f", {trial.cost_usd:.6f} USD"
             console.print(f"The questions took {tokens}{cost}.")
             console.print(f"Continue with: {trial.command}", soft_wrap=True, highlight=False, markup=False)

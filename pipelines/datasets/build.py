@@ -7,7 +7,7 @@ hash is over the digests of rows in the order of the log, so shards and processe
 import multiprocessing
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from pathlib import Path
 
@@ -99,7 +99,7 @@ def build(
     manifest = _manifest(settings, state, reports, counts, tokenizer_sha256)
     manifest = msgspec.structs.replace(manifest, contaminated=contaminated)
     if not manifest.rows:
-        raise DatasetError(f"no example is left of {manifest.counts}: change the configuration's source")
+        raise DatasetError(_nothing_left(manifest.counts))
     for report in reports:
         if not report.rows:
             shard_path(out, report.index).unlink(missing_ok=True)
@@ -108,6 +108,22 @@ def build(
     write_manifest(out, manifest)
     _clean(out)
     return manifest
+
+
+def _nothing_left(counts: Mapping[str, int]) -> str:
+    """Says in words what became of the graded rollouts of a dataset without rows."""
+    graded = counts.get("graded", 0)
+    if not graded:
+        return "no example is left: no graded rollout matches: change [source]"
+    said = [
+        f"{number:,} {name.removeprefix('dropped_').replace('_', ' ')}"
+        for name, number in counts.items()
+        if number and name != "graded"
+    ]
+    return (
+        f"no example is left of {graded:,} graded rollouts ({', '.join(said)}): change the settings of "
+        "[source], [selection] or [filters] that left them out"
+    )
 
 
 def _clean(out: Path) -> None:

@@ -1,5 +1,6 @@
 """Why rollouts were aborted: the commonest detail, and what to do about it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -54,6 +55,8 @@ def test_a_pause_that_says_the_reason_is_not_followed_by_it_again() -> None:
     runs = CampaignView("c", 9, State.RUNNING, outcomes, reasons=reasons)
     assert ["aborted," in hint for hint in hints(paused, PipelineView())] == [False]
     assert ["5 aborted, llm_refused" in hint for hint in hints(runs, PipelineView())] == [True]
+    over = replace(paused, size=5, state=State.FINISHED)
+    assert ["5 aborted, llm_refused" in hint for hint in hints(over, PipelineView())] == [True]
 
 
 def aborted(author: Author, sample: int, detail: str) -> list[Event]:

@@ -189,5 +189,15 @@ def test_the_log_of_a_process_is_found_by_its_name(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, run).output == "writer\n"
     shown = CliRunner().invoke(app, [*run, "writer", "--lines", "3"]).output
     assert shown.splitlines() == ["line 498", "line 499", "\\x1b[2J"]
+    (folder / "worker-1.log").touch()
+    empty = CliRunner().invoke(app, [*run, "worker-1"])
+    assert (empty.stdout, empty.stderr) == ("", "worker-1 has logged nothing yet\n")
     refused = CliRunner().invoke(app, [*run, "writr"]).exception
-    assert "no process 'writr' has a log" in str(refused) and "there is writer" in str(refused)
+    assert "no log for process 'writr' in" in str(refused) and "available logs: worker-1, writer" in str(
+        refused
+    )
+
+
+def test_a_misspelt_command_gets_the_nearest_suggested() -> None:
+    told = CliRunner().invoke(app, ["submitt"])
+    assert told.exit_code == 2 and "Did you mean 'submit'?" in told.stderr

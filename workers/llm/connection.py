@@ -180,9 +180,13 @@ class EndpointConnection:
     def _status_refusal(self, status: int, body: ErrorBody, model: str, asked: float | None) -> FailedRequest:
         if status in (401, 403):
             source = self._settings.api_key_env
-            fix = f"check the key in {source}" if source else "name the key's variable in api_key_env"
+            fix = (
+                f"check the key in {source}"
+                if source
+                else "set api_key_env to the variable that holds your key"
+            )
             said = without_key(body.message or body.type or "no message", self._key)
-            behind = "; or a proxy reports that its own key for the server behind it is wrong"
+            behind = "; behind a proxy, its own key for the server may be wrong"
             return self._refusal(Meaning.REFUSED, f"answered {status}: {said}: {fix}{behind}")
         detail = f"answered {status}: {body.message or body.type or 'no message'}"
         if status == 404:

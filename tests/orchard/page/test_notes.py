@@ -97,6 +97,12 @@ async def test_a_note_of_the_page_and_of_the_command(tmp_path: Path) -> None:
         words = [name[:8], "saw it too", "--label", "seen", "--remove-label", "lazy", "--as", "Bob"]
         done = await asyncio.to_thread(CliRunner().invoke, app, words, obj=session)
         assert (done.exit_code, done.output) == (0, f"noted on {name}\n")
+        for wrong_words, why in (
+            ([name[:3], "x"], "at least 4 characters"),
+            ([name, "x", "--turn", "99"], "the rollout has no turn 99: its last is"),
+        ):
+            done = await asyncio.to_thread(CliRunner().invoke, app, wrong_words, obj=session)
+            assert isinstance(done.exception, ConfigError) and why in str(done.exception)
         for query, found in (
             ("label=good-plan", 1),
             ("label=lazy", 0),
@@ -162,6 +168,12 @@ async def test_tags_of_the_page_and_of_the_command(tmp_path: Path) -> None:
         assert (done.exit_code, done.output) == (0, "tagged first\n")
         done = await asyncio.to_thread(CliRunner().invoke, app, [*words, "--score", "1"], obj=session)
         assert isinstance(done.exception, ConfigError)
+        for refused, why in (
+            (["first", "a note"], "first is a campaign: notes go on rollouts; a campaign takes --tag"),
+            (["first", "--remove-tag", "nothere"], "first has no tag nothere; its tags: baseline, kept"),
+        ):
+            done = await asyncio.to_thread(CliRunner().invoke, app, refused, obj=session)
+            assert isinstance(done.exception, ConfigError) and str(done.exception) == why
         for query, shown in (("", True), ("?tag=kept", True), ("?tag=nightly", False)):
             async with http.get(f"/{query}") as reply:
                 html = await reply.text()

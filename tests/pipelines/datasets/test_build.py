@@ -222,8 +222,11 @@ async def test_filters_are_counted(keep, author, tokenizer: str, tmp_path: Path)
     oracle = CandidateSource(model_kinds=(ModelKind.ORACLE,), truncated=False)
     assert build(store, settings(tokenizer, source=oracle), tmp_path / "oracle").rows == 1
     nothing = CandidateSource(campaigns=("other",))
-    with pytest.raises(DatasetError, match="no example is left"):
+    with pytest.raises(DatasetError, match="no graded rollout matches"):
         build(store, settings(tokenizer, source=nothing), tmp_path / "nothing")
+    short = settings(tokenizer, filters=Filters(max_tokens=1))
+    with pytest.raises(DatasetError, match=r"left of 8 graded rollouts \(.*\d too long"):
+        build(store, short, tmp_path / "short")
 
 
 async def test_a_rollout_whose_answer_did_not_come_trains_only_where_that_is_asked_for(
