@@ -94,7 +94,7 @@ class CampaignWatch:
                     )
                 return Overview(now.campaigns, now.pipeline, self._tables.reached, 0)
             except (StreamsError, TimeoutError) as error:
-                log.warning("the queues cannot be read just now: %s", error or "no answer")
+                log.warning("the queues cannot be read just now: %s", str(error) or type(error).__name__)
         campaigns = await self._tables.ask(recorded, INDEXED)
         return Overview(campaigns, None, self._tables.reached, 0)
 

@@ -5,12 +5,14 @@ the newest ones, and the page says so.
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import duckdb
 
+from orchard.actions.abort_reasons import FORM, remedy, shortened
 from orchard.actions.attempt_ranges import QueryRange
 from orchard.page.folder import KEY
 from orchard.storage.reader import Row, rows, within
@@ -20,8 +22,9 @@ FEW = 10
 """Maximum number of failing tests that the title calls a few."""
 ENDING = 600
 """Characters at the end of a command's output that are searched for an error."""
-_FAILED = """
-select sequence, rollout_id, attempt, task_id, harness, model, outcome, exit_status, cause, turns
+_FAILED = f"""
+select sequence, rollout_id, attempt, campaign, task_id, harness, model, outcome, exit_status, cause, turns,
+       detail, {FORM} as form
 from indexed.ended where (outcome = 'unresolved' or outcome = 'aborted')
 and ($campaign is null or campaign = $campaign) order by sequence desc limit $limit
 """
@@ -115,7 +118,7 @@ def failures(
     clusters = [
         FailureCluster(
             title=key[0],
-            why=members[0][1],
+            why=members[0][1] or _why_aborted([row for row, _ in members], clean),
             rollouts=[row for row, _ in members],
             exit_status=members[0][0]["exit_status"] or "",
             cause=members[0][0]["cause"] or "",
@@ -130,7 +133,7 @@ def _signature(
 ) -> tuple[tuple[str, ...], list[str]]:
     """Key of a rollout's cluster, the title first, and sentences that explain it."""
     if row["outcome"] == "aborted":
-        return (f"aborted: {row['cause']}",), [f"Infrastructure failed: {row['cause']}"]
+        return (f"aborted: {row['cause']}",), []
     ended = row["exit_status"] or "no exit status"
     if repeat:
         return (f"{ended}, repeats a command",), [
@@ -162,6 +165,18 @@ def _signature(
         line = next(iter(_lines(grade["detail"])), "")
         return (f"{ended}, not resolved", _NUMBERS.sub("…", line)), [f"The grader says: {line}"]
     return (f"{ended}, not resolved",), [f"Ended with {ended}"]
+
+
+def _why_aborted(aborted: list[Row], clean: Callable[[str], str]) -> list[str]:
+    """The most common detail of rollouts aborted by one cause, and what to do about it."""
+    form, _ = Counter(row["form"] for row in aborted).most_common(1)[0]
+    detail = next(row["detail"] for row in aborted if row["form"] == form)
+    cause, campaigns = aborted[0]["cause"], {row["campaign"] for row in aborted}
+    why = [f"Infrastructure failed: {cause}: {shortened(clean(detail or ''))}"]
+    if what := remedy(cause):
+        name = campaigns.pop() if len(campaigns) == 1 else "NAME"
+        why.append(f"What to do: {what}, then `orchard resume {name}`")
+    return why
 
 
 def last_error(text: str) -> str:

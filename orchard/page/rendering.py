@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from orchard.actions.abort_reasons import abort_sentence
 from orchard.actions.campaign_hints import abort_hints, hints
 from orchard.actions.campaign_status import CampaignView, outcome_name
 from orchard.actions.domain import submission_text
@@ -67,6 +68,7 @@ class Renderer:
             "picture_address": picture_address,
             "rollout_address": rollout_address,
             "abort_hints": abort_hints,
+            "abort_sentence": abort_sentence,
             "hints": hints,
             "titles": COLUMNS,
             "usual": USUAL,
