@@ -1,7 +1,7 @@
 """Arms compared task by task, and the matrix of all arms: the figures of `orchard eval report`."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -206,6 +206,10 @@ def _arm_of(row: Mapping[str, Any]) -> ComparedArm:
     return ComparedArm(*(row[name] for name in ComparedArm._fields))
 
 
+FEW_TASKS = 5
+"""Number of common tasks below which a comparison shows nothing."""
+
+
 class DefaultArms(NamedTuple):
     """Two arms to compare if none are chosen."""
 
@@ -215,14 +219,26 @@ class DefaultArms(NamedTuple):
     """Number of pairs that would come first and have no common task."""
 
 
-def default_arms(arms: Sequence[ComparedArm], together: Iterable[Iterable[ComparedArm]]) -> DefaultArms:
-    """Chooses the first two arms that graded a common task: two campaigns with one harness and model come
-    first, then the newest arms. `together` has the arms of each task."""
+def default_arms(
+    arms: Sequence[ComparedArm],
+    together: Iterable[Iterable[ComparedArm]],
+    unfinished: Collection[str] = (),
+) -> DefaultArms:
+    """Chooses the first two arms that graded a common task: those of finished campaigns come first, then two
+    campaigns with one harness and model, then the newest arms. `together` has the arms of each task."""
     common = {frozenset(pair) for some in together for pair in combinations(some, 2)}
     pairs = [(second, first) for first, second in combinations(arms, 2)]
     pairs.sort(key=lambda pair: pair[0].campaign == pair[1].campaign or pair[0][1:] != pair[1][1:])
+    pairs.sort(key=lambda pair: any(arm.campaign in unfinished for arm in pair))
     passed = next((number for number, pair in enumerate(pairs) if frozenset(pair) in common), len(pairs))
     return DefaultArms(pairs[passed] if passed < len(pairs) else (), passed)
+
+
+def arm_names(first: ComparedArm, second: ComparedArm) -> tuple[str, str]:
+    """Names of two arms by what differs between them."""
+    differs = [field for field in ComparedArm._fields if getattr(first, field) != getattr(second, field)]
+    named = differs[:1] if differs[:1] == ["campaign"] else differs or ["campaign"]
+    return tuple(" · ".join(getattr(arm, field) for field in named) for arm in (first, second))  # type: ignore[return-value]
 
 
 def together(

@@ -137,7 +137,7 @@ def _signature(
     ended = row["exit_status"] or "no exit status"
     if repeat:
         return (f"{ended}, repeats a command",), [
-            f"Ended with {ended}",
+            f"Ended: {ended}",
             f"One command was given {repeat['times']} times: {clean(repeat['command'])[:200]}",
         ]
     if grade and grade["cause"]:
@@ -145,7 +145,7 @@ def _signature(
     if ended != "submitted" and error:
         said = last_error(clean(error["ending"] or "")[-ENDING:])
         return (f"{ended}, after an error", _NUMBERS.sub("…", said)), [
-            f"Ended with {ended}",
+            f"Ended: {ended}",
             f"Last command that failed: exit {error['returncode']}, {said}",
         ]
     if grade and grade["bad"]:
@@ -158,13 +158,13 @@ def _signature(
             else "many tests"
         )
         return (f"{ended}, {some} {' and '.join(kinds)}",), [
-            f"Ended with {ended}",
+            f"Ended: {ended}",
             f"{grade['failing']} test{'s' * (grade['failing'] > 1)}, the first: {grade['bad'][0]}",
         ]
     if grade and grade["detail"]:
         line = next(iter(_lines(grade["detail"])), "")
         return (f"{ended}, not resolved", _NUMBERS.sub("…", line)), [f"The grader says: {line}"]
-    return (f"{ended}, not resolved",), [f"Ended with {ended}"]
+    return (f"{ended}, not resolved",), [f"Ended: {ended}"]
 
 
 def _why_aborted(aborted: list[Row], clean: Callable[[str], str]) -> list[str]:

@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 from aiohttp import web
 
 from orchard.page import texts
+from orchard.page.campaign_table import CampaignFacts, facts_of
 from orchard.page.campaigns import PATIENCE_SECONDS
 from orchard.page.compare import (
     ComparedArm,
@@ -59,7 +60,8 @@ class Overviews:
         if view is None:
             raise web.HTTPNotFound
         entries = await self._site.tables.ask(matrix, [name])
-        shown = {"view": view, "overview": overview, "entries": entries}
+        facts = (await self._site.tables.ask(facts_of)).get(name, CampaignFacts())
+        shown = {"view": view, "overview": overview, "entries": entries, "score": facts.score}
         live = ("version", overview.version)
         return await self._site.page(
             request, "one_campaign.html", **shown, author=author_of(request), live=live
@@ -105,8 +107,11 @@ class Overviews:
         arms = [entry.arm for entry in found]
         given = [ComparedArm.of(request.query[name]) for name in ("a", "b") if request.query.get(name)]
         chosen, passed = tuple(given), 0
+        overview = await self._site.watch.newest()
+        unfinished = {view.name: view for view in overview.campaigns if not view.over}
         if len(chosen) != 2:
-            chosen, passed = default_arms(arms, await self._site.tables.ask(together, campaigns))
+            common = await self._site.tables.ask(together, campaigns)
+            chosen, passed = default_arms(arms, common, list(unfinished))
         result, pairs = None, []
         if len(chosen) == 2:
             both = [await self._site.tables.ask(tallied, arm) for arm in chosen]
@@ -116,6 +121,9 @@ class Overviews:
         every = arms if not campaigns else [e.arm for e in await self._site.tables.ask(matrix)]
         shown = {"entries": found, "arms": every, "chosen": chosen, "result": result, "pairs": pairs}
         shown |= {"campaigns": campaigns, "passed": passed}
+        shown["unfinished"] = [
+            unfinished[name] for name in {arm.campaign: 0 for arm in chosen} if name in unfinished
+        ]
         return await self._site.page(request, "compare.html", **shown, live=self._site.live_log)
 
     async def failures(self, request: web.Request) -> web.Response:

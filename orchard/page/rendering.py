@@ -18,7 +18,7 @@ from orchard.actions.domain import submission_text
 from orchard.actions.rollout import CALL, RolloutView, ShownRollout
 from orchard.actions.rollout_turns import ShownPicture, ShownTurn
 from orchard.page import charts, outline, texts
-from orchard.page.compare import arm_points
+from orchard.page.compare import FEW_TASKS, arm_names, arm_points
 from orchard.page.deciding import PASSED, SHOWN, grouped, read_task
 from orchard.page.figures import FILTERS
 from orchard.page.pictures import overlay, picture_address
@@ -62,6 +62,8 @@ class Renderer:
             "store": store,
             "version": version,
             "charts": charts,
+            "arm_names": arm_names,
+            "few_tasks": FEW_TASKS,
             "arm_points": arm_points,
             "campaign_bar": campaign_bar,
             "outcome_address": outcome_address,

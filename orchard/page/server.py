@@ -34,6 +34,7 @@ from orchard.page.rollouts import BadFilter, Query
 from orchard.page.search_index import SearchIndex
 from orchard.page.side_by_side import parting, read_both
 from orchard.page.tables import Tables
+from orchard.page.tasks import made_and_proven
 from orchard.page.tokens import COLOURS, PAGE_TOKENS, open_tokenizer
 from orchard.page.tokens import read as read_tokens
 from orchard.pipelines.campaigns.commands import CampaignError
@@ -135,6 +136,7 @@ class PageSite:
             self._facts = self.tables.reached, await self.tables.ask(facts_of)
         found = rows_of(overview.campaigns, self._facts[1])
         shown = {"query": query, "grouped": query.applied(found), "choices": choices(found), "groups": GROUPS}
+        shown["tasks"] = await self.tables.ask(made_and_proven) if not found else (0, 0)
         live = ("version", overview.version)
         return await self.page(request, "campaigns.html", overview=overview, **shown, live=live)
 

@@ -109,7 +109,16 @@ def _matrix(name: str, cells: Sequence[Cell]) -> Table:
 
 
 def _costs(name: str, cells: Sequence[Cell]) -> Table:
-    columns = ("harness", "model", "turns", "tokens", "cost USD", "seconds", "tokens a solve", "USD a solve")
+    columns = (
+        "harness",
+        "model",
+        "turns",
+        "tokens",
+        "cost USD",
+        "seconds",
+        "tokens per solved task",
+        "USD per solved task",
+    )
     rows = []
     for cell in cells:
         ended = max(cell.requested - cell.open, 1)

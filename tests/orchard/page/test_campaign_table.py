@@ -176,6 +176,7 @@ def test_of_equal_arms_those_of_two_campaigns_come_first() -> None:
     arms = [ComparedArm(*name) for name in names]
     assert default_arms(arms, [arms]) == ((arms[2], arms[1]), 0)
     assert default_arms(arms[:1], []) == ((), 0)
+    assert default_arms(arms, [arms], ["a"]) == ((arms[1], arms[0]), 0), "finished ones come before these"
 
 
 def test_points_of_very_different_costs_stay_apart() -> None:

@@ -12,12 +12,15 @@ from orchard.actions.session import Session
 from orchard.configuration.config import Config
 from orchard.page import campaigns
 from orchard.page.campaigns import CampaignWatch
+from orchard.page.compare import ComparedArm, arm_names
 from orchard.page.tables import Tables
 from orchard.schemas import events as e
 from tests.orchard.page.conftest import served, stored
-from tests.orchard.page.gallery import NOTHING, compared
+from tests.orchard.page.gallery import FIRST, NOTHING, compared
 from tests.orchard.test_abort_reasons import KEY, aborted
 from tests.trajectory_log import Author
+
+EARLY = ComparedArm("early", FIRST.harness, FIRST.model)
 
 
 def submitted(author: Author, size: int) -> e.Event:
@@ -40,7 +43,10 @@ async def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     author = Author("broken")
     details = [f"{KEY} (request req-{number}-9f3c)" for number in range(3)] + ["another"]
     failed = [event for number, said in enumerate(details) for event in aborted(author, number, said)]
-    return await stored(tmp_path_factory.mktemp("sentences"), [*compared(), submitted(author, 9), *failed])
+    early = Author("early")
+    begun = [each for n in (0, 2) for each in early.rollout(0, ["ls"], resolved=True, task=f"task-{n}")]
+    events = [*compared(), submitted(author, 9), *failed, submitted(early, 12), *begun]
+    return await stored(tmp_path_factory.mktemp("sentences"), events)
 
 
 async def test_a_campaign_and_failures_say_why_rollouts_were_aborted_and_what_to_do(store: Path) -> None:
@@ -70,3 +76,48 @@ async def test_an_error_without_text_is_named_in_the_log(
     finally:
         await tables.close()
     assert "the queues cannot be read just now: TimeoutError" in caplog.text
+
+
+async def test_compare_prefers_finished_arms_and_says_what_a_difference_is_worth(store: Path) -> None:
+    async with served(store) as url, aiohttp.ClientSession(url) as http:
+        page = await told(http, "/compare")
+        assert "second − first, 95 % interval over 12 tasks" in page
+        assert "Not enough" not in page and "done" not in page
+        page = await told(http, FIRST.against(EARLY))
+        assert re.search(r"early is \w+: 2 of 12 done", page)
+        assert page.index("Not enough tasks in common to tell: 2") < page.index(
+            "early − first, 95 % interval"
+        )
+        assert "same in both" in page and "solved by neither" in page
+        assert "Tasksfirstearly" in page
+        assert "Only one arm yet" in await told(http, "/compare?campaign=early")
+
+
+def test_arms_are_named_by_what_differs() -> None:
+    assert arm_names(FIRST, EARLY) == ("first", "early")
+    assert arm_names(FIRST, FIRST._replace(model="n")) == ("m", "n")
+    assert arm_names(FIRST, FIRST) == ("first", "first")
+
+
+async def test_a_rate_has_its_interval_and_is_quiet_until_the_campaign_has_finished(store: Path) -> None:
+    async with served(store) as url, aiohttp.ClientSession(url) as http:
+        assert "95 % interval[" in (await told(http, "/campaigns/first")).replace("interval [", "interval[")
+        async with http.get("/") as reply:
+            assert (await reply.text()).count('<span class="quiet" title="not finished">') == 1
+
+
+async def test_failures_count_rollouts_and_tasks(store: Path) -> None:
+    async with served(store) as url, aiohttp.ClientSession(url) as http:
+        page = await told(http, "/failures")
+    assert "4 rollouts, 1 task" in page and "Ended: submitted" in page
+
+
+async def test_without_a_campaign_the_page_counts_the_tasks(tmp_path: Path) -> None:
+    task = e.TaskImported(
+        task_id="t", task_hash="h", source="s", repo="o/r", image="i", blob=NOTHING, fail_to_pass=1,
+        pass_to_pass=1,
+    )  # fmt: skip
+    made = await stored(tmp_path, [Author("import").event(task, "", None)])
+    async with served(made) as url, aiohttp.ClientSession(url) as http:
+        page = await told(http, "/")
+    assert "No campaign yet." in page and "1 task is made, 0 proven." in page
