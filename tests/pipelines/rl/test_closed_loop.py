@@ -93,9 +93,9 @@ async def test_what_trains_is_what_was_sampled_though_the_harness_rewrites_histo
     trained = {}
     original = trainer_module.Trained
 
-    def noted(rollout_id, group, reward, resolved, rows):
+    def noted(rollout_id, group, reward, resolved, rows, *more):
         trained[rollout_id] = rows
-        return original(rollout_id, group, reward, resolved, rows)
+        return original(rollout_id, group, reward, resolved, rows, *more)
 
     monkeypatch.setattr(trainer_module, "Trained", noted)
     server = PolicyServer(model, settings=EngineSettings(slots=8, context=1024, prefix_cache=True))

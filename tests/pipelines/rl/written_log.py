@@ -90,7 +90,7 @@ def message(
 ) -> Event:
     """A message of the policy; its tokens in a blob where `blobs` is given."""
     node = MessageNode(
-        node_id=f"n{number}", parent=None, role=Role.ASSISTANT, turn=number, content="x", tokens=tokens
+        node_id=f"n{number}", parent=None, role=Role.ASSISTANT, turn=number + 1, content="x", tokens=tokens
     )
     if blobs is not None:
         rest = blobs.put(msgspec.json.encode(NodeRest(tokens=tokens)), "application/json")
