@@ -44,5 +44,5 @@ for ids in range single; do
   as_user "$user" 'cd orchard && .venv/bin/orchard sql "select count(*), count(*) filter (status <> '"'aborted'"') from rollouts"' \
     | grep -E '2[^0-9]+2' || { echo "not every rollout of the quick start was graded"; exit 1; }
   echo "== tests as an ordinary user ($ids)"
-  as_user "$user" 'cd orchard && .venv/bin/pytest -q -p no:cacheprovider tests/injector/test_lifecycle.py tests/orchard/test_failing_start.py'
+  as_user "$user" 'cd orchard && make .venv/.installed && .venv/bin/pytest -q -p no:cacheprovider tests/injector/test_lifecycle.py tests/orchard/test_failing_start.py'
 done
