@@ -60,9 +60,9 @@ class NewUser:
         if self._installed is not None:
             (self._clone / ".venv").symlink_to(self._installed)
         reader = Reader(self._clone, {}, _environment())
-        make = "make" if self._installed is None else "make --old-file=.venv/.installed"
+        make = "make" if self._installed is None else "make --old-file=.venv/.product"
         with self._timed("install"):
-            reader.bash(f"{make} .venv/.installed debian")
+            reader.bash(f"{make} .venv/.product debian")
         reader.environment["PATH"] = f"{self._clone}/.venv/bin:{reader.environment['PATH']}"
         began = time.time()
         with self._timed("quick start: whole"):
