@@ -323,7 +323,7 @@ def test_a_label_counts_in_the_digest_of_a_row_that_has_one() -> None:
 async def test_bad_turns_can_stay_as_context(keep, author, tokenizer: str, tmp_path: Path) -> None:
     store = await keep(author.rollout(0, ["ls", "submit"], resolved=True, tool="python"))
     masked = settings(tokenizer, filters=Filters(bad_turns="mask"))
-    with pytest.raises(DatasetError, match="dropped_fully_masked"):
+    with pytest.raises(DatasetError, match="1 fully masked"):
         build(store, masked, tmp_path / "out")
 
 
