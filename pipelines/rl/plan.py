@@ -166,11 +166,13 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def request(self, prompt: int, slot: int, steps: int | None = None) -> RolloutRequest:
         """The rollout of one slot of a prompt; `steps` where its budget is not the one of the plan."""
+        return self._request(self.name, self.task_of(prompt), self.sample_of(prompt, slot), steps)
+
+    def _request(self, campaign: str, task: TaskRef, sample: int, steps: int | None) -> RolloutRequest:
         budget = self.budget if steps is None else msgspec.structs.replace(self.budget, steps=steps)
-        task, sample = self.task_of(prompt), self.sample_of(prompt, slot)
         return RolloutRequest(
-            rollout_id=rollout_id(self.name, task.task_id, self.harness, self.model.name, sample),
-            campaign=self.name,
+            rollout_id=rollout_id(campaign, task.task_id, self.harness, self.model.name, sample),
+            campaign=campaign,
             task=task,
             harness=self.harness,
             model=self.model,
@@ -200,20 +202,7 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         campaign = self.eval_campaign(version)
         steps = self.budget.steps if self.curriculum is None else self.curriculum.steps
         return [
-            RolloutRequest(
-                rollout_id=rollout_id(campaign, task.task_id, self.harness, self.model.name, sample),
-                campaign=campaign,
-                task=task,
-                harness=self.harness,
-                model=self.model,
-                sample=sample,
-                domain=self.domain,
-                priority=self.priority,
-                budget=msgspec.structs.replace(self.budget, steps=steps),
-                timeouts=self.timeouts,
-                max_tries=self.max_tries,
-                harness_version=self.harness_version,
-            )
+            self._request(campaign, task, sample, steps)
             for task in self.held_out
             for sample in range(self.eval_samples)
         ]
