@@ -149,7 +149,7 @@ def _page(steps: list[Step], tasks: int, load: float) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tasks", type=int, default=10)
+    parser.add_argument("--tasks", type=int, default=8)
     parser.add_argument("--installed", type=Path, help="environment that is used instead of a new one")
     options = parser.parse_args()
     load = os.getloadavg()[0]

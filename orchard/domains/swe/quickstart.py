@@ -58,7 +58,7 @@ def register(app: typer.Typer) -> None:
     @app.command()
     def quickstart(
         context: typer.Context,
-        tasks: Annotated[int, typer.Option(help="Number of proven tasks.", min=1)] = 10,
+        tasks: Annotated[int, typer.Option(help="Number of proven tasks.", min=1)] = 8,
         samples: Annotated[int, typer.Option(help="Rollouts of each task.", min=1)] = 3,
         workers: Annotated[int, typer.Option(help="Worker processes.", min=1)] = 4,
         model: Annotated[str, typer.Option(help="Model name at the endpoint.")] = "oracle",
