@@ -5,11 +5,13 @@ use it. Each example is attended to by itself: on the GPU in half precision by o
 elsewhere by one causal call for each example.
 """
 
+from inspect import signature
 from itertools import accumulate, chain
 from typing import Any
 
 import torch
 import torch.nn.functional as functional
+from torch.nn.attention import varlen
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from orchard.pipelines.models.errors import ModelError
@@ -67,11 +69,20 @@ def packed_attention(
     del module, attention_mask
     if options.get("softcap") is not None or pack_lengths is None or dropout:
         raise ModelError("this architecture's attention has no packed form here: set `packing = false`")
-    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
-        return _on_gpu(query, key, value, scaling, sliding_window, pack_lengths), None
+    if kernel_takes(value):
+        query, key = query.to(value.dtype), key.to(value.dtype)
+        return _by_kernel(query, key, value, scaling, sliding_window, pack_lengths), None
     parts = zip(*(torch.split(each, pack_lengths, dim=2) for each in (query, key, value)), strict=True)
     attended = [_one(q, k, v, scaling, sliding_window) for q, k, v in parts]
     return torch.cat(attended, dim=2).transpose(1, 2), None
+
+
+def kernel_takes(value: torch.Tensor) -> bool:
+    """Whether the variable-length kernel can attend to these values.
+
+    Queries and keys do not tell: under autocast, norms of heads (Qwen3's) make them float32.
+    """
+    return value.is_cuda and value.dtype in (torch.bfloat16, torch.float16)
 
 
 def _one(
@@ -90,7 +101,7 @@ def _one(
     )
 
 
-def _on_gpu(
+def _by_kernel(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -98,23 +109,16 @@ def _on_gpu(
     window: int | None,
     lengths: list[int],
 ) -> torch.Tensor:
-    from torch.nn.attention.varlen import varlen_attn
-
     starts = torch.tensor(list(accumulate(chain([0], lengths))), dtype=torch.int32, device=query.device)
     longest = max(lengths)
+    options: dict[str, Any] = {"window_size": (-1 if window is None else window - 1, 0), "scale": scaling}
+    if (groups := query.shape[1] // key.shape[1]) > 1:
+        if "enable_gqa" in signature(varlen.varlen_attn).parameters:
+            options["enable_gqa"] = True
+        else:  # torch 2.11
+            key, value = (each.repeat_interleave(groups, dim=1) for each in (key, value))
     q, k, v = (each[0].transpose(0, 1).contiguous() for each in (query, key, value))
-    attended = varlen_attn(
-        q,
-        k,
-        v,
-        starts,
-        starts,
-        longest,
-        longest,
-        scale=scaling,
-        window_size=(-1 if window is None else window - 1, 0),
-        enable_gqa=query.shape[1] != key.shape[1],
-    )
+    attended = varlen.varlen_attn(q, k, v, starts, starts, longest, longest, **options)
     assert isinstance(attended, torch.Tensor)
     return attended[None]
 

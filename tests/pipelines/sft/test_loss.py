@@ -1,10 +1,16 @@
 """Loss and gradient against a plain reference; packed examples do not see one another."""
 
+from functools import wraps
+from itertools import pairwise
+
 import pytest
 import torch
+import torch.nn.functional as functional
+from torch.nn.attention import varlen
 
 from orchard.pipelines.models.errors import ModelError
 from orchard.pipelines.models.tiny import ModelShape, new_model
+from orchard.pipelines.sft import attention
 from orchard.pipelines.sft.attention import use_packed_attention
 from orchard.pipelines.sft.loss import make_pack, summed_loss
 from orchard.pipelines.sft.processes import Processes
@@ -97,6 +103,55 @@ def test_a_sliding_window_stays_a_window_in_a_pack():
             input_ids=pack.ids, position_ids=pack.positions, pack_lengths=pack.lengths, use_cache=False
         ).logits[0]
     torch.testing.assert_close(packed, torch.cat(alone), atol=1e-5, rtol=1e-5)
+
+
+def of_torch_2_11(query, key, value, starts, key_starts, longest, longest_key, *, scale, window_size):
+    """What the kernel computes, one example after another."""
+    assert query.dtype == key.dtype == value.dtype == torch.bfloat16
+    assert query.shape == key.shape
+    assert torch.equal(starts, key_starts)
+    assert int(starts.diff().max()) == longest == longest_key
+    parts = []
+    for first, end in pairwise(starts.tolist()):
+        q, k, v = (each[first:end].transpose(0, 1) for each in (query, key, value))
+        band = torch.ones(end - first, end - first, dtype=torch.bool).tril()
+        if window_size[0] >= 0:
+            band = band.triu(-window_size[0])
+        part = functional.scaled_dot_product_attention(q[None], k[None], v[None], attn_mask=band, scale=scale)
+        parts.append(part[0].transpose(0, 1))
+    return torch.cat(parts)
+
+
+def of_torch_2_13(query, key, value, *places, enable_gqa=False, **options):
+    assert enable_gqa
+    key, value = (each.repeat_interleave(query.shape[1] // each.shape[1], dim=1) for each in (key, value))
+    return of_torch_2_11(query, key, value, *places, **options)
+
+
+@pytest.mark.parametrize("kernel", [of_torch_2_11, of_torch_2_13])
+@pytest.mark.parametrize("window", [None, 6])
+def test_a_gpu_in_bfloat16_attends_by_the_kernel(kernel, window, monkeypatch):
+    """Under autocast, where the norms of Qwen3's heads give float32 queries and keys."""
+    config = new_model(SHAPE, vocabulary=VOCABULARY, seed=0).config
+    config.use_sliding_window, config.sliding_window = window is not None, window
+    config.layer_types = ["full_attention", "sliding_attention" if window else "full_attention"]
+    model = type(new_model(SHAPE, vocabulary=VOCABULARY, seed=0))(config)
+    pack = make_pack(token_rows(3), CPU)
+    use_packed_attention(model)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        plain = summed_loss(model, pack)
+        calls = []
+
+        @wraps(kernel)  # with its signature
+        def counted(*places, **options):
+            calls.append(options)
+            return kernel(*places, **options)
+
+        monkeypatch.setattr(attention, "kernel_takes", lambda value: value.dtype == torch.bfloat16)
+        monkeypatch.setattr(varlen, "varlen_attn", counted)
+        by_kernel = summed_loss(model, pack)
+    assert len(calls) == config.num_hidden_layers
+    torch.testing.assert_close(by_kernel, plain, atol=0.0, rtol=5e-3)
 
 
 def test_layers_that_would_mix_examples_are_refused(model):
