@@ -119,7 +119,8 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV) && $(PIP) --upgrade "pip>=25.1" || { rm -rf $(VENV); exit 1; }
 
 # A release of tomorrow cannot break a fresh machine: what the tests passed with is installed; `make lock` goes on to newer ones.
-INSTALL := $(PIP) --constraint infra/constraints.txt
+# setuptools warns of folders named as the package, of which there is one: this one.
+INSTALL := PYTHONWARNINGS="ignore:Editable installation" $(PIP) --constraint infra/constraints.txt
 
 # Its prompts and its loop; what it calls models with, and half a gigabyte more, no test needs.
 MINI_SWE_AGENT := $(INSTALL) --no-deps "mini-swe-agent>=2.4,<3"

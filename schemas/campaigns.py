@@ -230,6 +230,14 @@ class CampaignRecord(msgspec.Struct, frozen=True, kw_only=True):
     unpriced: int | None = None
     """Model calls of unknown cost that the last resume accepted; None: none. With more of them a cap cannot
     be kept."""
+    planned: int | None = None
+    """Rollouts that it will have when its submitter has added all tasks, so that it is not over before; None:
+    `size`."""
+
+    @property
+    def whole(self) -> int:
+        """Rollouts that it will have: `size`, or more while its submitter adds tasks."""
+        return max(self.size, self.planned or 0)
 
     @property
     def reached(self) -> int:

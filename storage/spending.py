@@ -5,7 +5,7 @@ So a process that has just started knows it after one query, whatever a campaign
 
 import asyncio
 from collections.abc import Iterable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import duckdb
 
@@ -21,10 +21,12 @@ _MEMORY = "200MB"
 """Memory limit of the query; what needs more continues in a temporary directory."""
 
 
-class Spent(NamedTuple):
+@dataclass(frozen=True)
+class Spent:
     """Cost of a campaign's calls in all its attempts."""
 
-    usd: float = 0.0
+    usd: float | None = 0.0
+    """None if there are calls and no cost is known."""
     unpriced: int = 0
     """Calls without a known price, which the sum lacks."""
     position: int = 0
@@ -50,7 +52,7 @@ def spent_in(tables: duckdb.DuckDBPyConnection, campaigns: Iterable[str], up_to:
     wanted = list(campaigns)
     rows = tables.execute(_SPENT, {"names": wanted, "position": up_to}).fetchall()
     return {name: Spent(position=up_to) for name in wanted} | {
-        name: Spent(usd, unpriced, up_to) for name, usd, unpriced in rows
+        name: _known(usd, unpriced, up_to) for name, usd, unpriced in rows
     }
 
 
@@ -65,7 +67,7 @@ def spent_in_tables(store_url: str, campaigns: Iterable[str]) -> dict[str, Spent
 
 async def with_later(connection: Connection, campaign: str, spent: Spent) -> Spent:
     """Add the calls that the stream has after its position."""
-    usd, unpriced, at = spent
+    usd, unpriced, at = spent.usd or 0.0, spent.unpriced, spent.position
     pattern = f"{EVENTS_PREFIX}.{campaign}.*.llm.called"
     async for batch in messages_of(connection, names.EVENTS, pattern, start=at + 1):
         for message in batch:
@@ -74,7 +76,12 @@ async def with_later(connection: Connection, campaign: str, spent: Spent) -> Spe
             if isinstance(call, LLMCall):
                 usd += call.cost_usd or 0.0
                 unpriced += call.cost_usd is None and call.model_kind is not ModelKind.ORACLE
-    return Spent(usd, unpriced, at)
+    return _known(usd, unpriced, at)
+
+
+def _known(usd: float, unpriced: int, at: int) -> Spent:
+    """What was spent, which is unknown where no call has a cost."""
+    return Spent(usd or None if unpriced else usd, unpriced, at)
 
 
 async def spent_now(connection: Connection, store_url: str, campaign: str) -> Spent:

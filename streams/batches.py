@@ -22,6 +22,8 @@ _SUBJECTS = 256
 _MESSAGES = 500
 _SEQUENCE = "Nats-Sequence"
 """Header that the server adds, behind all others, to each message of a stream and to no status."""
+_PENDING = "Nats-Num-Pending"
+"""Header that the server adds to a message of a batch: number of further messages that match."""
 _SILENCE = 5.0
 """Seconds without a message until the request is repeated."""
 
@@ -50,6 +52,12 @@ async def messages_of(
             return
         position = batch[-1].sequence + 1
         yield [message for message in batch if up_to is None or message.sequence <= up_to]
+
+
+async def count_from(connection: Connection, stream: str, pattern: str, start: int) -> int:
+    """Counts the messages on subjects that match, from sequence `start` on, of which it reads one."""
+    found = await _ask(connection, stream, {"batch": 1, "seq": start, "next_by_subj": pattern})
+    return 1 + int(found[0].headers[_PENDING]) if found else 0
 
 
 async def _ask(connection: Connection, stream: str, wanted: dict[str, Any]) -> list[StoredMessage]:

@@ -8,13 +8,14 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Sequence
 
 import msgspec
+from nats.js.api import ConsumerInfo
 
 from orchard.schemas.identity import shard
 from orchard.streams import names
-from orchard.streams.batches import messages_of
+from orchard.streams.batches import count_from, messages_of
 from orchard.streams.connection import Connection
 from orchard.streams.entries import address_in
-from orchard.streams.reading import consumers, purge, subject_count, subjects
+from orchard.streams.reading import consumers, next_message, purge, subject_count, subjects
 
 SHARDS = tuple(f"{number:02x}" for number in range(256))
 _AT_ONCE = 50_000
@@ -64,17 +65,30 @@ async def queued(connection: Connection, campaign: str) -> Queued:
     return whole
 
 
-async def running_now(connection: Connection, campaign: str) -> set[str]:
+async def running_now(
+    connection: Connection, campaign: str, queues: Sequence[ConsumerInfo] | None = None
+) -> set[str]:
     """Lists the rollouts whose entry was delivered: a consumer delivers in the order of sequences, so these
-    are the ones up to the newest that it delivered. At most as many as the fleet has slots."""
+    are the ones up to the newest that it delivered. At most as many as the fleet has slots. `queues` are the
+    consumers of WORK where the caller has them."""
     found = set()
-    for info in await consumers(connection, names.WORK):
-        delivered = info.delivered.stream_seq if info.delivered else 0
-        for pattern in info.config.filter_subjects or []:
-            if pattern.endswith(".>"):
-                mine = f"{pattern.removesuffix('>')}{campaign}.>"
-                async for batch in messages_of(connection, names.WORK, mine, up_to=delivered):
-                    found |= {address.key for message in batch if (address := address_in(message.subject))}
+    for pattern, delivered in _filters(await consumers(connection, names.WORK) if queues is None else queues):
+        mine = f"{pattern.removesuffix('>')}{campaign}.>"
+        async for batch in messages_of(connection, names.WORK, mine, up_to=delivered):
+            found |= {address.key for message in batch if (address := address_in(message.subject))}
+    return found
+
+
+async def ahead_of(connection: Connection, campaign: str, queues: Sequence[ConsumerInfo]) -> int:
+    """Counts the requests of other campaigns that are delivered before the campaign's first waiting one; 0
+    where none of it waits. `queues` are the consumers of WORK."""
+    found = 0
+    for pattern, delivered in _filters(queues):
+        mine = f"{pattern.removesuffix('>')}{campaign}.>"
+        first = await next_message(connection, names.WORK, delivered + 1, mine)
+        if first is not None:
+            found += await count_from(connection, names.WORK, pattern, delivered + 1)
+            found -= await count_from(connection, names.WORK, pattern, first.sequence)
     return found
 
 
@@ -108,6 +122,16 @@ async def _parts(connection: Connection, campaign: str) -> AsyncIterator[tuple[s
 async def _listed(connection: Connection, stream: str, campaign: str, part: str) -> set[str]:
     held = await subjects(connection, stream, f"orchard.*.rollout.*.*.{campaign}.{part}.>")
     return {address.key for subject in held if (address := address_in(subject))}
+
+
+def _filters(queues: Iterable[ConsumerInfo]) -> list[tuple[str, int]]:
+    """Patterns of the requests that queues deliver, each with the newest sequence that was delivered."""
+    return [
+        (pattern, info.delivered.stream_seq if info.delivered else 0)
+        for info in queues
+        for pattern in info.config.filter_subjects or []
+        if pattern.endswith(".>")
+    ]
 
 
 def _by_shard(keys: Iterable[str]) -> defaultdict[str, set[str]]:

@@ -1,5 +1,7 @@
 """Advice on a campaign or the pipeline, as sentences for terminal and page."""
 
+from collections.abc import Iterable
+
 from orchard.actions.abort_reasons import abort_sentence, retry_sentence
 from orchard.actions.campaign_status import CampaignView, PipelineView, State
 from orchard.actions.submission import how_to_serve
@@ -13,7 +15,12 @@ def hints(view: CampaignView, pipeline: PipelineView) -> list[str]:
     found = [*pipeline.sick, *pipeline.rests]
     if view.state is State.STUCK:
         found.append(f"{view.name}: no worker serves its queue: {how_to_serve(view.queue)}")
-    found += [*abort_hints(view), *retry_hints(view, pipeline)]
+    if view.unsubmitted and view.state in (State.RUNNING, State.STUCK):
+        found.append(
+            f"{view.name}: {view.unsubmitted:,} rollouts are not submitted yet: the command that makes its "
+            "tasks adds them; run it again if it was stopped"
+        )
+    found += [*queue_hints(view), *abort_hints(view), *retry_hints(view, pipeline)]
     if view.blocked and view.over:
         found.append(
             f"{view.name}: {view.blocked:,} rollouts were kept out by their sites, and are in no rate: "
@@ -49,6 +56,20 @@ def hints(view: CampaignView, pipeline: PipelineView) -> list[str]:
     return found
 
 
+def hints_on(views: Iterable[CampaignView], pipeline: PipelineView | None) -> list[str]:
+    """Advice on campaigns, each sentence once; without a pipeline only what the tables give."""
+    found = [hint for view in views for hint in (hints(view, pipeline) if pipeline else abort_hints(view))]
+    return list(dict.fromkeys(found))
+
+
+def queue_hints(view: CampaignView) -> list[str]:
+    """Why no rollout of a running campaign runs: those of others come first."""
+    if not view.ahead or view.running or view.state is not State.RUNNING:
+        return []
+    others = "rollout of another campaign is" if view.ahead == 1 else "rollouts of other campaigns are"
+    return [f"{view.name} waits its turn: {view.ahead:,} {others} ahead in the queue"]
+
+
 def abort_hints(view: CampaignView) -> list[str]:
     """Why rollouts were aborted and what to do, unless a pause says it already."""
     sentence = abort_sentence(view.reasons, view.name)
@@ -68,7 +89,7 @@ def retry_hints(view: CampaignView, pipeline: PipelineView) -> list[str]:
 
 def _how_to_go_on(view: CampaignView) -> str:
     """Advice after a pause that no user asked for."""
-    if view.cap_usd is not None and view.spent.usd >= view.cap_usd:
+    if view.cap_usd is not None and (view.spent.usd or 0.0) >= view.cap_usd:
         return f"`orchard resume {view.name} --max-cost USD` continues it with a higher cap"
     if view.cap_usd is None or not view.spent.unpriced:
         return f"`orchard resume {view.name}` continues it once that is mended"

@@ -1,6 +1,6 @@
 """Queries of campaigns: outcomes, work of models, retries, cost."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import duckdb
 
 from orchard.actions.abort_reasons import FORM
+from orchard.pipelines.campaigns.scores import Score, Tally, score
 from orchard.storage.reader import open_tables, rows
 from orchard.storage.spending import Spent, spent_in
 
@@ -24,6 +25,8 @@ class Sources(NamedTuple):
 
 
 STORED = Sources()
+VIEWS = ("rollouts", "rewards_all", "attempts_all", "llm_calls_all", "events", "campaigns")
+"""Views that the queries here read."""
 
 
 _GAPS = """count(*) filter (prompt_tokens + completion_tokens is null) as uncounted,
@@ -44,6 +47,13 @@ select campaign,
        count(*) filter (task_source = 'impossible' and status <> 'aborted') as tried_impossible,
        count(*) filter (resolved is not null and submission = '' and submission_sha256 is null) as empty
 from mine join bounds using (campaign) group by all
+"""
+_TALLIES = """
+with task as (
+    select campaign, count(resolved) as graded, count(*) filter (resolved) as resolved
+    from {rollouts} where list_contains($names, campaign) group by campaign, task_id
+)
+select campaign, graded, resolved, count(*) as tasks from task where graded > 0 group by all
 """
 _LABELS = """
 select campaign, protected, count(*) as rollouts from {rollouts}
@@ -86,16 +96,20 @@ group by campaign, cause, open, {FORM}
 """
 
 
+_OPEN = """
+select rollout_id from {attempts} where kind = 'started' and list_contains($names, campaign)
+except select rollout_id from {rollouts} where list_contains($names, campaign)
+"""
+"""Rollouts that were begun and have no outcome, whether an attempt runs or the next one waits."""
 _LIVE = f"""
 select campaign, count(*) as turns, sum(prompt_tokens + completion_tokens)::bigint as tokens,
        sum(cost_usd) as cost_usd, {_GAPS}) as unpriced, bool_or(model_kind = 'oracle') as oracle
 from (
     select distinct on (event_id) * from tables.llm_calls_all
     where list_contains($names, rollout_id)
-    and rollout_id not in (select rollout_id from {{rollouts}} where list_contains($names, rollout_id))
 ) group by 1
 """
-"""Work of running rollouts, given by id; those that have ended meanwhile count here too."""
+"""Work of all attempts at rollouts, given by id."""
 _HACKS = """
 select r.campaign, count(distinct r.rollout_id) as hacks
 from {rollouts} r join tables.rewards_all w on w.rollout_id = r.rollout_id and w.attempt = r.attempt
@@ -124,6 +138,8 @@ class CampaignRows:
     outcomes: list[dict[str, Any]]
     one: dict[str, dict[str, Any]]
     """The other facts of a campaign, in one row."""
+    scores: dict[str, Score]
+    """pass@1 by campaign, over the tasks of all its arms together; none without a graded rollout."""
     labels: list[dict[str, Any]]
     reasons: list[dict[str, Any]]
     """Details of aborted rollouts, with the number of those that differ in ids and numbers alone."""
@@ -136,8 +152,7 @@ class CampaignRows:
 
 def read_rows_of(store: str, work: Callable[[duckdb.DuckDBPyConnection], CampaignRows]) -> CampaignRows:
     """Opens the store's tables and runs `work` on them."""
-    views = ("rollouts", "rewards_all", "attempts_all", "llm_calls_all", "events", "campaigns")
-    with open_tables(store, views=views) as tables:
+    with open_tables(store, views=VIEWS) as tables:
         return work(tables)
 
 
@@ -149,9 +164,10 @@ def read_rows(
     up_to: int,
     sources: Sources = STORED,
 ) -> CampaignRows:
-    """Runs all queries; `running` are rollouts without an outcome, `capped` campaigns with a cap."""
+    """Runs all queries; `running` are rollouts that an attempt runs at, `capped` campaigns with a cap."""
     ask = partial(_dicts, tables, sources)
     outcomes = ask(_OUTCOMES, campaigns)
+    begun = [row["rollout_id"] for row in ask(_OPEN, campaigns)]
     tried = sorted({row["campaign"] for row in outcomes if row["tried_impossible"]})
     one: dict[str, dict[str, Any]] = {name: {} for name in campaigns}
     for query, among in (
@@ -166,10 +182,11 @@ def read_rows(
     return CampaignRows(
         outcomes,
         one,
+        scores_by(ask(_TALLIES, campaigns), lambda row: str(row["campaign"])),
         ask(_LABELS, campaigns),
         ask(_REASONS, campaigns) if any(row["outcome"].startswith("aborted") for row in outcomes) else [],
         ask(_retried(_CREATING), campaigns, running=running) if running else ask(_retried(""), campaigns),
-        {row["campaign"]: row for row in ask(_LIVE, running)} if running else {},
+        {row["campaign"]: row for row in ask(_LIVE, begun)} if begun else {},
         {row["campaign"]: row for row in ask(_SAVED, campaigns)},
         spent_in(tables, capped, up_to) if capped else {},
     )
@@ -179,3 +196,21 @@ def _dicts(
     tables: duckdb.DuckDBPyConnection, sources: Sources, query: str, campaigns: list[str], **more: list[str]
 ) -> list[dict[str, Any]]:
     return rows(tables, query.format(**sources._asdict()), {"names": campaigns, **more})
+
+
+def scores_by(
+    found: Iterable[Mapping[str, Any]], key: Callable[[Mapping[str, Any]], Any]
+) -> dict[Any, Score]:
+    """pass@1 of each key, of rows with the number of `tasks` that have so many graded and resolved
+    rollouts."""
+    tallies: dict[Any, list[Tally]] = {}
+    for row in found:
+        tally = Tally(graded=row["graded"], resolved=row["resolved"])
+        tallies.setdefault(key(row), []).extend([tally] * row["tasks"])
+    return {each: score(some) for each, some in tallies.items()}
+
+
+def made_and_proven(tables: duckdb.DuckDBPyConnection) -> tuple[int, int]:
+    """Numbers of tasks, and of those that are proven."""
+    (found,) = rows(tables, "select count(*) as made, count(*) filter (state = 'valid') as proven from tasks")
+    return found["made"], found["proven"]

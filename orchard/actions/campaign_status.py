@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import duckdb
+from nats.js.api import ConsumerInfo
 
 from orchard.actions.abort_reasons import AbortReason, abort_reasons
 from orchard.actions.campaign_rows import (
@@ -20,6 +21,7 @@ from orchard.actions.campaign_rows import (
 )
 from orchard.actions.endpoint_rests import rest_sentences
 from orchard.actions.session import Session
+from orchard.pipelines.campaigns.scores import Score
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignRecord, CampaignState
 from orchard.schemas.health import HeardReport, ProcessReport, alive, sick
@@ -30,8 +32,8 @@ from orchard.storage.spending import Spent
 from orchard.streams import names
 from orchard.streams.connection import Connection
 from orchard.streams.health import reports
-from orchard.streams.queued import running_now
-from orchard.streams.reading import bounds, next_message, server_time, subject_count, subjects
+from orchard.streams.queued import ahead_of, running_now
+from orchard.streams.reading import bounds, consumers, next_message, server_time, subject_count, subjects
 
 
 class State(StrEnum):
@@ -56,6 +58,8 @@ class InQueues:
 
     running: frozenset[str] = frozenset()
     delayed: int = 0
+    ahead: int = 0
+    """Requests of other campaigns that are delivered before its first waiting one."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,7 @@ class CampaignView:
 
     name: str
     size: int
+    """Number of rollouts that it has, or will have when its submitter has added all."""
     state: State
     outcomes: dict[str, int] = field(default_factory=dict)
     """Rollouts by outcome: resolved, unresolved, ungraded, and `aborted: <cause>`."""
@@ -85,6 +90,10 @@ class CampaignView:
     """Number of open rollouts that no worker has claimed: on the queue, or parked by a pause."""
     running: int = 0
     delayed: int = 0
+    unsubmitted: int = 0
+    """Rollouts that its submitter has still to add."""
+    ahead: int = 0
+    """Requests of other campaigns that are before its first waiting one in the queue."""
     retries: int = 0
     """Attempts beyond each rollout's first."""
     reconciled: int = 0
@@ -93,7 +102,7 @@ class CampaignView:
     ended: ModelWork = ModelWork()
     """Work of rollouts with an outcome."""
     live: ModelWork = ModelWork()
-    """Work of all attempts of running rollouts."""
+    """Work of all attempts at rollouts without an outcome, whether one runs or the next one waits."""
     tried_impossible: int = 0
     """Graded rollouts of impossible tasks."""
     hacks: int = 0
@@ -126,6 +135,8 @@ class CampaignView:
     """Unresolved rollouts that submitted nothing; 0 where a task was resolved so, as by the state it left."""
     tags: tuple[str, ...] = ()
     """Tags that people gave it."""
+    score: Score | None = None
+    """pass@1 over its tasks, those of all arms together; None without a graded rollout."""
 
     @property
     def done(self) -> int:
@@ -155,8 +166,10 @@ class CampaignView:
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds left at the recent rate; None without a rate."""
-        return (self.size - self.done) / self.per_second if self.per_second else None
+        """Seconds left at the recent rate; None without a rate, and while rollouts are added at another."""
+        if self.unsubmitted or not self.per_second:
+            return None
+        return (self.size - self.done) / self.per_second
 
 
 @dataclass(frozen=True)
@@ -179,7 +192,7 @@ class PipelineView:
 
 @dataclass(frozen=True)
 class Status:
-    """Status of all campaigns and of the pipeline at one time."""
+    """Status of campaigns and of the pipeline at one time."""
 
     campaigns: list[CampaignView]
     pipeline: PipelineView
@@ -205,9 +218,9 @@ def state_of(record: CampaignRecord, outcomes: Mapping[str, int], moving: InQueu
     `serving` is the number of workers alive that serve its queue.
     """
     done = sum(outcomes.values())
-    if record.state is CampaignState.CANCELLED and (done < record.size or _CANCELLED in outcomes):
+    if record.state is CampaignState.CANCELLED and (done < record.whole or _CANCELLED in outcomes):
         return State.CANCELLED
-    if done >= record.size:
+    if done >= record.whole:
         return State.ABORTED if all(name.startswith("aborted") for name in outcomes) else State.FINISHED
     if record.state is not CampaignState.RUNNING:
         return State(record.state.value)
@@ -228,11 +241,14 @@ async def read_status(
 ) -> Status:
     """The campaigns of `records`, whose consumers are named by `queues`, and the pipeline. `ask` reads tables
     that are open already, from `sources`."""
+    work_queues = await consumers(connection, names.WORK)
     heard, moving, pipeline = await asyncio.gather(
         reports(connection),
-        asyncio.gather(*(_in_queues(connection, name) for name in records)),
+        asyncio.gather(*(_in_queues(connection, name, work_queues) for name in records)),
         _pipeline(session, connection),
     )
+    if not records:
+        return Status([], _with_processes(pipeline, heard, alive(heard)))
     running = [rollout for each in moving for rollout in each.running]
     capped = [name for name, record in records.items() if record.max_cost_usd is not None]
     up_to = await asyncio.to_thread(position, session.config.store)
@@ -294,12 +310,14 @@ def _view(
     open_ = max(record.size - sum(outcomes.values()), 0)
     return CampaignView(
         name=name,
-        size=record.size,
+        size=record.whole,
         state=state_of(record, outcomes, moving, serving),
         outcomes=outcomes,
         waiting=max(open_ - len(moving.running) - moving.delayed, 0),
         running=min(len(moving.running), open_),
         delayed=min(moving.delayed, open_),
+        unsubmitted=record.whole - record.size,
+        ahead=moving.ahead,
         retries=one.get("retries", 0),
         reconciled=one.get("reconciled", 0),
         queue=queue,
@@ -322,6 +340,7 @@ def _view(
         retrying=abort_reasons(row for row in retried if row["open"]),
         empty=_empty(mine),
         tags=tuple(one.get("tags", ())),
+        score=rows.scores.get(name),
     )
 
 
@@ -348,13 +367,14 @@ def _work(rows: Sequence[Mapping[str, Any]]) -> ModelWork:
     )
 
 
-async def _in_queues(connection: Connection, campaign: str) -> InQueues:
+async def _in_queues(connection: Connection, campaign: str, work_queues: Sequence[ConsumerInfo]) -> InQueues:
     """Counts that need no listing of waiting requests, of which there may be a million."""
-    running, delayed = await asyncio.gather(
-        running_now(connection, campaign),
+    running, delayed, ahead = await asyncio.gather(
+        running_now(connection, campaign, work_queues),
         subjects(connection, names.LATER, f"orchard.*.rollout.*.*.{campaign}.>"),
+        ahead_of(connection, campaign, work_queues),
     )
-    return InQueues(frozenset(running), len(delayed))
+    return InQueues(frozenset(running), len(delayed), ahead)
 
 
 async def _pipeline(session: Session, connection: Connection) -> PipelineView:

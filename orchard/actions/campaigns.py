@@ -2,20 +2,28 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from orchard.actions.campaign_status import State, Status, read_status
+from orchard.actions.campaign_rows import VIEWS, made_and_proven
+from orchard.actions.campaign_status import (
+    CampaignView,
+    PipelineView,
+    State,
+    Status,
+    read_status,
+    recorded,
+)
 from orchard.actions.reporter import SILENT, Reporter
 from orchard.actions.session import Session
 from orchard.actions.submission import added_fields, check_prices, check_programs, check_workers, queue_of
 from orchard.configuration.config import ConfigError
 from orchard.configuration.flags import with_endpoint
-from orchard.schemas.campaigns import CampaignRecord, CampaignSpec
+from orchard.schemas.campaigns import CampaignRecord, CampaignSpec, CampaignState
 from orchard.schemas.health import alive
 from orchard.schemas.llm_calls import ModelKind
-from orchard.storage.reader import position
+from orchard.storage.reader import open_tables, position
 from orchard.streams import names
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.connection import Connection
@@ -70,14 +78,16 @@ async def submit_campaign(
         await _follow(_campaigns(session, connection).submit(spec), f"submitting {spec.name}", told)
 
 
-async def grow_campaign(session: Session, spec: CampaignSpec, told: Reporter = SILENT) -> None:
-    """Submits a campaign, or adds the tasks that `spec` has beyond those of the campaign of its name.
+async def grow_campaign(session: Session, spec: CampaignSpec, planned: int) -> None:
+    """Submits a campaign, or adds the tasks that `spec` has beyond those of the campaign of its name, which
+    is not over before it has `planned` rollouts.
 
     Raises CampaignError where it differs in anything else, or the campaign is not running.
     """
     async with session.connection("submit") as connection:
         await declare(connection, session.config.nats, [queue_of(spec)])
-        await _follow(_campaigns(session, connection).grow(spec), f"submitting {spec.name}", told)
+        async for _ in _campaigns(session, connection).grow(spec, planned=planned):
+            pass
 
 
 async def resume_campaign(
@@ -106,15 +116,56 @@ async def cancel_campaign(session: Session, name: str, told: Reporter = SILENT) 
         return await _follow(_campaigns(session, connection).cancel(name), f"cancelling {name}", told)
 
 
-async def all_campaigns(session: Session) -> tuple[str, Status | None]:
-    """Returns why nothing is published (empty: no reason), and the status of every campaign, or None
-    without any."""
-    async with session.reading_connection("status") as connection:
-        held = await session.held(connection)
-        records = {name: record for name, (record, _) in (await CampaignBook(connection).list()).items()}
+class StoreStatus(NamedTuple):
+    """All campaigns of a store."""
+
+    campaigns: list[CampaignView]
+    pipeline: PipelineView | None = None
+    """None where no pipeline runs, so that the campaigns are what the tables have."""
+    held: str = ""
+    """Why nothing is published; empty: no reason."""
+    tasks: tuple[int, int] = (0, 0)
+    """Numbers of tasks, and of those that are proven; counted only without a campaign."""
+
+
+async def all_campaigns(session: Session) -> StoreStatus:
+    """The status of every campaign, from the tables alone where no pipeline runs."""
+    if session.config.nats.url is None and session.up() is None:
+        found = await asyncio.to_thread(_recorded, session.config.store)
+    else:
+        async with session.reading_connection("status") as connection:
+            held = await session.held(connection)
+            book = {name: record for name, (record, _) in (await CampaignBook(connection).list()).items()}
+            status = await read_status(session, connection, book, await _queues(session, book))
+        found = StoreStatus(status.campaigns, status.pipeline, held)
+    if found.campaigns:
+        return found
+    return found._replace(tasks=await asyncio.to_thread(_tasks, session.config.store))
+
+
+def _recorded(store: str) -> StoreStatus:
+    with open_tables(store, views=VIEWS) as tables:
+        return StoreStatus(recorded(tables))
+
+
+def _tasks(store: str) -> tuple[int, int]:
+    if not position(store):
+        return 0, 0
+    with open_tables(store, views=("tasks",)) as tables:
+        return made_and_proven(tables)
+
+
+async def unfinished_campaigns(session: Session) -> list[CampaignView]:
+    """Running campaigns that have rollouts without an outcome, once the tables have what the stream has, for
+    which it waits some seconds."""
+    async with session.reading_connection("up") as connection:
+        book = await CampaignBook(connection).list()
+        records = {name: one for name, (one, _) in book.items() if one.state is CampaignState.RUNNING}
         if not records:
-            return held, None
-        return held, await read_status(session, connection, records, await _queues(session, records))
+            return []
+        await session.waiting(connection)
+        status = await read_status(session, connection, records, await _queues(session, records))
+    return [view for view in status.campaigns if not view.over]
 
 
 async def follow_campaign(session: Session, name: str, every: float) -> AsyncIterator[Status]:

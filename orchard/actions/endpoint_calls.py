@@ -1,11 +1,12 @@
 """Calls an endpoint as programs of its users do, through the package `openai`, which this module alone
 imports. Answers are read as workers read them."""
 
+import asyncio
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
@@ -26,6 +27,9 @@ _PATH = "check base_url, which ends with the version path, as in https://HOST/v1
 _SERVER = "check base_url, and that the server runs"
 _QUOTED = 300
 """Characters that are quoted of what an endpoint says."""
+AGAIN_SECONDS = (0.5, 2.0)
+"""Seconds after which a call that the server failed at (5xx) is sent again."""
+_Answer = TypeVar("_Answer")
 
 
 class CallFailed(Exception):
@@ -42,7 +46,8 @@ class CallFailed(Exception):
 
 
 class EndpointCalls:
-    """Calls to the first server of an endpoint, each tried once; sums the tokens of all."""
+    """Calls to the first server of an endpoint; one that the server fails at (5xx) is sent up to three times.
+    Sums the tokens of all."""
 
     def __init__(self, settings: EndpointSettings, key: str, seconds: float) -> None:
         self._settings = settings
@@ -80,6 +85,25 @@ class EndpointCalls:
     ) -> Completion:
         """Returns an answer of at most `most` tokens, whole or as a stream, as the endpoint is configured.
         Raises CallFailed."""
+        return await self._again(lambda: self._complete(model, messages, most, fields))
+
+    async def stream(self, model: str, messages: Sequence[Mapping[str, Any]], most: int) -> tuple[int, Usage]:
+        """Returns the number of chunks of a streamed answer, and its tokens. Raises CallFailed."""
+        return await self._again(lambda: self._stream(model, messages, most))
+
+    async def _again(self, call: Callable[[], Awaitable[_Answer]]) -> _Answer:
+        for pause in AGAIN_SECONDS:
+            try:
+                return await call()
+            except CallFailed as failed:
+                if failed.status < 500:
+                    raise
+            await asyncio.sleep(pause)
+        return await call()
+
+    async def _complete(
+        self, model: str, messages: Sequence[Mapping[str, Any]], most: int, fields: Mapping[str, Any]
+    ) -> Completion:
         chat = self._client.chat.completions.with_raw_response
         with self._failures():
             reply = await self._post(chat, model, messages, most, self._settings.stream, fields)
@@ -90,8 +114,9 @@ class EndpointCalls:
         self.usages.append(answer.usage)
         return answer
 
-    async def stream(self, model: str, messages: Sequence[Mapping[str, Any]], most: int) -> tuple[int, Usage]:
-        """Returns the number of chunks of a streamed answer, and its tokens. Raises CallFailed."""
+    async def _stream(
+        self, model: str, messages: Sequence[Mapping[str, Any]], most: int
+    ) -> tuple[int, Usage]:
         chunks, usage = 0, Usage()
         with self._failures():
             stream = await self._post(self._client.chat.completions, model, messages, most, True)

@@ -15,6 +15,7 @@ from orchard.configuration.config import ConfigError
 from orchard.configuration.findings import Finding
 from orchard.schemas.campaigns import ModelSpec
 from orchard.schemas.llm_calls import Usage
+from orchard.schemas.nearest import meant
 from orchard.workers.harnesses import TASK, patch_harness, text_harness
 from orchard.workers.llm.answers import Completion
 from orchard.workers.llm.rest_policy import host_of
@@ -58,7 +59,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
     """Sentence that says why no harness works; empty if one does."""
     temporary: bool = False
-    """Whether the problem may pass by itself."""
+    """Whether the problem, or a failure that leaves something unknown, may pass by itself."""
     tools: bool | None = None
     streams: bool | None = None
     usage: bool | None = None
@@ -111,7 +112,7 @@ async def try_server(name: str, settings: EndpointSettings, model: str | None, s
             listed = await calls.models()
         except CallFailed as failed:
             if model is None and not settings.prices and failed.status in (0, 401, 403):
-                return _failed(trial, failed, [])
+                return _failed(trial, settings, failed)
             listed = []  # some servers have no list, and some keys may not see it
         if model is None:
             model = _only_model(name, settings, listed)
@@ -143,7 +144,7 @@ async def _asked(
     try:
         tools, said = await _tool_call(calls, trial.model)
     except CallFailed as failed:
-        return _failed(trial, failed, [each["id"] for each in listed])
+        return _failed(trial, settings, failed)
     (streams, stream_said), (logprobs, ids, logprobs_said), length = await asyncio.gather(
         _streamed(calls, trial.model), _sampled(calls, trial.model), _context(calls, trial.model, listed)
     )
@@ -152,6 +153,7 @@ async def _asked(
     usage = _total(calls.usages[0]) is not None
     trial = msgspec.structs.replace(
         trial,
+        temporary=streams is None or logprobs is None,
         tools=tools,
         streams=streams,
         usage=usage,
@@ -162,7 +164,7 @@ async def _asked(
         cost_usd=None if None in costs else math.fsum(each or 0.0 for each in costs),
         harnesses=[text_harness()] if tools is False else [patch_harness(), TASK, text_harness()],
     )
-    if settings.stream and not streams:
+    if settings.stream and streams is False:
         said = f"endpoint {trial.endpoint!r} is configured with `stream = true`, but {stream_said}"
         return _with_problem(msgspec.structs.replace(trial, harnesses=[]), said, temporary=False)
     words = (said, stream_said, logprobs_said)
@@ -175,10 +177,18 @@ def _total(usage: Usage) -> int | None:
     return usage.prompt_tokens + usage.completion_tokens
 
 
-def _failed(trial: Trial, failed: CallFailed, listed: Sequence[str]) -> Trial:
-    there = f" (there are {_names(listed)})" if failed.status == 404 and listed else ""
-    check = ": check base_url and the model's name" if failed.status == 404 else ""
-    problem = f"endpoint {trial.endpoint!r} {failed}{check}{there}"
+def unlisted(trial: Trial) -> str:
+    """Sentence on a model that the server's list of models lacks; empty for others, and without a list."""
+    if not trial.models or trial.model in trial.models:
+        return ""
+    return f"the server's list of models lacks {trial.model}: {meant(trial.model, trial.models)}"
+
+
+def _failed(trial: Trial, settings: EndpointSettings, failed: CallFailed) -> Trial:
+    where = settings.base_url.partition("?")[0]
+    why = unlisted(trial) or "check base_url and the model's name"
+    check = f": {why}" if failed.status == 404 else ""
+    problem = f"endpoint {trial.endpoint!r} at {where} {failed}{check}"
     return _with_problem(trial, problem, temporary=failed.temporary)
 
 
@@ -196,7 +206,7 @@ async def _tool_call(calls: EndpointCalls, model: str) -> tuple[bool | None, str
         if failed.status in (0, 401, 403, 429):
             raise
         await calls.complete(model, _YES, _WORD)
-        return None if failed.temporary else False, f"a request with a tool {failed}"
+        return _unless_temporary(failed), f"a request with a tool {failed}"
     if answer.tool_calls:
         return True, f"the model called `{answer.tool_calls[0].name:.40}`"
     if await _left_out(calls, model):
@@ -204,6 +214,11 @@ async def _tool_call(calls: EndpointCalls, model: str) -> tuple[bool | None, str
     if answer.finish_reason == "length":
         return None, f"unknown: {_THOUGHT} tokens were not enough for the call"
     return None, f"the model was asked for a call and wrote text: {' '.join(answer.text.split())[:60]!r}"
+
+
+def _unless_temporary(failed: CallFailed) -> bool | None:
+    """What a refused question shows: nothing where the server may answer it another time."""
+    return None if failed.temporary and failed.status else False
 
 
 async def _left_out(calls: EndpointCalls, model: str) -> bool:
@@ -215,15 +230,15 @@ async def _left_out(calls: EndpointCalls, model: str) -> bool:
     return counted is not None and leaves_tools_out(counted)
 
 
-async def _streamed(calls: EndpointCalls, model: str) -> tuple[bool, str]:
+async def _streamed(calls: EndpointCalls, model: str) -> tuple[bool | None, str]:
     try:
         chunks, usage = await calls.stream(model, _YES, _WORD)
     except CallFailed as failed:
-        return False, f"a request for a stream {failed}"
+        return _unless_temporary(failed), f"a request for a stream {failed}"
     return True, f"{chunks} chunks, {'with' if _total(usage) is not None else 'without'} usage"
 
 
-async def _sampled(calls: EndpointCalls, model: str) -> tuple[bool, bool, str]:
+async def _sampled(calls: EndpointCalls, model: str) -> tuple[bool | None, bool | None, str]:
     """Whether log-probabilities and token ids are served, and what is said of it. Strict servers refuse the
     field for ids."""
     try:
@@ -232,7 +247,8 @@ async def _sampled(calls: EndpointCalls, model: str) -> tuple[bool, bool, str]:
         except CallFailed:
             answer = await calls.complete(model, _YES, _WORD, {"logprobs": True})
     except CallFailed as failed:
-        return False, False, f"a request for them {failed}"
+        served = _unless_temporary(failed)
+        return served, served, f"a request for them {failed}"
     return _of_tokens(answer)
 
 
@@ -274,8 +290,14 @@ def _findings(trial: Trial, words: tuple[str, str, str]) -> list[Finding]:
         f"use --harness {text}, or serve the model with tool calls (vLLM: --enable-auto-tool-choice and "
         "--tool-call-parser)"
     )
+    unknown = (
+        [Finding("model", False, missing, "name it with --model")] if (missing := unlisted(trial)) else []
+    )
+    if trial.tools is None:
+        without = f"ask again; where it stays so, {without}"
     return [
         Finding("answers", True, f"{trial.model} at {trial.server}"),
+        *unknown,
         Finding("tool calls", trial.tools is True, said, "" if trial.tools else without),
         Finding("streams", bool(trial.streams), stream_said),
         Finding(

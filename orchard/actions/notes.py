@@ -1,7 +1,7 @@
 """Publishes notes, labels and human scores of rollouts, and tags of campaigns."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from uuid import uuid4
 
 import duckdb
@@ -94,28 +94,36 @@ def campaign_of(tables: duckdb.DuckDBPyConnection, rollout_id: str) -> str:
     return str(found["campaign"])
 
 
-async def add_note(session: Session, rollout_id: str, campaign: str, note: RolloutNoted) -> str:
-    """Publishes a note and returns why the tables lack it yet; empty when they have it.
+async def add_notes(session: Session, rollouts: Mapping[str, str], note: RolloutNoted) -> str:
+    """Publishes a note on each rollout, whose campaign is its value, and returns why the tables lack them
+    yet; empty when they have them.
 
     Where no pipeline runs, the store's own server takes it, and the next writer brings it into the tables.
     Raises ConfigError.
     """
-    name = f"{rollout_id}.note.{uuid4().hex}"
-    event = make_event(
-        checked(note), id=name, source="orchard/note", campaign=campaign, rollout_id=rollout_id
-    )
-    return await _published(session, event)
+    said = checked(note)
+    events = [
+        make_event(
+            said,
+            id=f"{rollout}.note.{uuid4().hex}",
+            source="orchard/note",
+            campaign=campaign,
+            rollout_id=rollout,
+        )
+        for rollout, campaign in rollouts.items()
+    ]
+    return await _published(session, events)
 
 
 async def tag_campaign(
     session: Session, campaign: str, author: str, tags: tuple[str, ...], removed: tuple[str, ...]
 ) -> str:
-    """Publishes tags of a campaign that the tables have; else as `add_note`. Raises ConfigError."""
+    """Publishes tags of a campaign that the tables have; else as `add_notes`. Raises ConfigError."""
     tagged = CampaignTagged(author=_author(author), tags=tags, removed_tags=removed)
     if not (tags or removed):
         raise ConfigError("no tag is named: give one to add or to remove")
     name = f"{campaign}.tagged.{uuid4().hex}"
-    return await _published(session, make_event(tagged, id=name, source="orchard/note", campaign=campaign))
+    return await _published(session, [make_event(tagged, id=name, source="orchard/note", campaign=campaign)])
 
 
 def known_campaign(tables: duckdb.DuckDBPyConnection, name: str) -> str:
@@ -126,9 +134,9 @@ def known_campaign(tables: duckdb.DuckDBPyConnection, name: str) -> str:
     return name
 
 
-async def _published(session: Session, event: Event) -> str:
+async def _published(session: Session, events: Sequence[Event]) -> str:
     async with session.connection_or_server("note") as connection:
-        await Publisher(connection).event(event)
+        await Publisher(connection).events(events)
         return await session.waiting(connection)
 
 

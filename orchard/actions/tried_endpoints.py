@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from orchard.actions.endpoint_trial import ModelNotNamed, Trial, key_in
+from orchard.actions.endpoint_trial import ModelNotNamed, Trial, key_in, unlisted
 from orchard.actions.replica_trial import try_endpoint
 from orchard.actions.reporter import plural
 from orchard.configuration.config import ConfigError
@@ -26,8 +26,8 @@ _OTHERWISE = "use --no-try to submit anyway"
 
 
 def remember(directory: Path, settings: EndpointSettings, trial: Trial) -> None:
-    """Writes the result of a trial, unless a server has a problem."""
-    if any(each.problem for each in (trial, *trial.replicas)):
+    """Writes the result of a trial, unless a server has a problem or failed at a question."""
+    if any(each.problem or each.temporary for each in (trial, *trial.replicas)):
         return
     file = _file(directory, settings, trial.endpoint, trial.model)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -137,6 +137,8 @@ def _checked(trial: Trial, model: ModelSpec, tools: list[str]) -> list[str]:
         )
     notes = [f"endpoint {trial.endpoint}: {each}" for each in _unlike(trial)]
     notes += [f"{model.name}: tool calls did not work ({why})"] if trial.tools is None and tools else []
+    notes += [f"endpoint {trial.endpoint}: {missing}"] if (missing := unlisted(trial)) else []
     if model.logprobs and not trial.logprobs:
-        notes.append(f"{model.name}: log-probabilities are not served")
+        said = "not known to be" if trial.logprobs is None else "not"
+        notes.append(f"{model.name}: log-probabilities are {said} served")
     return notes

@@ -156,15 +156,27 @@ def register(app: typer.Typer) -> None:
             protected_tasks,
             without_label,
         )
-        from orchard.pipelines.tasks.registry import campaign_tasks, mixed, needs_of, read_task_refs
+        from orchard.pipelines.tasks.registry import (
+            campaign_tasks,
+            mixed,
+            needs_of,
+            read_task_refs,
+            stored_tasks,
+        )
         from orchard.workers.harnesses import get_harness
 
         session: Session = context.obj
+        session.nats_url()  # that nothing runs is told before what else is missing
         for each in harness or ():
             get_harness(each)  # an unknown one is told now, not by a worker
         found = campaign_tasks(
             session.config.store, source=source, repo=repo, ids=task or [], only_valid=not unproven
         )
+        if not found and not stored_tasks(session.config.store):
+            raise ConfigError(
+                "the store has no task yet: `orchard tasks synthesize --limit 20` makes some, `orchard tasks "
+                "import` reads yours"
+            )
         if not found:
             raise ConfigError(
                 "no proven task matches: `orchard tasks list` shows all, `orchard tasks validate` proves "
@@ -223,17 +235,27 @@ def register(app: typer.Typer) -> None:
 
     @app.command()
     def status(context: typer.Context, as_json: AsJson = False) -> None:
-        """Show all campaigns: state, outcomes, queue depth."""
-        held, status = asyncio.run(all_campaigns(context.obj))
+        """Show all campaigns: state, outcomes, queue depth.
+
+        The pass rate is the mean over tasks, with its 95 % interval. A cost of `-` is not known. Where no
+        pipeline runs, the tables are read.
+        """
+        found = asyncio.run(all_campaigns(context.obj))
         if as_json:
-            print_facts(status_facts(held, status))
+            print_facts(status_facts(found))
             return
-        if held:
-            console.print(f"[bold red]held[/] {escape(held)}", highlight=False)
-        if status is None:
-            console.print("no campaigns yet: `orchard submit --help` says how to queue one")
-        else:
-            console.print(status_table(status.campaigns, status.pipeline, console.width))
+        if found.held:
+            console.print(f"[bold red]held[/] {escape(found.held)}", highlight=False)
+        if found.campaigns:
+            console.print(status_table(found.campaigns, found.pipeline, console.width))
+            return
+        made, proven = found.tasks
+        tasks = f"{plural(made, 'task')} made, {proven:,} proven; " if made else ""
+        then = "`orchard submit --help` says how to queue one"
+        console.print(
+            f"{tasks}no campaign yet: "
+            + (then if found.pipeline else "nothing runs here, start `orchard up`")
+        )
 
     @app.command()
     def watch(

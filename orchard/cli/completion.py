@@ -59,7 +59,7 @@ def _column(options: Mapping[str, Any], table: str, column: str) -> Iterable[str
 
 
 ARGUMENTS: dict[str, Names] = {
-    **dict.fromkeys(("watch", "pause", "cancel", "resume", "report"), campaigns),
+    **dict.fromkeys(("watch", "pause", "cancel", "resume", "report", "cost"), campaigns),
     **dict.fromkeys(
         ("log archive", "log restore", "log verify", "values annotate", "eval report"), campaigns
     ),

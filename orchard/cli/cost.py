@@ -1,89 +1,84 @@
-"""`cost`: computes the cost of sandboxes by a rate card; by default, the paper's Table 2."""
+"""`cost`: compares what campaigns or models have cost."""
 
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
+from rich.markup import escape
 from rich.table import Table
 
+from orchard.actions.notes import known_campaign
+from orchard.actions.session import Session
+from orchard.actions.spending import SpendingBy, SpendingLine, spending
 from orchard.cli.facts import AsJson, print_facts
-from orchard.configuration.config import ConfigError
-from orchard.pipelines.campaigns.costs import PAPER_RATES, CostLine, RateCard, RatesError, price, read_rates
+from orchard.storage.reader import open_tables
 from orchard.terminal.console import console
 
-COMMANDS = {"cost": "Compute what sandboxes cost."}
+COMMANDS = {"cost": "Compare what campaigns have cost, and what each resolved rollout."}
 
 
-class CostFacts(msgspec.Struct, frozen=True, kw_only=True):
+class SpendingFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Output of `orchard cost --json`."""
 
-    baseline: str
-    lines: list[CostLine]
+    by: SpendingBy
+    lines: list[SpendingLine]
 
 
 def register(app: typer.Typer) -> None:
     @app.command()
     def cost(
-        rates: Annotated[
-            Path | None, typer.Option(help="Rate card, TOML.", show_default="the paper's")
+        context: typer.Context,
+        campaigns: Annotated[
+            list[str] | None, typer.Argument(help="Campaigns that count.", show_default="all")
         ] = None,
-        sandboxes: Annotated[int | None, typer.Option(help="Number of concurrent sandboxes.", min=1)] = None,
-        hours: Annotated[float | None, typer.Option(help="Duration in hours.", min=0)] = None,
-        vcpu: Annotated[float | None, typer.Option(help="vCPU of each sandbox.", min=0)] = None,
-        memory: Annotated[float | None, typer.Option(help="GiB of each sandbox.", min=0)] = None,
-        card: Annotated[bool, typer.Option("--card", help="Print the paper's rate card as TOML.")] = False,
+        by: Annotated[SpendingBy, typer.Option(help="What the cost is summed by.")] = SpendingBy.CAMPAIGN,
         as_json: AsJson = False,
     ) -> None:
-        """Compute what sandboxes cost. Without options: Table 2 of the paper, from the paper's own inputs.
+        """Compare what campaigns have cost, and what each resolved rollout.
+
+        Every model call of every attempt counts. A cost of `-` is not known: add prices to the endpoint's
+        section of orchard.toml. `orchard sandbox cost` computes what sandboxes cost.
 
         For example:
 
-            orchard cost --card > rates.toml       # a rate card to start from
-            orchard cost --rates rates.toml --sandboxes 500 --hours 72
+            orchard cost
+            orchard cost first second --by model
         """
-        if card:
-            console.print(PAPER_RATES, markup=False, highlight=False, soft_wrap=True, end="")
-            return
-        try:
-            known = read_rates(_text(rates))
-            changes = {"sandboxes": sandboxes, "hours": hours, "vcpu": vcpu, "memory_gib": memory}
-            given = {name: value for name, value in changes.items() if value is not None}
-            known = msgspec.structs.replace(known, workload=msgspec.structs.replace(known.workload, **given))
-            lines = price(known)
-        except (RatesError, ValueError) as error:
-            raise ConfigError(f"{rates}: {error}" if rates else str(error)) from error
+        session: Session = context.obj
+        with open_tables(session.config.store, views=("rollouts", "llm_calls_all", "campaigns")) as tables:
+            named = [known_campaign(tables, name) for name in campaigns or ()]
+            lines = spending(tables, by, named)
         if as_json:
-            print_facts(CostFacts(baseline=known.baseline, lines=lines))
-            return
-        console.print(cost_table(known, lines))
-        for line in lines:
-            if line.note:
-                console.print(f"{line.name}: {line.note}", markup=False, highlight=False)
+            print_facts(SpendingFacts(by=by, lines=lines))
+        elif lines:
+            console.print(spending_table(by, lines))
+        else:
+            console.print("no model was called yet: `orchard submit --help` says how to queue a campaign")
 
 
-def cost_table(card: RateCard, lines: list[CostLine]) -> Table:
-    """Formats the table as in the paper: USD per sandbox-hour, total USD, difference to the baseline."""
-    work = card.workload
-    table = Table(
-        title=f"{work.sandboxes} sandboxes of {work.vcpu:g} vCPU and {work.memory_gib:g} GiB for "
-        f"{work.hours:g} h ({work.sandbox_hours:,.0f} sandbox-hours)"
-    )
-    table.add_column("system")
-    for title in ("$/sandbox-hr", "cost ($)", f"vs. {card.baseline}"):
-        table.add_column(title, justify="right")
+def spending_table(by: SpendingBy, lines: list[SpendingLine]) -> Table:
+    """Formats a line each, `-` for what is not known and `≥` for what is known in part."""
+    table = Table(header_style="bold", box=None)
+    table.add_column(by.value, overflow="fold")
+    for title in ("resolved", "calls", "tokens", "USD", "tokens each", "USD each"):
+        table.add_column(title, justify="right", no_wrap=True)
     for line in lines:
-        relative = "" if line.name == card.baseline else f"{line.relative:+.0%}"
-        table.add_row(line.name, f"{line.sandbox_hourly:.3f}", f"{line.total:,.0f}", relative)
+        counted, priced = ("≥ " if gap else "" for gap in (line.uncounted, line.unpriced))
+        table.add_row(
+            escape(line.name),
+            f"{line.resolved:,} of {line.rollouts:,}",
+            f"{line.calls:,}",
+            f"{counted}{line.tokens:,}" if line.tokens or not line.uncounted else "-",
+            _usd(line.cost_usd, priced),
+            "-" if line.tokens_per_resolved is None else f"{counted}{line.tokens_per_resolved:,.0f}",
+            _usd(line.usd_per_resolved, priced),
+        )
+    table.caption = "each: per resolved rollout; every call of every attempt counts"
+    table.caption_justify = "left"
     return table
 
 
-def _text(path: Path | None) -> str:
-    if path is None:
-        return PAPER_RATES
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"the rate card {path} cannot be read ({error}): `orchard cost --card` prints one to start from"
-        ) from error
+def _usd(value: float | None, least: str) -> str:
+    if value is None:
+        return "-"
+    return f"{least}{value:,.2f}" if value >= 1 or not value else f"{least}{value:.3g}"

@@ -33,7 +33,7 @@ from orchard.processes.signals import call_on_signals
 from orchard.storage.reader import open_tables
 from orchard.streams.claims import Claims
 from orchard.streams.topology import declare
-from orchard.terminal.console import console, reporting
+from orchard.terminal.console import console, reporting, warn
 from orchard.terminal.left_out import Strict, counted, end, tell_left_out
 from orchard.terminal.tables import rows_table
 
@@ -102,12 +102,12 @@ def build(
     ] = False,
 ) -> None:
     """Build a dataset. Equal log, code and configuration give equal bytes. Run it again to resume."""
+    session: Session = context.obj
+    settings = read_settings(config)  # told before the import of what may not be installed
     from orchard.pipelines.datasets.build import (
         build as build_dataset,  # it brings `transformers`, slow to import
     )
 
-    session: Session = context.obj
-    settings = read_settings(config)
     started = time.monotonic()
     with reporting("trajectories") as told:
         build_it = partial(
@@ -118,6 +118,7 @@ def build(
             as_of=as_of,
             processes=processes,
             progress=partial(told.progress, settings.name),
+            warn=warn,
         )
         manifest = asyncio.run(build_through_queue(session, build_it)) if through_queue else build_it()
     if not asyncio.run(announce(session, manifest, time.monotonic() - started)):

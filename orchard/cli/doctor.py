@@ -36,10 +36,13 @@ def register(app: typer.Typer) -> None:
             raise typer.Exit(1)
 
     @app.command()
-    def config(context: typer.Context) -> None:
+    def config(context: typer.Context, as_json: AsJson = False) -> None:
         """Show every configuration key with its value, as a TOML file with comments."""
         session: Session = context.obj
-        typer.echo(as_toml(session.config), nl=False)
+        if as_json:
+            print_facts(session.config)
+        else:
+            typer.echo(as_toml(session.config), nl=False)
 
 
 def _shown(session: Session) -> Iterator[Finding]:

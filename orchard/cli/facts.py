@@ -6,8 +6,9 @@ from typing import Annotated
 import msgspec
 import typer
 
-from orchard.actions.campaign_hints import hints
+from orchard.actions.campaign_hints import hints, hints_on
 from orchard.actions.campaign_status import CampaignView, PipelineView, Status
+from orchard.actions.campaigns import StoreStatus
 from orchard.configuration.findings import Finding
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")]
@@ -21,7 +22,11 @@ class StatusFacts(msgspec.Struct, frozen=True, kw_only=True):
     campaigns: list[CampaignView]
     """All campaigns."""
     pipeline: PipelineView | None
-    """State that all campaigns share; None without a campaign."""
+    """State that all campaigns share; None where no pipeline runs, so that the tables are read."""
+    tasks: int
+    """Number of tasks; counted only without a campaign."""
+    proven_tasks: int
+    """Number of those that are proven."""
     hints: list[str]
     """Advice, a sentence each."""
 
@@ -42,16 +47,15 @@ class DoctorFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What was checked."""
 
 
-def status_facts(held: str, status: Status | None) -> StatusFacts:
-    """The facts of `status`; None stands for no campaign."""
-    if status is None:
-        return StatusFacts(held=held, campaigns=[], pipeline=None, hints=[])
-    said = [hint for view in status.campaigns for hint in hints(view, status.pipeline)]
+def status_facts(found: StoreStatus) -> StatusFacts:
+    """The facts of `status`."""
     return StatusFacts(
-        held=held,
-        campaigns=status.campaigns,
-        pipeline=status.pipeline,
-        hints=list(dict.fromkeys(said)),
+        held=found.held,
+        campaigns=found.campaigns,
+        pipeline=found.pipeline,
+        tasks=found.tasks[0],
+        proven_tasks=found.tasks[1],
+        hints=hints_on(found.campaigns, found.pipeline),
     )
 
 

@@ -6,7 +6,7 @@ import msgspec
 
 from orchard.actions.domain import answers
 from orchard.actions.endpoint_trial import Trial
-from orchard.cli.cost import CostFacts
+from orchard.cli.cost import SpendingFacts
 from orchard.cli.datasets import RowFacts
 from orchard.cli.dead import DeadLetterFacts, DeadLetterListing
 from orchard.cli.evaluation import EvaluationFacts, PlanFacts
@@ -14,13 +14,16 @@ from orchard.cli.facts import DoctorFacts, StatusFacts, WatchFacts
 from orchard.cli.harness import ProgramListing, ProgramRecord
 from orchard.cli.images import ImageListing
 from orchard.cli.log import LogFacts
+from orchard.cli.logs import ProcessLogs
 from orchard.cli.measuring import AgreementListing
 from orchard.cli.rl_facts import GroupListing, WhatIfFacts
+from orchard.cli.sandbox import SandboxCostFacts
 from orchard.cli.shown_message import ShownMessage
 from orchard.cli.store import StoreFacts, TableDigests
 from orchard.cli.task_page import TaskRecord
 from orchard.cli.tasks import HackListing, TaskListing
 from orchard.cli.values import ShapeListing
+from orchard.configuration.config import Config
 from orchard.pipelines.datasets.comparison import Difference
 from orchard.pipelines.datasets.manifest import Manifest
 from orchard.storage.archive.verify import Verified
@@ -31,7 +34,10 @@ CORE_FACTS: dict[str, Any] = {
     "doctor": DoctorFacts,
     "try": Trial,
     "show": ShownMessage,
-    "cost": CostFacts,
+    "cost": SpendingFacts,
+    "sandbox cost": SandboxCostFacts,
+    "config": Config,
+    "logs": ProcessLogs,
     "tasks list": TaskListing,
     "tasks hacks": HackListing,
     "tasks show": TaskRecord,

@@ -2,12 +2,15 @@
 
 import asyncio
 import getpass
+import re
+import sys
 from typing import Annotated
 
+import duckdb
 import typer
 
 from orchard.actions.notes import (
-    add_note,
+    add_notes,
     campaign_of,
     check_removed,
     check_target,
@@ -16,6 +19,7 @@ from orchard.actions.notes import (
     labels_of,
     tag_campaign,
 )
+from orchard.actions.reporter import plural
 from orchard.actions.rollout import find
 from orchard.actions.rollout_index import index_views
 from orchard.actions.session import Session
@@ -23,7 +27,7 @@ from orchard.configuration.config import ConfigError
 from orchard.schemas.notes import RolloutNoted
 from orchard.storage.reader import open_tables
 
-COMMANDS = {"note": "Write a note, labels or a score on a rollout, or give a campaign tags."}
+COMMANDS = {"note": "Write a note, labels or a score on rollouts, or give a campaign tags."}
 
 
 def register(app: typer.Typer) -> None:
@@ -31,7 +35,11 @@ def register(app: typer.Typer) -> None:
     def note(
         context: typer.Context,
         rollout: Annotated[
-            str, typer.Argument(help="Rollout id, or its first digits; with tags, name of a campaign.")
+            str,
+            typer.Argument(
+                help="Rollout id, or its first digits; several with commas, or - to read them from standard "
+                "input; with tags, name of a campaign."
+            ),
         ],
         text: Annotated[str, typer.Argument(help="What you saw.")] = "",
         label: Annotated[list[str] | None, typer.Option(help="Label that the rollout gets.")] = None,
@@ -46,12 +54,15 @@ def register(app: typer.Typer) -> None:
             str, typer.Option("--as", help="Name of who writes.", show_default="your user name")
         ] = "",
     ) -> None:
-        """Write a note, labels or a score on a rollout, or give a campaign tags.
+        """Write a note, labels or a score on rollouts, or give a campaign tags.
 
         Each is an event of the log, with the name of who wrote it. It changes no reward. The views `notes`,
         `reviews` and `campaigns` have them; `orchard status` and the page show tags:
 
             orchard note 3f2a "gave up after the first error" --label lazy --score 0.2
+            orchard note 3f2a,77b1 --label lazy
+            orchard sql --format csv "select rollout_id from rollouts where turns < 3" |
+                orchard note - --label short
             orchard note first --tag baseline --tag nightly
             orchard sql "select * from reviews where human_score < 0.5"
         """
@@ -76,12 +87,28 @@ def register(app: typer.Typer) -> None:
         )
         with open_tables(session.config.store) as tables:
             index_views(tables)
-            check_target(tables, rollout)
-            name = find(tables, rollout)
-            check_turn(tables, name, turn)
-            campaign = campaign_of(tables, name)
-        waiting = asyncio.run(add_note(session, name, campaign, said))
-        typer.echo(f"noted on {name}" + (f"; {waiting}" if waiting else ""), err=True)
+            noted = dict(_target(tables, word, turn) for word in _words(rollout))
+        waiting = asyncio.run(add_notes(session, noted, said))
+        where = next(iter(noted)) if len(noted) == 1 else plural(len(noted), "rollout")
+        typer.echo(f"noted on {where}" + (f"; {waiting}" if waiting else ""), err=True)
+
+
+def _words(given: str) -> list[str]:
+    """Ids in an argument, or in standard input for `-`. Raises ConfigError for none."""
+    found = re.split(r"[,\s]+", (sys.stdin.read() if given == "-" else given).strip())
+    if found[0] == "rollout_id":  # the title of a column
+        found = found[1:]
+    if not any(found):
+        raise ConfigError("no rollout is named: give the first characters of its id")
+    return found
+
+
+def _target(tables: duckdb.DuckDBPyConnection, word: str, turn: int | None) -> tuple[str, str]:
+    """Id and campaign of the rollout that a word names. Raises ConfigError and UnknownName."""
+    check_target(tables, word)
+    name = find(tables, word)
+    check_turn(tables, name, turn)
+    return name, campaign_of(tables, name)
 
 
 def _user() -> str:

@@ -11,6 +11,8 @@ from orchard.actions.session import Session
 from orchard.configuration.config import Config
 from orchard.configuration.flags import replaced, up_environment, with_endpoint
 from orchard.processes.signals import stop_on_signals
+from orchard.storage.errors import StorageError
+from orchard.streams.errors import StreamsError
 from orchard.terminal.console import console
 from orchard.terminal.logs import start_logging
 from orchard.terminal.options import ApiKeyEnv, BaseUrl
@@ -162,6 +164,7 @@ async def _up(config: Config) -> None:
             console.print(f"page: {supervisor.page_url}{taken}")
         workers, slots = plural(config.up.workers, "worker"), plural(config.worker.slots, "slot")
         console.print(f"{workers} x {slots}. Ctrl-C drains and stops.")
+        await _tell_what_continues(Session(config))
 
     async def say_stopping() -> None:
         await stop.wait()
@@ -172,3 +175,13 @@ async def _up(config: Config) -> None:
     for task in telling:
         task.cancel()
     console.print("stopped: unfinished work is on the queue and continues at the next `orchard up`")
+
+
+async def _tell_what_continues(session: Session) -> None:
+    from orchard.actions.campaigns import unfinished_campaigns
+
+    try:
+        for view in await unfinished_campaigns(session):
+            console.print(f"continues {view.name}: {plural(view.size - view.done, 'rollout')} left")
+    except (StorageError, StreamsError) as error:
+        console.print(f"unfinished campaigns cannot be read now: {error}", markup=False)

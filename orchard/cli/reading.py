@@ -42,6 +42,7 @@ COMMANDS = {
 }
 
 SHOWN_CHARACTERS = 4000
+FORMATS = ("table", "csv", "json", "jsonl")
 
 ATTEMPT = (
     *("attempt", "ending", "worker", "started_at", "inherited_turns", "inherited_from"),
@@ -99,7 +100,9 @@ def register(app: typer.Typer) -> None:
         query: Annotated[
             str | None, typer.Argument(help="Query; without one, an interactive prompt.")
         ] = None,
-        output: Annotated[str, typer.Option("--format", help="table, csv or json.")] = "table",
+        output: Annotated[
+            str, typer.Option("--format", help="table, csv, json (an array) or jsonl (an object a line).")
+        ] = "table",
         read_only: Annotated[
             bool, typer.Option("--read-only", help="Allow only queries, and only of the store's tables.")
         ] = False,
@@ -115,8 +118,10 @@ def register(app: typer.Typer) -> None:
             orchard sql "select repo, avg(turns) from rollouts group by repo"
             orchard sql "show tables"
         """
-        if output not in ("table", "csv", "json"):
-            raise ConfigError(f"--format {output!r} is not known: use table, csv or json")
+        if output not in FORMATS:
+            raise ConfigError(
+                f"--format {output!r} is not known: use {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
+            )
         session: Session = context.obj
         with open_tables(session.config.store) as tables:
             if read_only:
@@ -153,9 +158,11 @@ def _print_query(tables: duckdb.DuckDBPyConnection, query: str, output: str, *, 
         writer = csv.writer(sys.stdout, lineterminator="\n")  # for shells
         writer.writerow(names)
         writer.writerows(rows)
-    elif output == "json":
-        for row in rows:
-            sys.stdout.write(json.dumps(dict(zip(names, row, strict=True)), default=str) + "\n")
+    elif output in ("json", "jsonl"):
+        lines = [json.dumps(dict(zip(names, row, strict=True)), default=str) for row in rows]
+        array = output == "json"
+        text = (",\n " if array else "\n").join(lines)
+        sys.stdout.write(f"[{text}]\n" if array else f"{text}\n" if lines else "")
     else:
         console.print(rows_table(names, rows))
 

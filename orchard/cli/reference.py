@@ -20,11 +20,11 @@ EXIT_CODES = {
     0: "success",
     1: "failure, or a finding: an error in one sentence, rollouts without a grade, something missing, a "
     "difference",
-    2: "wrong usage: an unknown command or option, or a value that it does not take",
+    2: "wrong usage: an unknown command or option, or a value that is none of its type or choices",
     3: "an import that left something out; `rl run`: a run whose groups teach nothing",
     4: "`rl run`: a run that would fail the same way again",
-    130: "Ctrl-C",
-    143: "SIGTERM",
+    130: "Ctrl-C; processes that finish what they have begun, such as `up` and `worker`, end with 0",
+    143: "SIGTERM, likewise",
 }
 _OF_TYPER = {"--help", "--install-completion", "--show-completion"}
 

@@ -1,19 +1,26 @@
-"""`sandbox mcp`: one sandbox for a program that speaks the Model Context Protocol."""
+"""`sandbox ...`: a sandbox for a program that speaks the Model Context Protocol, and what sandboxes cost."""
 
+from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
+from rich.table import Table
 
 from orchard.actions.session import Session
+from orchard.cli.facts import AsJson, print_facts
+from orchard.configuration.config import ConfigError
+from orchard.pipelines.campaigns.costs import PAPER_RATES, CostLine, RateCard, RatesError, price, read_rates
+from orchard.terminal.console import console
 
-COMMANDS = {"sandbox": "Give sandboxes to other programs."}
+COMMANDS = {"sandbox": "Give sandboxes to other programs, and compute what they cost."}
 
 app = typer.Typer(no_args_is_help=True)
 
 
 @app.callback()
 def sandbox() -> None:
-    """Give sandboxes to other programs."""
+    """Give sandboxes to other programs, and compute what they cost."""
 
 
 @app.command()
@@ -32,3 +39,75 @@ def mcp(
 
     session: Session = context.obj
     server(image, not network, session.config.sandbox.url or None).run()
+
+
+class SandboxCostFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Output of `orchard sandbox cost --json`."""
+
+    baseline: str
+    lines: list[CostLine]
+
+
+@app.command()
+def cost(
+    rates: Annotated[Path | None, typer.Option(help="Rate card, TOML.", show_default="the paper's")] = None,
+    sandboxes: Annotated[int | None, typer.Option(help="Number of concurrent sandboxes.", min=1)] = None,
+    hours: Annotated[float | None, typer.Option(help="Duration in hours.", min=0)] = None,
+    vcpu: Annotated[float | None, typer.Option(help="vCPU of each sandbox.", min=0)] = None,
+    memory: Annotated[float | None, typer.Option(help="GiB of each sandbox.", min=0)] = None,
+    card: Annotated[bool, typer.Option("--card", help="Print the paper's rate card as TOML.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compute what sandboxes cost. Without options: Table 2 of the paper, from the paper's own inputs.
+
+    For example:
+
+        orchard sandbox cost --card > rates.toml       # a rate card to start from
+        orchard sandbox cost --rates rates.toml --sandboxes 500 --hours 72
+    """
+    if card:
+        console.print(PAPER_RATES, markup=False, highlight=False, soft_wrap=True, end="")
+        return
+    try:
+        known = read_rates(_text(rates))
+        changes = {"sandboxes": sandboxes, "hours": hours, "vcpu": vcpu, "memory_gib": memory}
+        given = {name: value for name, value in changes.items() if value is not None}
+        known = msgspec.structs.replace(known, workload=msgspec.structs.replace(known.workload, **given))
+        lines = price(known)
+    except (RatesError, ValueError) as error:
+        raise ConfigError(f"{rates}: {error}" if rates else str(error)) from error
+    if as_json:
+        print_facts(SandboxCostFacts(baseline=known.baseline, lines=lines))
+        return
+    console.print(cost_table(known, lines))
+    for line in lines:
+        if line.note:
+            console.print(f"{line.name}: {line.note}", markup=False, highlight=False)
+
+
+def cost_table(card: RateCard, lines: list[CostLine]) -> Table:
+    """Formats the table as in the paper: USD per sandbox-hour, total USD, difference to the baseline."""
+    work = card.workload
+    table = Table(
+        title=f"{work.sandboxes} sandboxes of {work.vcpu:g} vCPU and {work.memory_gib:g} GiB for "
+        f"{work.hours:g} h ({work.sandbox_hours:,.0f} sandbox-hours)"
+    )
+    table.add_column("system")
+    for title in ("$/sandbox-hr", "cost ($)", f"vs. {card.baseline}"):
+        table.add_column(title, justify="right")
+    for line in lines:
+        relative = "" if line.name == card.baseline else f"{line.relative:+.0%}"
+        table.add_row(line.name, f"{line.sandbox_hourly:.3f}", f"{line.total:,.0f}", relative)
+    return table
+
+
+def _text(path: Path | None) -> str:
+    if path is None:
+        return PAPER_RATES
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"the rate card {path} cannot be read ({error}): `orchard sandbox cost --card` prints one to "
+            "start from"
+        ) from error

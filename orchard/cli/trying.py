@@ -8,10 +8,12 @@ import typer
 from orchard.actions.session import Session
 from orchard.cli.facts import AsJson, print_facts
 from orchard.configuration.config import ConfigError
+from orchard.configuration.config_toml import toml_value
 from orchard.configuration.flags import with_endpoint
 from orchard.terminal.console import console
 from orchard.terminal.findings import findings_table
 from orchard.terminal.options import ApiKeyEnv, BaseUrl
+from orchard.workers.llm.settings import EndpointSettings
 
 COMMANDS = {"try": "Ask a model endpoint a few questions: what works, what is missing, which harness suits."}
 
@@ -65,7 +67,26 @@ def register(app: typer.Typer) -> None:
             )
             cost = "" if trial.cost_usd is None else f", {trial.cost_usd:.6f} USD"
             console.print(f"The questions took {tokens}{cost}.")
+            if endpoints[name] != session.config.endpoints.get(name):
+                console.print("To keep the endpoint, add to orchard.toml:\n")
+                lines = "\n".join(f"    {line}" for line in _section(name, endpoints[name], trial.model))
+                console.print(f"{lines}\n", soft_wrap=True, highlight=False, markup=False)
             console.print(f"Continue with: {trial.command}", soft_wrap=True, highlight=False, markup=False)
+
+
+def _section(name: str, settings: EndpointSettings, model: str) -> list[str]:
+    """Lines of a configuration file with an endpoint that options gave, its prices to be filled in."""
+    lines = [f"[endpoints.{name}]", f"base_url = {toml_value(settings.base_url)}"]
+    if settings.api_key_env:
+        lines.append(f"api_key_env = {toml_value(settings.api_key_env)}")
+    if model in settings.prices:
+        return lines
+    return [
+        *lines,
+        f"# [endpoints.{name}.prices.{toml_value(model)}]   # USD per million tokens, or costs stay unknown",
+        "# prompt = ",
+        "# completion = ",
+    ]
 
 
 def _chosen(given: str | None, there: list[str]) -> str:

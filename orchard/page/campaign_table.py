@@ -1,6 +1,6 @@
 """The table of campaigns: facts of each from the tables, and the filters, order and groups of an address."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import accumulate, groupby
@@ -11,7 +11,6 @@ import duckdb
 
 from orchard.actions.campaign_status import CampaignView, State
 from orchard.page.rollouts import BadFilter
-from orchard.pipelines.campaigns.scores import Score, Tally, score
 from orchard.storage.reader import rows
 
 BINS = 24
@@ -21,13 +20,6 @@ SORTS = ("newest", "name", "pass_rate", "cost", "tokens")
 GROUPS = ("model", "harness", "state", "tags")
 
 _PLANS = "select campaign, submitted_at, harnesses, models from campaigns where size is not null"
-_TALLIES = """
-with task as (
-    select campaign, count(resolved) as graded, count(*) filter (resolved) as resolved
-    from indexed.ended group by campaign, task_id
-)
-select campaign, graded, resolved, count(*) as tasks from task where graded > 0 group by all
-"""
 _PROGRESS = f"""
 with bounds as (
     select campaign, epoch(min(started_at)) as began, epoch(max(time)) as ended from indexed.ended group by 1
@@ -45,15 +37,12 @@ class CampaignFacts:
     submitted_at: datetime | None = None
     harnesses: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
-    score: Score | None = None
-    """pass@1 over its tasks, those of all arms together; None without a graded rollout."""
     progress: tuple[int, ...] = ()
     """Outcomes up to the end of each of BINS equal times from the first start to the last outcome."""
 
 
 def facts_of(tables: duckdb.DuckDBPyConnection) -> dict[str, CampaignFacts]:
     """Facts of every campaign."""
-    scores = scores_by(rows(tables, _TALLIES), lambda row: str(row["campaign"]))
     ended: dict[str, list[int]] = {}
     for row in rows(tables, _PROGRESS):
         ended.setdefault(row["campaign"], [0] * BINS)[max(row["bin"], 0)] += row["rollouts"]
@@ -62,23 +51,10 @@ def facts_of(tables: duckdb.DuckDBPyConnection) -> dict[str, CampaignFacts]:
             row["submitted_at"],
             tuple(row["harnesses"] or ()),
             tuple(row["models"] or ()),
-            scores.get(name),
             tuple(accumulate(ended.get(name, ()))),
         )
         for row in rows(tables, _PLANS)
     }
-
-
-def scores_by(
-    found: Iterable[Mapping[str, Any]], key: Callable[[Mapping[str, Any]], Any]
-) -> dict[Any, Score]:
-    """pass@1 of each key, of rows with the number of `tasks` that have so many graded and resolved
-    rollouts."""
-    tallies: dict[Any, list[Tally]] = {}
-    for row in found:
-        tally = Tally(graded=row["graded"], resolved=row["resolved"])
-        tallies.setdefault(key(row), []).extend([tally] * row["tasks"])
-    return {each: score(some) for each, some in tallies.items()}
 
 
 @dataclass(frozen=True)
@@ -107,7 +83,7 @@ class CampaignRow:
 
 _ORDER: Mapping[str, Callable[[CampaignRow], Any]] = {
     "name": lambda row: row.view.name,
-    "pass_rate": lambda row: row.facts.score.value if row.facts.score else -1.0,
+    "pass_rate": lambda row: row.view.score.value if row.view.score else -1.0,
     "cost": lambda row: -1.0 if row.cost is None else row.cost,
     "tokens": lambda row: row.tokens,
 }

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 import duckdb
 
-from orchard.page.campaign_table import scores_by
+from orchard.actions.campaign_rows import scores_by
 from orchard.page.charts import ScatterPoint
 from orchard.page.rollouts import BadFilter
 from orchard.pipelines.campaigns.scores import Score, Tally, pass_at

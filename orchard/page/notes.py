@@ -5,7 +5,7 @@ from urllib.parse import quote, unquote
 
 from aiohttp import web
 
-from orchard.actions.notes import add_note, campaign_of, checked, known_campaign, labels_of, tag_campaign
+from orchard.actions.notes import add_notes, campaign_of, checked, known_campaign, labels_of, tag_campaign
 from orchard.configuration.config import ConfigError
 from orchard.page.rollouts import BadFilter
 from orchard.schemas.notes import RolloutNoted
@@ -42,7 +42,7 @@ class NoteForm:
         except ConfigError as error:
             raise BadFilter(str(error)) from error
         campaign = await self._site.tables.ask(campaign_of, name)
-        waiting = await add_note(self._site.session, name, campaign, note)
+        waiting = await add_notes(self._site.session, {name: campaign}, note)
         return await self._done(request, f"/rollouts/{name}", "#notes", note.author, waiting)
 
     async def tag(self, request: web.Request) -> web.Response:

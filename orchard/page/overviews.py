@@ -9,7 +9,6 @@ from urllib.parse import urlencode
 from aiohttp import web
 
 from orchard.page import texts
-from orchard.page.campaign_table import CampaignFacts, facts_of
 from orchard.page.campaigns import PATIENCE_SECONDS
 from orchard.page.compare import (
     ComparedArm,
@@ -60,8 +59,7 @@ class Overviews:
         if view is None:
             raise web.HTTPNotFound
         entries = await self._site.tables.ask(matrix, [name])
-        facts = (await self._site.tables.ask(facts_of)).get(name, CampaignFacts())
-        shown = {"view": view, "overview": overview, "entries": entries, "score": facts.score}
+        shown = {"view": view, "overview": overview, "entries": entries, "score": view.score}
         live = ("version", overview.version)
         return await self._site.page(
             request, "one_campaign.html", **shown, author=author_of(request), live=live

@@ -16,6 +16,7 @@ import duckdb
 from aiohttp import web
 
 from orchard.actions import rollout as rollouts_
+from orchard.actions.campaign_rows import made_and_proven
 from orchard.actions.session import Session
 from orchard.configuration.config import ConfigError
 from orchard.configuration.run_files import RunFiles
@@ -34,7 +35,6 @@ from orchard.page.rollouts import BadFilter, Query
 from orchard.page.search_index import SearchIndex
 from orchard.page.side_by_side import parting, read_both
 from orchard.page.tables import Tables
-from orchard.page.tasks import made_and_proven
 from orchard.page.tokens import COLOURS, PAGE_TOKENS, open_tokenizer
 from orchard.page.tokens import read as read_tokens
 from orchard.pipelines.campaigns.commands import CampaignError

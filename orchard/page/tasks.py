@@ -63,12 +63,6 @@ class TaskOverview:
     verdicts: list[Row]
 
 
-def made_and_proven(tables: duckdb.DuckDBPyConnection) -> tuple[int, int]:
-    """Numbers of tasks, and of those that are proven."""
-    (found,) = rows(tables, "select count(*) as made, count(*) filter (state = 'valid') as proven from tasks")
-    return found["made"], found["proven"]
-
-
 def known(tables: duckdb.DuckDBPyConnection, task_id: str) -> TaskOverview:
     """Reads the recorded facts of a task."""
     asked = {"task": task_id}

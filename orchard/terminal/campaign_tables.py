@@ -11,9 +11,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from orchard.actions.campaign_hints import LAG_SECONDS, hints, retry_hints
+from orchard.actions.campaign_hints import LAG_SECONDS, hints, hints_on, queue_hints, retry_hints
 from orchard.actions.campaign_status import (
-    NO_LABEL,
     CampaignView,
     ModelWork,
     PipelineView,
@@ -23,6 +22,7 @@ from orchard.actions.campaign_status import (
 from orchard.actions.campaigns import follow_campaign
 from orchard.actions.reporter import duration, plural
 from orchard.actions.session import Session
+from orchard.pipelines.campaigns.scores import Score
 from orchard.storage.spending import dollars
 from orchard.terminal.console import PLAIN_SECONDS, Verbosity, console
 
@@ -61,7 +61,7 @@ def campaign_table(view: CampaignView, pipeline: PipelineView) -> RenderableType
         for one in view.retry_reasons
     ]
     if view.labels:
-        facts.append(f"protected: {_labels(view)}")
+        facts.append(f"rewards by the label of their tests (docs/own-tasks.md): {_labels(view)}")
     if view.tags:
         facts.append(f"tagged {', '.join(view.tags)}")
     if view.oracle:
@@ -72,7 +72,7 @@ def campaign_table(view: CampaignView, pipeline: PipelineView) -> RenderableType
 
 def campaign_line(view: CampaignView, pipeline: PipelineView = _ALONE) -> str:
     """Summary of a campaign in one line."""
-    facts = [*_works(view), *_cap(view), *pipeline.rests, *retry_hints(view, pipeline)]
+    facts = [*_works(view), *_cap(view), *pipeline.rests, *queue_hints(view), *retry_hints(view, pipeline)]
     return f"{view.name}: {_numbers(view)}" + "".join(f"; {fact}" for fact in facts)
 
 
@@ -82,15 +82,16 @@ def _all_or(empty: int, outcomes: Mapping[str, int]) -> str:
 
 def _numbers(view: CampaignView) -> str:
     retries = f", {view.retries:,} {'retry' if view.retries == 1 else 'retries'}" if view.retries else ""
+    more = f", {view.unsubmitted:,} not submitted yet" if view.unsubmitted else ""
     return (
         f"{view.done:,} of {view.size:,} done  {view.waiting:,} waiting, {view.running:,} running, "
-        f"{view.delayed:,} delayed{retries}"
+        f"{view.delayed:,} delayed{retries}{more}"
     )
 
 
 def _works(view: CampaignView) -> list[str]:
-    """Work of ended and running rollouts, and work that was replayed, a text each."""
-    kinds = {"ended": view.ended, "running": view.live, "replayed from dead attempts": view.saved}
+    """Work of rollouts with and without an outcome, and work that was replayed, a text each."""
+    kinds = {"ended": view.ended, "not ended": view.live, "replayed from dead attempts": view.saved}
     return [f"{what}: {_work(work, view)}" for what, work in kinds.items() if work.turns]
 
 
@@ -102,6 +103,9 @@ def _cap(view: CampaignView) -> list[str]:
     if view.cap_usd is None:
         return []
     spent = view.spent
+    if spent.usd is None:
+        calls = plural(spent.unpriced, "call")
+        return [f"cap: an unknown amount of {dollars(view.cap_usd)} is spent, by {calls} without a price"]
     also = f", and what {spent.unpriced:,} calls cost that nobody knows" if spent.unpriced else ""
     return [f"cap: {dollars(spent.usd)} of {dollars(view.cap_usd)} are spent{also}, all attempts counted"]
 
@@ -118,61 +122,66 @@ def _least(work: ModelWork, cost: str) -> str:
     return cost if work.priced else f"at least {cost}"
 
 
-def status_table(views: Sequence[CampaignView], pipeline: PipelineView, width: int = 160) -> RenderableType:
-    """Tables of all campaigns and of the pipeline. Tags stand under the table, and below WIDE columns
-    what does not fit it."""
+def status_table(
+    views: Sequence[CampaignView], pipeline: PipelineView | None, width: int = 160
+) -> RenderableType:
+    """Tables of all campaigns and of the pipeline, None if none runs. Columns without a value are left out;
+    tags stand under the table, and below WIDE columns what does not fit it."""
     wide = width >= WIDE
-    counts = {name: count for name, count in _COUNTS.items() if wide or name not in _SELDOM}
-    counts = {name: count for name, count in counts.items() if name in _ALWAYS or any(map(count, views))}
-    labelled = wide and any(view.labels.keys() - {NO_LABEL} for view in views)
-    titles = [*counts, *["tokens"] * wide, "cost USD", *["protected"] * labelled]
+    columns = {title: [text(view) for view in views] for title, text in _COLUMNS.items()}
+    shown = {name: cells for name, cells in columns.items() if any(cells) and (wide or name in _NARROW)}
     campaigns = Table(header_style="bold", box=HEAVY_HEAD if wide else None, pad_edge=wide)
     campaigns.add_column("campaign", no_wrap=wide, overflow="fold")
     campaigns.add_column("state", no_wrap=True)
-    for title in titles:
-        campaigns.add_column(title, justify="right")
-    for view in views:
+    for title in shown:
+        campaigns.add_column(title, justify="right", no_wrap=True)
+    for row, view in enumerate(views):
         state = f"[{_STYLES[view.state]}]{view.state}[/]"
-        cells = [f"{count(view):,}" for count in counts.values()]
-        cells += [*[_tokens(view)] * wide, _cost(view), *[_labels(view)] * labelled]
-        campaigns.add_row(escape(view.name), state, *cells)
+        campaigns.add_row(escape(view.name), state, *(escape(cells[row]) for cells in shown.values()))
     below = [Text(line, style="dim") for view in views if (line := _beside(view, wide=wide))]
-    notes = [hint for view in views for hint in hints(view, pipeline)]
-    return Group(
-        campaigns, *below, pipeline_line(pipeline), *(Text(note, style="yellow") for note in _once(notes))
-    )
+    notes = (Text(note, style="yellow") for note in hints_on(views, pipeline))
+    return Group(campaigns, *below, pipeline_line(pipeline), *notes)
 
 
 WIDE = 120
 """Columns from which `status` shows every figure in its table."""
-_COUNTS: Mapping[str, Callable[[CampaignView], int]] = {
-    "size": lambda view: view.size,
-    "resolved": lambda view: view.outcomes.get("resolved", 0),
-    "unresolved": lambda view: view.outcomes.get("unresolved", 0),
-    "empty": lambda view: view.empty,
-    "aborted": lambda view: view.aborted,
-    "blocked": lambda view: view.blocked,
-    "waiting": lambda view: view.waiting,
-    "running": lambda view: view.running,
-    "delayed": lambda view: view.delayed,
-    "retries": lambda view: view.retries,
-    "reconciled": lambda view: view.reconciled,
+
+
+def _counted(count: Callable[[CampaignView], int]) -> Callable[[CampaignView], str]:
+    return lambda view: f"{found:,}" if (found := count(view)) else ""
+
+
+_COLUMNS: Mapping[str, Callable[[CampaignView], str]] = {
+    "done": lambda view: f"{view.done:,} of {view.size:,}",
+    "resolved": _counted(lambda view: view.outcomes.get("resolved", 0)),
+    "pass rate [95 %]": lambda view: _rate(view.score) if view.score else "",
+    "aborted": _counted(lambda view: view.aborted),
+    "blocked": _counted(lambda view: view.blocked),
+    "running": _counted(lambda view: view.running),
+    "waiting": _counted(lambda view: view.waiting),
+    "delayed": _counted(lambda view: view.delayed),
+    "retries": _counted(lambda view: view.retries),
+    "tokens": lambda view: _tokens(view) if view.ended.turns + view.live.turns else "",
+    "cost USD": lambda view: _cost(view),
 }
-_SELDOM = frozenset({"empty", "blocked", "waiting", "delayed", "retries", "reconciled"})
-"""Counts that a narrow table has no room for."""
-_ALWAYS = frozenset(_COUNTS) - {"empty", "blocked"}
-"""Counts that are shown also where they are 0."""
+_NARROW = ("done", "pass rate [95 %]", "aborted", "cost USD")
+"""Columns that a narrow table has room for."""
+_BELOW = ("running", "waiting", "delayed", "blocked", "retries", "tokens")
+"""Columns that stand under a narrow table instead."""
+
+
+def _rate(score: Score) -> str:
+    return f"{score.value:.1%} [{score.low:.0%}, {score.high:.0%}]"
 
 
 def _beside(view: CampaignView, *, wide: bool) -> str:
-    """What the table leaves out of a campaign: its tags, and the figures that a narrow one has no room
-    for."""
+    """What the table leaves out of a campaign: its tags, empty submissions, and the figures that a narrow
+    one has no room for."""
     facts = [f"tagged {', '.join(view.tags)}"] * bool(view.tags)
+    facts += [f"{_all_or(view.empty, view.outcomes)} submitted nothing"] * bool(view.empty)
     if not wide:
-        seldom = {name: count(view) for name, count in _COUNTS.items() if name in _SELDOM}
-        facts += [f"{number:,} {name}" for name, number in seldom.items() if number]
-        facts += [f"{_tokens(view)} tokens"] * bool(view.ended.tokens + view.live.tokens)
-        facts += [f"protected: {_labels(view)}"] * bool(view.labels.keys() - {NO_LABEL})
+        facts += [f"{cell} {title}" for title in _BELOW if (cell := _COLUMNS[title](view))]
+        facts += [f"a cap of {view.cap_usd:.2f} USD"] if view.cap_usd is not None else []
     return f"{view.name}: {', '.join(facts)}" if facts else ""
 
 
@@ -182,15 +191,21 @@ def _tokens(view: CampaignView) -> str:
 
 
 def _cost(view: CampaignView) -> str:
+    """Cost as far as it is known, `-` for an unknown one; empty where nothing was to be paid."""
     if view.cap_usd is not None:
-        return f"{'≥ ' if view.spent.unpriced else ''}{view.spent.usd:.2f} of {view.cap_usd:.2f}"
+        least = "≥ " if view.spent.unpriced else ""
+        return "-" if view.spent.usd is None else f"{least}{view.spent.usd:.2f}"
+    if view.oracle or not view.ended.turns + view.live.turns:
+        return ""
     costs = [work.cost_usd for work in (view.ended, view.live) if work.cost_usd is not None]
     least = "" if view.ended.priced and view.live.priced else "≥ "
-    return f"{least}{sum(costs):.2f}" if costs and not view.oracle else ""
+    return f"{least}{sum(costs):.2f}" if costs else "-"
 
 
-def pipeline_line(pipeline: PipelineView) -> RenderableType:
+def pipeline_line(pipeline: PipelineView | None) -> RenderableType:
     """Processes, lag of the writer, delayed requests and dead letters, in one line."""
+    if pipeline is None:
+        return Text("no pipeline runs here, so this is what the tables have: `orchard up` starts one")
     alive = ", ".join(
         f"{count} {kind}{'s' if count > 1 else ''}" for kind, count in pipeline.processes.items()
     )
@@ -207,10 +222,6 @@ def pipeline_line(pipeline: PipelineView) -> RenderableType:
     )
 
 
-def _once(sentences: Sequence[str]) -> list[str]:
-    return list(dict.fromkeys(sentences))
-
-
 def _style(outcome: str) -> str:
     return "green" if outcome == "resolved" else "red" if outcome.startswith("aborted") else "yellow"
 
@@ -222,14 +233,15 @@ async def watch_campaign(session: Session, name: str, every: float) -> CampaignV
             last = status
         console.print(campaign_table(last.campaigns[0], last.pipeline))
         return last.campaigns[0]
-    shown = time.monotonic()
+    shown, said = time.monotonic(), ""
     with Live(console=console, refresh_per_second=4) as live:
         async for status in follow_campaign(session, name, every):
             view = status.campaigns[0]
             live.update(campaign_table(view, status.pipeline))
             if not console.is_terminal and time.monotonic() - shown > PLAIN_SECONDS:
                 shown = time.monotonic()
-                console.print(campaign_line(view, status.pipeline), highlight=False, soft_wrap=True)
+                if (line := campaign_line(view, status.pipeline)) != said:
+                    console.print(said := line, highlight=False, soft_wrap=True)
         live.stop()
         console.print()
     return view

@@ -3,8 +3,10 @@
 import re
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.markup import escape
@@ -60,6 +62,32 @@ def progress(unit: str = "") -> Progress:
     )
 
 
+@dataclass
+class Pace:
+    """How fast the items of a work end, by times in seconds."""
+
+    began: float
+    first: float
+    """Number of items that had ended then."""
+    ended: float
+    """Time when the last one ended."""
+    done: float
+    """Number of items that have ended."""
+
+    def follow(self, done: float, now: float) -> None:
+        if done > self.done:
+            self.ended, self.done = now, done
+
+    def seconds_left(self, total: float, now: float) -> float | None:
+        """Time left by the pace up to the last end, less the time since; None where there is no estimate, or
+        it has passed."""
+        if self.done <= self.first:
+            return None
+        each = (self.ended - self.began) / (self.done - self.first)
+        left = each * (total - self.done) - (now - self.ended)
+        return left if left > 0 else None
+
+
 class TerminalReporter(Reporter):
     """Prints notes, and draws a bar for each title."""
 
@@ -74,8 +102,11 @@ class TerminalReporter(Reporter):
         console.print(said, highlight=False, soft_wrap=True)
 
     def progress(self, title: str, done: int, total: int | None, doing: str = "") -> None:
+        now = time.monotonic()
         if title not in self._rows:
-            self._rows[title] = self._bar.add_task(title, total=total)
+            pace = Pace(now, done, now, done)
+            self._rows[title] = self._bar.add_task(title, total=total, completed=done, pace=pace)
+        self._bar.tasks[self._rows[title]].fields["pace"].follow(done, now)
         self._bar.update(self._rows[title], completed=done, total=total, description=title + doing)
 
 
@@ -96,21 +127,26 @@ def reporting(unit: str = "") -> Iterator[Reporter]:
 
 
 def _print_lines(bar: Progress, ended: threading.Event) -> None:
-    """Prints how far the work is, every PLAIN_SECONDS until it has ended."""
+    """Prints how far the work is, every PLAIN_SECONDS until it has ended, where that has changed."""
+    said = ""
     with suppress(BrokenPipeError):
         while not ended.wait(PLAIN_SECONDS):
-            if rows := [_plain_row(task) for task in bar.tasks if not task.finished]:
-                text = f"  {', '.join(rows)}"
-                console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
+            now = time.monotonic()
+            rows = [_plain_row(task, now) for task in bar.tasks if not task.finished]
+            if rows and (text := f"  {', '.join(rows)}") != said:
+                console.print(said := text, style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
-def _plain_row(task: Task) -> str:
+def _plain_row(task: Task, now: float) -> str:
     """A bar of progress in words, with the time left where it is known."""
     many = f"{task.completed:g}" if task.total is None else f"{task.completed:g} of {task.total:g}"
-    if not (task.completed and task.elapsed and task.remaining):
-        return f"{task.description} {many}"
-    left = task.elapsed / task.completed * task.remaining
-    return f"{task.description} {many} (about {duration(left)} left)"
+    left = None if task.total is None else task.fields["pace"].seconds_left(task.total, now)
+    return f"{task.description} {many}" + ("" if left is None else f" (about {duration(left)} left)")
+
+
+def warn(sentence: str) -> None:
+    """Prints a warning on stderr, also where a command is to be quiet."""
+    sys.stderr.write(f"warning: {shown(sentence)}\n")
 
 
 def shown(text: str) -> str:

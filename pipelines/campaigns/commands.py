@@ -73,14 +73,15 @@ class Campaigns:
         self._book = CampaignBook(connection)
         self._blobs = blobs
 
-    async def submit(self, spec: CampaignSpec) -> AsyncIterator[OfferProgress]:
-        """Offer every rollout of `spec` that was not offered yet; yields after each batch.
+    async def submit(self, spec: CampaignSpec, *, planned: int | None = None) -> AsyncIterator[OfferProgress]:
+        """Offer every rollout of `spec` that was not offered yet; yields after each batch. `planned` is the
+        number of rollouts that later calls of `grow` bring it to; None: its own.
 
         Raises CampaignError when the name is taken by another plan, or the campaign is not running.
         """
         known = await self._book.get(spec.name)
         spec = await self._with_versions(spec, known)
-        record, revision = await self._open(spec, known)
+        record, revision = await self._open(spec, known, planned)
         offered = record.offered
         yield OfferProgress(offered, spec.size, 0)
         for batch in _batches(rollout_requests(spec, offered)):
@@ -92,16 +93,16 @@ class Campaigns:
             revision = await self._book.update(spec.name, current, revision)
             yield OfferProgress(offered, spec.size, offered - record.offered)
 
-    async def grow(self, spec: CampaignSpec) -> AsyncIterator[OfferProgress]:
+    async def grow(self, spec: CampaignSpec, *, planned: int | None = None) -> AsyncIterator[OfferProgress]:
         """Submit `spec`, or add the tasks that it has beyond those of the campaign of its name; yields as
-        `submit` does. A call after a kill goes on.
+        `submit` does, which has `planned`. A call after a kill goes on.
 
         Raises CampaignError as `submit` does, also where `spec` differs in more than further tasks.
         """
         known = await self._book.get(spec.name)
         spec = await self._with_versions(spec, known)
         if known is None or (known[0].spec_hash == spec_hash(spec) and known[0].resumed is None):
-            async for step in self.submit(spec):
+            async for step in self.submit(spec, planned=planned):
                 yield step
             return
         record, revision = known
@@ -121,6 +122,7 @@ class Campaigns:
                 offered=0,
                 resumed=0,
                 rounds=record.rounds + 1,
+                planned=planned,
             )
             revision = await self._book.update(spec.name, record, revision)
         if record.resumed == 0:
@@ -136,7 +138,7 @@ class Campaigns:
         return msgspec.structs.replace(spec, harness_versions=versions)
 
     async def _open(
-        self, spec: CampaignSpec, known: tuple[CampaignRecord, int] | None
+        self, spec: CampaignSpec, known: tuple[CampaignRecord, int] | None, planned: int | None
     ) -> tuple[CampaignRecord, int]:
         if known is None:
             _check_distinct(spec)
@@ -154,12 +156,16 @@ class Campaigns:
                 size=spec.size,
                 queue=Queue(domain=spec.domain, priority=spec.priority).consumer,
                 max_cost_usd=spec.max_cost_usd,
+                planned=planned,
             )
             known = record, await self._book.create(spec.name, record)
         record, revision = known
         if record.spec_hash != digest:
             raise _other_plan(spec.name)
         _check_running(spec.name, record)
+        if record.planned != planned:
+            record = msgspec.structs.replace(record, planned=planned)
+            revision = await self._book.update(spec.name, record, revision)
         if record.offered == 0:
             await self._publisher.event(submitted_event(spec, record))
         return record, revision

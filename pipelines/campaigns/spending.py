@@ -30,7 +30,7 @@ def pause_reason(record: CampaignRecord, spent: Spent) -> str:
     cap = record.max_cost_usd
     if cap is None:
         return ""
-    if spent.usd >= cap:
+    if spent.usd is not None and spent.usd >= cap:
         return f"its model calls have cost {dollars(spent.usd)} and its cap is {dollars(cap)}"
     if spent.unpriced > (record.unpriced or 0):
         return (

@@ -16,6 +16,7 @@ import msgspec
 from orchard.pipelines.datasets.candidates import candidates
 from orchard.pipelines.datasets.errors import DatasetError
 from orchard.pipelines.datasets.examples import Candidate
+from orchard.pipelines.datasets.known_names import check_names
 from orchard.pipelines.datasets.manifest import (
     MANIFEST,
     Manifest,
@@ -50,6 +51,8 @@ Shards = Callable[[ShardWork, list[list[Candidate]], list[int]], Iterator[ShardR
 
 Progress = Callable[[int, int], None]
 """Called with the number of finished trajectories and of all."""
+Warn = Callable[[str], None]
+"""Called with a sentence on names in the configuration that nothing in the store has."""
 
 
 class _State(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +71,7 @@ def build(
     processes: int = 1,
     shard_trajectories: int = SHARD_TRAJECTORIES,
     progress: Progress | None = None,
+    warn: Warn | None = None,
     shards_by: Shards | None = None,
 ) -> Manifest:
     """Build into the directory `out`, or resume a build there; returns its manifest.
@@ -84,6 +88,9 @@ def build(
         return state
     counts: Counter[str] = Counter()
     with open_tables(store, as_of=state.as_of, verify=DERIVED) as tables:
+        for sentence in check_names(tables, settings):
+            if warn is not None:
+                warn(sentence)
         taken, contaminated = candidates(tables, BlobStore(store), settings, counts)
     work = ShardWork(store=store, as_of=state.as_of, out=out, settings=settings)
     size = state.shard_trajectories

@@ -173,5 +173,5 @@ async def test_a_campaign_runs_and_its_worker_ends_by_itself(place: Place) -> No
         await until(lambda: accounted_for(place.store) == TASKS, "the outcomes to be in the tables")
 
     output = await place.console("sql", "select * from conservation", "--format", "json")
-    (row,) = [json.loads(line) for line in output.splitlines()]
+    (row,) = json.loads(output)
     assert (row["requested"], row["finished"], row["holds"]) == (TASKS, TASKS, True)

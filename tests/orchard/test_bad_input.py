@@ -14,6 +14,9 @@ from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StoreFull
 from tests.orchard.conftest import Command
 
+ELSEWHERE = ("--nats", "nats://127.0.0.1:9")
+"""A pipeline that is not asked before the command line is checked."""
+
 
 def sentence(done: subprocess.CompletedProcess[str]) -> str:
     """The error as the user saw it: one line, no trace."""
@@ -39,7 +42,8 @@ def test_a_file_that_is_not_there(command_line: Command, tmp_path: Path) -> None
 
 
 def test_an_unknown_harness_is_told_at_submission(command_line: Command, tmp_path: Path) -> None:
-    text = sentence(command_line("submit", "c", "--model", "m", "--harness", "nonesuch", store=tmp_path))
+    words = ("submit", "c", "--model", "m", "--harness", "nonesuch")
+    text = sentence(command_line(*ELSEWHERE, *words, store=tmp_path))
     assert "nonesuch" in text
     assert "mini-swe-agent" in text
 
@@ -54,7 +58,15 @@ def test_an_unreachable_server(command_line: Command, tmp_path: Path) -> None:
 
 
 def test_nothing_runs_here(command_line: Command, tmp_path: Path) -> None:
-    assert "orchard up" in sentence(command_line("status", store=tmp_path))
+    """Nothing else that is missing is told before."""
+    words = ("submit", "c", "--model", "m", "--harness", "nonesuch")
+    assert "start `orchard up`" in sentence(command_line(*words, store=tmp_path))
+    assert "start `orchard up`" in sentence(command_line("pause", "c", store=tmp_path))
+    status = command_line("status", store=tmp_path)
+    assert (status.returncode, status.stdout) == (
+        0,
+        "no campaign yet: nothing runs here, start `orchard up`\n",
+    )
 
 
 def test_an_unknown_key_in_the_configuration(command_line: Command, tmp_path: Path) -> None:
@@ -77,7 +89,16 @@ def test_what_looks_like_markup_is_shown_as_it_is(command_line: Command, tmp_pat
 
 
 def test_no_task_matches(command_line: Command, tmp_path: Path) -> None:
-    assert "no proven task" in sentence(command_line("submit", "c", "--model", "m", store=tmp_path))
+    text = sentence(command_line(*ELSEWHERE, "submit", "c", "--model", "m", store=tmp_path))
+    assert "the store has no task yet: `orchard tasks synthesize" in text
+
+
+def test_a_dataset_without_its_file_asks_for_no_package(
+    command_line: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "orchard.pipelines.datasets.build", None)
+    done = command_line("dataset", "build", "gone.toml", "--out", str(tmp_path / "out"), store=tmp_path)
+    assert "gone.toml does not exist" in sentence(done)
 
 
 def test_a_model_without_an_endpoint(command_line: Command, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def config(file: Path) -> Any:
 
 
 def rates(file: Path) -> Any:
-    done = CliRunner().invoke(app, ["cost", "--rates", str(file)])
+    done = CliRunner().invoke(app, ["sandbox", "cost", "--rates", str(file)])
     assert done.exception is not None
     raise done.exception
 

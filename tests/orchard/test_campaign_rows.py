@@ -49,7 +49,10 @@ async def test_a_rollout_that_runs_shows_its_turns_tokens_and_cost(keep: Any) ->
     assert "cap: 1.00 USD of 2.00 USD are spent, all attempts counted" in campaign_line(view)
     assert view.live == ModelWork(turns=2, tokens=220, cost_usd=0.5)
     assert (view.ended.turns, view.waiting, view.running) == (1, 1, 1)
-    assert "running: 2 turns, 220 tokens, 0.50 USD" in campaign_line(view)
+    assert "not ended: 2 turns, 220 tokens, 0.50 USD" in campaign_line(view)
+    parked = _view(CAMPAIGN, capped, read(store, [], [CAMPAIGN]), InQueues(delayed=1), "", [])
+    assert (parked.live, parked.running, parked.delayed) == (view.live, 0, 1)
+    assert view.score is not None and (view.score.value, view.score.tasks) == (1.0, 1)
 
 
 async def test_a_model_that_is_not_told_of_its_tools_is_named_once(keep: Any) -> None:

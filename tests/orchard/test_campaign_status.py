@@ -1,5 +1,6 @@
 """What `status` and `watch` say of a campaign and of processes: decided on plain numbers."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from io import StringIO
 
@@ -9,6 +10,7 @@ from rich.console import Console, RenderableType
 
 from orchard.actions.abort_reasons import REMEDIES, abort_reasons
 from orchard.actions.campaign_hints import hints
+from orchard.actions.campaign_rows import CampaignRows
 from orchard.actions.campaign_status import (
     NO_LABEL,
     CampaignView,
@@ -16,9 +18,11 @@ from orchard.actions.campaign_status import (
     ModelWork,
     PipelineView,
     State,
+    _view,
     state_of,
 )
 from orchard.actions.endpoint_rests import THROTTLED, rest_sentence
+from orchard.pipelines.campaigns.scores import Score
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignRecord, CampaignState
 from orchard.schemas.health import SILENT_SECONDS, Condition, HeardReport, ProcessReport, alive, sick
@@ -67,6 +71,24 @@ def test_the_state_is_what_is_so_and_not_only_what_was_asked_for(
     assert state_of(record(state), outcomes, moving, serving) is says
 
 
+def test_a_campaign_is_not_over_while_its_submitter_adds_rollouts() -> None:
+    growing = msgspec.structs.replace(record(size=4), planned=12)
+    assert state_of(growing, {"resolved": 4}, InQueues(), 1) is State.RUNNING
+    assert state_of(growing, {"resolved": 12}, InQueues(), 1) is State.FINISHED
+    rows = CampaignRows([], {"c": {}}, {}, [], [], [], {}, {}, {})
+    view = _view("c", growing, rows, InQueues(), "", [])
+    assert (view.size, view.unsubmitted, view.waiting, view.over) == (12, 8, 4, False)
+    assert "0 of 12 done  4 waiting, 0 running, 0 delayed, 8 not submitted yet" in campaign_line(view)
+    assert any("8 rollouts are not submitted yet" in hint for hint in hints(view, PipelineView()))
+
+
+def test_a_campaign_that_waits_for_others_says_for_how_many() -> None:
+    waits = CampaignView("c", 4, State.RUNNING, waiting=4, ahead=1200)
+    said = "c waits its turn: 1,200 rollouts of other campaigns are ahead in the queue"
+    assert said in hints(waits, PipelineView()) and said in campaign_line(waits)
+    assert hints(replace(waits, running=1), PipelineView()) == []
+
+
 def test_a_process_that_is_silent_or_holds_is_sick_and_one_that_stopped_is_not() -> None:
     heard = [
         HeardReport(report("well"), 3.0),
@@ -90,7 +112,7 @@ def test_a_campaign_that_its_cap_has_paused_says_so_and_how_it_goes_on() -> None
     screen = Console(width=200, file=StringIO())
     screen.print(status_table([view], PipelineView()), campaign_table(view, PipelineView()))
     shown = screen.file.getvalue()  # type: ignore[attr-defined]
-    assert "≥ 5.25 of 5.00" in shown and "cap: 5.25 USD of 5.00 USD are spent" in shown
+    assert "≥ 5.25" in shown and "cap: 5.25 USD of 5.00 USD are spent" in shown
 
 
 def test_a_pause_for_calls_without_a_known_cost_says_how_to_go_on() -> None:
@@ -110,9 +132,8 @@ def test_rewards_are_counted_by_what_protects_them() -> None:
         return console.file.getvalue()  # type: ignore[attr-defined]
 
     said = "1,200 value, 2 inside, 3 without a label"
-    assert f"protected: {said}" in screen(campaign_table(view, PipelineView()))
-    assert said in screen(status_table([view, plain], PipelineView()))
-    assert "protected" not in screen(status_table([plain], PipelineView()))
+    assert f"(docs/own-tasks.md): {said}" in screen(campaign_table(view, PipelineView()))
+    assert said not in screen(status_table([view, plain], PipelineView()))
 
 
 def test_what_is_not_known_of_tokens_and_cost_is_not_shown_as_zero() -> None:
@@ -120,6 +141,15 @@ def test_what_is_not_known_of_tokens_and_cost_is_not_shown_as_zero() -> None:
     some = CampaignView("c", 4, State.RUNNING, ended=ModelWork(3, 500, 1.5, counted=False, priced=False))
     assert "3 turns, tokens not known, no price known" in campaign_line(none)
     assert "3 turns, at least 500 tokens, at least 1.50 USD" in campaign_line(some)
+    capped = replace(none, cap_usd=5.0, spent=Spent(None, unpriced=3))
+    assert "an unknown amount of 5.00 USD is spent, by 3 calls without a price" in campaign_line(capped)
+    begun = CampaignView("new", 4, State.RUNNING)
+    for view, cell in ((none, " - "), (capped, " - "), (some, " ≥ 1.50 ")):
+        screen = Console(width=200, file=StringIO())
+        screen.print(status_table([view, begun], PipelineView(), 200))
+        head, first, second = [line for line in screen.file.getvalue().splitlines() if line[0] in "┃│"]  # type: ignore[attr-defined]
+        assert "cost USD" in head and cell in first and " - " not in second
+        assert "0.00" not in first
 
 
 def test_a_rest_is_said_with_its_end_where_that_is_known_and_a_breakers_pause_with_its_reason() -> None:
@@ -182,11 +212,12 @@ def test_hints_name_the_command_that_mends() -> None:
     assert len(hints(CampaignView("c", 2, State.RUNNING), late)) == 2
 
 
-def test_an_empty_submission_has_a_column_only_where_there_is_one_and_80_columns_are_enough() -> None:
+def test_80_columns_are_enough_and_no_column_is_empty() -> None:
+    score = Score(value=0.4167, low=0.301, high=0.539, tasks=60)
     views = [
         CampaignView(
             "a-campaign-with-a-long-name", 1205, State.FINISHED, {"resolved": 5, "unresolved": 1200}, empty=7,
-            ended=ModelWork(9000, 123_456_789, 12.5), retries=3, cap_usd=50.0, spent=Spent(12.5),
+            ended=ModelWork(9000, 123_456_789, 12.5), retries=3, cap_usd=50.0, spent=Spent(12.5), score=score,
         ),
         CampaignView("b", 1, State.RUNNING, running=1),
     ]  # fmt: skip
@@ -196,8 +227,28 @@ def test_an_empty_submission_has_a_column_only_where_there_is_one_and_80_columns
         console.print(status_table(shown, PipelineView(), width))
         return console.file.getvalue().splitlines()  # type: ignore[attr-defined,no-any-return]
 
-    assert "empty" in lines(200, *views)[1] and "empty" not in lines(200, views[1])[1]
     narrow = lines(80, *views)
-    assert all(title in narrow[0] for title in ("unresolved", "aborted", "running", "cost USD"))
-    assert any("1,205" in line and "1,200" in line and "12.50 of" in line for line in narrow)
-    assert "a-campaign-with-a-long-name: 7 empty, 3 retries, 123,456,789 tokens" in narrow
+    assert max(map(len, narrow)) <= 80
+    assert narrow[0].split() == ["campaign", "state", "done", "pass", "rate", "[95", "%]", "cost", "USD"]
+    assert any("1,205 of 1,205" in line and "41.7% [30%, 54%]" in line and "12.50" in line for line in narrow)
+    below = "7 of them submitted nothing, 3 retries, 123,456,789 tokens, a cap of 50.00 USD"
+    assert below in " ".join(" ".join(narrow).split())
+    assert "b: 1 running" in [line.rstrip() for line in narrow]
+    (head,) = [line for line in lines(80, views[1]) if "state" in line]
+    assert head.split() == ["campaign", "state", "done"]
+    wide = lines(200, *views)
+    assert all(word in wide[1] for word in ("resolved", "running", "retries", "tokens"))
+    assert not any(word in wide[1] for word in ("waiting", "delayed", "blocked", "aborted"))
+
+
+def test_without_a_pipeline_the_status_says_that_it_reads_tables() -> None:
+    screen = Console(width=200, file=StringIO())
+    reasons = abort_reasons([{"cause": "llm_unavailable", "detail": "no answer", "rollouts": 2}])
+    views = [
+        CampaignView("c", 2, State.STUCK),
+        CampaignView("d", 2, State.ABORTED, {"aborted: llm_unavailable": 2}, reasons=reasons),
+    ]
+    screen.print(status_table(views, None))
+    said = screen.file.getvalue()  # type: ignore[attr-defined]
+    assert "no pipeline runs here, so this is what the tables have: `orchard up` starts one" in said
+    assert "orchard worker" not in said and "`orchard resume d`" in said

@@ -13,7 +13,8 @@ import typer
 from typer.testing import CliRunner
 
 from orchard.actions.abort_reasons import abort_reasons
-from orchard.actions.campaign_status import CampaignView, PipelineView, State, Status
+from orchard.actions.campaign_status import CampaignView, PipelineView, State
+from orchard.actions.campaigns import StoreStatus
 from orchard.cli.app import app
 from orchard.cli.facts import status_facts
 from orchard.cli.facts_schema import facts_schema, facts_types
@@ -49,7 +50,7 @@ def jq(query: str, text: str) -> str:
 def test_the_status_of_campaigns_has_reasons_and_hints() -> None:
     reasons = abort_reasons([{"cause": "llm_refused", "detail": "a wrong key", "rollouts": 2}])
     view = CampaignView("c", 3, State.RUNNING, {"resolved": 1, "aborted: llm_refused": 2}, reasons=reasons)
-    text = msgspec.json.encode(status_facts("", Status([view], PipelineView()))).decode()
+    text = msgspec.json.encode(status_facts(StoreStatus([view], PipelineView()))).decode()
     check("status", text)
     assert jq(".campaigns[] | .name, .outcomes.resolved, .reasons[0].detail", text).split("\n")[:3] == [
         "c",
@@ -57,7 +58,7 @@ def test_the_status_of_campaigns_has_reasons_and_hints() -> None:
         "a wrong key",
     ]
     assert "`orchard resume c`" in jq(".hints[0]", text)
-    check("status", msgspec.json.encode(status_facts("held", None)).decode())
+    check("status", msgspec.json.encode(status_facts(StoreStatus([], held="held", tasks=(2, 1)))).decode())
 
 
 def test_what_doctor_finds_is_one_object_and_the_exit_status_stays(tmp_path: Path) -> None:
@@ -70,7 +71,10 @@ def test_what_doctor_finds_is_one_object_and_the_exit_status_stays(tmp_path: Pat
 @pytest.mark.parametrize(
     ("command", "query", "says"),
     [
-        ("cost", ".lines[0].name", "Daytona"),
+        ("sandbox cost", ".lines[0].name", "Daytona"),
+        ("cost", ".by, (.lines | length)", "campaign\n0"),
+        ("config", ".worker.domain", "swe"),
+        ("logs", ".logs | length", "0"),
         ("images list", ".images[0]", "host"),
         ("harness list", '.programs[] | select(.harness == "codex") | .installed', ""),
     ],
@@ -161,7 +165,7 @@ WITHOUT_JSON = {
         report, tasks funnel, dataset tokenizer, dataset export, dataset card, trajectories export,
         rl export, values train""",
     "has `--format json`": "sql",
-    "prints a text as it is: a log, TOML": "logs, config, eval published",
+    "prints TOML": "eval published",
 }
 """Commands that print no facts of their own, by reason."""
 

@@ -70,7 +70,7 @@ async def test_a_campaign_ends_with_one_graded_outcome_for_each_rollout(
     rates = orchard(
         "sql", "select * from pass_rates where campaign = 'plain'", "--format", "json", store=running.store
     )
-    rate = json.loads(rates.stdout)
+    (rate,) = json.loads(rates.stdout)
     assert (rate["rollouts"], rate["graded"], rate["aborted"]) == (12, 12, 0)
     assert "plain" in orchard("status", store=running.store).stdout
 

@@ -1,6 +1,7 @@
 """What models and sandboxes wrote is shown, never obeyed."""
 
 import io
+import json
 import readline
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,17 @@ def test_rows_for_a_shell_end_as_its_lines_do(tmp_path: Path) -> None:
     query = "select 'c95337d9' as rollout_id, 'a, b' as said"
     told = CliRunner().invoke(app, ["--store", str(tmp_path), "sql", query, "--format", "csv"])
     assert told.stdout == 'rollout_id,said\nc95337d9,"a, b"\n'
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2])
+def test_json_is_an_array_and_jsonl_an_object_a_line(tmp_path: Path, rows: int) -> None:
+    query = f"select range as number from range({rows})"
+    ask = ["--store", str(tmp_path), "sql", query, "--format"]
+    wanted = [{"number": number} for number in range(rows)]
+    assert json.loads(CliRunner().invoke(app, [*ask, "json"]).stdout) == wanted
+    assert [
+        json.loads(line) for line in CliRunner().invoke(app, [*ask, "jsonl"]).stdout.splitlines()
+    ] == wanted
 
 
 @pytest.mark.parametrize(

@@ -62,8 +62,9 @@ async def said(place: World, part: str) -> tuple[str, Status]:
     async with asyncio.timeout(SECONDS):
         while True:
             await place.rows("select 1 from rollouts")  # writes the tables
-            _, status = await all_campaigns(session)
-            assert status is not None
+            found = await all_campaigns(session)
+            assert found.pipeline is not None
+            status = Status(found.campaigns, found.pipeline)
             for hint in hints(status.campaigns[0], status.pipeline):
                 if part in hint:
                     return hint, status

@@ -20,11 +20,13 @@ from orchard.workers.llm.settings import EndpointSettings, Price
 NOTHING: dict[Kind, set[str]] = {}
 
 
-def plan(priority: str = "normal", endpoint: str = "default") -> CampaignSpec:
+def plan(
+    priority: str = "normal", endpoint: str = "default", name: str = "c", samples: int = 1
+) -> CampaignSpec:
     task = TaskRef(task_id="t", source="s", repo="r", blob=BlobRef(sha256="0" * 64, size=1))
     model = ModelSpec(name="m", endpoint=endpoint)
     return CampaignSpec(
-        name="c", tasks=(task,), harnesses=("h",), models=(model,), samples=1, priority=priority
+        name=name, tasks=(task,), harnesses=("h",), models=(model,), samples=samples, priority=priority
     )
 
 

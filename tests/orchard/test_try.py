@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import msgspec
@@ -12,9 +13,10 @@ import pytest_asyncio
 from aiohttp import web
 from typer.testing import CliRunner
 
+from orchard.actions import endpoint_calls
 from orchard.actions.endpoint_trial import ModelNotNamed, Trial
 from orchard.actions.replica_trial import try_endpoint
-from orchard.actions.tried_endpoints import check_endpoints, examine_endpoints
+from orchard.actions.tried_endpoints import check_endpoints, examine_endpoints, remember, remembered
 from orchard.cli.app import app
 from orchard.configuration.config import ConfigError
 from orchard.schemas.blobs import BlobRef
@@ -36,19 +38,28 @@ class Server:
         self.requests: list[dict[str, Any]] = []
         self.tools = "calls"
         """Or `refused`, `broken`, `text`, `left out`."""
+        self.listed = ["m"]
+        self.broken: set[str] = set()
+        """Fields of requests that it answers with 500."""
         self.without: set[str] = set()
         """Of models, stream, end, usage, logprobs, ids, max_tokens, length."""
+        self.failures = 0
+        """Number of next requests that it answers with 500."""
         self.always: web.Response | None = None
         """The answer to everything."""
 
     async def models(self, _: web.Request) -> web.Response:
         if "models" in self.without:
             raise web.HTTPNotFound
-        return web.json_response({"object": "list", "data": [{"id": "m", "object": "model", "created": 0}]})
+        listed = [{"id": name, "object": "model", "created": 0} for name in self.listed]
+        return web.json_response({"object": "list", "data": listed})
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         asked = await request.json()
         self.requests.append(asked)
+        if self.failures or any(asked.get(field) for field in self.broken):
+            self.failures = max(self.failures - 1, 0)
+            return web.json_response({"error": {"message": "overloaded"}}, status=500)
         if self.always is not None:
             return web.Response(
                 status=self.always.status, text=self.always.text, content_type=self.always.content_type
@@ -104,7 +115,8 @@ class Server:
 
 
 @pytest_asyncio.fixture
-async def server() -> AsyncIterator[Server]:
+async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Server]:
+    monkeypatch.setattr(endpoint_calls, "AGAIN_SECONDS", (0.0, 0.0))
     fake = Server()
     async with serving(fake.models, fake.chat) as fake.url:
         yield fake
@@ -202,6 +214,43 @@ async def test_a_server_that_fails_at_tools_once_is_not_said_to_lack_them(server
     assert trial.tools is None and trial.problem == ""
 
 
+async def test_a_failure_of_the_server_that_passes_is_not_seen(server: Server) -> None:
+    whole = await tried(server)
+    server.failures = 2
+    assert await tried(server) == whole
+
+
+async def test_what_a_failing_server_did_not_answer_is_unknown_and_not_missing(
+    server: Server, tmp_path: Path
+) -> None:
+    """Nor remembered: another time it may answer."""
+    server.broken = {"stream", "logprobs"}
+    trial = await tried(server)
+    assert (trial.tools, trial.streams, trial.logprobs) == (True, None, None)
+    assert trial.harnesses[0] == "orchard-bash" and trial.temporary
+    [finding] = [each for each in trial.findings if each.what == "streams"]
+    assert "a request for a stream answered 500: overloaded" in finding.says
+    settings = EndpointSettings(base_url=server.url)
+    remember(tmp_path, settings, trial)
+    assert remembered(tmp_path, settings, "default", "m") is None
+
+
+async def test_a_model_that_the_server_does_not_list_is_told_with_the_nearest(
+    server: Server, tmp_path: Path
+) -> None:
+    server.listed = ["qwen-coder", "llama"]
+    trial = await tried(server, "qwen-codr")
+    [finding] = [each for each in trial.findings if each.what == "model"]
+    said = "the server's list of models lacks qwen-codr: did you mean 'qwen-coder'?"
+    assert not finding.good and finding.says == said
+    notes = await check_endpoints(
+        tmp_path, plan(name="qwen-codr"), {"default": EndpointSettings(base_url=server.url)}
+    )
+    assert f"endpoint default: {said}" in notes
+    server.always = web.Response(status=404, text="{}", content_type="application/json")
+    assert said in (await tried(server, "qwen-codr")).problem
+
+
 async def test_a_model_is_named_where_the_server_does_not_tell_it(server: Server) -> None:
     server.without = {"models"}
     with pytest.raises(ModelNotNamed, match="name one with --model"):
@@ -239,7 +288,7 @@ async def test_submit_refuses_what_cannot_work_and_asks_again_once_it_is_mended(
 async def test_submit_goes_on_where_the_endpoint_may_come_later(server: Server, tmp_path: Path) -> None:
     endpoints = {"default": EndpointSettings(base_url="http://127.0.0.1:9/v1")}
     [note] = await check_endpoints(tmp_path, plan(), endpoints)
-    assert "could not be reached" in note
+    assert "endpoint 'default' at http://127.0.0.1:9/v1 could not be reached" in note
     keyed = {"default": EndpointSettings(base_url=server.url, api_key_env="NOT_SET_HERE")}
     [note] = await check_endpoints(tmp_path, plan(), keyed)
     assert note.startswith("not tried: ") and "NOT_SET_HERE" in note and server.requests == []
@@ -299,6 +348,12 @@ async def test_the_command_prints_a_table_or_one_object_and_its_status(
     words = ["--store", str(tmp_path), "try", "--base-url", server.url]
     shown = await asyncio.to_thread(CliRunner().invoke, app, words)
     assert shown.exit_code == 0 and "Continue with: orchard submit first --model m" in shown.output
+    lines = shown.output.partition("add to orchard.toml:\n")[2].partition("Continue")[0]
+    assert '# [endpoints.default.prices."m"]' in lines
+    (tmp_path / "orchard.toml").write_text(dedent(lines))
+    again = ["--config", str(tmp_path / "orchard.toml"), "--store", str(tmp_path), "try"]
+    kept = await asyncio.to_thread(CliRunner().invoke, app, again)
+    assert kept.exit_code == 0 and "add to orchard.toml" not in kept.output
     as_json = await asyncio.to_thread(CliRunner().invoke, app, [*words, "--json"])
     check("try", as_json.output)
     server.always = web.Response(status=401, text="{}", content_type="application/json")

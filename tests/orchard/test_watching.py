@@ -8,11 +8,13 @@ import pytest
 
 from orchard.actions import campaigns
 from orchard.actions.campaign_status import CampaignView
+from orchard.actions.campaigns import all_campaigns
 from orchard.actions.session import Session
 from orchard.configuration.config import load
 from orchard.pipelines.campaigns.commands import Campaigns
 from orchard.schemas.queues import Queue
 from orchard.storage.writing.writer import Writer
+from orchard.streams import names
 from orchard.streams.connection import Connection
 from orchard.streams.topology import declare
 from orchard.terminal.campaign_tables import watch_campaign
@@ -62,3 +64,30 @@ async def test_a_campaign_that_is_resumed_is_not_over_by_the_outcomes_of_before(
             pass
         await written(session, connection)
         assert (await watch).over
+
+
+async def test_a_campaign_knows_how_many_requests_of_others_are_before_its_own(
+    nats_server: Any, tmp_path: Path
+) -> None:
+    """Of its own queue, and not those that are delivered."""
+    session = Session(load({"store": str(tmp_path / "store"), "nats": {"url": nats_server.url}}))
+    async with session.reading_connection("test") as connection, asyncio.timeout(60):
+        await declare(connection, session.config.nats, [Queue(), Queue(priority="high")])
+        commands = Campaigns(connection, session.blobs)
+        for name, samples, priority in (
+            ("first", 3, "normal"),
+            ("urgent", 5, "high"),
+            ("second", 2, "normal"),
+            ("third", 4, "normal"),
+        ):
+            async for _ in commands.submit(plan(priority, name=name, samples=samples)):
+                pass
+
+        async def ahead() -> dict[str, int]:
+            return {view.name: view.ahead for view in (await all_campaigns(session)).campaigns}
+
+        assert await ahead() == {"first": 0, "urgent": 0, "second": 3, "third": 5}
+        pulled = await connection.jetstream.pull_subscribe_bind(Queue().consumer, names.WORK)
+        for delivered, second, third in ((1, 2, 4), (2, 0, 2)):
+            await pulled.fetch(delivered)
+            assert await ahead() == {"first": 0, "urgent": 0, "second": second, "third": third}

@@ -168,8 +168,13 @@ class _Offering:
         ids = {task.task_id for task in self._tasks}
         self._tasks += [task for task in refs if task.task_id not in ids][: max(0, self._wanted - len(ids))]
         if len(self._tasks) > self._offered:
-            await grow_campaign(self._session, self._plan(self._tasks))
+            await grow_campaign(self._session, self._plan(self._tasks), self._planned)
             self._offered = len(self._tasks)
+
+    @property
+    def _planned(self) -> int:
+        """Rollouts of the campaign once all tasks are proven."""
+        return self._plan(self._tasks).samples * max(self._wanted, len(self._tasks))
 
     async def follow(self, told: Reporter) -> None:
         """Offers tasks as they are proven and says how far the rollouts are, until it is cancelled."""
@@ -178,11 +183,11 @@ class _Offering:
         while True:
             await asyncio.sleep(LOOK_SECONDS if first else LATER_LOOK_SECONDS)
             await self.proven()
+            told.progress("tasks proven", len(self._tasks), self._wanted)
             if not self._tasks:
                 continue
-            plan = self._plan(self._tasks)
-            graded = await asyncio.to_thread(_graded, self._session, plan.name)
-            told.progress("rollouts graded", graded, plan.size)
+            graded = await asyncio.to_thread(_graded, self._session, self._plan(self._tasks).name)
+            told.progress("rollouts graded", graded, self._planned)
             if first and graded:
                 first = False
                 spent = duration(time.monotonic() - began)
@@ -222,7 +227,8 @@ async def _prepare_tasks(session: Session, wanted: int, told: Reporter) -> None:
     if the catalogue ends."""
 
     async def made(limit: int) -> int:
-        return await synthesize_tasks(session, packages=[], limit=limit, concurrency=3, told=told)
+        parts = Part(told, of=wanted)
+        return await synthesize_tasks(session, packages=[], limit=limit, concurrency=3, told=parts)
 
     new = await made(min(FIRST_TASKS, wanted))
     attempted = wanted
@@ -254,7 +260,6 @@ class Proofs:
         self._session = session
         self._told = told
         self._ids: set[str] = set()
-        self._counts: dict[int, tuple[int, int]] = {}
         self._batches: list[asyncio.Task[Validated]] = []
 
     async def begin(self) -> None:
@@ -263,7 +268,7 @@ class Proofs:
         ids = {task.ref.task_id for task in tasks if task.state == "imported"} - self._ids
         self._ids |= ids
         if ids:
-            told = _BatchReporter(self._told, self._counts)
+            told = Part(self._told)
             # Making a task has run its tests once with the known solution and once without.
             proving = validate_tasks(self._session, ids=sorted(ids), runs=2, concurrency=3, told=told)
             self._batches.append(asyncio.create_task(proving))
@@ -278,23 +283,20 @@ class Proofs:
             await end(batch)
 
 
-class _BatchReporter(Reporter):
-    """Reports the progress of one batch as that of all."""
+class Part(Reporter):
+    """Reports a part of the work: its progress as that of `of` items, of which there may be more, or not at
+    all."""
 
-    def __init__(self, told: Reporter, counts: dict[int, tuple[int, int]]) -> None:
-        """`counts` are what is done, and what there is to do, of each batch."""
+    def __init__(self, told: Reporter, of: int | None = None) -> None:
         self._told = told
-        self._counts = counts
-        self._number = len(counts)
-        counts[self._number] = (0, 0)
+        self._of = of
 
     def note(self, text: str, label: str = "") -> None:
         self._told.note(text, label)
 
     def progress(self, title: str, done: int, total: int | None, doing: str = "") -> None:
-        self._counts[self._number] = (done, total or 0)
-        of_all = [sum(count) for count in zip(*self._counts.values(), strict=True)]
-        self._told.progress(title, of_all[0], of_all[1], doing)
+        if self._of is not None:
+            self._told.progress(title, done, max(self._of, total or 0), doing)
 
 
 def _show_results(session: Session, campaign: str) -> None:

@@ -5,6 +5,7 @@ import io
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -97,6 +98,16 @@ async def test_a_note_of_the_page_and_of_the_command(tmp_path: Path) -> None:
         words = [name[:8], "saw it too", "--label", "seen", "--remove-label", "lazy", "--as", "Bob"]
         done = await asyncio.to_thread(CliRunner().invoke, app, words, obj=session)
         assert (done.exit_code, done.output) == (0, f"noted on {name}\n")
+        ask = partial(CliRunner().invoke, app, ["-", "--label", "checked", "--as", "Bob"], obj=session)
+        listed = f"rollout_id\n{name}\n{(other[0].rollout_id or '')[:12]}\n"
+        done = await asyncio.to_thread(ask, input=listed)
+        assert (done.exit_code, done.output) == (0, "noted on 2 rollouts\n")
+        done = await asyncio.to_thread(ask, input="\n")
+        assert "no rollout is named" in str(done.exception)
+        done = await asyncio.to_thread(
+            CliRunner().invoke, app, [f"{name},nonesuch", "--label", "half"], obj=session
+        )
+        assert "no rollout starts with 'nonesuch'" in str(done.exception), "and nothing is written"
         for wrong_words, why in (
             ([name[:3], "x"], "at least 4 characters"),
             ([name, "x", "--turn", "99"], "the rollout has no turn 99: its last is"),
@@ -113,16 +124,18 @@ async def test_a_note_of_the_page_and_of_the_command(tmp_path: Path) -> None:
                 assert f"<b>{found}</b> match" in await reply.text(), query
     with open_tables(str(tmp_path / "store")) as tables:
         query = (
-            "select labels, human_score, notes, authors, reward from reviews join rollouts using (rollout_id)"
+            "select labels, human_score, notes, authors, reward "
+            "from reviews join rollouts using (rollout_id) order by reward"
         )
         assert rows(tables, query) == [
             {
-                "labels": ["good-plan", "seen"],
+                "labels": ["checked", "good-plan", "seen"],
                 "human_score": 0.25,
-                "notes": 2,
+                "notes": 3,
                 "authors": ["Ada", "Bob"],
                 "reward": -1.0,
-            }
+            },
+            {"labels": ["checked"], "human_score": None, "notes": 1, "authors": ["Bob"], "reward": 1.0},
         ]
 
 

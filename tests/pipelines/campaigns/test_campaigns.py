@@ -163,6 +163,18 @@ async def test_a_campaign_grows_by_tasks_and_offers_each_rollout_once(
     assert len(submitted) == 2
 
 
+async def test_a_campaign_that_will_grow_says_to_how_many_rollouts(
+    connection: Connection, campaigns: Campaigns
+) -> None:
+    """Also where only that changes: fewer tasks could be made than were wanted."""
+    grown = of_tasks("t", "u")
+    for spec, planned in ((SPEC, 30), (grown, 30), (grown, grown.size), (grown, None)):
+        await everything(campaigns.grow(spec, planned=planned))
+        found = await CampaignBook(connection).get("demo")
+        assert found is not None
+        assert (found[0].planned, found[0].whole) == (planned, planned or spec.size)
+
+
 async def test_a_campaign_grows_by_nothing_but_tasks(campaigns: Campaigns) -> None:
     grown = of_tasks("t", "u")
     await everything(campaigns.grow(grown))

@@ -7,7 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from orchard.cli.cost import register
+from orchard.cli import sandbox
 from orchard.configuration.config import ConfigError
 from orchard.pipelines.campaigns.costs import PAPER_RATES, CostLine, RatesError, price, read_rates
 
@@ -93,10 +93,7 @@ def test_a_rate_card_that_cannot_be_used_says_why(change: tuple[str, str], says:
 class TestCommand:
     @pytest.fixture
     def app(self) -> typer.Typer:
-        app = typer.Typer()
-        app.callback()(lambda: None)
-        register(app)
-        return app
+        return sandbox.app
 
     def test_it_prints_the_papers_table_and_what_is_odd_about_it(self, app: typer.Typer) -> None:
         output = CliRunner().invoke(app, ["cost"]).output

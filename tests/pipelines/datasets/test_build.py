@@ -23,6 +23,8 @@ from orchard.pipelines.datasets.settings import (
     CandidateSource,
     DatasetSettings,
     Filters,
+    MixturePart,
+    PassRateCondition,
     Selection,
     Values,
     config_hash,
@@ -222,7 +224,9 @@ async def test_filters_are_counted(keep, author, tokenizer: str, tmp_path: Path)
     oracle = CandidateSource(model_kinds=(ModelKind.ORACLE,), truncated=False)
     assert build(store, settings(tokenizer, source=oracle), tmp_path / "oracle").rows == 1
     nothing = CandidateSource(campaigns=("other",))
-    with pytest.raises(DatasetError, match="no graded rollout matches"):
+    with pytest.raises(
+        DatasetError, match=r"source.campaigns: nothing .* campaign 'other' \(there is 'demo'\)"
+    ):
         build(store, settings(tokenizer, source=nothing), tmp_path / "nothing")
     short = settings(tokenizer, filters=Filters(max_tokens=1))
     with pytest.raises(DatasetError, match=r"left of 8 graded rollouts \(.*\d too long"):
@@ -271,6 +275,38 @@ async def test_rewards_below_a_minimum_label_are_left_out_and_the_label_is_in_th
     made = build(store, minimum, tmp_path / "least")
     assert [row.protected for row in read_rows(tmp_path / "least")] == ["bit", "value"]
     assert (made.counts["dropped_below_min_protected"], made.counts["without_label"]) == (2, 1)
+
+
+async def test_names_that_nothing_has_are_told_with_the_nearest_or_refused_where_nothing_is_left(
+    keep, author, tokenizer: str, tmp_path: Path
+) -> None:
+    made = author.rollout(0, ["ls", "submit"], resolved=True)
+    note = author.event(RolloutNoted(author="Ada", labels=("lazy",)), made[0].rollout_id, None)
+    store = await keep([*made, note])
+    campaign = made[0].campaign
+    source = CandidateSource(
+        campaigns=(campaign, "dmo", *(f"x{n}" for n in range(4))), without_human_labels=("lazzy",)
+    )
+    part = MixturePart(weight=1.0, campaigns=(campaign, "dmo"))
+    told: list[str] = []
+    build(store, settings(tokenizer, source=source, mixture=(part,)), tmp_path / "made", warn=told.append)
+    assert told[0].startswith(
+        "source.campaigns: nothing in the store has the campaign 'dmo' (did you mean 'demo'?), 'x0'"
+    )
+    assert told[0].endswith(" and 2 more")
+    assert told[1] == (
+        "mixture[1].campaigns: nothing in the store has the campaign 'dmo' (did you mean 'demo'?)"
+    )
+    assert "source.without_human_labels: " in told[2] and "did you mean 'lazy'?" in told[2]
+    assert told[3:] == ["values.annotator: nothing in the store has the annotator 'teacher' (there is none)"]
+    for changes, key in (
+        ({"source": CandidateSource(models=("gone",))}, "source.models"),
+        ({"source": CandidateSource(human_labels=("lazzy",))}, "source.human_labels"),
+        ({"pass_rate": PassRateCondition(campaigns=("gone",))}, "pass_rate.campaigns"),
+        ({"mixture": (part, MixturePart(weight=1.0, task_sources=("gone",)))}, r"mixture\[2\].task_sources"),
+    ):
+        with pytest.raises(DatasetError, match=f"^{key}: nothing .*: correct the name, or leave"):
+            build(store, settings(tokenizer, **changes), tmp_path / "refused")
 
 
 async def test_labels_and_scores_of_people_choose_rollouts_and_are_in_the_row(

@@ -103,6 +103,10 @@ async def test_a_mixture_holds_its_proportion_and_says_what_it_took(
     assert Counter(row.campaign for row in read_rows(tmp_path / "few")) == {"easy": 3, "hard": 2}
     absent = (*parts, MixturePart(models=("nobody",), weight=1.0))
     with pytest.raises(DatasetError, match="part 3 of the mixture has no trajectory"):
+        build(store, settings(tokenizer, mixture=(*parts, parts[0])), tmp_path / "same")
+    with pytest.raises(
+        DatasetError, match=r"mixture\[3\].models: nothing in the store has the model 'nobody'"
+    ):
         build(store, settings(tokenizer, mixture=absent), tmp_path / "none")
 
 

@@ -1,0 +1,66 @@
+"""What model calls have cost, and what each resolved rollout: by campaign or by model."""
+
+from enum import StrEnum
+
+import duckdb
+import msgspec
+
+from orchard.storage.reader import rows
+
+
+class SpendingBy(StrEnum):
+    """Column of calls and of outcomes that spending is summed by."""
+
+    CAMPAIGN = "campaign"
+    MODEL = "model"
+
+
+class SpendingLine(msgspec.Struct, frozen=True, kw_only=True):
+    """Model calls of all attempts under one name, and the outcomes of its rollouts."""
+
+    name: str
+    rollouts: int
+    """Number of rollouts with an outcome."""
+    resolved: int
+    calls: int
+    """Number of model calls, those of attempts that were given up included."""
+    tokens: int
+    """Tokens of prompts and answers, as far as they were counted."""
+    uncounted: int
+    """Calls whose tokens are not known."""
+    cost_usd: float | None
+    """Cost as far as it is known; None if no call has a price."""
+    unpriced: int
+    """Calls of models whose cost is not known, which the sum lacks; the oracle's cost nothing."""
+    tokens_per_resolved: float | None
+    """None without a resolved rollout."""
+    usd_per_resolved: float | None
+    """None without a resolved rollout or a known cost."""
+
+
+_SPENDING = """
+with called as (
+    select distinct on (event_id) {by} as name, prompt_tokens + completion_tokens as tokens, cost_usd,
+           model_kind
+    from tables.llm_calls_all where len($campaigns) = 0 or list_contains($campaigns, campaign)
+), spent as (
+    select name, count(*) as calls, coalesce(sum(tokens), 0)::bigint as tokens,
+           count(*) filter (tokens is null) as uncounted, sum(cost_usd) as cost_usd,
+           count(*) filter (cost_usd is null and model_kind <> 'oracle') as unpriced
+    from called group by name
+), ended as (
+    select {by} as name, count(*) as rollouts, count(*) filter (resolved) as resolved
+    from rollouts where len($campaigns) = 0 or list_contains($campaigns, campaign) group by {by}
+)
+select name, coalesce(rollouts, 0) as rollouts, coalesce(resolved, 0) as resolved,
+       coalesce(calls, 0) as calls, coalesce(tokens, 0) as tokens, coalesce(uncounted, 0) as uncounted,
+       cost_usd, coalesce(unpriced, 0) as unpriced,
+       tokens / nullif(resolved, 0) as tokens_per_resolved, cost_usd / nullif(resolved, 0) as usd_per_resolved
+from spent full join ended using (name) order by cost_usd desc nulls last, tokens desc, name
+"""
+
+
+def spending(tables: duckdb.DuckDBPyConnection, by: SpendingBy, campaigns: list[str]) -> list[SpendingLine]:
+    """Lines of some campaigns, or of all, the most expensive first."""
+    found = rows(tables, _SPENDING.format(by=by.value), {"campaigns": campaigns})
+    return [SpendingLine(**row) for row in found]
