@@ -25,6 +25,7 @@ from orchard.page.evaluations import Evaluation, evaluated, known_evaluations, s
 from orchard.page.failures import failures
 from orchard.page.health import heard, recorded
 from orchard.page.notes import author_of
+from orchard.page.one_campaign import details
 from orchard.page.rollouts import BadFilter
 from orchard.page.runs import runs
 from orchard.page.side_by_side import aligned, read_both
@@ -54,7 +55,7 @@ class Overviews:
             app.router.add_get(path, partial(view, self))
 
     async def campaign(self, request: web.Request) -> web.Response:
-        """Shows one campaign and its arms."""
+        """Shows one campaign: its arms, why rollouts aborted, its worst rollouts and its hardest tasks."""
         name, overview = request.match_info["name"], await self._site.watch.newest()
         view = next((view for view in overview.campaigns if view.name == name), None)
         if view is None:
@@ -62,6 +63,7 @@ class Overviews:
         entries = await self._site.tables.ask(matrix, [name])
         facts = (await self._site.tables.ask(facts_of)).get(name, CampaignFacts())
         shown = {"view": view, "overview": overview, "entries": entries, "score": facts.score}
+        shown["details"] = await self._site.tables.ask(details, name)
         live = ("version", overview.version)
         return await self._site.page(
             request, "one_campaign.html", **shown, author=author_of(request), live=live
@@ -76,6 +78,7 @@ class Overviews:
         campaign = request.query.get("campaign") or None
         found = await self._site.tables.ask(listed, campaign, part, sort, skip)
         shown = {"found": found, "part": part, "sort": sort, "skip": skip, "campaign": campaign}
+        shown["tasks_made"] = await self._site.tasks_made(await self._site.watch.newest())
         live = self._site.live_log
         return await self._site.page(request, "tasks.html", **shown, live=live)
 
@@ -92,9 +95,11 @@ class Overviews:
         try:
             (task,) = read_tasks(self._site.session.config.store, ids=[task_id])
         except (StorageError, ValueError):
-            return {"statement": "", "task": None, "patch": [], "tests": []}
+            return {"statement": None, "task": None, "patch": [], "tests": []}
         return {
-            "statement": texts.plain(masked(task.statement.strip()).text),
+            "statement": texts.markdown(masked(task.statement.strip()).text)
+            if task.statement.strip()
+            else None,
             "task": task,
             "patch": texts.diff(masked(task.gold_patch).text) if task.gold_patch.strip() else [],
             "tests": _tests(task),
@@ -182,8 +187,9 @@ class Overviews:
                     found = await heard(found, connection)
             except (StreamsError, TimeoutError):
                 overview = await self._site.watch.newest()
+        shown = {"found": found, "overview": overview, "tasks_made": await self._site.tasks_made(overview)}
         live = ("version", overview.version)
-        return await self._site.page(request, "health.html", found=found, overview=overview, live=live)
+        return await self._site.page(request, "health.html", **shown, live=live)
 
 
 VIEWS = (
