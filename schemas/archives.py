@@ -49,7 +49,7 @@ class CampaignArchived(msgspec.Struct, frozen=True, kw_only=True):
     manifest_sha256: str
     after: int
     through: int
-    """Sequence up to which the part goes."""
+    """Last sequence of this part of the archive."""
     first_sequence: int
     last_sequence: int
     events: int

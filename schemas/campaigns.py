@@ -67,6 +67,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     endpoint: str = "default"
     """Name of the endpoint in the workers' configuration."""
     kind: ModelKind = ModelKind.MODEL
+    """`oracle` where known solutions are played in place of a model."""
     temperature: float | None = None
     """Sampling temperature; null, as in the fields below: the endpoint's default."""
     top_p: float | None = None

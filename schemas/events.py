@@ -301,8 +301,8 @@ class RolloutAborted(RolloutFacts, frozen=True, kw_only=True):
 
 
 class RolloutReopened(msgspec.Struct, frozen=True, kw_only=True):
-    """An aborted rollout gets another chance. The sequence of this event is the fence of the next terminal
-    event."""
+    """An aborted rollout was reopened and is tried again. The sequence of this event is the fence of the next
+    terminal event."""
 
     superseded_sequence: int
     """Sequence of the outcome that no longer counts."""
@@ -380,7 +380,7 @@ class RequestRequeued(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RolloutReconciled(msgspec.Struct, frozen=True, kw_only=True):
-    """An open rollout was on no queue, a fault that nobody reported, and was offered again."""
+    """An open rollout was on no queue, which is a defect, and was queued again."""
 
     reason: str
     fence: int = 0
@@ -388,8 +388,8 @@ class RolloutReconciled(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventLost(msgspec.Struct, frozen=True, kw_only=True):
-    """Takes the sequence of an event that neither the stream nor the tables had when the stream was
-    restored."""
+    """Placeholder for an event that neither the stream nor the tables had when the stream was restored; it
+    has the sequence of that event."""
 
     reason: str
 

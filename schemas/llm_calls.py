@@ -26,8 +26,8 @@ class CallKind(StrEnum):
     SUBAGENT = "subagent"
     """Work on a part of the task, in a conversation of its own."""
     COMPACTION = "compaction"
-    """The first call after a conversation was begun anew from what the model had said in the old one, or the
-    call that asks for a summary, if a header says so."""
+    """The first call of a conversation that begins with the model's summary of an earlier one; or the call
+    that asks for the summary, if a header says so."""
     TITLE = "title"
     """A title for a list of conversations."""
     PROBE = "probe"
@@ -47,7 +47,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class LLMCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call that answered: it read the path that ends at `parent` and added `node`."""
+    """A model call that got an answer: its prompt is the path that ends at `parent`, its answer is `node`."""
 
     parent: str
     node: str
@@ -66,7 +66,7 @@ class LLMCall(msgspec.Struct, frozen=True, kw_only=True):
     cost_usd: float | None
     """Price of the call in USD; None when no price is known for the model, 0.0 is a price."""
     seconds: float | None
-    """Duration in seconds; None for a call of another system that did not say."""
+    """Duration in seconds; None for an imported call without a duration."""
     tries: int = 1
     system_fingerprint: str = ""
     """The endpoint's name for its configuration."""

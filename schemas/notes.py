@@ -4,8 +4,7 @@ import msgspec
 
 
 class RolloutNoted(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody noted something about a rollout. It is no outcome: no reward, pass rate or grade follows from
-    it."""
+    """Somebody wrote a note on a rollout. It changes no reward, pass rate or grade."""
 
     author: str
     """Name of the author, as given."""
@@ -22,10 +21,10 @@ class RolloutNoted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CampaignTagged(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody gave a campaign tags, or removed some, so that people find it. No result follows from them."""
+    """Somebody added tags to a campaign, or removed some. They change no result."""
 
     author: str
-    """Name of who did it, as they gave it."""
+    """Name of the author, as given."""
     tags: tuple[str, ...] = ()
     """Tags that the campaign gets."""
     removed_tags: tuple[str, ...] = ()

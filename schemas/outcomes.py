@@ -23,7 +23,7 @@ class ExitStatus(StrEnum):
     """How the harness ended, if the infrastructure let it end."""
 
     SUBMITTED = "submitted"
-    """The agent handed in its work."""
+    """The agent submitted its work."""
     FINISHED = "finished"
     """The agent said that it is done."""
     STEP_LIMIT = "step_limit"
@@ -40,7 +40,7 @@ class ExitStatus(StrEnum):
     FORMAT_FAILURE = "format_failure"
     """Too many answers in a row had no valid action."""
     SANDBOX_LOST = "sandbox_lost"
-    """What the agent ran ended its sandbox: by a limit of memory or disk, or twice at the same command."""
+    """The agent's commands ended its sandbox: by a limit of memory or disk, or twice at the same command."""
 
     PROGRAM_FAILED = "program_failed"
     """The harness is a program, and it ended with an error after its model had answered."""
@@ -66,7 +66,7 @@ class AbortCause(StrEnum):
     SANDBOX_REFUSED = "sandbox_refused"
     """The cluster's policies do not admit the sandbox: an admission webhook, Pod security, a limit range."""
     SANDBOX_DIED = "sandbox_died"
-    """The sandbox ended, and nothing that the agent ran ended it."""
+    """The sandbox ended for a reason outside of the agent's commands."""
     SANDBOX_OUT_OF_MEMORY = "sandbox_out_of_memory"
     """A set-up or grading command needed more memory than the largest sandbox has."""
     LLM_UNAVAILABLE = "llm_unavailable"
@@ -90,8 +90,8 @@ class AbortCause(StrEnum):
     HARNESS_FAILED = "harness_failed"
     """The harness is a program, and it ended before its model had answered once."""
     WALL_CLOCK = "wall_clock"
-    """The agent was not done in its time, in a domain that leaves such rollouts out of its scores. Only this
-    cause depends on the model's speed."""
+    """The agent ran out of time, in a domain whose scores leave such rollouts out. Only this cause depends on
+    the model's speed."""
     BLOCKED = "blocked"
     """A site demanded a proof that its visitor is human, for example a captcha."""
     SITE_UNAVAILABLE = "site_unavailable"
@@ -124,10 +124,11 @@ class Reward(msgspec.Struct, frozen=True, kw_only=True):
     parts: dict[str, float] = {}
     """Named components, for example `fail_to_pass` and `pass_to_pass` as shares in [0, 1]."""
     tests: dict[str, str] = {}
-    """Test id to PASSED, FAILED, SKIPPED, ERROR, XFAIL or MISSING, for the tests the task names."""
+    """Status of each test that the task names, by its id: PASSED, FAILED, SKIPPED, ERROR, XFAIL or
+    MISSING."""
     detail: str = ""
     log: BlobRef | None = None
-    """Blob of what the tests printed."""
+    """Blob with the output of the tests."""
     seconds: float = 0.0
     cause: str | None = None
     """Why the reward is -1 although no test failed: `refused` (the work touches what it may not), `forged`

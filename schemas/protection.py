@@ -11,7 +11,7 @@ class Protected(StrEnum):
     ECHO = "echo"
     """Which parts of the inputs make up the answer: all of them are there."""
     BIT = "bit"
-    """One bit, as whether something is true: a guess is right half the time."""
+    """One bit, for example whether something is true: a guess is right half of the time."""
     INSIDE = "inside"
     """How its own process or sandbox is judged, since the verdict is reached there."""
     FORGEABLE = "forgeable"

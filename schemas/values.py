@@ -93,7 +93,7 @@ class ValueAnnotated(AnnotationFacts, frozen=True, kw_only=True):
 
 
 class AnnotationFailed(AnnotationFacts, frozen=True, kw_only=True):
-    """No reply kept the rules, so this annotator gives the trajectory no training."""
+    """No reply followed the rules, so the trajectory has no values of this annotator."""
 
     fault: str
     """The rule that the last reply broke, named in `pipelines/values/replies.py`, or `context_exceeded`."""
@@ -101,7 +101,8 @@ class AnnotationFailed(AnnotationFacts, frozen=True, kw_only=True):
 
 
 class ValueMeasured(msgspec.Struct, frozen=True, kw_only=True):
-    """p[step] by trial: the recorded commands up to `step` were executed again, then the policy went on.
+    """p[step] was measured: the recorded commands up to `step` were executed again, then the policy went
+    on.
 
     The event's id is a digest of the attempt, the path of messages up to the step, the model, the number of
     continuations and `allow_divergence`, so that measuring the same twice is recognized.

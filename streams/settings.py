@@ -20,7 +20,7 @@ class NatsSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
     credentials: str | None = None
     """Path of a `.creds` file (JWT and seed)."""
     user: str | None = None
-    """User name, if the server wants one with a password."""
+    """User name, if the server needs one with a password."""
     password_env: str | None = None
     """Environment variable with the password of `user`."""
     token_env: str | None = None

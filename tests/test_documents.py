@@ -94,6 +94,26 @@ def test_every_page_is_found_from_the_readme() -> None:
     assert [named(page) for page in PAGES_OF_PEOPLE if page not in found] == []
 
 
+def test_each_promise_of_the_readme_has_a_command_or_a_link() -> None:
+    promises = (ROOT / "README.md").read_text().partition("## What it promises")[2].partition("\n## ")[0]
+    points = re.findall(r"^- .*(?:\n  .*)*", promises, re.MULTILINE)
+    assert len(points) > 5
+    assert [point for point in points if not LINK.search(point) and not INLINE.search(point)] == []
+
+
+def test_the_index_names_every_document() -> None:
+    """Folders with an index of their own are named by it."""
+    index = ROOT / "docs" / "README.md"
+    named_there = {
+        (index.parent / target.partition("#")[0]).resolve() for target in LINK.findall(index.read_text())
+    }
+    own = {page.parent for page in (ROOT / "docs").glob("*/README.md")}
+    every = [file for kind in ("md", "json", "ipynb") for file in (ROOT / "docs").rglob(f"*.{kind}")]
+    listed = [file for file in every if file != index and not own & {file.parent, *file.parents}]
+    assert [named(file) for file in listed if file not in named_there] == []
+    assert [named(page) for page in own if page / "README.md" not in named_there] == []
+
+
 # --- commands ------------------------------------------------------------------------------------
 
 

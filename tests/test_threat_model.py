@@ -128,6 +128,12 @@ def test_every_kind_of_threat_and_every_border_has_a_row() -> None:
     assert {threat.border for threat in now} == set(_BORDER.findall(DOCUMENT))
 
 
+def test_the_summary_at_the_head_names_explained_risks() -> None:
+    summary = DOCUMENT.partition("**In short.**")[2].partition("\n\nEvery row")[0]
+    named = set(re.findall(r"`([a-z-]+)`", summary))
+    assert named and named <= {risk.name for risk in risks(DOCUMENT)}
+
+
 def test_threats_on_a_cluster_are_in_their_table() -> None:
     for number, heading in enumerate(THREATS):
         assert all(Threat(*cells).name.startswith("K") == bool(number) for cells in rows(DOCUMENT, heading))

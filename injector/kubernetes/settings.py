@@ -66,7 +66,7 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     namespace: str = "orchard-sandboxes"
     """Namespace of the Pods."""
     kubeconfig: str | None = None
-    """None: the service account of the orchestrator's own Pod."""
+    """Path of a kubeconfig file; None: the service account of the orchestrator's own Pod."""
 
     image_pull_policy: PullPolicy = "IfNotPresent"
     """Pull policy of the sandboxes' images."""
@@ -94,13 +94,13 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     init_memory: str = "64Mi"
     """Memory limit of that container."""
     runtime_class: str | None = None
-    """For example `gvisor` or `kata`."""
+    """RuntimeClass of the Pods, for example `gvisor` or `kata`."""
     priority_class: str | None = None
     """PriorityClass of the Pods."""
     node_selector: dict[str, str] = {}
     """Labels that their nodes must have."""
     tolerations: list[dict[str, Any]] = msgspec.field(default_factory=lambda: [dict(TOLERATION)])
-    """Tolerations as in a Pod."""
+    """Tolerations of the Pods, in the form of a Pod's specification."""
     closed_networks: tuple[str, ...] = CLOSED_NETWORKS
     """Networks that sandboxes with a network cannot reach: the cluster and the cloud's metadata."""
 

@@ -57,7 +57,7 @@ class UpSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     shutdown_seconds: Seconds = 30.0
     """Seconds that running rollouts may take to finish after Ctrl-C before they go back to the queue."""
     restart_seconds: Seconds = 0.5
-    """Pause before a process that ended by itself is started again."""
+    """Pause before a process that ended by itself is restarted."""
 
     def __post_init__(self) -> None:
         check_base_path(self.page_base_path)

@@ -24,6 +24,7 @@ from orchard.page.evaluations import Evaluation, evaluated, known_evaluations, s
 from orchard.page.failures import failures
 from orchard.page.health import heard, recorded
 from orchard.page.notes import author_of
+from orchard.page.one_campaign import details
 from orchard.page.rollouts import BadFilter
 from orchard.page.runs import runs
 from orchard.page.side_by_side import aligned, read_both
@@ -53,13 +54,14 @@ class Overviews:
             app.router.add_get(path, partial(view, self))
 
     async def campaign(self, request: web.Request) -> web.Response:
-        """Shows one campaign and its arms."""
+        """Shows one campaign: its arms, why rollouts aborted, its worst rollouts and its hardest tasks."""
         name, overview = request.match_info["name"], await self._site.watch.newest()
         view = next((view for view in overview.campaigns if view.name == name), None)
         if view is None:
             raise web.HTTPNotFound
         entries = await self._site.tables.ask(matrix, [name])
         shown = {"view": view, "overview": overview, "entries": entries, "score": view.score}
+        shown["details"] = await self._site.tables.ask(details, name)
         live = ("version", overview.version)
         return await self._site.page(
             request, "one_campaign.html", **shown, author=author_of(request), live=live
@@ -74,6 +76,7 @@ class Overviews:
         campaign = request.query.get("campaign") or None
         found = await self._site.tables.ask(listed, campaign, part, sort, skip)
         shown = {"found": found, "part": part, "sort": sort, "skip": skip, "campaign": campaign}
+        shown["tasks_made"] = await self._site.tasks_made(await self._site.watch.newest())
         live = self._site.live_log
         return await self._site.page(request, "tasks.html", **shown, live=live)
 
@@ -90,9 +93,11 @@ class Overviews:
         try:
             (task,) = read_tasks(self._site.session.config.store, ids=[task_id])
         except (StorageError, ValueError):
-            return {"statement": "", "task": None, "patch": [], "tests": []}
+            return {"statement": None, "task": None, "patch": [], "tests": []}
         return {
-            "statement": texts.plain(masked(task.statement.strip()).text),
+            "statement": texts.markdown(masked(task.statement.strip()).text)
+            if task.statement.strip()
+            else None,
             "task": task,
             "patch": texts.diff(masked(task.gold_patch).text) if task.gold_patch.strip() else [],
             "tests": _tests(task),
@@ -180,8 +185,9 @@ class Overviews:
                     found = await heard(found, connection)
             except (StreamsError, TimeoutError):
                 overview = await self._site.watch.newest()
+        shown = {"found": found, "overview": overview, "tasks_made": await self._site.tasks_made(overview)}
         live = ("version", overview.version)
-        return await self._site.page(request, "health.html", found=found, overview=overview, live=live)
+        return await self._site.page(request, "health.html", **shown, live=live)
 
 
 VIEWS = (

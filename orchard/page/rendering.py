@@ -11,7 +11,6 @@ from urllib.parse import urlencode
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from orchard.actions.abort_reasons import abort_sentence
 from orchard.actions.campaign_hints import abort_hints, hints
 from orchard.actions.campaign_status import CampaignView, outcome_name
 from orchard.actions.domain import submission_text
@@ -26,6 +25,7 @@ from orchard.page.rollouts import COLUMNS, USUAL
 from orchard.pipelines.trajectories.reading import stored_node
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.messages import MessageNode
+from orchard.schemas.tasks import Task
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import BlobCorrupt, BlobMissing
 from orchard.storage.reader import Row
@@ -39,6 +39,9 @@ OPEN_LINES = 14
 OPEN_CHARACTERS = 1400
 ALIKE = 3
 """Failing tests that rollouts like one are searched by."""
+
+NAMED = 5
+"""Failed tests that the head of a rollout names."""
 
 _KINDS = {"page.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
 
@@ -70,7 +73,6 @@ class Renderer:
             "picture_address": picture_address,
             "rollout_address": rollout_address,
             "abort_hints": abort_hints,
-            "abort_sentence": abort_sentence,
             "hints": hints,
             "titles": COLUMNS,
             "usual": USUAL,
@@ -100,7 +102,7 @@ class Renderer:
         diff = texts.diff(patch) if patch.strip() else []
         task = read_task(blobs, found.request["task_sha256"])
         tests = grouped((reward["tests"] if reward else None) or {}, task)
-        failing = [name for group in tests if group.decided for name, _ in group.tests]
+        failing = [test for group in tests if group.decided for test in group.tests]
         first = found.window[0] if found.window else None
         index = found.turns.index(first) if first else 0
         before = found.turns[max(index - view.window, 0)] if index else None
@@ -113,7 +115,9 @@ class Renderer:
             "turns": [
                 (turn, self.messages(found, turn, blobs, view.text, view.find)) for turn in found.window
             ],
-            "statement": texts.plain(masked(task.statement.strip()).text[:most]) if task else "",
+            "statement": _statement(task, most),
+            "failing": failing,
+            "named": NAMED,
             "review": found.review or {"labels": [], "human_score": None},
             "prices": any(turn.cost_usd is not None for turn in found.turns),
             "outline": outline.outlined(found),
@@ -121,7 +125,7 @@ class Renderer:
             "first_error": outline.first_error(found.turns),
             "submitted_at": outline.submission_turn(found),
             "other": outline.most_telling(found),
-            "alike": outline.alike(found, failing[:ALIKE]),
+            "alike": outline.alike(found, [name for name, _ in failing[:ALIKE]]),
             "strip": charts.strip(
                 [
                     charts.TurnTime(
@@ -218,6 +222,12 @@ class Renderer:
                 }
             )
         return shown
+
+
+def _statement(task: Task | None, most: int) -> texts.ShownMarkdown | None:
+    """The task's own words with keys masked, at most `most` characters."""
+    text = masked(task.statement.strip()).text[:most] if task else ""
+    return texts.markdown(text) if text else None
 
 
 def _call(row: Row) -> Row:

@@ -17,6 +17,7 @@ from orchard.page.compare import ComparedArm, compare, examples, matrix, tallied
 from orchard.page.evaluations import evaluated, shown_of
 from orchard.page.failures import failures
 from orchard.page.folder import KEY, PICTURES, Folder, WrittenReport
+from orchard.page.one_campaign import details
 from orchard.page.one_file import OneFile
 from orchard.page.rollouts import Query, page_of, summary_of
 from orchard.page.runs import runs
@@ -120,7 +121,8 @@ def _campaign(known: _Store, view: CampaignView, progress: Progress | None) -> W
     folder.begin([row["rollout_id"] for page in pages for row in page])
     _copy(tables, folder.rollouts)
     entries = matrix(tables, [name])
-    shown = folder.scrubbed({"view": view, "entries": entries}, "index.html")
+    front = {"view": view, "entries": entries, "details": details(tables, name)}
+    shown = folder.scrubbed(front, "index.html")
     folder.save("index.html", "report.html", "/", **shown)
     arms = [entry.arm for entry in entries][1::-1]
     _compared(known, folder, "compare.html", arms if len(arms) == 2 else [], entries, [name])
@@ -128,7 +130,7 @@ def _campaign(known: _Store, view: CampaignView, progress: Progress | None) -> W
     found = folder.scrubbed(found, "failures.html")
     folder.save("failures.html", "failures.html", "/failures", found=found, campaign=name)
     tasks = listed(tables, name, "", "hardest", 0, limit=10_000)
-    shown = {"found": tasks, "part": "", "sort": "hardest", "skip": 0, "campaign": name}
+    shown = {"found": tasks, "part": "", "sort": "hardest", "skip": 0, "campaign": name, "tasks_made": None}
     folder.save("tasks.html", "tasks.html", "/tasks", **folder.scrubbed(shown, "tasks.html"))
     if results is not None:
         evaluation = folder.scrubbed(shown_of(*results), "evaluation.html")

@@ -1,7 +1,5 @@
 """Lists rollouts by filter from the page's index, with key-based pages and distributions of all matching
 rows. Every filter is in the address.
-
-Every filter is in the address, pages go on by key, and distributions of all rows stand above them.
 """
 
 import json
@@ -250,12 +248,16 @@ def page_of(tables: duckdb.DuckDBPyConnection, query: Query, words: str = "") ->
     except duckdb.ConversionException as error:
         raise BadFilter("`after` is not a valid page cursor: start from the first page") from error
     last = found[PAGE - 1] if len(found) > PAGE else None
+    next_page = json.dumps([last[column], last["sequence"]]) if last else None
+    return RowsPage(reviewed(tables, found[:PAGE]), next_page)
+
+
+def reviewed(tables: duckdb.DuckDBPyConnection, found: list[Row]) -> list[Row]:
+    """The rows of rollouts with the labels and the human score that people gave them."""
     reviews = "select * from indexed.reviews where list_contains($ids, rollout_id)"
     noted = {r["rollout_id"]: r for r in rows(tables, reviews, {"ids": [r["rollout_id"] for r in found]})}
-    for row in found:
-        review = noted.get(row["rollout_id"], {})
-        row |= {"labels": review.get("labels", []), "human_score": review.get("human_score")}
-    return RowsPage(found[:PAGE], json.dumps([last[column], last["sequence"]]) if last else None)
+    none: Row = {"labels": [], "human_score": None}
+    return [row | {name: noted.get(row["rollout_id"], none)[name] for name in none} for row in found]
 
 
 @dataclass(frozen=True)

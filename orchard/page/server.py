@@ -26,7 +26,7 @@ from orchard.page.access import Access
 from orchard.page.actions import Actions
 from orchard.page.base_path import below, local_path
 from orchard.page.campaign_table import GROUPS, CampaignFacts, CampaignQuery, choices, facts_of, rows_of
-from orchard.page.campaigns import CampaignWatch
+from orchard.page.campaigns import CampaignWatch, Overview
 from orchard.page.notes import NoteForm, author_of
 from orchard.page.overviews import NAV, Overviews, number
 from orchard.page.pictures import served_type
@@ -136,7 +136,7 @@ class PageSite:
             self._facts = self.tables.reached, await self.tables.ask(facts_of)
         found = rows_of(overview.campaigns, self._facts[1])
         shown = {"query": query, "grouped": query.applied(found), "choices": choices(found), "groups": GROUPS}
-        shown["tasks"] = await self.tables.ask(made_and_proven) if not found else (0, 0)
+        shown["tasks_made"] = await self.tasks_made(overview)
         live = ("version", overview.version)
         return await self.page(request, "campaigns.html", overview=overview, **shown, live=live)
 
@@ -151,6 +151,7 @@ class PageSite:
             self._reading = asyncio.create_task(self._read_words())
         live = None if query.after else self.live_log
         shown = {"query": query, "found": found, "choices": self._choices[1]}
+        shown["tasks_made"] = await self.tasks_made(await self.watch.newest())
         return await self.page(request, "rollouts.html", **shown, live=live)
 
     async def rollout(self, request: web.Request) -> web.Response:
@@ -280,6 +281,10 @@ class PageSite:
     def live_log(self) -> tuple[str, int]:
         """Kind and number that pages of current tables follow."""
         return "position", self.tables.reached
+
+    async def tasks_made(self, overview: Overview) -> tuple[int, int] | None:
+        """Numbers of tasks, and of those that are proven, before the first campaign; None after it."""
+        return None if overview.campaigns else await self.tables.ask(made_and_proven)
 
     async def rollout_id(self, given: str) -> str:
         """Completes the id of a rollout. Raises HTTPNotFound."""

@@ -10,15 +10,28 @@ PAGE = 100
 SORTS = {"hardest": "pass_rate asc nulls last", "easiest": "pass_rate desc nulls last", "name": "task_id"}
 
 _LISTED = """
-select * from (
-select task_id, any_value(repo) as repo, any_value(task_source) as source, count(*) as rollouts,
-       count(resolved) as graded, count(*) filter (resolved) as resolved,
-       count(*) filter (status = 'aborted') as aborted,
-       count(*) filter (resolved) / nullif(count(resolved), 0) as pass_rate, avg(turns) as turns
-from indexed.ended
-where ($campaign is null or campaign = $campaign) and contains(task_id, $part)
-group by task_id order by {order}, task_id limit $limit offset $skip
-) left join (select task_id, protected from tasks) using (task_id) order by {order}, task_id
+with outcomes as (
+    select task_id, any_value(repo) as repo, count(*) as ended, count(resolved) as graded,
+           count(*) filter (resolved) as resolved, count(*) filter (status = 'aborted') as aborted,
+           count(*) filter (resolved) / nullif(count(resolved), 0) as pass_rate, avg(turns) as turns,
+           avg(seconds) filter (status <> 'aborted') as seconds,
+           case when count(cost_usd) filter (status <> 'aborted') = count(*) filter (status <> 'aborted')
+                then avg(cost_usd) filter (status <> 'aborted') end as cost_usd
+    from indexed.ended where ($campaign is null or campaign = $campaign) and contains(task_id, $part)
+    group by task_id
+), requests as (
+    select task_id, any_value(repo) as repo, count(*) as requested from indexed.asked
+    where ($campaign is null or campaign = $campaign) and contains(task_id, $part) group by task_id
+), known as (select task_id, repo, state, protected from tasks where contains(task_id, $part)), every as (
+    select task_id, coalesce(k.repo, r.repo, o.repo) as repo, state, protected,
+           greatest(coalesce(requested, 0), coalesce(ended, 0)) as rollouts, coalesce(ended, 0) as ended,
+           coalesce(graded, 0) as graded, coalesce(resolved, 0) as resolved, coalesce(aborted, 0) as aborted,
+           pass_rate, turns, seconds, cost_usd
+    from requests r full join outcomes o using (task_id) full join known k using (task_id)
+    where $campaign is null or requested is not null or ended is not null
+)
+select *, count(*) over () as tasks, count(*) filter (rollouts = 0) over () as untried
+from every order by {order}, rollouts = 0, task_id limit $limit offset $skip
 """
 _CELLS = """
 select harness, model, model_kind, count(*) as rollouts, count(resolved) as graded,
@@ -33,11 +46,23 @@ where task_id = $task and state <> 'imported' order by sequence
 
 
 @dataclass(frozen=True)
-class ListedTask:
+class TaskPage:
     """One page of the task list."""
 
     rows: list[Row]
+    """Cost and seconds are means of rollouts that were not aborted; the cost is None if that of one is
+    unknown."""
     more: bool
+
+    @property
+    def tasks(self) -> int:
+        """Number of tasks on all pages."""
+        return self.rows[0]["tasks"] if self.rows else 0
+
+    @property
+    def untried(self) -> int:
+        """Number of those for which no rollout was requested."""
+        return self.rows[0]["untried"] if self.rows else 0
 
 
 def listed(
@@ -47,11 +72,12 @@ def listed(
     sort: str,
     skip: int,
     limit: int = PAGE,
-) -> ListedTask:
-    """Lists tasks with an ended rollout from the row `skip` on."""
+) -> TaskPage:
+    """Lists all tasks, or those of a campaign, from the row `skip` on. Tasks without a graded rollout come
+    last."""
     asked = {"campaign": campaign, "part": part, "limit": limit + 1, "skip": skip}
     found = rows(tables, _LISTED.format(order=SORTS[sort]), asked)
-    return ListedTask(found[:limit], len(found) > limit)
+    return TaskPage(found[:limit], len(found) > limit)
 
 
 @dataclass(frozen=True)

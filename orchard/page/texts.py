@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from markdown_it import MarkdownIt
 from markupsafe import Markup, escape
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
@@ -18,6 +19,8 @@ from orchard.workers.episode.diffs import FileDiff, split_diff
 
 HIGHLIGHTED_CHARACTERS = 60_000
 """Maximum characters of coloured code: a lexer takes seconds for megabytes."""
+MARKDOWN_CHARACTERS = 30_000
+"""Maximum characters of formatted Markdown: hostile texts take a parser long."""
 SNIPPET = 240
 """Characters of a text around what was looked for."""
 _HIDDEN = re.compile(
@@ -105,6 +108,49 @@ def code(text: str, language: str) -> Markup:
     if len(text) > HIGHLIGHTED_CHARACTERS:
         return escape(text)
     return Markup(highlight(text, get_lexer_by_name(language, stripnl=False, ensurenl=False), _FORMATTER))
+
+
+class _Parser(MarkdownIt):
+    """Markdown without HTML and pictures; links lead to web addresses alone. All else is shown as text."""
+
+    def __init__(self) -> None:
+        super().__init__("js-default", {"breaks": True, "maxNesting": 20})
+        self.disable("image")
+
+    def validateLink(self, url: str) -> bool:
+        return url.startswith(("https://", "http://"))
+
+
+_PARSER = _Parser()
+
+
+class ShownMarkdown(NamedTuple):
+    html: Markup
+    title: str
+    """The first heading or paragraph as plain text."""
+    characters: int
+
+
+def markdown(text: str) -> ShownMarkdown:
+    """Formats Markdown. Its headings are no headings of the page; texts above MARKDOWN_CHARACTERS are not
+    formatted."""
+    text = visible(text)
+    if len(text) > MARKDOWN_CHARACTERS:
+        return ShownMarkdown(Markup("<pre>{}</pre>").format(text), _title(text), len(text))
+    tokens, title = _PARSER.parse(text), ""
+    for token in tokens:
+        if token.type.startswith("heading_"):
+            token.tag, token.attrs = "p", {"class": "heading"} if token.type == "heading_open" else {}
+        token.attrs.pop("style", None)  # of a column's side; the page's policy forbids it
+        for child in token.children or ():
+            if child.type == "link_open":
+                address = str(child.attrs["href"])  # empty for a link without an address
+                child.attrs = {"href": address, "rel": "noreferrer", "title": address} if address else {}
+        if not title and token.type == "inline":
+            parts = (" " if "break" in child.type else child.content for child in token.children or ())
+            title = " ".join("".join(parts).split())
+    html = _PARSER.renderer.render(tokens, _PARSER.options, {})
+    return ShownMarkdown(Markup(html), title or _title(text), len(text))
 
 
 class ShownText(NamedTuple):

@@ -43,7 +43,7 @@ class CandidateSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     truncated: bool = True
     """Take rollouts that ran out of a budget and were graded."""
     unanswered: bool = False
-    """Take also rollouts whose time ran out while the model owed an answer: its server may have been busy."""
+    """Take also rollouts whose time ran out during a model call: the model's server may have been busy."""
     published_rules: bool = False
     """Take also rollouts of campaigns with `--published-rules`, whose rewards can be forged."""
     min_protected: Protected | None = None
@@ -54,7 +54,7 @@ class CandidateSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     without_human_labels: tuple[str, ...] = ()
     """Leave out rollouts to which people gave one of these labels."""
     min_human_score: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
-    """Take only rollouts with at least this human score, so none that nobody scored; None: all."""
+    """Take only rollouts with at least this human score, and none without a score; None: all."""
     exclude: tuple[str, ...] = ()
     """Patterns over task ids and repositories that are left out; `@FILE` reads patterns from a file beside
     this one."""
@@ -75,7 +75,7 @@ class Values(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class PassRateCondition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How hard a trajectory's task is: by its pass rate over graded rollouts, whichever of them train."""
+    """Limits on the pass rate of a trajectory's task, over all graded rollouts, trained on or not."""
 
     campaigns: tuple[str, ...] = ()
     """Campaigns whose rollouts count; an empty list means all but `measured`."""
@@ -96,7 +96,7 @@ class PassRateCondition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class MixturePart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A share of the trajectories; an empty list means all, and a trajectory is of the first part it fits."""
+    """A part of the mixture; an empty list means all. A trajectory belongs to the first part that matches."""
 
     weight: Annotated[float, msgspec.Meta(gt=0)]
     """Share of this part in the trajectories, beside the weights of the others."""
@@ -111,7 +111,7 @@ class MixturePart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Filters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What excludes an example; each filter is counted."""
+    """Filters that exclude examples; the build counts what each of them excluded."""
 
     max_tokens: Annotated[int, msgspec.Meta(gt=0), Unit("tokens")] = 65536
     """Maximum tokens of an example."""

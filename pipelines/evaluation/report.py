@@ -66,7 +66,17 @@ def tables_of(results: Results) -> list[Table]:
             )
             for pair in pairs
         ]
-        columns = ("task set", "first", "second", "second - first", "tasks", "gained", "lost", "p", "differ")
+        columns = (
+            "task set",
+            "baseline",
+            "compared",
+            "compared - baseline",
+            "tasks",
+            "gained",
+            "lost",
+            "p",
+            "differ",
+        )
         found.append(Table("Paired differences, in points", columns, rows))
     return found
 
@@ -171,7 +181,7 @@ def _over_replicates(results: Results) -> list[Table]:
         for difference in [second.minus(first)]
     ]
     if compared:
-        columns = ("task set", "first", "second", "second - first", "paired")
+        columns = ("task set", "baseline", "compared", "compared - baseline", "paired")
         found.append(Table("Differences over replicates, in points", columns, compared))
     return found
 

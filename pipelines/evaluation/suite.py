@@ -32,7 +32,7 @@ class EvaluationError(ValueError):
 
 
 class TaskSet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Tasks that one figure is about: all of a source, or some of it."""
+    """One set of tasks with a score of its own: all tasks of a source, or some of them."""
 
     source: str
     """Source of the tasks, which `orchard tasks list` shows."""

@@ -42,7 +42,7 @@ class TaskPool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     sources: tuple[str, ...] = ()
     """Sources of the tasks that are prompts."""
     ids: tuple[str, ...] = ()
-    """Patterns over task ids, as `repair-train-*`."""
+    """Patterns over task ids, for example `repair-train-*`."""
     measured_in: str | None = None
     """Campaign whose graded rollouts say how hard a task is; tasks that it did not try are left out."""
     above: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0

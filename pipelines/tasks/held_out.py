@@ -35,7 +35,7 @@ class HeldOut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Evaluation tasks, which never train: neither they nor tasks that are nearly the same."""
 
     tasks: tuple[str, ...] = ()
-    """Patterns over sources, ids and repositories of tasks in the store, as `terminal-bench-2`."""
+    """Patterns over sources, ids and repositories of tasks in the store, for example `terminal-bench-2`."""
     evaluations: bool = True
     """Hold out also the tasks of every evaluation in the log (`orchard eval`)."""
     similarity: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.5

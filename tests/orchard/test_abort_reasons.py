@@ -59,11 +59,13 @@ def test_a_pause_that_says_the_reason_is_not_followed_by_it_again() -> None:
     assert ["5 aborted, llm_refused" in hint for hint in hints(over, PipelineView())] == [True]
 
 
-def aborted(author: Author, sample: int, detail: str) -> list[Event]:
+def aborted(
+    author: Author, sample: int, detail: str, cause: AbortCause = AbortCause.LLM_REFUSED
+) -> list[Event]:
     *begun, done = author.rollout(sample, ["ls"], resolved=False)
     told = payload(done)
     facts = {name: getattr(told, name) for name in RolloutFacts.__struct_fields__ if name != "status"}
-    failed = RolloutAborted(**facts, cause=AbortCause.LLM_REFUSED, detail=detail)
+    failed = RolloutAborted(**facts, cause=cause, detail=detail)
     return [*begun, author.event(failed, done.rollout_id or "")]
 
 

@@ -67,8 +67,8 @@ class SandboxSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     output_limit: Size = OUTPUT_LIMIT
     """Bytes kept of a command's output."""
     task_network: TaskNetwork = "never"
-    """What becomes of tasks whose published definition asks for a network, as most of Harbor's do: `never`
-    refuses them, `as_asked` gives them one."""
+    """Whether tasks get the network that their published definition asks for, as most of Harbor's do: `never`
+    refuses such tasks, `as_asked` gives it to them."""
 
     def __post_init__(self) -> None:
         parse_bytes(self.max_memory)  # raises InvalidQuantity
@@ -89,4 +89,4 @@ class JudgeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_tokens: Count | None = None
     """Maximum tokens of one answer."""
     timeout_seconds: Seconds = 300.0
-    """Seconds for one answer, with all tries."""
+    """Seconds for one answer, all tries included."""

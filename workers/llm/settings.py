@@ -34,7 +34,7 @@ class EndpointSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """Base URLs of further servers of the same models, with the same key. All calls of one rollout go to one
     server, so that its prefix cache holds; those of one that fails go to others until it answers again."""
     api_key_env: str | None = None
-    """Name of the environment variable that holds the key; None: the endpoint wants no key."""
+    """Name of the environment variable that holds the key; None: the endpoint needs no key."""
     concurrency: Count = 32
     """Maximum concurrent calls of this process; 429 answers lower it for a while."""
     max_tries: Count = 6

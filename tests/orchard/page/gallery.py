@@ -10,13 +10,33 @@ from orchard.schemas.claw import ServiceCalled
 from orchard.schemas.judging import JudgeRuled
 from orchard.schemas.messages import TokenRecord, VersionRun
 from orchard.schemas.notes import RolloutNoted
+from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.tasks import SWETests, Task
 from orchard.schemas.training import PolicyStep
 from orchard.storage.blobs import BlobStore
 from tests.gui_log import GuiAuthor
+from tests.orchard.test_abort_reasons import KEY, aborted
 from tests.trajectory_log import Author
 
 NOTHING = BlobRef(sha256="0" * 64, size=1)
+STATEMENT = (
+    """# The sum of *no* numbers
+
+`sum_all([])` raises, see [the report](https://pages.example/issues/7):
+
+```python
+assert sum_all([]) == 0
+```
+
+| input | wanted |
+|---|---:|
+| `[]` | 0 |
+
+<details>Not a fold of the page</details>
+
+"""
+    + "Repair it.\n" * 90
+)
 FIRST, SECOND = ComparedArm("first", "mini-swe-agent", "m"), ComparedArm("second", "mini-swe-agent", "m")
 
 
@@ -90,12 +110,40 @@ def compared() -> list[e.Event]:
     return found
 
 
+def imported(task: str) -> e.TaskImported:
+    """A task that nobody has proven."""
+    counts = {"fail_to_pass": 1, "pass_to_pass": 1}
+    return e.TaskImported(
+        task_id=task, task_hash="h", source="s", repo="o/r", image="i", blob=NOTHING, **counts
+    )  # type: ignore[arg-type]
+
+
+def submitted(author: Author, size: int) -> e.Event:
+    plan = e.CampaignSubmitted(
+        spec=NOTHING, spec_hash="x", size=size, tasks=1, harnesses=("h",), models=("m",), samples=size
+    )
+    return author.event(plan, "", None)
+
+
+def mixed() -> list[e.Event]:
+    """A campaign with 5 rollouts refused, 4 whose sandbox died, 2 cancelled, 3 unresolved, 9 resolved and 1
+    open; two tasks that are not proven, one of them without a rollout; and a campaign of another task."""
+    author, other = Author("mixed"), Author("other")
+    found = [submitted(author, 24)]
+    causes = [(KEY, AbortCause.LLM_REFUSED)] * 5 + [("gone", AbortCause.SANDBOX_DIED)] * 4
+    for number, (detail, cause) in enumerate([*causes, *[("", AbortCause.CANCELLED)] * 2]):
+        found += aborted(author, number, detail, cause)
+    for number in range(12):
+        found += author.rollout(0, ["ls"], resolved=number > 2, task=f"task-{number}")
+    found += author.rollout(0, ["ls"], resolved=True, task="waits")[:1]
+    found += [author.event(imported(task), "", None) for task in ("task-0", "untried")]
+    return [*found, submitted(other, 1), *other.rollout(0, ["ls"], resolved=True, task="elsewhere")]
+
+
 def noted(author: Author, blobs: BlobStore) -> list[e.Event]:
     """A rollout of a task whose words and tests are known, with notes."""
     grading = SWETests(test_patch="", test_command="", fail_to_pass=("new",), pass_to_pass=("old", "kept"))
-    task = Task(
-        task_id="noted", source="s", repo="a/b", image="i", statement="Repair it.\n" * 90, grading=grading
-    )
+    task = Task(task_id="noted", source="s", repo="a/b", image="i", statement=STATEMENT, grading=grading)
     tests = {"new": "FAILED", "old": "FAILED", "kept": "PASSED", "other": "ERROR"}
     blob = blobs.put(msgspec.json.encode(task))
     made = author.rollout(0, ["ls", "make"] * 3, resolved=False, task="noted", tests=tests, blob=blob)
@@ -123,5 +171,6 @@ def gallery(blobs: BlobStore) -> list[e.Event]:
         *sampled(Author("policy")),
         *assisted(Author("desk")),
         *noted(Author("noted"), blobs),
+        *mixed(),
         *GuiAuthor(blobs).played("g1", 4),
     ]

@@ -59,6 +59,7 @@ _ONE = {
     "tokens": "select rollout_id from tables.messages_all where len(token_ids) > 0 order by sequence limit 1",
 }
 """Rollouts that pages are looked at of."""
+_CAMPAIGN = "select campaign from rollouts join campaigns using (campaign) where size is not null group by 1"
 _ALIKE = """
 select a.rollout_id, b.rollout_id from rollouts a join rollouts b using (task_id)
 where a.resolved and not b.resolved order by a.sequence desc limit 1
@@ -82,7 +83,11 @@ def addresses(tables: duckdb.DuckDBPyConnection) -> dict[str, str]:
         found |= {"events": found["rollout"] + "/events", "as-of": found["rollout"] + "?as_of=2&find=the"}
     for name, query, path in (
         ("task", "select task_id from rollouts order by sequence desc limit 1", "/tasks/"),
-        ("campaign", "select campaign from campaigns where size is not null limit 1", "/campaigns/"),
+        (
+            "campaign",
+            f"{_CAMPAIGN} order by count(*) filter (status = 'aborted') desc, 1 limit 1",
+            "/campaigns/",
+        ),
         ("campaign-rollouts", "select campaign from rollouts order by sequence desc limit 1", None),
         ("evaluation", "select campaign from evaluations limit 1", "/evaluations/"),
     ):

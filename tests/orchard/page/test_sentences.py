@@ -14,20 +14,12 @@ from orchard.page import campaigns
 from orchard.page.campaigns import CampaignWatch
 from orchard.page.compare import ComparedArm, arm_names
 from orchard.page.tables import Tables
-from orchard.schemas import events as e
 from tests.orchard.page.conftest import served, stored
-from tests.orchard.page.gallery import FIRST, NOTHING, compared
+from tests.orchard.page.gallery import FIRST, compared, submitted
 from tests.orchard.test_abort_reasons import KEY, aborted
 from tests.trajectory_log import Author
 
 EARLY = ComparedArm("early", FIRST.harness, FIRST.model)
-
-
-def submitted(author: Author, size: int) -> e.Event:
-    plan = e.CampaignSubmitted(
-        spec=NOTHING, spec_hash="x", size=size, tasks=1, harnesses=("h",), models=("m",), samples=size
-    )
-    return author.event(plan, "", None)
 
 
 async def told(http: aiohttp.ClientSession, path: str) -> str:
@@ -52,13 +44,13 @@ async def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def test_a_campaign_and_failures_say_why_rollouts_were_aborted_and_what_to_do(store: Path) -> None:
     async with served(store) as url, aiohttp.ClientSession(url) as http:
         for path, count in (
-            ("/campaigns/broken", "4 aborted, llm_refused: "),
+            ("/campaigns/broken", "llm_refused"),
             ("/failures", "llm_refused: "),
         ):
             html = await told(http, path)
             assert html.count(f"{count}{KEY} (request") == 1, path
             assert html.count("correct the key, the address or the model") == 1, path
-            assert "`orchard resume broken`" in html, path
+            assert "orchard resume broken" in html, path
 
 
 async def test_an_error_without_text_is_named_in_the_log(
@@ -110,14 +102,3 @@ async def test_failures_count_rollouts_and_tasks(store: Path) -> None:
     async with served(store) as url, aiohttp.ClientSession(url) as http:
         page = await told(http, "/failures")
     assert "4 rollouts, 1 task" in page and "Ended: submitted" in page
-
-
-async def test_without_a_campaign_the_page_counts_the_tasks(tmp_path: Path) -> None:
-    task = e.TaskImported(
-        task_id="t", task_hash="h", source="s", repo="o/r", image="i", blob=NOTHING, fail_to_pass=1,
-        pass_to_pass=1,
-    )  # fmt: skip
-    made = await stored(tmp_path, [Author("import").event(task, "", None)])
-    async with served(made) as url, aiohttp.ClientSession(url) as http:
-        page = await told(http, "/")
-    assert "1 task is made, 0 proven; no campaign yet." in page
