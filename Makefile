@@ -6,7 +6,7 @@ PRODUCT := $(VENV)/.product
 STAMP := $(VENV)/.installed
 LEARNING := $(VENV)/.learning
 
-.PHONY: quickstart test test-all test-adapters test-programs test-kubernetes kubernetes-binaries style lint bench bench-forgery bench-sandboxes soak chaos fleet demo-sft demo-rl demo-matrix demo-claw demo-gui manifests lock schemas up clean
+.PHONY: quickstart test test-all test-adapters test-programs test-kubernetes kubernetes-binaries style lint bench bench-compare bench-forgery bench-sandboxes soak chaos fleet demo-sft demo-rl demo-matrix demo-claw demo-gui manifests lock schemas up clean
 
 quickstart: $(PRODUCT) debian  ## the main job: synthesize tasks, run a campaign, show the results
 	$(BIN)/orchard quickstart $(ARGS)
@@ -73,8 +73,11 @@ style: $(LEARNING)
 lint: style
 	$(BIN)/mypy
 
-bench: $(LEARNING) debian  ## figures beside their ceilings, written under docs/benchmarks/
+bench: $(LEARNING) debian  ## figures beside their ceilings, written under docs/benchmarks/ one by one; ARGS="storage --rounds 3"
 	$(BIN)/python -m tests.benchmarks.run $(ARGS)
+
+bench-compare: $(LEARNING)  ## what moved between the results of two commits: ARGS="HEAD~10 ."
+	$(BIN)/python -m tests.benchmarks.compare $(ARGS)
 
 bench-forgery: $(LEARNING) debian  ## forged and honest submissions through the real grader, on layouts and 40 real tasks; goes on where it was stopped
 	$(BIN)/python -m tests.forgery $(ARGS)

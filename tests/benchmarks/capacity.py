@@ -10,13 +10,12 @@ import heapq
 import json
 import random
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from orchard.pipelines.campaigns.costs import PAPER_RATES, price, read_rates
+from tests.benchmarks.run import PAGES, read_results
 
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "scale.md"
+PAGE = PAGES.parent / "scale.md"
 DAY = 86_400.0
 
 SANDBOXES = 10_000
@@ -63,20 +62,21 @@ class Figures:
 
     def __init__(self) -> None:
         self._all: dict[tuple[str, str], float] = {}
-        for name, key in (("results", "name"), ("results-sync", "name"), ("sandboxes", "figure")):
-            rows = json.loads((ROOT / "docs" / "benchmarks" / f"{name}.json").read_text())["figures"]
-            for row in rows:  # where a figure was taken in several ways, the first one is of the SDK
-                part = row.get("part", row.get("benchmark"))
-                self._all[name, f"{part}: {row[key]}"] = row["value"]
+        for row in json.loads((PAGES / "sandboxes.json").read_text())["figures"]:
+            # where a figure was taken in several ways, the first one is of the SDK
+            self._all["sandboxes of the service", f"{row['part']}: {row['figure']}"] = row["value"]
+        for result in read_results():
+            for figure in result.figures:
+                self._all[result.benchmark, figure.name] = figure.value
 
-    def of(self, file: str, figure: str) -> float:
+    def of(self, benchmark: str, figure: str) -> float:
         """Raises KeyError for one that is not there."""
-        return self._all[file, figure]
+        return self._all[benchmark, figure]
 
     def stored(self, interval: str) -> float:
         """Events of the model's size that one stream stores in a second: time grows linearly with bytes."""
         small, large = (
-            1 / self.of("results-sync", f"sync: events of {size} KB, pipelined, sync_interval {interval}")
+            1 / self.of("sync", f"events of {size} KB, pipelined, sync_interval {interval}")
             for size in (1, 22)
         )
         return 1 / (small + (large - small) * (BYTES / EVENTS - 1000) / 21_000)
@@ -86,7 +86,7 @@ def parts(figures: Figures) -> list[Part]:
     """Every part, the highest share first."""
     thousand = "1,000 at once, four commands each (programs), SDK"
     events, turns = ARRIVALS * EVENTS, ARRIVALS * TURNS
-    writer = figures.of("results", "storage: stream to all tables")
+    writer = figures.of("storage", "stream to all tables")
     found = [
         Part("event stream, fsync before each answer", "events/s", events, figures.stored("always"), "sync"),
         Part("event stream, fsync every second", "events/s", events, figures.stored("1s"), "sync"),
@@ -96,27 +96,27 @@ def parts(figures: Figures) -> list[Part]:
             "work queue, fsync before each answer",
             "requests/s",
             ARRIVALS,
-            figures.of("results-sync", "sync: requests of 1 KB, pipelined, sync_interval always"),
+            figures.of("sync", "requests of 1 KB, pipelined, sync_interval always"),
             "sync",
         ),
         Part(
             "orchestrator and agent on 2 cores: commands",
             "1/s",
             turns,
-            4_000 / figures.of("sandboxes", f"{thousand}: exec all"),
+            4_000 / figures.of("sandboxes of the service", f"{thousand}: exec all"),
             "sandboxes",
         ),
         Part(
             "orchestrator and agent on 2 cores: creations",
             "1/s",
             ARRIVALS * MACHINES_A_ROLLOUT,
-            1_000 / figures.of("sandboxes", f"{thousand}: create all"),
+            1_000 / figures.of("sandboxes of the service", f"{thousand}: create all"),
             "sandboxes",
         ),
         Part(
             "workers: cores",
             "cores",
-            turns * figures.of("results", "harness: processor time of a turn") / 1e3,
+            turns * figures.of("harness", "processor time of a turn") / 1e3,
             1.0,
             "harness",
         ),

@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 from rich.console import Console
 
-from tests.benchmarks.run import RESULTS, machine, number
+from tests.benchmarks.run import PAGES, machine, number
 from tests.benchmarks.sandboxes import goals as beside
 from tests.benchmarks.sandboxes.measuring import Row, drive, latencies, rates, row
 from tests.kubernetes.images import NoImage
@@ -190,7 +190,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None, help="page to write")
     options = parser.parse_args()
     page = "sandboxes-goals.md" if options.parts == ["goals"] else "sandboxes.md"
-    out: Path = options.out or RESULTS / page
+    out: Path = options.out or PAGES / page
     rows: list[Row] = []
     for name in options.parts or PARTS:
         console.print(f"[bold]{name}[/]: {PARTS[name].__doc__}")
