@@ -1,11 +1,11 @@
 """Errors of a store, one class for each that a caller may want to tell apart."""
 
 import errno
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pyarrow as pa
-from deltalake.exceptions import DeltaError
 
 
 class StorageError(Exception):
@@ -62,12 +62,19 @@ def is_full(error: BaseException) -> bool:
     return any(text in str(error) for text in _FULL_TEXTS)
 
 
+def _translated() -> tuple[type[Exception], ...]:
+    """Delta is not imported for its errors: whoever trains reads no tables. ArrowInvalid is a file that is
+    shorter than it was."""
+    delta = sys.modules.get("deltalake.exceptions")
+    return (OSError, pa.ArrowInvalid, *((delta.DeltaError,) if delta else ()))
+
+
 @contextmanager
 def store_errors(where: str) -> Iterator[None]:
     """Translate errors of the operating system, Arrow and Delta about `where` into this package's."""
     try:
         yield
-    except (OSError, DeltaError, pa.ArrowInvalid) as error:  # the last: a file that is shorter than it was
+    except _translated() as error:
         if is_full(error):
             raise StoreFull(
                 f"no space left in the store {where}: free some space and start again, "

@@ -14,7 +14,8 @@ from orchard.actions.session import Session
 from orchard.actions.tracking import Tracking
 from orchard.pipelines.domain import presets
 from orchard.pipelines.models.errors import require_torch
-from orchard.pipelines.sft.metrics import EventSink, Fact, Sink
+from orchard.pipelines.sft.metrics import Fact, Sink
+from orchard.pipelines.sft.published import EventSink
 from orchard.pipelines.sft.settings import read_settings
 from orchard.schemas.training import TrainingStarted, TrainingStep
 from orchard.terminal.console import console

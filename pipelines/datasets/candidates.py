@@ -17,7 +17,8 @@ from orchard.pipelines.datasets.settings import (
     PassRateCondition,
     Selection,
 )
-from orchard.pipelines.tasks.held_out import Reason, TaskColumns, contaminated, matches
+from orchard.pipelines.tasks.contamination import contaminated
+from orchard.pipelines.tasks.held_out import Reason, TaskColumns, matches
 from orchard.schemas.outcomes import PUBLISHED, ExitStatus
 from orchard.schemas.protection import is_at_least
 from orchard.schemas.tasks import IMPOSSIBLE

@@ -5,12 +5,12 @@ import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 
 from orchard.pipelines.domain import domains
 from orchard.pipelines.tasks.registry import read_task_refs
+from orchard.pipelines.tasks.task_set import Positive, TaskSet
 from orchard.schemas.campaigns import (
     DEFAULT_DOMAIN,
     Budget,
@@ -24,35 +24,9 @@ from orchard.schemas.faults import fault_sentence
 from orchard.schemas.identity import check_name
 from orchard.schemas.toml_text import parsed_toml
 
-Positive = Annotated[int, msgspec.Meta(ge=1)]
-
 
 class EvaluationError(ValueError):
     """A suite that cannot be read, planned or reported; the text names the fix."""
-
-
-class TaskSet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One set of tasks with a score of its own: all tasks of a source, or some of them."""
-
-    source: str
-    """Source of the tasks, which `orchard tasks list` shows."""
-    name: str = ""
-    """Name of the set in the tables; empty: the source."""
-    repo: str | None = None
-    """Only tasks of this repository."""
-    ids: tuple[str, ...] = ()
-    """Ids of the only tasks that are taken; `*` matches anything."""
-    limit: Positive | None = None
-    """Maximum number of tasks, drawn by `seed`."""
-    seed: int = 0
-    """Seed of that draw."""
-    unproven: bool = False
-    """Take tasks that `orchard tasks validate` has not proven, too."""
-
-    @property
-    def title(self) -> str:
-        """The set's name in the tables."""
-        return self.name or self.source
 
 
 class Suite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -15,9 +15,10 @@ import msgspec
 
 from orchard.pipelines.campaigns.commands import requested_event
 from orchard.pipelines.campaigns.scores import interval
-from orchard.pipelines.evaluation.suite import Suite, TaskSet
+from orchard.pipelines.evaluation.suite import Suite
 from orchard.pipelines.rl.plan import RunPlan
 from orchard.pipelines.rl.progress import RunProgress
+from orchard.pipelines.tasks.task_set import TaskSet
 from orchard.schemas.campaigns import EvaluationPlanned
 from orchard.schemas.events import (
     Event,

@@ -10,13 +10,15 @@ import duckdb
 import msgspec
 
 from orchard.pipelines.datasets.selection import lottery
-from orchard.pipelines.evaluation.suite import EvaluationError, TaskSet, chosen_tasks
+from orchard.pipelines.evaluation.suite import EvaluationError, chosen_tasks
 from orchard.pipelines.rl.coordinator import RunError, beginning
 from orchard.pipelines.rl.plan import RunPlan
 from orchard.pipelines.rl.settings import RlSettings, TaskPool
-from orchard.pipelines.tasks.held_out import TaskColumns, contaminated, matches
+from orchard.pipelines.tasks.contamination import contaminated
+from orchard.pipelines.tasks.held_out import TaskColumns, matches
 from orchard.pipelines.tasks.protection import protected_tasks
 from orchard.pipelines.tasks.registry import read_task_refs, stored_tasks
+from orchard.pipelines.tasks.task_set import TaskSet
 from orchard.schemas.campaigns import ModelSpec, TaskRef
 from orchard.schemas.protection import Protected
 from orchard.schemas.tasks import IMPOSSIBLE

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 import msgspec
 
 from orchard.pipelines.domain import presets
-from orchard.pipelines.evaluation.suite import TaskSet
 from orchard.pipelines.rl.bar import BarSettings
 from orchard.pipelines.rl.baselines import Overlong
 from orchard.pipelines.rl.frugal import FrugalSettings
@@ -29,6 +28,7 @@ from orchard.pipelines.sft.settings import (
 )
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.pipelines.tasks.held_out import HeldOut, listed
+from orchard.pipelines.tasks.task_set import TaskSet
 from orchard.schemas.campaigns import DEFAULT_DOMAIN, Budget, Timeouts
 from orchard.schemas.identity import digest
 from orchard.schemas.outcomes import ExitStatus

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from orchard.pipelines.sft.metrics import EventSink, read_steps
+from orchard.pipelines.sft.metrics import read_steps
+from orchard.pipelines.sft.published import EventSink
 from orchard.pipelines.sft.trainer import CHECKPOINTS, METRICS, train
 from orchard.schemas.events import payload
 from orchard.schemas.training import TrainingFinished, TrainingStarted, TrainingStep
