@@ -4,27 +4,26 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchard.actions.expected_stream import expected
 from orchard.configuration.config import Config, ConfigError
 from orchard.configuration.run_files import UNSAFE_HOST, RunFiles, UpRecord, running
-from orchard.storage.blobs import BlobStore
-from orchard.storage.reader import position
 from orchard.streams import names
 from orchard.streams.connection import Connection, connect
 from orchard.streams.disk_space import disk_shortage
 from orchard.streams.reading import bounds
 from orchard.streams.server import embedded
 from orchard.streams.stream_check import SETTLE_SECONDS, StreamGuard, guarded
+from orchard.streams.stream_state import ExpectedStream
 from orchard.workers.llm.settings import EndpointSettings
 
 if TYPE_CHECKING:
     from orchard.injector.client import AsyncSandboxClient
+    from orchard.storage.blobs import BlobStore
 
 COMMIT_WAIT_SECONDS = 60.0
 """Seconds that a command waits for tables that it needs."""
@@ -44,7 +43,10 @@ class Session:
         return self.config.directory
 
     @property
-    def blobs(self) -> BlobStore:
+    def blobs(self) -> "BlobStore":
+        # It brings pyarrow, a third of a second, which a command without tables need not wait for.
+        from orchard.storage.blobs import BlobStore
+
         return BlobStore(self.config.store)
 
     def up(self) -> UpRecord | None:
@@ -89,18 +91,27 @@ class Session:
         self, connection: Connection, *, hold: bool, settle: float = SETTLE_SECONDS
     ) -> AbstractAsyncContextManager[None]:
         """Delays publishing while the stream lacks events that the tables have; `settle` as for `guarded`."""
-        look = partial(expected, self.config.store, self.config.archive)
-        watch = StreamGuard(connection, self.config.nats, look, room=self.room, settle=settle)
+        watch = StreamGuard(connection, self.config.nats, self._look(), room=self.room, settle=settle)
         return guarded(watch, connection, hold=hold)
 
     async def held(self, connection: Connection) -> str:
         """Reason why nothing is published or claimed; empty without one."""
-        look = partial(expected, self.config.store, self.config.archive)
         guard = StreamGuard(
-            connection, self.config.nats, look, room=self.room, settle=math.inf, on_change=lambda _: None
+            connection,
+            self.config.nats,
+            self._look(),
+            room=self.room,
+            settle=math.inf,
+            on_change=lambda _: None,
         )
         await guard.check()
         return connection.held or connection.waiting or connection.full
+
+    def _look(self) -> Callable[[], Awaitable[ExpectedStream]]:
+        """What the stream must have, by the tables."""
+        from orchard.actions.expected_stream import expected  # as for `blobs`
+
+        return partial(expected, self.config.store, self.config.archive)
 
     async def room(self) -> str:
         """Reason why the embedded server has no disk space for new work; empty if it has, or is on another
@@ -136,6 +147,8 @@ class Session:
     async def waiting(self, connection: Connection, patience: float = WAITING_SECONDS) -> str:
         """Names the events that the tables lack, and the command to run; empty when they have all. Waits
         `patience` seconds, if a writer may run."""
+        from orchard.storage.reader import position  # as for `blobs`
+
         last = (await bounds(connection, names.EVENTS)).last
         served = bool(self.config.nats.url or self.up())
         deadline = time.monotonic() + patience * served

@@ -21,7 +21,8 @@ from orchard.actions.campaigns import (
 from orchard.actions.reporter import plural
 from orchard.actions.session import Session
 from orchard.actions.submission import endpoints_of
-from orchard.cli.facts import AsJson, print_facts, status_facts, watch_facts
+from orchard.cli.campaign_facts import status_facts, watch_facts
+from orchard.cli.facts import AsJson, print_facts
 from orchard.configuration.config import ConfigError
 from orchard.schemas.campaigns import Budget, CampaignSpec, ModelSpec, Timeouts
 from orchard.schemas.llm_calls import ModelKind

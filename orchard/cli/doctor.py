@@ -1,4 +1,4 @@
-"""`doctor` and `config`: checks this machine, and shows the configuration."""
+"""`doctor`: checks this machine."""
 
 import asyncio
 from collections.abc import Iterator
@@ -8,16 +8,12 @@ import typer
 from orchard.actions.domain import answers
 from orchard.actions.session import Session
 from orchard.cli.facts import AsJson, DoctorFacts, print_facts
-from orchard.configuration.config_toml import as_toml
 from orchard.configuration.findings import Finding
 from orchard.processes.machine import examine
 from orchard.terminal.console import console
 from orchard.terminal.findings import findings_table
 
-COMMANDS = {
-    "doctor": "Check what this machine can do, and say what to install.",
-    "config": "Show every configuration key with its value, as a TOML file with comments.",
-}
+COMMANDS = {"doctor": "Check what this machine can do, and say what to install."}
 
 
 def register(app: typer.Typer) -> None:
@@ -34,15 +30,6 @@ def register(app: typer.Typer) -> None:
             console.print(findings_table(findings))
         if not all(finding.good for finding in findings):
             raise typer.Exit(1)
-
-    @app.command()
-    def config(context: typer.Context, as_json: AsJson = False) -> None:
-        """Show every configuration key with its value, as a TOML file with comments."""
-        session: Session = context.obj
-        if as_json:
-            print_facts(session.config)
-        else:
-            typer.echo(as_toml(session.config), nl=False)
 
 
 def _shown(session: Session) -> Iterator[Finding]:

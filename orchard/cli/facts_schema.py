@@ -6,11 +6,12 @@ import msgspec
 
 from orchard.actions.domain import answers
 from orchard.actions.endpoint_trial import Trial
+from orchard.cli.campaign_facts import StatusFacts, WatchFacts
 from orchard.cli.cost import SpendingFacts
 from orchard.cli.datasets import RowFacts
 from orchard.cli.dead import DeadLetterFacts, DeadLetterListing
 from orchard.cli.evaluation import EvaluationFacts, PlanFacts
-from orchard.cli.facts import DoctorFacts, StatusFacts, WatchFacts
+from orchard.cli.facts import DoctorFacts
 from orchard.cli.harness import ProgramListing, ProgramRecord
 from orchard.cli.images import ImageListing
 from orchard.cli.log import LogFacts

@@ -61,8 +61,7 @@ def register(app: typer.Typer) -> None:
 
             orchard note 3f2a "gave up after the first error" --label lazy --score 0.2
             orchard note 3f2a,77b1 --label lazy
-            orchard sql --format csv "select rollout_id from rollouts where turns < 3" |
-                orchard note - --label short
+            orchard note - --label short < ids.csv
             orchard note first --tag baseline --tag nightly
             orchard sql "select * from reviews where human_score < 0.5"
         """

@@ -38,6 +38,7 @@ from orchard.pipelines.datasets.shards import (
 )
 from orchard.pipelines.datasets.tokenization import ChatTokenizer
 from orchard.pipelines.datasets.version import code_version
+from orchard.pipelines.tasks.errors import TaskError
 from orchard.storage.blobs import BlobStore
 from orchard.storage.durable import write_whole
 from orchard.storage.reader import open_tables, position
@@ -87,11 +88,16 @@ def build(
         _clean(out)
         return state
     counts: Counter[str] = Counter()
-    with open_tables(store, as_of=state.as_of, verify=DERIVED) as tables:
-        for sentence in check_names(tables, settings):
-            if warn is not None:
-                warn(sentence)
-        taken, contaminated = candidates(tables, BlobStore(store), settings, counts)
+    try:
+        with open_tables(store, as_of=state.as_of, verify=DERIVED) as tables:
+            unknown = check_names(tables, settings)
+            taken, contaminated = candidates(tables, BlobStore(store), settings, counts)
+    except (DatasetError, TaskError):
+        _clean(out)  # or the corrected settings would meet a build of something else
+        raise
+    if warn is not None:
+        for sentence in unknown:
+            warn(sentence)
     work = ShardWork(store=store, as_of=state.as_of, out=out, settings=settings)
     size = state.shard_trajectories
     shards = [taken[start : start + size] for start in range(0, len(taken), size)]
@@ -106,6 +112,7 @@ def build(
     manifest = _manifest(settings, state, reports, counts, tokenizer_sha256)
     manifest = msgspec.structs.replace(manifest, contaminated=contaminated)
     if not manifest.rows:
+        _clean(out)
         raise DatasetError(_nothing_left(manifest.counts))
     for report in reports:
         if not report.rows:

@@ -16,7 +16,7 @@ from orchard.actions.abort_reasons import abort_reasons
 from orchard.actions.campaign_status import CampaignView, PipelineView, State
 from orchard.actions.campaigns import StoreStatus
 from orchard.cli.app import app
-from orchard.cli.facts import status_facts
+from orchard.cli.campaign_facts import status_facts
 from orchard.cli.facts_schema import facts_schema, facts_types
 from orchard.cli.measuring import AgreementListing, AnnotatorAgreement
 from orchard.cli.reference import walk
