@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -42,7 +43,14 @@ COMMANDS = {
 }
 
 SHOWN_CHARACTERS = 4000
-FORMATS = ("table", "csv", "json", "jsonl")
+
+
+class SqlFormat(StrEnum):
+    TABLE = "table"
+    CSV = "csv"
+    JSON = "json"
+    JSONL = "jsonl"
+
 
 ATTEMPT = (
     *("attempt", "ending", "worker", "started_at", "inherited_turns", "inherited_from"),
@@ -101,8 +109,8 @@ def register(app: typer.Typer) -> None:
             str | None, typer.Argument(help="Query; without one, an interactive prompt.")
         ] = None,
         output: Annotated[
-            str, typer.Option("--format", help="table, csv, json (an array) or jsonl (an object a line).")
-        ] = "table",
+            SqlFormat, typer.Option("--format", help="`json` is an array, `jsonl` an object a line.")
+        ] = SqlFormat.TABLE,
         read_only: Annotated[
             bool, typer.Option("--read-only", help="Allow only queries, and only of the store's tables.")
         ] = False,
@@ -118,10 +126,6 @@ def register(app: typer.Typer) -> None:
             orchard sql "select repo, avg(turns) from rollouts group by repo"
             orchard sql "show tables"
         """
-        if output not in FORMATS:
-            raise ConfigError(
-                f"--format {output!r} is not known: use {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
-            )
         session: Session = context.obj
         with open_tables(session.config.store) as tables:
             if read_only:
@@ -142,7 +146,9 @@ def confine(tables: duckdb.DuckDBPyConnection, store: str) -> None:
     tables.execute("set lock_configuration = true")
 
 
-def _print_query(tables: duckdb.DuckDBPyConnection, query: str, output: str, *, read_only: bool) -> None:
+def _print_query(
+    tables: duckdb.DuckDBPyConnection, query: str, output: SqlFormat, *, read_only: bool
+) -> None:
     try:
         kinds = {statement.type for statement in duckdb.extract_statements(query)} if read_only else set()
         if kinds - {duckdb.StatementType.SELECT}:
@@ -154,13 +160,13 @@ def _print_query(tables: duckdb.DuckDBPyConnection, query: str, output: str, *, 
         return
     names = relation.columns
     rows = relation.fetchall()
-    if output == "csv":
+    if output is SqlFormat.CSV:
         writer = csv.writer(sys.stdout, lineterminator="\n")  # for shells
         writer.writerow(names)
         writer.writerows(rows)
-    elif output in ("json", "jsonl"):
+    elif output in (SqlFormat.JSON, SqlFormat.JSONL):
         lines = [json.dumps(dict(zip(names, row, strict=True)), default=str) for row in rows]
-        array = output == "json"
+        array = output is SqlFormat.JSON
         text = (",\n " if array else "\n").join(lines)
         sys.stdout.write(f"[{text}]\n" if array else f"{text}\n" if lines else "")
     else:
@@ -203,7 +209,7 @@ def _ask(tables: duckdb.DuckDBPyConnection, store: str, *, read_only: bool) -> N
             continue
         try:
             refresh(tables, store)
-            _print_query(tables, "\n".join(lines), "table", read_only=read_only)
+            _print_query(tables, "\n".join(lines), SqlFormat.TABLE, read_only=read_only)
         except ConfigError as error:
             console.print(Text(str(error), style="red"))
         lines = []

@@ -199,7 +199,8 @@ def _cost(view: CampaignView) -> str:
         return ""
     costs = [work.cost_usd for work in (view.ended, view.live) if work.cost_usd is not None]
     least = "" if view.ended.priced and view.live.priced else "≥ "
-    return f"{least}{sum(costs):.2f}" if costs else "-"
+    known = costs if sum(costs) or not least else ()
+    return f"{least}{sum(known):.2f}" if known else "-"
 
 
 def pipeline_line(pipeline: PipelineView | None) -> RenderableType:

@@ -85,7 +85,6 @@ def test_a_rollout_that_is_not_there(command_line: Command, tmp_path: Path) -> N
 
 def test_what_looks_like_markup_is_shown_as_it_is(command_line: Command, tmp_path: Path) -> None:
     assert "no rollout starts with '[/x]'" in sentence(command_line("show", "[/x]", store=tmp_path))
-    assert "'[/red]' is not known" in sentence(command_line("sql", "--format", "[/red]", store=tmp_path))
 
 
 def test_no_task_matches(command_line: Command, tmp_path: Path) -> None:
@@ -99,6 +98,20 @@ def test_a_dataset_without_its_file_asks_for_no_package(
     monkeypatch.setitem(sys.modules, "orchard.pipelines.datasets.build", None)
     done = command_line("dataset", "build", "gone.toml", "--out", str(tmp_path / "out"), store=tmp_path)
     assert "gone.toml does not exist" in sentence(done)
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        *((words, 0) for words in ("status", "cost", "logs", "config")),
+        *((words, 1) for words in ("cost nonesuch", "watch nonesuch", "note abcd x", "try nonesuch")),
+        *((words, 2) for words in ("cost --by nobody", "sql --format xml x", "status --jsn", "nonesuch")),
+    ],
+)
+def test_exit_codes_are_those_of_the_reference(
+    command_line: Command, tmp_path: Path, words: str, code: int
+) -> None:
+    assert command_line(*words.split(), store=tmp_path).returncode == code
 
 
 def test_a_model_without_an_endpoint(command_line: Command, tmp_path: Path) -> None:

@@ -144,7 +144,8 @@ def test_what_is_not_known_of_tokens_and_cost_is_not_shown_as_zero() -> None:
     capped = replace(none, cap_usd=5.0, spent=Spent(None, unpriced=3))
     assert "an unknown amount of 5.00 USD is spent, by 3 calls without a price" in campaign_line(capped)
     begun = CampaignView("new", 4, State.RUNNING)
-    for view, cell in ((none, " - "), (capped, " - "), (some, " ≥ 1.50 ")):
+    failed = replace(none, ended=ModelWork(0, 0, 0.0), live=none.ended)
+    for view, cell in ((none, " - "), (failed, " - "), (capped, " - "), (some, " ≥ 1.50 ")):
         screen = Console(width=200, file=StringIO())
         screen.print(status_table([view, begun], PipelineView(), 200))
         head, first, second = [line for line in screen.file.getvalue().splitlines() if line[0] in "┃│"]  # type: ignore[attr-defined]
