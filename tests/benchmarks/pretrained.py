@@ -1,8 +1,8 @@
-"""`python -m tests.benchmarks.pretrained [OUTCOME.json ...]`: what `make demo-pretrained` reached, over seeds.
+"""`python -m tests.benchmarks.pretrained [OUTCOME.json ...]`: what `make demo-pretrained` reached over seeds.
 
-Takes what finished runs wrote: by default in their stores here, .orchard-pretrained-SEED. It is kept by seed in
-docs/benchmarks/pretrained.json, so that seeds can come one by one and their stores go; pretrained.md is made from
-all of them. A seed is one observation.
+Takes what finished runs wrote: by default in their stores here, .orchard-pretrained-SEED. It is kept by seed
+in docs/benchmarks/pretrained.json, so that seeds can come one by one and their stores go; pretrained.md is
+made from all of them. A seed is one observation.
 """
 
 import sys
@@ -66,10 +66,10 @@ def page(seeds: Sequence[Outcome]) -> str:
     lines = [
         "# A pretrained model: `make demo-pretrained`",
         "",
-        f"The model is {model}. Each seed draws {first.rows} training tasks and {first.before.tasks} held-out "
-        "tasks of the repair family, which no training sees, and the order of training. Pass rates are of one "
-        "greedy rollout of each task, with the tasks' own tests. A seed's interval is over its tasks; the last "
-        "rows are over seeds: mean, Student's 95 % interval, and range. Seeds were fixed beforehand.",
+        f"The model is {model}. Each seed draws {first.rows} training tasks and {first.before.tasks} "
+        "held-out tasks of the repair family, which no training sees, and the order of training. Pass rates "
+        "are of one greedy rollout of each task, with the tasks' own tests. A seed's interval is over its "
+        "tasks; the last rows are over seeds: mean, Student's 95 % interval, and range.",
         "",
         "| seed | as it comes, % | fine-tuned, % | rewarded, % | calls executed, % | real tasks | minutes | "
         "most memory, GiB | date |",
@@ -84,7 +84,9 @@ def page(seeds: Sequence[Outcome]) -> str:
         )
     figures = [over_seeds(each).shown(percent=True) for each in (before, tuned, after)]
     lines.append(f"| mean | {' | '.join(figures)} | | | {fmean(minutes):.0f} | | |")
-    lines.append(f"| range | {_range(before)} | {_range(tuned)} | {_range(after)} | | | {_span(minutes)} | | |")
+    lines.append(
+        f"| range | {_range(before)} | {_range(tuned)} | {_range(after)} | | | {_span(minutes)} | | |"
+    )
     lines += ["", "| difference, points, pairs by seed | mean | range |", "|---|---:|---:|"]
     for name, each in gains:
         lines.append(f"| {name} | {over_seeds(each).shown(percent=True, signed=True)} | {_range(each)} |")
