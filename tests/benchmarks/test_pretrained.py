@@ -15,7 +15,7 @@ def outcome(seed: int, tuned: int, after: int) -> Outcome:
         seed=seed,
         model="",
         computed="2 processors",
-        rows=96,
+        rows=80,
         training=Training(steps=48, tokens=100_000, seconds=500.0, loss=0.1),
         graded=60,
         updates=3,
