@@ -87,6 +87,7 @@ class Takeover(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     teacher_endpoint: str
     """Name of its endpoint in the workers' configuration."""
     teacher_kind: ModelKind = ModelKind.MODEL
+    """Whether the teacher is a model or an oracle."""
     after_turns: int
     """Turns of the rollout's own model before it."""
 
@@ -112,8 +113,11 @@ class TakeoverPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The takeovers of a campaign: after as many turns of its model as are drawn for each rollout."""
 
     teacher: str
+    """Name of the model that takes over."""
     teacher_endpoint: str
+    """Name of its endpoint in the workers' configuration."""
     teacher_kind: ModelKind = ModelKind.MODEL
+    """Whether the teacher is a model or an oracle."""
     least: int
     """Fewest turns of the campaign's model."""
     most: int
