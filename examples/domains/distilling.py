@@ -56,11 +56,15 @@ def _draw(dataset: Path, out: Path, tokens: int, seed: int) -> None:
     write_manifest(out, made)
 
 
-async def distilled(example: Example, *, teacher: str, run: str, **settings: Any) -> tuple[int, int]:
-    """Runs `orchard rl` with a teacher, and returns the tokens that it scored and those that it read."""
+async def distilled(example: Example, *, teacher: str, **settings: Any) -> None:
+    """Runs `orchard rl` with a teacher."""
     scored_by = {"teacher": TEACHER, "endpoint": TEACHER}
     async with example.serving(teacher, TEACHER, TEACHER):
-        await steps.rl(example, run=run, objective="distill", distill=scored_by, **settings)
+        await steps.rl(example, objective="distill", distill=scored_by, **settings)
+
+
+async def spent(example: Example, *, run: str) -> tuple[int, int]:
+    """Tokens of a run that its teacher scored and that trained, and all that it read for that."""
     with open_tables(example.config.store) as tables:
         ((scored, read),) = tables.execute(_SPENT, [run]).fetchall()
     return int(scored), int(read)

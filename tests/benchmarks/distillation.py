@@ -28,6 +28,7 @@ ARMS = {
     "taken_over": "fine-tuned after takeovers by the oracle",
 }
 """Arms and what they are called on the page; the first two are what others are compared with."""
+TITLE = "# On-policy distillation and takeover against fine-tuning"
 _COLUMNS = ("against before, points", "against fine-tuning, points")
 SHARED = ("1.", "2.", "3.", "4.")
 """Beginnings of the titles of the steps that all seeds of a store share."""
@@ -72,15 +73,19 @@ async def measured(store: Path, seed: int, changes: dict[str, str]) -> SeedResul
 
 
 def page(results: Sequence[SeedResult]) -> str:
-    """The page of these seeds in Markdown. ValueError for none."""
+    """The page of these seeds in Markdown."""
+    if not results:
+        return (
+            f"{TITLE}\n\nNo seed has been run yet: `python -m tests.benchmarks.distillation --store DIR`.\n"
+        )
     rates = {arm: {one.seed: 100 * one.scores[arm].value for one in results} for arm in ARMS}
     tasks = results[0].scores["before"].tasks
     lines = [
-        "# On-policy distillation and takeover against fine-tuning",
+        TITLE,
         "",
-        "Written by `python -m tests.benchmarks.distillation --store DIR` from `distillation.json`. A seed is",
-        "a run of `examples/distill.toml`: a student begins with a few of the oracle's rollouts and learns on",
-        "in three ways, each with as many of a teacher's tokens. The teacher is a larger tiny model; in the",
+        "Written by `python -m tests.benchmarks.distillation --store DIR` from `distillation.json`. A seed",
+        "is a run of `examples/distill.toml`: a student begins with a few of the oracle's rollouts and learns",
+        "on in three ways, each with as many tokens of a teacher. The teacher is a larger tiny model, in the",
         f"takeovers it is the oracle. Each policy tries each of {tasks} held-out tasks once, without chance.",
         "Intervals are 95 % (Student's), and their unit is the seed. The differences are not corrected for",
         "their number.",
@@ -127,8 +132,7 @@ def main() -> None:
         done.append(asyncio.run(measured(options.store, seed, changes)))
         done.sort(key=lambda one: one.seed)
         options.results.write_bytes(msgspec.json.format(msgspec.json.encode(done), indent=1))
-    if done:
-        options.results.with_suffix(".md").write_text(page(done), encoding="utf-8")
+    options.results.with_suffix(".md").write_text(page(done), encoding="utf-8")
 
 
 if __name__ == "__main__":
