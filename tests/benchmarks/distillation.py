@@ -85,7 +85,7 @@ def page(results: Sequence[SeedResult]) -> str:
         "",
         "Written by `python -m tests.benchmarks.distillation --store DIR` from `distillation.json`. A seed",
         "is a run of `examples/distill.toml`: a student begins with a few of the oracle's rollouts and learns",
-        "on in three ways, each with as many tokens of a teacher. The teacher is a larger tiny model, in the",
+        "on in three ways, each with as many tokens of a teacher. That is a larger tiny model, and in the",
         f"takeovers it is the oracle. Each policy tries each of {tasks} held-out tasks once, without chance.",
         "Intervals are 95 % (Student's), and their unit is the seed. The differences are not corrected for",
         "their number.",
