@@ -95,6 +95,23 @@ async def measure(
     return campaign_score(example.config.store, name)
 
 
+async def taken_over(
+    example: Example,
+    *,
+    name: str,
+    model: str | Path,
+    tasks: Sequence[TaskRef],
+    takeover: Mapping[str, Any],
+    max_tokens: int,
+    temperature: float = 1.0,
+    first: int | None = None,
+) -> None:
+    """Runs a campaign on the `first` tasks in which a teacher takes over from a model."""
+    async with example.serving(model, POLICY, POLICY):
+        spec = {"name": POLICY, "endpoint": POLICY, "temperature": temperature, "max_tokens": max_tokens}
+        await campaign(example, name, tasks[:first], spec, takeover=takeover)
+
+
 def campaign_score(store: str, campaign: str) -> Score:
     """pass@1 of a campaign with its interval, without aborted rollouts."""
     query = """

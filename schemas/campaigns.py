@@ -78,6 +78,70 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Whether to ask for log-probabilities of the sampled tokens."""
 
 
+class Takeover(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """From a turn on, a teacher acts in a rollout in place of its model (DAgger,
+    https://arxiv.org/abs/1011.0686)."""
+
+    teacher: str
+    """Name of the model that takes over."""
+    teacher_endpoint: str
+    """Name of its endpoint in the workers' configuration."""
+    teacher_kind: ModelKind = ModelKind.MODEL
+    """Whether the teacher is a model or an oracle."""
+    after_turns: int
+    """Turns of the rollout's own model before it."""
+
+    def acting(self, student: ModelSpec) -> ModelSpec:
+        """The teacher, sampled as the student is; its tokens are not asked for."""
+        return msgspec.structs.replace(
+            student,
+            name=self.teacher,
+            endpoint=self.teacher_endpoint,
+            kind=self.teacher_kind,
+            logprobs=False,
+        )
+
+
+def acting(student: ModelSpec, takeover: Takeover | None, turns: int) -> ModelSpec:
+    """The model that acts after so many turns of a rollout."""
+    if takeover is None or turns < takeover.after_turns:
+        return student
+    return takeover.acting(student)
+
+
+class TakeoverPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The takeovers of a campaign: after as many turns of its model as are drawn for each rollout."""
+
+    teacher: str
+    """Name of the model that takes over."""
+    teacher_endpoint: str
+    """Name of its endpoint in the workers' configuration."""
+    teacher_kind: ModelKind = ModelKind.MODEL
+    """Whether the teacher is a model or an oracle."""
+    least: int
+    """Fewest turns of the campaign's model."""
+    most: int
+    """Most turns of it; each number from `least` to this is equally likely."""
+    seed: int = 0
+    """Seed of the draw."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.least <= self.most:
+            raise ValueError(
+                f"no takeover is after {self.least} to {self.most} turns: give two rising numbers, 0 or more"
+            )
+
+    def of(self, rollout: str) -> Takeover:
+        """The takeover in a rollout, by its id."""
+        number = int(digest([self.seed, rollout], 8), 16)
+        return Takeover(
+            teacher=self.teacher,
+            teacher_endpoint=self.teacher_endpoint,
+            teacher_kind=self.teacher_kind,
+            after_turns=self.least + number % (self.most - self.least + 1),
+        )
+
+
 class TaskRef(msgspec.Struct, frozen=True, kw_only=True):
     """Names a task by its id and by the blob that holds it, with what tables group by."""
 
@@ -113,6 +177,8 @@ class CampaignSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_cost_usd: _Dollars | None = None
     """Cap on the cost of all model calls, in USD, at the beginning: a campaign that reaches it is paused. The
     record has the cap that holds now. None: no cap."""
+    takeover: TakeoverPlan | None = None
+    """Teacher that takes over in each rollout; None: its model acts alone."""
 
     def __post_init__(self) -> None:
         check_cap(self.max_cost_usd)
@@ -123,6 +189,13 @@ class CampaignSpec(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("samples must be at least 1")
         if not (self.tasks and self.harnesses and self.models):
             raise ValueError("a campaign needs at least one task, one harness and one model")
+
+    @property
+    def actors(self) -> tuple[ModelSpec, ...]:
+        """The models that act in its rollouts, a teacher included."""
+        if self.takeover is None:
+            return self.models
+        return (*self.models, self.takeover.of("").acting(self.models[0]))
 
     @property
     def size(self) -> int:
@@ -183,6 +256,8 @@ class RolloutRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Whether grading follows published benchmarks: see CampaignSpec."""
     harness_version: str | None = None
     """Version of the harness in the plan; None: it has none, or the plan is older than such versions."""
+    takeover: Takeover | None = None
+    """Teacher that acts from a turn on; None: the model acts alone."""
 
 
 class CampaignState(StrEnum):
@@ -281,8 +356,9 @@ def rollout_requests(spec: CampaignSpec, start: int = 0) -> Iterator[RolloutRequ
 
 def rollout_request(spec: CampaignSpec, slot: Slot) -> RolloutRequest:
     sample, task, harness, model = slot
+    identity = rollout_id(spec.name, task.task_id, harness, model.name, sample)
     return RolloutRequest(
-        rollout_id=rollout_id(spec.name, task.task_id, harness, model.name, sample),
+        rollout_id=identity,
         campaign=spec.name,
         task=task,
         harness=harness,
@@ -296,6 +372,7 @@ def rollout_request(spec: CampaignSpec, slot: Slot) -> RolloutRequest:
         replay_attempts=spec.replay_attempts,
         published_rules=spec.published_rules,
         harness_version=spec.harness_versions.get(harness),
+        takeover=None if spec.takeover is None else spec.takeover.of(identity),
     )
 
 
@@ -311,4 +388,6 @@ def spec_hash(spec: CampaignSpec) -> str:
         del plan["harness_versions"]
     if spec.max_cost_usd is None:
         del plan["max_cost_usd"]
+    if spec.takeover is None:
+        del plan["takeover"]
     return digest(msgspec.Raw(msgspec.json.encode(plan)), 32)

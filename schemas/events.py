@@ -22,6 +22,7 @@ from orchard.schemas.groups import (
     BudgetRaised,
     GroupAssembled,
     GroupDropped,
+    GroupScored,
     PolicyEvaluated,
     PolicyUpdated,
     PromptFailed,
@@ -272,6 +273,9 @@ class RolloutFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that model calls waited: for a free slot at the endpoint, on failed tries, and for an answer
     that had not arrived when the time ran out. Only the last counts against the wall clock. None in older
     events."""
+    teacher: str | None = None
+    """Model that took over and made the later turns; None where `model` made all of them, and in older
+    events."""
 
 
 class RolloutFinished(RolloutFacts, frozen=True, kw_only=True):
@@ -453,6 +457,7 @@ EVENT_TYPES: dict[str, type[msgspec.Struct]] = {
     "prompt.failed": PromptFailed,
     "prompt.skipped": PromptSkipped,
     "group.dropped": GroupDropped,
+    "group.scored": GroupScored,
     "policy.updated": PolicyUpdated,
     "policy.evaluated": PolicyEvaluated,
     "budget.raised": BudgetRaised,

@@ -133,6 +133,8 @@ class DropReason(StrEnum):
     """The policy that sampled it is too many versions old."""
     NOT_FINITE = "not_finite"
     """Training on it made a loss, gradient or weight that is not finite, and the step was refused."""
+    UNSCORED = "unscored"
+    """The teacher refused to score its tokens, or cannot: they are about pictures."""
 
 
 class GroupDropped(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,6 +196,26 @@ class PolicyEvaluated(msgspec.Struct, frozen=True, kw_only=True):
     """Lower bound of the score's interval of 95 %."""
     high: float | None
     """Upper bound of that interval."""
+
+
+class GroupScored(msgspec.Struct, frozen=True, kw_only=True):
+    """A teacher has scored the tokens that the policy sampled in a group (on-policy distillation)."""
+
+    run: str
+    group_id: str
+    teacher: str
+    """Model that scored them."""
+    scores: BlobRef
+    """Blob of the teacher's log-probabilities: float32, little endian, one for each sampled token, in the
+    order of members, sequences and tokens. Members that do not train have none."""
+    scored_tokens: int
+    """Sampled tokens that were scored."""
+    reused_tokens: int
+    """Those of them whose scores were known, from equal messages of other rollouts."""
+    teacher_tokens: int
+    """Tokens that the teacher read for the group, context included."""
+    teacher_cost_usd: float | None
+    """Price of that; None where it is not known."""
 
 
 class PolicyUpdated(msgspec.Struct, frozen=True, kw_only=True):

@@ -242,6 +242,9 @@ def check_limits(request: RolloutRequest) -> None:
         _seconds(f"timeouts.{layer}", getattr(request.timeouts, layer))
     if request.harness_version is not None:
         _name("harness_version", request.harness_version)
+    if request.takeover is not None:
+        _check_model(request.takeover.acting(request.model))
+        _whole("takeover.after_turns", request.takeover.after_turns, 0, _COUNTS)
     _whole("max_tries", request.max_tries, 1, _COUNTS)
     _whole("attempt_base", request.attempt_base, 0, _COUNTS // 2)
     _whole("failures", request.failures, 0, _COUNTS // 2)

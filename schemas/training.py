@@ -130,3 +130,10 @@ class PolicyStep(msgspec.Struct, frozen=True, kw_only=True):
     unprotected: float | None = None
     """Share of the rollouts trained on whose reward has the label `inside` or `forgeable`, or none. None in
     older events."""
+    teacher_kl: float | None = None
+    """Estimate of the divergence of the policy that sampled from its teacher, in nats: mean of logp_sampled -
+    logp_teacher. None without a teacher."""
+    teacher_tokens: int | None = None
+    """Tokens that the teacher read for the step's groups. None without a teacher."""
+    teacher_cost_usd: float | None = None
+    """Price of that; None where it is not known, and without a teacher."""

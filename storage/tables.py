@@ -20,6 +20,7 @@ from orchard.schemas.datasets import DatasetBuilt, TrajectoryImported
 from orchard.schemas.groups import (
     GroupAssembled,
     GroupDropped,
+    GroupScored,
     PolicyEvaluated,
     PolicyUpdated,
     PromptFailed,
@@ -117,7 +118,7 @@ _DERIVED = {
         _rows(e.RolloutFinished, e.RolloutAborted),
         "status exit_status cause detail reward resolved * failures submission submission_sha256 leaf "
         "inherited_turns inherited_tokens inherited_cost_usd keys_masked harness_version "
-        "harness_digest seconds_waiting protected",
+        "harness_digest seconds_waiting protected teacher",
     ),
     "messages_all": _Derived(
         _rows(MessageNode),
@@ -146,7 +147,7 @@ _DERIVED = {
     "requests_all": _Derived(
         _rows(RolloutRequest),
         "task_id task_source repo task_sha256 harness model model_kind endpoint sample domain priority "
-        "max_tries attempt_base failures fence memory",
+        "max_tries attempt_base failures fence memory teacher teacher_endpoint after_turns",
         dict.fromkeys(("task_source", "task_sha256", "model", "model_kind"), TEXT),
     ),
     "attempts_all": _Derived(
@@ -178,8 +179,15 @@ _DERIVED = {
         without=frozenset({"manifest_sha256"}),
     ),
     "groups_all": _Derived(
-        _apart(assembled=GroupAssembled, failed=PromptFailed, dropped=GroupDropped, skipped=PromptSkipped),
-        "* causes reason detail gain rate carried chance learnability evidence probability version protected",
+        _apart(
+            assembled=GroupAssembled,
+            failed=PromptFailed,
+            dropped=GroupDropped,
+            skipped=PromptSkipped,
+            scored=GroupScored,
+        ),
+        "* causes reason detail gain rate carried chance learnability evidence probability version protected "
+        "teacher scores_sha256 scored_tokens reused_tokens teacher_tokens teacher_cost_usd",
     ),
     "policies_all": _Derived(
         _apart(updated=PolicyUpdated, started=RunStarted),

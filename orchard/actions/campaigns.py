@@ -65,7 +65,7 @@ async def submit_campaign(
             check_prices(spec, endpoints, working)
             notes += check_workers(spec, working, needed, sorted(endpoints))
             notes += added_fields(spec, endpoints)
-            if trial and any(model.kind is not ModelKind.ORACLE for model in spec.models):
+            if trial and any(model.kind is not ModelKind.ORACLE for model in spec.actors):
                 # a second that others need not wait
                 from orchard.actions.tried_endpoints import check_endpoints
 

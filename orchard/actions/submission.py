@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from orchard.actions.session import Session
 from orchard.configuration.config import ConfigError
-from orchard.schemas.campaigns import CampaignSpec
+from orchard.schemas.campaigns import CampaignSpec, TakeoverPlan
 from orchard.schemas.health import ProcessReport
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.outcomes import AbortCause
@@ -47,7 +47,7 @@ def check_workers(
     serve the queue and none of them has the plug-ins or endpoints that the campaign needs.
     """
     serving = _serving(spec, working)
-    endpoints = {model.endpoint for model in spec.models}
+    endpoints = {model.endpoint for model in spec.actors}
     if not serving:
         notes = [f"no worker serves this campaign now: {how_to_serve(queue_of(spec).consumer)}"]
         missing = ", ".join(sorted(endpoints - set(configured)))
@@ -77,7 +77,7 @@ def unpriced(spec: CampaignSpec, endpoints: Mapping[str, EndpointSettings]) -> l
     """Names of models without a price in this configuration."""
     return [
         model.name
-        for model in spec.models
+        for model in spec.actors
         if model.kind is not ModelKind.ORACLE
         and (model.endpoint not in endpoints or model.name not in endpoints[model.endpoint].prices)
     ]
@@ -92,7 +92,7 @@ def check_prices(
         return
     here = {name: list(settings.prices) for name, settings in endpoints.items()}
     told = [each.priced for each in _serving(spec, working) if each.priced is not None]
-    for model in spec.models:
+    for model in spec.actors:
         if model.kind is ModelKind.ORACLE:
             continue
         prices = [priced[model.endpoint] for priced in told if model.endpoint in priced]
@@ -128,6 +128,29 @@ def endpoints_of(models: Sequence[str], given: Sequence[str]) -> list[str]:
             "or once for each, in their order"
         )
     return [*given] if len(given) == len(models) else [*given] * len(models)
+
+
+def takeover_plan(teacher: str | None, endpoint: str | None, after: str) -> TakeoverPlan | None:
+    """Plan of a takeover by a teacher after a number of turns, `3`, or one that is drawn, `1:5`. Raises
+    ConfigError."""
+    if teacher is None:
+        if endpoint is not None or after != "1":
+            raise ConfigError("--takeover-endpoint and --takeover-after belong to --takeover: name a teacher")
+        return None
+    least, _, most = after.partition(":")
+    played = teacher.partition("/")[0] == "oracle"
+    try:
+        return TakeoverPlan(
+            teacher=teacher,
+            teacher_endpoint=endpoint or ("oracle" if played else "default"),
+            teacher_kind=ModelKind.ORACLE if played else ModelKind.MODEL,
+            least=int(least),
+            most=int(most or least),
+        )
+    except ValueError as error:
+        raise ConfigError(
+            f"--takeover-after is {after!r}: give a number of turns, or two rising ones as 1:5"
+        ) from error
 
 
 _ADD = (

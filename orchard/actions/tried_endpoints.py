@@ -60,7 +60,7 @@ async def check_endpoints(
     """
     notes = []
     tools = [name for name in spec.harnesses if needs_tools(get_harness(name))]
-    for model in _asked(spec.models):
+    for model in _asked(spec.actors):
         settings = endpoints.get(model.endpoint)
         if settings is None:
             continue

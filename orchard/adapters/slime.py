@@ -54,6 +54,8 @@ def check_arguments(args: Any, settings: RlSettings, ours: bool) -> None:
     Orchard's advantages again."""
     if settings.frugal is not None:
         raise ConfigError(UNEQUAL)
+    if settings.distill is not None:
+        raise ConfigError('slime has on-policy distillation of its own: leave objective = "distill" out')
     if settings.eval_every:
         raise ConfigError("slime does not wait for evaluations: leave `eval_every` and `eval_tasks` out")
     wanted = {"rollout_batch_size": settings.prompts_per_step, "n_samples_per_prompt": settings.bar.size}

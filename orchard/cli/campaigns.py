@@ -20,7 +20,7 @@ from orchard.actions.campaigns import (
 )
 from orchard.actions.reporter import plural
 from orchard.actions.session import Session
-from orchard.actions.submission import endpoints_of
+from orchard.actions.submission import endpoints_of, takeover_plan
 from orchard.cli.campaign_facts import status_facts, watch_facts
 from orchard.cli.facts import AsJson, print_facts
 from orchard.configuration.config import ConfigError
@@ -128,6 +128,20 @@ def register(app: typer.Typer) -> None:
                 help="Grade as published benchmarks do, to compare figures. Never train on such rewards.",
             ),
         ] = False,
+        takeover: Annotated[
+            str | None,
+            typer.Option(help="Teacher that takes over from the model; `oracle` is the built-in one."),
+        ] = None,
+        takeover_endpoint: Annotated[
+            str | None,
+            typer.Option(help="Its endpoint.", show_default="oracle or default, by its name"),
+        ] = None,
+        takeover_after: Annotated[
+            str,
+            typer.Option(
+                help="Turns of the model before it: a number, or LEAST:MOST, drawn for each rollout."
+            ),
+        ] = "1",
         priority: Annotated[
             str, typer.Option(help="Queue priority; workers name the one they serve.")
         ] = "normal",
@@ -149,6 +163,7 @@ def register(app: typer.Typer) -> None:
             orchard submit nightly --model NAME --samples 8 --max-cost 50
             orchard submit desk --domain DOMAIN --model NAME
             orchard submit two --model NAME --endpoint E --model OTHER --endpoint F
+            orchard submit dagger --model policy --takeover TEACHER --takeover-after 1:5
         """
         # a status need not wait for these
         from orchard.pipelines.tasks.protection import (
@@ -228,6 +243,7 @@ def register(app: typer.Typer) -> None:
             replay_attempts=replay,
             published_rules=published_rules,
             max_cost_usd=max_cost or None,
+            takeover=takeover_plan(takeover, takeover_endpoint, takeover_after),
         )
         with reporting() as told:
             asyncio.run(submit_campaign(session, spec, needs, told, trial=trial))

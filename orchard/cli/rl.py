@@ -119,7 +119,8 @@ async def _show_steps(
                     f"clipped {fact.clipped:.1%}  "
                     f"staleness {fact.staleness:.1f}  {fact.tokens / max(fact.seconds, 1e-9):,.0f} tokens/s  "
                     f"waited {fact.waited:.0f} s"
-                    + ("" if fact.unprotected is None else f"  unprotected {fact.unprotected:.0%}"),
+                    + ("" if fact.unprotected is None else f"  unprotected {fact.unprotected:.0%}")
+                    + ("" if fact.teacher_kl is None else f"  KL to the teacher {fact.teacher_kl:.3f}"),
                     highlight=False,
                 )
                 await asyncio.to_thread(tracking.put, fact)
@@ -192,7 +193,7 @@ def trainer(context: typer.Context, config: Config) -> None:
 async def _trainer(session: Session, config: Path) -> None:
     from orchard.pipelines.rl.trainer import RlTrainer
     from orchard.pipelines.sft.processes import joined
-    from orchard.processes.rl_run import enter, serving_engines
+    from orchard.processes.rl_run import enter, serving_engines, teacher_endpoint
 
     settings = read_settings(config)
     plan, start = await enter(session, settings)
@@ -205,6 +206,7 @@ async def _trainer(session: Session, config: Path) -> None:
                 session.blobs,
                 processes,
                 engines=serving_engines(session, settings),
+                teacher=teacher_endpoint(session, settings),
             )
             await trainer.run(start)
 

@@ -43,6 +43,7 @@ from orchard.storage.reader import open_tables
 from orchard.streams.tasks import end
 from orchard.streams.topology import declare
 from orchard.workers.harnesses import get_harness, version_of
+from orchard.workers.llm.scoring import ScoringEndpoint
 from orchard.workers.llm.settings import EndpointSettings
 
 RESTART_SECONDS = 1.0
@@ -83,6 +84,14 @@ async def enter(session: Session, settings: RlSettings, told: Reporter = SILENT)
         if settings.process is not None:
             with open_tables(store, views=["rubrics"]) as tables:
                 run_rubrics(tables, tasks, settings.process)
+        if (teacher := teacher_endpoint(session, settings)) is not None:
+            from orchard.pipelines.models.directories import load_tokenizer  # the coordinator needs no torch
+            from orchard.pipelines.rl.teacher import check_tokenizer
+
+            try:
+                await check_tokenizer(teacher, load_tokenizer(settings.model), settings.model)
+            finally:
+                await teacher.close()
         traps = await asyncio.to_thread(choose_traps, store, settings.impossible)
         plan = make_plan(settings, tasks, traps, held_out)
         version, _ = version_of(get_harness(plan.harness))
@@ -130,6 +139,20 @@ def serving_engines(session: Session, settings: RlSettings) -> list[ServingEngin
         )
         for address in dict.fromkeys(map(_address, (endpoint.base_url, *endpoint.replicas)))
     ]
+
+
+def teacher_endpoint(session: Session, settings: RlSettings) -> ScoringEndpoint | None:
+    """The teacher of a run that distills. Raises ConfigError if its endpoint is not configured,
+    InfrastructureError without its key."""
+    if (distill := settings.distill) is None:
+        return None
+    endpoint = session.config.endpoints.get(distill.endpoint)
+    if endpoint is None:
+        raise ConfigError(
+            f"no endpoint is named {distill.endpoint!r}: add [endpoints.{distill.endpoint}] with the "
+            "teacher's base_url, or name another in `distill.endpoint`"
+        )
+    return ScoringEndpoint(distill.endpoint, endpoint, distill.teacher, distill.wire)
 
 
 def _address(url: str) -> str:

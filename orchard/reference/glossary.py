@@ -63,6 +63,7 @@ FIELDS: dict[str, str] = {
     "resolved": "Whether the task was solved; null without a grade",
     "reward": "+1 solved, -1 not; null without a grade",
     "rubric_sha256": "Blob with the rubric",
+    "scores_sha256": "Blob with the scores of a teacher",
     "rollout_id": "Id of the rollout: a hash of campaign, task, harness, model and sample",
     "rollouts": "Rollouts",
     "rows": "Rows",

@@ -36,7 +36,7 @@ select r.rollout_id, r.attempt, r.campaign, r.task_id, r.task_source, r.repo, r.
        coalesce(v.base, 0.0) as base, coalesce(v.curve, []) as curve,
        coalesce(v.sequence, 0) as value_sequence, coalesce(r.turns, 0) as turns,
        p.rollout_id is not null as published_rules,
-       coalesce(h.labels, []) as human_labels, h.human_score
+       coalesce(h.labels, []) as human_labels, h.human_score, coalesce(r.teacher, '') as teacher
 from rollouts r
 left join (
     select rollout_id, attempt, min(sequence) as sequence from tables.attempts_all
@@ -55,7 +55,7 @@ order by r.sequence
 
 _RATES = """
 select task_id, if(len($models) = 0, model, ''), count(*) filter (resolved) / count(*), count(*) from rollouts
-where resolved is not null and exit_status <> 'unanswered'
+where resolved is not null and exit_status <> 'unanswered' and teacher is null
 and if(len($campaigns) = 0, campaign <> $measured, list_contains($campaigns, campaign))
 and (len($models) = 0 or list_contains($models, model)) group by all
 """

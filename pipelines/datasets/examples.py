@@ -45,6 +45,8 @@ class Candidate(Origin, frozen=True, kw_only=True):
     """Sequence of its annotation's event; 0: not annotated."""
     turns: int = 0
     published_rules: bool = False
+    teacher: str = ""
+    """Model that took over; empty: none did."""
 
 
 class ExampleDrop(StrEnum):
@@ -53,6 +55,7 @@ class ExampleDrop(StrEnum):
     NO_MESSAGES = "dropped_no_messages"
     OTHER_STEPS = "dropped_values_of_other_steps"
     NO_SEGMENT = "dropped_no_segment"
+    OTHER_AUTHORS = "dropped_other_authors"
     UNDEFINED_TOOL = "dropped_undefined_tool"
     UNPARSED_ACTION = "dropped_unparsed_action"
     TOO_LONG = "dropped_too_long"
@@ -90,11 +93,13 @@ def draft(
     own: Collection[str] | None = None,
     number: int = 0,
     cut: Collection[tuple[str, str]] = (),
+    said: Collection[str] | None = None,
 ) -> ExampleDraft | ExampleDrop:
     """The example that a trajectory gives, or why it gives none.
 
     `known` are the names of its tools, `cut` answers that a limit ended, by rollout id and node id. Of
-    a program's forest, `path` is branch `number`, and only answers in `own` (node ids) train.
+    a program's forest, `path` is branch `number`, and only answers in `own` (node ids) train. With `said`
+    only answers in it do, those of the authors whose turns train.
     """
     turns = assistants(path)
     if not turns:
@@ -113,7 +118,11 @@ def draft(
         trained = [step for step in trained if turns[step].node_id in own]
         if not trained:
             return ExampleDrop.FULLY_MASKED
-    asked = range(max(trained) + 1) if own is None else trained
+    if said is not None:
+        trained = [step for step in trained if turns[step].node_id in said]
+        if not trained:
+            return ExampleDrop.OTHER_AUTHORS
+    asked = range(max(trained) + 1) if own is None and said is None else trained
     finished = candidate.exit_status == ExitStatus.FINISHED
     may_say = trained if own is not None else [len(turns) - 1] if finished else []
     faults = _faults(path, {step: turns[step] for step in asked}, known, may_say)

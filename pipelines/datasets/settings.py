@@ -167,6 +167,9 @@ class DatasetSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Parts whose weights say in which proportion trajectories are taken, among resolved ones and among
     unresolved ones. No trajectory is taken twice: the scarcest part decides how many there are. Empty: as
     they come."""
+    authors: tuple[str, ...] = ()
+    """Train only turns that these models said; what others said is context. Empty: all turns, but where a
+    teacher took over (`orchard submit --takeover`) its turns alone."""
     stored_tokens: bool = True
     """Use sampled token ids where they are stored, instead of tokenizing again."""
     pairs: bool = False
@@ -232,7 +235,7 @@ def config_hash(settings: DatasetSettings, tokenizer_sha256: str) -> str:
         del plain["pairs"]
     if settings.pictures == "none":
         del plain["pictures"]
-    for key in ("pass_rate", "mixture"):
+    for key in ("pass_rate", "mixture", "authors"):
         if not plain[key]:
             del plain[key]
     if not settings.selection.preferences:

@@ -27,7 +27,7 @@ from orchard.pipelines.datasets.tokenization import ChatTokenizer
 from orchard.pipelines.datasets.tools import harness_tools, has_tools_in_log, is_program, tool_names
 from orchard.pipelines.domain import offered
 from orchard.pipelines.trajectories.forests import Made, branches, read_calls, read_offered, tools_of
-from orchard.pipelines.trajectories.reading import AttemptSpan, path, read_cut, read_trees
+from orchard.pipelines.trajectories.reading import AttemptSpan, path, read_authors, read_cut, read_trees
 from orchard.schemas.messages import MessageNode
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables
@@ -104,15 +104,16 @@ class ShardMaker:
         }
         calls = read_calls(self._tables, programs) if programs else {}
         cut = read_cut(self._tables, places)
+        said = self._said(candidates)
         pictured = [name for name, tree in trees.items() if has_pictures(tree.values())]
         shown = read_shown(self._tables, pictured)
         drafts: list[tuple[ExampleDraft, str]] = []
         for one in candidates:
             tree = trees.pop(one.rollout_id)
             if one.rollout_id in calls:
-                found = self._of_program(one, tree, calls[one.rollout_id], cut)
+                found = self._of_program(one, tree, calls[one.rollout_id], cut, said)
             else:
-                found = [self._whole(one, tree, cut)]
+                found = [self._whole(one, tree, cut, said)]
             for each, way, tools_json in found:
                 made = self._of_turns(each, way, shown, cut)
                 if isinstance(made, ExampleDrop):
@@ -130,6 +131,18 @@ class ShardMaker:
                     counts["stored_turns"] += row.stored_turns
                     rows.append(row)
         return rows
+
+    def _said(self, candidates: Sequence[Candidate]) -> dict[str, set[str]]:
+        """Nodes whose authors train, by rollout: those that all turns train of have none."""
+        authors = self._work.settings.authors
+        shared = [one for one in candidates if one.teacher]
+        others = [one for one in candidates if authors and not one.teacher and one.model not in authors]
+        found: dict[str, set[str]] = {one.rollout_id: set() for one in (*shared, *others)}
+        wanted = {one.rollout_id: authors or (one.teacher,) for one in shared}
+        for rollout, node, model in read_authors(self._tables, wanted):
+            if model in wanted[rollout]:
+                found[rollout].add(node)
+        return found
 
     def _of_turns(
         self,
@@ -167,7 +180,11 @@ class ShardMaker:
         ]
 
     def _whole(
-        self, one: Candidate, tree: dict[str, MessageNode], cut: Collection[tuple[str, str]]
+        self,
+        one: Candidate,
+        tree: dict[str, MessageNode],
+        cut: Collection[tuple[str, str]],
+        said: Mapping[str, set[str]],
     ) -> tuple[ExampleDraft | ExampleDrop, Sequence[MessageNode], str]:
         """The one conversation of a built-in harness, or of an imported trajectory."""
         written = one.tools and msgspec.json.decode(one.tools)
@@ -175,7 +192,8 @@ class ShardMaker:
         if not written and one.layout not in self._calls_in_texts:
             tools = harness_tools(one.harness, one.harness_version)
         way = path(tree, one.leaf)
-        found = draft(one, way, tools, tool_names(tools), self._work.settings, cut=cut)
+        trains = said.get(one.rollout_id)
+        found = draft(one, way, tools, tool_names(tools), self._work.settings, cut=cut, said=trains)
         return found, way, one.tools or msgspec.json.encode(tools).decode()
 
     def _of_program(
@@ -184,6 +202,7 @@ class ShardMaker:
         tree: dict[str, MessageNode],
         made: dict[str, Made],
         cut: Collection[tuple[str, str]],
+        said: Mapping[str, set[str]],
     ) -> list[tuple[ExampleDraft | ExampleDrop, Sequence[MessageNode], str]]:
         """The branches of a program's rollout; of an unresolved one only that of its leaf, which has
         values."""
@@ -194,7 +213,10 @@ class ShardMaker:
             names = tool_names(tools)
             found.append(
                 (
-                    draft(one, way.nodes, tools, names, self._work.settings, way.trained, number, cut),
+                    draft(
+                        *(one, way.nodes, tools, names, self._work.settings, way.trained, number, cut),
+                        said.get(one.rollout_id),
+                    ),
                     way.nodes,
                     msgspec.json.encode(tools).decode(),
                 )

@@ -20,6 +20,9 @@ from orchard.pipelines.policy.sampling import Draws, Sampling, choose
 from orchard.pipelines.policy.weights import ROWS, ServedModel
 from orchard.schemas.messages import VersionRun
 
+_SCORED_AT_ONCE = 256
+"""Tokens of a prompt whose logits are in memory at once."""
+
 
 class Overloaded(Exception):
     """The queue of waiting requests is full: retry later."""
@@ -53,6 +56,8 @@ class Generated(msgspec.Struct, frozen=True, kw_only=True):
     """Why generation ended: `stop` or `length`."""
     cached: int
     """Tokens of the prompt that were not read again."""
+    prompt_logprobs: list[float] | None = None
+    """Log-probabilities at temperature 1 of the prompt's tokens after the first; None unless asked for."""
 
 
 class Figures(msgspec.Struct):
@@ -75,7 +80,13 @@ Ends = Callable[[Sequence[int]], bool]
 
 class _Task:
     def __init__(
-        self, prompt: Sequence[int], sampling: Sampling, ends: Ends | None, layout: Layout | None
+        self,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        ends: Ends | None,
+        layout: Layout | None,
+        *,
+        scored: bool,
     ) -> None:
         self.tokens = list(prompt)
         self.keys = layout.keys if layout else self.tokens
@@ -88,6 +99,8 @@ class _Task:
         self.logprobs: list[float] = []
         self.versions: list[VersionRun] = []
         self.cached = 0
+        self.scored = scored
+        self.prompt_logprobs: list[float] | None = [] if scored else None
         self.future: Future[Generated] = Future()
 
     def take(self, token: int, logprob: float, version: int) -> str | None:
@@ -153,8 +166,11 @@ class GenerationEngine:
         sampling: Sampling,
         ends: Ends | None = None,
         pictures: Sequence[Shown] = (),
+        *,
+        scored: bool = False,
     ) -> Future[Generated]:
-        """Ask for an answer to `prompt`. A cancelled future frees its slot at the next step.
+        """Ask for an answer to `prompt`, with the log-probabilities of its own tokens if it is to be
+        `scored`. A cancelled future frees its slot at the next step.
 
         Raises Overloaded or Stopping; ValueError for a prompt with no token, with one the model does not
         know, with no room for an answer in the context, or whose picture tokens are not those of `pictures`.
@@ -170,7 +186,7 @@ class GenerationEngine:
         if pictures and self._model.tower is None:
             raise ValueError("the model reads text alone: send no pictures, or serve a model that sees")
         layout = self._model.tower.layout(prompt, pictures) if self._model.tower else None
-        task = _Task(prompt, sampling, ends, layout)
+        task = _Task(prompt, sampling, ends, layout, scored=scored)
         with self._changed:
             if self._draining:
                 raise Stopping
@@ -256,10 +272,11 @@ class GenerationEngine:
                     continue
                 prefix = task.keys[:-1]
                 number = free.pop(0)
-                if self.settings.prefix_cache:
+                reuse = self.settings.prefix_cache and not task.scored
+                if reuse:
                     self._bring(number, [number, *free], prefix)
                 slot = self._slots[number]
-                task.cached = _common(slot.held, prefix) if self.settings.prefix_cache else 0
+                task.cached = _common(slot.held, prefix) if reuse else 0
                 slot.task, slot.held = task, slot.held[: task.cached]
                 admitted.append((number, task))
                 budget -= len(prefix) - task.cached
@@ -281,11 +298,13 @@ class GenerationEngine:
             here.held, there.held = there.held, here.held
 
     def _read(self, tasks: list[tuple[int, _Task]]) -> None:
-        """Compute the keys and values that the slots lack, up to before each task's last token."""
+        """Compute the keys and values that the slots lack, up to before each task's last token, and score
+        prompts where that is asked for."""
         pieces: list[tuple[int, int, int]] = []
         ids: list[int] = []
         positions: list[torch.Tensor] = []
         pictures: list[tuple[int, Features]] = []
+        scored: list[tuple[int, _Task]] = []
         tower = self._model.tower
         for number, task in tasks:
             slot = self._slots[number]
@@ -293,6 +312,8 @@ class GenerationEngine:
             if first == end:
                 continue
             pieces.append((number, first, end - first))
+            if task.scored:
+                scored.append((len(ids), task))
             for at, shown, begin, stop in task.pictures(first, end):
                 assert tower is not None
                 pictures.append((len(ids) + at, tower.features(shown).part(begin, stop)))
@@ -303,12 +324,26 @@ class GenerationEngine:
             return
         padding = -len(ids) % ROWS
         device = self._model.device
-        self._model.hidden(
+        hidden = self._model.hidden(
             torch.tensor(ids + [0] * padding, device=device),
             functional.pad(torch.cat(positions, dim=-1), (0, padding)).to(device),
             self._cache.filling(pieces, padding),
             pictures,
         )
+        for at, task in scored:
+            task.prompt_logprobs = self._scores(
+                hidden[at : at + task.prompt - 1], task.tokens[1 : task.prompt]
+            )
+
+    def _scores(self, hidden: torch.Tensor, targets: Sequence[int]) -> list[float]:
+        """Log-probabilities of `targets` after the tokens whose vectors are `hidden`, a part at a time."""
+        found: list[float] = []
+        for first in range(0, len(targets), _SCORED_AT_ONCE):
+            rows = hidden[first : first + _SCORED_AT_ONCE]
+            wanted = torch.tensor(targets[first : first + _SCORED_AT_ONCE], device=rows.device)
+            logits = self._model.logits(functional.pad(rows, (0, 0, 0, -len(rows) % ROWS)))[: len(rows)]
+            found += torch.log_softmax(logits, dim=-1).gather(1, wanted[:, None])[:, 0].tolist()
+        return found
 
     def _step(self) -> None:
         running = self._running()
@@ -355,6 +390,7 @@ class GenerationEngine:
                     versions=task.versions,
                     finish_reason=reason,
                     cached=task.cached,
+                    prompt_logprobs=task.prompt_logprobs,
                 )
             )
 

@@ -46,7 +46,7 @@ def chat_reply(
                 for token, logprob in zip(generated.ids, generated.logprobs, strict=True)
             ]
         }
-    reply = _reply("chat.completion", name, created, choice, prompt, generated)
+    reply = _reply("chat.completion", name, created, [choice], [prompt], [generated])
     if request.return_token_ids:
         reply["prompt_token_ids"] = prompt
         choice |= _tokens(generated)
@@ -57,46 +57,67 @@ def completion_reply(
     name: str,
     request: CompletionRequest,
     prompts: Prompts,
-    prompt: list[int],
-    generated: Generated,
-    text: str,
+    asked: list[list[int]],
+    answers: list[Generated],
+    texts: list[str],
     created: int,
 ) -> dict[str, Any]:
-    """Body of a text completion; prompts that came as ids are answered with ids."""
-    choice: dict[str, Any] = {
-        "index": 0,
-        "text": text,
-        "finish_reason": generated.finish_reason,
-        "logprobs": None,
-    }
-    if request.logprobs is not None:
-        choice["logprobs"] = {
-            "tokens": [_named(request, prompts, token) for token in generated.ids],
-            "token_logprobs": generated.logprobs,
-            "top_logprobs": None,
-            "text_offset": [],
+    """Body of a text completion with a choice for each prompt; those that came as ids are answered with
+    ids."""
+    choices: list[dict[str, Any]] = []
+    for prompt, generated, text in zip(asked, answers, texts, strict=True):
+        choice: dict[str, Any] = {
+            "index": len(choices),
+            "text": text,
+            "finish_reason": generated.finish_reason,
+            "logprobs": None,
         }
-    if request.return_token_ids or isinstance(request.prompt, list):
-        choice |= _tokens(generated) | {"prompt_token_ids": prompt}
-    return _reply("text_completion", name, created, choice, prompt, generated)
+        if request.logprobs is not None:
+            choice["logprobs"] = {
+                "tokens": [_named(request, prompts, token) for token in generated.ids],
+                "token_logprobs": generated.logprobs,
+                "top_logprobs": None,
+                "text_offset": [],
+            }
+        if request.return_token_ids or isinstance(request.prompt, list):
+            choice |= _tokens(generated) | {"prompt_token_ids": prompt}
+        if generated.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = _scores(prompt, generated.prompt_logprobs)
+        choices.append(choice)
+    return _reply("text_completion", name, created, choices, asked, answers)
+
+
+def _scores(prompt: list[int], logprobs: list[float]) -> list[dict[int, Any] | None]:
+    """vLLM's form: nothing for the first token, then each token's log-probability under its id."""
+    known = zip(prompt[1:], logprobs, strict=True)
+    return [
+        None,
+        *({token: {"logprob": logprob, "rank": None, "decoded_token": None}} for token, logprob in known),
+    ]
 
 
 def _reply(
-    kind: str, name: str, created: int, choice: dict[str, Any], prompt: list[int], generated: Generated
+    kind: str,
+    name: str,
+    created: int,
+    choices: list[dict[str, Any]],
+    prompts: list[list[int]],
+    answers: list[Generated],
 ) -> dict[str, Any]:
+    read, said = sum(map(len, prompts)), sum(len(generated.ids) for generated in answers)
     return {
         "id": "",
         "object": kind,
         "created": created,
         "model": name,
-        "choices": [choice],
+        "choices": choices,
         "usage": {
-            "prompt_tokens": len(prompt),
-            "completion_tokens": len(generated.ids),
-            "total_tokens": len(prompt) + len(generated.ids),
-            "prompt_tokens_details": {"cached_tokens": generated.cached},
+            "prompt_tokens": read,
+            "completion_tokens": said,
+            "total_tokens": read + said,
+            "prompt_tokens_details": {"cached_tokens": sum(generated.cached for generated in answers)},
         },
-        "system_fingerprint": f"orchard-policy-{generated.versions[-1].version}",
+        "system_fingerprint": f"orchard-policy-{answers[-1].versions[-1].version}",
     }
 
 

@@ -109,15 +109,18 @@ class ChatRequest(_Choosing, kw_only=True):
 
 
 class CompletionRequest(_Choosing, kw_only=True):
-    """Body of POST /v1/completions: a text, or token ids in and token ids out."""
+    """Body of POST /v1/completions: a text, or token ids in and token ids out, also of several prompts."""
 
-    prompt: str | list[int]
+    prompt: str | list[int | list[int]]
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    """Extension of vLLM: 0 asks for the log-probability of each token of the prompt, at temperature 1."""
     echo: bool | None = None
     suffix: str | None = None
 
     def refused(self) -> list[str]:
-        return super().refused() + [name for name in ("echo", "suffix") if getattr(self, name)]
+        names = ("echo", "suffix", "prompt_logprobs")  # of these, 0 alone can be done
+        return super().refused() + [name for name in names if getattr(self, name)]
 
 
 class ReloadRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -149,7 +149,7 @@ class PolicyServer:
             raise BadRequest(f"the messages cannot be written as a prompt: {error}") from error
         except BadPicture as error:
             raise BadRequest(str(error)) from error
-        generated = await self._generate(prompt, body, pictures)
+        (generated,) = await self._generate_all([(prompt, pictures)], body)
         message = self._prompts.answer(body.messages, tools, prompt, generated.ids)
         if body.stops:
             message = msgspec.structs.replace(message, content=_before(message.content, body.stops))
@@ -159,11 +159,22 @@ class PolicyServer:
     async def _complete(self, request: web.Request) -> web.Response:
         body = read_body(await request.read(), CompletionRequest)
         self._check_model(body.model)
-        prompt = self._prompts.tokens(body.prompt) if isinstance(body.prompt, str) else body.prompt
-        generated = await self._generate(prompt, body)
-        text = _before(self._prompts.text(generated.ids), body.stops)
+        prompts = self._token_prompts(body)
+        scored = body.prompt_logprobs is not None
+        answers = await self._generate_all([(prompt, ()) for prompt in prompts], body, scored=scored)
+        texts = [_before(self._prompts.text(answer.ids), body.stops) for answer in answers]
         created = int(time.time())
-        return _json(completion_reply(self.name, body, self._prompts, prompt, generated, text, created))
+        return _json(completion_reply(self.name, body, self._prompts, prompts, answers, texts, created))
+
+    def _token_prompts(self, body: CompletionRequest) -> list[list[int]]:
+        """The prompts of a request as token ids. Raises BadRequest where ids and lists of ids are mixed."""
+        if isinstance(body.prompt, str):
+            return [self._prompts.tokens(body.prompt)]
+        lists = [part for part in body.prompt if isinstance(part, list)]
+        ids = [part for part in body.prompt if not isinstance(part, list)]
+        if lists and ids:
+            raise BadRequest("the prompt mixes token ids and lists of them: send the one or the other")
+        return lists or [ids]
 
     async def _reload(self, request: web.Request) -> web.Response:
         """Load new weights, whatever their version: a run may go back to an older policy."""
@@ -203,23 +214,37 @@ class PolicyServer:
                 ]
         return web.Response(text="\n".join(lines) + "\n", content_type="text/plain")
 
-    async def _generate(
-        self, prompt: Sequence[int], body: ChatRequest | CompletionRequest, pictures: Sequence[Shown] = ()
-    ) -> Generated:
-        """Generate an answer; when the client disconnects the request leaves the batch."""
+    async def _generate_all(
+        self,
+        prompts: Sequence[tuple[Sequence[int], Sequence[Shown]]],
+        body: ChatRequest | CompletionRequest,
+        *,
+        scored: bool = False,
+    ) -> list[Generated]:
+        """Generate an answer to each prompt; when the client disconnects, or one is refused, the others leave
+        the batch."""
         sampling = body.sampling(self._prompts.stop_ids, self.engine.settings.context)
-        future = self._submit(prompt, sampling, self._ends(body.stops), pictures)
+        ends, futures = self._ends(body.stops), list[Future[Generated]]()
         try:
-            return await asyncio.wrap_future(future)
-        except asyncio.CancelledError:
-            future.cancel()
+            for prompt, pictures in prompts:
+                futures.append(self._submit(prompt, sampling, ends, pictures, scored=scored))
+            return [await asyncio.wrap_future(future) for future in futures]
+        except BaseException:
+            for future in futures:
+                future.cancel()
             raise
 
     def _submit(
-        self, prompt: Sequence[int], sampling: Sampling, ends: Ends | None, pictures: Sequence[Shown]
+        self,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        ends: Ends | None,
+        pictures: Sequence[Shown],
+        *,
+        scored: bool,
     ) -> Future[Generated]:
         try:
-            return self.engine.submit(prompt, sampling, ends, pictures)
+            return self.engine.submit(prompt, sampling, ends, pictures, scored=scored)
         except ValueError as error:
             code = "context_length_exceeded" if "context length" in str(error) else None
             raise BadRequest(str(error), code) from error

@@ -34,7 +34,7 @@ Attempt = tuple[str, int]
 
 
 def feed_subjects(run: str) -> list[str]:
-    kinds = ("message.appended", "llm.called")
+    kinds = ("message.appended", "llm.called", "group.scored")
     return [*subjects(run), *(f"{EVENTS_PREFIX}.{run}.*.{kind}" for kind in kinds)]
 
 

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from orchard.pipelines.datasets.rows import TokenRow
 from orchard.pipelines.models.routers import Choices, Routers
 from orchard.pipelines.rl.baselines import advantages, shaped
+from orchard.pipelines.rl.distillation import token_advantages
 from orchard.pipelines.rl.logprobs import trained_logprobs
 from orchard.pipelines.rl.losses import LossFigures, Tokens, get_loss, rollout_weights
 from orchard.pipelines.rl.sequences import NotSampled, TokenSequence
@@ -44,6 +45,8 @@ class Trained:
     sequences: Rows[TokenSequence]
     turn_rewards: Rows[float] = ()
     """Rewards of its turns by a rubric; empty where it was not scored."""
+    teacher: Rows[np.ndarray] = ()
+    """Log-probabilities of the trained tokens of each sequence by a teacher; empty without one."""
 
     @property
     def tokens(self) -> int:
@@ -144,11 +147,7 @@ class Learner:
         started = time.monotonic()
         settings = self.settings
         lr = set_rate([self.optimizer], number, settings.steps, settings)
-        found = advantages(
-            [shaped(rollout.reward, rollout.tokens, settings.overlong) for rollout in batch],
-            [rollout.group for rollout in batch],
-            settings.loss.baseline,
-        )
+        found = self._outcomes(batch)
         size = -(-len(batch) // settings.updates)
         parts = [range(start, min(start + size, len(batch))) for start in range(0, len(batch), size)]
         prepared = [self._rows([batch[at] for at in part], [found[at] for at in part]) for part in parts]
@@ -196,13 +195,26 @@ class Learner:
                 raise NotFinite(f"the step's `{name}` is {value}", changed=True)
         return done
 
+    def _outcomes(self, batch: Rows[Trained]) -> list[float]:
+        """The advantage of each rollout by its outcome, with the weight that it has beside a teacher's."""
+        settings = self.settings
+        weight = 1.0 if settings.distill is None else settings.distill.reward
+        if not weight:
+            return [0.0] * len(batch)
+        found = advantages(
+            [shaped(rollout.reward, rollout.tokens, settings.overlong) for rollout in batch],
+            [rollout.group for rollout in batch],
+            settings.loss.baseline,
+        )
+        return [weight * advantage for advantage in found]
+
     def _rows(self, batch: Rows[Trained], found: Rows[float]) -> list[_Row]:
         """Every sequence of this process's part with its rollout's advantage and weight."""
         weights = rollout_weights([rollout.tokens for rollout in batch], self.settings.loss)
         by_turn = self._by_turn(batch, found)
         rows = []
         for rollout, advantage, turns, weight in zip(batch, found, by_turn, weights, strict=True):
-            for sequence in rollout.sequences:
+            for number, sequence in enumerate(rollout.sequences):
                 row = as_row(sequence, rollout.rollout_id, resolved=rollout.resolved)
                 trains = row.loss_mask == 1
                 sampled = np.asarray(sequence.logprobs, dtype=np.float32)[trains]
@@ -211,6 +223,8 @@ class Learner:
                     of_token = np.asarray(sequence.turns)[trains]
                     scored = (of_token >= 0) & (of_token < len(turns))
                     own[scored] = np.asarray(turns, dtype=np.float32)[of_token[scored]]
+                if rollout.teacher:
+                    own += token_advantages(rollout.teacher[number], sampled)
                 rows.append(_Row(row, sampled, own, weight))
         return rows
 

@@ -9,6 +9,7 @@ import msgspec
 from orchard.pipelines.domain import presets
 from orchard.pipelines.rl.bar import BarSettings
 from orchard.pipelines.rl.baselines import Overlong
+from orchard.pipelines.rl.distillation import Distillation, RunObjective
 from orchard.pipelines.rl.frugal import FrugalSettings
 from orchard.pipelines.rl.loss_settings import LossSettings, told_loss, with_recipe
 from orchard.pipelines.rl.plan import StepCurriculum
@@ -122,6 +123,10 @@ class RlSettings(Optimization, frozen=True, kw_only=True, forbid_unknown_fields=
     untrained: tuple[ExitStatus, ...] = ()
     """Exit statuses that do not train: such rollouts are taken into a group last, and are left out of its
     batch."""
+    objective: RunObjective = RunObjective.REWARD
+    """What the policy learns from: `reward`, or `distill`, which needs a teacher in `distill`."""
+    distill: Distillation | None = None
+    """Teacher of `objective = "distill"`, as in `{ teacher = "NAME" }`."""
     process: ProcessReward | None = None
     """Rewards of turns by rubrics, as in `{ teacher = "teacher", model = "judge" }`; None: none."""
     overlong: Overlong | None = None
@@ -186,7 +191,8 @@ def settings_from(tree: dict[str, Any]) -> RlSettings:
     known = presets(lambda domain: domain.rl_preset)
     known = {"paper": known[DEFAULT_DOMAIN], **known}
     given, preset = over_preset(tree, known), known.get(tree.get("preset", ""), {})
-    method, methods = given.pop("method", "bar"), ("bar", *METHODS)
+    distills = given.get("objective") == RunObjective.DISTILL
+    method, methods = given.pop("method", "fixed" if distills else "bar"), ("bar", *METHODS)
     if method not in methods:
         raise TrainingError(f"no method is named {method!r}: choose one of {', '.join(methods)}")
     if method in METHODS:
@@ -206,6 +212,7 @@ def settings_from(tree: dict[str, Any]) -> RlSettings:
         raise TrainingError("SGLang takes whole policies: leave `lora` out, or serve with vLLM")
     given["loss"] = with_recipe(tree.get("loss", {}), preset.get("loss", {}))
     settings = converted(given, RlSettings)
+    _check_objective(settings)
     if (settings.frugal is not None) != (method == "frugal"):
         raise TrainingError(
             'the table `frugal` belongs to `method = "frugal"`: set it, or leave the table out'
@@ -222,6 +229,29 @@ def settings_from(tree: dict[str, Any]) -> RlSettings:
             f"{settings.staleness}, old are dropped: lower it"
         )
     return settings
+
+
+def _check_objective(settings: RlSettings) -> None:
+    """Raises TrainingError for a teacher without its objective, an objective without its teacher, and keys
+    that do not go with it."""
+    distills, distill = settings.objective is RunObjective.DISTILL, settings.distill
+    if distills and distill is None:
+        raise TrainingError('objective = "distill" needs a teacher: add distill = { teacher = "NAME" }')
+    if distill is None:
+        return
+    if not distills:
+        raise TrainingError('`distill` belongs to objective = "distill": set it, or leave the table out')
+    if settings.temperature != 1.0:
+        raise TrainingError(
+            f"teachers score at temperature 1, and `temperature` is {settings.temperature:g}: set it to 1.0 "
+            'with objective = "distill"'
+        )
+    unused = [name for name in ("process", "overlong") if getattr(settings, name) is not None]
+    if unused and not distill.reward:
+        raise TrainingError(
+            f"`{unused[0]}` changes the outcome's advantage, and `distill.reward` is 0: leave it out, or "
+            "give `distill.reward` a weight"
+        )
 
 
 def _groups(tree: dict[str, Any], preset: dict[str, Any], method: str) -> dict[str, Any]:
@@ -300,4 +330,9 @@ def settings_hash(settings: RlSettings) -> str:
         del told["frugal"]
     if settings.process is None:
         del told["process"]
+    if settings.distill is None:
+        del told["objective"], told["distill"]
+    else:
+        for name in ("endpoint", "wire", "batch_tokens"):  # how the teacher is asked
+            del told["distill"][name]
     return digest(told, 32)

@@ -89,17 +89,17 @@ class Steps:
         for group in waiting if len(waiting) >= prompts else []:
             if not self._ready(group):
                 return []
-            usable = await self._usable(group, version, oldest)
+            usable = await self.usable(group, version, oldest)
             if isinstance(usable, GroupDropped):
-                await self._drop(usable)
+                await self.drop(usable)
                 continue
             found.append(usable)
             if len(found) == prompts:
                 return found
         return []
 
-    async def _usable(
-        self, group: GroupAssembled, version: int, oldest: Callable[[GroupAssembled], int] | None
+    async def usable(
+        self, group: GroupAssembled, version: int, oldest: Callable[[GroupAssembled], int] | None = None
     ) -> Chosen | GroupDropped:
         """A group without the members that do not train, or why it is not trained on."""
         try:
@@ -154,9 +154,9 @@ class Steps:
     async def refuse(self, groups: Iterable[GroupAssembled], detail: str) -> None:
         """Drop groups whose step gave no finite numbers."""
         for group in groups:
-            await self._drop(dropped(group, DropReason.NOT_FINITE, detail))
+            await self.drop(dropped(group, DropReason.NOT_FINITE, detail))
 
-    async def _drop(self, drop: GroupDropped) -> None:
+    async def drop(self, drop: GroupDropped) -> None:
         log.info("group %s is dropped: %s %s", drop.group_id, drop.reason, drop.detail)
         await self.tell(drop, f"{drop.group_id}.dropped")
         self._feed.done_with(drop.group_id)

@@ -11,9 +11,11 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import msgspec
+import numpy as np
 
 from orchard.pipelines.models.directories import load_model, load_tokenizer, processor_of, save_model
 from orchard.pipelines.rl.coordinator import RunError
@@ -26,6 +28,7 @@ from orchard.pipelines.rl.scoring import VERDICTS, TurnScores, run_rubrics
 from orchard.pipelines.rl.sequences import NotSampled, TokenSequence
 from orchard.pipelines.rl.settings import RlSettings, settings_hash
 from orchard.pipelines.rl.stepping import Chosen, Limits, RunStopped, Steps, unprotected
+from orchard.pipelines.rl.teacher import TeacherScores, check_tokenizer
 from orchard.pipelines.sft.checkpoints import Checkpoints, whole_weights
 from orchard.pipelines.sft.picture_packs import eyes_of
 from orchard.pipelines.sft.processes import Processes
@@ -40,6 +43,7 @@ from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds
 from orchard.streams.records import StoredEvent
 from orchard.streams.replay import replay_batches
+from orchard.workers.llm.scoring import ScoringEndpoint
 
 SOURCE = "orchard/rl/trainer"
 MERGED = "model"
@@ -71,7 +75,8 @@ class TrainerState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RlTrainer:
-    """One run's trainer. Each of `engines` serves its policies; there may be none."""
+    """One run's trainer. Each of `engines` serves its policies; there may be none. `teacher` scores what they
+    sampled, if the run's objective is to distill."""
 
     def __init__(
         self,
@@ -82,6 +87,7 @@ class RlTrainer:
         processes: Processes,
         *,
         engines: Sequence[ServingEngine],
+        teacher: ScoringEndpoint | None = None,
     ) -> None:
         self.settings, self.plan = settings, plan
         self._out = Path(settings.out)
@@ -94,8 +100,15 @@ class RlTrainer:
         self._feed = Feed(plan, blobs, self._check)
         limits = Limits(settings.staleness, settings.context)
         self._scores = self._scoring(blobs)
-        ready = self._scores.ready if self._scores else (lambda _: True)
-        self._steps = Steps(self._feed, limits, SOURCE, self._publish, ready)
+        self._endpoint, self._restored = teacher, asyncio.Event()
+        self._teacher: TeacherScores | None = None
+        if settings.distill is not None:
+            assert teacher is not None
+            self._teacher = TeacherScores(
+                *(plan.name, settings.distill, teacher, self._feed),
+                *(self._now, blobs, self._publish),
+            )
+        self._steps = Steps(self._feed, limits, SOURCE, self._publish, self._ready)
         self._processes = processes
         self._engines = tuple(engines) if processes.first else ()
         self._newest: Newest | None = None
@@ -122,13 +135,26 @@ class RlTrainer:
             rubrics = run_rubrics(tables, self.plan.tasks, process)
         return TurnScores(self.plan.name, process, rubrics, self._publisher)
 
-    async def _take(self, batch: list[StoredEvent]) -> None:
-        """Apply events of the log, and have the turns of new groups scored."""
+    def _now(self) -> tuple[Steps, int]:
+        return self._steps, self._state.step
+
+    def _ready(self, group: GroupAssembled) -> bool:
+        """Whether a group has all scores that it is to have."""
+        judged = self._scores is None or self._scores.ready(group)
+        return judged and (self._teacher is None or self._teacher.ready(group.group_id))
+
+    def _fold(self, batch: list[StoredEvent]) -> None:
         self._feed.take(batch)
         if self._scores is not None:
             self._scores.take(batch)
-            if self._processes.first:
-                await self._scores.ask(self._feed.waiting)
+        if self._teacher is not None:
+            self._teacher.take(batch)
+
+    async def _take(self, batch: list[StoredEvent]) -> None:
+        """Apply events of the log, and have the turns of new groups scored."""
+        self._fold(batch)
+        if self._scores is not None and self._processes.first:
+            await self._scores.ask(self._feed.waiting)
 
     @property
     def _subjects(self) -> list[str]:
@@ -143,6 +169,8 @@ class RlTrainer:
         """
         tasks = {asyncio.create_task(self._train(start))}
         tasks |= {asyncio.create_task(self._keep_served(engine)) for engine in self._engines}
+        if self._teacher is not None and self._processes.first:
+            tasks.add(asyncio.create_task(self._score(self._teacher)))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -155,10 +183,9 @@ class RlTrainer:
     async def _train(self, start: int) -> None:
         last = (await bounds(self._connection, names.EVENTS)).last
         async for batch in replay_batches(self._connection, start, subjects=self._subjects):
-            self._feed.take(batch)
-            if self._scores is not None:
-                self._scores.take(batch)
+            self._fold(batch)
         await self._restore()
+        self._restored.set()
         await self._announce()
         async for batch in self._batches(start, last):
             await self._take(batch)
@@ -175,6 +202,17 @@ class RlTrainer:
                 while not await self._offer_all():
                     await asyncio.sleep(LOOK_SECONDS)
                 return
+
+    async def _score(self, teacher: TeacherScores) -> None:
+        """Have groups scored by the teacher, once it is known which are, and that the teacher has the
+        policy's tokenizer."""
+        assert self._endpoint is not None
+        try:
+            await check_tokenizer(self._endpoint, self._tokenizer, self.settings.model, patient=True)
+            await self._restored.wait()
+            await teacher.run()
+        finally:
+            await self._endpoint.close()
 
     async def _batches(self, start: int, last: int) -> AsyncIterator[list[StoredEvent]]:
         """Yield an empty batch first, so that waiting groups are considered at once; then new events."""
@@ -217,6 +255,7 @@ class RlTrainer:
         waited = time.monotonic() - self._idle_since
         groups = [group for group, _ in chosen]
         solved = self._feed.progress.resolved({one.rollout_id for group in groups for one in group.members})
+        scores = await self._teacher.of(chosen) if self._teacher else {}
         rollouts = [
             Trained(
                 member.rollout_id,
@@ -225,6 +264,7 @@ class RlTrainer:
                 member.rollout_id in solved,
                 sequences,
                 self._scores.of(member.rollout_id) if self._scores else (),
+                scores.get(member.rollout_id, ()),
             )
             for group, rows in chosen
             for member, sequences in zip(group.members, rows, strict=True)
@@ -249,6 +289,8 @@ class RlTrainer:
             self._feed.done(group)
         if self._scores is not None:
             self._scores.forget(groups)
+        if self._teacher is not None:
+            self._teacher.forget(group.group_id for group in groups)
         self._steps.dropped = 0
         await self._announce()
         self._idle_since = time.monotonic()
@@ -322,7 +364,28 @@ class RlTrainer:
             waited=waited,
             unprotected=unprotected(groups),
             **msgspec.structs.asdict(figures),
+            **self._by_teacher(groups, rollouts),
         )
+
+    def _by_teacher(self, groups: list[GroupAssembled], rollouts: list[Trained]) -> dict[str, Any]:
+        """Figures of a step that was scored by a teacher."""
+        if self._teacher is None:
+            return {}
+        facts = self._teacher.facts(group.group_id for group in groups)
+        costs = [fact.teacher_cost_usd for fact in facts]
+        pairs = [
+            (np.asarray(sequence.logprobs)[np.flatnonzero(sequence.mask)], scores)
+            for rollout in rollouts
+            for sequence, scores in zip(rollout.sequences, rollout.teacher, strict=True)
+        ]
+        gaps = np.concatenate([sampled - scores for sampled, scores in pairs])
+        return {
+            "teacher_kl": float(gaps.mean()),
+            "teacher_tokens": sum(fact.teacher_tokens for fact in facts),
+            "teacher_cost_usd": sum(cost for cost in costs if cost is not None)
+            if None not in costs
+            else None,
+        }
 
     async def _publish_step(self) -> None:
         """Publish the figures first: where the log has the update, it has these too."""

@@ -1,6 +1,6 @@
 """Reads trajectories from the tables: the accepted attempt's path of messages, many rollouts at a time."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,11 @@ _CUT = """
 select distinct c.rollout_id, c.node from tables.llm_calls_all c
 semi join _wanted w on w.rollout_id = c.rollout_id and w.attempt = c.attempt
 where c.sequence between $first and $last and c.finish_reason in ('length', 'unparsed')
+"""
+
+
+_AUTHORS = """
+select distinct rollout_id, node, model from tables.llm_calls_all where list_contains($ids, rollout_id)
 """
 
 
@@ -80,6 +85,11 @@ def read_cut(tables: duckdb.DuckDBPyConnection, places: Sequence[AttemptSpan]) -
     the model did not end them."""
     found = _asked(tables, _CUT, places) if places else None
     return set() if found is None else set(zip(*found.to_pydict().values(), strict=True))
+
+
+def read_authors(tables: duckdb.DuckDBPyConnection, rollouts: Collection[str]) -> list[tuple[str, str, str]]:
+    """Who said what in some rollouts: rollout id, node id and model of each answer, in whichever attempt."""
+    return tables.execute(_AUTHORS, {"ids": list(rollouts)}).fetchall() if rollouts else []
 
 
 def _asked(tables: duckdb.DuckDBPyConnection, query: str, places: Sequence[AttemptSpan]) -> pa.Table:

@@ -96,7 +96,7 @@ def serve_gateway(line: Connection, model: str) -> None:
                 recording = Recording(
                     MessageTree(publish, BlobStore(store)),
                     models,
-                    ModelSpec(name="m"),
+                    lambda: ModelSpec(name="m"),
                     Budget(steps=0, cost_usd=0.0, wall_seconds=0.0),
                     seed=number,
                     timeout=2 * LONG_SECONDS,

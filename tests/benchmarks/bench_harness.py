@@ -125,7 +125,7 @@ async def harness_round(url: str, store: str) -> tuple[tuple[float, float], list
             task=TASK,
             machine=InstantMachine(),
             model=models,
-            spec=ModelSpec(name="instant"),
+            student=ModelSpec(name="instant"),
             trace=trace,
             budget=Budget(steps=2 * TURNS, cost_usd=0.0),
             timeouts=Timeouts(),

@@ -29,11 +29,19 @@ OPEN = {
     "dataset",
     "sft",
     "oracle",
+    "examples.domains.distilling:distilled",
     "examples.domains.swe:reinforced",
     "examples.domains.swe:taught",
 }
 """Steps that hand further keys on to a command's file, or to a campaign."""
-WRITING = {"sft", "rl", "suite", "examples.domains.swe:reinforced", "examples.domains.swe:taught"}
+WRITING = {
+    "sft",
+    "rl",
+    "suite",
+    "examples.domains.distilling:distilled",
+    "examples.domains.swe:reinforced",
+    "examples.domains.swe:taught",
+}
 """Steps that write the file of a command."""
 NAME = re.compile(r"\{(\w+)")
 

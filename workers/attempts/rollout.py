@@ -260,7 +260,8 @@ class Attempt:
                 task=task,
                 machine=machine,
                 model=self._dependencies.models,
-                spec=request.model,
+                student=request.model,
+                takeover=request.takeover,
                 trace=self._trace,
                 budget=world.bounded(budget) if world else budget,
                 timeouts=self._timeouts,
@@ -317,7 +318,10 @@ class Attempt:
     async def _inherit(self, harness: Harness) -> None:
         """Replays what a dead attempt has recorded, and leaves a pointer for the next."""
         request, dependencies = self.request, self._dependencies
-        key = replay_key(request, fingerprint(harness), dependencies.models.asked(request.model.endpoint))
+        asked = dependencies.models.asked(request.model.endpoint)
+        if request.takeover is not None:
+            asked["teacher"] = dependencies.models.asked(request.takeover.teacher_endpoint)
+        key = replay_key(request, fingerprint(harness), asked)
         self._replay = ReplayState(
             dependencies.publisher.replay_pointers, request.rollout_id, self.number, key
         )
@@ -358,7 +362,7 @@ class Attempt:
         """Returns the fields of RolloutFacts: turns are the path's, costs are this rollout's alone."""
         request, totals, replayed = self.request, self._trace.totals, self._trace.replayed
         own = replayed + self._trace.own
-        layer = self._layer
+        layer, takeover = self._layer, request.takeover
         version, digest = (layer.version, layer.digest) if layer else version_of(self._harness)
         return {
             **facts_of(request),
@@ -383,6 +387,7 @@ class Attempt:
             "keys_masked": self._trace.keys_masked,
             "harness_version": version,
             "harness_digest": digest,
+            "teacher": takeover.teacher if takeover and totals.turns > takeover.after_turns else None,
         }
 
 

@@ -116,8 +116,12 @@ class Worker:
             case CampaignState.PAUSED:
                 await self._park(delivery.claim, request)
                 return None
-        if rest := await self._dependencies.models.resting(request.model.endpoint):
-            raise rest
+        endpoints = [request.model.endpoint]
+        if request.takeover is not None:
+            endpoints.append(request.takeover.teacher_endpoint)
+        for endpoint in endpoints:
+            if rest := await self._dependencies.models.resting(endpoint):
+                raise rest
         attempt = await Attempt.begin(
             self._dependencies,
             request,

@@ -132,4 +132,6 @@ def replay_key(request: RolloutRequest, harness: str, asked: dict[str, object]) 
     """Digest of all that decides what a model is asked: the request, the fingerprint of its harness's code,
     and the configuration of its endpoint. Attempts with different keys share nothing."""
     wanted = {name: value for name, value in msgspec.to_builtins(request).items() if name not in VOLATILE}
+    if request.takeover is None:
+        del wanted["takeover"]  # keys of before there was one stay as they are
     return digest([wanted, harness, asked])

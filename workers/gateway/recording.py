@@ -7,7 +7,7 @@ model works leaves no answer.
 
 import asyncio
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
@@ -98,13 +98,13 @@ class Recording:
         self,
         trace: MessageTree,
         model: ModelClient,
-        spec: ModelSpec,
+        spec: Callable[[], ModelSpec],
         budget: Budget,
         *,
         seed: int,
         timeout: float,
     ) -> None:
-        self.spec = spec
+        self._spec = spec
         self.leaf = ""
         """Node id of the last reply of the main conversation."""
         self.failed = asyncio.Event()
@@ -133,6 +133,11 @@ class Recording:
         """Whether a call was cancelled while the model owed its answer, with no later answer."""
         self._landed = asyncio.Event()
         self._recording = asyncio.Lock()
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The model that answers now."""
+        return self._spec()
 
     @property
     def ended(self) -> ExitStatus | None:

@@ -6,7 +6,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from orchard.schemas.campaigns import Budget, ModelSpec, Timeouts
+from orchard.schemas.campaigns import Budget, ModelSpec, Takeover, Timeouts, acting
 from orchard.schemas.llm_calls import CallKind
 from orchard.schemas.messages import MessageNode, ToolCall
 from orchard.schemas.outcomes import ExitStatus
@@ -29,7 +29,10 @@ class Episode:
     task: Task
     machine: Machine
     model: ModelClient
-    spec: ModelSpec
+    student: ModelSpec
+    """The model of the rollout."""
+    takeover: Takeover | None = None
+    """Teacher that acts in its place from a turn on."""
     trace: MessageTree
     budget: Budget
     timeouts: Timeouts
@@ -44,6 +47,11 @@ class Episode:
     world: OpenWorld | None = None
     """What the task has beside its sandbox; it then decides what is graded."""
 
+    @property
+    def spec(self) -> ModelSpec:
+        """The model that acts in the present turn."""
+        return acting(self.student, self.takeover, self.trace.totals.turns)
+
     async def ask(
         self, leaf: str, tools: Sequence[dict[str, Any]], *, pictures: int | None = None
     ) -> tuple[str, Completion]:
@@ -54,14 +62,15 @@ class Episode:
         ModelClient.complete does: OutOfTime if the wall clock runs out meanwhile, which a harness need not
         catch. CONTEXT_TOO_SMALL if the first prompt is too long.
         """
+        spec = self.spec
         if (known := await self.trace.recalled(leaf)) is not None:
-            self.model.recall(self.spec, known[1])
+            self.model.recall(spec, known[1])
             return known
         prompt = await self.trace.prompt(leaf, pictures)
         asked = time.monotonic()
         try:
             completion = await self.model.complete(
-                self.spec,
+                spec,
                 prompt.messages,
                 list(tools),
                 seed=self.seed,
@@ -88,7 +97,7 @@ class Episode:
         recording = Recording(
             self.trace,
             self.model,
-            self.spec,
+            lambda: self.spec,
             self.budget,
             seed=self.seed,
             timeout=self.timeouts.model_call,

@@ -6,12 +6,12 @@ import os
 import re
 import ssl
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -37,6 +37,8 @@ from orchard.workers.llm.streamed import assembled, is_stream
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 CONNECT_SECONDS = 15.0
 _LONGEST_HEADER = 64 * 1024
 _STREAM = "text/event-stream"
@@ -61,6 +63,14 @@ class FailedRequest(Exception):
         self.failure = EndpointFailure(said, asked, certain)
         self.request = request
         """Whether the content of the request is the reason, and not the key, the model or the load."""
+
+
+class _Endless(Exception):
+    """A body without an end that can be read."""
+
+    def __init__(self, begins: bytes, what: str) -> None:
+        super().__init__(what)
+        self.begins, self.what = begins, what
 
 
 class _Phase(StrEnum):
@@ -125,15 +135,32 @@ class EndpointConnection:
 
     async def ask(self, url: str, request: bytes, model: str, deadline: float) -> Completion:
         """Returns the completion of the server at `url`; raises FailedRequest in every other case."""
+        try:
+            return await self._read(f"{url}/chat/completions", request, model, deadline, _completion)
+        except _Endless as error:
+            return self._unfinished(error.begins, error.what)
+
+    async def read(
+        self, address: str, request: bytes, model: str, deadline: float, reader: Callable[[bytes], T]
+    ) -> T:
+        """Returns what `reader` makes of another route's reply. It raises MalformedAnswer for a reply that is
+        none; raises FailedRequest in every other case."""
+        try:
+            return await self._read(address, request, model, deadline, reader)
+        except _Endless as error:
+            detail = f"gave no answer: the reply {error.what}"
+            raise self._refusal(Meaning.REFUSED, detail, request=True) from error
+
+    async def _read(
+        self, address: str, request: bytes, model: str, deadline: float, reader: Callable[[bytes], T]
+    ) -> T:
         left = max(deadline - time.monotonic(), 0.001)
         limits = aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS)
         post, reached = self._opened().post, _Progress()
         try:
             async with (
                 asyncio.timeout(left),
-                post(
-                    f"{url}/chat/completions", data=request, timeout=limits, trace_request_ctx=reached
-                ) as reply,
+                post(address, data=request, timeout=limits, trace_request_ctx=reached) as reply,
             ):
                 reached.phase = _Phase.ANSWERING
                 most = self._settings.max_reply_bytes
@@ -142,16 +169,16 @@ class EndpointConnection:
                     told = error_of(await error_text(reply, most))
                     raise self._status_refusal(reply.status, told, model, asked)
                 said = await body(reply, most)
-            return read_completion(assembled(said) if is_stream(said) else said)
-        except TooDeep:
-            return self._unfinished(said, "is nested too deep")
+            return reader(said)
+        except TooDeep as error:
+            raise _Endless(said, "is nested too deep") from error
         except TimeoutError as error:
             connected = reached.phase is not _Phase.CONNECTING
             seconds = left if connected else min(left, CONNECT_SECONDS)
             said_of_it = f"{reached.phase} within {seconds:.0f} s"
             raise self._refusal(Meaning.TRANSIENT, said_of_it, certain=not connected) from error
         except ReplyTooLarge as error:
-            return self._unfinished(error.begins, f"has more than {most} bytes")
+            raise _Endless(error.begins, f"has more than {most} bytes") from error
         except WrongEncoding as error:
             raise self._refusal(Meaning.TRANSIENT, f"answered what cannot be read: {error}") from error
         except (aiohttp.ClientError, OSError, UnicodeError) as error:  # the last for a name that is none
@@ -214,6 +241,10 @@ class EndpointConnection:
         if len(detail) > _DETAIL_LIMIT:
             detail = detail[:_DETAIL_LIMIT] + "..."
         return FailedRequest(kind, self._name, detail, asked, request=request, certain=certain)
+
+
+def _completion(said: bytes) -> Completion:
+    return read_completion(assembled(said) if is_stream(said) else said)
 
 
 def _trusted() -> ssl.SSLContext:

@@ -1,6 +1,7 @@
 """Configuration of model endpoints (section `[endpoints.<name>]`) and the arithmetic of their prices."""
 
 from collections.abc import Mapping
+from enum import StrEnum
 from types import MappingProxyType
 from typing import Annotated, Any
 
@@ -23,6 +24,15 @@ class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Price of completion tokens, reasoning included."""
     cached: _Dollars | None = None
     """Price of prompt tokens read from the endpoint's cache; None: the same as other prompt tokens."""
+
+
+class ScoringWire(StrEnum):
+    """How an endpoint is asked for log-probabilities of given tokens."""
+
+    VLLM = "vllm"
+    """`prompt_logprobs` of `/v1/completions`: of vLLM and of Orchard's policy server."""
+    SGLANG = "sglang"
+    """`return_logprob` of `/generate`."""
 
 
 class EndpointSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -12,6 +12,9 @@ class Behaviour(StrEnum):
     GIVES_UP = "gives_up"
     MALFORMED = "malformed"
     """Makes calls that do not parse: now and then on the way to a good end, or until the harness stops it."""
+    RECOVERS = "recovers"
+    """Resolves a repair task from whatever another model has done before it, as a teacher that takes over;
+    other tasks as RESOLVES does. It is in no mix unless one names it."""
     OUT_OF_STEPS = "out_of_steps"
     """Explores until the steps run out, sometimes after the right edit."""
 

@@ -5,6 +5,7 @@ import json
 
 import aiohttp
 import pytest
+import torch
 
 from orchard.pipelines.datasets.tokenization import ChatTokenizer
 from orchard.pipelines.models.directories import load_model, load_tokenizer, save_model
@@ -337,3 +338,36 @@ async def test_a_body_that_is_not_encoded_as_it_says_is_the_clients_fault(serve,
     ):
         assert reply.status == 400
         assert "not encoded as its headers say" in (await reply.json())["error"]["message"]
+
+
+async def test_tokens_of_prompts_are_scored_as_by_the_model_itself(serve, model_directory):
+    """Several prompts in one request, whatever a slot holds: vLLM's `prompt_logprobs`."""
+    server = await serve(slots=2, prefix_cache=True)
+    model = load_model(model_directory)
+    prompts = [[7, 8, 9, 10, 11, 12, 13], [7, 8, 9, 300, 5], [3, 4], list(range(2, 300))]
+    await complete(server, prompt=prompts[0], max_tokens=4)
+    body = {"model": "policy", "prompt": prompts, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
+    status, reply, _ = await post(server, "/v1/completions", body)
+    assert status == 200, reply
+    assert [choice["index"] for choice in reply["choices"]] == [0, 1, 2, 3]
+    assert reply["usage"]["prompt_tokens"] == sum(map(len, prompts))
+    for prompt, choice in zip(prompts, reply["choices"], strict=True):
+        first, *scored = choice["prompt_logprobs"]
+        assert first is None
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt])).logits[0, :-1]
+        expected = torch.log_softmax(logits, -1).gather(1, torch.tensor(prompt[1:])[:, None])[:, 0]
+        found = [scores[str(token)]["logprob"] for token, scores in zip(prompt[1:], scored, strict=True)]
+        assert torch.allclose(torch.tensor(found), expected, atol=1e-4)
+
+
+async def test_prompts_that_cannot_be_scored_are_refused(serve):
+    server = await serve(context=16)
+    for prompt, wrong in (([1, [2]], "mixes"), ([[1] * 16], "maximum context length"), ([[]], "one or more")):
+        body = {"model": "policy", "prompt": prompt, "max_tokens": 1, "prompt_logprobs": 0}
+        status, reply, _ = await post(server, "/v1/completions", body)
+        assert status == 400 and wrong in reply["error"]["message"]
+    status, reply, _ = await post(
+        server, "/v1/completions", {"model": "policy", "prompt": [1, 2], "prompt_logprobs": 5}
+    )
+    assert status == 400 and "prompt_logprobs" in reply["error"]["message"]

@@ -68,7 +68,7 @@ async def test_a_step_trains_what_was_sampled_for_the_work_and_nothing_else(tmp_
                 recording = Recording(
                     MessageTree(publish, blobs),
                     client,
-                    ModelSpec(name="policy", max_tokens=20, temperature=1.0, logprobs=True),
+                    lambda: ModelSpec(name="policy", max_tokens=20, temperature=1.0, logprobs=True),
                     Budget(steps=0),
                     seed=slot,
                     timeout=60,

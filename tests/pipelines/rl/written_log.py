@@ -168,13 +168,16 @@ def whole_group(
     version: int = 0,
     rewards: Sequence[float] = (1.0, -1.0),
     label: Protected | None = None,
+    turns: int = 2,
+    like: int | None = None,
 ) -> list[Event]:
-    """All events of a prompt, from its requests to its group."""
+    """All events of a prompt, from its requests to its group; `like` another prompt, it says the same."""
     events = []
     for slot, reward in enumerate(rewards):
         request = plan.request(prompt, slot)
         events.append(requested_event(request))
-        records = conversation(100 * prompt + slot, version=version)
+        said = prompt if like is None else like
+        records = conversation(100 * said + slot, turns, version)
         events += [message(request, number, tokens) for number, tokens in enumerate(records)]
         events.append(finished(request, reward))
     return [*events, assembled(plan, prompt, range(len(rewards)), rewards, label)]

@@ -45,7 +45,7 @@ def run(task, machine, models, blobs):
             task=task,
             machine=machine,
             model=models,
-            spec=MODEL,
+            student=MODEL,
             trace=MessageTree(publish, blobs),
             budget=budget or Budget(),
             timeouts=Timeouts(),

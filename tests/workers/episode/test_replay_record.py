@@ -103,7 +103,7 @@ async def test_reasoning_of_a_recorded_answer_goes_back_under_its_name_in_the_fi
         task=tiny_task(1),
         machine=SubprocessMachine(),
         model=models,
-        spec=ModelSpec(name="m"),
+        student=ModelSpec(name="m"),
         trace=trace,
         budget=Budget(),
         timeouts=Timeouts(),

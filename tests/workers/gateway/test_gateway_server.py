@@ -90,7 +90,7 @@ def program(endpoint, blobs, task):
                 task=task,
                 machine=None,
                 model=models,
-                spec=spec or ModelSpec(name="small"),
+                student=spec or ModelSpec(name="small"),
                 trace=MessageTree(publish or kept, blobs),
                 budget=budget or Budget(),
                 timeouts=Timeouts(),

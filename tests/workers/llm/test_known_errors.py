@@ -223,7 +223,7 @@ def run(task: Task, machine, models, blobs):
             task=task,
             machine=machine,
             model=models,
-            spec=MODEL,
+            student=MODEL,
             trace=MessageTree(publish, blobs),
             budget=Budget(),
             timeouts=Timeouts(),

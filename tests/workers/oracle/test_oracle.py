@@ -58,7 +58,7 @@ def play_out(oracle, task, machine, blobs):
                     task=task,
                     machine=machine,
                     model=models,
-                    spec=ModelSpec(name=model, endpoint="oracle"),
+                    student=ModelSpec(name=model, endpoint="oracle"),
                     trace=MessageTree(publish, blobs),
                     budget=budget or Budget(steps=30),
                     timeouts=Timeouts(),

@@ -278,7 +278,7 @@ class World:
                 task=task_in(str(self.workdir)),
                 machine=SubprocessMachine(),
                 model=models,
-                spec=ModelSpec(name="m"),
+                student=ModelSpec(name="m"),
                 trace=trace,
                 budget=Budget(steps=script.steps),
                 timeouts=Timeouts(command=float(script.seconds)),

@@ -34,7 +34,7 @@ def run(task, machine, models, blobs):
                 task=task,
                 machine=machine,
                 model=models,
-                spec=ModelSpec(name="m"),
+                student=ModelSpec(name="m"),
                 trace=MessageTree(publish, blobs),
                 budget=budget or Budget(),
                 timeouts=timeouts or Timeouts(),

@@ -5,9 +5,11 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from typing import Any
 
+import msgspec
+
 from orchard.schemas.identity import digest
 from orchard.schemas.tasks import Task
-from orchard.workers.domains.swe.oracle import annotator
+from orchard.workers.domains.swe.oracle import annotator, repairs
 from orchard.workers.domains.swe.oracle.script import turn
 from orchard.workers.llm.answers import ORACLE_FINGERPRINT
 from orchard.workers.oracle.behaviours import Behaviour, draw
@@ -76,7 +78,10 @@ class ShellPlayer:
         number = roles.count("assistant")
         if label is not None:  # such a harness leaves out an answer that it cannot act on
             number += sum(pair == ("user", "user") for pair in pairwise(roles))
-        said = turn(task, behaviour, seed, number)
+        if behaviour is Behaviour.RECOVERS and task.source == repairs.SOURCE:
+            said = repairs.recover(task, _said(request))
+        else:
+            said = turn(task, behaviour, seed, number)
         if label is not None:
             said = as_text(said, label)
         return _as_reply(request, behaviour, said, [task.task_id, behaviour, seed, number])
@@ -99,6 +104,25 @@ def _forced(request: OracleRequest) -> Behaviour | None:
         return Behaviour(request.variant)
     except ValueError:
         raise CannotPlay(f"there is no model {request.model!r}", 404, "model_not_found") from None
+
+
+def _said(request: OracleRequest) -> list[str]:
+    """Returns text and commands of each message of the assistant."""
+    found = []
+    for message in request.messages:
+        if message.get("role") == "assistant":
+            calls = message.get("tool_calls") or ()
+            arguments = [(call.get("function") or {}).get("arguments") for call in calls]
+            found.append("\n".join([text_of(message), *map(_command, arguments)]))
+    return found
+
+
+def _command(arguments: object) -> str:
+    """Returns the command of a call, empty if the model wrote none that can be read."""
+    try:
+        return str(msgspec.json.decode(str(arguments), type=dict[str, Any]).get("command", ""))
+    except msgspec.DecodeError:
+        return ""
 
 
 def _label(request: OracleRequest) -> str | None:

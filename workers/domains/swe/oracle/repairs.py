@@ -6,6 +6,7 @@ this without knowing the answer fails there, and nothing in the demonstrations s
 
 import random
 import shlex
+from collections.abc import Sequence
 from pathlib import PurePosixPath
 
 from orchard.schemas.identity import digest
@@ -34,7 +35,7 @@ def play(task: Task, behaviour: Behaviour, seed: int) -> list[Turn]:
     begin = [] if _by_heart(change, task, seed) else [read, bash("Reproduce.", check)]
     again = bash("Check.", check)
     match behaviour:
-        case Behaviour.RESOLVES:
+        case Behaviour.RESOLVES | Behaviour.RECOVERS:
             first = [bash("Change.", wrong), again] if dice.random() < SECOND_TRY else []
             return [*begin, *first, bash("Change.", right), again, submit]
         case Behaviour.WRONG_EDIT:
@@ -45,6 +46,22 @@ def play(task: Task, behaviour: Behaviour, seed: int) -> list[Turn]:
             return [*begin, Turn(text="Change."), bash("Change.", right), again, submit]
         case Behaviour.OUT_OF_STEPS:
             return [*begin, bash("Change.", wrong), again]
+
+
+def recover(task: Task, said: Sequence[str]) -> Turn:
+    """Returns the next turn after the messages `said` by anyone: it reads unless the module was read, undoes
+    what was changed, changes the right line, checks, and submits."""
+    (change,) = parse_diff(task.gold_patch)
+    read, check, right = f"cat -n {shlex.quote(change.path)}", _call(task, change), _change(change, None)
+    changed = max((number for number, text in enumerate(said) if right in text), default=None)
+    if changed is None:
+        if not any(read in text for text in said):
+            return bash("Read.", read)
+        edited = any("sed -i" in text for text in said)
+        return bash("Change.", f"git checkout -q -- . && {right}" if edited else right)
+    if not any(check in text for text in said[changed + 1 :]):
+        return bash("Check.", check)
+    return bash("Done.", f"{SUBMIT} && git diff")
 
 
 def _by_heart(change: FileDiff, task: Task, seed: int) -> bool:

@@ -36,7 +36,7 @@ def play(task: Task, behaviour: Behaviour, seed: int) -> list[Turn]:
     gold = parse_diff(task.gold_patch)
     explored = _explore(task, gold, dice)
     match behaviour:
-        case Behaviour.RESOLVES:
+        case Behaviour.RESOLVES | Behaviour.RECOVERS:
             return [*explored, *_edit(gold, dice), *_finish(task, gold, dice)]
         case Behaviour.WRONG_EDIT:
             wrong = wrong_edit(gold, dice)
@@ -56,7 +56,7 @@ def _in_place(task: Task, behaviour: Behaviour, dice: random.Random) -> list[Tur
     script = task.gold_patch if task.gold_patch.endswith("\n") else f"{task.gold_patch}\n"
     solved = [bash("I see what to do.", f"bash {heredoc(script)}")] if script.strip() else []
     match behaviour:
-        case Behaviour.RESOLVES:
+        case Behaviour.RESOLVES | Behaviour.RECOVERS:
             return [look, *solved, bash("That is what was asked for. I submit.", SUBMIT)]
         case Behaviour.MALFORMED:
             return [look, *(_bad(dice) for _ in range(3))]
