@@ -44,7 +44,7 @@ async def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def test_a_campaign_and_failures_say_why_rollouts_were_aborted_and_what_to_do(store: Path) -> None:
     async with served(store) as url, aiohttp.ClientSession(url) as http:
         for path, count in (
-            ("/campaigns/broken", "llm_refused"),
+            ("/campaigns/broken", "llm_refused4"),
             ("/failures", "llm_refused: "),
         ):
             html = await told(http, path)
