@@ -90,7 +90,7 @@ async def test_a_campaigns_page_leads_on(store: Path) -> None:
                 assert reply.status == 200, path
         page = await told(http, "/tasks")
         assert "16 tasks, 1 without a rollout" in page
-        assert "no rollout" in page and "none ended" in page and "not proven" in page
+        assert "no rollout" in page and "none ended yet" in page and "not proven" in page
 
 
 async def test_a_report_has_it_too(store: Path, tmp_path: Path) -> None:

@@ -75,6 +75,8 @@ async def test_compare_prefers_finished_arms_and_says_what_a_difference_is_worth
         page = await told(http, "/compare")
         assert "second − first, 95 % interval over 12 tasks" in page
         assert "Not enough" not in page and "done" not in page
+        async with http.get("/compare") as reply:
+            assert re.findall(r"<label>([^<]*)<select", await reply.text()) == ["baseline", "compared arm"]
         page = await told(http, FIRST.against(EARLY))
         assert re.search(r"early is \w+: 2 of 12 done", page)
         assert page.index("Not enough tasks in common to tell: 2") < page.index(
