@@ -15,6 +15,7 @@ import duckdb
 from orchard.actions.abort_reasons import FORM, remedy, shortened
 from orchard.actions.attempt_ranges import QueryRange
 from orchard.page.folder import KEY
+from orchard.schemas.outcomes import AbortCause
 from orchard.storage.reader import Row, rows, within
 
 LOOKED = 2_000
@@ -173,8 +174,10 @@ def _why_aborted(aborted: list[Row], clean: Callable[[str], str]) -> list[str]:
     detail = next(row["detail"] for row in aborted if row["form"] == form)
     cause, campaigns = aborted[0]["cause"], {row["campaign"] for row in aborted}
     why = [f"Infrastructure failed: {cause}: {shortened(clean(detail or ''))}"]
-    if what := remedy(cause):
-        name = campaigns.pop() if len(campaigns) == 1 else "NAME"
+    name = campaigns.pop() if len(campaigns) == 1 else "NAME"
+    if cause == AbortCause.CANCELLED:
+        why = [f"Its user cancelled it: `orchard resume {name}` continues it"]
+    elif what := remedy(cause):
         why.append(f"What to do: {what}, then `orchard resume {name}`")
     return why
 

@@ -33,12 +33,14 @@
   };
   const follow = (id) => document.getElementById(id)?.click();
   const foldAll = () => {
-    const all = [...document.querySelectorAll("main details")];
+    const all = [...document.querySelectorAll("main details:not(.folded, .pop)")];
     const open = all.some((one) => !one.open);
     for (const one of all) one.open = open;
   };
   const search = () => {
     const field = document.querySelector("main input[type=search]") ?? document.getElementById("search");
+    const fold = field?.closest("details");
+    if (fold) fold.open = true;
     field?.focus();
     field?.select();
   };

@@ -13,7 +13,7 @@ from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables
 from tests.orchard.page import big
 from tests.orchard.page.conftest import served, stored
-from tests.orchard.page.gallery import gallery
+from tests.orchard.page.gallery import gallery, submitted
 from tests.orchard.page.hostile import hostile_events, overviews, payloads
 from tests.orchard.page.look import NARROW, PICTURES, WIDE, chromium, looked_at, tab
 from tests.orchard.page.test_page import talk_of
@@ -86,6 +86,41 @@ async def test_the_keys_lead_everywhere(tmp_path: Path) -> None:
         assert await page.evaluate("() => getComputedStyle(document.body).color") != before
         await page.reload()
         assert await page.evaluate("() => getComputedStyle(document.body).color") != before
+    assert watched.wrong == []
+
+
+_OUTSIDE = """() => [...document.querySelectorAll("main :is(input, select, button, summary, label, .card)")]
+    .filter(each => each.checkVisibility() && !each.closest(".table"))
+    .filter(each => each.getBoundingClientRect().left < 0 || each.getBoundingClientRect().right > innerWidth)
+    .map(each => each.outerHTML.slice(0, 120))"""
+
+
+async def test_filters_fit_a_phone_and_come_after_a_touch(tmp_path: Path) -> None:
+    """At 360 pixels the rows come first, and no part of an open filter is outside of the window."""
+    author = Author("a-campaign-with-a-name-that-is-rather-long-for-a-phone")
+    store = await stored(tmp_path, [submitted(author, 2), *author.rollout(0, ["ls"], resolved=True)])
+    async with chromium() as browser, served(store) as url, tab(browser, url, NARROW) as watched:
+        page = watched.page
+        for name in ("Filter", "Views"):
+            await page.goto(url)
+            await page.locator("summary.button", has_text=name).click()
+            assert await page.evaluate(_OUTSIDE) == [], name
+        await page.goto(url)
+        await page.locator("summary.button", has_text="Filter").click()
+        await page.get_by_label("name", exact=True).fill("phone")
+        await page.get_by_role("button", name="Show", exact=True).click()
+        await page.wait_for_url("**/?name=phone")
+        assert await page.evaluate(_OUTSIDE) == []
+        await page.goto(f"{url}/rollouts")
+        assert not await page.get_by_label("outcome").is_visible()
+        await page.locator("summary", has_text="Filters").first.click()
+        await page.get_by_text("More filters").click()
+        assert await page.evaluate(_OUTSIDE) == []
+        await page.get_by_label("outcome").select_option("resolved")
+        await page.wait_for_url("**/rollouts?outcome=resolved")
+        assert await page.locator("tbody [data-item]").count() == 1
+        await page.keyboard.press("/")
+        assert await page.get_by_label("text", exact=True).is_visible()
     assert watched.wrong == []
 
 

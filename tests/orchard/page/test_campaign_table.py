@@ -166,7 +166,7 @@ async def test_arms_without_a_common_task_are_not_compared_by_themselves(tmp_pat
         index.close()
     async with served(store) as url, aiohttp.ClientSession(url) as http:
         for query, said in (
-            ("", "the first two that have one"),
+            ("", "the first pair that has one"),
             ("?campaign=first&campaign=other", "No two arms"),
         ):
             async with http.get(f"/compare{query}") as reply:

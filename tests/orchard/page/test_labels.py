@@ -62,7 +62,7 @@ async def test_labels_are_seen_on_every_page_of_a_reward(tmp_path: Path, serve: 
         task = await page(f"/tasks/{TASK.task_id}")
         for said in ("protected echo", "test_sum answers with its inputs", "test_sum echo", "test_true bit"):
             assert said in task, said
-        assert "labelled-1 a/b 3 of 3 3 resolved 0 echo" in await page("/tasks?sort=name")
+        assert "labelled-1 a/b 3 of 3 3 resolved 100.0 % 0 echo" in await page("/tasks?sort=name")
         assert "protected: echo 2 protected: without a label 1" in await page("/campaigns/graded")
         assert "2 match" in await page("/rollouts?protected=echo")
         assert "Score Protected" in await page("/rollouts?columns=reward,protected")

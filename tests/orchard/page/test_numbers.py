@@ -200,7 +200,7 @@ async def test_tasks_compare_failures_and_health(look: Look) -> None:
     causes = look.sql(
         "select cause, campaign, count(*) as n from rollouts where status = 'aborted' group by 1, 2"
     )
-    assert sorted([*row[:2], row[3]] for row in cells(health, "Aborted")) == sorted(
+    assert sorted(row[:3] for row in cells(health, "Aborted")) == sorted(
         [row["cause"], row["campaign"], f"{row['n']:,}"] for row in causes
     )
     calls = look.sql("select model, count(*) as n from tables.llm_calls_all group by 1 order by 2 desc")

@@ -44,7 +44,7 @@ async def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def test_a_campaign_and_failures_say_why_rollouts_were_aborted_and_what_to_do(store: Path) -> None:
     async with served(store) as url, aiohttp.ClientSession(url) as http:
         for path, count in (
-            ("/campaigns/broken", "llm_refused"),
+            ("/campaigns/broken", "llm_refused4"),
             ("/failures", "llm_refused: "),
         ):
             html = await told(http, path)
@@ -75,6 +75,8 @@ async def test_compare_prefers_finished_arms_and_says_what_a_difference_is_worth
         page = await told(http, "/compare")
         assert "second − first, 95 % interval over 12 tasks" in page
         assert "Not enough" not in page and "done" not in page
+        async with http.get("/compare") as reply:
+            assert re.findall(r"<label>([^<]*)<select", await reply.text()) == ["baseline", "compared arm"]
         page = await told(http, FIRST.against(EARLY))
         assert re.search(r"early is \w+: 2 of 12 done", page)
         assert page.index("Not enough tasks in common to tell: 2") < page.index(

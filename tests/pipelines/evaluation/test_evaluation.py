@@ -285,6 +285,7 @@ def test_cells_are_compared_that_differ_in_one_thing(tmp_path: Path) -> None:
     text = markdown(results)
     assert "| h1 | m\\|&lt;2 | 75.0%" in text
     assert all(len(row) == len(table.columns) for table in tables_of(results) for row in table.rows)
+    assert tables_of(results)[-1].columns[1:4] == ("baseline", "compared", "compared - baseline")
     report, cells_file, picture = write_report(results, tmp_path / "out")
     assert report.read_text() == text
     with cells_file.open(newline="") as file:
