@@ -271,7 +271,8 @@ async def measure(store: Path, rollouts: int, parts: Sequence[str]) -> None:
                 figure("the same on a fortieth of the rollouts", server.peak_mb(), "MB", MEMORY_GOAL_MB)
         if "report" in parts:
             mailed = Path(name, "mailed")
-            fill_store(Plan(rollouts=1_000, campaigns=1, turns=20, text=1_000), str(mailed))
+            plan = Plan(rollouts=1_000, campaigns=1, turns=20, text=1_000, open_share=0.0)
+            fill_store(plan, str(mailed))
             began, worked = time.perf_counter(), time.process_time()
             made = await asyncio.to_thread(write_report, str(mailed), "million-0", Path(name, "out"))
             figure("report of 1,000 rollouts", time.perf_counter() - began, "s", 60)

@@ -141,6 +141,7 @@ async def test_no_part_of_a_key_is_left_where_a_text_is_cut(tmp_path: Path) -> N
     assert {f"rollouts/{page.name}", "failures.html"} == made.secrets.keys()
     html = page.read_text()
     assert "characters are left out" in html or "more characters" in html, "texts are cut"
+    assert "show the whole" not in html, "a report has no whole texts"
 
 
 def _away(out: Path) -> set[tuple[str, str]]:
