@@ -5,7 +5,7 @@ in no count.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from math import ceil, comb, floor, sqrt
+from math import ceil, comb, floor, fsum, sqrt
 
 import msgspec
 
@@ -86,7 +86,7 @@ def leaderboard(trials: Iterable[Sequence[bool | None]], k: int = 3) -> Leaderbo
 def score(
     tallies: Sequence[Tally], k: int = 1, *, estimate: Callable[[Tally, int], float] = pass_at
 ) -> Score:
-    """The mean over tasks, each counting once, with its interval of 95 %.
+    """The mean over tasks in any order, each counting once, with its interval of 95 %.
 
     Tasks with fewer than `k` graded rollouts say nothing and are left out; ValueError when none is left.
     """
@@ -94,7 +94,7 @@ def score(
     if not values:
         raise ValueError(f"no task has {k} graded rollouts: sample more, or ask for a smaller k")
     low, high = interval(values)
-    return Score(value=sum(values) / len(values), low=low, high=high, tasks=len(values))
+    return Score(value=fsum(values) / len(values), low=low, high=high, tasks=len(values))
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -103,7 +103,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     1] spread more than those of a coin. Above, Agresti and Coull's with the spread that the values
     have: half a squared quantile of tasks at 0, and as many at 1, stand beside them, so that equal
     values do not make it a point. Decision 0094 has the coverage of both."""
-    tasks, total = len(values), sum(values)
+    tasks, total = len(values), fsum(values)
     if tasks >= FEW_TASKS:
         return _widened(values, 0.0, 1.0, beside=_Z**2 / 2)
     least, most = floor(total + 1e-9), ceil(total - 1e-9)
@@ -118,14 +118,14 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> Score:
     """
     differences = [after - before for before, after in zip(first, second, strict=True)]
     low, high = _widened(differences, -1.0, 1.0, beside=1.25)
-    return Score(value=sum(differences) / len(differences), low=low, high=high, tasks=len(differences))
+    return Score(value=fsum(differences) / len(differences), low=low, high=high, tasks=len(differences))
 
 
 def _widened(values: Sequence[float], least: float, most: float, *, beside: float) -> tuple[float, float]:
     """Bounds of a mean by its standard error, with `beside` values at either end of the range."""
     count = len(values) + 2 * beside
-    mean = (sum(values) + beside * (least + most)) / count
-    spread = (sum(value**2 for value in values) + beside * (least**2 + most**2)) / count - mean**2
+    mean = (fsum(values) + beside * (least + most)) / count
+    spread = (fsum(value**2 for value in values) + beside * (least**2 + most**2)) / count - mean**2
     student = 1 + (_Z**2 + 1) / (4 * len(values))  # its quantile over the normal one, to first order
     half = _Z * student * sqrt(spread / count)
     return max(least, mean - half), min(most, mean + half)

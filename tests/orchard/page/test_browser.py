@@ -124,6 +124,7 @@ async def test_filters_fit_a_phone_and_come_after_a_touch(tmp_path: Path) -> Non
     assert watched.wrong == []
 
 
+@pytest.mark.timeout(900)
 async def test_no_page_of_a_small_store_is_wrong(tmp_path: Path) -> None:
     """At four widths, in both themes: axe finds nothing, and nothing is broader than the window."""
     events = [*gallery(BlobStore(tmp_path / "store")), *talk_of(Author("talk"), 6)]
