@@ -15,15 +15,9 @@ from transformers.utils.chat_template_utils import (
 )
 
 from orchard.pipelines.datasets.errors import DatasetError, ExampleError
-from orchard.pipelines.datasets.turns import (
-    Message,
-    Tools,
-    TurnWriter,
-    end_mark,
-    forms,
-    with_objects,
-    with_words,
-)
+from orchard.pipelines.datasets.forms import Message, Tools, fixed_text
+from orchard.pipelines.datasets.probing import ASK, CALLS, TemplateProbe, said, with_objects
+from orchard.pipelines.datasets.turns import TurnWriter, with_words
 
 DATE = datetime(2024, 7, 26, tzinfo=UTC)
 """The date that a template is given, so that equal conversations give equal rows on any day. Llama's own
@@ -50,7 +44,7 @@ class ChatTemplate:
         self.name = name
         self.source: str = tokenizer.chat_template
         self.special = {key: str(value) for key, value in tokenizer.special_tokens_map.items()}
-        written = self.source + forms(tokenizer.added_tokens_encoder)
+        written = self.source + fixed_text(tokenizer.added_tokens_encoder, CALLS)
         self._control = any_of(
             token.content
             for number, token in tokenizer.added_tokens_decoder.items()
@@ -62,19 +56,26 @@ class ChatTemplate:
         """Whether it marks assistant text by `generation` blocks; other templates are rendered turn by
         turn."""
         eos = self.special.get("eos_token", "")
-        self.end = end_mark(self._written, self._control, eos)
-        """The token that ends an answer."""
         self._turns: TurnWriter | None = None
-        if self.marks_itself:
-            self.end = self.end or eos  # taken as it is
-        else:
-            try:
-                self._turns = TurnWriter(self._written, self.end, tokenizer.added_tokens_encoder, START)
-            except DatasetError as error:
-                raise DatasetError(f"tokenizer {name} cannot serve: {error}") from error
-        self.call = self._turns.call if self._turns else self.source
-        """What shows the form of calls: an answer with one, or the source of a template that marks itself."""
-        self._takes_text = self._turns.takes_text if self._turns else "is string" in self.source
+        try:
+            self._probe = TemplateProbe(self._written, self._control, eos)
+            if not self.marks_itself:
+                known = tokenizer.added_tokens_encoder
+                self._turns = TurnWriter(self._written, self._probe, known, START)
+        except DatasetError as error:
+            raise DatasetError(f"tokenizer {name} cannot serve: {error}") from error
+        ends = [end.mark for end in (self._probe.end, self._probe.calls_end) if end is not None]
+        self.ends = tuple(dict.fromkeys(ends or [eos] * bool(eos)))
+        """The tokens that end answers: one with text, one with calls, if that is another."""
+
+    def answer(self, calls: Sequence[Message]) -> str:
+        """An answer of calls alone, with its end, from where the generation prompt ends."""
+        message = said("", calls)
+        if not self._probe.takes_text:
+            message = with_objects(message)
+        if self._turns is not None:
+            return self._turns.answer(message)
+        return self._written([ASK, message], (), False).removeprefix(self._probe.prompt)
 
     def write(self, messages: Sequence[Message], tools: Tools) -> tuple[str, list[tuple[int, int]]]:
         """The text of a conversation and the span of characters of each assistant message.
@@ -82,7 +83,7 @@ class ChatTemplate:
         Control tokens inside messages and tools are between START and END. Raises ExampleError for a
         conversation that the template refuses.
         """
-        if not self._takes_text:
+        if not self._probe.takes_text:
             messages = list(map(with_objects, messages))
         messages, tools = self._marked(messages), self._marked(tools)
         if self._turns is not None:

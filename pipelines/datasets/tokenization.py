@@ -23,7 +23,7 @@ from orchard.pipelines.datasets.errors import DatasetError, ExampleError, MaskEr
 from orchard.pipelines.datasets.lines import LineCutter
 from orchard.pipelines.datasets.rows import Ids
 from orchard.pipelines.datasets.templates import END, START, ChatTemplate, any_of
-from orchard.pipelines.datasets.turns import Message
+from orchard.pipelines.datasets.forms import Message
 from orchard.pipelines.vision.places import PICTURE
 
 CACHED_CHARACTERS = 10_000_000
@@ -121,10 +121,8 @@ class ChatTokenizer:
         self._backend.no_padding()
         self._backend.no_truncation()
         self.template = ChatTemplate(tokenizer, name)
-        self._end = self.template.end
-        self.end_id: int | None = tokenizer.convert_tokens_to_ids(self._end) if self._end else None
-        """Id of the token that ends an answer."""
-        self._end_bytes = np.array([self.end_id or 0], np.int32).tobytes()
+        self.ends: dict[str, int] = {end: tokenizer.convert_tokens_to_ids(end) for end in self.template.ends}
+        """Ids of the tokens that end answers."""
         self._added = any_of(tokenizer.added_tokens_encoder)
         self._lines = LineCutter.of(tokenizer)
         self._memory = _Memory()
@@ -316,14 +314,16 @@ class ChatTokenizer:
             rendered = b""
             turn, is_assistant = divmod(number, 2)
             if is_assistant:
+                end = self._end_of(part.text)
                 stored = conversation.stored.get(assistants[turn])
                 if stored is not None and self._sampled_here(stored, conversation.messages[assistants[turn]]):
                     ids = np.array(stored, np.int32).tobytes()
                     taken.add(turn)
-                    if self._end and part.text.endswith(self._end) and stored[-1] != self.end_id:
-                        rendered = self._end_bytes  # cut off: not sampled
-                elif assistants[turn] in conversation.cut and self._end and part.text.endswith(self._end):
-                    ids, rendered = ids.removesuffix(self._end_bytes), self._end_bytes
+                    if end and stored[-1] != self.ends[end]:
+                        rendered = self._bytes_of(end)  # cut off, or another end: not sampled
+                elif assistants[turn] in conversation.cut and end:
+                    rendered = self._bytes_of(end)
+                    ids = ids.removesuffix(rendered)
                 spans.append((position, position + len(ids) // _ID_BYTES))
             found += [ids, rendered]
             position += (len(ids) + len(rendered)) // _ID_BYTES
@@ -332,7 +332,7 @@ class ChatTokenizer:
         for turn, (part, place) in enumerate(zip(parts[1::2], assistants, strict=True)):
             if turn not in taken and not self._is_sure(part):
                 text = _unmarked(part)
-                said[turn] = text.removesuffix(self._end) if place in conversation.cut else text
+                said[turn] = text.removesuffix(self._end_of(text)) if place in conversation.cut else text
         wrong = self._wrong(input_ids, spans, said)
         if wrong is not None:
             return MaskError(
@@ -340,6 +340,12 @@ class ChatTokenizer:
                 f"text with tokenizer {self.name}: use a tokenizer without loss, such as a byte-level one"
             )
         return Encoded(input_ids, tuple(spans), frozenset(taken))
+
+    def _end_of(self, answer: str) -> str:
+        return next(filter(answer.endswith, self.ends), "")
+
+    def _bytes_of(self, end: str) -> bytes:
+        return np.array([self.ends[end]], np.int32).tobytes()
 
     def _prove(self, parts: Sequence[_Part]) -> None:
         """Compare some context tokenized whole with its pieces. Raises DatasetError where the ids differ."""

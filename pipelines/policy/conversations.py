@@ -5,13 +5,21 @@ path up to them, and their sampled ids stand in the next prompt in place of the 
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from orchard.pipelines.datasets.errors import DatasetError, ExampleError
+from orchard.pipelines.datasets.forms import OPENING
 from orchard.pipelines.datasets.tokenization import ChatTokenizer, Conversation
-from orchard.pipelines.datasets.turns import OPENING
-from orchard.pipelines.policy.answers import AssistantMessage, form_of, read_message
+from orchard.pipelines.policy.answers import AssistantMessage, read_message
+from orchard.pipelines.policy.call_forms import CallForm, form_of
+from orchard.pipelines.policy.harmony import CHANNEL
+from orchard.pipelines.policy.learned_forms import Calls, learned_form
 from orchard.pipelines.vision.places import flat, picture_urls
+from orchard.schemas.decoding import Unreadable, decode
 from orchard.schemas.identity import digest
 
 _REMEMBERED = 100_000
@@ -19,19 +27,81 @@ _IMAGES = "images"
 """Field of a plain message for its pictures: it tells paths apart and is not rendered."""
 
 
+_CALLS: Calls = [("probe", {"key": "value"})]
+_ID = "call00000"
+"""Id of the call that shows the form of calls; in Mistral's form, as its templates take no other."""
+
+
+class _Generation(msgspec.Struct):
+    """The part of `generation_config.json` that is read."""
+
+    eos_token_id: int | list[int] | None = None
+
+
 class Prompts:
     """Renders conversations to prompt tokens, and reads answers into messages, with one tokenizer and its
     template."""
 
-    def __init__(self, tokenizer: ChatTokenizer) -> None:
+    def __init__(self, tokenizer: ChatTokenizer, ends: Collection[int] = ()) -> None:
+        """`ends` are the tokens at which the model's own configuration stops; those that the template writes
+        are taken. Raises DatasetError for a template whose calls cannot be read back."""
         self._tokenizer = tokenizer
         self._sampled: OrderedDict[str, tuple[int, ...]] = OrderedDict()
-        written = tokenizer.template.marks_itself and tokenizer.template.source
-        self._calls = form_of(tokenizer.template.call)
-        self._thinking = not written or "<think>" in written
-        ends = {tokenizer.end_id, tokenizer.tokenizer.eos_token_id}
-        self.stop_ids = frozenset(end for end in ends if end is not None)
+        template = tokenizer.template
+        self._thinking = not template.marks_itself or "<think>" in template.source
+        shown = self._shown(_CALLS)
+        self._harmony = CHANNEL in shown
+        self._calls = None if self._harmony else self._call_form(shown)
+        used = {end for end in ends if self.token(end) in template.source}
+        eos = tokenizer.tokenizer.eos_token_id
+        self.stop_ids = frozenset({*tokenizer.ends.values(), *used, *([] if eos is None else [eos])})
         """Tokens that end a message."""
+
+    @classmethod
+    def load(cls, directory: Path) -> "Prompts":
+        """Of a model's directory. Raises DatasetError for one that cannot be served."""
+        file = directory / "generation_config.json"
+        ends: int | list[int] | None = None
+        if file.is_file():
+            try:
+                ends = decode(msgspec.json.Decoder(_Generation), file.read_bytes()).eos_token_id
+            except Unreadable as error:
+                raise DatasetError(f"{file} cannot be read ({error}): restore it, or delete it") from error
+        tokenizer = ChatTokenizer.load(str(directory))
+        return cls(tokenizer, [ends] if isinstance(ends, int) else ends or ())
+
+    def _shown(self, calls: Calls) -> str:
+        """An answer of calls as the template writes it, without its end mark. Raises ValueError."""
+        written = [
+            {
+                "id": f"{_ID[:-1]}{number}",
+                "type": "function",
+                "function": {"name": name, "arguments": msgspec.json.encode(arguments).decode()},
+            }
+            for number, (name, arguments) in enumerate(calls)
+        ]
+        try:
+            text = self._tokenizer.template.answer(written)
+        except ExampleError as error:
+            raise ValueError(str(error)) from error
+        return next((text[: -len(end)] for end in self._tokenizer.ends if text.endswith(end)), text)
+
+    def _call_form(self, shown: str) -> CallForm | None:
+        """The form of calls, of an answer with a call; None where the template writes none."""
+        ((name, arguments),) = _CALLS
+        if name not in shown:
+            return None
+        form = form_of(shown)
+        read = read_message(shown, calls=form, thinking=self._thinking, source=None).tool_calls
+        if [(call.name, msgspec.json.decode(call.arguments)) for call in read] == list(_CALLS):
+            return form
+        form = learned_form(self._shown, f"{_ID[:-1]}[0-9]")
+        if form is None:
+            raise DatasetError(
+                f"the chat template of {self._tokenizer.template.name} writes calls in a form that the policy "
+                f"server does not read ({shown.strip()!r}): serve the model with vLLM or SGLang"
+            )
+        return form
 
     def prompt(
         self,
@@ -70,6 +140,8 @@ class Prompts:
             calls=self._calls,
             thinking=self._thinking,
             opened=opened,
+            tools=tools,
+            harmony=self._harmony,
             source=[prompt, ids],
         )
         said = _plain(

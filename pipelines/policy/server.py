@@ -16,7 +16,6 @@ from aiohttp import web
 from orchard.injector.operations import JSON
 from orchard.injector.orchestrator.origins import is_loopback, refusal
 from orchard.pipelines.datasets.errors import DatasetError
-from orchard.pipelines.datasets.tokenization import ChatTokenizer
 from orchard.pipelines.models.errors import ModelError
 from orchard.pipelines.policy.conversations import Prompts
 from orchard.pipelines.policy.engine import (
@@ -78,7 +77,7 @@ class PolicyServer:
         self._dtype = dtype
         self._api_key = api_key
         self._drain_seconds = drain_seconds
-        self._prompts = Prompts(ChatTokenizer.load(str(directory)))
+        self._prompts = Prompts.load(directory)
         model = load_weights(directory, device=self._device, dtype=dtype)
         self._pictures = RequestPictures(PictureReader.load(directory) if model.tower else None, blind=blind)
         self.engine = GenerationEngine(model, version, settings or EngineSettings())

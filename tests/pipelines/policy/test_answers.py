@@ -5,11 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchard.pipelines.policy.answers import AssistantMessage, form_of, read_message
+from orchard.pipelines.policy.answers import AssistantMessage, read_message
+from orchard.pipelines.policy.call_forms import TAGGED, form_of
 
 
 def read(text, **options):
-    return read_message(text, **({"calls": "<tool_call>", "thinking": True, "source": "s"} | options))
+    return read_message(text, **({"calls": TAGGED, "thinking": True, "source": "s"} | options))
 
 
 def call(name="bash", arguments='{"command": "ls"}'):
