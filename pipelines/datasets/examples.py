@@ -13,10 +13,10 @@ import msgspec
 import numpy as np
 
 from orchard.pipelines.datasets.errors import ExampleError, MaskError
+from orchard.pipelines.datasets.forms import Message
 from orchard.pipelines.datasets.rows import Origin, Row, Segment
 from orchard.pipelines.datasets.settings import DatasetSettings
 from orchard.pipelines.datasets.tokenization import Conversation, Encoded
-from orchard.pipelines.datasets.forms import Message
 from orchard.pipelines.trajectories.reading import LEAKED_ERRORS, assistants
 from orchard.pipelines.values.curves import rise_segments
 from orchard.schemas.decoding import Unreadable, decode_text

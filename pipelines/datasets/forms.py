@@ -15,8 +15,9 @@ Tools = Sequence[dict[str, Any]]
 Form = Callable[[str, str, Sequence[Message]], str]
 """Writes a text and calls behind what leads to the text."""
 
+THINK = ("<think>", "</think>")
+"""The texts around reasoning."""
 OPENING = "<think>\n"
-"""The beginning of an answer with reasoning; some generation prompts write it."""
 CLOSE = "\n</think>\n\n"
 
 _TOOLS = (

@@ -2,18 +2,17 @@
 the end of an answer.
 
 The end depends on the template and on whether the answer calls tools. ChatML writes one token after every
-answer. gpt-oss's template writes `<|return|>` after a last answer, `<|end|>` in its place after an earlier one and
-`<|call|>` after a call. GLM's writes nothing: the token that opens the next message ends the answer.
+answer. gpt-oss's template writes `<|return|>` after a last answer, `<|end|>` in its place after an earlier
+one and `<|call|>` after a call. GLM's writes nothing: the token that opens the next message ends the answer.
 """
 
-import os.path
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from orchard.pipelines.datasets.errors import DatasetError, ExampleError
-from orchard.pipelines.datasets.forms import Message, Tools
+from orchard.pipelines.datasets.forms import THINK, Message, Tools
 from orchard.schemas.decoding import Unreadable, decode_text
 
 Render = Callable[[Sequence[Message], Tools, bool], str]
@@ -21,6 +20,7 @@ Render = Callable[[Sequence[Message], Tools, bool], str]
 
 TEXT = "\ue0f5"
 """Placeholder for the text of a message, to find what a template writes around it."""
+_OPENING = re.compile(r"<think>\n*(</think>\n*)?\Z")
 WORDS = "\ue0f6"
 """Placeholder for the text of the message after it."""
 ASK: Message = {"role": "user", "content": "?"}
@@ -60,13 +60,11 @@ class End:
     def following(self, text: str, mark: str, opens: Callable[[str], bool]) -> str:
         """What follows the end, of a text that follows an answer's words.
 
-        A control token after `mark` is text. Raises ExampleError where the answer has no end there: by `opens`,
-        a text that begins with a control token needs none where the template writes none.
+        A control token after `mark` is text. Raises ExampleError where the answer has no end there: by
+        `opens`, a text that begins with a control token needs none where the template writes none.
         """
         if self.earlier:
-            at = text.find(self.earlier)
-            while at > 0 and text.startswith(mark, at - len(mark)):
-                at = text.find(self.earlier, at + 1)
+            at = find_token(text, self.earlier, mark)
             if at >= 0:
                 return text[at + len(self.earlier) :]
         text = text.removeprefix(self.closing.removesuffix(self.mark))
@@ -102,6 +100,11 @@ class TemplateProbe:
             self._written([ASK, thought]) != self._written([ASK, self.adapted(said(TEXT, CALLS))])
         )
         """False where the template writes the text beside a call as reasoning, as gpt-oss's does."""
+        opened = _OPENING.search(self.prompt)
+        self.opening = opened[0] if opened and not self.before.startswith(self.prompt) else ""
+        """The beginning of an answer's reasoning that only the generation prompt writes."""
+        self.tags = self._reasoning_tags()
+        """The texts around reasoning."""
         self.has_tools = self.shows("probe", [ASK], [_TOOL])
         self.has_system = self.shows(TEXT, [{"role": "system", "content": TEXT}, ASK])
 
@@ -118,6 +121,12 @@ class TemplateProbe:
 
     def shows(self, text: str, messages: Sequence[Message], tools: Tools = ()) -> bool:
         return text in self._written(messages, tools)
+
+    def _reasoning_tags(self) -> tuple[str, str]:
+        text = self._written([ASK, {**said(TEXT), "reasoning_content": WORDS}])
+        before, found, after = text.removeprefix(self.prompt.removesuffix(self.opening)).partition(WORDS)
+        tags = before.strip(), after.partition(TEXT)[0].strip()
+        return tags if found and all(tags) else THINK
 
     def _writes(self, messages: Sequence[Message]) -> bool:
         return self.shows("value", messages)
@@ -136,8 +145,8 @@ class TemplateProbe:
 
     def _end_of_text(self, last: str, eos: str) -> End | None:
         """A token that stands both after a last answer and before a user's message, `eos` if that is one of
-        them; else one that stands after a last answer alone; else, where nothing does, the token that opens the
-        user's message, unless it also opens an answer."""
+        them; else one that stands after a last answer alone; else, where nothing does, the token that opens
+        the user's message, unless it also opens an answer."""
         between = self._between(said(TEXT), ASK_MORE)
         marks, there = self._control.findall(last), self._control.findall(between)
         both = [mark for mark in marks if mark in there]
@@ -165,12 +174,26 @@ class TemplateProbe:
             tail = last.rpartition(mark)[2] if mark else "?"
             return None if tail.strip() else End(mark, mark, tail, True, mark)
         between = self._between(message, RESULT) or self._between(message, ASK_MORE)
-        shared = len(os.path.commonprefix([last, between]))
+        shared = _shared(last, between)
         mark = next(iter(self._control.findall(between[shared:])), "")
         if not mark or last[shared:].strip():
             return self.end
         at = between.index(mark, shared) + len(mark)
         return End(mark, between[shared:at], last[shared:], False, mark)
+
+
+def find_token(text: str, token: str, mark: str) -> int:
+    """Where a control token stands that is not behind `mark`, -1 where none does."""
+    at = text.find(token)
+    while at > 0 and text.startswith(mark, at - len(mark)):
+        at = text.find(token, at + 1)
+    return at
+
+
+def _shared(first: str, second: str) -> int:
+    """Number of characters with which both texts begin."""
+    pairs = zip(first, second, strict=False)
+    return next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(first), len(second)))
 
 
 def said(content: str, calls: Sequence[Message] = ()) -> Message:

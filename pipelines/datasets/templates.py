@@ -15,8 +15,8 @@ from transformers.utils.chat_template_utils import (
 )
 
 from orchard.pipelines.datasets.errors import DatasetError, ExampleError
-from orchard.pipelines.datasets.forms import Message, Tools, fixed_text
-from orchard.pipelines.datasets.probing import ASK, CALLS, TemplateProbe, said, with_objects
+from orchard.pipelines.datasets.forms import THINK, Message, Tools, fixed_text, form_of
+from orchard.pipelines.datasets.probing import ASK, CALLS, TemplateProbe, said
 from orchard.pipelines.datasets.turns import TurnWriter, with_words
 
 DATE = datetime(2024, 7, 26, tzinfo=UTC)
@@ -65,14 +65,20 @@ class ChatTemplate:
         except DatasetError as error:
             raise DatasetError(f"tokenizer {name} cannot serve: {error}") from error
         ends = [end.mark for end in (self._probe.end, self._probe.calls_end) if end is not None]
+        self.family_call = form_of(tokenizer.added_tokens_encoder)("", "", CALLS[:1])
+        """A call in the form of the vocabulary's family, which stands where the template writes none."""
         self.ends = tuple(dict.fromkeys(ends or [eos] * bool(eos)))
         """The tokens that end answers: one with text, one with calls, if that is another."""
 
+    @property
+    def tags(self) -> tuple[str, str] | None:
+        """The texts around reasoning, None where none is written."""
+        written = self._turns is not None or self._probe.has_reasoning or THINK[0] in self.source
+        return self._probe.tags if written else None
+
     def answer(self, calls: Sequence[Message]) -> str:
         """An answer of calls alone, with its end, from where the generation prompt ends."""
-        message = said("", calls)
-        if not self._probe.takes_text:
-            message = with_objects(message)
+        message = self._probe.adapted(said("", calls))
         if self._turns is not None:
             return self._turns.answer(message)
         return self._written([ASK, message], (), False).removeprefix(self._probe.prompt)
@@ -83,8 +89,7 @@ class ChatTemplate:
         Control tokens inside messages and tools are between START and END. Raises ExampleError for a
         conversation that the template refuses.
         """
-        if not self._probe.takes_text:
-            messages = list(map(with_objects, messages))
+        messages = list(map(self._probe.adapted, messages))
         messages, tools = self._marked(messages), self._marked(tools)
         if self._turns is not None:
             return self._turns.write(messages, tools)

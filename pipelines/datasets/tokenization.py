@@ -20,10 +20,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import encode_marked_chat, mark_control_tokens
 
 from orchard.pipelines.datasets.errors import DatasetError, ExampleError, MaskError
+from orchard.pipelines.datasets.forms import Message
 from orchard.pipelines.datasets.lines import LineCutter
 from orchard.pipelines.datasets.rows import Ids
 from orchard.pipelines.datasets.templates import END, START, ChatTemplate, any_of
-from orchard.pipelines.datasets.forms import Message
 from orchard.pipelines.vision.places import PICTURE
 
 CACHED_CHARACTERS = 10_000_000

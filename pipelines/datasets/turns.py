@@ -9,13 +9,14 @@ in the form of the model's family where the vocabulary shows it, else in that of
 """
 
 import json
+import re
 from collections.abc import Collection, Sequence
-from typing import Any
 
 from orchard.pipelines.datasets.errors import DatasetError, ExampleError
 from orchard.pipelines.datasets.forms import (
     CLOSE,
     OPENING,
+    THINK,
     Message,
     Tools,
     form_of,
@@ -31,21 +32,23 @@ from orchard.pipelines.datasets.probing import (
     End,
     Render,
     TemplateProbe,
+    find_token,
     said,
 )
 
 
 class TurnWriter:
     def __init__(self, render: Render, probe: TemplateProbe, vocabulary: Collection[str], mark: str) -> None:
-        """Raises DatasetError for a template whose answers have no end (`TemplateProbe.end`), or that does not
-        write an answer after its own generation prompt. After `mark`, a control token is text."""
+        """Raises DatasetError for a template whose answers have no end (`TemplateProbe.end`), or that does
+        not write an answer after its own generation prompt. After `mark`, a control token is text."""
         self._render = render
         self._probe = probe
         self._mark = mark
         self._form = form_of(vocabulary)
-        self._prompt = probe.prompt
-        self._opening = OPENING if self._prompt.endswith(OPENING) else ""
-        if not probe.found or not probe.before.startswith(self._prompt.removesuffix(self._opening)):
+        self._opening = probe.opening
+        self._prompt = probe.prompt.removesuffix(self._opening)
+        """The generation prompt, without the reasoning that it may begin."""
+        if not probe.found or not probe.before.startswith(self._prompt):
             raise DatasetError("its chat template begins an answer otherwise than its generation prompt does")
         if probe.end is None:
             raise DatasetError(
@@ -60,9 +63,9 @@ class TurnWriter:
             self._keeps_calls &= self._follows(calls, {"role": "user", "content": WORDS})
 
     def write(self, messages: Sequence[Message], tools: Tools) -> tuple[str, list[tuple[int, int]]]:
-        """Render messages whose calls have arguments as `TemplateProbe.takes_text` says; returns the text, and
-        of each assistant message the span of characters, its end mark included. Raises ExampleError for a
-        conversation that the template refuses."""
+        """Render messages whose calls have arguments as `TemplateProbe.takes_text` says; returns the text,
+        and of each assistant message the span of characters, its end mark included. Raises ExampleError for
+        a conversation that the template refuses."""
         if tools and not self._probe.has_tools:
             messages, tools = with_tools(messages, tools, self._form, self._probe.has_system), ()
         if not self._has_results:
@@ -75,34 +78,39 @@ class TurnWriter:
         spans = []
         at = len(pieces[0])
         for turn, following in zip(turns, [*turns[1:], None], strict=True):
-            answer = self.answer(messages[turn], pieces[-1].endswith(OPENING))
+            answer = self.answer(messages[turn])
             rest = self._between(messages[turn], messages[turn + 1 : following], following is not None)
             pieces += [answer, rest]
             spans.append((at, at + len(answer)))
             at += len(answer) + len(rest)
         return "".join(pieces), spans
 
-    def answer(self, message: Message, opened: bool = False) -> str:
-        """An assistant message from the end of the generation prompt, which may have `opened` the reasoning,
-        to the end mark."""
+    def answer(self, message: Message) -> str:
+        """An assistant message from the end of the generation prompt, which may have begun the reasoning, to
+        the end mark."""
+        reasoning = message.get("reasoning_content") or ""
+        if reasoning and not self._probe.has_reasoning:
+            rest = self.answer({**message, "reasoning_content": ""}).removeprefix(CLOSE)
+            opened = self._opening and CLOSE.strip() not in self._opening
+            return f"{'' if opened else OPENING}{reasoning}{CLOSE}{rest}"
         answer = self._native(message)
         if answer is None:
-            content, reasoning = message.get("content") or "", message.get("reasoning_content") or ""
-            has_reasoning = self._probe.has_reasoning
-            frame = {**said(TEXT), **({"reasoning_content": reasoning} if has_reasoning else {})}
-            answer = self._render([ASK, frame], (), False).partition(TEXT)[0]
-            if answer.startswith(self._prompt):
-                answer = answer[len(self._prompt) :]
-                reasoning = "" if has_reasoning else reasoning
-                answer += f"{OPENING}{reasoning}{CLOSE}" if reasoning else ""
-            else:
-                answer = reasoning + CLOSE
-            answer = (
-                self._form(answer, content, message.get("tool_calls") or ()) + self._end_of(message).closing
-            )
-        if opened or not self._opening:
+            lead = self._render([ASK, {**said(TEXT), "reasoning_content": reasoning}], (), False)
+            lead = lead.partition(TEXT)[0].removeprefix(self._prompt)
+            calls = message.get("tool_calls") or ()
+            answer = self._form(lead, message.get("content") or "", calls) + self._end_of(message).closing
+        return self._continued(answer)
+
+    def _continued(self, answer: str) -> str:
+        """The rest of an answer whose reasoning the generation prompt has begun, or, empty, also ended."""
+        if not self._opening:
             return answer
-        return answer.removeprefix(CLOSE) if answer.startswith(CLOSE) else self._opening + answer
+        _, close = THINK
+        if close in self._opening:
+            return re.sub(r"\A(<think>)?\n*(</think>)?\n*", "", answer) if close in answer else answer
+        if answer.startswith(THINK[0]):
+            return answer.removeprefix(self._opening)
+        return answer if answer.lstrip().startswith(close) else CLOSE + answer
 
     def _native(self, message: Message) -> str | None:
         """The answer as the template itself writes it, None where it leaves something out."""
@@ -123,6 +131,7 @@ class TurnWriter:
         answer = text[len(self._prompt) : len(text) - len(end.last)]
         words = [content, reasoning, *(call["function"]["name"] for call in calls)]
         whole = text.startswith(self._prompt) and text.endswith(end.last)
+        whole &= find_token(answer, end.mark, self._mark) < 0  # one inside would end it
         return answer + end.closing if whole and all(word.strip() in answer for word in words) else None
 
     def _end_of(self, message: Message) -> End:

@@ -1,10 +1,12 @@
 """Reads a generated text back into a message, by the form in which the chat template writes one.
 
-That is `<think>` text `</think>`, then text, then the calls in the form of the model's family, or gpt-oss's
+That is reasoning between tags, then text, then the calls in the form of the model's family, or gpt-oss's
 messages in channels. What does not follow it to the letter stays text: a half-made call is not repaired.
 """
 
 import re
+from collections.abc import Sequence
+from functools import cache
 
 import msgspec
 
@@ -13,9 +15,6 @@ from orchard.pipelines.policy.harmony import read_harmony
 from orchard.schemas.decoding import Unreadable, decode
 from orchard.schemas.identity import digest
 from orchard.schemas.messages import ToolCall
-
-_THINKING = re.compile(r"\s*<think>\n?(.*?)\n?</think>\n*(.*)", re.DOTALL)
-_OPENED = re.compile(r"(.*?)\n?</think>\n*(.*)", re.DOTALL)
 
 _ID_LENGTH = 9
 """Mistral's templates take ids of nine letters and digits, and no others."""
@@ -32,8 +31,8 @@ class AssistantMessage(msgspec.Struct, frozen=True, kw_only=True):
 def read_message(
     text: str,
     *,
-    calls: CallForm | None,
-    thinking: bool,
+    calls: Sequence[CallForm],
+    tags: tuple[str, str] | None,
     source: object,
     opened: bool = False,
     tools: Tools = (),
@@ -41,9 +40,9 @@ def read_message(
 ) -> AssistantMessage:
     """The message in `text`, which has no end mark.
 
-    `calls` is None where the template writes none; `thinking` says whether it writes thinking at all; `opened`,
-    that the prompt has begun the thinking already; `harmony`, that answers are messages in channels. `tools`
-    are those that the model was offered. `source` is hashed into the calls' ids: equal answers to equal
+    `calls` are the forms in which calls may stand; `tags` the texts around reasoning, None where there is
+    none; `opened` says that the prompt has begun the reasoning already; `harmony`, that answers are messages
+    in channels. `tools` are those that the model was offered. `source` is hashed into the calls' ids: equal answers to equal
     prompts have equal ids.
     """
     if harmony:
@@ -53,19 +52,28 @@ def read_message(
             return AssistantMessage(content=text)
         return AssistantMessage(content=answer.content, reasoning=answer.reasoning, tool_calls=found)
     reasoning = ""
-    if thinking and (match := (_OPENED if opened else _THINKING).fullmatch(text)):
+    if tags and (match := _thinking(*tags, opened).fullmatch(text)):
         reasoning, text = match[1], match[2]
-    if calls and calls.opening in text:
-        before = text.index(calls.opening)
+    for form in calls:
+        before = text.find(form.opening)
+        if before < 0:
+            continue
         try:
-            found = _tool_calls(calls.read(text[before:], tools) or [], source)
+            found = _tool_calls(form.read(text[before:], tools) or [], source)
         except (Unreadable, ValueError, RecursionError):
-            found = ()
+            continue
         if found:
             return AssistantMessage(
                 content=text[:before].removesuffix("\n"), reasoning=reasoning, tool_calls=found
             )
     return AssistantMessage(content=text, reasoning=reasoning)
+
+
+@cache
+def _thinking(begin: str, end: str, opened: bool) -> re.Pattern[str]:
+    """A pattern of an answer with reasoning; its groups are the reasoning and the rest."""
+    before = "" if opened else rf"\s*{re.escape(begin)}\n?"
+    return re.compile(rf"{before}(.*?)\n?{re.escape(end)}\n*(.*)", re.DOTALL)
 
 
 def _tool_calls(found: Found, source: object) -> tuple[ToolCall, ...]:

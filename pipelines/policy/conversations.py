@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from orchard.pipelines.datasets.errors import DatasetError, ExampleError
-from orchard.pipelines.datasets.forms import OPENING
 from orchard.pipelines.datasets.tokenization import ChatTokenizer, Conversation
 from orchard.pipelines.policy.answers import AssistantMessage, read_message
 from orchard.pipelines.policy.call_forms import CallForm, form_of
@@ -22,6 +21,8 @@ from orchard.pipelines.vision.places import flat, picture_urls
 from orchard.schemas.decoding import Unreadable, decode
 from orchard.schemas.identity import digest
 
+_OPENING_TOKENS = 16
+"""Tokens of a prompt's end that hold the beginning of reasoning."""
 _REMEMBERED = 100_000
 _IMAGES = "images"
 """Field of a plain message for its pictures: it tells paths apart and is not rendered."""
@@ -48,10 +49,15 @@ class Prompts:
         self._tokenizer = tokenizer
         self._sampled: OrderedDict[str, tuple[int, ...]] = OrderedDict()
         template = tokenizer.template
-        self._thinking = not template.marks_itself or "<think>" in template.source
-        shown = self._shown(_CALLS)
+        self._tags = template.tags
+        try:
+            shown = self._shown(_CALLS)
+        except ValueError:
+            shown = ""
         self._harmony = CHANNEL in shown
-        self._calls = None if self._harmony else self._call_form(shown)
+        family = form_of(template.family_call)
+        self._calls = list(filter(None, (self._call_form(shown), family))) if _CALLS[0][0] in shown else []
+        """The template's own form, and the one that stands in for it."""
         used = {end for end in ends if self.token(end) in template.source}
         eos = tokenizer.tokenizer.eos_token_id
         self.stop_ids = frozenset({*tokenizer.ends.values(), *used, *([] if eos is None else [eos])})
@@ -87,19 +93,18 @@ class Prompts:
         return next((text[: -len(end)] for end in self._tokenizer.ends if text.endswith(end)), text)
 
     def _call_form(self, shown: str) -> CallForm | None:
-        """The form of calls, of an answer with a call; None where the template writes none."""
-        ((name, arguments),) = _CALLS
-        if name not in shown:
+        """The template's own form of calls, of an answer with one; None for gpt-oss's."""
+        if self._harmony:
             return None
         form = form_of(shown)
-        read = read_message(shown, calls=form, thinking=self._thinking, source=None).tool_calls
+        read = read_message(shown, calls=[form] if form else [], tags=self._tags, source=None).tool_calls
         if [(call.name, msgspec.json.decode(call.arguments)) for call in read] == list(_CALLS):
             return form
         form = learned_form(self._shown, f"{_ID[:-1]}[0-9]")
         if form is None:
             raise DatasetError(
-                f"the chat template of {self._tokenizer.template.name} writes calls in a form that the policy "
-                f"server does not read ({shown.strip()!r}): serve the model with vLLM or SGLang"
+                f"the chat template of {self._tokenizer.template.name} writes calls in a form that the "
+                f"policy server does not read ({shown.strip()!r}): serve the model with vLLM or SGLang"
             )
         return form
 
@@ -134,11 +139,12 @@ class Prompts:
         ids: Sequence[int],
     ) -> AssistantMessage:
         """The message that sampled tokens spell; both are remembered."""
-        opened = self._tokenizer.decode(prompt[-len(OPENING) :]).endswith(OPENING)
+        begun = self._tokenizer.decode(prompt[-_OPENING_TOKENS:]).rstrip()
+        opened = self._tags is not None and begun.endswith(self._tags[0])
         message = read_message(
             self.text(ids),
             calls=self._calls,
-            thinking=self._thinking,
+            tags=self._tags,
             opened=opened,
             tools=tools,
             harmony=self._harmony,

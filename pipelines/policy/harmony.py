@@ -27,8 +27,8 @@ class HarmonyAnswer:
 
 
 def read_harmony(text: str) -> HarmonyAnswer | None:
-    """The answer in a text that follows `<|start|>assistant` and has no end mark; None for a text that does not
-    follow the format to the letter."""
+    """The answer in a text that follows `<|start|>assistant` and has no end mark; None for a text that does
+    not follow the format to the letter."""
     said: dict[str, list[str]] = {"analysis": [], "commentary": [], "final": []}
     calls: Found = []
     at = 0

@@ -8,7 +8,6 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from os.path import commonprefix
 from typing import Any
 
 import msgspec
@@ -69,8 +68,8 @@ class _Frame:
     closing: re.Pattern[str]
 
     def read(self, text: str, arguments: Callable[[str, str, int], tuple[msgspec.Raw, int]]) -> Found | None:
-        """Read calls; `arguments` reads those of the named tool, from a place in the text, and returns where they
-        end. Raises ValueError."""
+        """Read calls; `arguments` reads those of the named tool, from a place in the text, and returns where
+        they end. Raises ValueError."""
         found: Found = []
         at = len(self.opening)
         while True:
@@ -115,7 +114,7 @@ def _values(write: Write, id_of: str) -> CallForm | None:
     """Arguments one by one."""
     text = write([("probe", {**_ONE[1], **_TWO[1]})])
     opening, mid, paired, following, again, closing = _cut(text, "probe", "alpha", "one", "beta", "two")
-    before_key = commonprefix([mid[::-1], following[::-1]])[::-1]
+    before_key = _prefix(mid[::-1], following[::-1])[::-1]
     value_end = following.removesuffix(before_key)
     if paired != again or not paired or not before_key or not value_end or not closing.startswith(value_end):
         return None
@@ -124,11 +123,11 @@ def _values(write: Write, id_of: str) -> CallForm | None:
     frame = _frame(write, opening, mid, closing, (f"one{value_end}", _TWO[0], ""), id_of)
     if frame is None:
         return None
+    begins = re.compile(_loose(before_key) if before_key.strip() else re.escape(before_key))
     ends = re.compile(
-        f"{re.escape(value_end)}(?={_loose(before_key)}|{frame.closing.pattern}"
+        f"{re.escape(value_end)}(?={begins.pattern}|{frame.closing.pattern}"
         + (f"|{frame.another.pattern})" if frame.another else ")")
     )
-    begins = re.compile(_loose(before_key))
 
     def read(text: str, tools: Tools) -> Found | None:
         def arguments(name: str, text: str, at: int) -> tuple[msgspec.Raw, int]:
@@ -153,7 +152,7 @@ def _frame(
     write: Write, opening: str, mid: str, closing: str, calls: tuple[str, str, str], id_of: str
 ) -> _Frame | None:
     """`calls` has the end of the first call's words, the name of the second and the end of its words."""
-    lead = commonprefix([opening, write([])])
+    lead = _prefix(opening, write([]))
     opening = opening.removeprefix(lead).strip()
     if not opening or re.search(id_of, opening):
         return None
@@ -168,6 +167,13 @@ def _frame(
         re.compile(_loose(another, id_of)) if another is not None else None,
         re.compile(_loose(closing, id_of)),
     )
+
+
+def _prefix(first: str, second: str) -> str:
+    """The text with which both begin."""
+    while not second.startswith(first):
+        first = first[:-1]
+    return first
 
 
 def _cut(text: str, *words: str) -> list[str]:

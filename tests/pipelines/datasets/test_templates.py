@@ -13,7 +13,8 @@ from orchard.pipelines.policy.conversations import Prompts
 OBJECTS = (
     "{%- for m in messages -%}{{ '<|im_start|>' + m.role + '\\n' + m.content }}"
     "{%- for c in m.tool_calls or [] -%}{{ '<tool_call>' + c.function.name }}"
-    "{%- for key, value in c.function.arguments.items() -%}{{ '\\n' + key + '=' + value }}{%- endfor -%}"
+    "{%- for key, value in c.function.arguments.items() -%}"
+    "{{ '\\n' + key + '=' + (value if value is string else value | tojson) + ';' }}{%- endfor -%}"
     "{{ '</tool_call>' }}{%- endfor -%}"
     "{{ '<|im_end|>\\n' }}{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
@@ -137,7 +138,7 @@ def test_the_end_mark_is_what_the_template_ends_an_answer_with(tokenizer: str, t
     messages = [ASK, said("a"), ASK, said("b", '{"command": "ls"}'), ASK, said("c")]
     found = chat.encode([Conversation("x", messages)])[0]
     texts = [chat.decode(found.input_ids[first:end].tolist()) for first, end in found.spans]
-    assert texts == ["a<|im_end|>", "b<tool_call>bash\ncommand=ls</tool_call><|im_end|>", "c<|im_end|>"]
+    assert texts == ["a<|im_end|>", "b<tool_call>bash\ncommand=ls;</tool_call><|im_end|>", "c<|im_end|>"]
     cut = chat.encode([Conversation("x", messages, cut=[1])])[0]
     assert cut.input_ids.tolist() == found.input_ids.tolist()
     assert chat.decode(cut.input_ids[slice(*cut.spans[0])].tolist()) == "a"
@@ -146,9 +147,16 @@ def test_the_end_mark_is_what_the_template_ends_an_answer_with(tokenizer: str, t
 
 
 def test_a_template_that_ends_no_answer_is_refused(tokenizer: str) -> None:
-    for template in (ENDLESS, ENDLESS + STOP):
-        with pytest.raises(DatasetError, match="teach a model to stop"):
-            with_template(tokenizer, template)
+    """Here the token that opens a user's message opens all others, too."""
+    with pytest.raises(DatasetError, match="teach a model to stop"):
+        with_template(tokenizer, ENDLESS)
+
+
+def test_each_answer_ends_as_the_last_one_does(tokenizer: str) -> None:
+    chat = with_template(tokenizer, ENDLESS + STOP, eos_token="<|endoftext|>")
+    text, spans = chat.render(Conversation("x", [ASK, said("a"), ASK, said("b")]))
+    assert [text[first:end] for first, end in spans] == ["a\n<|endoftext|>", "b\n<|endoftext|>"]
+    assert text[spans[0][1] : spans[1][0]] == "<|im_start|>user\n?\n<|im_start|>assistant\n"
 
 
 LOOKS_AHEAD = (

@@ -5,12 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchard.pipelines.datasets.forms import THINK
 from orchard.pipelines.policy.answers import AssistantMessage, read_message
 from orchard.pipelines.policy.call_forms import TAGGED, form_of
 
 
 def read(text, **options):
-    return read_message(text, **({"calls": TAGGED, "thinking": True, "source": "s"} | options))
+    return read_message(text, **({"calls": [TAGGED], "tags": THINK, "source": "s"} | options))
 
 
 def call(name="bash", arguments='{"command": "ls"}'):
@@ -44,14 +45,14 @@ DEEPSEEK = (
 )
 def test_calls_are_read_in_the_form_of_each_family(written):
     form = form_of(written)
-    message = read(f"I look.\n{written}", calls=form)
+    message = read(f"I look.\n{written}", calls=[form])
     assert message.content == "I look."
     assert [(each.name, each.arguments) for each in message.tool_calls] == [
         ("bash", "{}"),
         ("edit", '{"a": 1}'),
     ]
     for broken in (written[:-1], written + " and more", written.replace("{}", "[]")):
-        assert read(broken, calls=form) == AssistantMessage(content=broken)
+        assert read(broken, calls=[form]) == AssistantMessage(content=broken)
 
 
 def test_thinking_that_the_prompt_has_begun_ends_where_it_ends():
@@ -91,7 +92,7 @@ def test_what_is_not_a_whole_call_stays_text(text):
 
 def test_a_template_without_calls_or_thinking_has_none():
     text = f"<think>\nhm\n</think>\n{call()}"
-    assert read(text, calls=None, thinking=False).content == text
+    assert read(text, calls=[], tags=None).content == text
 
 
 @given(st.text(), st.dictionaries(st.text(), st.text() | st.integers()))
