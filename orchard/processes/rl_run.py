@@ -100,9 +100,14 @@ async def enter(session: Session, settings: RlSettings, told: Reporter = SILENT)
 
 
 def check_served(settings: RlSettings) -> None:
-    """Raises ModelError where the policy server does not run the run's model."""
+    """Raises ModelError where the policy server does not run the run's model, DatasetError where it cannot
+    serve its chat template."""
     if settings.engine is EngineKind.ORCHARD:
-        check_directory(Path(_newest(settings).path))
+        from orchard.pipelines.policy.conversations import Prompts
+
+        directory = Path(_newest(settings).path)
+        check_directory(directory)
+        Prompts.load(directory)
 
 
 def _newest(settings: RlSettings) -> Newest:

@@ -42,8 +42,8 @@ def read_message(
 
     `calls` are the forms in which calls may stand; `tags` the texts around reasoning, None where there is
     none; `opened` says that the prompt has begun the reasoning already; `harmony`, that answers are messages
-    in channels. `tools` are those that the model was offered. `source` is hashed into the calls' ids: equal answers to equal
-    prompts have equal ids.
+    in channels. `tools` are those that the model was offered. `source` is hashed into the calls' ids: equal
+    answers to equal prompts have equal ids.
     """
     if harmony:
         answer = read_harmony(text)

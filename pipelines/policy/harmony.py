@@ -31,7 +31,7 @@ def read_harmony(text: str) -> HarmonyAnswer | None:
     not follow the format to the letter."""
     said: dict[str, list[str]] = {"analysis": [], "commentary": [], "final": []}
     calls: Found = []
-    at = 0
+    at, ended = 0, False
     while match := _MESSAGE.match(text, at):
         to = match["before"] or match["after"] or ""
         if to:
@@ -40,10 +40,10 @@ def read_harmony(text: str) -> HarmonyAnswer | None:
             calls.append((to.removeprefix(_FUNCTIONS), msgspec.Raw(match["text"].encode())))
         else:
             said[match["channel"]].append(match["text"])
-        at = match.end()
-        if not match["end"]:
+        at, ended = match.end(), not match["end"]
+        if ended:
             break
-    if not at or at != len(text):
+    if not ended or at != len(text):
         return None
     content = "\n".join(said["commentary"] + said["final"])
     return HarmonyAnswer(content, "\n".join(said["analysis"]), calls)
