@@ -76,9 +76,14 @@ class ChatTemplate:
         written = self._turns is not None or self._probe.has_reasoning or THINK[0] in self.source
         return self._probe.tags if written else None
 
-    def answer(self, calls: Sequence[Message]) -> str:
-        """An answer of calls alone, with its end, from where the generation prompt ends."""
-        message = self._probe.adapted(said("", calls))
+    @property
+    def prompt(self) -> str:
+        """A prompt of one question."""
+        return self._probe.prompt
+
+    def answer(self, content: str, calls: Sequence[Message]) -> str:
+        """An answer with its end, from where the generation prompt ends."""
+        message = self._probe.adapted(said(content, calls))
         if self._turns is not None:
             return self._turns.answer(message)
         return self._written([ASK, message], (), False).removeprefix(self._probe.prompt)

@@ -36,6 +36,9 @@ from orchard.pipelines.datasets.probing import (
     said,
 )
 
+_EMPTY = re.compile(r"\A(<think>)?\n*</think>\n*")
+"""The beginning of an answer without reasoning, in templates that write it empty."""
+
 
 class TurnWriter:
     def __init__(self, render: Render, probe: TemplateProbe, vocabulary: Collection[str], mark: str) -> None:
@@ -90,7 +93,7 @@ class TurnWriter:
         the end mark."""
         reasoning = message.get("reasoning_content") or ""
         if reasoning and not self._probe.has_reasoning:
-            rest = self.answer({**message, "reasoning_content": ""}).removeprefix(CLOSE)
+            rest = _EMPTY.sub("", self.answer({**message, "reasoning_content": ""}))
             opened = self._opening and CLOSE.strip() not in self._opening
             return f"{'' if opened else OPENING}{reasoning}{CLOSE}{rest}"
         answer = self._native(message)
@@ -107,7 +110,7 @@ class TurnWriter:
             return answer
         _, close = THINK
         if close in self._opening:
-            return re.sub(r"\A(<think>)?\n*(</think>)?\n*", "", answer) if close in answer else answer
+            return _EMPTY.sub("", answer)
         if answer.startswith(THINK[0]):
             return answer.removeprefix(self._opening)
         return answer if answer.lstrip().startswith(close) else CLOSE + answer

@@ -58,6 +58,8 @@ class Prompts:
         family = form_of(template.family_call)
         self._calls = list(filter(None, (self._call_form(shown), family))) if _CALLS[0][0] in shown else []
         """The template's own form, and the one that stands in for it."""
+        if not template.marks_itself:
+            self._check_text()
         used = {end for end in ends if self.token(end) in template.source}
         eos = tokenizer.tokenizer.eos_token_id
         self.stop_ids = frozenset({*tokenizer.ends.values(), *used, *([] if eos is None else [eos])})
@@ -76,8 +78,29 @@ class Prompts:
         tokenizer = ChatTokenizer.load(str(directory))
         return cls(tokenizer, [ends] if isinstance(ends, int) else ends or ())
 
-    def _shown(self, calls: Calls) -> str:
-        """An answer of calls as the template writes it, without its end mark. Raises ValueError."""
+    def _check_text(self) -> None:
+        """Raises DatasetError where an answer of text is not read back."""
+        shown = self._shown((), "a")
+        read = read_message(
+            shown,
+            calls=[],
+            tags=self._tags,
+            source=None,
+            harmony=self._harmony,
+            opened=self._opened(self._tokenizer.template.prompt),
+        )
+        if read.content.strip() != "a":
+            raise DatasetError(
+                f"the chat template of {self._tokenizer.template.name} writes an answer's text in a form "
+                f"that the policy server does not read ({shown!r}): serve the model with vLLM or SGLang"
+            )
+
+    def _opened(self, prompt: str) -> bool:
+        """Whether a prompt has begun the reasoning."""
+        return self._tags is not None and prompt.rstrip().endswith(self._tags[0])
+
+    def _shown(self, calls: Calls, content: str = "") -> str:
+        """An answer as the template writes it, without its end mark. Raises ValueError."""
         written = [
             {
                 "id": f"{_ID[:-1]}{number}",
@@ -87,7 +110,7 @@ class Prompts:
             for number, (name, arguments) in enumerate(calls)
         ]
         try:
-            text = self._tokenizer.template.answer(written)
+            text = self._tokenizer.template.answer(content, written)
         except ExampleError as error:
             raise ValueError(str(error)) from error
         return next((text[: -len(end)] for end in self._tokenizer.ends if text.endswith(end)), text)
@@ -139,8 +162,7 @@ class Prompts:
         ids: Sequence[int],
     ) -> AssistantMessage:
         """The message that sampled tokens spell; both are remembered."""
-        begun = self._tokenizer.decode(prompt[-_OPENING_TOKENS:]).rstrip()
-        opened = self._tags is not None and begun.endswith(self._tags[0])
+        opened = self._opened(self._tokenizer.decode(prompt[-_OPENING_TOKENS:]))
         message = read_message(
             self.text(ids),
             calls=self._calls,
