@@ -81,20 +81,20 @@ class TurnWriter:
         spans = []
         at = len(pieces[0])
         for turn, following in zip(turns, [*turns[1:], None], strict=True):
-            answer = self.answer(messages[turn])
+            answer = self.answer(messages[turn], pieces[-1].endswith(self._opening))
             rest = self._between(messages[turn], messages[turn + 1 : following], following is not None)
             pieces += [answer, rest]
             spans.append((at, at + len(answer)))
             at += len(answer) + len(rest)
         return "".join(pieces), spans
 
-    def answer(self, message: Message) -> str:
-        """An assistant message from the end of the generation prompt, which may have begun the reasoning, to
-        the end mark."""
+    def answer(self, message: Message, opened: bool = True) -> str:
+        """An assistant message from the end of the generation prompt to the end mark; `opened` says whether
+        that prompt begins the reasoning, where prompts of this template do."""
         reasoning = message.get("reasoning_content") or ""
         if reasoning and not self._probe.has_reasoning:
-            rest = _EMPTY.sub("", self.answer({**message, "reasoning_content": ""}))
-            opened = self._opening and CLOSE.strip() not in self._opening
+            rest = _EMPTY.sub("", self.answer({**message, "reasoning_content": ""}, opened))
+            opened = opened and bool(self._opening) and CLOSE.strip() not in self._opening
             return f"{'' if opened else OPENING}{reasoning}{CLOSE}{rest}"
         answer = self._native(message)
         if answer is None:
@@ -102,7 +102,7 @@ class TurnWriter:
             lead = lead.partition(TEXT)[0].removeprefix(self._prompt)
             calls = message.get("tool_calls") or ()
             answer = self._form(lead, message.get("content") or "", calls) + self._end_of(message).closing
-        return self._continued(answer)
+        return self._continued(answer) if opened else answer
 
     def _continued(self, answer: str) -> str:
         """The rest of an answer whose reasoning the generation prompt has begun, or, empty, also ended."""
@@ -112,7 +112,7 @@ class TurnWriter:
         if close in self._opening:
             return _EMPTY.sub("", answer)
         if answer.startswith(THINK[0]):
-            return answer.removeprefix(self._opening)
+            return answer.removeprefix(self._opening).removeprefix(THINK[0])
         return answer if answer.lstrip().startswith(close) else CLOSE + answer
 
     def _native(self, message: Message) -> str | None:

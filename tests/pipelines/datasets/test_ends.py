@@ -120,7 +120,7 @@ def test_values_have_the_types_of_the_tool(tokenizer: str, tmp_path: Path) -> No
 
 def test_calls_that_cannot_be_read_back_are_refused(tokenizer: str) -> None:
     chat = with_template(
-        tokenizer, OBJECTS.replace("(value if value is string else value | tojson)", "(value | upper)")
+        tokenizer, OBJECTS.replace("(value if value is string else value | tojson)", "(value ~ value)")
     )
     with pytest.raises(DatasetError, match="in a form that the policy server does not read"):
         Prompts(chat)
