@@ -1,9 +1,8 @@
 """`make bench`: every benchmark in its own process, each figure beside its ceiling of the same run.
 
-The result of each is written when it ends, to docs/benchmarks/results/NAME.json, and
-docs/benchmarks/results.md is made of all that are there: an interrupted run keeps what it has. With
-`--rounds N` a benchmark runs N times, and each figure has its median and its range. Nothing is asserted:
-speed is measured here and never in a test.
+The result of each is written under docs/benchmarks/results when it ends, and docs/benchmarks/results.md is
+made of all that are there: an interrupted run keeps what it has. With `--rounds N` a benchmark runs N times,
+and each figure has its median and its range. Nothing is asserted: speed is measured here and never in a test.
 """
 
 import argparse
