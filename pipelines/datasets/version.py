@@ -30,7 +30,12 @@ _TOOLS = (
     "workers/harnesses/__init__.py",
     "workers/harnesses/*_prompts.py",
 )
-_HELD_OUT = ("pipelines/tasks/overlap.py", "pipelines/tasks/held_out.py", "workers/episode/diffs.py")
+_HELD_OUT = (
+    "pipelines/tasks/contamination.py",
+    "pipelines/tasks/held_out.py",
+    "pipelines/tasks/overlap.py",
+    "workers/episode/diffs.py",
+)
 
 
 def sources() -> Iterator[Path]:

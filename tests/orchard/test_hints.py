@@ -59,7 +59,7 @@ def wrong(hint: str, commands: dict[str, Any]) -> str:
         *FLAGS,
         *(option for one in command.params for option in (*one.opts, *one.secondary_opts)),
     }
-    given = {word.partition("=")[0] for word in words if word.startswith("-")}
+    given = {word.partition("=")[0] for word in words if word.startswith("-") and word != "-"}
     return f"no option {', '.join(given - known)} in: orchard {hint}" if given - known else ""
 
 

@@ -85,7 +85,8 @@ async def test_every_address_leads_through_the_proxy(tmp_path: Path, *, strips: 
             async with http.get(BASE + path) as reply:
                 led = re.findall(r' (?:href|src|action)="([^"]*)"', await reply.text())
             assert reply.status == 200 and led, path
-            assert [each for each in led if not each.startswith((f"{BASE}/", "#"))] == [], path
+            said = "https://pages.example/"  # a link in a task's own words
+            assert [each for each in led if not each.startswith((f"{BASE}/", "#", said))] == [], path
         await page.goto(f"{url}{BASE}/rollouts")
         await page.locator("#pulse").wait_for(state="visible")
         told = await page.locator("#counted").inner_text()
