@@ -32,7 +32,7 @@ async def packed(root: int, path: str) -> AsyncIterator[AsyncIterator[bytes]]:
     ours.setblocking(False)
 
     def pack() -> None:
-        with theirs, theirs.makefile("wb", buffering=0) as target:
+        with theirs, theirs.makefile("wb", buffering=CHUNK) as target:  # raw, a signal could cut a write
             directories.pack(directory, target)
 
     packing = asyncio.create_task(asyncio.to_thread(pack))

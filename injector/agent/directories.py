@@ -262,9 +262,10 @@ def _place(archive: tarfile.TarFile, entry: tarfile.TarInfo, directory: int, par
         _set_mode(parent, name, entry.mode & 0o7777)
     elif entry.isreg():
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(name, flags, 0o600, dir_fd=parent), "wb", buffering=0) as target:
+        with os.fdopen(os.open(name, flags, 0o600, dir_fd=parent), "wb", buffering=CHUNK) as target:
             for piece in _content(archive, entry):
-                target.write(piece)
+                target.write(piece)  # raw, one that the disk has no room for could end early in silence
+            target.flush()
             _own(entry, target.fileno())
             os.fchmod(target.fileno(), entry.mode & 0o7777)
             os.utime(target.fileno(), (entry.mtime, entry.mtime))

@@ -19,6 +19,7 @@ from nats.errors import NoRespondersError
 
 from orchard.schemas.queues import Queue
 from orchard.streams.connection import Connection, connect
+from orchard.streams.errors import NatsRefused
 from orchard.streams.server import find_binary
 from orchard.streams.settings import NatsSettings
 from orchard.streams.tasks import end
@@ -176,11 +177,14 @@ async def refused(server: Server, subject: str) -> bool:
             if "permissions violation" in str(error).lower() and not answer.done():
                 answer.set_result(True)
 
-        async with connect(settings, name="worker") as connection:
-            connection.nats._error_cb = hear
-            asking = asyncio.create_task(_no_responders(connection, subject))
-            await asyncio.wait([asking, answer], return_when=asyncio.FIRST_COMPLETED)
-            await end(asking)
+        try:
+            async with connect(settings, name="worker") as connection:
+                connection.nats._error_cb = hear
+                asking = asyncio.create_task(_no_responders(connection, subject))
+                await asyncio.wait([asking, answer], return_when=asyncio.FIRST_COMPLETED)
+                await end(asking)
+        except NatsRefused:
+            continue  # in the instant in which the server changes its accounts
         if answer.done():
             return True
         if asking.result():

@@ -2,12 +2,19 @@
 
 import asyncio
 import io
+import os
+import resource
+import signal
 import tarfile
+import threading
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from orchard.injector.agent import archives, directories
+from orchard.injector.agent.errors import RequestInvalid
 from orchard.injector.errors import SandboxFileMissing, SandboxRequestInvalid
 from orchard.schemas.sandboxes import CreateSandbox, ExecRequest, Job
 from tests.injector.direct import Direct
@@ -204,3 +211,43 @@ async def test_a_header_without_end_is_not_read_into_memory(box: Box) -> None:
     huge.size = 1 << 40
     with pytest.raises(SandboxRequestInvalid, match="extended header"):
         await box.write("/workspace/d", huge.tobuf(tarfile.GNU_FORMAT) + b"x" * 1024)
+
+
+async def test_a_signal_cuts_no_archive(tmp_path: Path) -> None:
+    """One that arrives at the thread that packs, while the reader is slow."""
+    (tmp_path / "packed").mkdir()
+    (tmp_path / "packed" / "large").write_bytes(b"x" * 10_000_000)
+    root = os.open(tmp_path, os.O_RDONLY)
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    known = set(threading.enumerate())
+    read = io.BytesIO()
+    try:
+        async with archives.packed(root, "/packed") as pieces:
+            async for piece in pieces:
+                read.write(piece)
+                for thread in set(threading.enumerate()) - known:
+                    signal.pthread_kill(thread.ident or 0, signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        os.close(root)
+    with tarfile.open(fileobj=io.BytesIO(read.getvalue())) as archive:
+        assert [len(archive.extractfile(one).read()) for one in archive if one.isreg()] == [10_000_000]  # type: ignore[union-attr]
+
+
+async def test_a_file_without_room_is_no_shorter_file(tmp_path: Path) -> None:
+    """The system writes as much as there is room for, and says so only at the next write."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        entry = tarfile.TarInfo("large")
+        entry.size = 150_000
+        archive.addfile(entry, io.BytesIO(bytes(150_000)))
+    packed.seek(0)
+    root = os.open(tmp_path, os.O_RDONLY)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(RequestInvalid, match="`large`: File too large"):
+            directories.unpack(root, "/made", packed)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        os.close(root)

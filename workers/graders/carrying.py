@@ -76,18 +76,24 @@ async def carry(
 
 
 def keep_data(source: IO[bytes], target: IO[bytes]) -> None:
-    """Copies the files, directories and links of a whole tar archive to another one, with ordinary modes."""
+    """Copies the files, directories and links of a tar archive to another one, with ordinary modes. Raises
+    InfrastructureError (SANDBOX_UNAVAILABLE) for an archive that is not whole."""
     source.seek(0)
-    with (
-        tarfile.open(fileobj=source, mode="r:") as found,
-        tarfile.open(fileobj=target, mode="w", format=tarfile.PAX_FORMAT) as kept,
-    ):
-        for entry in found:
-            entry.mode &= _ORDINARY
-            if entry.isreg():
-                kept.addfile(entry, found.extractfile(entry))
-            elif entry.isdir() or entry.issym() or entry.islnk():
-                kept.addfile(entry)
+    try:
+        with (
+            tarfile.open(fileobj=source, mode="r:") as found,
+            tarfile.open(fileobj=target, mode="w", format=tarfile.PAX_FORMAT) as kept,
+        ):
+            for entry in found:
+                entry.mode &= _ORDINARY
+                if entry.isreg():
+                    kept.addfile(entry, found.extractfile(entry))
+                elif entry.isdir() or entry.issym() or entry.islnk():
+                    kept.addfile(entry)
+    except tarfile.ReadError as error:
+        raise InfrastructureError(
+            AbortCause.SANDBOX_UNAVAILABLE, f"the sandbox sent no whole archive: {error}"
+        ) from error
 
 
 def _temporary() -> IO[bytes]:

@@ -219,7 +219,9 @@ async def test_it_holds_at_any_moment_while_everything_moves(
         chance = random.Random(seed)
         tries = 0
         async with Claims(connection, Queue()) as claims:
-            while (claim := await claims.next(0.5)) is not None:
+            while (claim := await claims.next(0.5)) is not None or not submitting.done():
+                if claim is None:
+                    continue
                 request = _decode(claim.body)
                 tries += 1
                 if chance.random() < 0.3:
@@ -241,7 +243,8 @@ async def test_it_holds_at_any_moment_while_everything_moves(
     writer = asyncio.create_task(
         Writer(store, connection, WriterSettings(commit_rows=20, commit_seconds=0.5)).run(stop)
     )
-    moving = [asyncio.create_task(_everything(campaigns.submit(spec)))]
+    submitting = asyncio.create_task(_everything(campaigns.submit(spec)))
+    moving = [submitting]
     moving += [asyncio.create_task(work(seed)) for seed in range(3)]
     checks = 0
     while not all(task.done() for task in moving) or checks < 3:
