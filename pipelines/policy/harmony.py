@@ -1,5 +1,5 @@
 """Reads answers of gpt-oss, which are messages in channels: `analysis` is reasoning, `commentary` with a
-recipient is a call, all other text is said to the user (github.com/openai/harmony, docs/format.md).
+recipient is a call, all other text is said to the user (github.com/openai/harmony, its page on the format).
 """
 
 import re

@@ -1,8 +1,8 @@
 """`python -m tests.benchmarks.pretrained [OUTCOME.json ...]`: what `make demo-pretrained` reached over seeds.
 
 Takes what finished runs wrote: by default in their stores here, .orchard-pretrained-SEED. It is kept by seed
-in docs/benchmarks/pretrained.json, so that seeds can come one by one and their stores go; pretrained.md is
-made from all of them. A seed is one observation.
+under docs/benchmarks, so that seeds can come one by one and their stores go; a page beside it is made from
+all of them. A seed is one observation.
 """
 
 import sys
