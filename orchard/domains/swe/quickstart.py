@@ -227,7 +227,7 @@ async def _prepare_tasks(session: Session, wanted: int, told: Reporter) -> None:
     if the catalogue ends."""
 
     async def made(limit: int) -> int:
-        parts = Part(told, of=wanted)
+        parts = PartReporter(told, of=wanted)
         return await synthesize_tasks(session, packages=[], limit=limit, concurrency=3, told=parts)
 
     new = await made(min(FIRST_TASKS, wanted))
@@ -268,7 +268,7 @@ class Proofs:
         ids = {task.ref.task_id for task in tasks if task.state == "imported"} - self._ids
         self._ids |= ids
         if ids:
-            told = Part(self._told)
+            told = PartReporter(self._told)
             # Making a task has run its tests once with the known solution and once without.
             proving = validate_tasks(self._session, ids=sorted(ids), runs=2, concurrency=3, told=told)
             self._batches.append(asyncio.create_task(proving))
@@ -283,7 +283,7 @@ class Proofs:
             await end(batch)
 
 
-class Part(Reporter):
+class PartReporter(Reporter):
     """Reports a part of the work: its progress as that of `of` items, of which there may be more, or not at
     all."""
 
