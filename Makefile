@@ -12,7 +12,8 @@ quickstart: $(PRODUCT) debian  ## the main job: synthesize tasks, run a campaign
 	$(BIN)/orchard quickstart $(ARGS)
 
 # Four processes on two cores: much of a test is waiting, for a disk, a lease or a process that starts.
-PYTEST := $(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder --durations 10
+# A test that ends its process ends the run: with a new process in its place, xdist may wait for ever.
+PYTEST := $(BIN)/pytest -n 4 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder --durations 10
 # Each test starts processes, and each of those would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
