@@ -1,5 +1,7 @@
 """Generated text read back into messages: what the template writes, and nothing that it would not."""
 
+import json
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 from orchard.pipelines.datasets.forms import THINK
 from orchard.pipelines.policy.answers import AssistantMessage, read_message
 from orchard.pipelines.policy.call_forms import TAGGED, form_of
+from orchard.pipelines.policy.learned_forms import learned_form
 
 
 def read(text, **options):
@@ -110,3 +113,21 @@ def test_arguments_come_back_as_they_were_written(content, arguments):
 def test_no_text_is_lost_or_raises(text):
     message = read(text)
     assert message.tool_calls or message.reasoning or message.content == text
+
+
+def written(separator):
+    def write(calls):
+        texts = []
+        for name, arguments in calls:
+            values = [
+                (key, each if isinstance(each, str) else json.dumps(each)) for key, each in arguments.items()
+            ]
+            texts.append(f"{name}:" + "".join(f"<k>{key}=<v>{value}</v>" for key, value in values))
+        return f"<calls>{separator.join(texts)}</calls>" if calls else ""
+
+    return write
+
+
+def test_a_form_in_which_two_calls_are_read_as_something_else_is_not_taken():
+    assert learned_form(written("<next>"), "an id")
+    assert learned_form(written("<k>"), "an id") is None
