@@ -133,6 +133,29 @@ async def test_prompts_are_drawn_without_it_and_the_reasons_are_counted(keep, au
         choose_tasks(store, TaskPool(exclude=("*",)), Counter())
 
 
+async def test_prompts_are_measured_often_enough_and_neither_too_easy_nor_too_hard(
+    keep, author, tmp_path: Path
+) -> None:
+    solved = {"good-1": (4, 8), "good-2": (5, 8), "sibling": (0, 8), "near": (3, 7), "held-1": (1, 8)}
+    measuring = Author("measuring")
+    rollouts = [
+        event
+        for task, (resolved, graded) in solved.items()
+        for sample in range(graded)
+        for event in measuring.rollout(sample, ["submit"], resolved=sample < resolved, task=task)
+    ]
+    store = await keep([*stored(author, tmp_path / "store"), *rollouts])
+    counts: Counter[str] = Counter()
+    pool = TaskPool(measured_in="measuring", above=0.0, at_most=0.5, measured_rollouts=8)
+    assert [ref.task_id for ref in choose_tasks(store, pool, counts)] == ["good-1", "held-1"]
+    assert +counts == {"measured_too_rarely": 1}
+    often = msgspec.structs.replace(pool, measured_rollouts=9)
+    with pytest.raises(RunError, match="lower `tasks.measured_rollouts`"):
+        choose_tasks(store, often, Counter())
+    with pytest.raises(RunError, match="widen `tasks.above` and `tasks.at_most`"):
+        choose_tasks(store, msgspec.structs.replace(pool, above=0.5, at_most=0.6), Counter())
+
+
 async def test_what_an_evaluation_in_the_log_asked_for_is_held_out(
     keep, author, tokenizer: str, tmp_path: Path
 ) -> None:
