@@ -1,10 +1,7 @@
 """`python -m tests.pipelines.rl.killed_trainer`: a trainer that kills itself with SIGKILL at one place."""
 
 import asyncio
-import os
-import signal
 import sys
-from collections.abc import Callable
 
 import msgspec
 
@@ -16,33 +13,13 @@ from orchard.pipelines.sft.checkpoints import Checkpoints
 from orchard.pipelines.sft.processes import joined
 from orchard.storage.blobs import BlobStore
 from orchard.streams.connection import connect
-from orchard.streams.publisher import Publisher
 from orchard.streams.settings import NatsSettings
-
-
-def die(*_: object) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def kill_at(place: str) -> None:
-    """Patch what comes at that place of the first step."""
-    event: Callable[..., object] = Publisher.event
-
-    async def before_event(self: Publisher, event_: object) -> object:
-        kind = getattr(event_, "type", "")
-        if (place, kind) == ("before update", "policy.updated"):
-            die()
-        found = await event(self, event_)  # type: ignore[misc]
-        if (place, kind) == ("after update", "policy.updated"):
-            die()
-        return found
-
-    if place == "before checkpoint":
-        Checkpoints.save = die  # type: ignore[method-assign,assignment]
-    Publisher.event = before_event  # type: ignore[method-assign,assignment]
+from tests.pipelines.rl.killing import die, kill_at
 
 
 async def main(url: str, store: str, server: str, key: str, place: str, raw: str) -> None:
+    if place == "before checkpoint":
+        Checkpoints.save = die  # type: ignore[method-assign,assignment]
     kill_at(place)
     settings = msgspec.json.decode(raw, type=RlSettings)
     blobs = BlobStore(store)

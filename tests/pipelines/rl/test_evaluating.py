@@ -1,6 +1,8 @@
 """Policy versions are evaluated in the run: what a score is, who waits, what a killed process repeats."""
 
 import asyncio
+import signal
+import sys
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
@@ -11,7 +13,6 @@ import pytest
 import torch
 
 from orchard.pipelines.campaigns.scores import interval
-from orchard.pipelines.rl import evaluating
 from orchard.pipelines.rl.coordinator import Coordinator, begin
 from orchard.pipelines.rl.evaluating import evaluated
 from orchard.pipelines.rl.plan import RunPlan, StepCurriculum, plan_hash
@@ -30,6 +31,7 @@ from orchard.storage.blobs import BlobStore
 from orchard.streams.connection import Connection
 from orchard.streams.publisher import Publisher
 from orchard.streams.replay import replay
+from orchard.streams.server import EmbeddedServer
 from tests.pipelines.policy.small_models import write_model
 from tests.pipelines.rl.test_coordinator import blobs, connection, fair, outcome, plan, train, workers
 from tests.pipelines.rl.written_log import TASKS, run_settings, whole_group
@@ -39,6 +41,12 @@ __all__ = ["blobs", "connection"]
 HELD_OUT = tuple(
     TaskRef(task_id=f"held-{number}", source="suite", repo="c/d", blob=BlobRef(sha256="0" * 64, size=1))
     for number in range(3)
+)
+
+
+KILLED_AT = (
+    *("before evaluation.planned", "after evaluation.planned"),
+    *("before policy.evaluated", "after policy.evaluated"),
 )
 
 
@@ -99,40 +107,32 @@ def test_all_versions_have_the_steps_of_the_end() -> None:
     assert len(set(ids)) == 12
 
 
-@pytest.mark.parametrize("killed", ["never", "while it asks", "while they run"])
-async def test_no_rollout_is_evaluated_twice_whoever_is_killed(
-    connection: Connection, blobs: BlobStore, killed: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("killed_at", [(), pytest.param(KILLED_AT, marks=pytest.mark.slow)])
+async def test_no_rollout_is_evaluated_twice_wherever_the_coordinator_is_killed(
+    nats_server: EmbeddedServer, connection: Connection, blobs: BlobStore, killed_at: tuple[str, ...]
 ) -> None:
     run = evaluating_plan()
     start = await begin(connection, blobs, run)
-    begun, served = asyncio.Event(), list[int]()
+    served = list[int]()
 
     def judge(request: RolloutRequest, number: int) -> float | None:
         if not run.is_evaluation(request.campaign):
             return fair(request, number)
-        begun.set()
         version = int(request.campaign.removeprefix("run-v"))
         return 1.0 if request.sample or version else -1.0
 
     async def wait_for(version: int) -> None:
         served.append(version)
 
-    def dies(*_: object) -> None:
-        raise OSError("killed")
-
-    async with asyncio.timeout(90), workers(connection, judge) as runs:
-        if killed == "while it asks":
-            with monkeypatch.context() as patch, pytest.raises(OSError, match="killed"):
-                patch.setattr(evaluating, "rollout_entry", dies)
-                await Coordinator(connection, run, blobs=blobs).run(start)
-        if killed == "while they run":
-            first = asyncio.create_task(Coordinator(connection, run, blobs=blobs).run(start))
-            await begun.wait()
-            first.cancel()
-            with suppress(asyncio.CancelledError):
-                await first
-        again = Coordinator(connection, run, wait_for, blobs=blobs)
-        await asyncio.gather(train(connection, run, start), again.run(start))
+    async with asyncio.timeout(200), workers(connection, judge) as runs:
+        for place in killed_at:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "tests.pipelines.rl.killed_coordinator"),
+                *(nats_server.url, blobs.url, run.name, place),
+            )
+            assert await process.wait() == -signal.SIGKILL, place
+        last = Coordinator(connection, run, wait_for, blobs=blobs)
+        await asyncio.gather(train(connection, run, start), last.run(start))
     expected = [request.rollout_id for version in (0, 2, 4) for request in run.eval_requests(version)]
     assert [runs[name] for name in expected] == [1] * 18
     made = await all_facts(connection, PolicyEvaluated)
@@ -140,7 +140,7 @@ async def test_no_rollout_is_evaluated_twice_whoever_is_killed(
     assert len(await all_facts(connection, EvaluationPlanned)) == 3
     asked = Counter(fact.rollout_id for fact in await all_facts(connection, RolloutRequest))
     assert max(asked[name] for name in expected) == 1
-    assert {0, 2, 4} <= set(served) if killed != "while they run" else {2, 4} <= set(served)
+    assert {2, 4} <= set(served)
     order = [
         (type(fact).__name__, fact.version)
         for fact in await all_facts(connection, PolicyEvaluated, PolicyUpdated)

@@ -265,7 +265,7 @@ async def test_a_run_killed_anywhere_repeats_no_group_and_skips_none(
         await publisher.events(whole_group(plan, prompt))
     store = str(tmp_path / "store")
     raw = msgspec.json.encode(settings).decode()
-    for place in ("before checkpoint", "before update", "after update"):
+    for place in ("before checkpoint", "before policy.updated", "after policy.updated"):
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tests.pipelines.rl.killed_trainer"),
             *(nats_server.url, store, address(server), KEY, place, raw),
