@@ -1,5 +1,6 @@
 """`python -m orchard` is the `orchard` command."""
 
+import gc
 import os
 import signal
 import sys
@@ -17,6 +18,7 @@ def main() -> None:
         os.environ["PYTHONUTF8"] = "1"
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     os.environ.update(ARROW_ALLOCATOR)
+    gc.set_threshold(20_000, 20, 20)  # imports make hardly any garbage
     try:
         from orchard.cli.app import main as run
 
