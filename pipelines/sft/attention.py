@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as functional
 from torch.nn.attention import varlen
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
 
 from orchard.pipelines.models.errors import ModelError
 
@@ -34,8 +34,8 @@ def use_packed_attention(model: PreTrainedModel) -> None:
             f"{config.model_type} has layers of type {', '.join(sorted(strange))}, which would mix packed "
             "examples: set `packing = false`"
         )
+    # Of an attention without a mask function, `transformers` makes no mask.
     AttentionInterface.register(PACKED, packed_attention)
-    AttentionMaskInterface.register(PACKED, _no_mask)
     try:
         # A vision tower keeps its own attention: each picture is seen whole, not from its begin on.
         model.set_attn_implementation({"text_config": PACKED} if config is not model.config else PACKED)
@@ -136,7 +136,3 @@ def _by_kernel(
     attended = varlen.varlen_attn(q, k, v, starts, starts, longest, longest, **options)
     assert isinstance(attended, torch.Tensor)
     return attended[None]
-
-
-def _no_mask(*_: Any, **__: Any) -> None:
-    """Replaces the mask function of `transformers`: there is no mask."""

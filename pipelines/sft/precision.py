@@ -1,8 +1,8 @@
 """bfloat16 weights for the passes of a step, with float32 masters that the optimizer updates.
 
-Mixed precision with master weights (https://arxiv.org/abs/1710.03740, section 3.1). Between two steps the model
-has its float32 weights alone, so optimizers, checkpoints and saved models know of nothing else. Sharded models
-have the same from FSDP2.
+Mixed precision with master weights (https://arxiv.org/abs/1710.03740, section 3.1). Between two steps the
+model has its float32 weights alone, so optimizers, checkpoints and saved models know of nothing else. Sharded
+models have the same from FSDP2.
 """
 
 from collections.abc import Iterator
@@ -13,8 +13,8 @@ from torch.nn import Module, Parameter
 
 
 class BFloat16Copies:
-    """The copies of one model's weights, on the device. Weights that do not train are there in bfloat16 alone:
-    their float32 values move to the CPU."""
+    """The copies of one model's weights, on the device. Weights that do not train are there in bfloat16
+    alone: their float32 values move to the CPU."""
 
     def __init__(self, model: Module, device: torch.device) -> None:
         self._places: list[tuple[Module, str, Parameter, Parameter]] = []

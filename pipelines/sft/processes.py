@@ -102,8 +102,8 @@ Passes = Callable[[], AbstractContextManager[None]]
 
 
 def shard(model: torch.nn.Module, processes: Processes, precision: Precision) -> Passes:
-    """Put a model on the device: whole, or spread over the processes, a layer at a time. All of its passes are
-    to run within what this returns: there its weights have the precision.
+    """Put a model on the device: whole, or spread over the processes, a layer at a time. All of its passes
+    are to run within what this returns: there its weights have the precision.
 
     Each layer goes to the device as it is cut, so that no device ever holds the whole model.
     """

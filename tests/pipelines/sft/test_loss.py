@@ -40,11 +40,11 @@ def plain_step(model, rows):
     return loss.item(), gradient
 
 
-def trainer_of(model, rows, **changes):
+def trainer_of(model, rows, reference=None, **changes):
     settings = settings_from(
         {"dataset": "-", "out": "-", "model": "-", "global_batch": len(rows), "context": 100} | changes
     )
-    return SftTrainer(settings, rows, model, ALONE)
+    return SftTrainer(settings, rows, model, ALONE, reference=reference)
 
 
 @pytest.mark.parametrize(
