@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 from orchard.pipelines.models.errors import ModelError
 from orchard.pipelines.sft.settings import Optimization, TrainingError
 
-BACKEND = "inductor"
-"""Compiler of layers, of those that torch has."""
+COMPILER: dict[str, Any] = {"backend": "inductor", "options": {"deterministic": True}}
+"""Which of torch's compilers; what it would choose by measuring might round otherwise in a resumed run."""
 
 
 def layers_of(model: torch.nn.Module) -> list[torch.nn.Module]:
@@ -36,10 +36,10 @@ def prepare_layers(model: torch.nn.Module, *, checkpointing: bool, compiled: boo
     for layer in layers:
         forward: Callable[..., Any] = layer.forward
         if compiled:
-            forward = torch.compile(forward, dynamic=True, backend=BACKEND)
+            forward = torch.compile(forward, dynamic=True, **COMPILER)
         if checkpointing:
             forward = partial(checkpoint, forward, use_reentrant=False)
-        layer.forward = forward  # type: ignore[method-assign]
+        layer.forward = forward
 
 
 def compiles(settings: Optimization, device: torch.device, *, replays: bool = False) -> bool:

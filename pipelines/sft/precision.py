@@ -46,7 +46,7 @@ class BFloat16Copies:
                 else:
                     master.grad.add_(gradient)
 
-            copy.register_post_accumulate_grad_hook(add)
+            copy.register_post_accumulate_grad_hook(add)  # type: ignore[no-untyped-call]
         return copy
 
     @contextmanager

@@ -38,7 +38,7 @@ def versions() -> int:
 def test_a_layer_with_the_kernel_is_one_graph_for_packs_of_all_lengths(monkeypatch):
     """As on a GPU: traced without a break, on tensors without values."""
     monkeypatch.setattr(attention, "kernel_takes", lambda _: True)
-    monkeypatch.setattr(layers, "BACKEND", "aot_eager")
+    monkeypatch.setattr(layers, "COMPILER", {"backend": "aot_eager"})
     model = new_model(SHAPE, vocabulary=VOCABULARY, seed=3).to(META, torch.bfloat16)
     use_packed_attention(model)
     prepare_layers(model, checkpointing=False, compiled=True)
@@ -61,7 +61,7 @@ def test_a_layer_with_the_kernel_is_one_graph_for_packs_of_all_lengths(monkeypat
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_steps_of_compiled_layers_are_those_of_others(monkeypatch, checkpointing):
-    monkeypatch.setattr(layers, "BACKEND", "aot_eager")
+    monkeypatch.setattr(layers, "COMPILER", {"backend": "aot_eager"})
     rows, losses, graphs = token_rows(40, longest=90), [], []
     for compiled in (False, True):
         model = new_model(SHAPE, vocabulary=VOCABULARY, seed=3)

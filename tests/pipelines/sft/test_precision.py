@@ -146,6 +146,7 @@ def test_preferences_in_bfloat16_have_a_reference_in_bfloat16(model):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("installed")
 def test_torchrun_trains_in_bfloat16_on_two_cpus(run_settings, tmp_path):
     """FSDP2 over gloo."""
     one, two = (
