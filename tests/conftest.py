@@ -4,12 +4,14 @@ import os
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from orchard.streams.server import EmbeddedServer
+from orchard.streams.errors import ServerFailed
+from orchard.streams.server import EmbeddedServer, find_binary
 
 # A shell's background job ignores these, and so would every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -62,7 +64,20 @@ of_each_test = pytest.fixture(autouse=True)(_environment_comes_back)
 
 
 @pytest.fixture
+def installed() -> None:
+    """For tests of the command line, which tells its version: a GPU node has the files alone."""
+    try:
+        metadata.distribution("orchard-pipeline")
+    except metadata.PackageNotFoundError:
+        pytest.skip("orchard-pipeline is not installed: run `pip install -e .`")
+
+
+@pytest.fixture
 async def nats_server(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
-    """A real NATS server of this test's own."""
+    """A real NATS server of this test's own. A GPU node has none."""
+    try:
+        find_binary()
+    except ServerFailed as error:
+        pytest.skip(str(error))
     async with EmbeddedServer(tmp_path / "nats") as server:
         yield server

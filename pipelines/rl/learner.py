@@ -24,10 +24,11 @@ from orchard.pipelines.rl.settings import RlSettings
 from orchard.pipelines.rl.turn_rewards import turn_advantages
 from orchard.pipelines.sft.adapters import add_adapter
 from orchard.pipelines.sft.attention import use_packed_attention
+from orchard.pipelines.sft.layers import compiles, prepare_layers
 from orchard.pipelines.sft.loss import Pack, make_pack
 from orchard.pipelines.sft.picture_packs import Eyes
 from orchard.pipelines.sft.preparation import adam, set_rate
-from orchard.pipelines.sft.processes import Processes, autocast, clipped, finite, last_backward, shard
+from orchard.pipelines.sft.processes import Processes, clipped, finite, last_backward, shard
 from orchard.pipelines.sft.schedule import process_packs
 from orchard.pipelines.vision.places import Misplaced
 from orchard.pipelines.vision.reading import BadPicture
@@ -128,15 +129,15 @@ class Learner:
             reference.eval().requires_grad_(False)
             use_packed_attention(reference)
             shard(reference, processes, settings.precision)
-        model.to(processes.device)
         model.eval()  # dropout would make the trained policy another one than the sampled
         use_packed_attention(model)
-        if settings.activation_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
-            for module in model.modules():  # it is done in training alone, and dropout stays off
-                module.training = hasattr(module, "gradient_checkpointing")
+        prepare_layers(
+            model,
+            checkpointing=settings.activation_checkpointing,
+            compiled=compiles(settings, processes.device, replays=settings.router_replay),
+        )
         self._routers = Routers(model) if settings.router_replay else None
-        shard(model, processes, settings.precision)
+        self._passes = shard(model, processes, settings.precision)
         self.optimizer = adam(model.parameters(), settings)
 
     def step(self, number: int, batch: Rows[Trained]) -> StepFigures:
@@ -151,11 +152,15 @@ class Learner:
         size = -(-len(batch) // settings.updates)
         parts = [range(start, min(start + size, len(batch))) for start in range(0, len(batch), size)]
         prepared = [self._rows([batch[at] for at in part], [found[at] for at in part]) for part in parts]
-        old = [self._before(rows) for rows in prepared] if len(parts) > 1 else [None]
+        old: Rows[list[_Before] | None] = [None]
+        if len(parts) > 1:
+            with self._passes():
+                old = [self._before(rows) for rows in prepared]
         losses, norm, entropy = 0.0, 0.0, 0.0
         sums: list[LossFigures] = []
         for place, (rows, before) in enumerate(zip(prepared, old, strict=True)):
-            loss, figures, spread = self._update(rows, before)
+            with self._passes():
+                loss, figures, spread = self._update(rows, before)
             norm = clipped(self.model, settings.clip)
             whole = self.processes.summed(loss)
             if not (math.isfinite(whole) and math.isfinite(norm)):
@@ -246,11 +251,9 @@ class Learner:
             last_backward(self.model, place == len(mine) - 1)
             pack = self._pack(members)
             known = None if before is None else before[place]
-            with autocast(self.processes, self.settings.precision):
-                reference = self._by_reference(pack) if self.settings.loss.kl else None
+            reference = self._by_reference(pack) if self.settings.loss.kl else None
             with self._routed(known):
-                with autocast(self.processes, self.settings.precision):
-                    logprobs, spread = trained_logprobs(self.model, pack, self.settings.temperature)
+                logprobs, spread = trained_logprobs(self.model, pack, self.settings.temperature)
                 tokens = self._tokens(members, logprobs, None if known is None else known.logprobs, reference)
                 if self.settings.loss.entropy:
                     tokens = msgspec.structs.replace(tokens, entropies=spread)
@@ -271,7 +274,7 @@ class Learner:
             recording: AbstractContextManager[Choices] = nullcontext([])
             if self._routers is not None:
                 recording = self._routers.recording()
-            with autocast(self.processes, self.settings.precision), recording as choices:
+            with recording as choices:
                 logprobs, _ = trained_logprobs(self.model, pack, self.settings.temperature)
             found.append(_Before(logprobs, choices))
         return found

@@ -323,6 +323,8 @@ def settings_hash(settings: RlSettings) -> str:
     for name in ("lora", "pack_tokens", "unanswered", "untrained", "overlong", "router_replay"):
         if not told[name]:
             del told[name]
+    if settings.compile is None:
+        del told["compile"]
     del told["engine"]  # who samples does not change what is made of it
     if not settings.activation_checkpointing:
         del told["activation_checkpointing"]

@@ -22,6 +22,8 @@ class Pack(msgspec.Struct, frozen=True, kw_only=True):
     positions: torch.Tensor
     """[1, tokens]: starts from 0 with each example. For a model that sees pictures [3, 1, tokens]."""
     lengths: list[int]
+    starts: torch.Tensor
+    """[examples + 1]: where examples begin, and where the last one ends; int32."""
     sources: torch.Tensor
     """[trained]: positions whose next token trains."""
     targets: torch.Tensor
@@ -43,11 +45,13 @@ def make_pack(rows: Sequence[TokenRow], device: torch.device, eyes: Eyes | None 
     if not rows:
         zero = torch.zeros(1, 1, dtype=torch.int64, device=device)
         nothing = torch.zeros(0, dtype=torch.int64, device=device)
-        return Pack(ids=zero, positions=zero, lengths=[1], sources=nothing, targets=nothing)
+        starts = torch.tensor([0, 1], dtype=torch.int32, device=device)
+        return Pack(ids=zero, positions=zero, lengths=[1], starts=starts, sources=nothing, targets=nothing)
     ids = np.concatenate([row.input_ids for row in rows]).astype(np.int64)
     mask = np.concatenate([np.concatenate(([0], row.loss_mask[1:])) for row in rows])
     counted = (eyes.positions(row)[:, None] if eyes else np.arange(len(row.input_ids))[None] for row in rows)
     trained = np.flatnonzero(mask)
+    lengths = [len(row.input_ids) for row in rows]
 
     def tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
         return torch.from_numpy(array).to(device, non_blocking=True)
@@ -55,7 +59,8 @@ def make_pack(rows: Sequence[TokenRow], device: torch.device, eyes: Eyes | None 
     return Pack(
         ids=tensor(ids)[None],
         positions=tensor(np.concatenate(list(counted), axis=-1)),
-        lengths=[len(row.input_ids) for row in rows],
+        lengths=lengths,
+        starts=tensor(np.cumsum([0, *lengths], dtype=np.int32)),
         sources=tensor(trained - 1),
         targets=tensor(ids[trained]),
         pictures=eyes.packed(rows, device) if eyes else None,
@@ -76,10 +81,15 @@ def trained_logits(model: torch.nn.Module, pack: Pack) -> torch.Tensor:
         position_ids=pack.positions,
         logits_to_keep=sources,
         use_cache=False,
-        **({"pack_lengths": pack.lengths} if packs_examples(model) else {}),
+        **(places(pack) if packs_examples(model) else {}),
         **_shown(pack.pictures),
     ).logits[0]
     return logits
+
+
+def places(pack: Pack) -> dict[str, Any]:
+    """Where the examples of a pack are, as a model of `use_packed_attention` is told."""
+    return {"cu_seq_lens_q": pack.starts, "max_length_q": max(pack.lengths)}
 
 
 def _shown(pictures: PackedPictures | None) -> dict[str, torch.Tensor]:

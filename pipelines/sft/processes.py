@@ -3,10 +3,9 @@
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
@@ -14,6 +13,8 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from orchard.pipelines.sft.layers import layers_of
+from orchard.pipelines.sft.precision import BFloat16Copies
 from orchard.pipelines.sft.settings import Precision
 
 
@@ -96,29 +97,34 @@ def _runs(thread: Path) -> bool:
     return name == "pt_gloo_runloop" and not state.startswith("S")
 
 
-def shard(model: torch.nn.Module, processes: Processes, precision: Precision) -> None:
-    """Put a model on the device: whole, or spread over the processes, a layer at a time.
+Passes = Callable[[], AbstractContextManager[None]]
+"""Opens the forward and backward passes of a step."""
+
+
+def shard(model: torch.nn.Module, processes: Processes, precision: Precision) -> Passes:
+    """Put a model on the device: whole, or spread over the processes, a layer at a time. All of its passes
+    are to run within what this returns: there its weights have the precision.
 
     Each layer goes to the device as it is cut, so that no device ever holds the whole model.
     """
-    if processes.count == 1:
-        model.to(processes.device)
-        return
     half = precision is Precision.BFLOAT16
+    if processes.count == 1:
+        if not half:
+            model.to(processes.device)
+            return nullcontext
+        if any(parameter.requires_grad for parameter in model.parameters()):
+            return BFloat16Copies(model, processes.device).in_use
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(torch.bfloat16)
+        model.to(processes.device)
+        return nullcontext
     policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if half else None, reduce_dtype=torch.float32 if half else None
     )
-    kinds = set(getattr(model, "_no_split_modules", None) or ())
-    for module in model.modules():
-        if type(module).__name__ in kinds:
-            fully_shard(module, mp_policy=policy)
+    for layer in layers_of(model):
+        fully_shard(layer, mp_policy=policy)
     fully_shard(model, mp_policy=policy)
-
-
-def autocast(processes: Processes, precision: Precision) -> AbstractContextManager[Any]:
-    if precision is Precision.FLOAT32:
-        return nullcontext()
-    return torch.autocast(processes.device.type, dtype=torch.bfloat16)
+    return nullcontext
 
 
 def last_backward(model: torch.nn.Module, last: bool) -> None:

@@ -26,7 +26,8 @@ class TrainingError(ValueError):
 
 
 class Precision(StrEnum):
-    """dtype of matrix multiplications; weights and optimizer are float32 in both."""
+    """dtype of a step's forward and backward passes; the weights that the optimizer updates, the sum of
+    gradients, and losses are float32 in both."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
@@ -88,7 +89,10 @@ class Optimization(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     of its own. Lower it where memory runs out: the gradients of a step's passes are summed. None:
     `context`."""
     precision: Precision = Precision.FLOAT32
-    """dtype of matrix multiplications."""
+    """dtype of a step's forward and backward passes; the optimizer's weights and losses are float32."""
+    compile: bool | None = None
+    """Compile the model's layers, with `torch.compile`. None: on a GPU, where there is a C compiler, without
+    `router_replay` and `lora.experts`."""
     seed: int = 0
     """Seed of weights from scratch and of the order of examples or prompts."""
     threads: Annotated[int, msgspec.Meta(ge=0)] = 0
@@ -229,6 +233,6 @@ def settings_hash(settings: SftSettings) -> str:
     # Settings that are younger than stored runs count only where they are set.
     left_out = (
         *_RUNTIME,
-        *(name for name in ("lora", "pack_tokens", "dpo") if getattr(settings, name) is None),
+        *(name for name in ("lora", "pack_tokens", "dpo", "compile") if getattr(settings, name) is None),
     )
     return digest({name: value for name, value in fields.items() if name not in left_out})

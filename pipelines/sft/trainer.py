@@ -19,6 +19,7 @@ from orchard.pipelines.models.tiny import parameters
 from orchard.pipelines.sft.adapters import add_adapter
 from orchard.pipelines.sft.attention import use_packed_attention
 from orchard.pipelines.sft.checkpoints import Checkpoints, Position, same_run, whole_weights
+from orchard.pipelines.sft.layers import compiles, prepare_layers
 from orchard.pipelines.sft.loss import make_pack, summed_loss, trained_tokens
 from orchard.pipelines.sft.metrics import JsonLines, Sink, plot_steps, read_steps
 from orchard.pipelines.sft.picture_packs import Eyes, eyes_of
@@ -33,7 +34,7 @@ from orchard.pipelines.sft.preparation import (
     starting_point,
     weights_sha256,
 )
-from orchard.pipelines.sft.processes import Processes, autocast, clipped, joined, last_backward, shard
+from orchard.pipelines.sft.processes import Processes, clipped, joined, last_backward, shard
 from orchard.pipelines.sft.schedule import BatchSchedule, process_packs
 from orchard.pipelines.sft.settings import SftSettings, TrainingError, settings_hash
 from orchard.schemas.training import TrainingFinished, TrainingStarted, TrainingStep
@@ -118,8 +119,11 @@ class SftTrainer:
         model.train()
         if settings.packing:
             use_packed_attention(model)
-        if settings.activation_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+        prepare_layers(
+            model,
+            checkpointing=settings.activation_checkpointing,
+            compiled=compiles(settings, processes.device),
+        )
         if reference is not None:
             reference.eval().requires_grad_(False)
             if settings.packing:
@@ -128,7 +132,7 @@ class SftTrainer:
         self._frozen = freeze(model, settings.freeze)
         self.frozen_sha256 = self._frozen_sha256(dict(model.named_parameters()))
         """Digest of the frozen weights at the start; None where everything trains."""
-        shard(model, processes, settings.precision)
+        self._passes = shard(model, processes, settings.precision)
         self.optimizers = make_optimizers(model, settings, processes.count)
 
     def check_frozen(self, weights: Mapping[str, torch.Tensor]) -> None:
@@ -183,19 +187,20 @@ class SftTrainer:
 
         Returns the loss summed over this process's packs, in nats.
         """
-        processes, summed = self.processes, 0.0
+        processes, settings = self.processes, self.settings
         lengths = [sum(len(row.input_ids) for row in example) for example in examples]
-        settings = self.settings
         capacity = (settings.pack_tokens or settings.context) if settings.packing else None
         mine = process_packs(examples, lengths, capacity, processes.count, processes.rank)
-        for place, members in enumerate(mine):
-            last_backward(self.model, place == len(mine) - 1)
-            with autocast(processes, settings.precision):
+        losses = []
+        with self._passes():
+            for place, members in enumerate(mine):
+                last_backward(self.model, place == len(mine) - 1)
                 loss = self._loss(members)
-            # Sharded gradients are averaged over the processes, but the batch has one mean over all.
-            (loss * (processes.count / divisor)).backward()  # type: ignore[no-untyped-call]
-            summed += loss.item()
-        return summed
+                # Sharded gradients are averaged over the processes, but the batch has one mean over all.
+                (loss * (processes.count / divisor)).backward()  # type: ignore[no-untyped-call]
+                losses.append(loss.detach())
+        # Read at the end alone: a GPU's queue stays full meanwhile.
+        return sum(loss.item() for loss in losses)
 
     def _loss(self, examples: Sequence[tuple[TokenRow, ...]]) -> torch.Tensor:
         rows = [row for example in examples for row in example]

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -38,6 +39,7 @@ def required_by(name: str) -> set[str]:
     }
 
 
+@pytest.mark.usefixtures("installed")
 def test_training_and_serving_import_little() -> None:
     known, left = set[str](), list(NEEDED)
     while left:

@@ -1,6 +1,5 @@
 """Loss and gradient against a plain reference; packed examples do not see one another."""
 
-from functools import wraps
 from itertools import pairwise
 
 import pytest
@@ -12,7 +11,8 @@ from orchard.pipelines.models.errors import ModelError
 from orchard.pipelines.models.tiny import ModelShape, new_model
 from orchard.pipelines.sft import attention
 from orchard.pipelines.sft.attention import use_packed_attention
-from orchard.pipelines.sft.loss import make_pack, summed_loss
+from orchard.pipelines.sft.loss import make_pack, places, summed_loss
+from orchard.pipelines.sft.precision import BFloat16Copies
 from orchard.pipelines.sft.processes import Processes
 from orchard.pipelines.sft.settings import settings_from
 from orchard.pipelines.sft.trainer import SftTrainer
@@ -40,11 +40,11 @@ def plain_step(model, rows):
     return loss.item(), gradient
 
 
-def trainer_of(model, rows, **changes):
+def trainer_of(model, rows, reference=None, **changes):
     settings = settings_from(
         {"dataset": "-", "out": "-", "model": "-", "global_batch": len(rows), "context": 100} | changes
     )
-    return SftTrainer(settings, rows, model, ALONE)
+    return SftTrainer(settings, rows, model, ALONE, reference=reference)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_packed_example_has_the_logits_it_has_alone(model):
         alone = [model(input_ids=torch.tensor(row.input_ids)[None].long()).logits[0] for row in rows]
         use_packed_attention(model)
         packed = model(
-            input_ids=pack.ids, position_ids=pack.positions, pack_lengths=pack.lengths, use_cache=False
+            input_ids=pack.ids, position_ids=pack.positions, **places(pack), use_cache=False
         ).logits[0]
     torch.testing.assert_close(packed, torch.cat(alone), atol=1e-5, rtol=1e-5)
 
@@ -81,7 +81,7 @@ def test_no_gradient_crosses_from_one_example_to_another(model):
     pack = make_pack([first, second], CPU)
     embedded = model.get_input_embeddings()(pack.ids).detach().requires_grad_()
     logits = model(
-        inputs_embeds=embedded, position_ids=pack.positions, pack_lengths=pack.lengths, use_cache=False
+        inputs_embeds=embedded, position_ids=pack.positions, **places(pack), use_cache=False
     ).logits
     logits[0, len(first.input_ids) :].square().sum().backward()
     crossing, own = embedded.grad[0].split(pack.lengths)
@@ -100,7 +100,7 @@ def test_a_sliding_window_stays_a_window_in_a_pack():
         alone = [model(input_ids=torch.tensor(row.input_ids)[None].long()).logits[0] for row in rows]
         use_packed_attention(model)
         packed = model(
-            input_ids=pack.ids, position_ids=pack.positions, pack_lengths=pack.lengths, use_cache=False
+            input_ids=pack.ids, position_ids=pack.positions, **places(pack), use_cache=False
         ).logits[0]
     torch.testing.assert_close(packed, torch.cat(alone), atol=1e-5, rtol=1e-5)
 
@@ -131,24 +131,23 @@ def of_torch_2_13(query, key, value, *places, enable_gqa=False, **options):
 @pytest.mark.parametrize("kernel", [of_torch_2_11, of_torch_2_13])
 @pytest.mark.parametrize("window", [None, 6])
 def test_a_gpu_in_bfloat16_attends_by_the_kernel(kernel, window, monkeypatch):
-    """Under autocast, where the norms of Qwen3's heads give float32 queries and keys."""
     config = new_model(SHAPE, vocabulary=VOCABULARY, seed=0).config
     config.use_sliding_window, config.sliding_window = window is not None, window
     config.layer_types = ["full_attention", "sliding_attention" if window else "full_attention"]
     model = type(new_model(SHAPE, vocabulary=VOCABULARY, seed=0))(config)
     pack = make_pack(token_rows(3), CPU)
     use_packed_attention(model)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with BFloat16Copies(model, CPU).in_use():
         plain = summed_loss(model, pack)
         calls = []
 
-        @wraps(kernel)  # with its signature
         def counted(*places, **options):
             calls.append(options)
             return kernel(*places, **options)
 
         monkeypatch.setattr(attention, "kernel_takes", lambda value: value.dtype == torch.bfloat16)
         monkeypatch.setattr(varlen, "varlen_attn", counted)
+        monkeypatch.setattr(attention, "SHARES_KEYS", kernel is of_torch_2_13)
         by_kernel = summed_loss(model, pack)
     assert len(calls) == config.num_hidden_layers
     torch.testing.assert_close(by_kernel, plain, atol=0.0, rtol=5e-3)

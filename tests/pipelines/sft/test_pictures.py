@@ -9,8 +9,9 @@ from orchard.pipelines.domain import domains
 from orchard.pipelines.models.directories import load_model, load_processor
 from orchard.pipelines.models.tiny_vision import new_vision_model
 from orchard.pipelines.sft.attention import use_packed_attention
-from orchard.pipelines.sft.loss import make_pack, trained_logits
+from orchard.pipelines.sft.loss import make_pack, summed_loss, trained_logits
 from orchard.pipelines.sft.picture_packs import eyes_of
+from orchard.pipelines.sft.precision import BFloat16Copies
 from orchard.pipelines.sft.preparation import parameters_sha256
 from orchard.pipelines.sft.settings import TrainingError, settings_from
 from orchard.pipelines.sft.trainer import train
@@ -51,6 +52,18 @@ def test_the_three_positions_are_those_that_the_models_compute(seeing):
             input_ids=ids, image_grid_thw=pack.pictures.grids, mm_token_type_ids=kinds
         )
         assert torch.equal(pack.positions, theirs)
+
+
+def test_a_tower_trains_in_bfloat16_as_in_float32(seeing):
+    model, eyes, rows = seeing
+    use_packed_attention(model)
+    pack = make_pack(rows, CPU, eyes)
+    exact = summed_loss(model, pack).item()
+    with BFloat16Copies(model, CPU).in_use():
+        rounded = summed_loss(model, pack)
+        rounded.backward()
+    assert rounded.item() == pytest.approx(exact, rel=2e-3)
+    assert all(weight.grad.any() for name, weight in model.named_parameters() if "patch_embed" in name)
 
 
 def test_packed_rows_with_several_pictures_have_the_logits_of_each_by_itself(seeing):

@@ -178,6 +178,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run_before_it_harms(run_setting
     assert moved == ["model.embed_tokens.weight"]
 
 
+@pytest.mark.usefixtures("installed")
 def test_the_command_line_trains_and_says_where(run_settings, tmp_path):
     settings = run_settings(max_steps=2)
     file = tmp_path / "run.toml"
