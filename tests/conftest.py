@@ -1,5 +1,6 @@
 """Fixtures that several rooms' tests share."""
 
+import gc
 import os
 import signal
 from collections import Counter
@@ -12,6 +13,9 @@ from hypothesis import HealthCheck, settings
 
 from orchard.streams.errors import ServerFailed
 from orchard.streams.server import EmbeddedServer, find_binary
+
+# Collection makes millions of objects that stay, and no garbage.
+gc.disable()
 
 # A shell's background job ignores these, and so would every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -35,6 +39,12 @@ collect_ignore = ["kubernetes"]
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """The learning demonstrations, which import all that trains, are not read where no slow test runs."""
     return True if collection_path == LEARNING and config.option.markexpr == "not slow" else None
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
