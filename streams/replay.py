@@ -6,7 +6,7 @@ from contextlib import aclosing
 from orchard.streams import names
 from orchard.streams.connection import Connection
 from orchard.streams.reader import Arrived, Reader, stored_at
-from orchard.streams.reading import bounds, messages_at
+from orchard.streams.reading import bounds, messages_at, next_message
 from orchard.streams.records import StoredEvent, from_nanoseconds, stored_event
 
 
@@ -58,6 +58,16 @@ async def events_at(connection: Connection, sequences: Sequence[int]) -> list[Ar
     ]
 
 
+async def _complete(connection: Connection, position: int, until: int, filters: Sequence[str]) -> bool:
+    """Whether nothing that matches is stored from `position` up to `until`. The stream's leader says so: a
+    reader's own server, a replica, may not have all that the leader has."""
+    for subject in filters or [names.EVENT_SUBJECTS]:
+        found = await next_message(connection, names.EVENTS, position, subject)
+        if found is not None and found.sequence <= until:
+            return False
+    return True
+
+
 async def arrivals(
     connection: Connection,
     start: int,
@@ -79,7 +89,11 @@ async def arrivals(
             ]
             if batch or idle is not None:
                 yield batch
-            if until is not None and (reader.caught_up or reader.position > until):
+            if until is None:
+                continue
+            if reader.position > until or (
+                reader.caught_up and await _complete(connection, reader.position, until, filters)
+            ):
                 return
     finally:
         await reader.close()

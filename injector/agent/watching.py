@@ -175,7 +175,7 @@ async def events(
     try:
         yield _event("watching", {})
         over = False
-        while not (over or ended.is_set() or (deadline is not None and loop.time() >= deadline)):
+        while not over:
             coming = loop.create_task(news.wait())
             most = QUIET if deadline is None else max(0.0, min(QUIET, deadline - loop.time()))
             try:
@@ -183,10 +183,13 @@ async def events(
             finally:
                 coming.cancel()
             news.clear()
+            # Before the last look: what happened until then is reported.
+            last = ended.is_set() or (deadline is not None and loop.time() >= deadline)
             changes, over = await asyncio.to_thread(watch.read)
+            over = over or last
             for what, path, directory in changes:
                 yield _event(what, {"path": path, "directory": directory} if path else {})
-            if not changes:
+            if not (changes or over):
                 yield b":\n\n"
             await asyncio.wait({ending}, timeout=GATHERING)
         yield _event("end", {})

@@ -122,11 +122,9 @@ class PodCache(BackgroundTask):
 
         Raises SandboxUnavailable after `patience` seconds without a response.
         """
-        pod: Pod | None = None
         with passing_over(404):
-            pod = await self._api.get(Pod, f"{self.path}/{name}", patience=patience)
-            self.learn(pod)
-        return pod
+            return self.learn(await self._api.get(Pod, f"{self.path}/{name}", patience=patience))
+        return None
 
     async def look_up(self, sandbox_id: str) -> Pod | None:
         """Fetch the Pod of a sandbox, whichever replica made it."""
@@ -137,9 +135,8 @@ class PodCache(BackgroundTask):
             return pod
         params = {"labelSelector": selector({**pod_metadata.APP, pod_metadata.SANDBOX: sandbox_id})}
         found = await self._api.get(PodList, self.path, params)
-        for pod in found.items:
-            self.learn(pod)
-        return max(found.items, key=lambda pod: pod.created_at, default=None)
+        known = [now for pod in found.items if (now := self.learn(pod)) is not None]
+        return max(known, key=lambda pod: pod.created_at, default=None)
 
     async def delete(self, pod: Pod) -> None:
         """Delete a Pod without grace; it may be gone already."""
@@ -161,11 +158,16 @@ class PodCache(BackgroundTask):
         with passing_over(404, 409):  # gone, or another Pod of the same name
             self.learn(await self._api.patch(Pod, f"{self.path}/{pod.name}", body))
 
-    def learn(self, pod: Pod) -> None:
-        """Add a Pod from a response, unless the watch was faster."""
+    def learn(self, pod: Pod) -> Pod | None:
+        """Add a Pod from a response, unless the watch was faster.
+
+        Returns the newest that is known of its name, or None if it is gone: who waits for a change of the
+        response itself might wait for one that has come.
+        """
         known = self._pods.get(pod.name)
         if pod.version > self._version and (known is None or pod.version > known.version):
             self._set(pod)
+        return self._pods.get(pod.name)
 
     async def _go(self) -> None:
         loop = asyncio.get_running_loop()

@@ -69,7 +69,7 @@ class CampaignWatch:
                 alone = self._connection is None and known.pipeline is None
                 if alone or time.monotonic() - known.taken < FRESH_SECONDS:
                     return known
-            found = await self._look()
+            found = await self._look(at)
             same = known is not None and (found.campaigns, found.pipeline, found.position) == (
                 known.campaigns,
                 known.pipeline,
@@ -81,7 +81,8 @@ class CampaignWatch:
             )
             return self._newest
 
-    async def _look(self) -> Overview:
+    async def _look(self, at: int) -> Overview:
+        """Reads an overview of tables that are at `at`, or further by now."""
         if self._connection is not None:
             try:
                 async with asyncio.timeout(PATIENCE_SECONDS):
@@ -92,11 +93,11 @@ class CampaignWatch:
                     now = await read_status(
                         self._session, self._connection, records, self._queues, self._tables.ask, INDEXED
                     )
-                return Overview(now.campaigns, now.pipeline, self._tables.reached, 0)
+                return Overview(now.campaigns, now.pipeline, at, 0)
             except (StreamsError, TimeoutError) as error:
                 log.warning("the queues cannot be read just now: %s", str(error) or type(error).__name__)
         campaigns = await self._tables.ask(recorded, INDEXED)
-        return Overview(campaigns, None, self._tables.reached, 0)
+        return Overview(campaigns, None, at, 0)
 
     async def _connect(self) -> None:
         while True:

@@ -73,19 +73,18 @@ class Overviews:
         if sort not in SORTS:
             raise BadFilter(f"sort {sort[:40]!r} is unknown: choose one of {', '.join(SORTS)}")
         part, skip = request.query.get("part", ""), number(request, "skip") or 0
-        campaign = request.query.get("campaign") or None
+        campaign, live = request.query.get("campaign") or None, await self._site.live_log()
         found = await self._site.tables.ask(listed, campaign, part, sort, skip)
         shown = {"found": found, "part": part, "sort": sort, "skip": skip, "campaign": campaign}
         shown["tasks_made"] = await self._site.tasks_made(await self._site.watch.newest())
-        live = self._site.live_log
         return await self._site.page(request, "tasks.html", **shown, live=live)
 
     async def task(self, request: web.Request) -> web.Response:
-        name = request.match_info["id"]
+        name, live = request.match_info["id"], await self._site.live_log()
         found = await self._site.tables.ask(known, name)
         if found.task is None and not found.cells:
             raise web.HTTPNotFound
-        asked, live = await asyncio.to_thread(self._asked, name), self._site.live_log
+        asked = await asyncio.to_thread(self._asked, name)
         return await self._site.page(request, "task.html", found=found, task_id=name, **asked, live=live)
 
     def _asked(self, task_id: str) -> Mapping[str, Any]:
@@ -106,6 +105,7 @@ class Overviews:
     async def compare(self, request: web.Request) -> web.Response:
         """Compares two arms, and shows the matrix of all."""
         campaigns = [name for name in request.query.getall("campaign", []) if name]
+        live = await self._site.live_log()
         found = await self._site.tables.ask(matrix, campaigns)
         arms = [entry.arm for entry in found]
         given = [ComparedArm.of(request.query[name]) for name in ("a", "b") if request.query.get(name)]
@@ -127,20 +127,19 @@ class Overviews:
         shown["unfinished"] = [
             unfinished[name] for name in {arm.campaign: 0 for arm in chosen} if name in unfinished
         ]
-        return await self._site.page(request, "compare.html", **shown, live=self._site.live_log)
+        return await self._site.page(request, "compare.html", **shown, live=live)
 
     async def failures(self, request: web.Request) -> web.Response:
-        campaign = request.query.get("campaign") or None
+        campaign, live = request.query.get("campaign") or None, await self._site.live_log()
         found = await self._site.tables.ask(failures, campaign)
-        live = self._site.live_log
         return await self._site.page(request, "failures.html", found=found, campaign=campaign, live=live)
 
     async def runs(self, request: web.Request) -> web.Response:
+        overview = await self._site.watch.newest()
+        live = ("version", overview.version)
         found = await self._site.tables.ask(
             runs, request.query.getall("run", []), number(request, "before"), request.query.get("step", "")
         )
-        overview = await self._site.watch.newest()
-        live = ("version", overview.version)
         return await self._site.page(request, "runs.html", found=found, live=live)
 
     async def beside(self, request: web.Request) -> web.Response:
@@ -159,25 +158,26 @@ class Overviews:
         return await self._site.page(request, "beside.html", found=found)
 
     async def evaluations(self, request: web.Request) -> web.Response:
+        live = await self._site.live_log()
         found = await self._site.tables.ask(known_evaluations)
-        return await self._site.page(request, "evaluations.html", found=found, live=self._site.live_log)
+        return await self._site.page(request, "evaluations.html", found=found, live=live)
 
     async def evaluation(self, request: web.Request) -> web.Response:
         """Shows an evaluation's matrix and the tables of `orchard eval report`."""
-        name = request.match_info["campaign"]
+        name, live = request.match_info["campaign"], await self._site.live_log()
         at, shown = self._evaluations.get(name, (-1, None))
-        if shown is None or at != await self._site.tables.position():
+        if shown is None or at != live[1]:
             found = await self._site.tables.ask(evaluated, name)
             if found is None:
                 raise web.HTTPNotFound
-            at, shown = self._site.tables.reached, await asyncio.to_thread(shown_of, *found)
-            self._evaluations[name] = at, shown
-        live = self._site.live_log
+            shown = await asyncio.to_thread(shown_of, *found)
+            self._evaluations[name] = live[1], shown
         return await self._site.page(request, "evaluation.html", found=shown, campaign=name, live=live)
 
     async def health(self, request: web.Request) -> web.Response:
         """Shows processes, lag, dead letters and endpoints."""
         overview = await self._site.watch.newest()
+        live = ("version", overview.version)
         found = await self._site.tables.ask(recorded, overview.position)
         if (connection := self._site.watch.connection) is not None:
             try:
@@ -186,7 +186,6 @@ class Overviews:
             except (StreamsError, TimeoutError):
                 overview = await self._site.watch.newest()
         shown = {"found": found, "overview": overview, "tasks_made": await self._site.tasks_made(overview)}
-        live = ("version", overview.version)
         return await self._site.page(request, "health.html", **shown, live=live)
 
 

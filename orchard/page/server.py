@@ -141,18 +141,15 @@ class PageSite:
         return await self.page(request, "campaigns.html", overview=overview, **shown, live=live)
 
     async def rollouts(self, request: web.Request) -> web.Response:
-        query = Query.of(request.query)
-        found = await self.tables.ask(
-            searching.answer, self.search_index, query, await self.tables.position()
-        )
+        query, live = Query.of(request.query), await self.live_log()
+        found = await self.tables.ask(searching.answer, self.search_index, query, live[1])
         if self._choices[0] != self.tables.reached:
             self._choices = self.tables.reached, await self.tables.ask(searching.choices)
         if found.read < 1 and (self._reading is None or self._reading.done()):
             self._reading = asyncio.create_task(self._read_words())
-        live = None if query.after else self.live_log
         shown = {"query": query, "found": found, "choices": self._choices[1]}
         shown["tasks_made"] = await self.tasks_made(await self.watch.newest())
-        return await self.page(request, "rollouts.html", **shown, live=live)
+        return await self.page(request, "rollouts.html", **shown, live=None if query.after else live)
 
     async def rollout(self, request: web.Request) -> web.Response:
         name = await self._rollout_id(request)
@@ -163,9 +160,10 @@ class PageSite:
             turn=number(request, "turn"),
             find=request.query.get("find", "").strip(),
         )
+        now = await self.live_log()
         found = await self.tables.ask(rollouts_.read, name, view)
         more = await asyncio.to_thread(self.renderer.rollout, found, view, self.session.blobs)
-        live = self.live_log if found.outcome is None and view.as_of is None else None
+        live = now if found.outcome is None and view.as_of is None else None
         return await self.page(request, "rollout.html", **more, author=author_of(request), live=live)
 
     async def events(self, request: web.Request) -> web.Response:
@@ -277,10 +275,10 @@ class PageSite:
         body, where = text.encode("utf-8", "replace"), {"Orchard-Position": str(self.tables.reached)}
         return web.Response(body=body, content_type="text/html", charset="utf-8", headers=where)
 
-    @property
-    def live_log(self) -> tuple[str, int]:
-        """Kind and number that pages of current tables follow."""
-        return "position", self.tables.reached
+    async def live_log(self) -> tuple[str, int]:
+        """Kind and number that pages of current tables follow. Ask before what the page shows is read: a
+        commit in between would never be shown."""
+        return "position", await self.tables.position()
 
     async def tasks_made(self, overview: Overview) -> tuple[int, int] | None:
         """Numbers of tasks, and of those that are proven, before the first campaign; None after it."""

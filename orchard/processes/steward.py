@@ -12,14 +12,22 @@ from orchard.processes.probe import probing
 from orchard.processes.signals import run_until, stop_on_signals
 from orchard.storage.campaigns import restore_campaigns
 from orchard.storage.errors import StorageError
+from orchard.storage.reader import position
+from orchard.streams import names
 from orchard.streams.connection import Connection
 from orchard.streams.errors import CampaignConflict
 from orchard.streams.health import reporting
+from orchard.streams.reading import bounds
 from orchard.streams.tasks import end
 from orchard.streams.topology import declare
 from orchard.workers.attempts.queue_maintenance import maintain_queues
 
 log = logging.getLogger(__name__)
+
+BEHIND_SECONDS = 1.0
+"""Interval of looks at tables that lack events of the stream."""
+AGAIN_SECONDS = 15.0
+"""Seconds until the book is compared again after that failed."""
 
 
 async def run_steward(session: Session, probe_port: int | None = None) -> None:
@@ -49,16 +57,26 @@ async def run_steward(session: Session, probe_port: int | None = None) -> None:
 async def keep_book(store_url: str, connection: Connection) -> None:
     """Put back what the book of campaigns has lost: at the start, and after each loss of the connection.
 
-    A server finds at its start what its disk has damaged.
+    A server finds at its start what its disk has damaged. The tables are asked when they have what the
+    stream has by then: a change that only the stream has would be taken for one that never was.
     """
-    look = asyncio.Event()
+    look, told = asyncio.Event(), ""
     look.set()
     connection.on_loss(look.set)
     while True:
         await look.wait()
         look.clear()
+        last = (await bounds(connection, names.EVENTS)).last
         try:
+            while not look.is_set() and await asyncio.to_thread(position, store_url) < last:
+                await asyncio.sleep(BEHIND_SECONDS)
+            if look.is_set():
+                continue
             for name in await restore_campaigns(store_url, connection):
                 log.error("NATS had lost the newest record of campaign %s: it is put back from the log", name)
         except (StorageError, CampaignConflict) as error:
-            log.warning("the campaigns cannot be compared with the log: %s", error)
+            if str(error) != told:
+                told = str(error)
+                log.warning("the campaigns cannot be compared with the log: %s", error)
+            await asyncio.sleep(AGAIN_SECONDS)
+            look.set()

@@ -33,14 +33,13 @@ from orchard.schemas.subjects import EVENTS_PREFIX
 from orchard.storage.blobs import BlobStore
 from orchard.storage.errors import StorageError
 from orchard.streams import names
-from orchard.streams.batches import messages_of
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.connection import Connection
 from orchard.streams.enqueue import EnqueueResult
 from orchard.streams.entries import rollout_entry
 from orchard.streams.publisher import Publisher
 from orchard.streams.queued import SHARDS, is_queued, listed_by_shard
-from orchard.streams.reading import bounds
+from orchard.streams.reading import bounds, next_message
 from orchard.workers.attempts.reopen import open_at
 
 log = logging.getLogger("orchard.reconciler")
@@ -141,6 +140,8 @@ class Reconciler:
         """Open rollouts of cancelled campaigns that were queued in the last pass."""
         self._heard = 0
         """Sequence in the log up to which events of requeued dead letters were read."""
+        self._lost = asyncio.Event()
+        connection.on_loss(self._lost.set)
 
     async def run(self, pause: float = PAUSE_SECONDS) -> None:
         """Run passes until cancelled; raises StreamsError."""
@@ -150,6 +151,10 @@ class Reconciler:
 
     async def look(self) -> int:
         """Run one pass over all running campaigns; returns how many rollouts were offered again."""
+        if self._lost.is_set():
+            # A server that comes back may have lost outcomes, and give their sequences to other events.
+            self._lost.clear()
+            self._known, self._held, self._heard = {}, {}, 0
         book = {name: record for name, (record, _) in (await self._book.list()).items()}
         self._known = {name: one for name, one in self._known.items() if name in book}
         await self._forget_requeued()
@@ -182,14 +187,12 @@ class Reconciler:
 
     async def _forget_requeued(self) -> None:
         """Look afresh at campaigns that had a dead letter requeued: its rollout is open again, though the
-        campaign was not resumed."""
-        last = (await bounds(self._connection, names.EVENTS)).last
-        if self._heard:
-            requeued = messages_of(self._connection, names.EVENTS, REQUEUED, start=self._heard)
-            async for batch in requeued:
-                for message in batch:
-                    self._known.pop(message.subject.split(".")[2], None)
-        self._heard = last + 1
+        campaign was not resumed. The stream's leader is asked: a replica may lack one that it has."""
+        at, last = self._heard, (await bounds(self._connection, names.EVENTS)).last
+        while at and (requeued := await next_message(self._connection, names.EVENTS, at, REQUEUED)):
+            self._known.pop(requeued.subject.split(".")[2], None)
+            at = requeued.sequence + 1
+        self._heard = max(at, last + 1)
 
     async def _look_at(self, name: str, record: CampaignRecord) -> int:
         known = await self._remembered(name, record)

@@ -1,5 +1,6 @@
 """A sandbox that takes too much disk is stopped and its files removed; nobody else notices."""
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -8,7 +9,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchard.injector.agent.local.disk import RESERVE, SMALL, DiskLimits, DiskUsage, Space, excess, scarce
+from orchard.injector.agent.local.disk import (
+    RESERVE,
+    SMALL,
+    DiskLimits,
+    DiskUsage,
+    DiskWatch,
+    Space,
+    excess,
+    scarce,
+)
 from orchard.injector.client import AsyncSandbox
 from orchard.injector.errors import SandboxFailed
 
@@ -67,6 +77,43 @@ async def test_below_the_limit_nothing_happens(limited: "Service") -> None:
         fill = "for i in 1 2 3; do head -c 30000000 /dev/zero > x; rm x; done; head -c 30000000 /dev/zero > x"
         assert (await sandbox.exec(fill)).succeeded
         assert (await sandbox.exec("sleep 1.5; stat -c %s x")).stdout == "30000000\n"
+
+
+class Writing:
+    """A sandbox that writes once more after du(1) has measured it, and then rests."""
+
+    def __init__(self, changes: Path) -> None:
+        self.changes = changes
+        self.stopped = asyncio.Event()
+
+    @property
+    def root(self) -> int:
+        (self.changes / "late").write_bytes(b"x" * 40_000_000)
+        return -1
+
+    async def stop(self, reason: str, _message: str) -> None:
+        assert reason == "disk_limit"
+        self.stopped.set()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100m", "none", str(tmp_path)], check=True)
+    yield tmp_path
+    subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+@pytest.mark.needs_root("mounts")
+async def test_what_is_written_while_files_are_counted_is_counted_next(small_disk: Path) -> None:
+    (small_disk / "changes").mkdir()
+    writing = Writing(small_disk / "changes")
+    limits = DiskLimits(20_000_000, 1000)
+    watch = DiskWatch(small_disk, limits, lambda: () if writing.stopped.is_set() else (writing,))
+    watch.wake()
+    await asyncio.sleep(0)  # it has looked for the first time
+    (writing.changes / "first").write_bytes(b"x" * 10_000_000)
+    async with asyncio.timeout(30):
+        await writing.stopped.wait()
 
 
 LIMITS = DiskLimits(10, 100)

@@ -187,3 +187,20 @@ async def test_who_gave_up_waiting_is_not_told_that_the_directory_is_gone(sandbo
                 await anext(changes)
         with pytest.raises(SandboxUnavailable, match="cut off"):
             await anext(changes)
+
+
+async def test_what_happens_until_the_end_is_told(tmp_path: Path) -> None:
+    """The second file comes after the last report, and then the watch ends."""
+    ended = asyncio.Event()
+    with open_root(tmp_path) as root:
+        watch = watching.DirectoryWatch(root, "/")
+        events = watching.events(watch, ended, None)
+        assert (await anext(events)).startswith(b"event: watching")
+        (tmp_path / "first").touch()
+        assert b'"/first"' in await anext(events)
+        (tmp_path / "second").touch()
+        ended.set()
+        told = [event async for event in events]
+        watch.close()
+    assert any(b'"/second"' in event for event in told)
+    assert told[-1].startswith(b"event: end")

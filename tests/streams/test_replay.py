@@ -11,7 +11,7 @@ from orchard.schemas.events import Event, UnknownPayload, encode_event, payload
 from orchard.streams import names
 from orchard.streams.connection import Connection
 from orchard.streams.publisher import Publisher
-from orchard.streams.replay import replay, replay_batches
+from orchard.streams.replay import arrivals, replay, replay_batches
 from orchard.streams.server import EmbeddedServer
 
 
@@ -82,6 +82,22 @@ async def test_following_misses_and_repeats_nothing_over_killed_servers(
             await server.start()
 
     assert await asyncio.wait_for(following, 60) == list(range(1, total + 1))
+
+
+async def test_a_replay_waits_for_what_its_replica_lacks(
+    connection: Connection, make_fact: Callable[[int], Event]
+) -> None:
+    """The server of a reader's consumer may lag behind the leader that said how long the stream is. Here the
+    second event comes after the consumer has said that there is no other."""
+    await Publisher(connection).event(make_fact(1))
+    read: list[int] = []
+    async with aclosing(arrivals(connection, 1, until=2)) as batches:
+        read += [one.sequence for one in await anext(batches)]
+        await Publisher(connection).event(make_fact(2))
+        async for batch in batches:
+            read += [one.sequence for one in batch]
+
+    assert read == [1, 2]
 
 
 async def test_an_idle_reader_gets_empty_batches_to_commit_by(connection: Connection) -> None:

@@ -74,6 +74,12 @@ class Space:
     def less_than(self, before: "Space") -> int:
         return max(before.free - self.free, before.files - self.files)
 
+    def with_more_of(self, other: "Space") -> "Space":
+        """Return the more of each: what was free at one of two times."""
+        inodes = None if self.inodes is None or other.inodes is None else max(self.inodes, other.inodes)
+        free, files = max(self.free, other.free), max(self.files, other.files)
+        return Space(total=self.total, free=free, files=files, inodes=inodes)
+
     def worth_counting(self, before: "Space", limits: DiskLimits) -> bool:
         fewer = 0 if self.inodes is None or before.inodes is None else before.inodes - self.inodes
         return self.less_than(before) > limits.size // 10 or fewer > limits.files // 10
@@ -104,17 +110,20 @@ class DiskWatch:
 
     async def _watch(self) -> None:
         loop = asyncio.get_running_loop()
-        counted, counted_at = Space.of(self._place), loop.time()
+        begun = counted = Space.of(self._place)
+        counted_at = loop.time()
         while self._sandboxes():
             await asyncio.sleep(INTERVAL)
             space = Space.of(self._place)
-            due = loop.time() - counted_at > CENSUS and space != counted
+            due = loop.time() - counted_at > CENSUS and space != begun
             if due or space.worth_counting(counted, self._limits) or scarce(space):
                 try:
                     await self._count(space)
                 except (AgentError, OSError):
                     log.exception("the disk that sandboxes take could not be counted")
-                counted, counted_at = Space.of(self._place), loop.time()
+                # What was written while files were counted may be in no count: it is growth since, too.
+                begun, counted = space, space.with_more_of(Space.of(self._place))
+                counted_at = loop.time()
 
     async def _count(self, space: Space) -> None:
         sandboxes = {os.fspath(sandbox.changes): sandbox for sandbox in self._sandboxes()}

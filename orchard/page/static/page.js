@@ -194,7 +194,7 @@
     const ask = async () => {
       const asked = newest;
       const reply = await fetch(location.href, { headers: { Accept: "text/html" } });
-      if (inUse()) return;
+      if (inUse() || reply.status >= 500) return; // asked for again
       shown = asked;
       if (!reply.ok) return;
       const page = new DOMParser().parseFromString(await reply.text(), "text/html");

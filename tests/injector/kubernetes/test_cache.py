@@ -125,3 +125,20 @@ async def test_an_id_that_is_none_is_not_asked_for(cache: PodCache, server: ApiS
     server.requests.clear()
     assert await cache.look_up("../../secrets") is None
     assert server.requests == []
+
+
+async def test_who_asks_for_a_pod_gets_what_the_watch_has_told_meanwhile(
+    cache: PodCache, server: ApiServer
+) -> None:
+    """A caller that finds an older state waits for a change, which has come already."""
+    server.pods["sandbox-b"] = pod("sandbox-b", birth=born(), version=11)
+    server.lines.put_nowait(event("ADDED", server.pods["sandbox-b"]))
+    server.lines.put_nowait(event("MODIFIED", pod("sandbox-b", birth=born(), version=12, phase="Running")))
+    await eventually(cache, "b", lambda: (now := cache.sandbox("b")) is not None and now.version == 12)
+
+    for found in (await cache.look_up("b"), await cache.refresh("sandbox-b")):
+        assert found is not None and found.status.phase == "Running"
+
+    server.lines.put_nowait(event("DELETED", pod("sandbox-b", birth=born(), version=13)))
+    await eventually(cache, "b", lambda: cache.sandbox("b") is None)
+    assert await cache.refresh("sandbox-b") is None

@@ -372,6 +372,58 @@ async def test_what_is_committed_is_told_to_open_pages(tmp_path: Path) -> None:
             assert await told() > before
 
 
+async def test_a_page_follows_from_before_what_it_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit between the reading of a page and its sending is told to the open page as a change."""
+    author = Author("late")
+    talk = author.rollout(1, ["ls"], resolved=True, task="open")
+    store = await stored(tmp_path, [*author.rollout(0, ["ls"], resolved=True, task="t0"), *talk[:6]])
+    looks: list[int] = []
+
+    def reached(url: str) -> int:
+        looks.append(position(url))
+        append(store, author.rollout(len(looks) + 1, [], resolved=True))
+        return looks[-1]
+
+    monkeypatch.setattr("orchard.page.tables.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("orchard.page.tables.position", reached)
+    paths = ["/rollouts", f"/rollouts/{talk[0].rollout_id}", "/tasks", "/tasks/t0", "/failures", "/compare"]
+    async with served(store) as url, aiohttp.ClientSession(url) as http:
+        for path in [*paths, "/evaluations"]:
+            async with http.get(path) as reply:
+                text, last = await reply.text(), looks[-1]
+            found = re.search('data-live="position" data-shown="([0-9]+)"', text)
+            assert found is not None and int(found[1]) < last, path
+
+
+async def test_an_overview_is_read_again_after_a_commit_during_its_reading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    author = Author("late")
+    store = await stored(tmp_path, author.rollout(0, ["ls"], resolved=True))
+    tables = Tables(str(store))
+    watch = CampaignWatch(Session(Config(store=str(store))), tables)
+    monkeypatch.setattr("orchard.page.tables.LOOK_SECONDS", 0.0)
+    read: list[int] = []
+
+    def reading(*arguments: Any) -> Any:
+        found = recorded(*arguments)
+        read.append(tables.reached)
+        if len(read) == 1:  # and another page looks, before this one has noted where the tables were
+            append(store, author.rollout(1, ["ls"], resolved=True))
+            tables._look()
+        return found
+
+    monkeypatch.setattr("orchard.page.campaigns.recorded", reading)
+    try:
+        for _ in range(3):
+            await watch.newest()
+    finally:
+        await tables.close()
+    assert len(read) == 2 and read[0] < read[1]
+
+
 async def test_the_page_goes_on_without_the_pipeline_and_finds_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,7 @@
 """The reconciler: what is on no queue comes back, is counted, and nothing else is touched."""
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -156,6 +157,32 @@ async def test_a_rollout_seen_missing_once_may_have_been_on_its_way(
     await publisher.offer_all([rollout_entry(request, "arrived") for request in REQUESTS[1:]])
 
     assert [await reconciler.look() for _ in range(2)] == [0, 0]
+
+
+async def test_outcomes_that_a_server_has_lost_are_not_remembered(tmp_path: Path, blobs: BlobStore) -> None:
+    """Their rollouts are open again, and on no queue."""
+    settings = NatsSettings(ack_wait=60.0, heartbeat=10.0)
+    async with (
+        EmbeddedServer(tmp_path / "nats") as server,
+        connect(settings, name="test", url=server.url) as connection,
+    ):
+        await declare(connection, settings, [Queue()])
+        await everything(Campaigns(connection, blobs).submit(SPEC))
+        await connection.jetstream.purge_stream(names.WORK)
+        await server.stop()
+        await asyncio.to_thread(shutil.copytree, tmp_path / "nats", tmp_path / "before")
+        await server.start()
+        for request in REQUESTS:
+            await end(connection, request)
+        reconciler = Reconciler(connection, blobs)
+        assert [await reconciler.look() for _ in range(2)] == [0, 0]
+
+        await server.stop()
+        await asyncio.to_thread(shutil.rmtree, tmp_path / "nats")
+        await asyncio.to_thread(shutil.copytree, tmp_path / "before", tmp_path / "nats")
+        await server.start()
+
+        assert [await reconciler.look() for _ in range(2)] == [0, len(REQUESTS)]
 
 
 async def test_a_requeued_dead_letter_whose_request_was_lost_comes_back_at_its_fence(
