@@ -21,13 +21,14 @@ from orchard.storage.delta import (
     VACUUM_HOURS,
     DataFile,
     list_files,
+    rewrites_of,
     swap_files,
     write_file,
 )
 from orchard.storage.derived import read_rows
 from orchard.storage.errors import StorageError, store_errors
 from orchard.storage.location import Location
-from orchard.storage.table_log import opened
+from orchard.storage.table_log import FollowedTable, opened
 from orchard.storage.tables import SCHEMAS
 
 TARGET_BYTES = 128 * 1024 * 1024
@@ -73,15 +74,18 @@ def compact(
     above: int = 100,
     target: int = TARGET_BYTES,
     cancelled: Callable[[], bool] = lambda: False,
+    followed: FollowedTable | None = None,
 ) -> int:
     """Merge the small files of a table if it has more than `above`; returns by how many files fewer it has.
 
-    Leaves the table unchanged when another process compacted it meanwhile. Raises CompactionCancelled,
-    StoreFull or StoreUnreachable.
+    `followed` is the same table, where the caller looks at it again and again. Leaves the table unchanged
+    when another process compacted it meanwhile. Raises CompactionCancelled, StoreFull or StoreUnreachable.
     """
 
+    followed = followed or FollowedTable(location, table)
+
     def look() -> tuple[DeltaTable | None, list[list[DataFile]]]:
-        delta = opened(location, table)
+        delta = followed.current()
         bins = plan(list_files(delta), target) if delta else []
         return delta, bins if sum(map(len, bins)) > above else []
 
@@ -152,8 +156,10 @@ class Vacuum:
     That is when no reader has pinned them and this object first saw them replaced GRACE seconds ago.
     """
 
-    def __init__(self, location: Location, table: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._location, self._table, self._clock = location, table, clock
+    def __init__(self, followed: FollowedTable, clock: Callable[[], float] = time.monotonic) -> None:
+        self._followed, self._clock = followed, clock
+        self._rewrites = -1
+        """Commits that removed files, when this object last looked for these."""
         self._seen: dict[str, float] = {}
         """Replaced files that may be on disk, by the time they were first seen."""
         self._gone: set[str] = set()
@@ -161,16 +167,17 @@ class Vacuum:
 
     def run(self) -> int:
         """Delete what is due; returns how many files. Raises StoreUnreachable."""
-        now = self._clock()
-        delta = opened(self._location, self._table)
-        if delta is None:
+        now, location = self._clock(), self._followed.location
+        delta = self._followed.current()
+        if delta is None or (rewrites_of(delta) == self._rewrites and not self._seen):
             return 0
-        with store_errors(self._location.url):
+        with store_errors(location.url):
             found = _candidates(delta, 0)
+        self._rewrites = rewrites_of(delta)
         self._gone &= found
         self._seen = {file: self._seen.get(file, now) for file in found if file not in self._gone}
         old = {file for file, since in self._seen.items() if now - since >= pins.GRACE}
-        deleted = _delete(self._location, self._table, old)
+        deleted = _delete(location, self._followed.table, old)
         self._gone |= deleted
         return len(deleted)
 

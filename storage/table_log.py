@@ -5,6 +5,7 @@ cannot make a table of them, they are not what was written. A log that changes w
 writer makes the table or cleans its log, is read again.
 """
 
+import contextlib
 import secrets
 from collections.abc import Iterable
 
@@ -52,6 +53,24 @@ def opened(location: Location, table: str) -> DeltaTable | None:
                         raise _damaged(table, error) from error
                     raise
                 seen = there
+
+
+class FollowedTable:
+    """A table that is looked at again and again: after the first look only what is new of its log is read."""
+
+    def __init__(self, location: Location, table: str) -> None:
+        self.location, self.table = location, table
+        self._delta: DeltaTable | None = None
+
+    def current(self) -> DeltaTable | None:
+        """Return the newest snapshot, the same object each time; None if there is no table. Raises as
+        `opened` does."""
+        if self._delta is not None:
+            with store_errors(self.location.url), contextlib.suppress(DeltaError):  # `opened` says why
+                self._delta.update_incremental()
+                return self._delta
+        self._delta = opened(self.location, self.table)
+        return self._delta
 
 
 def set_aside(location: Location, table: str) -> None:

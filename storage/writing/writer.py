@@ -29,6 +29,7 @@ from orchard.storage.reader import last_event_id
 from orchard.storage.rebuilding import opened_for_writing
 from orchard.storage.settings import ArchiveSettings, archive_url
 from orchard.storage.settings import WriterSettings as WriterSettings
+from orchard.storage.table_log import FollowedTable
 from orchard.storage.tables import EVENTS, TABLES
 from orchard.storage.writing.source import batches, check_position
 from orchard.streams.connection import Connection
@@ -183,20 +184,24 @@ class Writer:
 
     async def _maintain(self) -> None:
         """Compact while the writer keeps up with the stream; if it does not, that is more urgent."""
-        vacuums = {name: Vacuum(self._location, name) for name in TABLES}
+        followed = {name: FollowedTable(self._location, name) for name in TABLES}
+        vacuums = {name: Vacuum(table) for name, table in followed.items()}
         leftovers_at = float("-inf")
         while True:
             await asyncio.sleep(self._settings.compact_seconds)
             above = self._settings.compact_above * (10 if self._behind() else 1)
             look_for_leftovers = time.monotonic() - leftovers_at > _LEFTOVER_SECONDS
-            for name in TABLES:
-                await self._in_thread(partial(self._keep, name, above, vacuums[name], look_for_leftovers))
+            for name, table in followed.items():
+                await self._in_thread(partial(self._keep, table, above, vacuums[name], look_for_leftovers))
             if look_for_leftovers:
                 leftovers_at = time.monotonic()
 
-    def _keep(self, table: str, above: int, replaced: Vacuum, look_for_leftovers: bool) -> None:
+    def _keep(self, followed: FollowedTable, above: int, replaced: Vacuum, look_for_leftovers: bool) -> None:
+        table = followed.table
         try:
-            merged = compact(self._location, table, above=above, cancelled=self._stopping.is_set)
+            merged = compact(
+                self._location, table, above=above, cancelled=self._stopping.is_set, followed=followed
+            )
         except CompactionCancelled:
             return
         except StoreFull:

@@ -31,6 +31,7 @@ BENCHMARKS: dict[str, tuple[str, ...]] = {
     "sandboxes": (),
     "tunnels": (),
     "harness": (),
+    "tax": (),
     "gateway": (),
     "claw": (),
     "gui": (),

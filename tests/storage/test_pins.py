@@ -13,9 +13,10 @@ from deltalake import DeltaTable
 
 from orchard.storage import pins
 from orchard.storage.compaction import Vacuum, compact
-from orchard.storage.delta import VACUUM_HOURS, StoreTable, snapshot
+from orchard.storage.delta import VACUUM_HOURS, StoreTable, snapshot, watermark_of
 from orchard.storage.location import Location
 from orchard.storage.reader import open_tables, refresh
+from orchard.storage.table_log import FollowedTable
 from orchard.storage.tables import EVENTS
 from orchard.storage.upkeep.maintenance import check, vacuum
 from orchard.storage.writing.writer import WriterSettings
@@ -51,7 +52,7 @@ def _on_disk(location: Location) -> int:
 def _after_grace(location: Location) -> int:
     """Deletes what may go once GRACE has passed since the files were replaced; how many files."""
     clock = Clock()
-    cleaner = Vacuum(location, EVENTS, clock)
+    cleaner = Vacuum(FollowedTable(location, EVENTS), clock)
     assert cleaner.run() == 0
     clock.now += pins.GRACE
     return cleaner.run()
@@ -82,6 +83,21 @@ def test_a_refreshed_reader_holds_the_new_files_and_not_the_old(small_files: Loc
         refresh(tables, small_files.url)
         assert _after_grace(small_files) == ROLLOUTS
         assert tables.sql("select count(*) from events").fetchall() == [(ROLLOUTS * 6,)]
+
+
+def test_a_table_that_is_followed_loses_its_replaced_files_too(small_files: Location) -> None:
+    """As the writer looks at it: before and after each rewriting, and long after the last."""
+    followed, clock = FollowedTable(small_files, EVENTS), Clock()
+    cleaner = Vacuum(followed, clock)
+    assert cleaner.run() == 0
+    assert compact(small_files, EVENTS, above=1, followed=followed) == ROLLOUTS - 1
+    assert cleaner.run() == 0
+    clock.now += pins.GRACE
+    assert cleaner.run() == ROLLOUTS
+    assert cleaner.run() == 0
+    assert _on_disk(small_files) == len(snapshot(small_files, EVENTS)) == 1
+    followed_now = followed.current()
+    assert followed_now is not None and watermark_of(followed_now) == ROLLOUTS * 6
 
 
 _READER = """

@@ -1,0 +1,353 @@
+"""What a rollout costs on small and on large stores: processor time by part of the pipeline (a script).
+
+For each size a seeded history (`million`) fills a real stream, and then everything that users and processes
+do with it is measured on it, in milliseconds of processor time of a rollout, an attempt or a request, the
+NATS server's included. What costs more than 20 % more for ten times the rollouts is marked. Each figure is
+written when it is known, into docs/benchmarks/growth.json and the page beside it. Run as
+`python -m tests.benchmarks.growth`.
+"""
+
+import argparse
+import asyncio
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Sequence
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import psutil
+import uvloop
+
+from orchard.pipelines.campaigns.commands import Campaigns
+from orchard.pipelines.datasets.build import build
+from orchard.pipelines.datasets.settings import DatasetSettings, Values
+from orchard.pipelines.datasets.tokenizer import train_tokenizer
+from orchard.schemas.queues import Queue
+from orchard.schemas.replay_pointers import ReplayPointer
+from orchard.storage.allocation import ARROW_ALLOCATOR
+from orchard.storage.blobs import BlobStore
+from orchard.storage.upkeep.maintenance import check, rebuild_derived, rebuild_events
+from orchard.streams import names
+from orchard.streams.claims import Claims
+from orchard.streams.connection import Connection, connect
+from orchard.streams.publisher import Publisher
+from orchard.streams.reading import bounds
+from orchard.streams.server import EmbeddedServer
+from orchard.streams.settings import NatsSettings
+from orchard.streams.topology import declare
+from tests.benchmarks.bench_dataset import processor_seconds, samples_of
+from tests.benchmarks.bench_million import processor
+from tests.benchmarks.bench_page import Server, filters, searches, served
+from tests.benchmarks.dataset_store import ANNOTATOR, Texts, make_store
+from tests.benchmarks.million import Plan, fill_store, fill_stream
+from tests.benchmarks.run import PAGES, number
+from tests.orchard.page import big
+from tests.trajectory_log import Author
+
+SIZES = (1_000, 10_000, 100_000)
+RISE = 0.2
+"""Share by which a cost may be higher for ten times the rollouts."""
+REQUESTS = 20
+CLAIMED = 1_000
+"""Requests that are claimed, at most."""
+POINTERS = 500
+VOCABULARY = 4_000
+LARGEST_DATASET = 100_000
+"""Trajectories; ten times as many are 23 GB."""
+VIEWS = {"campaigns": "/", "tasks": "/tasks", "failures": "/failures"}
+PARTS = ("log", "page", "dataset")
+EXPLAINED: dict[str, str] = {
+    "claim and completion, in the NATS server": "Not explained: claimed one by one, a request took the "
+    "server 0.6 to 1 ms in a queue of 300, 2 of 3,000 and 5 of 10,000, and Orchard 0.7 to 1 in all of them; "
+    "where 64 slots claim at once from a queue of 4,000, both take less than 0.1 together (`bench_streams`).",
+    "search for words": "Its queries read the lists of all messages; see [the page](page.md) for its goal.",
+    "view: filtered rollouts": "Its query reads all rollouts; see [the page](page.md) for its goal.",
+}
+"""Why a cost rises, by measure."""
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """One cost at one size."""
+
+    measure: str
+    of: str
+    """What the cost is of: a rollout, a request."""
+    rollouts: int
+    milliseconds: float
+    measured: str
+    """Date."""
+    load: float
+    """Load average over a minute when it was known."""
+    machine: str
+
+
+class Rise(NamedTuple):
+    measure: str
+    smaller: int
+    larger: int
+    share: float
+    """For ten times the rollouts."""
+
+
+class Meter:
+    """Processor time of this process, of its children that ended, and of others that it is told."""
+
+    def __init__(self, *pids: int) -> None:
+        self._pids = pids
+        self._before = self._now()
+
+    def _now(self) -> float:
+        return processor_seconds() + sum(map(processor, self._pids))
+
+    def milliseconds(self) -> float:
+        """Since it was made, or asked last."""
+        now = self._now()
+        spent, self._before = now - self._before, now
+        return 1e3 * spent
+
+
+Costs = AsyncIterator[tuple[str, str, float]]
+"""Measure, what it is of, and milliseconds."""
+
+
+async def log_costs(place: Path, rollouts: int) -> Costs:
+    """Costs of the stream, the queue and the tables."""
+    plan, store = Plan(rollouts=rollouts), str(place / "store")
+    settings = NatsSettings(work_max_messages=3 * rollouts + 1_000)
+    async with (
+        EmbeddedServer(place / "nats") as server,
+        connect(settings, name="growth", url=server.url) as connection,
+    ):
+        await declare(connection, settings, [Queue()])
+        last = await fill_stream(plan, connection, store)
+        meter = Meter(server.pid)
+        command = [sys.executable, "-m", "tests.benchmarks.bench_ingest", "--writer", server.url, store]
+        written = await asyncio.to_thread(subprocess.check_output, command, env=os.environ | ARROW_ALLOCATOR)
+        both = meter.milliseconds()
+        yield "writer, stream to all tables", "rollout", 1e3 * json.loads(written)["cpu"] / rollouts
+        yield "writer, with its start and the server", "rollout", both / rollouts
+        meter.milliseconds()
+        assert await asyncio.to_thread(check, store, read=True) == []
+        yield "check of every byte", "rollout", meter.milliseconds() / rollouts
+        await asyncio.to_thread(rebuild_derived, store)
+        yield "derived tables, made anew", "rollout", meter.milliseconds() / rollouts
+        assert await rebuild_events(store, connection) == last
+        yield "rebuild of the log from the stream", "rollout", meter.milliseconds() / rollouts
+        yield "trail: a pointer left and its events found", "attempt", await _trail(connection, meter)
+        spec = msgspec.structs.replace(plan.spec(0), name="submitted", samples=plan.samples * plan.campaigns)
+        meter.milliseconds()
+        async for _ in Campaigns(connection, BlobStore(store)).submit(spec):
+            pass
+        yield "submit", "rollout", meter.milliseconds() / spec.size
+        own, served = await _claim(connection, min(spec.size, CLAIMED), server.pid)
+        yield "claim and completion, here", "request", own
+        yield "claim and completion, in the NATS server", "request", served
+
+
+async def _trail(connection: Connection, meter: Meter) -> float:
+    """Milliseconds of an attempt: it leaves a pointer, and the one after it reads what that points to."""
+    pointers, held = Publisher(connection).replay_pointers, await bounds(connection, names.EVENTS)
+    starts = [held.first + at * (held.last - held.first) // POINTERS for at in range(POINTERS)]
+    left = {
+        f"{start:024x}": ReplayPointer(
+            attempt=1, replay_key="k", events=tuple(range(start, min(start + 8, held.last)))
+        )
+        for start in starts
+    }
+    meter.milliseconds()
+    for rollout, pointer in left.items():
+        await pointers.leave(rollout, pointer)
+    while (await bounds(connection, names.TRAILS)).messages < len(left):
+        await asyncio.sleep(0.01)  # leaving one is not confirmed
+    for rollout, pointer in left.items():
+        assert await pointers.find(rollout) == pointer
+        assert len(await pointers.events(pointer.events)) == len(pointer.events)
+    return meter.milliseconds() / len(left)
+
+
+async def _claim(connection: Connection, count: int, server: int) -> tuple[float, float]:
+    """Milliseconds of a request, of this process and of the server's, which has a longer queue on larger
+    stores."""
+    async with Claims(connection, Queue()) as claims:
+        both, own = Meter(server), Meter()
+        for _ in range(count):
+            claim = await claims.next(60.0)
+            assert claim is not None
+            await claim.complete()
+        here = own.milliseconds()
+        return here / count, (both.milliseconds() - here) / count
+
+
+async def page_costs(place: Path, rollouts: int) -> Costs:
+    """Costs of the page's server; each view is asked for after a commit, so that it is made anew."""
+    store, author = place / "store", Author("live")
+    if not store.exists():
+        await asyncio.to_thread(fill_store, Plan(rollouts=rollouts), str(store))
+    async with served(store) as server:
+        for name, path in VIEWS.items():
+            await server.get(path)
+            spent = 0.0
+            for sample in range(REQUESTS):
+                made = author.rollout(f"{name}-{sample}", ["ls"], resolved=True)
+                await asyncio.to_thread(big.append, store, made)
+                before = server.processor_seconds()
+                await server.get(path)
+                spent += server.processor_seconds() - before
+            yield f"view: {name}, after a commit", "request", 1e3 * spent / REQUESTS
+        yield "view: filtered rollouts", "request", await _requests(server, filters())
+        before = server.processor_seconds()
+        while "so far" in (await server.get(f"/rollouts?text={big.WORD}"))[1]:
+            await asyncio.sleep(0.2)
+        yield "index of words", "rollout", 1e3 * (server.processor_seconds() - before) / rollouts
+        yield "search for words", "request", await _requests(server, searches(store))
+
+
+async def _requests(server: Server, paths: Sequence[str]) -> float:
+    await server.get(paths[-1])
+    before = server.processor_seconds()
+    for path in paths[:REQUESTS]:
+        await server.get(path)
+    return 1e3 * (server.processor_seconds() - before) / REQUESTS
+
+
+async def dataset_costs(place: Path, rollouts: int) -> Costs:
+    """Costs of a dataset, of trajectories of 47 turns."""
+    if rollouts > LARGEST_DATASET:
+        return
+    store, tokenizer, processes = place / "trajectories", place / "tokenizer", os.cpu_count() or 1
+    make_store(store, rollouts, processes)
+    train_tokenizer(samples_of(Texts()), VOCABULARY, tokenizer)
+    meter = Meter()
+    settings = DatasetSettings(name="growth", tokenizer=str(tokenizer), values=Values(annotator=ANNOTATOR))
+    await asyncio.to_thread(build, str(store), settings, place / "dataset", processes=processes)
+    yield "dataset build", "trajectory", meter.milliseconds() / rollouts
+
+
+COSTS = {"log": log_costs, "page": page_costs, "dataset": dataset_costs}
+
+
+def rises(found: Sequence[Measured]) -> Iterator[Rise]:
+    """Yields each cost that grows by more than RISE for ten times the rollouts, between two sizes."""
+    for measure in dict.fromkeys(each.measure for each in found):
+        points = sorted((each for each in found if each.measure == measure), key=lambda each: each.rollouts)
+        for smaller, larger in pairwise(points):
+            if smaller.milliseconds > 0 and larger.milliseconds > 0:
+                decades = math.log10(larger.rollouts / smaller.rollouts)
+                share = (larger.milliseconds / smaller.milliseconds) ** (1 / decades) - 1
+                if share > RISE:
+                    yield Rise(measure, smaller.rollouts, larger.rollouts, share)
+
+
+PAGE_TEXT = """\
+# Growth
+
+Read here what each part of the pipeline costs on small and on large stores, in milliseconds of processor
+time, the NATS server's included. `python -m tests.benchmarks.growth` measures it again: a seeded history
+fills a real stream, a writer makes its tables, and then everything is done on them. A rollout of the history
+has 7.4 events, a trajectory of the dataset 47 turns and 22 KB. Bold is what rises by more than {rise:.0%} for
+ten times the rollouts.
+
+{table}
+
+## What rises
+
+{rises}
+
+## Measured
+
+{measured}
+"""
+
+
+def render(found: Sequence[Measured]) -> str:
+    """The page."""
+    sizes = sorted({each.rollouts for each in found})
+    rising = list(rises(found))
+    risen = {(rise.measure, rise.larger) for rise in rising}
+    costs = {(each.measure, each.rollouts): each for each in found}
+    lines = [
+        "| cost | of a | " + " | ".join(f"{size:,} rollouts" for size in sizes) + " |",
+        "|---|---|" + "---:|" * len(sizes),
+    ]
+    for measure, of in dict.fromkeys((each.measure, each.of) for each in found):
+        cells = []
+        for size in sizes:
+            cost = costs.get((measure, size))
+            text = "" if cost is None else number(cost.milliseconds)
+            cells.append(f"**{text}**" if (measure, size) in risen else text)
+        lines.append(f"| {measure} | {of} | " + " | ".join(cells) + " |")
+    told = [
+        f"- {rise.measure}: {rise.share:+.0%} for ten times the rollouts, from {rise.smaller:,} to "
+        f"{rise.larger:,}. "
+        f"{EXPLAINED.get(rise.measure, 'Not explained yet.')}"
+        for rise in rising
+    ]
+    return PAGE_TEXT.format(
+        rise=RISE,
+        table="\n".join(lines),
+        rises="\n".join(told) or "Nothing.",
+        measured="\n".join(_circumstances(size, found) for size in sizes),
+    )
+
+
+def _circumstances(size: int, found: Sequence[Measured]) -> str:
+    these = [each for each in found if each.rollouts == size]
+    days, machines = sorted({each.measured for each in these}), sorted({each.machine for each in these})
+    loads = [each.load for each in these]
+    return f"- {size:,} rollouts: {', '.join([*days, *machines])}, load {min(loads):.0f} to {max(loads):.0f}"
+
+
+def write(pages: Path, new: Measured) -> None:
+    """Puts a figure in the place of an older one of the same measure and size, and writes the page anew."""
+    file = pages / "growth.json"
+    known = msgspec.json.decode(file.read_bytes(), type=list[Measured]) if file.exists() else []
+    places = {(each.measure, each.rollouts): each for each in known} | {(new.measure, new.rollouts): new}
+    found = list(places.values())
+    for path, text in (
+        (file, json.dumps(msgspec.to_builtins(found), indent=1) + "\n"),
+        (pages / "growth.md", render(found)),
+    ):
+        part = path.with_suffix(".part")
+        part.write_text(text)
+        part.replace(path)
+
+
+def _machine() -> str:
+    memory = psutil.virtual_memory().total / 2**30
+    return f"{psutil.cpu_count()} cores, {memory:.0f} GiB, Python {platform.python_version()}"
+
+
+async def measure(rollouts: int, parts: Sequence[str], pages: Path) -> None:
+    """Measures one size in a directory of its own."""
+    with tempfile.TemporaryDirectory(prefix="orchard-growth-") as directory:
+        for part in parts:
+            async for name, of, milliseconds in COSTS[part](Path(directory), rollouts):
+                today, load = datetime.now(UTC).strftime("%Y-%m-%d"), os.getloadavg()[0]
+                write(pages, Measured(name, of, rollouts, milliseconds, today, load, _machine()))
+                line = {"name": name, "value": milliseconds, "unit": f"ms/{of}", "rollouts": rollouts}
+                print(json.dumps(line), flush=True)  # noqa: T201
+
+
+def main() -> None:
+    """Measures each size."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.growth", description=__doc__)
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="rollouts; also 1000000")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument(
+        "--pages", type=Path, default=PAGES, help="where growth.json and growth.md are written"
+    )
+    given = parser.parse_args()
+    for rollouts in given.sizes:
+        uvloop.run(measure(rollouts, given.parts, given.pages))
+
+
+if __name__ == "__main__":
+    main()
