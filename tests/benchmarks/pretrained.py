@@ -5,6 +5,7 @@ under docs/benchmarks, so that seeds can come one by one and their stores go; a 
 all of them. A seed is one observation.
 """
 
+import argparse
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -43,6 +44,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     seconds: dict[str, float]
     peak_bytes: int
     measured: str = ""
+    note: str = ""
+    """What a reader must know of this run, such as what else the machine did."""
 
 
 def kept(known: Iterable[Outcome], found: Iterable[Outcome]) -> list[Outcome]:
@@ -96,6 +99,8 @@ def page(seeds: Sequence[Outcome]) -> str:
         lines.append(f"| {one.seed} | {one.computed} | {one.training} | {rewarded} |")
     lines += ["", "| step | seconds, mean over seeds |", "|---|---:|"]
     lines += [f"| {title} | {took:.0f} |" for title, took in steps.items()]
+    if notes := [f"- Seed {one.seed}: {one.note}" for one in seeds if one.note]:
+        lines += ["", *notes]
     return "\n".join(lines) + "\n"
 
 
@@ -112,12 +117,16 @@ def _span(values: Sequence[float]) -> str:
 
 
 def main() -> None:
-    files = [Path(name) for name in sys.argv[1:]] or sorted(Path.cwd().glob(WRITTEN))
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    options.add_argument("outcomes", nargs="*", type=Path, help=f"outcome.json of runs; default: {WRITTEN}")
+    options.add_argument("--note", default="", help="what a reader must know of these runs")
+    asked = options.parse_args()
+    files = asked.outcomes or sorted(Path.cwd().glob(WRITTEN))
     found = []
     for file in files:
         one = msgspec.json.decode(file.read_bytes(), type=Outcome)
         day = datetime.fromtimestamp(file.stat().st_mtime, UTC).strftime("%Y-%m-%d")
-        found.append(msgspec.structs.replace(one, measured=day))
+        found.append(msgspec.structs.replace(one, measured=day, note=asked.note))
     data = RESULTS / "pretrained.json"
     known = msgspec.json.decode(data.read_bytes(), type=list[Outcome]) if data.exists() else []
     seeds = kept(known, found)
