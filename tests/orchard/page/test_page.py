@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import aiohttp
 import duckdb
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -213,8 +214,12 @@ def test_the_error_of_an_invalid_filter_says_what_to_do(wrong: dict[str, str]) -
 
 def test_campaigns_have_the_numbers_of_sql(tables: duckdb.DuckDBPyConnection) -> None:
     """Also from the index, which is what the page asks."""
+
+    def to_nine_digits(views: Any) -> Any:  # DuckDB's threads add in any order
+        return json.loads(msgspec.json.encode(views), parse_float=lambda number: round(float(number), 9))
+
     found = recorded(tables, INDEXED)
-    assert found == recorded(tables)
+    assert to_nine_digits(found) == to_nine_digits(recorded(tables))
     for view in found:
         expected = rows(tables, "select * from conservation where campaign = $name", {"name": view.name})[0]
         assert (view.done, view.aborted) == (
