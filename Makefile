@@ -31,7 +31,7 @@ $(PROMTOOL): | $(BIN)/python debian
 test: $(LEARNING) debian style $(TOKENIZERS) $(PROMTOOL)  ## what guards every change: about 14 minutes on 2 cores (goal: 8)
 	@$(BIN)/mypy & types=$$!; $(PYTEST) $(ARGS); tests=$$?; wait $$types && exit $$tests
 
-# An environment of its own. Of torch's lowest version PyPI has the build for CUDA alone, some gigabytes: without TORCH_INDEX, such as
+# An environment of its own. Of torch's lowest version PyPI has the build for CUDA alone, some gigabytes: without TORCH_INDEX, an index of
 # builds for CPUs, torch is the one of constraints.txt, and its bound is not tried.
 OLDEST := $(VENV)/oldest
 $(OLDEST)/.installed: pyproject.toml infra/oldest.txt infra/constraints.txt | $(BIN)/python

@@ -96,6 +96,11 @@ def test_a_variant_is_limited_by_the_processors_time_alone(monkeypatch):
     with within():
         time.sleep(3 * within().one)  # more than a variant may work
     assert told == []
+    monkeypatch.setattr(Within, "wait", 60.0)
+    monkeypatch.setattr(Within, "spent", within().all - 0.016)
+    with within():
+        time.sleep(0.3)  # other work has the processor meanwhile
+    assert told == [] and Within.spent > within().all - 0.005
     monkeypatch.setattr(Within, "spent", within().all - 2 * within().one)
     for _ in range(4):  # none takes all that is left from those after it
         with pytest.raises(VariantTooSlow), within():

@@ -480,10 +480,13 @@ class Within:
     """`with __within__():` limits what a variant may take, and all variants of a process together: by the
     processor's clock, which a slow machine does not change, and by far more of the wall clock, for who waits.
     Each may take a quarter of what is left, so slow ones leave some time for those after them. A trial has
-    less: what takes long there is not asked.
+    less: what takes long there is not asked. However little is left, a process that other work keeps off the
+    processor for a moment is not late.
     """
 
     spent = 0.0
+    wait = 1.0
+    """Seconds of the wall clock that each may take at least."""
 
     def __init__(self, tell: Callable[..., None], trial: bool = False) -> None:
         self.tell = tell
@@ -498,21 +501,24 @@ class Within:
         self.main = threading.current_thread() is threading.main_thread()
         if self.main:
             self.before = [signal.signal(number, self.end) for number in _CLOCKS]
-            self._set(self.seconds, 0.05)  # again, should this be caught
+            self.waits = max(self.seconds * 20, self.wait)
+            self._set(self.seconds, self.waits, 0.05)  # again, should this be caught
 
     def __exit__(self, *_: Any) -> None:
         if self.ended:
             self.tell(cut=True)
         if self.main:
-            left = self._set(0, 0)
+            left, waited = self._set(0, 0, 0)
             for at, number in enumerate(_CLOCKS):
                 signal.signal(number, self.before[at])
-            Within.spent += self.seconds - (0 if self.ended else left)
+            spent = max(self.seconds - left, (self.waits - waited) / 20)
+            Within.spent += self.seconds if self.ended else spent
 
-    def _set(self, seconds: float, again: float) -> float:
-        """Returns what was left of the seconds before."""
-        waited = _timer(_CLOCKS[signal.SIGALRM], seconds * 20, again)[0] / 20
-        return min(waited, _timer(_CLOCKS[signal.SIGPROF], seconds, again)[0])
+    @staticmethod
+    def _set(seconds: float, waits: float, again: float) -> tuple[float, float]:
+        """Returns what was left of both before."""
+        waited = _timer(_CLOCKS[signal.SIGALRM], waits, again)[0]
+        return _timer(_CLOCKS[signal.SIGPROF], seconds, again)[0], waited
 
     def end(self, *_: Any) -> None:
         self.ended = True
