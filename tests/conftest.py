@@ -79,7 +79,7 @@ def installed() -> None:
     try:
         metadata.distribution("orchard-pipeline")
     except metadata.PackageNotFoundError:
-        pytest.skip("orchard-pipeline is not installed: run `pip install -e .`")
+        pytest.fail("orchard-pipeline is not installed: run `pip install -e .`", pytrace=False)
 
 
 @pytest.fixture
@@ -88,6 +88,6 @@ async def nats_server(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
     try:
         find_binary()
     except ServerFailed as error:
-        pytest.skip(str(error))
+        pytest.fail(str(error), pytrace=False)
     async with EmbeddedServer(tmp_path / "nats") as server:
         yield server
