@@ -13,19 +13,19 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
+from deltalake import DeltaTable
 
 from orchard.storage.delta import EVOLVED, DataFile, list_files, verify_file, watermark_of
 from orchard.storage.errors import StorageError, StoreUnreachable, store_errors
 from orchard.storage.location import Location
 from orchard.storage.pins import Pin, pinned
-from orchard.storage.table_log import opened
+from orchard.storage.table_log import FollowedTable, opened
 from orchard.storage.tables import EVENTS, PROGRESS, SCHEMAS, TABLES
 from orchard.storage.views import VIEWS
 
@@ -59,7 +59,7 @@ def open_tables(
     location = existing(store_url)
     chosen, tables = needed(views)
     with _connected(memory) as connection:
-        _show(connection, *_pinned(location, tables), as_of, verify)
+        _show(connection, *_pinned(_followed(connection, location, tables)), as_of, verify)
         _create(connection, chosen)
     return connection
 
@@ -89,7 +89,7 @@ def _create(connection: duckdb.DuckDBPyConnection, views: Iterable[str]) -> None
 
 def refresh(connection: duckdb.DuckDBPyConnection, store_url: str, *, as_of: int | None = None) -> None:
     """Show a connection of `open_tables` what has been committed since, to any table; `as_of` as there."""
-    _show(connection, *_pinned(Location.parse(store_url), TABLES), as_of, ())
+    _show(connection, *_pinned(_followed(connection, Location.parse(store_url), TABLES)), as_of, ())
 
 
 def needed(views: Iterable[str] | str) -> tuple[list[str], list[str]]:
@@ -146,7 +146,7 @@ class StoreSnapshot:
 @contextmanager
 def held_snapshot(location: Location, tables: Sequence[str] = TABLES) -> Iterator[StoreSnapshot]:
     """Hold the current tables, whose files stay on disk while the block runs."""
-    found, pin = _pinned(location, tables)
+    found, pin = _pinned(_Followed(location, tables))
     try:
         yield found
     finally:
@@ -161,31 +161,54 @@ def open_snapshot(snapshot: StoreSnapshot) -> duckdb.DuckDBPyConnection:
     return connection
 
 
-def _pinned(location: Location, tables: Sequence[str]) -> tuple[StoreSnapshot, Pin]:
-    return pinned(location, partial(_snapshot, location, tables), lambda found: found.keys)
+class _Followed:
+    """Tables that are looked at again and again."""
+
+    def __init__(self, location: Location, tables: Sequence[str]) -> None:
+        self.location, self.tables = location, tables
+        self._logs = {table: FollowedTable(location, table) for table in {*tables, PROGRESS}}
+        self._known: dict[str, tuple[DeltaTable, int, Stored]] = {}
+        """With the version that was looked at."""
+
+    def look(self) -> StoreSnapshot:
+        """Read the tables in the reverse order of their commits, so that each has what those before it derive
+        from."""
+        progress = self._logs[PROGRESS].current()
+        with store_errors(self.location.url):
+            complete = watermark_of(progress) if progress else 0
+        derived = [table for table in self.tables if table != EVENTS]
+        with ThreadPoolExecutor(4) as threads:
+            found = dict(zip(derived, threads.map(self._stored, derived), strict=True))
+        if EVENTS in self.tables:
+            found[EVENTS] = self._stored(EVENTS)
+        return StoreSnapshot(self.location, complete, found)
+
+    def _stored(self, table: str) -> Stored:
+        delta = self._logs[table].current()
+        if delta is None:
+            return Stored()
+        with store_errors(self.location.url):
+            known, version = self._known.get(table), delta.version()
+            if known is None or known[:2] != (delta, version):
+                declared = {field.name for field in SCHEMAS[table]}
+                stored = {field.name for field in delta.schema().fields}
+                evolved = EVOLVED in delta.metadata().configuration or not declared <= stored
+                known = delta, version, Stored(list_files(delta), evolved, watermark_of(delta))
+                self._known[table] = known
+        return known[2]
 
 
-def _snapshot(location: Location, tables: Sequence[str]) -> StoreSnapshot:
-    """Read the tables in the reverse order of their commits, so that each has what those before it derive
-    from."""
-    complete = _watermark(location, PROGRESS)
-    derived = [table for table in tables if table != EVENTS]
-    with ThreadPoolExecutor(4) as threads:
-        found = dict(zip(derived, threads.map(partial(_stored, location), derived), strict=True))
-    if EVENTS in tables:
-        found[EVENTS] = _stored(location, EVENTS)
-    return StoreSnapshot(location, complete, found)
+def _followed(connection: duckdb.DuckDBPyConnection, location: Location, tables: Sequence[str]) -> _Followed:
+    """Return what the connection follows; in S3 nothing tells that a table has another log, so it is read
+    anew."""
+    found = _follows.get(connection)
+    if found is None or location.is_s3 or (found.location, found.tables) != (location, tables):
+        found = _follows[connection] = _Followed(location, tables)
+    return found
 
 
-def _stored(location: Location, table: str) -> Stored:
-    delta = opened(location, table)
-    if delta is None:
-        return Stored()
-    with store_errors(location.url):
-        declared = {field.name for field in SCHEMAS[table]}
-        stored = {field.name for field in delta.schema().fields}
-        evolved = EVOLVED in delta.metadata().configuration or not declared <= stored
-        return Stored(list_files(delta), evolved, watermark_of(delta))
+def _pinned(followed: _Followed) -> tuple[StoreSnapshot, Pin]:
+    return pinned(followed.location, followed.look, lambda found: found.keys)
 
 
 def _show(
@@ -205,9 +228,12 @@ def _show(
             "wait for the writer, or name an earlier sequence"
         )
     complete = found.complete if as_of is None else as_of
-    view = _Shown(found, {})
+    view, before = _Shown(found, {}), _shown.get(connection)
     for table, stored in found.tables.items():
-        view.ends[table] = _NO_END if table == EVENTS and as_of is None else complete
+        whole = all(0 <= file.last <= complete for file in stored.files if file.rows)
+        view.ends[table] = _NO_END if whole or (table == EVENTS and as_of is None) else complete
+        if before and before.shows(table, stored, view.ends[table]):
+            continue
         scan = _scan(connection, location, table, stored)
         rows_shown = _scanned(table, scan, view.ends[table])
         connection.execute(f"create or replace view tables.{table} as {rows_shown}")
@@ -313,16 +339,19 @@ def last_event_id(location: Location, files: Sequence[DataFile], watermark: int)
     return found
 
 
-_NO_END = 2**63 - 1
-
-
 @dataclass(frozen=True)
 class _Shown:
     snapshot: StoreSnapshot
     ends: dict[str, int]
     """Last sequence that is shown of each table."""
 
+    def shows(self, table: str, stored: Stored, end: int) -> bool:
+        return self.snapshot.tables.get(table) == stored and self.ends[table] == end
 
+
+_NO_END = 2**63 - 1
+
+_follows: "weakref.WeakKeyDictionary[duckdb.DuckDBPyConnection, _Followed]" = weakref.WeakKeyDictionary()
 _shown: "weakref.WeakKeyDictionary[duckdb.DuckDBPyConnection, _Shown]" = weakref.WeakKeyDictionary()
 
 

@@ -56,21 +56,32 @@ def opened(location: Location, table: str) -> DeltaTable | None:
 
 
 class FollowedTable:
-    """A table that is looked at again and again: after the first look only what is new of its log is read."""
+    """A table that is looked at again and again: after the first look only what is new of its log is read,
+    unless it has another log by now, which in a directory is seen."""
 
     def __init__(self, location: Location, table: str) -> None:
         self.location, self.table = location, table
         self._delta: DeltaTable | None = None
+        self._log: tuple[int, int] | None = None
 
     def current(self) -> DeltaTable | None:
-        """Return the newest snapshot, the same object each time; None if there is no table. Raises as
-        `opened` does."""
-        if self._delta is not None:
+        """Return the newest snapshot, mostly the same object; None if there is no table. Raises as `opened`
+        does."""
+        before, self._log = self._log, self._identity()
+        if self._delta is not None and self._log == before:
             with store_errors(self.location.url), contextlib.suppress(DeltaError):  # `opened` says why
                 self._delta.update_incremental()
                 return self._delta
         self._delta = opened(self.location, self.table)
         return self._delta
+
+    def _identity(self) -> tuple[int, int] | None:
+        """Device and number of the directory of the log."""
+        with contextlib.suppress(OSError):
+            if not self.location.is_s3:
+                found = (self.location.path / "tables" / self.table / _LOG).stat()
+                return found.st_dev, found.st_ino
+        return None
 
 
 def set_aside(location: Location, table: str) -> None:
