@@ -6,6 +6,7 @@ bring the layouts of published rows.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,8 +36,9 @@ from orchard.workers.episode.large_messages import slimmed
 SOURCE = "orchard/dataset/import"
 UNKNOWN_MODEL = "unknown"
 _READ_ROWS = 16
-_BATCH_EVENTS = 1000
-"""Events that are published together."""
+_BATCH_MESSAGES = 2000
+"""Messages whose events are published together."""
+_WRITERS = 16
 T = TypeVar("T")
 
 
@@ -217,30 +219,46 @@ def _batches(
     campaign: str,
     dataset: str,
 ) -> Iterator[dict[str, _Ready]]:
-    """The events of trajectories by rollout, of as many at a time as have few events."""
-    batch: dict[str, _Ready] = {}
-    events = 0
-    for one in found:
-        if isinstance(one, LeftOut):
-            left_out.append(one)
-            continue
+    """The events of trajectories by rollout, of as many at a time as have few messages. Threads make them:
+    each waits for the disk, which stores its blobs."""
+
+    def ready(one: Foreign) -> _Ready | LeftOut:
         name = f"row {one.row}"
         try:
             made = events_of(blobs, one, campaign=campaign, dataset=dataset)
         except UnicodeEncodeError as error:
-            left_out.append(LeftOut(name, f"it has text that is no Unicode: {error}"))
-            continue
-        rollout = made[-1].rollout_id or ""
-        if rollout in batch:
-            batch[rollout].count += 1
-            continue
-        batch[rollout] = _Ready(name, made, one.flags)
-        events += len(made)
-        if events >= _BATCH_EVENTS:
+            return LeftOut(name, f"it has text that is no Unicode: {error}")
+        return _Ready(name, made, one.flags)
+
+    with ThreadPoolExecutor(_WRITERS) as writers:
+        for some in _few(found, left_out):
+            batch: dict[str, _Ready] = {}
+            for each in writers.map(ready, some):
+                if isinstance(each, LeftOut):
+                    left_out.append(each)
+                    continue
+                rollout = each.events[-1].rollout_id or ""
+                if rollout in batch:
+                    batch[rollout].count += 1
+                else:
+                    batch[rollout] = each
             yield batch
-            batch, events = {}, 0
-    if batch:
-        yield batch
+
+
+def _few(found: Iterable[Foreign | LeftOut], left_out: list[LeftOut]) -> Iterator[list[Foreign]]:
+    some: list[Foreign] = []
+    messages = 0
+    for one in found:
+        if isinstance(one, LeftOut):
+            left_out.append(one)
+            continue
+        some.append(one)
+        messages += len(one.nodes)
+        if messages >= _BATCH_MESSAGES:
+            yield some
+            some, messages = [], 0
+    if some:
+        yield some
 
 
 async def _one_by_one(publisher: Publisher, ready: Sequence[_Ready], left_out: list[LeftOut]) -> list[_Ready]:

@@ -111,7 +111,8 @@ class FinalMetrics(_Record, frozen=True, kw_only=True):
 class Trajectory(_Record, frozen=True, kw_only=True):
     """One conversation, with those of its subagents."""
 
-    schema_version: str
+    schema_version: str | None = None
+    """None: VERSION, as for Harbor."""
     agent: Agent
     steps: list[Step]
     session_id: str | None = None

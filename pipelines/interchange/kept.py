@@ -43,7 +43,7 @@ def kept(
     blobs: BlobStore | None,
 ) -> Kept:
     """What `found` says beyond its messages and calls; a large one becomes a blob."""
-    made = {name: _row(call) for name, call in calls.items()}
+    made = {name: call_row(call) for name, call in calls.items()}
     change = difference(_built(shape, found.agent.name, model, dict(nodes), made), msgspec.to_builtins(found))
     raw = msgspec.json.encode(change)
     if blobs is not None and len(raw) > INLINE_LIMIT // 4:
@@ -79,7 +79,7 @@ def _built(
     return made
 
 
-def _row(call: LLMCall) -> Row:
+def call_row(call: LLMCall) -> Row:
     """The columns of a call that an export reads."""
     columns = ("served_model", "finish_reason", "seconds", "cost_usd")
     return {name: getattr(call, name) for name in columns} | msgspec.structs.asdict(call.usage)

@@ -134,7 +134,7 @@ def _parsed(document: Document) -> tuple[str, atif.Trajectory]:
             found = msgspec.json.decode(document.raw, type=atif.Trajectory, strict=False)
         except msgspec.ValidationError:
             raise error from None
-    if not found.schema_version.startswith("ATIF-v1."):
+    if not (found.schema_version or atif.VERSION).startswith("ATIF-v1."):
         raise ValueError(f"schema_version {found.schema_version!r} is not known: 1.x is")
     return "atif", found
 
