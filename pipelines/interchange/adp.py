@@ -119,10 +119,22 @@ def as_atif(found: AdpTrajectory) -> atif.Trajectory:
         schema_version=atif.VERSION,
         session_id=found.id,
         trajectory_id=found.id,
-        agent=atif.Agent(name=AGENT, version=found.schema_version),
+        agent=atif.Agent(name=AGENT, version=found.schema_version, tool_definitions=_tools(steps) or None),
         steps=steps,
         extra={KEY: about} if about else None,
     )
+
+
+def _tools(steps: Sequence[atif.Step]) -> list[dict[str, Any]]:
+    """The tools that the calls tell of, by name and arguments: ADP has no definitions."""
+    found: dict[str, dict[str, Any]] = {}
+    for step in steps:
+        for call in step.tool_calls or ():
+            found.setdefault(call.function_name, {}).update(dict.fromkeys(call.arguments, {}))
+    return [
+        {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": each}}}
+        for name, each in found.items()
+    ]
 
 
 def _acted(item: Action, number: int) -> atif.Step:

@@ -222,10 +222,12 @@ def _add(
         role = _ROLES[step.source]
         turn += role is Role.ASSISTANT
         calls = tuple(_call(call) for call in step.tool_calls or ())
-        *said, message = tree.read(step.message, _own(step).captions)
+        text, images, message = tree.read(step.message, _own(step).captions)
         tokens = _tokens(step.metrics)
         before = parent
-        parent = _node(tree.nodes, parent, turn, role, *said, step.reasoning_content or "", calls, "", tokens)
+        parent = _node(
+            tree.nodes, parent, turn, role, text, images, step.reasoning_content or "", calls, "", tokens
+        )
         asked = parent
         if (time := time_of(step)) is not None:
             tree.times.setdefault(parent, time)
@@ -241,9 +243,9 @@ def _add(
             if refs and result.content is None and result.source_call_id is None:
                 results.append(result)  # it refers, and the agent saw nothing
                 continue
-            *said, content = tree.read(result.content, _own(result).captions)
+            text, images, content = tree.read(result.content, _own(result).captions)
             answers = result.source_call_id or ""
-            parent = _node(tree.nodes, parent, turn, Role.TOOL, *said, "", (), answers, None)
+            parent = _node(tree.nodes, parent, turn, Role.TOOL, text, images, "", (), answers, None)
             if time is not None:
                 tree.times.setdefault(parent, time)
             results.append(msgspec.structs.replace(result, content=content))
