@@ -130,7 +130,7 @@ def _tools(steps: Sequence[atif.Step]) -> list[dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for step in steps:
         for call in step.tool_calls or ():
-            found.setdefault(call.function_name, {}).update(dict.fromkeys(call.arguments, {}))
+            found.setdefault(call.function_name, {}).update({key: {} for key in call.arguments})
     return [
         {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": each}}}
         for name, each in found.items()
