@@ -1,5 +1,7 @@
 """`trajectories ...`: exports to and imports from ATIF files."""
 
+from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -8,13 +10,19 @@ import typer
 from orchard.actions.session import Session
 from orchard.cli.datasets import import_into
 from orchard.configuration.config import ConfigError
-from orchard.pipelines.interchange.export import write_trajectories
+from orchard.pipelines.interchange.export import is_lines, write_lines, write_trajectories
 from orchard.pipelines.interchange.reading import read_trajectories, trajectory_files
 from orchard.storage.reader import open_tables
 from orchard.terminal.console import console
 from orchard.terminal.left_out import Strict
 
-COMMANDS = {"trajectories": "Trajectories as ATIF files, the interchange format of Harbor: out and in."}
+COMMANDS = {"trajectories": "Trajectories as ATIF, the interchange format of Harbor: out and in; of ADP: in."}
+
+
+class Grade(StrEnum):
+    RESOLVED = "resolved"
+    UNRESOLVED = "unresolved"
+
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -23,9 +31,12 @@ app = typer.Typer(no_args_is_help=True)
 def export(
     context: typer.Context,
     campaign: Annotated[str, typer.Argument(help="Campaign whose rollouts are written.")],
-    out: Annotated[Path, typer.Option(help="Directory for ROLLOUT.json files.")],
+    out: Annotated[
+        Path, typer.Option(help="Directory for ROLLOUT.json files, or a .jsonl or .jsonl.gz file.")
+    ],
 ) -> None:
-    """Write each ended rollout as a file, with its branches and subagents. Existing files stay.
+    """Write each ended rollout as an ATIF document, with its branches and subagents: a file each, of which
+    existing ones stay, or a line each. Imported trajectories come out as they came in.
 
     For example:
 
@@ -33,7 +44,8 @@ def export(
     """
     session: Session = context.obj
     with open_tables(session.config.store) as tables:
-        written = sum(1 for _ in write_trajectories(tables, session.blobs, campaign, out))
+        write = write_lines if is_lines(out) else write_trajectories
+        written = sum(1 for _ in write(tables, session.blobs, campaign, out))
     if not written and not any(out.glob("*.json")):
         raise ConfigError(
             f"campaign {campaign!r} has no rollout that ended: `orchard status` lists campaigns"
@@ -45,14 +57,19 @@ def export(
 def import_(
     context: typer.Context,
     files: Annotated[
-        list[Path], typer.Argument(help="ATIF files, or directories of them, as Harbor's jobs.")
+        list[Path], typer.Argument(help="Files in ATIF or ADP, or directories of them, as Harbor's jobs.")
     ],
     campaign: Annotated[str, typer.Option(help="Campaign that the rollouts belong to.")],
+    ungraded: Annotated[
+        Grade | None,
+        typer.Option(help="Grade of trajectories without one, so that datasets can use them."),
+    ] = None,
     strict: Strict = False,
 ) -> None:
-    """Import trajectories of other systems into the log, with their calls, tokens, times and costs. Grades
-    are kept; those of Harbor's layout are read from result.json. A file that is no trajectory is left out and
-    named; the exit status is then 3. Importing again adds no duplicates.
+    """Import trajectories of other systems into the log, with their calls, tokens, times and costs. A file is
+    a JSON document, a list of them, or JSON lines, and may be compressed (.gz). Grades are kept; those of
+    Harbor's layout are read from result.json. A document that is no trajectory is left out and named; the
+    exit status is then 3. Importing again adds no duplicates.
 
     For example:
 
@@ -60,4 +77,6 @@ def import_(
     """
     session: Session = context.obj
     found = trajectory_files(files)
-    import_into(session, lambda: read_trajectories(found, session.blobs), campaign, campaign, strict=strict)
+    grade = None if ungraded is None else ungraded is Grade.RESOLVED
+    read = partial(read_trajectories, found, session.blobs, grade)
+    import_into(session, read, campaign, campaign, strict=strict)

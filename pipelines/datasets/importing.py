@@ -5,8 +5,9 @@ bring the layouts of published rows.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
@@ -27,12 +28,17 @@ from orchard.schemas.messages import Image, MessageNode, Role, ToolCall, node_id
 from orchard.schemas.outcomes import ExitStatus, Reward
 from orchard.schemas.tasks import UNKNOWN_GRADING, Task
 from orchard.storage.blobs import BlobStore
+from orchard.streams.errors import MessageTooLarge
 from orchard.streams.publisher import Publisher
 from orchard.workers.discovery import load
 from orchard.workers.episode.large_messages import slimmed
 
 SOURCE = "orchard/dataset/import"
+UNKNOWN_MODEL = "unknown"
 _READ_ROWS = 16
+_BATCH_MESSAGES = 2000
+"""Messages whose events are published together."""
+_WRITERS = 16
 T = TypeVar("T")
 
 
@@ -109,6 +115,8 @@ class Foreign:
     took: Took = Took()
     calls: Sequence[LLMCall] = ()
     """Calls of the model, each with what the file says of it."""
+    times: Mapping[str, datetime] = field(default_factory=dict)
+    """Times of the messages and their calls, by message, where the file has them."""
 
 
 @dataclass(frozen=True)
@@ -174,24 +182,97 @@ async def import_trajectories(
     publishing raises."""
     check_name(campaign)
     done, there, flags, left_out = 0, 0, Counter[str](), list[LeftOut]()
+    for batch in _batches(blobs, found, left_out, campaign=campaign, dataset=dataset):
+        outcomes = await publisher.outcomes(list(batch))
+        new = [one for one, outcome in zip(batch.values(), outcomes, strict=True) if outcome is None]
+        there += sum(one.count for one in batch.values()) - len(new)
+        try:
+            await publisher.events([event for one in new for event in one.events[:-1]])
+        except MessageTooLarge:
+            new = await _one_by_one(publisher, new, left_out)
+        stored = await publisher.guarded([(one.events[-1], 0) for one in new])
+        for one, sequence in zip(new, stored, strict=True):
+            if sequence is None:
+                there += 1
+            else:
+                done += 1
+                flags.update(one.flags)
+    return Imported(done, there, dict(flags), left_out)
+
+
+@dataclass
+class _Ready:
+    """The events of a trajectory."""
+
+    name: str
+    events: list[e.Event]
+    flags: tuple[str, ...]
+    count: int = 1
+    """How often it stands in the batch."""
+
+
+def _batches(
+    blobs: BlobStore,
+    found: Iterable[Foreign | LeftOut],
+    left_out: list[LeftOut],
+    *,
+    campaign: str,
+    dataset: str,
+) -> Iterator[dict[str, _Ready]]:
+    """The events of trajectories by rollout, of as many at a time as have few messages. Threads make them:
+    each waits for the disk, which stores its blobs."""
+
+    def ready(one: Foreign) -> _Ready | LeftOut:
+        name = f"row {one.row}"
+        try:
+            made = events_of(blobs, one, campaign=campaign, dataset=dataset)
+        except UnicodeEncodeError as error:
+            return LeftOut(name, f"it has text that is no Unicode: {error}")
+        return _Ready(name, made, one.flags)
+
+    with ThreadPoolExecutor(_WRITERS) as writers:
+        for some in _few(found, left_out):
+            batch: dict[str, _Ready] = {}
+            for each in writers.map(ready, some):
+                if isinstance(each, LeftOut):
+                    left_out.append(each)
+                    continue
+                rollout = each.events[-1].rollout_id or ""
+                if rollout in batch:
+                    batch[rollout].count += 1
+                else:
+                    batch[rollout] = each
+            yield batch
+
+
+def _few(found: Iterable[Foreign | LeftOut], left_out: list[LeftOut]) -> Iterator[list[Foreign]]:
+    some: list[Foreign] = []
+    messages = 0
     for one in found:
         if isinstance(one, LeftOut):
             left_out.append(one)
             continue
+        some.append(one)
+        messages += len(one.nodes)
+        if messages >= _BATCH_MESSAGES:
+            yield some
+            some, messages = [], 0
+    if some:
+        yield some
+
+
+async def _one_by_one(publisher: Publisher, ready: Sequence[_Ready], left_out: list[LeftOut]) -> list[_Ready]:
+    """Publish what is before the outcome of each; those with an event over the server's limit are left
+    out."""
+    stored = []
+    for one in ready:
         try:
-            events = events_of(blobs, one, campaign=campaign, dataset=dataset)
-        except UnicodeEncodeError as error:
-            left_out.append(LeftOut(f"row {one.row}", f"it has text that is no Unicode: {error}"))
-            continue
-        last = events[-1]
-        if await publisher.outcome(last.rollout_id or "") is not None:
-            there += 1
-            continue
-        await publisher.events(events[:-1])
-        await publisher.terminal(last)
-        done += 1
-        flags.update(one.flags)
-    return Imported(done, there, dict(flags), left_out)
+            await publisher.events(one.events[:-1])
+        except MessageTooLarge as error:
+            left_out.append(LeftOut(one.name, str(error)))
+        else:
+            stored.append(one)
+    return stored
 
 
 def events_of(blobs: BlobStore, one: Foreign, *, campaign: str, dataset: str) -> list[e.Event]:
@@ -214,7 +295,7 @@ def events_of(blobs: BlobStore, one: Foreign, *, campaign: str, dataset: str) ->
         campaign=campaign,
         task=ref,
         harness=one.harness,
-        model=ModelSpec(name=one.model or "unknown"),
+        model=ModelSpec(name=one.model or UNKNOWN_MODEL),
         sample=one.sample,
     )
     leaf = one.leaf or nodes[-1].node_id
@@ -262,7 +343,7 @@ def events_of(blobs: BlobStore, one: Foreign, *, campaign: str, dataset: str) ->
     rewards = [] if value is None else [Reward(value=value, resolved=bool(one.resolved), grader="imported")]
     messages = [slimmed(node, blobs) for node in nodes]
 
-    def event(data: msgspec.Struct, name: str) -> e.Event:
+    def event(data: msgspec.Struct, name: str, node: str = "") -> e.Event:
         return e.make_event(
             data,
             id=f"{rollout}.import.{name}",
@@ -270,14 +351,15 @@ def events_of(blobs: BlobStore, one: Foreign, *, campaign: str, dataset: str) ->
             campaign=campaign,
             rollout_id=rollout,
             attempt=None if data is request else 1,
-            time=now,
+            time=one.times.get(node, now) if node else now,
         )
 
     *most, last = [
-        event(data, str(index))
+        event(data, str(index), data.node_id if isinstance(data, MessageNode) else "")
         for index, data in enumerate([request, started, imported, *messages, *rewards, finished])
     ]
-    return [*most, *(event(call, f"call.{index}") for index, call in enumerate(one.calls)), last]
+    calls = (event(call, f"call.{index}", call.node) for index, call in enumerate(one.calls))
+    return [*most, *calls, last]
 
 
 def sample_of(content: Any) -> int:

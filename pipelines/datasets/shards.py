@@ -24,7 +24,7 @@ from orchard.pipelines.datasets.pictured import (
 from orchard.pipelines.datasets.rows import Row, row_digest, write_rows
 from orchard.pipelines.datasets.settings import DatasetSettings
 from orchard.pipelines.datasets.tokenization import ChatTokenizer
-from orchard.pipelines.datasets.tools import harness_tools, has_tools_in_log, is_program, tool_names
+from orchard.pipelines.datasets.tools import harness_tools, has_tools_in_log, is_known, is_program, tool_names
 from orchard.pipelines.domain import offered
 from orchard.pipelines.trajectories.forests import Made, branches, read_calls, read_offered, tools_of
 from orchard.pipelines.trajectories.reading import AttemptSpan, path, read_authors, read_cut, read_trees
@@ -189,7 +189,8 @@ class ShardMaker:
         """The one conversation of a built-in harness, or of an imported trajectory."""
         written = one.tools and msgspec.json.decode(one.tools)
         tools: tuple[dict[str, Any], ...] = tuple(written or ())
-        if not written and one.layout not in self._calls_in_texts:
+        named = not one.layout or is_known(one.harness)
+        if not written and named and one.layout not in self._calls_in_texts:
             tools = harness_tools(one.harness, one.harness_version)
         way = path(tree, one.leaf)
         trains = said.get(one.rollout_id)

@@ -14,6 +14,15 @@ def harness_tools(harness: str, version: str | None) -> tuple[dict[str, Any], ..
     return _harness(harness, version).tools
 
 
+def is_known(harness: str) -> bool:
+    """Whether it is a harness of this installation: an imported trajectory may name another."""
+    try:
+        planned_harness(harness, None)
+    except UnknownHarness:
+        return False
+    return True
+
+
 def has_tools_in_log(harness: str, version: str | None) -> bool:
     """Whether the log has the tools of each task, for a harness in the worker."""
     return getattr(_harness(harness, version), "tools_in_log", False)

@@ -1,21 +1,21 @@
-"""ATIF, the agent trajectory interchange format of Harbor, version 1.7: its records.
+"""ATIF, the agent trajectory interchange format of Harbor, version 1.8: its records.
 
-Written down from the models of harbor 0.25 (`harbor.models.trajectories`), which refuse unknown fields.
+Written down from the models of harbor 0.26, `harbor.models.trajectories`. Unknown fields are
+refused, as there.
 """
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
 
-VERSION = "ATIF-v1.7"
+VERSION = "ATIF-v1.8"
 """Version that is written. All versions 1.x are read: later ones add optional fields."""
 
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
-class _Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class _Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     extra: dict[str, Any] | None = None
 
 
@@ -33,17 +33,18 @@ class SubagentRef(_Record, frozen=True, kw_only=True):
     trajectory_path: str | None = None
 
 
-class PictureSource(_Record, frozen=True, kw_only=True):
-    """Address of a picture: a path, relative to the trajectory's file or absolute, or a URL."""
+class MediaSource(_Record, frozen=True, kw_only=True):
+    """Address of a picture or sound: a path, relative to the trajectory's file or absolute, or a URL."""
 
-    media_type: str = ""
+    media_type: str | None = None
     path: str = ""
+    duration_sec: float | None = None
 
 
 class Part(_Record, frozen=True, kw_only=True):
     type: str
     text: str | None = None
-    source: PictureSource | None = None
+    source: MediaSource | None = None
 
 
 Content = str | list[Part]
@@ -81,6 +82,7 @@ class Step(_Record, frozen=True, kw_only=True):
     message: Content
     timestamp: str | None = None
     model_name: str | None = None
+    reasoning_effort: str | float | None = None
     reasoning_content: str | None = None
     tool_calls: list[AtifToolCall] | None = None
     observation: Observation | None = None
@@ -109,7 +111,8 @@ class FinalMetrics(_Record, frozen=True, kw_only=True):
 class Trajectory(_Record, frozen=True, kw_only=True):
     """One conversation, with those of its subagents."""
 
-    schema_version: str
+    schema_version: str | None = None
+    """None: VERSION, as for Harbor."""
     agent: Agent
     steps: list[Step]
     session_id: str | None = None
@@ -118,8 +121,3 @@ class Trajectory(_Record, frozen=True, kw_only=True):
     final_metrics: FinalMetrics | None = None
     continued_trajectory_ref: str | None = None
     subagent_trajectories: list["Trajectory"] | None = None
-
-
-def parts_of(content: Content | None) -> Sequence[Part]:
-    """Convert a content to parts."""
-    return [Part(type="text", text=content or "")] if isinstance(content, str | None) else content

@@ -9,6 +9,7 @@ import msgspec
 
 from orchard.pipelines.datasets.importing import Took
 from orchard.pipelines.interchange import atif
+from orchard.pipelines.interchange.conversation import KEY
 from orchard.schemas.llm_calls import CallKind, LLMCall, ModelKind, Usage
 
 N = TypeVar("N", int, float)
@@ -28,6 +29,14 @@ class AgentResult(msgspec.Struct, frozen=True):
     n_input_tokens: int | None = None
     n_output_tokens: int | None = None
     cost_usd: float | None = None
+
+
+class _OwnCall(msgspec.Struct, frozen=True):
+    """Fields that Orchard's own export adds to the metrics of a step."""
+
+    finish_reason: str = ""
+    seconds: float | None = None
+    reasoning_tokens: int | None = None
 
 
 class Phases(Span, frozen=True):
@@ -67,13 +76,21 @@ def took(found: atif.Trajectory, trial: Phases | None) -> Took:
 
 
 def call_of(
-    step: atif.Step, agent: atif.Agent, parent: str | None, node: str, turn: int, kind: CallKind | None
+    step: atif.Step,
+    agent: atif.Agent,
+    parent: str | None,
+    node: str,
+    turn: int,
+    kind: CallKind | None,
+    origin: str | None,
 ) -> LLMCall | None:
-    """The call of the model that made the message `node`; None where the step has no record of one."""
+    """The call of the model that made the message `node`; None where the step has no record of one. `origin`
+    is the message that its conversation began from."""
     metrics = step.metrics
     if metrics is None or step.is_copied_context or step.llm_call_count == 0:
         return None
     model = step.model_name or agent.model_name or "unknown"
+    own = msgspec.convert((metrics.extra or {}).get(KEY, {}), _OwnCall)
     return LLMCall(
         parent=parent or "",
         node=node,
@@ -82,16 +99,24 @@ def call_of(
         model=model,
         served_model=model,
         model_kind=ModelKind.MODEL,
-        finish_reason="",
+        finish_reason=own.finish_reason,
         usage=Usage(
             prompt_tokens=_known(metrics.prompt_tokens),
             completion_tokens=_known(metrics.completion_tokens),
             cached_tokens=_known(metrics.cached_tokens),
+            reasoning_tokens=_known(own.reasoning_tokens),
         ),
         cost_usd=_known(metrics.cost_usd),
-        seconds=None,
+        seconds=_known(own.seconds),
         call_kind=kind,
+        derived_from=origin,
     )
+
+
+def time_of(step: atif.Step) -> datetime | None:
+    """The time of a step, where it can be that of an event."""
+    found = _time(step.timestamp)
+    return found if found and 1970 <= found.year < 2100 else None
 
 
 def _asked(found: atif.Trajectory) -> Iterator[atif.Step]:

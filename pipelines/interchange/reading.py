@@ -1,26 +1,30 @@
-"""Reads ATIF files as trajectories for the log: one conversation and its subagents become one tree of
+"""Reads ATIF and ADP files as trajectories for the log: one conversation and its subagents become one tree of
 messages."""
 
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
 import msgspec
 
-from orchard.pipelines.datasets.importing import Foreign
-from orchard.pipelines.interchange import atif
-from orchard.pipelines.interchange.export import KEY
-from orchard.pipelines.interchange.measured import Phases, call_of, took
+from orchard.pipelines.datasets.importing import UNKNOWN_MODEL, Foreign
+from orchard.pipelines.interchange import adp, atif
+from orchard.pipelines.interchange.conversation import KEY, place
+from orchard.pipelines.interchange.documents import SUFFIXES, Document, documents
+from orchard.pipelines.interchange.kept import Shape, kept
+from orchard.pipelines.interchange.measured import Phases, call_of, time_of, took
 from orchard.pipelines.tasks.left_out import LeftOut
+from orchard.pipelines.trajectories.reading import path
 from orchard.schemas.llm_calls import CallKind, LLMCall
-from orchard.schemas.messages import Image, MessageNode, Role, TokenRecord, ToolCall, node_id
+from orchard.schemas.messages import Image, MessageNode, Role, TokenRecord, ToolCall, VersionRun, node_id
 from orchard.schemas.outcomes import ExitStatus
 from orchard.storage.blobs import BlobStore
 from orchard.workers.episode.pictures import NotAPicture, read_picture
 
-LAYOUT = "atif"
-SOURCE = "atif"
 _LARGEST = 32 * 1024 * 1024
 """Maximum bytes of a picture."""
 _ROLES = {"system": Role.SYSTEM, "user": Role.USER, "agent": Role.ASSISTANT}
@@ -39,9 +43,11 @@ class _Own(msgspec.Struct, frozen=True):
     """Arguments of a call in the model's own spelling."""
     captions: tuple[str, ...] = ()
     """Captions of the pictures of a message."""
+    versions: tuple[tuple[int, int], ...] = ()
+    """Runs of sampled tokens: index of the first, and policy version."""
 
 
-def _own(record: atif.Trajectory | atif.AtifToolCall | atif.Step | atif.Result) -> _Own:
+def _own(record: atif.Trajectory | atif.AtifToolCall | atif.Step | atif.Result | atif.Metrics) -> _Own:
     return msgspec.convert((record.extra or {}).get(KEY, {}), _Own)
 
 
@@ -57,75 +63,130 @@ class _Trial(Phases, frozen=True, kw_only=True):
     verifier_result: _Verdict | None = None
 
 
+class _Kind(msgspec.Struct, frozen=True):
+    """The fields that tell an ADP trajectory from one of ATIF."""
+
+    content: msgspec.Raw = msgspec.Raw()
+    steps: msgspec.Raw = msgspec.Raw()
+
+
+@dataclass
+class _Tree:
+    """What a document becomes: messages, calls and times by message."""
+
+    read: "_Read"
+    nodes: dict[str, MessageNode] = field(default_factory=dict)
+    calls: dict[str, LLMCall] = field(default_factory=dict)
+    times: dict[str, datetime] = field(default_factory=dict)
+    begun: dict[str, str] = field(default_factory=dict)
+    """The message that a result names as the origin of an embedded trajectory, by that one's id."""
+
+
 def trajectory_files(places: Iterable[Path]) -> list[Path | LeftOut]:
-    """The files themselves; in a directory, all trajectory.json below it, or else its JSON files."""
+    """The files themselves; in a directory, all trajectory.json below it, or else its files of JSON."""
     found: list[Path | LeftOut] = []
-    for place in places:
-        if place.is_dir():
-            inside = sorted(place.rglob("trajectory.json")) or sorted(place.glob("*.json"))
-            found += inside or [LeftOut(str(place), "it has no trajectory.json, and no JSON file")]
+    for place_ in places:
+        if place_.is_dir():
+            inside = sorted(place_.rglob("trajectory.json")) or sorted(
+                file for file in place_.iterdir() if file.name.endswith(SUFFIXES)
+            )
+            found += inside or [LeftOut(str(place_), "it has no trajectory.json, and no file of JSON")]
         else:
-            found.append(place)
+            found.append(place_)
     return found
 
 
 def read_trajectories(
-    files: Iterable[Path | LeftOut], blobs: BlobStore | None = None
+    files: Iterable[Path | LeftOut], blobs: BlobStore | None = None, ungraded: bool | None = None
 ) -> Iterator[Foreign | LeftOut]:
-    """The trajectories of ATIF files, and the files that are none; pictures beside a file become blobs,
-    others are left out of the message."""
-    for number, file in enumerate(files):
+    """The trajectories of ATIF and ADP files, and the documents that are none; one document is in memory.
+    Pictures beside a file become blobs, others are left out of the message. `ungraded` is the grade of those
+    that have none."""
+    number = 0
+    for file in files:
         if isinstance(file, LeftOut):
             yield file
+            number += 1
             continue
         try:
-            raw = file.read_bytes()
-            one = _foreign(number, file, raw, msgspec.json.decode(raw, type=atif.Trajectory), blobs)
-        except OSError as error:
+            for document in documents(file):
+                try:
+                    yield _foreign(number, file, *_parsed(document), blobs, ungraded)
+                except OSError as error:
+                    yield LeftOut(document.name, f"it cannot be read: {error}")
+                except (ValueError, RecursionError) as error:
+                    yield LeftOut(document.name, f"it is no trajectory in ATIF or ADP: {error}")
+                number += 1
+        except (OSError, EOFError, zlib.error) as error:
             yield LeftOut(str(file), f"it cannot be read: {error}")
-        except (ValueError, RecursionError) as error:
-            yield LeftOut(str(file), f"it is no trajectory in ATIF: {error}")
-        else:
-            yield one
+            number += 1
 
 
-def _foreign(number: int, file: Path, raw: bytes, found: atif.Trajectory, blobs: BlobStore | None) -> Foreign:
-    if not found.schema_version.startswith("ATIF-v1."):
+def _parsed(document: Document) -> tuple[str, atif.Trajectory]:
+    """The layout, and the trajectory in ATIF. As Harbor does, numbers in texts are taken for numbers."""
+    kind = msgspec.json.decode(document.raw, type=_Kind)
+    if bytes(kind.content) and not bytes(kind.steps):
+        return "adp", adp.as_atif(msgspec.json.decode(document.raw, type=adp.AdpTrajectory))
+    try:
+        found = msgspec.json.decode(document.raw, type=atif.Trajectory)
+    except msgspec.ValidationError as error:
+        try:
+            found = msgspec.json.decode(document.raw, type=atif.Trajectory, strict=False)
+        except msgspec.ValidationError:
+            raise error from None
+    if not (found.schema_version or atif.VERSION).startswith("ATIF-v1."):
         raise ValueError(f"schema_version {found.schema_version!r} is not known: 1.x is")
+    return "atif", found
+
+
+def _foreign(
+    number: int,
+    file: Path,
+    layout: str,
+    found: atif.Trajectory,
+    blobs: BlobStore | None,
+    ungraded: bool | None,
+) -> Foreign:
     known = _own(found)
     trial = _trial(file)
-    nodes: dict[str, MessageNode] = {}
-    calls: dict[str, LLMCall] = {}
     flags: set[str] = set()
-    read = partial(_placed, file.parent, blobs, flags)
-    leaf = _add(nodes, calls, found, read, None)
-    for other in found.subagent_trajectories or ():
-        _add(nodes, calls, other, read, CallKind.SUBAGENT)
+    tree = _Tree(partial(_placed, file.parent, blobs, flags))
+    shape, written = _add(tree, found, None, None)
+    if not any(node.role is Role.ASSISTANT for node in path(tree.nodes, shape.leaf)):
+        raise ValueError("it has no step of the agent")
     if found.continued_trajectory_ref:
         flags.add("continued_elsewhere")
     resolved = _resolved(trial) if isinstance(known.resolved, msgspec.UnsetType) else known.resolved
     if resolved is None:
-        flags.add("not_graded")
+        resolved = ungraded
+        flags.add("not_graded" if ungraded is None else "grade_assumed")
+    model = found.agent.model_name or ""
+    stored = kept(written, shape, tree.nodes, tree.calls, model or UNKNOWN_MODEL, blobs)
+    about = {"agent": found.agent.version, "session_id": found.session_id, "notes": found.notes}
     return Foreign(
-        task_id=known.task_id or (trial.task_name if trial else None) or found.session_id or file.stem,
-        source=known.task_source or (trial.source if trial else None) or SOURCE,
+        task_id=known.task_id
+        or (trial.task_name if trial else None)
+        or found.session_id
+        or found.trajectory_id
+        or file.stem,
+        source=known.task_source or (trial.source if trial else None) or layout,
         repo=known.repo,
         harness=found.agent.name,
-        model=found.agent.model_name or "",
-        sample=int.from_bytes(sha256(raw).digest()[:3]),  # importing the same file twice is one import
+        model=model,
+        # importing the same document twice is one import
+        sample=int.from_bytes(sha256(msgspec.json.encode(found)).digest()[:6]),
         row=number,
-        nodes=list(nodes.values()),
-        leaf=leaf,
+        nodes=list(tree.nodes.values()),
+        leaf=shape.leaf,
         exit_status=known.exit_status,
         resolved=resolved,
-        layout=LAYOUT,
+        layout=layout,
         tools=msgspec.json.encode(found.agent.tool_definitions or []).decode(),
-        metadata=msgspec.json.encode(
-            {"agent": found.agent.version, "session_id": found.session_id, "notes": found.notes}
-        ).decode(),
+        metadata=msgspec.json.encode(about | msgspec.to_builtins(stored)).decode(),
         flags=tuple(sorted(flags)),
         took=took(found, trial),
-        calls=tuple(calls.values()),
+        calls=tuple(tree.calls.values()),
+        times=tree.times,
     )
 
 
@@ -142,40 +203,67 @@ def _resolved(trial: _Trial | None) -> bool | None:
     return None if not rewards or "reward" not in rewards else rewards["reward"] == 1
 
 
-_Read = Callable[[atif.Content | None, Sequence[str]], tuple[str, tuple[Image, ...]]]
-"""Reads text and pictures of a content, with the pictures' captions."""
+_Read = Callable[[atif.Content | None, Sequence[str]], tuple[str, tuple[Image, ...], atif.Content | None]]
+"""Reads text and pictures of a content, with the pictures' captions; returns also the content with the places
+of those pictures in an export."""
 
 
 def _add(
-    nodes: dict[str, MessageNode],
-    calls_made: dict[str, LLMCall],
-    found: atif.Trajectory,
-    read: _Read,
-    kind: CallKind | None,
-) -> str:
-    """Add the messages of one conversation, and the calls of the model by message; returns the id of its
-    last. Copied context is the same path again."""
+    tree: _Tree, found: atif.Trajectory, kind: CallKind | None, origin: str | None
+) -> tuple[Shape, atif.Trajectory]:
+    """Add the messages of a conversation and of those embedded in it, and the calls of the model.
+    Copied context is the same path again. Returns also the trajectory as an export writes it."""
     parent: str | None = None
     turn = 0
+    steps = []
     for number, step in enumerate(found.steps, start=1):
         if step.step_id != number:
             raise ValueError(f"step {number} is numbered {step.step_id}")
         role = _ROLES[step.source]
         turn += role is Role.ASSISTANT
         calls = tuple(_call(call) for call in step.tool_calls or ())
-        said = read(step.message, _own(step).captions)
+        text, images, message = tree.read(step.message, _own(step).captions)
         tokens = _tokens(step.metrics)
         before = parent
-        parent = _node(nodes, parent, turn, role, said, step.reasoning_content or "", calls, "", tokens)
-        if role is Role.ASSISTANT and (made := call_of(step, found.agent, before, parent, turn, kind)):
-            calls_made.setdefault(parent, made)
+        parent = _node(
+            tree.nodes, parent, turn, role, text, images, step.reasoning_content or "", calls, "", tokens
+        )
+        asked = parent
+        if (time := time_of(step)) is not None:
+            tree.times.setdefault(parent, time)
+        if role is Role.ASSISTANT:
+            made = call_of(step, found.agent, before, parent, turn, kind, origin)
+            if made is not None:
+                tree.calls.setdefault(parent, made)
+                origin = None
+        results = []
         for result in step.observation.results if step.observation else ():
-            said = read(result.content, _own(result).captions)
-            parent = _node(nodes, parent, turn, Role.TOOL, said, "", (), result.source_call_id or "", None)
-    if turn == 0:
-        raise ValueError("it has no step of the agent")
-    assert parent is not None
-    return parent
+            refs = result.subagent_trajectory_ref or ()
+            tree.begun.update((ref.trajectory_id, asked) for ref in refs if ref.trajectory_id)
+            if refs and result.content is None and result.source_call_id is None:
+                results.append(result)  # it refers, and the agent saw nothing
+                continue
+            text, images, content = tree.read(result.content, _own(result).captions)
+            answers = result.source_call_id or ""
+            parent = _node(tree.nodes, parent, turn, Role.TOOL, text, images, "", (), answers, None)
+            if time is not None:
+                tree.times.setdefault(parent, time)
+            results.append(msgspec.structs.replace(result, content=content))
+        observation = atif.Observation(results=results) if step.observation else None
+        steps.append(msgspec.structs.replace(step, message=message or "", observation=observation))
+    if parent is None:
+        raise ValueError("it has no step")
+    inside = [
+        _add(tree, other, CallKind.SUBAGENT, tree.begun.get(other.trajectory_id or ""))
+        for other in found.subagent_trajectories or ()
+    ]
+    written = msgspec.structs.replace(
+        found,
+        schema_version=atif.VERSION,
+        steps=steps,
+        subagent_trajectories=[each for _, each in inside] or None,
+    )
+    return Shape(leaf=parent, inside=[each for each, _ in inside]), written
 
 
 def _node(
@@ -183,13 +271,13 @@ def _node(
     parent: str | None,
     turn: int,
     role: Role,
-    said: tuple[str, tuple[Image, ...]],
+    text: str,
+    images: tuple[Image, ...],
     reasoning: str,
     calls: Sequence[ToolCall],
     answers: str,
     tokens: TokenRecord | None,
 ) -> str:
-    text, images = said
     name = node_id(parent, role, text, tuple(calls), answers, images)
     node = MessageNode(
         node_id=name,
@@ -213,10 +301,17 @@ def _placed(
     flags: set[str],
     content: atif.Content | None,
     captions: Sequence[str],
-) -> tuple[str, tuple[Image, ...]]:
-    """Text and pictures of a content. A picture that is not beside the file leaves a mark and a flag."""
-    text, images = "", list[Image]()
-    for part in atif.parts_of(content):
+) -> tuple[str, tuple[Image, ...], atif.Content | None]:
+    """Text and pictures of a content, and the content with the pictures' places in an export. A picture that
+    is not beside the file leaves a mark and a flag."""
+    if content is None or isinstance(content, str):
+        return content or "", (), content
+    text, images, parts = "", list[Image](), list[atif.Part]()
+    for part in content:
+        if part.extra is not None:
+            flags.add("extra_of_a_part_left_out")
+            part = msgspec.structs.replace(part, extra=None)
+        parts.append(part)
         if part.type == "text":
             text += part.text or ""
             continue
@@ -241,10 +336,12 @@ def _placed(
                 caption=caption,
             )
         )
-    return text, tuple(images)
+        shown = atif.MediaSource(media_type=picture.media_type, path=place(images[-1]))
+        parts[-1] = atif.Part(type="image", source=shown)
+    return text, tuple(images), parts
 
 
-def _beside(directory: Path, source: atif.PictureSource) -> bytes | None:
+def _beside(directory: Path, source: atif.MediaSource) -> bytes | None:
     """Read a file in the directory of a trajectory; None for one elsewhere: a foreign trajectory may name
     no file of this machine."""
     try:
@@ -270,4 +367,5 @@ def _tokens(metrics: atif.Metrics | None) -> TokenRecord | None:
         ids=tuple(metrics.completion_token_ids),
         logprobs=tuple(metrics.logprobs or ()),
         prompt_ids=tuple(metrics.prompt_token_ids or ()),
+        versions=tuple(VersionRun(start=start, version=version) for start, version in _own(metrics).versions),
     )

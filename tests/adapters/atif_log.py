@@ -1,4 +1,5 @@
-"""`python -m tests.adapters.atif_log STORE make|commit`: a store with what an ATIF file can have.
+"""`python -m tests.adapters.atif_log STORE make|commit`: a store with what an ATIF file can have; and
+`... FILE read`: what becomes of the documents of a file.
 
 Run by Orchard's own Python: Harbor's has none of it.
 """
@@ -6,9 +7,17 @@ Run by Orchard's own Python: Harbor's has none of it.
 import asyncio
 import sys
 from pathlib import Path
+from typing import Any
 
+import msgspec
+
+from orchard.pipelines.datasets.importing import UNKNOWN_MODEL
+from orchard.pipelines.interchange.kept import call_row, said_again
+from orchard.pipelines.interchange.reading import read_trajectories
+from orchard.pipelines.tasks.left_out import LeftOut
 from orchard.schemas import events as e
 from orchard.schemas.messages import MessageNode, Role, TokenRecord, ToolCall, node_id
+from orchard.storage.blobs import BlobStore
 from orchard.storage.writing.writer import Writer
 from orchard.streams.connection import connect
 from orchard.streams.publisher import Publisher
@@ -41,8 +50,15 @@ def events() -> list[e.Event]:
             MessageNode(node_id=name, parent=parent, role=role, turn=3, content=text, tool_calls=calls)
         )
     answers = [node for node in [*said, *more] if node.role is Role.ASSISTANT]
+    asked = next(node.node_id for node in said if node.tool_calls)
     calls_made = [
-        llm_call(turn, parent=node.parent, node=node.node_id) for turn, node in enumerate(answers, start=1)
+        llm_call(
+            turn,
+            parent=node.parent,
+            node=node.node_id,
+            derived_from=asked if node.content == "Repairs" else None,
+        )
+        for turn, node in enumerate(answers, start=1)
     ]
     extra = [author.event(each, rollout) for each in (*more, *calls_made)]
     return [*made[:-1], *extra, made[-1], *author.rollout(1, ["ls"], resolved=False)]
@@ -63,5 +79,24 @@ async def _main(store: Path, verb: str) -> None:
         await Writer(str(store), connection).run(stop)
 
 
+def verdicts(file: Path) -> list[dict[str, Any] | str]:
+    """What an export would write of each document of a file, or why it is left out."""
+    found: list[dict[str, Any] | str] = []
+    for one in read_trajectories([file]):
+        if isinstance(one, LeftOut):
+            found.append(one.why)
+            continue
+        row = {"harness": one.harness, "model": one.model or UNKNOWN_MODEL}
+        nodes = {node.node_id: node for node in one.nodes}
+        calls = {call.node: call_row(call) for call in one.calls}
+        again = said_again(one.metadata, row, nodes, calls, BlobStore(file.parent))
+        assert again is not None
+        found.append(again)
+    return found
+
+
 if __name__ == "__main__":
-    asyncio.run(_main(Path(sys.argv[1]), sys.argv[2]))
+    if sys.argv[2] == "read":
+        sys.stdout.buffer.write(msgspec.json.encode(verdicts(Path(sys.argv[1]))))
+    else:
+        asyncio.run(_main(Path(sys.argv[1]), sys.argv[2]))

@@ -3,12 +3,15 @@ and a trajectory that its own agent made, in a trial that it graded, becomes a r
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from random import Random
 from threading import Thread
 from typing import Any
 
@@ -17,7 +20,9 @@ from harbor.models.trajectories import Trajectory
 from harbor.utils.trajectory_validator import TrajectoryValidator
 
 from tests.adapters.harbor_trial import PLACE, TASK
+from tests.pipelines.interchange.generated import changed, trajectory
 
+DIFFERENCES = Path(__file__).with_name("harbor_atif_differences.toml")
 SOLUTION = "printf $WORD > /workspace/answer\n"
 
 
@@ -86,6 +91,41 @@ def test_what_is_exported_is_a_trajectory_for_harbor(tmp_path: Path) -> None:
     branch, title = won.subagent_trajectories
     assert branch.steps[-1].tool_calls[0].arguments == {}, "they were no JSON, and are beside it as text"
     assert title.steps[-1].message == "Repairs"
+
+
+def verdict_of_harbor(document: dict[str, Any]) -> bool:
+    """Whether its validator accepts a document; what makes the validator itself fail is not accepted."""
+    try:
+        return TrajectoryValidator().validate(document)
+    except (AttributeError, TypeError):
+        return False
+
+
+def test_what_harbor_accepts_is_read_and_written_again_so_that_harbor_accepts_it(tmp_path: Path) -> None:
+    """Generated documents, and ones with changes in them. `harbor_atif_differences.toml` has what is left out
+    here though Harbor accepts it, each with its reason."""
+    random = Random(3)
+    documents = [trajectory(random) for _ in range(500)] + [changed(random) for _ in range(2500)]
+    accepted = [verdict_of_harbor(each) for each in documents]
+    assert all(accepted[:500]) and 200 < sum(accepted[500:]) < 2300
+    file = tmp_path / "all.jsonl"
+    file.write_text("".join(f"{json.dumps(each)}\n" for each in documents))
+    verdicts = json.loads(orchard("tests.adapters.atif_log", file, "read"))
+    listed = tomllib.loads(DIFFERENCES.read_text())["left_out"]
+    unlisted, used = [], set()
+    for document, ours, theirs in zip(documents, verdicts, accepted, strict=True):
+        if not theirs:
+            continue
+        if isinstance(ours, str):
+            known = [name for name, each in listed.items() if re.search(each["says"], ours)]
+            used.update(known)
+            if not known:
+                unlisted.append((ours, document))
+        else:
+            validator = TrajectoryValidator()
+            assert validator.validate(ours), (validator.errors, document)
+    assert not unlisted, unlisted[:3]
+    assert used == set(listed)
 
 
 def test_a_trial_of_terminus_becomes_a_rollout(tmp_path: Path, model: str) -> None:

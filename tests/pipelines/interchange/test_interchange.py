@@ -85,7 +85,7 @@ def follows_the_rules(found: dict[str, Any]) -> None:
 
 
 def test_a_forest_becomes_one_trajectory_with_its_branches(tmp_path: Path) -> None:
-    found = json.loads(msgspec.json.encode(trajectory_of({**ROW, "leaf": DONE}, FOREST, {})))
+    found = json.loads(msgspec.json.encode(trajectory_of({**ROW, "leaf": DONE}, FOREST, {}, {})))
     follows_the_rules(found)
     assert [step["message"] for step in found["steps"]] == ["Repair it.", "Look.", "Done."]
     look, done = found["steps"][1:]
@@ -182,7 +182,7 @@ def test_a_trial_of_harbor_keeps_its_grade_and_its_task(tmp_path: Path) -> None:
     ("change", "says"),
     [
         ({"schema_version": "2.0"}, "schema_version '2.0' is not known"),
-        ({"steps": []}, "no step of the agent"),
+        ({"steps": []}, "it has no step"),
         ({"steps": [{"step_id": 2, "source": "agent", "message": ""}]}, "step 1 is numbered 2"),
         ({"steps": [{"step_id": 1, "source": "human", "message": ""}]}, "human"),
         ({"steps": "none"}, r"Expected `array`"),
@@ -236,7 +236,7 @@ def test_what_is_no_trajectory_is_named(tmp_path: Path, change: dict[str, Any], 
     *left_out, one = read_trajectories(trajectory_files(places))
     assert isinstance(one, Foreign) and one.task_id == "good"
     assert [each.name for each in left_out] == list(map(str, places[:3]))
-    assert re.match(f"it is no trajectory in ATIF: .*{says}", left_out[0].why)
+    assert re.match(f"it is no trajectory in ATIF or ADP: .*{says}", left_out[0].why)
     assert left_out[1].why.startswith("it cannot be read") and "no trajectory.json" in left_out[2].why
 
 
