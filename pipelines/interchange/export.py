@@ -105,7 +105,10 @@ def _documents(
         imported = said_again(row["metadata"], row, tree, made, blobs) if row["metadata"] else None
         if imported is None:
             times = {each["node_id"]: each["time"] for each in stored} if not row["metadata"] else {}
-            yield name, msgspec.json.encode(trajectory_of(row, tree, made, times))
+            found = trajectory_of(row, tree, made, times)
+            if row["metadata"]:
+                found = msgspec.structs.replace(found, extra=_facts(row, said_again=False))
+            yield name, msgspec.json.encode(found)
         else:
             imported["extra"] = _facts(row) | imported.get("extra", {})  # its own facts stay, if it has any
             yield name, msgspec.json.encode(imported)
@@ -182,8 +185,8 @@ def trajectory_of(
     )
 
 
-def _facts(row: Row) -> dict[str, Any]:
-    return {KEY: {name: row[name] for name in _FACTS if row[name] is not None}}
+def _facts(row: Row, **more: object) -> dict[str, Any]:
+    return {KEY: {name: row[name] for name in _FACTS if row[name] is not None} | more}
 
 
 def _leaves(nodes: Mapping[str, MessageNode]) -> list[str]:

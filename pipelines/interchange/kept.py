@@ -10,9 +10,10 @@ import msgspec
 
 from orchard.pipelines.interchange import atif
 from orchard.pipelines.interchange.conversation import Row, conversation
-from orchard.pipelines.interchange.difference import applied, difference
+from orchard.pipelines.interchange.difference import Difference, applied, difference
 from orchard.pipelines.trajectories.reading import path
 from orchard.schemas.blobs import INLINE_LIMIT
+from orchard.schemas.identity import digest
 from orchard.schemas.llm_calls import LLMCall
 from orchard.schemas.messages import MessageNode
 from orchard.storage.blobs import BlobStore
@@ -32,6 +33,8 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     """None in older imports."""
     beyond: list[Any] | dict[str, Any] | str = {}
     """A difference, or the SHA-256 of its blob."""
+    base: str = ""
+    """Digest of what the difference was made from: another version may export the log otherwise."""
 
 
 def kept(
@@ -44,27 +47,30 @@ def kept(
 ) -> Kept:
     """What `found` says beyond its messages and calls; a large one becomes a blob."""
     made = {name: call_row(call) for name, call in calls.items()}
-    change = difference(_built(shape, found.agent.name, model, dict(nodes), made), msgspec.to_builtins(found))
+    ours = _built(shape, found.agent.name, model, dict(nodes), made)
+    change: Difference | str = difference(ours, msgspec.to_builtins(found))
     raw = msgspec.json.encode(change)
     if blobs is not None and len(raw) > INLINE_LIMIT // 4:
-        return Kept(conversations=shape, beyond=blobs.put(raw, "application/json").sha256)
-    return Kept(conversations=shape, beyond=change)
+        change = blobs.put(raw, "application/json").sha256
+    return Kept(conversations=shape, beyond=change, base=digest(ours))
 
 
 def said_again(
     metadata: str, row: Row, nodes: dict[str, MessageNode], calls: Mapping[str, Row], blobs: BlobStore
 ) -> dict[str, Any] | None:
-    """The document that was imported; None where the import kept none. Raises BlobMissing or BlobCorrupt."""
+    """The document that was imported; None where the import kept none, or another version made it that
+    exports the log otherwise. Raises BlobMissing or BlobCorrupt."""
     stored = msgspec.json.decode(metadata, type=Kept)
     if stored.conversations is None:
+        return None
+    ours = _built(stored.conversations, row["harness"], row["model"], nodes, calls)
+    if digest(ours) != stored.base:
         return None
     change = stored.beyond
     if isinstance(change, str):
         change = msgspec.json.decode(blobs.read(change))
         assert not isinstance(change, str)
-    found: dict[str, Any] = applied(
-        _built(stored.conversations, row["harness"], row["model"], nodes, calls), change
-    )
+    found: dict[str, Any] = applied(ours, change)
     return found
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from orchard.pipelines.datasets.importing import Foreign, import_trajectories
+from orchard.pipelines.interchange import kept
 from orchard.pipelines.interchange.export import write_lines, write_trajectories
 from orchard.pipelines.interchange.reading import read_trajectories, trajectory_files
 from orchard.storage.blobs import BlobStore
@@ -78,6 +79,20 @@ async def test_import_and_export_of_generated_documents_change_nothing(
         connection, committed, tmp_path / "one.jsonl", "two", tmp_path / "two.jsonl"
     )
     assert set(again) == set(first)
+
+
+async def test_an_import_of_a_version_that_exports_otherwise_comes_out_as_the_log_has_it(
+    connection: Connection, committed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = lines(tmp_path / "a.jsonl", [trajectory(Random(3))])
+    with monkeypatch.context() as earlier:
+        earlier.setattr(kept, "digest", lambda _: "another version's")
+        first = await through_the_log(connection, committed, source, "one", tmp_path / "one.jsonl")
+    with open_tables(await committed()) as tables:
+        list(write_lines(tables, BlobStore(await committed()), "one", tmp_path / "two.jsonl"))
+    (before,), found = first.values(), json.loads((tmp_path / "two.jsonl").read_bytes())
+    assert [each["source"] for each in found["steps"]] == [each["source"] for each in before["steps"]]
+    assert found["extra"]["orchard"]["said_again"] is False
 
 
 async def test_what_orchard_exports_comes_out_equal_after_an_import(
