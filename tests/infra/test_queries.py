@@ -39,6 +39,7 @@ SERVER = {"server_name", "is_meta_leader"}
 STREAM = SERVER | {"stream_name", "is_stream_leader"}
 CONSUMER = STREAM | {"consumer_name", "is_consumer_leader"}
 OTHERS = {
+    "up": {"job"},
     **{f"server_{name}": SERVER for name in ("total_message_bytes", "max_storage", "total_streams")},
     **{f"stream_{name}": STREAM for name in ("last_seq", "total_messages")},
     **{f"consumer_{name}": CONSUMER for name in ("num_pending", "num_ack_pending", "delivered_consumer_seq")},
@@ -54,7 +55,7 @@ OTHERS = {
     "keda_scaler_detail_errors_total": {"namespace", "exported_namespace"},
     "ALERTS": {"alertname", "alertstate", "namespace"},
 }
-"""Labels by name: NATS' exporter (collector/jsz.go, without its prefix), kube-state-metrics from 2.6, KEDA."""
+"""Labels by name: NATS' exporter (collector/jsz.go, without its prefix), kube-state-metrics, KEDA."""
 
 
 @pytest.fixture
