@@ -281,7 +281,7 @@ def _promtool(directory: Path, cases: list[dict[str, Any]]) -> str:
         }
         for name, content in files.items():
             (directory / f"{name}-{number}.yaml").write_text(yaml.safe_dump(content))
-    command = [PROMTOOL, "test", "rules", *(f"test-{number}.yaml" for number in range(len(cases)))]
+    command = [str(PROMTOOL), "test", "rules", *(f"test-{number}.yaml" for number in range(len(cases)))]
     ran = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
     return "" if ran.returncode == 0 else ran.stdout + ran.stderr
 

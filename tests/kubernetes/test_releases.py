@@ -34,13 +34,13 @@ def name(cluster: Cluster) -> Iterator[str]:
 
 def install(cluster: Cluster, chart: Path, name: str, *words: str) -> None:
     command = [
-        HELM,
+        str(HELM),
         "--kubeconfig",
-        cluster.kubeconfig,
+        str(cluster.kubeconfig),
         "upgrade",
         "--install",
         name,
-        chart,
+        str(chart),
         "--namespace",
         name,
     ]
