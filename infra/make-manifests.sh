@@ -17,6 +17,16 @@ overlay() {  # its name, and what helm is told
   name=$1
   shift
   render "overlays/$name/namespaces.yaml" --show-only templates/namespaces.yaml
+  cat >> "overlays/$name/namespaces.yaml" <<NAMESPACE
+---
+apiVersion: v1
+kind: Namespace
+metadata:
+  name: orchard
+  labels:
+    app.kubernetes.io/part-of: orchard
+    pod-security.kubernetes.io/enforce: restricted
+NAMESPACE
   render "overlays/$name/orchard.yaml" --set createNamespaces=false "$@"
 }
 

@@ -1,13 +1,14 @@
 #!/bin/sh
 # Makes what the Secrets hold, as files: DIR/<namespace>/<secret>/<key>; the namespace is `orchard`, unless a second
-# argument names that of the chart's release, for which the servers' certificate is made. Nothing is made twice: what
-# is there stays, so a run after an upgrade adds only what is new. Needs openssl. Keep DIR private; ca/ca.key signs
+# argument names that of the chart's release, for which the servers' certificate is made; a third names the cluster's
+# domain, which is `cluster.local` else. Nothing is made twice: what is there stays, so a run after an upgrade adds only what is new. Needs openssl. Keep DIR private; ca/ca.key signs
 # new certificates.
 set -eu
 umask 077
-[ $# -ge 1 ] && [ $# -le 2 ] || { echo "usage: $0 DIR [NAMESPACE]" >&2; exit 2; }
+[ $# -ge 1 ] && [ $# -le 3 ] || { echo "usage: $0 DIR [NAMESPACE [CLUSTER_DOMAIN]]" >&2; exit 2; }
 dir=$1
 namespace=${2:-orchard}
+domain=${3:-cluster.local}
 own=$dir/$namespace
 days=825
 
@@ -25,6 +26,7 @@ done
 rm -rf "$dir/orchard-sandboxes"
 password "$own/sandbox-keys/keys"
 password "$own/agent-secret/secret"
+password "$own/page-token/page.token"
 mkdir -p "$own/sandbox-key" "$own/nats-tls" "$own/nats-ca" "$dir/ca"
 # The orchestrator takes several keys, separated by commas; clients use the first.
 cut -d, -f1 "$own/sandbox-keys/keys" | tr -d '\n' > "$own/sandbox-key/key"
@@ -38,7 +40,7 @@ cp "$dir/ca/ca.crt" "$own/nats-ca/ca.crt"
 cp "$dir/ca/ca.crt" "$own/nats-tls/ca.crt"
 if [ ! -s "$own/nats-tls/tls.key" ]; then
   cat > "$dir/ca/extensions" <<EXTENSIONS
-subjectAltName=DNS:nats.$namespace.svc.cluster.local,DNS:*.nats.$namespace.svc.cluster.local,DNS:nats.$namespace.svc,DNS:localhost
+subjectAltName=DNS:nats.$namespace.svc.$domain,DNS:*.nats.$namespace.svc.$domain,DNS:nats.$namespace.svc,DNS:localhost
 extendedKeyUsage=serverAuth,clientAuth
 EXTENSIONS
   openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj "/CN=nats" \

@@ -32,6 +32,7 @@ from orchard.pipelines.tasks.left_out import LeftOut, insist
 from orchard.processes.signals import call_on_signals
 from orchard.storage.reader import open_tables
 from orchard.streams.claims import Claims
+from orchard.streams.consumer import WorkerLifetime, share_of
 from orchard.streams.topology import declare
 from orchard.terminal.console import console, reporting, warn
 from orchard.terminal.left_out import Strict, counted, end, tell_left_out
@@ -148,6 +149,15 @@ def worker(
         float,
         typer.Option("--idle-exit", help="End after this many seconds without work; 0: never.", min=0.0),
     ] = 0.0,
+    max_age: Annotated[
+        float,
+        typer.Option(
+            "--max-age",
+            help="Stop claiming work after this many seconds, or after half of them at the earliest; end "
+            "when done. 0: never.",
+            min=0.0,
+        ),
+    ] = 0.0,
 ) -> None:
     """Make shards of builds with --through-queue until SIGTERM, one at a time: start one for each core.
 
@@ -156,16 +166,16 @@ def worker(
     from orchard.terminal.logs import start_logging
 
     start_logging()
-    asyncio.run(_worker(context.obj, idle_exit))
+    asyncio.run(_worker(context.obj, WorkerLifetime(idle=idle_exit, age=share_of(max_age))))
 
 
-async def _worker(session: Session, idle_exit: float) -> None:
+async def _worker(session: Session, lifetime: WorkerLifetime) -> None:
     from orchard.pipelines.datasets.queueing import QUEUE, shard_consumer
 
     async with session.connection("dataset worker") as connection:
         await declare(connection, session.config.nats, [QUEUE])
         async with Claims(connection, QUEUE) as claims:
-            with shard_consumer(session.config.store, claims, idle_exit) as consumer:
+            with shard_consumer(session.config.store, claims, lifetime) as consumer:
                 call_on_signals(asyncio.get_running_loop(), consumer.drain)
                 await consumer.run()
 

@@ -230,13 +230,13 @@ class ShardWorker:
 
 
 @contextmanager
-def shard_consumer(store: str, claims: Claims, idle_exit: float = 0.0) -> Iterator[Consumer]:
-    """A consumer that makes shards, one at a time; ends after `idle_exit` seconds without any (0: never)."""
+def shard_consumer(store: str, claims: Claims, lifetime: WorkerLifetime | None = None) -> Iterator[Consumer]:
+    """A consumer that makes shards, one at a time."""
     with tempfile.TemporaryDirectory(prefix="orchard-shards-") as scratch:
         yield Consumer(
             claims,
             DeadLetters(claims.connection),
             {QUEUE.kind: ShardWorker(store, Path(scratch))},
             slots=1,
-            lifetime=WorkerLifetime(idle=idle_exit),
+            lifetime=lifetime or WorkerLifetime(),
         )

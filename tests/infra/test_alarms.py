@@ -4,7 +4,9 @@ Series of ours are those that the code exports. Names of the NATS exporter, KEDA
 from their documentation: none of these programs is here.
 """
 
+import re
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,85 +26,167 @@ ALARMS = {rule["alert"]: rule for group in RULES["groups"] for rule in group["ru
 
 DAY = 86400
 HACKS = 'orchard_hack_rate{campaign="c",harness="h",model="m",policy_version="",bound="low"}'
-WELL = {
-    "orchard_log_position": "100x240",
-    'orchard_process_working{process="writer"}': "1x240",
-    'orchard_process_working{process="steward"}': "1x240",
-    'orchard_process_held{process="writer"}': "0x240",
-    'orchard_nats_certificate_end_seconds{process="writer"}': f"{90 * DAY}x240",
-    HACKS: "0.01x240",
-    'orchard_rollouts_reconciled{campaign="c"}': "2x240",
-    'orchard_model_tries{endpoint="e",model="m",ending="answered"}': "900x240",
-    'orchard_model_tries{endpoint="e",model="m",ending="refused"}': "90x240",
-    'orchard_model_seconds{endpoint="e",model="m",quantile="0.5"}': "20x240",
-    'orchard_attempts_released{campaign="c",cause="llm_unavailable"}': "3x240",
-    'orchard_endpoint_resting{endpoint="e"}': "0x240",
-    'jetstream_stream_last_seq{stream_name="ORCHARD_EVENTS"}': "100x240",
-    'jetstream_stream_total_messages{stream_name="ORCHARD_LATER"}': "5x240",
-    'jetstream_stream_total_messages{stream_name="ORCHARD_DEAD"}': "0x240",
-    'jetstream_server_total_message_bytes{server_name="nats-0"}': "10x240",
-    'jetstream_server_max_storage{server_name="nats-0"}': "100x240",
-    'jetstream_server_total_streams{server_name="nats-0",is_meta_leader="true"}': "5x240",
-    'jetstream_server_total_streams{server_name="nats-1",is_meta_leader="false"}': "5x240",
-    'up{job="nats",pod="nats-0"}': "1x240",
-    'up{job="nats",pod="nats-1"}': "1x240",
-    'up{job="nats",pod="nats-2"}': "1x240",
-    'keda_scaled_job_errors_total{scaledJob="w"}': "4x240",
-    'kube_pod_status_unschedulable{namespace="orchard",pod="w"}': "0x240",
+QUEUE = 'stream_name="ORCHARD_WORK",consumer_name="rollout-swe-normal"'
+NORMAL: dict[str, str] = {
+    "orchard_log_position": "100",
+    'orchard_process_working{process="writer"}': "1",
+    'orchard_process_working{process="steward"}': "1",
+    'orchard_process_held{process="writer"}': "0",
+    'orchard_nats_certificate_end_seconds{process="writer"}': f"{90 * DAY}",
+    HACKS: "0.01",
+    'orchard_rollouts{campaign="c",status="aborted",cause="sandbox_died"}': "7",
+    'orchard_rollouts_reconciled{campaign="c"}': "2",
+    'orchard_model_tries{endpoint="e",model="m",ending="answered"}': "900",
+    'orchard_model_tries{endpoint="e",model="m",ending="refused"}': "90",
+    'orchard_model_seconds{endpoint="e",model="m",quantile="0.5"}': "20",
+    'orchard_attempts_released{campaign="c",cause="llm_unavailable"}': "3",
+    'orchard_endpoint_resting{endpoint="e"}': "0",
+    'orchard_sandbox_backend_up{pod="o-1"}': "1",
+    'jetstream_stream_last_seq{stream_name="ORCHARD_EVENTS"}': "100",
+    'jetstream_stream_total_messages{stream_name="ORCHARD_LATER"}': "5",
+    'jetstream_stream_total_messages{stream_name="ORCHARD_DEAD"}': "0",
+    f"jetstream_consumer_num_pending{{{QUEUE}}}": "9",
+    f"jetstream_consumer_num_ack_pending{{{QUEUE}}}": "4",
+    f"jetstream_consumer_delivered_consumer_seq{{{QUEUE}}}": "0+1",
+    'jetstream_server_total_message_bytes{server_name="nats-0"}': "10",
+    'jetstream_server_max_storage{server_name="nats-0"}': "100",
+    'jetstream_server_total_streams{server_name="nats-0",is_meta_leader="true"}': "5",
+    'jetstream_server_total_streams{server_name="nats-1",is_meta_leader="false"}': "5",
+    'up{job="nats",pod="nats-0"}': "1",
+    'up{job="nats",pod="nats-1"}': "1",
+    'up{job="nats",pod="nats-2"}': "1",
+    'keda_scaled_job_errors_total{scaledJob="w"}': "4",
+    'keda_scaler_detail_errors_total{scaledJob="w"}': "4",
+    'kube_pod_status_unschedulable{pod="w"}': "0",
+    'kube_deployment_status_replicas_available{deployment="orchestrator"}': "2",
+    'kube_cronjob_created{cronjob="archiver"}': f"{-9 * DAY}",
+    'kube_cronjob_created{cronjob="janitor"}': f"{-9 * DAY}",
+    'kube_cronjob_status_last_successful_time{cronjob="archiver"}': "0+60",
+    'kube_cronjob_status_last_successful_time{cronjob="janitor"}': "0+60",
+    **{f'kube_job_status_failed{{job_name="w-{number}"}}': "0" for number in range(4)},
+    'kube_pod_container_status_waiting_reason{pod="w",reason="ImagePullBackOff"}': "0",
+    'kube_pod_init_container_status_waiting_reason{pod="w",reason="ErrImagePull"}': "0",
 }
-"""Four hours of a fleet that is well, a value a minute, starting at the epoch."""
+"""Series of a fleet that is well, all of the namespace `orchard`: the value, or the first one and its growth
+a minute."""
 
-TROUBLE: dict[str, dict[str, str | None]] = {
-    "OrchardRolloutsReconciled": {'orchard_rollouts_reconciled{campaign="c"}': "2x119 3x120"},
-    "OrchardWriterLate": {'jetstream_stream_last_seq{stream_name="ORCHARD_EVENTS"}': "100x119 101x120"},
-    "OrchardWriterStopped": {"orchard_log_position": "100x119 _x120"},
-    "OrchardRequestsDelayed": {
-        'jetstream_stream_total_messages{stream_name="ORCHARD_LATER"}': "100x119 101x120"
-    },
-    "OrchardRewardHacking": {HACKS: "0.05x119 0.06x120"},
-    "OrchardDeadLetters": {'jetstream_stream_total_messages{stream_name="ORCHARD_DEAD"}': "0x119 1x120"},
-    "OrchardNatsDisk": {'jetstream_server_total_message_bytes{server_name="nats-0"}': "80x119 81x120"},
-    "OrchardHeld": {'orchard_process_held{process="writer"}': "0x119 1x120"},
-    "OrchardProcessDown": {'orchard_process_working{process="steward"}': "1x119 _x120"},
-    "OrchardNatsNoQuorum": {
-        'jetstream_server_total_streams{server_name="nats-0",is_meta_leader="true"}': "5x119 _x120"
-    },
-    "OrchardNatsServerMissing": {'up{job="nats",pod="nats-2"}': "1x119 0x120"},
-    "OrchardKedaErrors": {'keda_scaled_job_errors_total{scaledJob="w"}': "4x119 4+1x120"},
-    "OrchardPodsNotScheduled": {'kube_pod_status_unschedulable{namespace="orchard",pod="w"}': "0x119 1x120"},
-    "OrchardModelRefuses": {
-        'orchard_model_tries{endpoint="e",model="m",ending="refused"}': "225x119 226x120"
-    },
-    "OrchardModelDown": {'orchard_attempts_released{campaign="c",cause="llm_unavailable"}': "20x119 21x120"},
-    "OrchardModelRests": {'orchard_endpoint_resting{endpoint="e"}': "0x119 1x120"},
-    "OrchardModelSlow": {'orchard_model_seconds{endpoint="e",model="m",quantile="0.5"}': "120x119 121x120"},
-    "OrchardCertificateEnds": {
-        'orchard_nats_certificate_end_seconds{process="writer"}': f"{14 * DAY + 119 * 60}x240"
-    },
-}
-"""For each alarm, what changes after two hours: at its limit until then, over it afterwards."""
+Faulty = dict[str, tuple[str, str]]
+"""By series: the value at its limit, or where nothing is wrong, and the value beyond."""
+
+FAULTS: list[tuple[str, Faulty]] = [
+    ("OrchardRolloutsReconciled", {'orchard_rollouts_reconciled{campaign="c"}': ("2", "3")}),
+    ("OrchardWriterLate", {'jetstream_stream_last_seq{stream_name="ORCHARD_EVENTS"}': ("100", "101")}),
+    ("OrchardWriterStopped", {"orchard_log_position": ("100", "_")}),
+    (
+        "OrchardRequestsDelayed",
+        {'jetstream_stream_total_messages{stream_name="ORCHARD_LATER"}': ("100", "101")},
+    ),
+    ("OrchardRewardHacking", {HACKS: ("0.05", "0.06")}),
+    ("OrchardDeadLetters", {'jetstream_stream_total_messages{stream_name="ORCHARD_DEAD"}': ("0", "1")}),
+    ("OrchardNatsDisk", {'jetstream_server_total_message_bytes{server_name="nats-0"}': ("80", "81")}),
+    ("OrchardHeld", {'orchard_process_held{process="writer"}': ("0", "1")}),
+    ("OrchardProcessDown", {'orchard_process_working{process="steward"}': ("1", "_")}),
+    ("OrchardProcessDown", {'orchard_process_working{process="writer"}': ("1", "0")}),
+    (
+        "OrchardNatsNoQuorum",
+        {'jetstream_server_total_streams{server_name="nats-0",is_meta_leader="true"}': ("5", "_")},
+    ),
+    ("OrchardNatsServerMissing", {'up{job="nats",pod="nats-2"}': ("1", "0")}),
+    ("OrchardKedaErrors", {'keda_scaled_job_errors_total{scaledJob="w"}': ("4", "4+1")}),
+    ("OrchardKedaErrors", {'keda_scaler_detail_errors_total{scaledJob="w"}': ("4", "4+1")}),
+    ("OrchardQueueStuck", {f"jetstream_consumer_num_ack_pending{{{QUEUE}}}": ("1", "0")}),
+    ("OrchardQueueStuck", {f"jetstream_consumer_delivered_consumer_seq{{{QUEUE}}}": ("0+1", "119")}),
+    ("OrchardSandboxServiceDown", {'orchard_sandbox_backend_up{pod="o-1"}': ("1", "0")}),
+    ("OrchardSandboxServiceDown", {'orchard_sandbox_backend_up{pod="o-1"}': ("1", "_")}),
+    (
+        "OrchardSandboxServiceDown",
+        {'kube_deployment_status_replicas_available{deployment="orchestrator"}': ("1", "0")},
+    ),
+    ("OrchardAborts", {'orchard_rollouts{campaign="c",status="aborted",cause="sandbox_died"}': ("7", "28")}),
+    ("OrchardAborts", {'orchard_rollouts{campaign="d",status="aborted",cause="blocked"}': ("_", "21")}),
+    (
+        "OrchardJobsFail",
+        {f'kube_job_status_failed{{job_name="w-{n}"}}': ("0" if n == 3 else "1", "1") for n in range(4)},
+    ),
+    (
+        "OrchardCronJobsMissed",
+        {
+            'kube_cronjob_status_last_successful_time{cronjob="archiver"}': (
+                f"{-2 * DAY + 120 * 60}",
+                f"{-2 * DAY + 120 * 60}",
+            )
+        },
+    ),
+    (
+        "OrchardCronJobsMissed",
+        {'kube_cronjob_status_last_successful_time{cronjob="janitor"}': ("0+60", "3600")},
+    ),
+    (
+        "OrchardCronJobsMissed",
+        {
+            'kube_cronjob_status_last_successful_time{cronjob="janitor"}': ("_", "_"),
+            'kube_cronjob_created{cronjob="janitor"}': ("3600", "3600"),
+        },
+    ),
+    (
+        "OrchardPodsCannotStart",
+        {'kube_pod_container_status_waiting_reason{pod="w",reason="ImagePullBackOff"}': ("0", "1")},
+    ),
+    (
+        "OrchardPodsCannotStart",
+        {'kube_pod_init_container_status_waiting_reason{pod="w",reason="ErrImagePull"}': ("0", "1")},
+    ),
+    ("OrchardPodsNotScheduled", {'kube_pod_status_unschedulable{pod="w"}': ("0", "1")}),
+    (
+        "OrchardModelRefuses",
+        {'orchard_model_tries{endpoint="e",model="m",ending="refused"}': ("225", "226")},
+    ),
+    (
+        "OrchardModelDown",
+        {'orchard_attempts_released{campaign="c",cause="llm_unavailable"}': ("20", "21")},
+    ),
+    ("OrchardModelRests", {'orchard_endpoint_resting{endpoint="e"}': ("0", "1")}),
+    ("OrchardModelSlow", {'orchard_model_seconds{endpoint="e",model="m",quantile="0.5"}': ("120", "121")}),
+    (
+        "OrchardCertificateEnds",
+        {
+            'orchard_nats_certificate_end_seconds{process="writer"}': (
+                f"{14 * DAY + 119 * 60}",
+                f"{14 * DAY + 119 * 60}",
+            )
+        },
+    ),
+]
+"""What each alarm is for; it is silent at the limit, fires beyond it and ends when all is well again."""
+
+LOOKS_BACK = {"OrchardQueueStuck": 180}
+"""Minutes after which an alarm's condition holds at the latest, where they are many."""
+BEGINS = 120
+"""Minute in which a fault begins."""
 
 
-def test_each_alarm_is_silent_at_its_limit_and_speaks_beyond_it(tmp_path: Path) -> None:
-    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(RULES))
-    assert TROUBLE.keys() == ALARMS.keys()
-    cases = [_case(alarm, changes) for alarm, changes in TROUBLE.items()]
-    well = {
-        "name": "a fleet that is well",
-        "interval": "1m",
-        "input_series": _series(WELL),
-        "promql_expr_test": [{"expr": "ALERTS", "eval_time": "239m", "exp_samples": []}],
-    }
-    text = yaml.safe_dump(
-        {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [well, *cases]}
-    )
-    (tmp_path / "tests.yaml").write_text(text)
+def test_each_alarm_is_silent_at_its_limit_fires_beyond_it_and_ends(tmp_path: Path) -> None:
+    assert {alarm for alarm, _ in FAULTS} == ALARMS.keys()
 
-    ran = subprocess.run(
-        [PROMTOOL, "test", "rules", "tests.yaml"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    assert _promtool(tmp_path, [_case("jetstream", *fault) for fault in FAULTS]) == ""
 
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+def test_figures_of_the_other_exporter_do_too_and_another_release_hides_nothing(tmp_path: Path) -> None:
+    """The exporter of NATS' own chart; the release beside is well all the time, in a namespace of its own."""
+    others = {_labelled(name, "other"): value for name, value in NORMAL.items()}
+
+    assert _promtool(tmp_path, [_case("nats", *fault, others) for fault in FAULTS]) == ""
+
+
+def test_nothing_fires_while_all_is_well(tmp_path: Path) -> None:
+    well = _case("jetstream", "Orchard.*", {})
+    well["promql_expr_test"] = [{"expr": "ALERTS", "eval_time": f"{BEGINS}m", "exp_samples": []}]
+
+    assert _promtool(tmp_path, [well]) == ""
+
+
+def test_alarms_of_two_releases_are_two() -> None:
+    assert all(rule["labels"]["namespace"] == "orchard" for rule in ALARMS.values())
 
 
 def test_each_has_a_sentence_and_what_to_do() -> None:
@@ -112,8 +196,8 @@ def test_each_has_a_sentence_and_what_to_do() -> None:
 
 
 def test_what_they_ask_of_the_pipeline_it_tells() -> None:
-    asked = {name for name in (each.partition("{")[0] for each in WELL) if name.startswith("orchard_")}
-    assert asked <= {*FAMILIES, *HELP}
+    asked = {name for name in (each.partition("{")[0] for each in NORMAL) if name.startswith("orchard_")}
+    assert asked - {"orchard_sandbox_backend_up"} <= {*FAMILIES, *HELP}
 
 
 async def test_a_process_says_that_it_works_and_why_it_does_not(nats_server: EmbeddedServer) -> None:
@@ -138,28 +222,68 @@ async def test_a_process_says_that_it_works_and_why_it_does_not(nats_server: Emb
         assert 'orchard_process_held{process="writer"} 1.0' in text
 
 
-def _case(alarm: str, changes: dict[str, str | None]) -> dict[str, Any]:
-    """Silent until the change, alone beyond it."""
-    waits = ALARMS[alarm].get("for", "0m")
-    late = f"{120 + int(waits.removesuffix('m')) + 16}m"
-    names = 'count by (alertname) (ALERTS{alertstate="firing"})'
+def _case(
+    exporter: str, alarm: str, faulty: Faulty, others: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Silent at the limit and before the alarm's time is over, firing then, silent when all is well again."""
+    waits = int(ALARMS.get(alarm, {}).get("for", "0m").removesuffix("m"))
+    fires = BEGINS + LOOKS_BACK.get(alarm, 0) + waits + 16
+    ends, last = fires + 2, fires + 80
+    looks = {name: f"{value}x{last}" for name, value in NORMAL.items() if name not in faulty}
+    for name, (limit, beyond) in faulty.items():
+        after = NORMAL.get(name, limit)
+        if name.startswith("orchard_rollouts"):
+            after = beyond  # a sum over all time does not fall
+        if "successful_time" in name:
+            after = f"{60 * ends}+60"
+        looks[name] = " ".join(
+            f"{value}x{minutes if value == '_' else minutes - 1}"  # `_x1` is one value, `0x1` are two
+            for value, minutes in ((limit, BEGINS), (beyond, ends - BEGINS), (after, last - ends))
+        )
+    series = {_labelled(name, "orchard"): values for name, values in looks.items()}
+    others = {name: f"{value}x{last}" for name, value in (others or {}).items()}
+    series = {name.replace("jetstream_", f"{exporter}_"): values for name, values in series.items()}
+    firing = f'count by (alertname) (ALERTS{{alertstate="firing",alertname="{alarm}"}})'
+    heard = [{"labels": f'{{alertname="{alarm}"}}', "value": 1}]
+    early = [{"expr": firing, "eval_time": f"{BEGINS + waits - 1}m", "exp_samples": []}] if waits else []
     return {
         "name": alarm,
         "interval": "1m",
-        "input_series": _series({**WELL, **changes}),
+        "input_series": [{"series": name, "values": values} for name, values in {**series, **others}.items()],
         "promql_expr_test": [
-            {"expr": names, "eval_time": "118m", "exp_samples": []},
+            {"expr": firing, "eval_time": f"{BEGINS - 1}m", "exp_samples": []},
+            *early,
             {
-                "expr": f'count by (alertname) (ALERTS{{alertstate="firing",alertname="{alarm}"}})',
-                "eval_time": late,
-                "exp_samples": [{"labels": f'{{alertname="{alarm}"}}', "value": 1}],
+                "expr": firing,
+                "eval_time": f"{fires}m",
+                "exp_samples": heard,
             },
+            {"expr": firing, "eval_time": f"{last - 1}m", "exp_samples": []},
         ],
     }
 
 
-def _series(values: dict[str, Any]) -> list[dict[str, str]]:
-    return [{"series": name, "values": text} for name, text in values.items()]
+def _labelled(series: str, namespace: str) -> str:
+    name, _, labels = series.removesuffix("}").partition("{")
+    return f'{name}{{namespace="{namespace}"{"," if labels else ""}{labels}}}'
+
+
+def _promtool(directory: Path, cases: list[dict[str, Any]]) -> str:
+    """What it complains of; each case, named after its alarm, has the rule of that alarm alone."""
+    for number, case in enumerate(cases):
+        group = {
+            "name": "g",
+            "rules": [rule for name, rule in ALARMS.items() if re.fullmatch(case["name"], name)],
+        }
+        files = {
+            "rules": {"groups": [group]},
+            "test": {"rule_files": [f"rules-{number}.yaml"], "tests": [case]},
+        }
+        for name, content in files.items():
+            (directory / f"{name}-{number}.yaml").write_text(yaml.safe_dump(content))
+    command = [str(PROMTOOL), "test", "rules", *(f"test-{number}.yaml" for number in range(len(cases)))]
+    ran = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
+    return "" if ran.returncode == 0 else ran.stdout + ran.stderr
 
 
 async def _asked(client: aiohttp.ClientSession, path: str) -> tuple[int, str]:

@@ -18,6 +18,7 @@ from orchard.cli.app import app
 from orchard.configuration.config import Config, load
 from orchard.injector.local.backend import LocalBackend
 from orchard.injector.orchestrator.metrics import ServiceMetrics
+from orchard.pipelines.datasets import queueing as shards
 from orchard.pipelines.domain import request_kinds
 from orchard.pipelines.values import requests
 from orchard.processes.metrics import FAMILIES
@@ -68,7 +69,7 @@ def errors(schema: dict[str, Any], instance: Manifest) -> list[str]:
 
 def test_scaled_jobs_are_what_keda_declares(manifests: Manifests, scaled_job_schema: dict[str, Any]) -> None:
     jobs = manifests.of("ScaledJob")
-    assert len(jobs) == 5
+    assert len(jobs) == 6
     for job in jobs:
         assert errors(scaled_job_schema, job) == []
 
@@ -118,6 +119,8 @@ class TestWorkers:
             words = worker_of(job)["args"]
             if words[0] == "values":
                 queue = requests.QUEUE
+            if words[0] == "dataset":
+                queue = shards.QUEUE
             if "--kinds" in words:
                 queue = request_kinds()[words[words.index("--kinds") + 1]].queue
             (entry,) = job["spec"]["triggers"]
@@ -125,8 +128,7 @@ class TestWorkers:
             assert entry["type"] == "nats-jetstream"
             assert trigger.consumer == queue.consumer == job["metadata"]["name"]
             assert trigger.stream == names.WORK
-            arguments = worker_of(job)["args"]
-            assert trigger.lag_threshold == int(arguments[arguments.index("--slots") + 1])
+            assert trigger.lag_threshold == slots_of(worker_of(job))
             assert trigger.activation_lag_threshold == 0
             check_name(queue.priority, "queue priority")
 
@@ -135,8 +137,7 @@ class TestWorkers:
         waiting: Counter[str] = Counter()
         for job in manifests.of("ScaledJob"):
             config = configured(manifests, worker_of(job))
-            arguments = worker_of(job)["args"]
-            slots = job["spec"]["maxReplicaCount"] * int(arguments[arguments.index("--slots") + 1])
+            slots = job["spec"]["maxReplicaCount"] * slots_of(worker_of(job))
             waiting[job["metadata"]["name"]] += slots
             for priority in config.worker.lent_to:
                 waiting[Queue(domain=config.worker.domain, priority=priority).consumer] += slots
@@ -198,6 +199,12 @@ def worker_of(job: Manifest) -> Manifest:
     """The worker's container."""
     (found,) = job["spec"]["jobTargetRef"]["template"]["spec"]["containers"]
     return dict(found)
+
+
+def slots_of(worker: Manifest) -> int:
+    """Requests that it works on at once; shards of datasets are made one at a time."""
+    words = worker["args"]
+    return 1 if words[0] == "dataset" else int(words[words.index("--slots") + 1])
 
 
 def environment(manifests: Manifests, container: Manifest) -> dict[str, str]:

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from tests.infra.conftest import INFRA, OVERLAYS, Manifest, build
+from tests.infra.test_clusters import EXAMPLES, example
 from tests.kubernetes.conftest import Cluster, kubeconfig_of, new_namespace
 
 EVERYBODYS = {"selfsubjectaccessreviews", "selfsubjectrulesreviews"}
@@ -73,6 +74,22 @@ class TestManifests:
         served = set(cluster.kubectl("api-versions").split())
         built = build(INFRA / "overlays" / overlay)
         items = [found for item in built if (found := expected(item, two_namespaces, served)) is not None]
+
+        status, complaints, names = applied(cluster, items)
+
+        assert (status, complaints) == (0, "")
+        assert len(names) == len(items) > 30
+
+    @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+    def test_every_one_of_an_example_is_accepted(
+        self, cluster: Cluster, two_namespaces: Mapping[str, str], path: Path
+    ) -> None:
+        served = set(cluster.kubectl("api-versions").split())
+        items = [
+            found
+            for item in example(path.stem).items
+            if (found := expected(item, two_namespaces, served)) is not None
+        ]
 
         status, complaints, names = applied(cluster, items)
 

@@ -13,10 +13,13 @@
 {{- if and .Values.storeClaim (not (hasPrefix "/" .Values.store)) }}
 {{- fail (printf "store is %s: with storeClaim it is the path at which the volume is" .Values.store) }}
 {{- end }}
-{{- if not (contains (printf "namespace = %q" .Values.sandboxesNamespace) .Values.sandboxes) }}
-{{- fail (printf "sandboxes must say namespace = %q, as sandboxesNamespace does" .Values.sandboxesNamespace) }}
+{{- with regexFind "(?m)^namespace *=.*$" .Values.sandboxes }}
+{{- if ne (regexReplaceAll " +" . "") (printf "namespace=%q" (include "orchard.sandboxesNamespace" $)) }}
+{{- fail (printf "sandboxes says %s: leave the namespace out, or let sandboxesNamespace say the same (%s)" . (include "orchard.sandboxesNamespace" $)) }}
 {{- end }}
-{{- if and (not .Values.nats.install) (not (and .Values.nats.url .Values.nats.monitoring)) }}
+{{- end }}
+{{- if and (not .Values.keda) (not .Values.nats.install) .Values.nats.url }}
+{{- else if and (not .Values.nats.install) (not (and .Values.nats.url .Values.nats.monitoring)) }}
 {{- fail "nats.url and nats.monitoring must say where NATS is, where nats.install is false" }}
 {{- end }}
 {{- $consumers := list }}
@@ -62,7 +65,7 @@
 
 {{/* Where KEDA asks for the lag, `host:port`. */}}
 {{- define "orchard.monitoring" }}
-{{- .Values.nats.monitoring | default (printf "nats.%s.svc.cluster.local:8222" .Release.Namespace) }}
+{{- .Values.nats.monitoring | default (printf "nats.%s.svc.%s:8222" .Release.Namespace .Values.clusterDomain) }}
 {{- end }}
 
 {{/* Where the API server may be: no label says. Not the clouds' metadata services. */}}
