@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from orchard.schemas.llm_calls import Usage
 from orchard.schemas.messages import Role, ToolCall
-from orchard.workers.gateway.anthropic import ANTHROPIC, BILLING, counted
+from orchard.workers.gateway.anthropic import ANTHROPIC, BILLING
 from orchard.workers.gateway.chat import CHAT
 from orchard.workers.gateway.completions import COMPLETIONS
+from orchard.workers.gateway.counting import estimated_tokens
 from orchard.workers.gateway.responses import RESPONSES
 from orchard.workers.gateway.server import model_response, models_response
 from orchard.workers.gateway.wire_types import (
@@ -510,14 +511,14 @@ def test_text_that_is_no_unicode_is_read_with_a_mark_in_its_place():
 
 def test_tokens_are_counted_about():
     body = {"system": "s" * 400, "messages": [{"role": "user", "content": "u" * 400}]}
-    assert 200 <= counted(json.dumps(body).encode())["input_tokens"] <= 210
+    assert 200 <= estimated_tokens(ask(ANTHROPIC, **body)) <= 210
 
 
 def test_pictures_count_by_their_size_and_never_as_text():
     data = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + (1280).to_bytes(4) + (1000).to_bytes(4) + bytes(60_000)
     source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(data).decode()}
     body = {"messages": [{"role": "user", "content": [{"type": "image", "source": source}]}]}
-    assert 1700 <= counted(json.dumps(body).encode())["input_tokens"] <= 1730
+    assert 1700 <= estimated_tokens(ask(ANTHROPIC, **body)) <= 1730
 
 
 HELLO = [{"role": "user", "content": "hi"}]
