@@ -325,5 +325,5 @@ def model_response(name: str) -> dict[str, Any]:
     return {"name": f"models/{name}", "displayName": name, "supportedGenerationMethods": methods}
 
 
-GEMINI = Wire("gemini", read, whole, stream, error, broken)
+GEMINI = Wire("gemini", read, whole, stream, error, broken, waiting=b"\n")  # its clients read no comments
 GEMINI_LIST = replace(GEMINI, whole=listed)

@@ -1,7 +1,7 @@
 """Maps the addresses that clients use to wires, or to an estimate of tokens. Pure."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -66,6 +66,6 @@ def route_of(address: str, alternative: str) -> Route | None:
     return None
 
 
-def unknown_wire(version: str) -> Wire:
-    """Returns the wire whose clients use a version path, for the form of an error."""
-    return GEMINI if version.startswith("v1beta") else CHAT
+def is_gemini(version: str, headers: Mapping[str, str]) -> bool:
+    """Whether a request for an address that several vendors have, or none, comes from a client of Gemini."""
+    return version.startswith("v1beta") or "x-goog-api-key" in headers

@@ -19,8 +19,9 @@ from orchard.streams.tasks import end
 from orchard.workers.gateway import gemini
 from orchard.workers.gateway.chat import CHAT
 from orchard.workers.gateway.counting import estimated_tokens
+from orchard.workers.gateway.gemini import GEMINI
 from orchard.workers.gateway.recording import Recording
-from orchard.workers.gateway.routes import PATH, Route, route_of, unknown_wire
+from orchard.workers.gateway.routes import PATH, Route, is_gemini, route_of
 from orchard.workers.gateway.wire_types import (
     BadProgramRequest,
     CallError,
@@ -37,7 +38,6 @@ CALLS_AT_ONCE = 16
 QUIET_SECONDS = 15.0
 _LARGE = 2**20
 """Bodies with more bytes are parsed in a thread, so that other programs need not wait."""
-_COMMENT = b": the model is at work\n\n"
 _STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 _OBJECT = {"Content-Type": "application/json"}
 _FINAL = {"x-should-retry": "false"}
@@ -131,11 +131,13 @@ class Gateway:
     async def _routed(
         self, request: web.Request, access: GatewayAccess, version: str, address: str
     ) -> web.StreamResponse:
+        google = is_gemini(version, request.headers)
         if request.method == "GET" and (address == "models" or address.startswith("models/")):
-            return _json(_models(version, address.partition("/")[2], access.recording.spec.name))
+            name, served = address.partition("/")[2], access.recording.spec.name
+            return _json((_gemini_models if google else _models)(name, served))
         route = route_of(address, request.query.get("alt", ""))
         if route is None or request.method != "POST":
-            return _failure(route.wire if route else unknown_wire(version), CallError.NOT_FOUND)
+            return _failure(route.wire if route else GEMINI if google else CHAT, CallError.NOT_FOUND)
         wire = route.wire
         try:
             async with access.slots:
@@ -164,7 +166,7 @@ class Gateway:
         try:
             while not (await asyncio.wait({answer}, timeout=self._quiet if ask.stream else None))[0]:
                 stream = stream or await _begun(request)
-                await stream.write(_COMMENT)
+                await stream.write(wire.waiting)
             reply = ProgramReply(
                 id=secrets.token_hex(12), created=int(time.time()), completion=answer.result()
             )
@@ -231,10 +233,12 @@ def _failure(wire: Wire, failure: CallError, message: str = "") -> web.Response:
     return _json(body, status, _FINAL)
 
 
-def _models(version: str, name: str, served: str) -> dict[str, Any]:
+def _gemini_models(name: str, served: str) -> dict[str, Any]:
+    return gemini.model_response(name) if name else {"models": [gemini.model_response(served)]}
+
+
+def _models(name: str, served: str) -> dict[str, Any]:
     now = int(time.time())
-    if version.startswith("v1beta"):
-        return gemini.model_response(name) if name else {"models": [gemini.model_response(served)]}
     return model_response(name, now) if name else models_response(served, now)
 
 

@@ -123,6 +123,8 @@ class Wire:
     """Returns the HTTP status and the body."""
     broken: Callable[[CallError, str], bytes]
     """Returns an error event for a stream that has begun."""
+    waiting: bytes = b": the model is at work\n\n"
+    """What is sent while the model works, which its clients skip."""
 
 
 def read_object(raw: bytes) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from orchard.schemas.campaigns import Budget
 from orchard.schemas.messages import Role, ToolCall
 from orchard.workers.gateway.gemini import GEMINI
 from orchard.workers.gateway.wire_types import BadProgramRequest, ProgramMessage, image_mark
-from tests.workers.gateway.test_gateway_server import LS, program, thoughtful  # noqa: F401 (a fixture)
+from tests.workers.gateway.test_gateway_server import LS, held, program, thoughtful  # noqa: F401 (fixtures)
 from tests.workers.gateway.test_gateway_wires import PICTURE, ask
 
 DECLARED = {
@@ -194,12 +194,27 @@ async def test_a_stream_that_is_no_stream_of_events_is_an_array(program, endpoin
     assert chunk["candidates"][0]["content"]["parts"] == [{"text": "ok"}]
 
 
+async def test_a_slow_stream_is_kept_awake_by_lines_that_its_clients_skip(program, held):  # noqa: F811
+    body = {"contents": [HI]}
+    async with program(quiet=0.01) as mine:
+        url = f"{mine.door.url}/v1beta/models/m:streamGenerateContent?alt=sse"
+        async with mine.http.stream("POST", url, json=body) as reply:
+            lines = reply.aiter_lines()
+            assert await anext(lines) == ""
+            held.release.set()
+            data = [line async for line in lines if line]
+    assert all(line.startswith("data: {") for line in data) and "late" in data[0]
+
+
 async def test_its_errors_and_models_have_its_form(program, endpoint):  # noqa: F811
     endpoint.says("ok")
     async with program(budget=Budget(steps=1)) as mine:
         url = f"{mine.door.url}/v1beta/models"
         assert (await mine.http.get(url)).json()["models"][0]["name"] == "models/small"
         assert (await mine.http.get(f"{url}/m")).json()["name"] == "models/m"
+        key = {"x-goog-api-key": "k"}
+        listed = await mine.http.get(f"{mine.door.url}/v1/models", headers=key)
+        assert listed.json()["models"][0]["name"] == "models/small"
         unknown = await mine.http.post(f"{url}/m:embedContent", json={})
         assert (unknown.status_code, unknown.json()["error"]["status"]) == (404, "NOT_FOUND")
         bad = await mine.http.post(f"{url}/m:generateContent", json={})
