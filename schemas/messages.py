@@ -123,7 +123,8 @@ class NodeRest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class MessageNode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One message of a rollout. `node_id` is a hash over the parent's id and the content, as in git."""
+    """One message of a rollout. `node_id` is a hash over the parent's id and the content, as in git: the
+    text, the reasoning, the calls, the pictures and the ids of the sampled tokens."""
 
     node_id: str
     parent: str | None
@@ -160,7 +161,12 @@ def node_id(
     tool_calls: tuple[ToolCall, ...] = (),
     tool_call_id: str = "",
     images: tuple[Image, ...] = (),
+    *,
+    reasoning: str = "",
+    token_ids: tuple[int, ...] = (),
 ) -> str:
-    """24 hexadecimal digits that depend on the whole path from the root, pictures included."""
+    """24 hexadecimal digits that depend on the whole path from the root, pictures included. Reasoning and
+    sampled tokens count, since equal texts may be different samples."""
     pictures = [images] if images else []
-    return digest([parent, role, content, tool_calls, tool_call_id, *pictures])
+    sample = [[reasoning, token_ids]] if reasoning or token_ids else []
+    return digest([parent, role, content, tool_calls, tool_call_id, *pictures, *sample])

@@ -66,6 +66,13 @@ FAMILIES = {
         "select endpoint, model, 'answered' as ending, count(*) from calls group by all union all "
         "select endpoint, model, 'refused' as ending, sum(tries) - count(*) from calls group by all",
     ),
+    "orchard_parts_not_shown": (
+        "Parts, items and tools of programs' requests that their models could not read or call, by type, in "
+        "calls of the last hour; the 50 commonest.",
+        "select campaign, entry.key as kind, sum(entry.value)::bigint as parts from "
+        "(select campaign, unnest(map_entries(not_shown)) as entry from calls) group by all "
+        "order by parts desc limit 50",
+    ),
     "orchard_attempts_released": (
         "Attempts of the last hour that the infrastructure ended and that were tried again, by cause.",
         "select campaign, cause, count(*) from tables.attempts_all where kind = 'released' and cause <> '' "

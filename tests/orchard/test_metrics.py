@@ -104,7 +104,8 @@ def events() -> list[Event]:
     made.append((3, AttemptReleased(reason="error", cause=AbortCause.LLM_UNAVAILABLE)))
     made.append((0, EndpointRested(endpoint="e", resting=False)))
     made.append((0, EndpointRested(endpoint="e", resting=True, reason="answered 429")))
-    made.append((0, llm_call(1, model="m", endpoint="e", seconds=3.0, tries=3)))
+    unseen = {"document": 2, "web_search": 1}
+    made.append((0, llm_call(1, model="m", endpoint="e", seconds=3.0, tries=3, not_shown=unseen)))
     return [
         make_event(
             data,  # type: ignore[arg-type]
@@ -150,6 +151,7 @@ async def test_outcomes_tokens_costs_and_sandbox_times_are_served(
             ("orchard_model_seconds", "0.95", "e", "m"): 3.0,
             ("orchard_model_tries", "answered", "e", "m"): 1.0,
             ("orchard_model_tries", "e", "m", "refused"): 2.0,
+            ("orchard_parts_not_shown", "demo", "document"): 2.0,
             ("orchard_attempts_released", "demo", "llm_unavailable"): 1.0,
             ("orchard_endpoint_resting", "e"): 1.0,
             ("orchard_sandbox_seconds", "0.5", "creating"): 2.0,

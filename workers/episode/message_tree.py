@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -90,7 +90,7 @@ class MessageTree:
             await self.end_replay()
             return None
         completion = answer.completion
-        node = await self._keep(await self._answer(parent, completion))
+        node = await self._keep(answer.node)
         self.replayed += used_by(completion)
         return node, completion
 
@@ -151,9 +151,10 @@ class MessageTree:
         derived_from: str | None = None,
         tools: Sequence[dict[str, Any]] = (),
         images_shown: Sequence[str] = (),
+        not_shown: Mapping[str, int] | None = None,
     ) -> str:
         """Appends the model's answer to the path that ends at `parent`, and publishes its call. `call_kind`,
-        `derived_from`, `tools` and `images_shown` are as in LLMCall."""
+        `derived_from`, `tools`, `images_shown` and `not_shown` are as in LLMCall."""
         offered = await self._offered(tools) if tools else None
         node = await self._answer(parent, completion)
         sent = await self._slimmed(node)
@@ -181,6 +182,7 @@ class MessageTree:
                 tools_left_out=completion.tools_left_out,
                 images_shown=tuple(images_shown) or None,
                 seconds_waiting=completion.seconds_waiting,
+                not_shown=dict(not_shown) if not_shown else None,
                 answer=None if node.node_id in self._nodes else sent,
             )
         )
@@ -293,7 +295,10 @@ class MessageTree:
         )
         if self.keys_masked > before_masking:
             tokens = None  # they spell it out
-        identity = node_id(parent, role, content, tool_calls, tool_call_id, images)
+        ids = tokens.ids if tokens else ()
+        identity = node_id(
+            parent, role, content, tool_calls, tool_call_id, images, reasoning=reasoning, token_ids=ids
+        )
         before = self._nodes[parent].turn if parent is not None else 0
         return MessageNode(
             node_id=identity,

@@ -5,8 +5,9 @@ from typing import Any
 
 from orchard.schemas.identity import digest
 from orchard.schemas.messages import Role, ToolCall
-from orchard.workers.episode.pictures import picture_of_url
+from orchard.workers.gateway.client_tools import anthropic_function, name_of
 from orchard.workers.gateway.wire_types import (
+    SUMMARIZE,
     BadProgramRequest,
     CallError,
     ProgramMessage,
@@ -17,11 +18,13 @@ from orchard.workers.gateway.wire_types import (
     as_object,
     child,
     content_of,
+    kind_of_part,
     merge_system_messages,
     named,
     objects,
     pieces,
     read_object,
+    refuse,
     sampling,
     sse,
     word,
@@ -34,14 +37,20 @@ _EMPTY: dict[str, dict[str, Any]] = {
     "text": {"text": ""},
     "thinking": {"thinking": "", "signature": ""},
     "tool_use": {"input": {}},
+    "compaction": {"content": None},
 }
-_TOKEN_BYTES = 4
-_TOKEN_PIXELS = 750
-"""The factors from Anthropic's documentation."""
+_SERVER = {
+    "thread": "no conversation is kept; send all messages",
+    "container": "no container is kept; offer a tool that the program runs",
+    "mcp_servers": "no server is called from here; offer its tools as tools of the program",
+}
 
 
 def read(raw: bytes) -> ProgramRequest:
     body = read_object(raw)
+    refuse(body, _SERVER)
+    if body.get("fallbacks") not in (None, "default", []):
+        raise BadProgramRequest("fallbacks: one model answers every call; leave the field out")
     if not (messages := objects(body.get("messages"), "messages")):
         raise BadProgramRequest("messages must not be empty")
     said = _system(body.get("system"))
@@ -51,15 +60,24 @@ def read(raw: bytes) -> ProgramRequest:
         raise BadProgramRequest("messages must say something")
     choice = child(body.get("tool_choice"))
     fields: dict[str, Any] = {}
-    tools = tuple(
-        _tool(tool) for tool in objects(body.get("tools"), "tools") if "input_schema" in tool
-    )  # the others are run by Anthropic's own servers
+    listed = [(tool, anthropic_function(tool)) for tool in objects(body.get("tools"), "tools")]
+    tools = tuple(made for _, made in listed if made is not None)
+    left_out = [kind_of_part(tool) for tool, made in listed if made is None]
+    left_out += _edits(child(body.get("context_management")))
+    if compacts := bool(compaction := child(body.get("compaction"))):
+        asked = word(compaction.get("instructions")).strip() or SUMMARIZE
+        opened.append(ProgramMessage(role=Role.USER, text=asked))
+        choice = {"type": "none"}
     if stops := body.get("stop_sequences"):
         fields["stop"] = stops
     if tools and choice.get("type") in ("any", "none"):
         fields["tool_choice"] = {"any": "required", "none": "none"}[choice["type"]]
     elif tools and choice.get("type") == "tool":
         chosen = named(choice.get("name"), "the name of tool_choice")
+        if chosen not in map(name_of, tools):
+            raise BadProgramRequest(
+                f"tool_choice: the model cannot be offered {chosen!r}; choose another tool"
+            )
         fields["tool_choice"] = {"type": "function", "function": {"name": chosen}}
     if tools and choice.get("disable_parallel_tool_use") is True:
         fields["parallel_tool_calls"] = False
@@ -72,24 +90,29 @@ def read(raw: bytes) -> ProgramRequest:
         tools=tools,
         thinking=child(body.get("thinking")).get("type") in ("enabled", "adaptive"),
         fields=fields,
+        left_out=tuple(left_out),
+        compacts=compacts,
         **sampling(body, "max_tokens"),
     )
 
 
 def _system(value: Any) -> list[ProgramMessage]:
     blocks = [{"text": value}] if isinstance(value, str) else objects(value, "system")
-    texts = [word(block.get("text")) for block in blocks]
-    kept = [text for text in texts if text and not text.startswith(BILLING)]
-    return [ProgramMessage(role=Role.SYSTEM, text=text) for text in kept]
+    said = [content_of([block], "system") for block in blocks]
+    kept = [each for each in said if each.text and not each.text.startswith(BILLING)]
+    return [ProgramMessage(role=Role.SYSTEM, **each._asdict()) for each in kept]
 
 
-def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    function = {
-        "name": named(tool.get("name"), "the name of a tool"),
-        "description": word(tool.get("description")),
-        "parameters": tool["input_schema"],
-    }
-    return {"type": "function", "function": function}
+def _edits(management: dict[str, Any]) -> list[str]:
+    """Returns the types of edits of the context that are not made here. Raises BadProgramRequest for one that
+    compacts the conversation."""
+    edits = objects(management.get("edits"), "the edits of context_management")
+    for edit in edits:
+        if kind_of_part(edit).startswith("compact_"):
+            raise BadProgramRequest(
+                f"context_management: {kind_of_part(edit)} is not done here; ask for `compaction`"
+            )
+    return [kind_of_part(edit) for edit in edits if edit.get("keep") != "all"]
 
 
 def _said(message: dict[str, Any]) -> list[ProgramMessage]:
@@ -100,14 +123,22 @@ def _said(message: dict[str, Any]) -> list[ProgramMessage]:
     if role not in ("user", "assistant"):
         raise BadProgramRequest(f"a message has the role {str(role)[:40]!r}: use user, assistant or system")
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else objects(content, "content")
+    summaries = [
+        ProgramMessage(role=Role.USER, text=block["content"])
+        for block in blocks
+        if block.get("type") == "compaction" and isinstance(block.get("content"), str)
+    ]
+    blocks = [block for block in blocks if not _is_silent(block)]
+    if summaries and not blocks:
+        return summaries
     if role == "assistant":
         calls = [block for block in blocks if block.get("type") == "tool_use"]
-        text, images = content_of([each for each in blocks if each not in calls], "content")
+        rest = content_of([block for block in blocks if block.get("type") != "tool_use"], "content")
         return [
+            *summaries,
             ProgramMessage(
                 role=Role.ASSISTANT,
-                text=text,
-                images=images,
+                **rest._asdict(),
                 reasoning="".join(
                     word(block.get("thinking")) for block in blocks if block.get("type") == "thinking"
                 ),
@@ -119,27 +150,36 @@ def _said(message: dict[str, Any]) -> list[ProgramMessage]:
                     )
                     for block in calls
                 ),
-            )
+            ),
         ]
-    said, rest = list[ProgramMessage](), list[dict[str, Any]]()
+    said, others = summaries, list[dict[str, Any]]()
     for block in blocks:
         if block.get("type") != "tool_result":
-            rest.append(block)
+            others.append(block)
             continue
-        text, images = content_of(block.get("content"), "the content of a tool_result", "\n")
+        result = content_of(block.get("content"), "the content of a tool_result", "\n")
+        if block.get("is_error") is True and not result.text:
+            result = result._replace(text="[error]")
         answered = named(block.get("tool_use_id"), "tool_use_id")
-        said.append(ProgramMessage(role=Role.TOOL, text=text, images=images, tool_call_id=answered))
-    if rest or not said:
-        text, images = content_of(rest, "content", "\n")
-        said.append(ProgramMessage(role=Role.USER, text=text, images=images))
+        said.append(ProgramMessage(role=Role.TOOL, **result._asdict(), tool_call_id=answered))
+    if others or not said:
+        said.append(ProgramMessage(role=Role.USER, **content_of(others, "content", "\n")._asdict()))
     return said
+
+
+def _is_silent(block: dict[str, Any]) -> bool:
+    """Whether a block is no part of the prompt by itself: a mark of Anthropic's servers, or a summary that is
+    a message of its own or failed."""
+    kind, summary = block.get("type"), block.get("content")
+    readable = isinstance(summary, str) or (summary is None and not block.get("encrypted_content"))
+    return kind == "fallback" or (kind == "compaction" and readable)
 
 
 def whole(ask: ProgramRequest, reply: ProgramReply) -> dict[str, Any]:
     return {
         **_head(ask, reply),
         "content": _blocks(ask, reply),
-        "stop_reason": _stop_reason(reply),
+        "stop_reason": _stop_reason(ask, reply),
         "usage": _usage(reply),
     }
 
@@ -153,7 +193,7 @@ def stream(ask: ProgramRequest, reply: ProgramReply) -> Iterator[bytes]:
         for delta in _deltas(block):
             yield _event("content_block_delta", index=index, delta=delta)
         yield _event("content_block_stop", index=index)
-    ended = {"stop_reason": _stop_reason(reply), "stop_sequence": None}
+    ended = {"stop_reason": _stop_reason(ask, reply), "stop_sequence": None}
     yield _event("message_delta", delta=ended, usage=usage)
     yield _event("message_stop")
 
@@ -165,6 +205,8 @@ def _deltas(block: dict[str, Any]) -> list[dict[str, Any]]:
     if block["type"] == "thinking":
         thought = [{"type": "thinking_delta", "thinking": piece} for piece in pieces(block["thinking"])]
         return [*thought, {"type": "signature_delta", "signature": block["signature"]}]
+    if block["type"] == "compaction":
+        return [{"type": "compaction_delta", "content": block["content"]}]
     return [{"type": "text_delta", "text": piece} for piece in pieces(block["text"])]
 
 
@@ -174,6 +216,8 @@ def _event(kind: str, **fields: Any) -> bytes:
 
 def _blocks(ask: ProgramRequest, reply: ProgramReply) -> list[dict[str, Any]]:
     said, blocks = reply.completion, list[dict[str, Any]]()
+    if ask.compacts:
+        return [{"type": "compaction", "content": said.text or None}]
     if said.reasoning and ask.thinking:
         signature = digest(said.reasoning)
         blocks.append({"type": "thinking", "thinking": said.reasoning, "signature": signature})
@@ -186,9 +230,10 @@ def _blocks(ask: ProgramRequest, reply: ProgramReply) -> list[dict[str, Any]]:
     return blocks
 
 
-def _stop_reason(reply: ProgramReply) -> str:
+def _stop_reason(ask: ProgramRequest, reply: ProgramReply) -> str:
     said = reply.completion
-    return _STOPS.get(said.finish_reason) or ("tool_use" if said.tool_calls else "end_turn")
+    ended = "compaction" if ask.compacts else "tool_use" if said.tool_calls else "end_turn"
+    return _STOPS.get(said.finish_reason, ended)
 
 
 def _usage(reply: ProgramReply) -> dict[str, Any]:
@@ -212,17 +257,6 @@ def _head(ask: ProgramRequest, reply: ProgramReply) -> dict[str, Any]:
         "stop_reason": None,
         "stop_sequence": None,
     }
-
-
-def counted(raw: bytes) -> dict[str, int]:
-    """Answers `count_tokens` with an estimate, because only the upstream has the tokenizer. Raises
-    BadProgramRequest."""
-    ask = read(raw)
-    texts = [each.text + as_json(each.tool_calls) for each in ask.messages]
-    size = sum(len(text.encode()) for text in [*texts, as_json(ask.tools)])
-    pictures = (picture_of_url(url) for each in ask.messages for url in each.images)
-    pixels = sum(picture.width * picture.height for picture in pictures if picture)
-    return {"input_tokens": -(-size // _TOKEN_BYTES) + -(-pixels // _TOKEN_PIXELS)}
 
 
 def error(failure: CallError, message: str) -> tuple[int, dict[str, Any]]:

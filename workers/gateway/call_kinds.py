@@ -47,7 +47,7 @@ def kind_of(
     whether its unrecorded messages quote an earlier reply (`quotes`); `main` is the root of the rollout's
     main conversation, None before it has begun.
     """
-    if headers.get("x-openai-subagent") == "compact":
+    if ask.compacts or headers.get("x-openai-subagent") == "compact":
         return CallKind.COMPACTION
     if any(headers.get(name) for name in _SUBAGENT_HEADERS):
         return CallKind.SUBAGENT

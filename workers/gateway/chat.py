@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from orchard.schemas.messages import Role, ToolCall
+from orchard.workers.gateway.client_tools import INPUT, choose, custom_function, custom_text
 from orchard.workers.gateway.wire_types import (
     BadProgramRequest,
     CallError,
@@ -19,12 +20,21 @@ from orchard.workers.gateway.wire_types import (
     openai_error,
     pieces,
     read_object,
+    refuse,
     sampling,
     sse,
+    unseen_mark,
     word,
 )
 from orchard.workers.llm.answers import REASONING_FIELDS, Completion
 
+_SERVER = {
+    "functions": "this form is older than `tools`; send tools",
+    "function_call": "this form is older than `tool_choice`; send tool_choice",
+    "fallbacks": "one model answers every call; leave the field out",
+    "thread": "no conversation is kept; send all messages",
+    "conversation": "no conversation is kept; send all messages",
+}
 _ROLES = {role.value: role for role in Role} | {"developer": Role.SYSTEM, "function": Role.TOOL}
 
 
@@ -34,15 +44,24 @@ def read(raw: bytes) -> ProgramRequest:
         raise BadProgramRequest("messages must not be empty")
     if body.get("n") not in (None, 1):
         raise BadProgramRequest("n must be 1: one call records one answer")
-    tools = tuple(objects(body.get("tools"), "tools"))
+    refuse(body, _SERVER)
+    listed = objects(body.get("tools"), "tools")
+    custom = [child(tool.get("custom")) for tool in listed if tool.get("type") == "custom"]
+    tools, chosen = choose(
+        body.get("tool_choice"),
+        tuple(
+            custom_function(child(tool.get("custom"))) if tool.get("type") == "custom" else tool
+            for tool in listed
+        ),
+    )
     fields = {name: value for name in ("stop", "response_format") if (value := body.get(name)) is not None}
-    if tools and body.get("tool_choice") not in (None, "auto"):
-        fields["tool_choice"] = body["tool_choice"]
+    fields |= chosen
     if tools and body.get("parallel_tool_calls") is False:
         fields["parallel_tool_calls"] = False
     return ProgramRequest(
         messages=tuple(_said(message) for message in messages),
         tools=tools,
+        custom=frozenset(word(tool.get("name")) for tool in custom),
         include_usage=child(body.get("stream_options")).get("include_usage") is True,
         fields=fields,
         **sampling(body, "max_completion_tokens", "max_tokens"),
@@ -54,20 +73,29 @@ def _said(message: dict[str, Any]) -> ProgramMessage:
     role = _ROLES.get(name) if isinstance(name, str) else None
     if role is None:
         raise BadProgramRequest(f"a message has the role {str(name)[:40]!r}: use one of {', '.join(_ROLES)}")
-    text, images = content_of(message.get("content"), "content")
+    content = content_of(message.get("content"), "content")
     if role is Role.ASSISTANT:
+        if message.get("audio"):
+            text, unseen = content.text + unseen_mark("audio"), (*content.not_shown, "audio")
+            content = content._replace(text=text, not_shown=unseen)
+        text = content.text or word(message.get("refusal"))
         field = next((each for each in REASONING_FIELDS if word(message.get(each))), "")
-        calls = tuple(_call(call) for call in objects(message.get("tool_calls"), "tool_calls"))
+        calls = [_call(call) for call in objects(message.get("tool_calls"), "tool_calls")]
+        if older := child(message.get("function_call")):
+            calls.append(_call({"id": older.get("name"), "function": older}))
         return ProgramMessage(
-            role=role, text=text, images=images, tool_calls=calls, reasoning=word(message.get(field))
+            role=role,
+            **content._asdict() | {"text": text},
+            tool_calls=tuple(calls),
+            reasoning=word(message.get(field)),
         )
     answered = word(message.get("tool_call_id")) or word(message.get("name"))
-    return ProgramMessage(
-        role=role, text=text, images=images, tool_call_id=answered if role is Role.TOOL else ""
-    )
+    return ProgramMessage(role=role, **content._asdict(), tool_call_id=answered if role is Role.TOOL else "")
 
 
 def _call(call: dict[str, Any]) -> ToolCall:
+    if text := child(call.get("custom")):
+        call = call | {"function": {"name": text.get("name"), "arguments": {INPUT: word(text.get("input"))}}}
     function = child(call.get("function"))
     arguments = function.get("arguments")
     return ToolCall(
@@ -105,7 +133,7 @@ def whole(ask: ProgramRequest, reply: ProgramReply) -> dict[str, Any]:
     if said.reasoning:
         message["reasoning_content"] = said.reasoning
     if said.tool_calls:
-        message["tool_calls"] = [_written(call) for call in said.tool_calls]
+        message["tool_calls"] = [_written(ask, call) for call in said.tool_calls]
     choice = {"index": 0, "message": message, "finish_reason": finish_reason(said), "logprobs": None}
     return {**_head(ask, reply, "chat.completion"), "choices": [choice], "usage": usage(said)}
 
@@ -117,12 +145,11 @@ def stream(ask: ProgramRequest, reply: ProgramReply) -> Iterator[bytes]:
     deltas += [{"reasoning_content": piece} for piece in pieces(said.reasoning)]
     deltas += [{"content": piece} for piece in pieces(said.text)]
     for index, call in enumerate(said.tool_calls):
-        begun = _written(ToolCall(id=call.id, name=call.name, arguments=""))
+        ended = _written(ask, call)
+        kind, field = ("custom", INPUT) if "custom" in ended else ("function", "arguments")
+        text, begun = ended[kind][field], ended | {kind: {"name": call.name, field: ""}}
         deltas.append({"tool_calls": [{"index": index, **begun}]})
-        deltas += [
-            {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}
-            for piece in pieces(call.arguments)
-        ]
+        deltas += [{"tool_calls": [{"index": index, kind: {field: piece}}]} for piece in pieces(text)]
     head = _head(ask, reply, "chat.completion.chunk")
     for delta in deltas:
         choice = {"index": 0, "delta": delta, "finish_reason": None, "logprobs": None}
@@ -136,7 +163,10 @@ def stream(ask: ProgramRequest, reply: ProgramReply) -> Iterator[bytes]:
     yield b"data: [DONE]\n\n"
 
 
-def _written(call: ToolCall) -> dict[str, Any]:
+def _written(ask: ProgramRequest, call: ToolCall) -> dict[str, Any]:
+    text = custom_text(call.arguments) if call.name in ask.custom else None
+    if text is not None:
+        return {"id": call.id, "type": "custom", "custom": {"name": call.name, INPUT: text}}
     return {
         "id": call.id,
         "type": "function",

@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from orchard.schemas.identity import canonical
-from orchard.schemas.messages import Role
-from orchard.workers.gateway.wire_types import ProgramMessage, as_object
+from orchard.schemas.messages import Role, ToolCall
+from orchard.workers.gateway.wire_types import ProgramMessage, as_object, is_unnamed
 
 
 class RecordedPrefix(NamedTuple):
@@ -23,7 +23,14 @@ class RecordedPrefix(NamedTuple):
     """Node id of the last recorded message; None if the call begins a new tree."""
 
 
-_Key = tuple[Role, str, tuple[tuple[str, str, bytes], ...], str]
+_Key = tuple[Role, str, tuple[tuple[str, bytes], ...]]
+
+
+class _Sent(NamedTuple):
+    """What tells messages of one key apart, where a program sends it."""
+
+    ids: tuple[str, ...]
+    reasoning: str
 
 
 class Forest:
@@ -32,6 +39,7 @@ class Forest:
     def __init__(self) -> None:
         self._children: defaultdict[tuple[str | None, _Key], list[str]] = defaultdict(list)
         self._order: dict[str, int] = {}
+        self._sent: dict[str, _Sent] = {}
 
     def add(self, parent: str | None, said: ProgramMessage, node: str) -> None:
         """Records a message under its node id, as sent by or to the program. Repeating it has no effect."""
@@ -39,24 +47,43 @@ class Forest:
         if node not in siblings:
             siblings.append(node)
             self._order.setdefault(node, len(self._order))
+            self._sent.setdefault(node, _sent(said))
 
     def match(self, messages: Sequence[ProgramMessage]) -> RecordedPrefix:
-        """Returns the longest recorded path that `messages` begin with; the most recent one of several."""
+        """Returns the longest recorded path that `messages` begin with. Of several, those with the reasoning
+        that a program sends, and of these the most recent one."""
         found, ends = RecordedPrefix(0, None), list[str | None]([None])
         for number, said in enumerate(messages, 1):
-            key = _key(said)
-            ends = [node for end in ends for node in self._children.get((end, key), ())]
-            if not ends:
+            key, sent = _key(said), _sent(said)
+            equal = [node for end in ends for node in self._children.get((end, key), ())]
+            equal = [node for node in equal if _same(sent.ids, self._sent[node].ids)]
+            if not equal:
                 break
+            thought = [node for node in equal if self._sent[node].reasoning == sent.reasoning]
+            ends = [*(thought if sent.reasoning and thought else equal)]
             found = RecordedPrefix(number, max(filter(None, ends), key=self._order.__getitem__))
         return found
 
 
 def _key(said: ProgramMessage) -> _Key:
-    """Returns the parts of a message that stay equal when a program sends it again: not the reasoning, outer
-    white space, or the layout of arguments."""
-    calls = tuple((call.id, call.name, canonical(as_object(call.arguments))) for call in said.tool_calls)
-    return said.role, said.text.strip(), calls, said.tool_call_id
+    """Returns the parts of a message that every program repeats when it sends it again: not outer white
+    space, the layout of arguments, or those that are null."""
+    return said.role, said.text.strip(), tuple((call.name, _given(call)) for call in said.tool_calls)
+
+
+def _given(call: ToolCall) -> bytes:
+    given = as_object(call.arguments).items()
+    return canonical({name: value for name, value in given if value is not None})
+
+
+def _sent(said: ProgramMessage) -> _Sent:
+    return _Sent((*(call.id for call in said.tool_calls), said.tool_call_id), said.reasoning.strip())
+
+
+def _same(ids: Sequence[str], others: Sequence[str]) -> bool:
+    """Whether two messages have the same ids, except those that a program left out."""
+    pairs = zip(ids, others, strict=True)
+    return all(one == other or is_unnamed(one) or is_unnamed(other) for one, other in pairs)
 
 
 def superseded(

@@ -7,6 +7,7 @@ model works leaves no answer.
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
@@ -31,6 +32,7 @@ from orchard.workers.gateway.wire_types import (
     ProgramMessage,
     ProgramRequest,
     image_mark,
+    named_as,
 )
 from orchard.workers.llm.answers import Completion
 from orchard.workers.llm.client import ModelClient
@@ -42,6 +44,8 @@ MOST_RECORDED = 256 * 1024 * 1024
 """Maximum bytes that one program sends, because calls without an answer cost no step but are recorded."""
 _MESSAGE = 1000
 """Bytes that a message takes in addition to its text."""
+_MOST_TYPES = 50
+"""Maximum types of parts that a call counts by name; the rest is counted as `other`."""
 _OWN = (CallKind.MAIN, CallKind.COMPACTION)
 """Kinds of calls whose replies may end the rollout."""
 
@@ -60,6 +64,7 @@ class _Question(NamedTuple):
     kind: CallKind
     derived_from: str | None
     tools: Sequence[dict[str, Any]]
+    not_shown: Mapping[str, int]
 
 
 def _split_pictures(said: ProgramMessage) -> tuple[str, list[Picture], list[str]]:
@@ -85,6 +90,22 @@ def _split_pictures(said: ProgramMessage) -> tuple[str, list[Picture], list[str]
 def _size(said: ProgramMessage) -> int:
     texts = (said.text, said.reasoning, *said.images, *(call.arguments for call in said.tool_calls))
     return _MESSAGE * (1 + len(said.tool_calls)) + sum(len(text.encode()) for text in texts)
+
+
+def _not_shown(ask: ProgramRequest) -> dict[str, int]:
+    """Counts what the model of a request cannot read or call, by type."""
+    found = Counter(ask.left_out)
+    for said in ask.messages:
+        found.update(said.not_shown)
+    named = dict(found.most_common(_MOST_TYPES))
+    rest = found.total() - sum(named.values())
+    return named | ({"other": rest} if rest else {})
+
+
+def _resolved(said: ProgramMessage, ids: list[str]) -> ProgramMessage:
+    """Returns a message with the recorded ids of calls that the program left without one. `ids` are those of
+    the conversation's recorded calls."""
+    return msgspec.structs.replace(said, tool_call_id=named_as(said.tool_call_id, ids))
 
 
 class Recording:
@@ -207,7 +228,9 @@ class Recording:
             known, node = self._forest.match(ask.messages)
             trunk = self._trace.path(node) if node is not None else []
             self._make_room(ask.messages[known:], ask.tools)
+            ids = [call.id for each in trunk for call in each.tool_calls]
             for said in ask.messages[known:]:
+                said = _resolved(said, ids)
                 parent, node = node, await self._said(node, said)
                 self._forest.add(parent, said, node)
             assert node is not None  # a ProgramRequest has messages
@@ -252,7 +275,7 @@ class Recording:
         )
         if kind is CallKind.MAIN and self._main is None:
             self._main = root_of(ask)
-        return _Question(node, await self._trace.prompt(node), kind, source, ask.tools)
+        return _Question(node, await self._trace.prompt(node), kind, source, ask.tools, _not_shown(ask))
 
     def _source(self, messages: tuple[ProgramMessage, ...]) -> tuple[str | None, bool]:
         """Returns the newest reply that new messages start from, and whether they quote its text."""
@@ -302,8 +325,14 @@ class Recording:
                 derived_from=question.derived_from,
                 tools=question.tools,
                 images_shown=question.prompt.images,
+                not_shown=question.not_shown,
             )
-            said = ProgramMessage(role=Role.ASSISTANT, text=completion.text, tool_calls=completion.tool_calls)
+            said = ProgramMessage(
+                role=Role.ASSISTANT,
+                text=completion.text,
+                reasoning=completion.reasoning,
+                tool_calls=completion.tool_calls,
+            )
             self._forest.add(question.node, said, node)
             self._replies.setdefault(node, _Reply(question.kind, completion.text, completion.tool_calls))
             self._given_up = False

@@ -7,7 +7,22 @@ from typing import Any
 import msgspec
 
 from orchard.schemas.messages import Role, ToolCall
+from orchard.workers.gateway.client_tools import (
+    INPUT,
+    RESULTS,
+    check_names,
+    choose,
+    custom_function,
+    custom_text,
+    function,
+    is_native_call,
+    native_arguments,
+    native_call,
+    native_function,
+    native_result,
+)
 from orchard.workers.gateway.wire_types import (
+    SUMMARIZE,
     BadProgramRequest,
     CallError,
     ProgramMessage,
@@ -15,50 +30,85 @@ from orchard.workers.gateway.wire_types import (
     ProgramRequest,
     Wire,
     as_json,
-    as_object,
     child,
     content_of,
+    kind_of_part,
     merge_system_messages,
     named,
     objects,
     openai_error,
     pieces,
     read_object,
+    refuse,
     sampling,
     sse,
+    unseen_mark,
     word,
 )
 
 _ROLES = {"system": Role.SYSTEM, "developer": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT}
 _SPACE = "namespace"
 """Type of a tool that is a set of functions, as Codex represents an MCP server; each call names it again."""
-_INPUT = "input"
-"""The only property of a custom tool's arguments when it is sent upstream as a function."""
+_SERVER = {
+    "previous_response_id": "no response is kept; send the whole input",
+    "conversation": "no conversation is kept; send the whole input",
+    "prompt": "no prompt is stored; send its text as instructions",
+    "background": "no response is kept; ask without it and wait",
+    "context_management": "nothing is compacted by itself; ask responses/compact",
+}
+_SUMMARY = "orchard-summary:"
+"""Begins the content of compaction items that were made here; others are encrypted."""
+_TRIGGER = "compaction_trigger"
+_TOOLS = "additional_tools"
+_HOLD = frozenset({"function_call_output", "custom_tool_call_output", *RESULTS})
 
 
 def read(raw: bytes) -> ProgramRequest:
+    return _read(read_object(raw))
+
+
+def read_to_compact(raw: bytes) -> ProgramRequest:
+    """Reads a request of `responses/compact`: the reply is the user's messages and a summary."""
     body = read_object(raw)
-    if body.get("previous_response_id") is not None:
-        raise BadProgramRequest("previous_response_id: no response is kept; send the whole input")
-    tools, spaces = _flat(objects(body.get("tools"), "tools"))
-    custom = frozenset(
-        named(tool.get("name"), "the name of a tool") for tool in tools if tool.get("type") == "custom"
-    )
-    said = [ProgramMessage(role=Role.SYSTEM, text=word(body.get("instructions")))]
+    items = _items_of(body)
+    kept = tuple(_kept(number, item) for number, item in enumerate(items) if item.get("role") == "user")
+    ask = _read(body | {"input": [*items, {"type": _TRIGGER}], "stream": False})
+    return msgspec.structs.replace(ask, kept=kept)
+
+
+def _items_of(body: dict[str, Any]) -> list[dict[str, Any]]:
     asked = body.get("input")
-    items = [{"role": "user", "content": asked}] if isinstance(asked, str) else objects(asked, "input")
+    return [{"role": "user", "content": asked}] if isinstance(asked, str) else objects(asked, "input")
+
+
+def _kept(number: int, item: dict[str, Any]) -> dict[str, Any]:
+    content = item.get("content")
+    parts = [{"type": "input_text", "text": content}] if isinstance(content, str) else content
+    return {"id": f"msg_{number}", "type": "message", "status": "completed", **item, "content": parts}
+
+
+def _read(body: dict[str, Any]) -> ProgramRequest:
+    refuse(body, _SERVER)
+    items = _items_of(body)
+    compacts = bool(items) and items[-1].get("type") == _TRIGGER
+    if compacts:
+        if len(items) == 1:
+            raise BadProgramRequest("input must not be empty")
+        items = [*items[:-1], {"role": "user", "content": SUMMARIZE}]
+    added = [item.get("tools") for item in items if item.get("type") == _TOOLS]
+    tools, spaces = _flat([tool for each in (body.get("tools"), *added) for tool in objects(each, "tools")])
+    listed = [(tool, _function(tool)) for tool in tools]
+    told = tuple(made for _, made in listed if made is not None)
+    native = frozenset(word(tool.get("type")) for tool in tools if native_function(tool))
+    check_names(told, native)
+    said = [ProgramMessage(role=Role.SYSTEM, text=word(body.get("instructions")))]
+    ids = {item["id"]: item["call_id"] for item in items if _has_ids(item)}
     for item in items:
-        _take(said, item)
+        _take(said, item, ids)
     messages = merge_system_messages(said)
     if not messages:
         raise BadProgramRequest("input must not be empty")
-    told = tuple(_tool(tool) for tool in tools if tool.get("type") in ("function", "custom"))
-    fields: dict[str, Any] = {}
-    choice = body.get("tool_choice")
-    if told and choice in ("required", "none"):
-        fields["tool_choice"] = choice
-    elif told and isinstance(choice, dict) and isinstance(choice.get("name"), str):
-        fields["tool_choice"] = {"type": "function", "function": {"name": choice["name"]}}
+    told, fields = choose("none" if compacts else body.get("tool_choice"), told)
     if told and body.get("parallel_tool_calls") is False:
         fields["parallel_tool_calls"] = False
     form = child(child(body.get("text")).get("format"))
@@ -70,8 +120,11 @@ def read(raw: bytes) -> ProgramRequest:
     return ProgramRequest(
         messages=tuple(messages),
         tools=told,
-        custom=custom,
+        custom=frozenset(word(tool.get("name")) for tool in tools if tool.get("type") == "custom"),
+        native=native,
         spaces=spaces,
+        left_out=tuple(kind_of_part(tool) for tool, made in listed if made is None),
+        compacts=compacts,
         fields=fields,
         **sampling(body, "max_output_tokens"),
     )
@@ -96,21 +149,22 @@ def _full(space: str, name: str) -> str:
     return f"{space.rstrip('_')}__{name}"
 
 
-def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    parameters = tool.get("parameters") or {"type": "object", "properties": {}}
-    if tool.get("type") == "custom":
-        parameters = {"type": "object", "properties": {_INPUT: {"type": "string"}}, "required": [_INPUT]}
-    function = {
-        "name": named(tool.get("name"), "the name of a tool"),
-        "description": word(tool.get("description")),
-        "parameters": parameters,
-    }
-    return {"type": "function", "function": function}
+def _function(tool: dict[str, Any]) -> dict[str, Any] | None:
+    """Returns a tool in the format of chat completions; None for one that OpenAI's servers run."""
+    if tool.get("type") == "function":
+        parameters = tool.get("parameters") or {"type": "object", "properties": {}}
+        return function(tool.get("name"), word(tool.get("description")), parameters)
+    return custom_function(tool) if tool.get("type") == "custom" else native_function(tool)
 
 
-def _take(said: list[ProgramMessage], item: dict[str, Any]) -> None:
-    """Appends an item. Consecutive reasoning, text and calls become one assistant message."""
-    kind = item.get("type", "message")
+def _has_ids(item: dict[str, Any]) -> bool:
+    return is_native_call(item) and isinstance(item.get("id"), str) and isinstance(item.get("call_id"), str)
+
+
+def _take(said: list[ProgramMessage], item: dict[str, Any], ids: dict[str, str]) -> None:
+    """Appends an item. Consecutive reasoning, text and calls become one assistant message. `ids` maps the ids
+    of native calls to their call ids, because the result of a `local_shell_call` has only the first."""
+    kind = word(item.get("type", "message"))
     if kind == "message":
         name = item.get("role")
         role = _ROLES.get(name) if isinstance(name, str) else None
@@ -119,27 +173,41 @@ def _take(said: list[ProgramMessage], item: dict[str, Any]) -> None:
                 f"an item has the role {str(name)[:40]!r}: use one of {', '.join(_ROLES)}"
             )
         between = "" if role is Role.ASSISTANT else "\n"
-        text, images = content_of(item.get("content"), "content", between)
-        _join(said, ProgramMessage(role=role, text=text, images=images))
+        content = content_of(item.get("content"), "content", between)
+        _join(said, ProgramMessage(role=role, **content._asdict()))
     elif kind == "reasoning":
         parts = item.get("content") or item.get("summary")
-        _join(said, ProgramMessage(role=Role.ASSISTANT, reasoning=content_of(parts, "reasoning", "\n")[0]))
-    elif kind in ("function_call", "custom_tool_call"):
-        written = word(item.get("arguments")) if kind == "function_call" else _wrapped(item)
-        call_id = named(item.get("call_id"), "call_id")
-        name, space = word(item.get("name")), word(item.get(_SPACE))
-        call = ToolCall(id=call_id, name=_full(space, name) if space else name, arguments=written)
-        _join(said, ProgramMessage(role=Role.ASSISTANT, tool_calls=(call,)))
-    elif kind in ("function_call_output", "custom_tool_call_output"):
-        text, images = content_of(item.get("output"), "output", "\n")
-        answered = named(item.get("call_id"), "call_id")
-        said.append(ProgramMessage(role=Role.TOOL, text=text, images=images, tool_call_id=answered))
+        thought = content_of(parts, "reasoning", "\n")
+        unseen = ("encrypted_reasoning",) if item.get("encrypted_content") and not thought.text else ()
+        _join(said, ProgramMessage(role=Role.ASSISTANT, reasoning=thought.text, not_shown=unseen))
+    elif kind in ("function_call", "custom_tool_call") or is_native_call(item):
+        _join(said, ProgramMessage(role=Role.ASSISTANT, tool_calls=(_call(kind, item),)))
+    elif kind in _HOLD:
+        call_id = item.get("call_id") or ids.get(word(item.get("id")), item.get("id"))
+        answered = named(call_id, "call_id")
+        output = native_result(item) if kind in RESULTS else item.get("output")
+        content = content_of(output, "output", "\n")
+        said.append(ProgramMessage(role=Role.TOOL, **content._asdict(), tool_call_id=answered))
     elif kind == "item_reference":
         raise BadProgramRequest("item_reference: no item is kept; send the item itself")
+    elif kind == "compaction" and word(item.get("encrypted_content")).startswith(_SUMMARY):
+        summary = item["encrypted_content"].removeprefix(_SUMMARY)
+        said.append(ProgramMessage(role=Role.USER, text=summary))
+    elif kind != _TOOLS:
+        name = kind_of_part(item)
+        said.append(ProgramMessage(role=Role.USER, text=unseen_mark(name), not_shown=(name,)))
 
 
-def _wrapped(item: dict[str, Any]) -> str:
-    return as_json({_INPUT: word(item.get("input"))})
+def _call(kind: str, item: dict[str, Any]) -> ToolCall:
+    name, space = word(item.get("name")), word(item.get(_SPACE))
+    if kind == "function_call":
+        written = word(item.get("arguments"))
+    elif kind == "custom_tool_call":
+        written = as_json({INPUT: word(item.get("input"))})
+    else:
+        name, written = native_arguments(item)
+    call_id = named(item.get("call_id"), "call_id")
+    return ToolCall(id=call_id, name=_full(space, name) if space else name, arguments=written)
 
 
 def _join(said: list[ProgramMessage], more: ProgramMessage) -> None:
@@ -153,6 +221,7 @@ def _join(said: list[ProgramMessage], more: ProgramMessage) -> None:
         reasoning=last.reasoning + more.reasoning,
         tool_calls=last.tool_calls + more.tool_calls,
         images=last.images + more.images,
+        not_shown=last.not_shown + more.not_shown,
     )
 
 
@@ -208,6 +277,8 @@ def _item_events(item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
             yield "response.reasoning_summary_text.delta", {**place, "delta": piece}
         yield "response.reasoning_summary_text.done", {**place, "text": part["text"]}
         yield "response.reasoning_summary_part.done", {**place, "part": part}
+    elif kind not in ("function_call", "custom_tool_call"):
+        yield "response.output_item.added", {"item": item | {"status": "in_progress"}}
     else:
         written = "input" if kind == "custom_tool_call" else "arguments"
         name = f"response.{kind}_{written}"
@@ -220,6 +291,10 @@ def _item_events(item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _items(ask: ProgramRequest, reply: ProgramReply) -> list[dict[str, Any]]:
     said, items = reply.completion, list[dict[str, Any]]()
+    if ask.compacts:
+        return [
+            {"id": f"cmp_{reply.id}", "type": "compaction", "encrypted_content": f"{_SUMMARY}{said.text}"}
+        ]
     if said.reasoning:
         summary = [{"type": "summary_text", "text": said.reasoning}]
         items.append(
@@ -235,9 +310,12 @@ def _items(ask: ProgramRequest, reply: ProgramReply) -> list[dict[str, Any]]:
         head = {"id": f"fc_{reply.id}_{number}", "status": "completed", "call_id": call.id, "name": call.name}
         if call.name in ask.spaces:
             head[_SPACE], head["name"] = ask.spaces[call.name]
-        if call.name in ask.custom:
-            text = word(as_object(call.arguments).get(_INPUT))
-            items.append({"type": "custom_tool_call", **head, "input": text})
+        text = custom_text(call.arguments) if call.name in ask.custom else None
+        native = native_call(call.name, call.arguments) if call.name in ask.native else None
+        if text is not None:
+            items.append({"type": "custom_tool_call", **head, INPUT: text})
+        elif native is not None:
+            items.append({**native, **{name: head[name] for name in ("id", "call_id", "status")}})
         else:
             items.append({"type": "function_call", **head, "arguments": call.arguments})
     return items
@@ -262,6 +340,14 @@ def _head(ask: ProgramRequest, reply: ProgramReply) -> dict[str, Any]:
     }
 
 
+def compacted(ask: ProgramRequest, reply: ProgramReply) -> dict[str, Any]:
+    """Returns the answer of `responses/compact`."""
+    done = whole(ask, reply)
+    output = [*ask.kept, *done["output"]]
+    head = {name: done[name] for name in ("id", "created_at", "usage")}
+    return {**head, "object": "response.compaction", "output": output}
+
+
 def error(failure: CallError, message: str) -> tuple[int, dict[str, Any]]:
     """Codex stops after a 429, and retries after other errors."""
     return openai_error(failure, message, budget=429)
@@ -275,3 +361,4 @@ def broken(failure: CallError, message: str) -> bytes:
 
 
 RESPONSES = Wire("responses", read, whole, stream, error, broken)
+COMPACT = Wire("compact", read_to_compact, compacted, stream, error, broken)

@@ -2,7 +2,6 @@
 
 import asyncio
 import hmac
-import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -17,11 +16,12 @@ from aiohttp.http_exceptions import BadHttpMessage
 from aiohttp.web_protocol import RequestPayloadError
 
 from orchard.streams.tasks import end
-from orchard.workers.gateway.anthropic import ANTHROPIC, counted
+from orchard.workers.gateway import gemini
 from orchard.workers.gateway.chat import CHAT
-from orchard.workers.gateway.completions import COMPLETIONS
+from orchard.workers.gateway.counting import estimated_tokens
+from orchard.workers.gateway.gemini import GEMINI
 from orchard.workers.gateway.recording import Recording
-from orchard.workers.gateway.responses import RESPONSES
+from orchard.workers.gateway.routes import PATH, Route, is_gemini, route_of
 from orchard.workers.gateway.wire_types import (
     BadProgramRequest,
     CallError,
@@ -38,20 +38,10 @@ CALLS_AT_ONCE = 16
 QUIET_SECONDS = 15.0
 _LARGE = 2**20
 """Bodies with more bytes are parsed in a thread, so that other programs need not wait."""
-_COMMENT = b": the model is at work\n\n"
 _STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 _OBJECT = {"Content-Type": "application/json"}
 _FINAL = {"x-should-retry": "false"}
 """Tells clients of both vendors not to retry: the gateway has already retried."""
-_WIRES = {
-    "chat/completions": CHAT,
-    "completions": COMPLETIONS,
-    "responses": RESPONSES,
-    "messages": ANTHROPIC,
-}
-_COUNT = "messages/count_tokens"
-_PATH = re.compile(r"/r/([^/]+)/+(?:api/+)?(?:v1/+)*(.*)", re.DOTALL)
-"""Matches the access key and the address; clients put version paths before the address, some twice."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +108,7 @@ class Gateway:
                 await runner.cleanup()
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
-        found = _PATH.fullmatch(request.path.rstrip("/"))
+        found = PATH.fullmatch(request.path.rstrip("/"))
         access = self._access(found[1]) if found else None
         if found is None or access is None:
             return _failure(CHAT, CallError.NOT_FOUND)
@@ -126,7 +116,7 @@ class Gateway:
         assert call is not None
         access.calls.add(call)
         try:
-            return await self._routed(request, access, found[2])
+            return await self._routed(request, access, found[2], found[3])
         except ConnectionError:
             return web.Response()  # for nobody: the program has gone away
         finally:
@@ -138,20 +128,23 @@ class Gateway:
         same = (access for key, access in self._open.items() if hmac.compare_digest(key.encode(), guess))
         return next(same, None)
 
-    async def _routed(self, request: web.Request, access: GatewayAccess, address: str) -> web.StreamResponse:
+    async def _routed(
+        self, request: web.Request, access: GatewayAccess, version: str, address: str
+    ) -> web.StreamResponse:
+        google = is_gemini(version, request.headers)
         if request.method == "GET" and (address == "models" or address.startswith("models/")):
-            now, name = int(time.time()), address.partition("/")[2]
-            return _json(
-                model_response(name, now) if name else models_response(access.recording.spec.name, now)
-            )
-        wire = ANTHROPIC if address == _COUNT else _WIRES.get(address)
-        if wire is None or request.method != "POST":
-            return _failure(wire or CHAT, CallError.NOT_FOUND)
+            name, served = address.partition("/")[2], access.recording.spec.name
+            return _json((_gemini_models if google else _models)(name, served))
+        route = route_of(address, request.query.get("alt", ""))
+        if route is None or request.method != "POST":
+            return _failure(route.wire if route else GEMINI if google else CHAT, CallError.NOT_FOUND)
+        wire = route.wire
         try:
             async with access.slots:
-                if address == _COUNT:
-                    return _json(counted(await _body(request)))
-                return await self._answered(request, access, wire, await _read(request, wire))
+                ask = await _read(request, route)
+                if route.counted is not None:
+                    return _json(route.counted(estimated_tokens(ask)))
+                return await self._answered(request, access, wire, ask)
         except web.HTTPRequestEntityTooLarge:
             return _failure(wire, CallError.TOO_LARGE)
         except (BadProgramRequest, BadHttpMessage, RequestPayloadError) as error:
@@ -173,7 +166,7 @@ class Gateway:
         try:
             while not (await asyncio.wait({answer}, timeout=self._quiet if ask.stream else None))[0]:
                 stream = stream or await _begun(request)
-                await stream.write(_COMMENT)
+                await stream.write(wire.waiting)
             reply = ProgramReply(
                 id=secrets.token_hex(12), created=int(time.time()), completion=answer.result()
             )
@@ -207,10 +200,10 @@ async def _body(request: web.Request) -> bytes:
     return b"".join(pieces)
 
 
-async def _read(request: web.Request, wire: Wire) -> ProgramRequest:
+async def _read(request: web.Request, route: Route) -> ProgramRequest:
     """Parses a request. Raises BadProgramRequest and HTTPRequestEntityTooLarge."""
     raw = await _body(request)
-    return await asyncio.to_thread(wire.read, raw) if len(raw) > _LARGE else wire.read(raw)
+    return await asyncio.to_thread(route.read, raw) if len(raw) > _LARGE else route.read(raw)
 
 
 async def _sent(request: web.Request, body: bytes, headers: Mapping[str, str]) -> web.StreamResponse:
@@ -238,6 +231,15 @@ def _json(value: object, status: int = 200, headers: Mapping[str, str] | None = 
 def _failure(wire: Wire, failure: CallError, message: str = "") -> web.Response:
     status, body = wire.error(failure, message or failure.value)
     return _json(body, status, _FINAL)
+
+
+def _gemini_models(name: str, served: str) -> dict[str, Any]:
+    return gemini.model_response(name) if name else {"models": [gemini.model_response(served)]}
+
+
+def _models(name: str, served: str) -> dict[str, Any]:
+    now = int(time.time())
+    return model_response(name, now) if name else models_response(served, now)
 
 
 def models_response(name: str, created: int) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """Types and helpers shared by the wires and the recording: requests, replies, errors, and parsing."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -16,12 +16,28 @@ from orchard.workers.llm.answers import Completion
 PIECE = 8192
 UNPARSED = "unparsed_arguments"
 """Key that holds arguments that are no JSON object, where a wire or an upstream needs an object."""
+SUMMARIZE = (
+    "Summarize this conversation for the assistant that continues it: the task, what was done and found, "
+    "decisions, names of files, and what remains to be done. Answer with the summary alone."
+)
+"""Request of the user that asks the model to compact a conversation."""
+_UNNAMED = "unnamed-"
 _ANY: "msgspec.json.Decoder[Any]" = msgspec.json.Decoder()
 _LONGEST_NAME = 256
+_LONGEST_KIND = 60
+_THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
 
 
 class BadProgramRequest(ValueError):
     """The wire does not allow the request; the text is one sentence for the program."""
+
+
+class Content(NamedTuple):
+    """What the model can read of a content. Its fields are those of ProgramMessage."""
+
+    text: str
+    images: tuple[str, ...]
+    not_shown: tuple[str, ...]
 
 
 class ProgramMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +49,8 @@ class ProgramMessage(msgspec.Struct, frozen=True, kw_only=True):
     tool_call_id: str = ""
     images: tuple[str, ...] = ()
     """URLs, `data:` or other, each with its mark in the text."""
+    not_shown: tuple[str, ...] = ()
+    """Types of the parts that no model of chat completions can read; most have a mark in the text."""
 
 
 class ProgramRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,9 +68,17 @@ class ProgramRequest(msgspec.Struct, frozen=True, kw_only=True):
     fields: dict[str, Any] = {}
     """Further fields for the upstream, in the format of chat completions."""
     custom: frozenset[str] = frozenset()
-    """Names of tools whose argument is text instead of JSON (Responses)."""
+    """Names of tools whose argument is text instead of JSON (chat, Responses)."""
+    native: frozenset[str] = frozenset()
+    """Names of tools without a schema, whose calls are items of their own (Responses)."""
     spaces: dict[str, tuple[str, str]] = {}
     """Maps full names of namespaced tools to namespace and name (Responses)."""
+    left_out: tuple[str, ...] = ()
+    """Types of tools and of edits of the context that only a vendor's server has."""
+    compacts: bool = False
+    """Whether the last message asks for a summary that replaces the conversation."""
+    kept: tuple[dict[str, Any], ...] = ()
+    """Items that the reply repeats before that summary (Responses)."""
 
 
 class ProgramReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,13 +115,16 @@ class Wire:
     name: str
     read: Callable[[bytes], ProgramRequest]
     """Raises BadProgramRequest for bad bytes, and nothing else."""
-    whole: Callable[[ProgramRequest, ProgramReply], dict[str, Any]]
+    whole: Callable[[ProgramRequest, ProgramReply], Any]
+    """Returns the answer as one JSON value."""
     stream: Callable[[ProgramRequest, ProgramReply], Iterator[bytes]]
     """Yields complete server-sent events, ready to be written."""
     error: Callable[[CallError, str], tuple[int, dict[str, Any]]]
     """Returns the HTTP status and the body."""
     broken: Callable[[CallError, str], bytes]
     """Returns an error event for a stream that has begun."""
+    waiting: bytes = b": the model is at work\n\n"
+    """What is sent while the model works, which its clients skip."""
 
 
 def read_object(raw: bytes) -> dict[str, Any]:
@@ -184,22 +213,46 @@ def image_mark(url: str) -> str:
     return f"[image {digest(url)}]"
 
 
-def content_of(value: Any, name: str, between: str = "") -> tuple[str, tuple[str, ...]]:
-    """Reads text and image URLs of a content: a string, null, or parts of any wire. An unknown part without
-    text becomes a mark with its type. Raises BadProgramRequest."""
+def content_of(value: Any, name: str, between: str = "") -> Content:
+    """Reads a content: a string, null, or parts of any wire. An unknown part without text becomes a mark with
+    its type. Raises BadProgramRequest."""
     if value is None or isinstance(value, str):
-        return value or "", ()
-    texts, images = [], []
+        return Content(value or "", (), ())
+    texts, images, not_shown = list[str](), list[str](), list[str]()
     for part in objects(value, name):
-        kind = word(part.get("type"))
+        kind = kind_of_part(part)
         if url := _image(part):
             images.append(url)
             texts.append(image_mark(url))
-        elif isinstance(text := part.get("text", part.get("refusal")), str):
+        elif (text := _text(part)) is not None:
             texts.append(text)
-        elif kind not in ("thinking", "redacted_thinking", "reasoning"):
-            texts.append(f"[{kind[:60] or 'part'}: not shown]")
-    return between.join(texts), tuple(images)
+        elif kind not in _THOUGHTS:
+            texts.append(unseen_mark(kind))
+            not_shown.append(kind)
+        elif kind == "redacted_thinking":
+            not_shown.append(kind)
+    return Content(between.join(texts), tuple(images), tuple(not_shown))
+
+
+def kind_of_part(part: Mapping[str, Any]) -> str:
+    """Returns the type of a part, an item or a tool, as it is marked and counted."""
+    return word(part.get("type"))[:_LONGEST_KIND] or "part"
+
+
+def unseen_mark(kind: str) -> str:
+    """The text that replaces what a model cannot read."""
+    return f"[{kind}: not shown]"
+
+
+def _text(part: dict[str, Any]) -> str | None:
+    """Returns the text of a part, that of a document among them; None without one."""
+    source = child(part.get("source")) if part.get("type") == "document" else {}
+    texts = (
+        part.get("text"),
+        part.get("refusal"),
+        source.get("data") if source.get("type") == "text" else None,
+    )
+    return next((text for text in texts if isinstance(text, str)), None)
 
 
 def _image(part: dict[str, Any]) -> str:
@@ -218,12 +271,43 @@ def merge_system_messages(said: list[ProgramMessage]) -> list[ProgramMessage]:
     """Adapts system messages to chat templates: those that open a conversation become one message, later ones
     become user messages."""
     first = next((at for at, each in enumerate(said) if each.role is not Role.SYSTEM), len(said))
-    texts = [each.text for each in said[:first] if each.text]
-    opened = [ProgramMessage(role=Role.SYSTEM, text="\n\n".join(texts))] if texts else []
+    texts = [each for each in said[:first] if each.text]
+    opened = [
+        ProgramMessage(
+            role=Role.SYSTEM,
+            text="\n\n".join(each.text for each in texts),
+            images=tuple(url for each in texts for url in each.images),
+            not_shown=tuple(kind for each in texts for kind in each.not_shown),
+        )
+    ][: len(texts)]
     return opened + [
         msgspec.structs.replace(each, role=Role.USER) if each.role is Role.SYSTEM else each
         for each in said[first:]
     ]
+
+
+def refuse(body: dict[str, Any], reasons: Mapping[str, str]) -> None:
+    """Raises BadProgramRequest if a request has a field that asks a server for what is not done here, with
+    the reason for it."""
+    for name, reason in reasons.items():
+        if body.get(name) not in (None, False, [], {}):
+            raise BadProgramRequest(f"{name}: {reason}")
+
+
+def unnamed(number: int) -> str:
+    """The id of the call with that number in a conversation, where the program gives none."""
+    return f"{_UNNAMED}{number}"
+
+
+def is_unnamed(call_id: str) -> bool:
+    return call_id.startswith(_UNNAMED)
+
+
+def named_as(call_id: str, ids: list[str]) -> str:
+    """Returns the recorded id of a call that the program gave none. `ids` are those of the conversation's
+    recorded calls, in order."""
+    number = call_id.removeprefix(_UNNAMED) if is_unnamed(call_id) else ""
+    return ids[int(number)] if number.isdecimal() and int(number) < len(ids) else call_id
 
 
 def as_object(arguments: str) -> dict[str, Any]:

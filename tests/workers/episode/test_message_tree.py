@@ -48,6 +48,24 @@ async def test_each_message_is_published_as_it_happens_with_its_parent(trace, pu
     assert (call.parent, call.node, call.answer) == (asked, said, nodes[2])
 
 
+async def test_two_samples_of_one_text_are_two_nodes(trace, published):
+    """Reasoning and sampled tokens tell them apart; a sample that is equal in all is one node."""
+    root = await trace.user(None, "do it")
+    samples = [
+        Completion(text="ok"),
+        Completion(text="ok", reasoning="one way"),
+        Completion(text="ok", reasoning="another way"),
+        Completion(text="ok", tokens=TokenRecord(ids=(1, 2))),
+        Completion(text="ok", tokens=TokenRecord(ids=(1, 3))),
+    ]
+    found = [await trace.answered(root, sample) for sample in (*samples, samples[1])]
+    assert len(set(found)) == 5 and found[5] == found[1]
+    nodes = [data for data in published if isinstance(data, MessageNode)]
+    assert [(node.reasoning, node.tokens) for node in nodes[1:]] == [
+        (sample.reasoning, sample.tokens) for sample in samples
+    ]
+
+
 async def test_messages_that_a_program_wrote_are_those_of_its_model(trace, published):
     """A path has the same ids whoever wrote it, and a call says what it was for."""
     root = await trace.said(None, Role.SYSTEM, "be good")
@@ -56,7 +74,7 @@ async def test_messages_that_a_program_wrote_are_those_of_its_model(trace, publi
     said = await trace.answered(asked, answer, call_kind=CallKind.SUBAGENT, derived_from="n")
     shown = await trace.said(said, Role.TOOL, "a b", tool_call_id=LS.id)
     assert await trace.system("be good") == root and await trace.user(root, "do it") == asked
-    assert await trace.said(asked, Role.ASSISTANT, "ok", tool_calls=(LS,), reasoning="other") == said
+    assert await trace.said(asked, Role.ASSISTANT, "ok", tool_calls=(LS,), reasoning="r") == said
     assert [message.get("reasoning_content") for message in trace.messages(shown)] == [None, None, "r", None]
     (call,) = [data for data in published if isinstance(data, LLMCall)]
     assert (call.call_kind, call.derived_from) == (CallKind.SUBAGENT, "n")

@@ -10,7 +10,7 @@ from orchard.schemas.blobs import INLINE_LIMIT, BlobRef
 from orchard.schemas.campaigns import Budget, ModelSpec, RolloutRequest, TaskRef, Timeouts
 from orchard.schemas.events import AttemptInherited, encode_event, make_event
 from orchard.schemas.llm_calls import LLMCall, ModelKind, Usage
-from orchard.schemas.messages import MessageNode, TokenRecord, ToolCall, VersionRun
+from orchard.schemas.messages import MessageNode, Role, TokenRecord, ToolCall, VersionRun, node_id
 from orchard.schemas.replay_pointers import ReplayPointer
 from orchard.storage.blobs import BlobStore
 from orchard.streams.records import StoredEvent, stored_event
@@ -146,6 +146,24 @@ async def test_an_answer_is_adopted_as_it_was_sampled(log: Log) -> None:
     )
     assert await trace.recalled(answer) is None  # nothing follows it in the record
     assert (log.told.turns, log.told.messages, log.told.leaf, log.told.from_attempt) == (1, 3, answer, 1)
+
+
+async def test_an_answer_keeps_the_name_that_an_earlier_version_gave_it(log: Log) -> None:
+    """Names of nodes had no reasoning then; what follows one is found under that name."""
+    trace = log.trace()
+    root = await begun(trace)
+    answer = await trace.answered(root, said("ok", LS, reasoning="so"))
+    result = await trace.result(answer, LS, "a", ran("a"))
+    older = node_id(root, Role.ASSISTANT, "ok", (LS,))
+    after = node_id(older, Role.TOOL, "a", (), LS.id)
+    for number, stored in enumerate(log.stored):
+        raw = stored.raw.replace(answer.encode(), older.encode()).replace(result.encode(), after.encode())
+        log.stored[number] = stored_event(stored.sequence, stored.subject, stored.time, raw)
+
+    trace = log.replaying()
+    recalled, _ = await trace.recalled(await begun(trace)) or ("", None)
+    assert recalled == older
+    assert await trace.result(recalled, LS, "a", ran("a")) == after
 
 
 async def test_an_answer_and_its_cost_are_in_the_log_together_or_not_at_all(log: Log) -> None:

@@ -10,7 +10,7 @@ from orchard.schemas.llm_calls import CallKind
 from orchard.schemas.messages import Role, ToolCall
 from orchard.workers.gateway.call_kinds import ProgramText, delegates, kind_of, quotes, root_of
 from orchard.workers.gateway.forest import Forest, RecordedPrefix, superseded
-from orchard.workers.gateway.wire_types import UNPARSED, ProgramMessage, ProgramRequest
+from orchard.workers.gateway.wire_types import UNPARSED, ProgramMessage, ProgramRequest, unnamed
 
 SYSTEM = ProgramMessage(role=Role.SYSTEM, text="be good")
 TASK = ProgramMessage(role=Role.USER, text="do it")
@@ -82,6 +82,29 @@ def test_the_parent_is_the_end_of_the_longest_recorded_path(forest, messages, ex
 def test_recording_twice_changes_nothing(forest):
     forest.add("t", LOOK, "a1")
     assert forest.match([SYSTEM, TASK, LOOK]) == RecordedPrefix(3, "b1")
+
+
+@pytest.mark.parametrize(
+    ("sent", "node"), [("one way", "a"), (" another way\n", "b"), ("a third", "c"), ("", "c")]
+)
+def test_of_equal_texts_the_one_with_the_reasoning_that_is_sent_back_is_meant(sent, node):
+    """Where a program sends none of a recorded reply, the newest is meant."""
+    forest = Forest()
+    forest.add(None, TASK, "t")
+    for reasoning, name in (("one way", "a"), ("another way", "b"), ("no way", "c")):
+        forest.add("t", reply("ok", reasoning=reasoning), name)
+        forest.add(name, TASK, f"{name}-next")
+    assert forest.match([TASK, reply("ok", reasoning=sent)]) == RecordedPrefix(2, node)
+    assert forest.match([TASK, reply("ok", reasoning=sent), TASK]) == RecordedPrefix(3, f"{node}-next")
+
+
+def test_a_call_without_an_id_is_any_call_of_its_name_and_arguments():
+    forest = Forest()
+    forest.add(None, reply("", '{"n": 1, "m": null}'), "a")
+    for call_id, found in ((unnamed(0), "a"), ("c", "a"), ("d", None)):
+        call = ToolCall(id=call_id, name="bash", arguments='{"n": 1}')
+        said = ProgramMessage(role=Role.ASSISTANT, tool_calls=(call,))
+        assert forest.match([said]).node == found
 
 
 def test_arguments_that_were_mended_for_a_program_are_found_again():

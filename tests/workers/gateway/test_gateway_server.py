@@ -953,6 +953,8 @@ BODIES = {
     "responses": {"input": [{"type": "function_call", "call_id": "c", "name": "n", "arguments": LS}]},
     "messages": {"system": "s", "messages": [{"role": "user", "content": [{"type": "text", "text": "t"}]}]},
     "messages/count_tokens": {"messages": HELLO},
+    "responses/compact": {"input": HELLO},
+    "models/m:generateContent": {"contents": [{"role": "user", "parts": [{"text": "t"}]}]},
 }
 STRANGE = [
     "",

@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 
 from orchard.schemas.llm_calls import Usage
 from orchard.schemas.messages import Role, ToolCall
-from orchard.workers.gateway.anthropic import ANTHROPIC, BILLING, counted
+from orchard.workers.gateway.anthropic import ANTHROPIC, BILLING
 from orchard.workers.gateway.chat import CHAT
 from orchard.workers.gateway.completions import COMPLETIONS
-from orchard.workers.gateway.responses import RESPONSES
+from orchard.workers.gateway.counting import estimated_tokens
+from orchard.workers.gateway.gemini import GEMINI
+from orchard.workers.gateway.responses import COMPACT, RESPONSES
 from orchard.workers.gateway.server import model_response, models_response
 from orchard.workers.gateway.wire_types import (
     PIECE,
@@ -510,14 +512,14 @@ def test_text_that_is_no_unicode_is_read_with_a_mark_in_its_place():
 
 def test_tokens_are_counted_about():
     body = {"system": "s" * 400, "messages": [{"role": "user", "content": "u" * 400}]}
-    assert 200 <= counted(json.dumps(body).encode())["input_tokens"] <= 210
+    assert 200 <= estimated_tokens(ask(ANTHROPIC, **body)) <= 210
 
 
 def test_pictures_count_by_their_size_and_never_as_text():
     data = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + (1280).to_bytes(4) + (1000).to_bytes(4) + bytes(60_000)
     source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(data).decode()}
     body = {"messages": [{"role": "user", "content": [{"type": "image", "source": source}]}]}
-    assert 1700 <= counted(json.dumps(body).encode())["input_tokens"] <= 1730
+    assert 1700 <= estimated_tokens(ask(ANTHROPIC, **body)) <= 1730
 
 
 HELLO = [{"role": "user", "content": "hi"}]
@@ -557,6 +559,9 @@ KEYS = st.sampled_from(
         *("type", "text", "tool_calls", "function", "arguments", "id", "call_id", "tool_use_id", "name"),
         *("image_url", "source", "url", "output", "summary", "thinking", "format", "stop", "max_tokens"),
         *("input_schema", "parameters", "stream_options", "output_config", "schema", "n", "model"),
+        *("contents", "parts", "functionCall", "function_response", "functionDeclarations", "thought"),
+        *("args", "response", "inlineData", "generationConfig", "responseSchema", "custom", "action"),
+        *("operation", "encrypted_content", "compaction", "context_management", "edits", "environment"),
     ]
 )
 WORDS = st.sampled_from(
@@ -564,6 +569,8 @@ WORDS = st.sampled_from(
         *("user", "assistant", "system", "tool", "developer", "message", "function_call", "reasoning"),
         *("function_call_output", "custom_tool_call", "custom", "function", "tool_use", "tool_result"),
         *("image", "base64", "text", "json_schema", "enabled", "any", "\x00", "é", ""),
+        *("model", "shell", "shell_call", "shell_call_output", "local_shell_call_output", "compaction"),
+        *("compaction_trigger", "additional_tools", "apply_patch_call", "document", "allowed_tools"),
     ]
 )
 VALUES = st.recursive(
@@ -572,11 +579,13 @@ VALUES = st.recursive(
     max_leaves=30,
 )
 MESSAGES = st.lists(
-    st.fixed_dictionaries({"role": WORDS, "content": VALUES}, optional={"type": WORDS, "tool_calls": VALUES}),
+    st.fixed_dictionaries(
+        {"role": WORDS, "content": VALUES}, optional={"type": WORDS, "tool_calls": VALUES, "parts": VALUES}
+    ),
     max_size=4,
 )
 BODIES = st.dictionaries(KEYS, VALUES, max_size=6) | st.fixed_dictionaries(
-    {}, optional=dict.fromkeys(("messages", "input", "system", "tools"), MESSAGES | VALUES)
+    {}, optional=dict.fromkeys(("messages", "input", "contents", "system", "tools"), MESSAGES | VALUES)
 )
 
 
@@ -597,7 +606,7 @@ def answers(wire: Wire, raw: bytes) -> Iterator[bytes]:
 
 
 def check(raw: bytes) -> None:
-    for wire in PATHS.values():
+    for wire in (*PATHS.values(), COMPACT, GEMINI):
         assert all(answers(wire, raw))
 
 
