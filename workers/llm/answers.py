@@ -249,7 +249,8 @@ def usage_of(raw: object, *, said: bool) -> Usage:
     prompt, cached = _token_counts(found)
     completion = _sampled(found, prompt)
     details = _inside(found, "completion_tokens_details", "output_tokens_details")
-    reasoning = _count(details, "reasoning_tokens") or _count(found, "reasoning_tokens")
+    said_twice = [_count(each, "reasoning_tokens") for each in (details, found)]
+    reasoning = max((number for number in said_twice if number is not None), default=None)
     return Usage(
         prompt_tokens=_at_least(cached, prompt) or None,
         completion_tokens=_at_least(reasoning, completion if completion or not said else None),

@@ -289,6 +289,14 @@ USAGES: dict[str, tuple[Json, tuple[int | None, ...]]] = {
     "total only": ({"total_tokens": 13}, (None,) * 4),
     "zeros": ({"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}, (None,) * 4),
     "half": ({"prompt_tokens": 9}, (9, None, None, None)),
+    "no thoughts": (
+        {
+            "prompt_tokens": 9,
+            "completion_tokens": 4,
+            "completion_tokens_details": {"reasoning_tokens": 0},
+        },
+        (9, 4, None, 0),
+    ),
     "details of nothing": (
         {"prompt_tokens": 9, "completion_tokens": 4, "prompt_tokens_details": 7},
         (9, 4, None, None),
