@@ -11,6 +11,7 @@ import shlex
 import tarfile
 import tempfile
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import IO
 
@@ -73,6 +74,23 @@ async def carry(
         await target.remove(path)
     words = " ".join(map(shlex.quote, paths))
     await target.run(f"{CLEAN} sh -c {shlex.quote(_DROP_LINKS)} sh {words}", timeout=timeout, cwd="/")
+
+
+async def carry_artifacts(paths: Sequence[str], source: Machine, target: Machine) -> None:
+    """Brings the files and directories of `source`, whose processes are stopped for good, to `target`; leaves
+    out those that do not exist. Raises FileTooLarge beyond LARGEST, NotWritable for contents that cannot be
+    unpacked."""
+    await source.freeze()
+    for path in paths:
+        with _temporary() as found, _temporary() as kept:
+            try:
+                await source.archive(path, found, limit=LARGEST)
+            except FileNotFoundError:  # a file, or nothing
+                with suppress(FileNotFoundError):
+                    await target.write(path, await source.read(path, limit=LARGEST))
+                continue
+            await asyncio.to_thread(keep_data, found, kept)
+            await target.replace_directory(path, kept)
 
 
 def keep_data(source: IO[bytes], target: IO[bytes]) -> None:

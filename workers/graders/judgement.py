@@ -24,8 +24,12 @@ from orchard.workers.judges.ruling import Judges
 from orchard.workers.masking import masked
 from orchard.workers.plugins import need
 
-Pristine = Callable[[], AbstractAsyncContextManager[Machine]]
-"""Opens another fresh machine of the task's image."""
+
+class Pristine(Protocol):
+    """Opens another fresh machine of the task's image."""
+
+    def __call__(self, other: Task | None = None, /) -> AbstractAsyncContextManager[Machine]:
+        """With `other`, one of that task."""
 
 
 @dataclass(frozen=True)
