@@ -118,7 +118,7 @@ def directory_task(
             resolved_at=msgspec.UNSET if resolved_at is None else resolved_at,
         ),
         workdir=workdir,
-        setup_commands=tuple(filter(None, (placed(".", directory.material), directory.healthcheck))),
+        setup_commands=(*filter(None, [placed(".", directory.material)]), *directory.setup),
         environment=directory.environment,
         gold_patch=(
             placed("/solution", solution)

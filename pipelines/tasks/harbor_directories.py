@@ -5,7 +5,6 @@ notes. tests/adapters/harbor_load.py compares this with Harbor's own reading.
 """
 
 import re
-import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -28,6 +27,10 @@ REWARDS = ("/logs/verifier/reward.json", "/logs/verifier/reward.txt")
 """Files in which Harbor's tests leave their verdict; the first that exists counts."""
 ARTIFACTS = "/logs/artifacts"
 """Directory that a verifier with a sandbox of its own gets from the agent's whether it is named or not."""
+_PLACES = f"/logs/agent /logs/verifier {ARTIFACTS} /solution"
+_SETUP = f"if [ -w / ]; then mkdir -p {_PLACES} && chmod 777 {_PLACES}; fi"
+"""Makes the directories that Harbor's sandboxes have, where the image's user may. The known solution is not
+in the last one until it is tried."""
 _COMPOSE = "docker-compose.yaml"
 """The one name that Harbor reads; a file of another name is material."""
 _CANARY = re.compile(r"(<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)
@@ -65,7 +68,7 @@ def read_harbor(path: Path) -> Directory:
         test_command='bash -c /tests/test.sh; echo "the tests exited with $?"',
         rewards=REWARDS,
         solution=contents(path / "solution", path, "solution files"),
-        solve_command=_as_user("/solution/solve.sh", _user(given.agent.user) or service.user),
+        solve_command="chmod +x /solution/solve.sh && bash -c /solution/solve.sh",
         variables=without_host(given.verifier.env),
         solution_variables={"DEBIAN_FRONTEND": "noninteractive", **without_host(given.solution.env)},
         environment=without_host({**service.environment, **environment.env}),
@@ -80,7 +83,7 @@ def read_harbor(path: Path) -> Directory:
         user=_user(given.agent.user) or service.user,
         tests_user=_user(given.verifier.user) or service.user,
         material=contents(context, path, "environment files") if prebuilt else {},
-        healthcheck=healthcheck_script(check) if check else "",
+        setup=(_SETUP, healthcheck_script(check)) if check else (_SETUP,),
         verifier=separate,
         notes=tuple(_notes(given, unknown)),
     )
@@ -163,14 +166,6 @@ def _cpu(environment: Environment) -> str:
 def _memory(environment: Environment) -> str:
     size = environment.memory_mebibytes
     return "2Gi" if size is None else f"{size}Mi"
-
-
-def _as_user(script: str, user: str) -> str:
-    """Shell that executes a script, as another user if one is given by name or number."""
-    if not user:
-        return f"chmod +x {script} && bash -c {script}"
-    find = f"awk -F: -v user={shlex.quote(user)} '$1 == user || $3 == user {{ print $1; exit }}' /etc/passwd"
-    return f'chmod -R a+rX /solution && chmod +x {script} && su -s /bin/bash "$({find})" -c {script}'
 
 
 def _user(user: str | int | None) -> str:

@@ -72,8 +72,8 @@ class Directory(msgspec.Struct, frozen=True, kw_only=True):
     """User of the tests; empty: the image's."""
     material: dict[str, bytes] = {}
     """Brought to the working directory before the agent begins."""
-    healthcheck: str = ""
-    """Shell text that waits until the sandbox is ready; empty: it is."""
+    setup: tuple[str, ...] = ()
+    """Shell texts that run in the working directory of a new sandbox, after `material` was brought."""
     verifier: Verifier | None = None
     """None: the tests run in the agent's sandbox."""
     notes: tuple[str, ...] = ()

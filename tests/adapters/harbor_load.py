@@ -89,7 +89,7 @@ for line in sys.stdin:
         "bundled": own is not None and own.bundled,
         "tests": sorted(read.tests),
         "notes": read.notes,
-        "healthcheck": bool(read.healthcheck),
+        "healthcheck": len(read.setup) > 1,
     }), flush=True)
 """
 

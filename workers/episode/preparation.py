@@ -33,8 +33,7 @@ async def prepare(task: Task, machine: Machine, timeout: float) -> None:
 
 
 async def solve(task: Task, machine: Machine, timeout: float) -> None:
-    """Runs the known solution, a shell script, of a task that is graded in place: as the superuser where the
-    agent has a user, as whom the script acts itself."""
+    """Runs the known solution, a shell script, of a task that is graded in place, as the agent's user."""
     await machine.write(SOLUTION, task.gold_patch.encode())
-    user = None if isinstance(task.user, msgspec.UnsetType) else "root"
+    user = None if isinstance(task.user, msgspec.UnsetType) else task.user
     await machine.run(f"bash {SOLUTION}", timeout=timeout, cwd=task.workdir, env=task.environment, user=user)

@@ -71,7 +71,8 @@ async def test_solution_and_tests_run_as_their_users(sandboxes: AsyncSandboxClie
     task = _task(tmp_path / "it", **files)
     assert task.user == "nobody"
     reward = await _graded(sandboxes, task, tmp_path)
-    assert reward.resolved, reward.detail
+    log = BlobStore(str(tmp_path / "store")).get(reward.log).decode()
+    assert reward.resolved, log
 
 
 async def test_the_agent_waits_for_what_is_to_be_ready(sandboxes: AsyncSandboxClient, tmp_path: Path) -> None:
@@ -127,7 +128,7 @@ found=$(cat /tmp/out/deep/answer) note=$(cat /tmp/note.txt) made=$(cat /logs/art
 def test_an_image_of_the_verifier_has_its_tests(tmp_path: Path) -> None:
     own = {"tests/Dockerfile": "FROM debian:12\nCOPY . /tests\nWORKDIR /judge\n", "tests/test.sh": "true\n"}
     path = tmp_path / "it"
-    _task(path, **{"task.toml": SEPARATE, **own})
+    _task(path, **{"task.toml": f"{SEPARATE}[verifier.environment]\n", **own})
     read = read_directory(path)
     assert read.verifier is not None and read.verifier.bundled and not read.tests
     task = directory_task(read, "agent:1", verifier_image=read.verifier_image)
