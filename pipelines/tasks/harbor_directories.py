@@ -134,9 +134,7 @@ def _verifier(path: Path, given: Definition) -> Verifier:
         environment=without_host(environment.env),
         cpu=_cpu(environment),
         memory=_memory(environment),
-        asks=_asked(
-            phase(given.verifier, baseline(environment)), None, given.environment.build_timeout_sec
-        ),
+        asks=_asked(phase(given.verifier, baseline(environment)), None, given.environment.build_timeout_sec),
         artifacts=tuple(dict.fromkeys([ARTIFACTS, *(source.rstrip("/") for source in sources)])),
     )
 

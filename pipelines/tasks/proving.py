@@ -198,7 +198,10 @@ async def prove_whole(task: Task, context: ProofContext) -> Verdict:
 
 async def _judged(task: Task, context: ProofContext) -> Verdict:
     check = task.grading
-    placed = isinstance(check, StateCheck) and (check.check_in, check.sandbox) != (msgspec.UNSET, msgspec.UNSET)
+    placed = isinstance(check, StateCheck) and (check.check_in, check.sandbox) != (
+        msgspec.UNSET,
+        msgspec.UNSET,
+    )
     if not isinstance(check, StateCheck) or placed:
         return await context.by_runs(task, judge_whole)
     if not task.gold_patch.strip():

@@ -106,7 +106,9 @@ def test_what_harbor_loads_is_read_and_what_it_refuses_is_refused(tmp_path: Path
         if "refused" in theirs:
             silent.append(f"{path}: read here, refused there: {theirs['refused']}")
         elif "refused" in read:
-            known = next((why for said, why in REFUSED_HERE.items() if re.search(said, read["refused"])), None)
+            known = next(
+                (why for said, why in REFUSED_HERE.items() if re.search(said, read["refused"])), None
+            )
             told[known or ""] += 1
             if known is None:
                 silent.append(f"{path}: loaded there, refused here: {read['refused']}")
@@ -261,8 +263,27 @@ HOSTS = (
     json.dumps([f"h{n}.example" for n in range(40)]),
 )
 ALLOWED = tuple(f'"allowlist"\nallowed_hosts = {hosts}' for hosts in HOSTS)
-TEXTS = ('"plain"', '"${HOME_OF_NOBODY:-fallback}"', '"${HOME_OF_NOBODY}"', '"a${HOME_OF_NOBODY}b"', '""', "1")
-SIZES = ('"512M"', '"1.5G"', '"2048K"', '"512.0"', '"512.0M"', '"1T"', '"G"', '"-1G"', '"infG"', "512", '" 1g "')
+TEXTS = (
+    '"plain"',
+    '"${HOME_OF_NOBODY:-fallback}"',
+    '"${HOME_OF_NOBODY}"',
+    '"a${HOME_OF_NOBODY}b"',
+    '""',
+    "1",
+)
+SIZES = (
+    '"512M"',
+    '"1.5G"',
+    '"2048K"',
+    '"512.0"',
+    '"512.0M"',
+    '"1T"',
+    '"G"',
+    '"-1G"',
+    '"infG"',
+    "512",
+    '" 1g "',
+)
 VALUES: dict[tuple[str, str], tuple[str, ...]] = {
     ("", "version"): ('"1.0"', '"1.4"', "1.0", "1", '""'),
     ("", "schema_version"): ('"1.3"', '"9"', "2"),
@@ -375,7 +396,11 @@ def _linked(path: Path, chance: random.Random) -> None:
 
 def _broken(path: Path, chance: random.Random) -> None:
     with (path / "task.toml").open("a") as file:
-        file.write(chance.choice(["[[steps]]\nname = 'one'\n", "[agent\n", "[agent]\n", "x = \n", "[unheard]\na=1\n"]))
+        file.write(
+            chance.choice(
+                ["[[steps]]\nname = 'one'\n", "[agent\n", "[agent]\n", "x = \n", "[unheard]\na=1\n"]
+            )
+        )
 
 
 def _not_text(path: Path, chance: random.Random) -> None:
@@ -383,7 +408,14 @@ def _not_text(path: Path, chance: random.Random) -> None:
     (path / name).write_bytes(b"\xff\xfe")
 
 
-LATE: tuple[Callable[[Path, random.Random], None], ...] = (_linked, _linked, _linked, _broken, _broken, _not_text)
+LATE: tuple[Callable[[Path, random.Random], None], ...] = (
+    _linked,
+    _linked,
+    _linked,
+    _broken,
+    _broken,
+    _not_text,
+)
 
 
 def _made(path: Path, chance: random.Random) -> Path:

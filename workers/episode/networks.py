@@ -58,7 +58,11 @@ def network_of(task: Task, *, agent: bool) -> Network:
 def refusal(task: Task, setting: TaskNetwork) -> str | None:
     """Returns a sentence that says why the task is not run under this setting; None if it is."""
     wanted = asked(task)
-    if wanted == SHUT and isinstance(task.grading, StateCheck) and isinstance(task.grading.sandbox, CheckSandbox):
+    if (
+        wanted == SHUT
+        and isinstance(task.grading, StateCheck)
+        and isinstance(task.grading.sandbox, CheckSandbox)
+    ):
         wanted = asked(check_task(task, task.grading.sandbox))
     if setting == "as_asked" or wanted == SHUT:
         return None

@@ -209,7 +209,9 @@ async def _checked(check: StateCheck, machine: Machine, limit: float, shell: str
         if outcome.returncode != 0:
             ending = Ending(said=f"could not be prepared ({outcome.returncode})", lack=Lack.NOT_STARTED)
             return _Seen(ending, outcome.output)
-    outcome = await _run_text(check.command, machine, limit, shell, check.user if isinstance(check.user, str) else None)
+    outcome = await _run_text(
+        check.command, machine, limit, shell, check.user if isinstance(check.user, str) else None
+    )
     if isinstance(check.rewards, msgspec.UnsetType):
         return _Seen(by_status(outcome, limit), outcome.output)
     path, content = await _reward(check.rewards, machine)

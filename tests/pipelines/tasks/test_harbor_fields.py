@@ -50,13 +50,17 @@ async def test_a_script_is_executed_and_all_its_numbers_are_kept(
 
 
 @pytest.mark.parametrize(
-    ("rewards", "score"), [('{"pass": 1}', 1.0), ('{"reward": true, "b": 3}', 1.0), ('{"a": 1, "b": 1}', None)]
+    ("rewards", "score"),
+    [('{"pass": 1}', 1.0), ('{"reward": true, "b": 3}', 1.0), ('{"a": 1, "b": 1}', None)],
 )
 async def test_one_number_alone_is_the_reward(
     sandboxes: AsyncSandboxClient, tmp_path: Path, rewards: str, score: float | None
 ) -> None:
     script = f"echo '{rewards}' > {REWARD}.json\n"
-    task = _task(tmp_path / "it", **{"tests/test.sh": f"[ -e solved ] && {script} [ -e solved ] || echo 0 > {REWARD}.txt"})
+    task = _task(
+        tmp_path / "it",
+        **{"tests/test.sh": f"[ -e solved ] && {script} [ -e solved ] || echo 0 > {REWARD}.txt"},
+    )
     verdict = await Validator(
         sandboxes, BlobStore(str(tmp_path / "store")), ValidationSettings(runs=1)
     ).validate(task)
@@ -81,7 +85,9 @@ async def test_the_agent_waits_for_what_is_to_be_ready(sandboxes: AsyncSandboxCl
     test = f"[ -e solved ] && wc -l < /tmp/tries > {REWARD}.txt || echo 0 > {REWARD}.txt\n"
     task = _task(tmp_path / "it", **{"task.toml": BEGINNING + check + third, "tests/test.sh": test})
     assert (await _graded(sandboxes, task, tmp_path)).score == 2.0
-    never = _task(tmp_path / "never", **{"task.toml": f'{BEGINNING}{check}command = "false"\n', "tests/test.sh": test})
+    never = _task(
+        tmp_path / "never", **{"task.toml": f'{BEGINNING}{check}command = "false"\n', "tests/test.sh": test}
+    )
     validator = Validator(sandboxes, BlobStore(str(tmp_path / "store")), ValidationSettings(runs=1))
     event = (await validator.validate(never)).event
     assert isinstance(event, TaskRejected) and "the healthcheck failed 2 times" in event.detail
@@ -113,7 +119,10 @@ found=$(cat /tmp/out/deep/answer) note=$(cat /tmp/note.txt) made=$(cat /logs/art
     files = {"task.toml": SEPARATE, "tests/test.sh": test, "solution/solve.sh": solution}
     task = _task(tmp_path / "it", **files)
     closed = msgspec.structs.replace(
-        task, grading=msgspec.structs.replace(task.grading, sandbox=msgspec.structs.replace(task.grading.sandbox, asks=task.asks))
+        task,
+        grading=msgspec.structs.replace(
+            task.grading, sandbox=msgspec.structs.replace(task.grading.sandbox, asks=task.asks)
+        ),
     )
     reward = await _graded(sandboxes, closed, tmp_path)
     assert reward.resolved, reward.detail
