@@ -181,8 +181,8 @@ def read_directories(
     told: Reporter = SILENT,
 ) -> tuple[list[Task], list[LeftOut]]:
     """Reads the tasks of the directories at `root`, in their own images, which are built if needed, or in
-    `image`; `source` replaces theirs unless it is empty. A Harbor reward of `resolved_at` is solved. Raises NotImported for none or, with `strict`,
-    for fewer than all."""
+    `image`; `source` replaces theirs unless it is empty, and a Harbor reward of `resolved_at` is solved. Raises
+    NotImported for none or, with `strict`, for fewer than all."""
     found, left_out = read_all(root)
     insist(str(root), len(found), left_out, strict=strict)
     tasks = []

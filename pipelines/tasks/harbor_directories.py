@@ -5,7 +5,7 @@ notes. tests/adapters/harbor_load.py compares this with Harbor's own reading.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from orchard.pipelines.tasks.compose_files import Service, read_service

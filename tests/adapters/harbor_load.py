@@ -1,5 +1,5 @@
-"""Harbor's own `Task` and Orchard read the same generated task directories: the same are refused, and of those
-that both read the same facts follow, but for the differences in REFUSED_HERE and READ_OTHERWISE."""
+"""Harbor's own `Task` and Orchard read the same generated directories: the same are refused, and of those that
+both read the same facts follow, but for the differences in the lists."""
 
 import json
 import os
@@ -115,7 +115,6 @@ def test_what_harbor_loads_is_read_and_what_it_refuses_is_refused(tmp_path: Path
         else:
             both += 1
             silent += _differences(path, read, theirs)
-    print(f"{both} of {NUMBER} are read by both; refused here alone: {dict(told)}")
     assert not silent, "\n".join(silent[:20]) + f"\n{len(silent)} differences"
     assert both > NUMBER / 10
     unused = set(REFUSED_HERE.values()) - set(told)

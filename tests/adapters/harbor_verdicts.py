@@ -99,7 +99,8 @@ KINDS = {
     ),
     "a healthcheck": Kind(
         f"{SOLVED} && wc -l < tries > {TXT} || echo 0 > {TXT}\n",
-        environment="healthcheck = { command = 'echo x >> tries; [ $(wc -l < tries) -ge 2 ]', interval_sec = 0.1 }\n",
+        environment="healthcheck.interval_sec = 0.1\n"
+        "healthcheck.command = 'echo x >> tries; [ $(wc -l < tries) -ge 2 ]'\n",
     ),
     "material": Kind(
         f"{SOLVED} && cat given > {TXT} || echo 0 > {TXT}\n", files=(("environment/given", "0.25"),)
@@ -152,15 +153,15 @@ async def test_scripted_agents_get_the_same_numbers(tmp_path: Path) -> None:
     at_once = asyncio.Semaphore(AT_ONCE)
     theirs = await asyncio.gather(*(_theirs(path, tmp_path / "trials", at_once) for path in paths))
     command = [os.environ["ORCHARD_PYTHON"], "-c", GRADER, str(tmp_path / "store"), str(AT_ONCE)]
-    done = subprocess.run([*command, *map(str, paths)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    done = await asyncio.create_subprocess_exec(*command, *map(str, paths), stdout=subprocess.PIPE)
+    answer, _ = await done.communicate()
+    assert done.returncode == 0
     different = [
         f"{kind}, {agent}: {ours['rewards']} here ({ours['said']}), {rewards} there ({said})"
-        for (agent, kind), ours, (rewards, said) in zip(cases, json.loads(done.stdout), theirs, strict=True)
+        for (agent, kind), ours, (rewards, said) in zip(cases, json.loads(answer), theirs, strict=True)
         if ours["rewards"] != rewards
     ]
-    judged = sum(rewards is not None for rewards, _ in theirs)
-    print(f"{len(cases) - len(different)} of {len(cases)} verdicts are equal; {judged} have a number")
+    assert sum(rewards is not None for rewards, _ in theirs) > len(cases) / 2
     assert not different, "\n".join(different)
 
 
@@ -184,7 +185,7 @@ async def _theirs(
 
 
 def _made(path: Path, kind: Kind, script: str | None) -> Path:
-    place = f'[environment]\ndocker_image = "host"\nworkdir = "/tmp"\nnetwork_mode = "no-network"\n'
+    place = '[environment]\ndocker_image = "host"\nworkdir = "/tmp"\nnetwork_mode = "no-network"\n'
     artifacts = 'artifacts = ["/tmp/out"]\n' if "separate" in kind.toml else ""
     files = {
         "task.toml": artifacts + place + kind.environment + kind.toml,

@@ -1,9 +1,10 @@
 """Grading by the state that the agent left behind: the checks are brought only now.
 
 **Where does the check run?** In a fresh sandbox of the task's image over the files of the agent's directories
-(`carrying`), or in one of its own with artifacts of the agent's, if the task says so: then programs and libraries of the check are the image's, and no process of
-the agent lives. Else in the agent's own sandbox, where whoever was root can have replaced anything; its shell
-at least must be the task's own before a +1 (`shells`).
+(`carrying`), if the task says so, or in one of its own with what it gets from the agent's: then programs and
+libraries of the check are the image's, and no process of the agent lives. Else in the agent's own sandbox,
+where whoever was root can have replaced anything; its shell at least must be the task's own before a +1
+(`shells`).
 
 **When is a check without a verdict the agent's doing, and when the task's?** A check that hangs, crashes or
 writes no reward runs on what the agent left, who may have broken it, or it never worked. So such an ending

@@ -110,7 +110,8 @@ async def test_a_separate_verifier_has_the_artifacts_and_nothing_else(
 ) -> None:
     test = f"""
 found=$(cat /tmp/out/deep/answer) note=$(cat /tmp/note.txt) made=$(cat /logs/artifacts/made)
-[ ! -e /tmp/beside ] && [ "$found$note$made" = "$WANTED-and-more" ] && echo 1 > {REWARD}.txt || echo 0 > {REWARD}.txt
+echo 0 > {REWARD}.txt
+[ ! -e /tmp/beside ] && [ "$found$note$made" = "$WANTED-and-more" ] && echo 1 > {REWARD}.txt
 """
     solution = (
         "mkdir -p out/deep /logs/artifacts\nprintf forty-two > out/deep/answer\nprintf -- -and > note.txt\n"
