@@ -16,7 +16,7 @@ from orchard.configuration.config import ConfigError
 from orchard.configuration.run_files import UNSAFE_HOST
 from orchard.injector.agent.local.images import ImageStore, StoredImage
 from orchard.pipelines.domain import PROVE
-from orchard.pipelines.tasks.directories import Directory, directory_task, read_all
+from orchard.pipelines.tasks.directories import directory_task, read_all
 from orchard.pipelines.tasks.dockerfiles import build_image
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.pipelines.tasks.left_out import LeftOut, insist
@@ -29,6 +29,7 @@ from orchard.pipelines.tasks.registry import (
     stored_tasks,
 )
 from orchard.pipelines.tasks.sandboxes import as_ready
+from orchard.pipelines.tasks.task_directory import Directory
 from orchard.pipelines.tasks.validate import Validator, provable
 from orchard.schemas.events import TaskRejected, TaskValidated, payload
 from orchard.schemas.protection import Protected
@@ -181,8 +182,8 @@ def read_directories(
     told: Reporter = SILENT,
 ) -> tuple[list[Task], list[LeftOut]]:
     """Reads the tasks of the directories at `root`, in their own images, which are built if needed, or in
-    `image`; `source` replaces theirs unless it is empty, and a Harbor reward of `resolved_at` is solved. Raises
-    NotImported for none or, with `strict`, for fewer than all."""
+    `image`; `source` replaces theirs unless it is empty, and a Harbor reward of `resolved_at` is solved.
+    Raises NotImported for none or, with `strict`, for fewer than all."""
     found, left_out = read_all(root)
     insist(str(root), len(found), left_out, strict=strict)
     tasks = []

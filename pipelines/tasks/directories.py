@@ -64,9 +64,10 @@ def read_directory(path: Path) -> Directory:
     more than one sandbox."""
     try:
         read = read_harbor(path) if _format(path) == HARBOR else _terminal_bench(path)
-        for sandbox in filter(None, (read, read.verifier)):
-            parse_cores(sandbox.cpu)
-            parse_bytes(sandbox.memory)
+        own = read.verifier
+        for cpu, memory in [(read.cpu, read.memory), *([(own.cpu, own.memory)] if own else [])]:
+            parse_cores(cpu)
+            parse_bytes(memory)
     except msgspec.DecodeError as error:
         raise TaskError(f"a task or compose file in {path}: {error}") from error
     except (OSError, InvalidQuantity, ValueError, RecursionError) as error:

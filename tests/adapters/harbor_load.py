@@ -1,5 +1,5 @@
-"""Harbor's own `Task` and Orchard read the same generated directories: the same are refused, and of those that
-both read the same facts follow, but for the differences in the lists."""
+"""Harbor's own `Task` and Orchard read the same generated directories: the same are refused, and the same
+facts follow of the others, but for the differences in the lists."""
 
 import json
 import os

@@ -12,7 +12,7 @@ from orchard.pipelines.tasks.proving import ProofContext, ValidationSettings
 from orchard.pipelines.tasks.validate import Validator
 from orchard.schemas.events import TaskRejected, TaskValidated
 from orchard.schemas.outcomes import Reward
-from orchard.schemas.tasks import Task
+from orchard.schemas.tasks import Asked, CheckSandbox, StateCheck, Task
 from orchard.storage.blobs import BlobStore
 
 BEGINNING = '[environment]\nworkdir = "/tmp"\nnetwork_mode = "no-network"\n'
@@ -30,6 +30,11 @@ def _task(path: Path, **files: str) -> Task:
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         (path / name).write_text(text)
     return directory_task(read_directory(path), "host")
+
+
+def _check(task: Task) -> tuple[StateCheck, CheckSandbox]:
+    assert isinstance(task.grading, StateCheck) and isinstance(task.grading.sandbox, CheckSandbox)
+    return task.grading, task.grading.sandbox
 
 
 async def _graded(client: AsyncSandboxClient, task: Task, path: Path, solution: str | None = None) -> Reward:
@@ -75,8 +80,7 @@ async def test_solution_and_tests_run_as_their_users(sandboxes: AsyncSandboxClie
     task = _task(tmp_path / "it", **files)
     assert task.user == "nobody"
     reward = await _graded(sandboxes, task, tmp_path)
-    log = BlobStore(str(tmp_path / "store")).get(reward.log).decode()
-    assert reward.resolved, log
+    assert reward.resolved, reward.detail
 
 
 async def test_the_agent_waits_for_what_is_to_be_ready(sandboxes: AsyncSandboxClient, tmp_path: Path) -> None:
@@ -119,12 +123,9 @@ echo 0 > {REWARD}.txt
     )
     files = {"task.toml": SEPARATE, "tests/test.sh": test, "solution/solve.sh": solution}
     task = _task(tmp_path / "it", **files)
-    closed = msgspec.structs.replace(
-        task,
-        grading=msgspec.structs.replace(
-            task.grading, sandbox=msgspec.structs.replace(task.grading.sandbox, asks=task.asks)
-        ),
-    )
+    check, sandbox = _check(task)
+    sandbox = msgspec.structs.replace(sandbox, asks=Asked())
+    closed = msgspec.structs.replace(task, grading=msgspec.structs.replace(check, sandbox=sandbox))
     reward = await _graded(sandboxes, closed, tmp_path)
     assert reward.resolved, reward.detail
     assert "in a sandbox of its own" in reward.detail
@@ -142,8 +143,9 @@ def test_an_image_of_the_verifier_has_its_tests(tmp_path: Path) -> None:
     read = read_directory(path)
     assert read.verifier is not None and read.verifier.bundled and not read.tests
     task = directory_task(read, "agent:1", verifier_image=read.verifier_image)
-    assert task.grading.sandbox.image.startswith("harbor/it:")
-    assert "cd /judge" in task.grading.command and "/tests" not in task.grading.prepare
+    check, sandbox = _check(task)
+    assert sandbox.image.startswith("harbor/it:")
+    assert "cd /judge" in check.command and "/tests" not in str(check.prepare)
 
 
 def test_files_beside_a_published_image_come_to_the_working_directory(tmp_path: Path) -> None:
