@@ -57,7 +57,6 @@ class CheckSandbox(msgspec.Struct, frozen=True, kw_only=True):
     image: str
     artifacts: tuple[str, ...] = ()
     """Absolute paths of the files and directories that it gets from the agent's sandbox, those that exist."""
-    environment: dict[str, str] = {}
     cpu: str = "1"
     memory: str = "2Gi"
     asks: Asked = Asked()

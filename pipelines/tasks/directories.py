@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from orchard.pipelines.tasks.compose_files import read_service
+from orchard.pipelines.tasks.compose_files import Service, read_service
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.pipelines.tasks.harbor_directories import ARTIFACTS, HARBOR, read_harbor
 from orchard.pipelines.tasks.left_out import LeftOut
@@ -101,7 +101,6 @@ def directory_task(
         sandbox = CheckSandbox(
             image=verifier_image or image,
             artifacts=verifier.artifacts,
-            environment=verifier.environment,
             cpu=verifier.cpu,
             memory=verifier.memory,
             asks=verifier.asks,
@@ -153,6 +152,8 @@ def _check(directory: Directory, workdir: str, environment: Mapping[str, str]) -
             + placed("/tests", binary)
             + "chmod -R 755 /tests\n"
         )
+    if directory.verifier and not directory.verifier.bundled and directory.material:
+        prepare += f"cd {shlex.quote(workdir)} || exit 126\n" + placed(".", directory.material)
     variables = _exports({**environment, **directory.variables})
     files = {f"{place}/{path}": text for path, text in texts.items()}
     return StateCheck(
@@ -204,8 +205,8 @@ class _TaskYaml(msgspec.Struct, frozen=True):
 def _terminal_bench(path: Path) -> Directory:
     given = msgspec.yaml.decode((path / "task.yaml").read_bytes(), type=_TaskYaml)
     compose = next((path / name for name in _COMPOSE if (path / name).is_file()), None)
-    networked = compose is None or read_service(compose).networked
-    asks = Asked(network=networked, agent_seconds=given.max_agent_timeout_sec)
+    service = read_service(compose) if compose else Service()
+    asks = Asked(network=service.networked, agent_seconds=given.max_agent_timeout_sec)
     tests = contents(path / "tests", path, "tests")
     script = path / "run-tests.sh"
     if script.is_file():
@@ -228,6 +229,10 @@ def _terminal_bench(path: Path) -> Directory:
         variables={"TEST_DIR": "/tests"},
         timeout_seconds=given.max_test_timeout_sec,
         asks=asks,
+        environment={name: value for name, value in service.environment.items() if "${" not in value},
+        user=service.user,
+        tests_user=service.user,
         context=path,
+        workdir=service.workdir,
         labels=labels({"difficulty": given.difficulty, "category": given.category}),
     )

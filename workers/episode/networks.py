@@ -40,7 +40,6 @@ def check_task(task: Task, sandbox: CheckSandbox) -> Task:
     return msgspec.structs.replace(
         task,
         image=sandbox.image,
-        environment=sandbox.environment,
         cpu=sandbox.cpu,
         memory=sandbox.memory,
         asks=sandbox.asks,
