@@ -124,8 +124,8 @@ def _verifier(path: Path, given: Definition) -> Verifier:
     if bundled and not (own and own.docker_image):
         image = None
     sources = [each.source for each in given.artifact_entries]
-    if wrong := [source for source in sources if not source.startswith("/")]:
-        raise ValueError(f"the artifact {wrong[0]!r} is no absolute path")
+    if wrong := [each for each in sources if not each.startswith("/") or not each.strip("/")]:
+        raise ValueError(f"the artifact {wrong[0]!r} is no absolute path below /")
     return Verifier(
         image=image or "",
         context=tests if bundled else path / "environment",

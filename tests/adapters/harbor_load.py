@@ -40,7 +40,7 @@ REFUSED_HERE = {
     r"has the services": "a task has one sandbox",
     r"docker-compose.yaml asks for": "as above: what a container engine would do is not dropped in silence",
     r"have a .*\.harborignore": "files that rules leave out are to be deleted",
-    r"is no absolute path": "an artifact is looked for where it was said, in both sandboxes",
+    r"is no absolute path below": "an artifact is looked for where it was said, in both sandboxes",
     r"Expected `str \| null`, got .* `\$.environment.(memory|storage)`": (
         "Harbor ignores a size that is no text; nothing is ignored in silence"
     ),

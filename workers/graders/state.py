@@ -207,9 +207,9 @@ async def _checked(check: StateCheck, machine: Machine, limit: float, shell: str
         await machine.write(path, text.encode())
     if isinstance(check.prepare, str):
         outcome = await _run_text(check.prepare, machine, limit, f"{CLEAN} sh", "root")
-        if outcome.returncode != 0:
-            ending = Ending(said=f"could not be prepared ({outcome.returncode})", lack=Lack.NOT_STARTED)
-            return _Seen(ending, outcome.output)
+        if not (ending := by_status(outcome, limit)).solved:
+            said = f"could not be prepared: that {ending.said}"
+            return _Seen(Ending(said=said, lack=ending.lack or Lack.NOT_STARTED), outcome.output)
     outcome = await _run_text(
         check.command, machine, limit, shell, check.user if isinstance(check.user, str) else None
     )

@@ -115,11 +115,13 @@ async def test_a_separate_verifier_has_the_artifacts_and_nothing_else(
     test = f"""
 found=$(cat /tmp/out/deep/answer) note=$(cat /tmp/note.txt) made=$(cat /logs/artifacts/made)
 echo 0 > {REWARD}.txt
-[ ! -e /tmp/beside ] && [ "$found$note$made" = "$WANTED-and-more" ] && echo 1 > {REWARD}.txt
+[ ! -e /tmp/beside ] && [ -z "$(find /tmp/out -name tests -o -name up)" ] && [ -L /tmp/out/deep/in ] || exit
+[ "$found$note$made" = "$WANTED-and-more" ] && echo 1 > {REWARD}.txt
 """
     solution = (
         "mkdir -p out/deep /logs/artifacts\nprintf forty-two > out/deep/answer\nprintf -- -and > note.txt\n"
         "printf -- -more > /logs/artifacts/made\ntouch beside\n"
+        "ln -s /tests/test.sh out/tests; ln -s ../../up out/deep/up; ln -s ../deep/answer out/deep/in\n"
     )
     files = {"task.toml": SEPARATE, "tests/test.sh": test, "solution/solve.sh": solution}
     task = _task(tmp_path / "it", **files)
