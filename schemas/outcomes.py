@@ -145,3 +145,6 @@ class Reward(msgspec.Struct, frozen=True, kw_only=True):
     protected: Protected | None = None
     """Label of the task as its grader knew it at this grading. None in older events, and where the grader
     knows none."""
+    score: float | None = None
+    """The number that the task's own check gave, on its own scale, of which `resolved` is made; None where
+    there is none."""

@@ -38,6 +38,30 @@ CheckPlace = Literal["fresh", "stopped", "agent"]
 agent's own, where all its processes have been ended; the agent's own as it is."""
 
 
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """Network and time limits that a task's published definition asks for, beyond an image."""
+
+    network: bool = False
+    """Whether agent and check may reach any public address."""
+    hosts: tuple[str, ...] = ()
+    """The only addresses that they may reach where `network` is false: `HOST:PORT` over TCP each."""
+    agent_seconds: float | None = None
+    """Time limit of the agent in seconds; None: the campaign's."""
+    creation_seconds: float | None = None
+    """Time limit for the creation of a sandbox in seconds; None: the campaign's."""
+
+
+class CheckSandbox(msgspec.Struct, frozen=True, kw_only=True):
+    """A sandbox of its own for a check, with what the agent left at some paths."""
+
+    image: str
+    artifacts: tuple[str, ...] = ()
+    """Absolute paths of the files and directories that it gets from the agent's sandbox, those that exist."""
+    cpu: str = "1"
+    memory: str = "2Gi"
+    asks: Asked = Asked()
+
+
 class StateCheck(msgspec.Struct, frozen=True, kw_only=True, tag="state-check", tag_field="kind"):
     """Graded by the state the agent left behind: terminal and assistant tasks.
 
@@ -58,6 +82,15 @@ class StateCheck(msgspec.Struct, frozen=True, kw_only=True, tag="state-check", t
     check_paths: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
     """Absolute paths of the directories that a fresh sandbox gets from the agent's; unset: `workdir` alone.
     Unset, the hash of a task is that of a task without the field."""
+    sandbox: CheckSandbox | msgspec.UnsetType = msgspec.UNSET
+    """Sandbox in which the command runs, in place of that of `check_in`. Unset, the hash of a task is that of
+    a task without the field, as for the fields below."""
+    prepare: str | msgspec.UnsetType = msgspec.UNSET
+    """Shell text that the superuser runs before the command; any exit status but 0 is no verdict."""
+    user: str | msgspec.UnsetType = msgspec.UNSET
+    """User that the command runs as, a name or number in the sandbox; unset: the image's."""
+    resolved_at: float | msgspec.UnsetType = msgspec.UNSET
+    """Least reward that is solved, where there are `rewards`; unset: exactly 1."""
 
 
 class PluginGrading(msgspec.Struct, frozen=True, kw_only=True, tag="plugin", tag_field="kind"):
@@ -98,19 +131,6 @@ class WorldUse(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about this task, as plain values of the plug-in's settings struct."""
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """Network and time limits that a task's published definition asks for, beyond an image."""
-
-    network: bool = False
-    """Whether agent and check may reach any public address."""
-    hosts: tuple[str, ...] = ()
-    """The only addresses that they may reach where `network` is false: `HOST:PORT` over TCP each."""
-    agent_seconds: float | None = None
-    """Time limit of the agent in seconds; None: the campaign's."""
-    creation_seconds: float | None = None
-    """Time limit for the creation of a sandbox in seconds; None: the campaign's."""
-
-
 class Task(msgspec.Struct, frozen=True, kw_only=True):
     """One problem. Immutable: a changed task has another `task_hash` and is another blob."""
 
@@ -143,6 +163,9 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     asks: Asked | msgspec.UnsetType = msgspec.UNSET
     """Network and time limits of its published definition. Unset, form and hash of a task are those of a task
     without the field. A worker that does not know the field leaves the task to a later version."""
+    user: str | msgspec.UnsetType = msgspec.UNSET
+    """User that the agent's commands run as, a name or number in the sandbox; unset: the image's, and form
+    and hash of a task are those of a task without the field."""
 
 
 def task_hash(task: Task) -> str:

@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from orchard.configuration.config import ConfigError
-from orchard.pipelines.tasks.directories import HARBOR, TERMINAL_BENCH
+from orchard.pipelines.tasks.directories import TERMINAL_BENCH
+from orchard.pipelines.tasks.harbor_directories import HARBOR
 from orchard.pipelines.tasks.registry import Needs
 from orchard.schemas.campaigns import CampaignSpec
 from orchard.schemas.plugins import Kind

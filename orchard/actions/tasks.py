@@ -14,9 +14,9 @@ from orchard.actions.reporter import SILENT, Reporter
 from orchard.actions.session import Session
 from orchard.configuration.config import ConfigError
 from orchard.configuration.run_files import UNSAFE_HOST
-from orchard.injector.agent.local.images import ImageStore
+from orchard.injector.agent.local.images import ImageStore, StoredImage
 from orchard.pipelines.domain import PROVE
-from orchard.pipelines.tasks.directories import Directory, directory_task, read_all
+from orchard.pipelines.tasks.directories import directory_task, read_all
 from orchard.pipelines.tasks.dockerfiles import build_image
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.pipelines.tasks.left_out import LeftOut, insist
@@ -29,6 +29,7 @@ from orchard.pipelines.tasks.registry import (
     stored_tasks,
 )
 from orchard.pipelines.tasks.sandboxes import as_ready
+from orchard.pipelines.tasks.task_directory import Directory
 from orchard.pipelines.tasks.validate import Validator, provable
 from orchard.schemas.events import TaskRejected, TaskValidated, payload
 from orchard.schemas.protection import Protected
@@ -171,17 +172,24 @@ async def impossible_tasks(
 
 
 def read_directories(
-    session: Session, root: Path, image: str, source: str, *, strict: bool, told: Reporter = SILENT
+    session: Session,
+    root: Path,
+    image: str,
+    source: str,
+    *,
+    strict: bool,
+    resolved_at: float | None = None,
+    told: Reporter = SILENT,
 ) -> tuple[list[Task], list[LeftOut]]:
     """Reads the tasks of the directories at `root`, in their own images, which are built if needed, or in
-    `image`; `source` replaces theirs unless it is empty. Raises NotImported for none or, with `strict`,
-    for fewer than all."""
+    `image`; `source` replaces theirs unless it is empty, and a Harbor reward of `resolved_at` is solved.
+    Raises NotImported for none or, with `strict`, for fewer than all."""
     found, left_out = read_all(root)
     insist(str(root), len(found), left_out, strict=strict)
     tasks = []
     for each in found:
         try:
-            task = _directory_task(session, each, image, told)
+            task = _directory_task(session, each, image, resolved_at, told)
         except TaskError as error:
             left_out.append(LeftOut(str(each.path), str(error).removeprefix(f"{each.path}: ")))
             insist(str(root), len(found) - 1, left_out, strict=strict)
@@ -190,18 +198,41 @@ def read_directories(
     return tasks, left_out
 
 
-def _directory_task(session: Session, directory: Directory, image: str, told: Reporter) -> Task:
+def _directory_task(
+    session: Session, directory: Directory, image: str, resolved_at: float | None, told: Reporter
+) -> Task:
+    for note in directory.notes:
+        told.note(f"{directory.task_id}: {note}")
     name = image or directory.image_name
+    known = _made(session, directory, name, None if image or directory.image else directory.context, told)
+    verifier, own, checked = directory.verifier, name, known
+    if verifier is not None and verifier.bundled:
+        own = directory.verifier_image
+        checked = _made(session, directory, own, None if verifier.image else verifier.context, told)
+    return directory_task(
+        directory,
+        name,
+        known.working_directory if known else "",
+        known.environment if known else None,
+        verifier_image=own,
+        verifier_workdir=checked.working_directory if checked else "",
+        verifier_environment=checked.environment if checked else None,
+        resolved_at=resolved_at,
+    )
+
+
+def _made(
+    session: Session, directory: Directory, name: str, context: Path | None, told: Reporter
+) -> StoredImage | None:
+    """The image, built from `context` where it is missing; None where only the site knows it. Raises
+    TaskError."""
     local = ImageStore(session.directory / "sandboxes")
-    if name not in local.names() and not image and not directory.image:
+    if context is not None and name not in local.names():
         if session.config.sandbox.url not in (None, UNSAFE_HOST):
             raise TaskError(
                 f"{directory.path}: sandboxes are made at {session.config.sandbox.url}, so build "
-                f"{directory.dockerfile} there and pass --image"
+                f"{context / 'Dockerfile'} there and pass --image"
             )
         told.note(f"building {name}")
-        build_image(session.directory / "sandboxes", directory.context, name)
-    if name not in ("host", *local.names()):
-        return directory_task(directory, name)
-    known = local.find(name)
-    return directory_task(directory, name, known.working_directory, known.environment)
+        build_image(session.directory / "sandboxes", context, name)
+    return local.find(name) if name in ("host", *local.names()) else None

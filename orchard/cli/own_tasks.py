@@ -57,6 +57,10 @@ def register(app: typer.Typer) -> None:
         source: Annotated[
             str, typer.Option(help="Source of the tasks, for `submit` and suites.", show_default="the format")
         ] = "",
+        resolved_at: Annotated[
+            float | None,
+            typer.Option(help="Least reward of a Harbor task that is solved.", show_default="exactly 1"),
+        ] = None,
         strict: Strict = False,
     ) -> None:
         """Import task directories of Harbor (task.toml) or Terminal-Bench (task.yaml).
@@ -71,7 +75,9 @@ def register(app: typer.Typer) -> None:
         """
         session: Session = context.obj
         with reporting() as told:
-            tasks, left_out = read_directories(session, path, image, source, strict=strict, told=told)
+            tasks, left_out = read_directories(
+                session, path, image, source, strict=strict, resolved_at=resolved_at, told=told
+            )
         import_shown(session, lambda: tasks, len(tasks), left_out, source=str(path), strict=strict)
 
     @app.command("show")

@@ -20,29 +20,33 @@ _NEEDS_MODE = f'allowed_hosts needs network_mode = "{_ALLOWLIST}"'
 
 
 class Policy(msgspec.Struct, frozen=True):
-    """The network keys of `[environment]`, `[agent]` and `[verifier]`."""
+    """The network keys of `[agent]` and `[verifier]`."""
 
     network_mode: str | None = None
     allowed_hosts: tuple[str, ...] | None = None
+
+
+class Baseline(Policy, frozen=True):
+    """The network keys of an environment."""
+
     allow_internet: bool | None = None
-    """Older key, in `[environment]` alone."""
+    """Older key."""
 
 
-def asked_for(environment: Policy, agent: Policy, verifier: Policy) -> Network:
-    """The network of the task's sandbox. Raises ValueError for an unknown policy, and for those that
-    Orchard lacks: another network for the check than for the agent, hosts by pattern."""
-    baseline = _network(environment)
-    if baseline is None:
-        baseline = Network() if environment.allow_internet is False else PUBLIC
-    if any(phase.network_mode is None and phase.allowed_hosts is not None for phase in (agent, verifier)):
+def baseline(environment: Baseline) -> Network:
+    """The network of a sandbox outside of any phase. Raises ValueError for an unknown policy, and for those
+    that Orchard lacks, as hosts by pattern."""
+    found = _network(environment)
+    if found is not None:
+        return found
+    return Network() if environment.allow_internet is False else PUBLIC
+
+
+def phase(policy: Policy, of: Network) -> Network:
+    """The network of `[agent]` or `[verifier]` in a sandbox with the baseline `of`. Raises ValueError."""
+    if policy.network_mode is None and policy.allowed_hosts is not None:
         raise ValueError(_NEEDS_MODE)
-    phases = [_network(phase) or baseline for phase in (agent, verifier)]
-    if phases[0] != phases[1]:
-        raise ValueError(
-            f"the agent is to reach {phases[0].told}, and the tests {phases[1].told}: both run in one "
-            "sandbox here, which has one network"
-        )
-    return phases[0]
+    return _network(policy) or of
 
 
 def _network(policy: Policy) -> Network | None:
@@ -68,7 +72,10 @@ def _rules(hosts: Sequence[str]) -> tuple[str, ...]:
         raise ValueError(
             f"allowed_hosts has {len(hosts)} entries, and a sandbox takes {EGRESS // len(PORTS)}"
         )
-    rules = tuple(f"{host.strip().lower().rstrip('.')}:{port}" for host in hosts for port in PORTS)
+    names = [host.strip().lower().rstrip(".") for host in hosts]
+    if wrong := next((name for name in names if "_" in name), None):
+        raise ValueError(f"allowed_hosts: {wrong!r} is no name of a host")
+    rules = tuple(f"{name}:{port}" for name in names for port in PORTS)
     for rule in rules:
         try:
             Rule.of(rule)

@@ -104,8 +104,9 @@ class ProofContext:
         self._client = client
         self.controls = Controls()
 
-    def fresh(self, task: Task) -> AbstractAsyncContextManager[SandboxMachine]:
-        """A sandbox of the task's image. Raises InfrastructureError."""
+    def fresh(self, task: Task, other: Task | None = None, /) -> AbstractAsyncContextManager[SandboxMachine]:
+        """A sandbox of the image of the task, or of the other one. Raises InfrastructureError."""
+        task = other or task
         return open_sandbox(
             self._client,
             task.image,
@@ -197,7 +198,11 @@ async def prove_whole(task: Task, context: ProofContext) -> Verdict:
 
 async def _judged(task: Task, context: ProofContext) -> Verdict:
     check = task.grading
-    if not isinstance(check, StateCheck) or check.check_in is not msgspec.UNSET:
+    placed = isinstance(check, StateCheck) and (check.check_in, check.sandbox) != (
+        msgspec.UNSET,
+        msgspec.UNSET,
+    )
+    if not isinstance(check, StateCheck) or placed:
         return await context.by_runs(task, judge_whole)
     if not task.gold_patch.strip():
         verdict = await context.by_runs(task, judge_whole)

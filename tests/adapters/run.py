@@ -41,7 +41,16 @@ ADAPTERS = {
     "transformers": Adapter(
         ("transformers[serving]", "torch==2.13.0"), ("transformers_serve.py",), serves=True
     ),
-    "harbor": Adapter(("harbor>=0.24,<1",), ("harbor_trial.py", "harbor_atif.py"), "python3.12"),
+    "harbor": Adapter(
+        ("harbor>=0.24,<1",),
+        (
+            "harbor_trial.py",
+            "harbor_atif.py",
+            "harbor_load.py",
+            "harbor_verdicts.py",
+        ),
+        "python3.12",
+    ),
 }
 
 

@@ -114,6 +114,7 @@ class SubprocessMachine:
         cwd: str,
         env: dict[str, str] | None = None,
         stdin: str | None = None,
+        user: str | None = None,
     ) -> CommandOutcome:
         self.commands.append(command)
         if env and "SCRATCH" in env:
@@ -132,6 +133,7 @@ class SubprocessMachine:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
+            user=user,
         )
         collected = bytearray()
 

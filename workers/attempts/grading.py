@@ -68,7 +68,9 @@ class AttemptGrading:
                     machine,
                     timeout=limit,
                     blobs=self._dependencies.blobs,
-                    pristine=lambda: self._open_sandbox(task, f"control-{next(controls)}"),
+                    pristine=lambda other=None, /: self._open_sandbox(
+                        other or task, f"control-{next(controls)}"
+                    ),
                     published=self._request.published_rules,
                     judges=self._judges,
                     controls=self._dependencies.controls,

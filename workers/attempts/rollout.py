@@ -181,7 +181,8 @@ class Attempt:
         async with AsyncExitStack() as stack:
             machine = await stack.enter_async_context(self._begun(task))
             try:
-                result = await self._drive(task, machine)
+                agent = machine if isinstance(task.user, msgspec.UnsetType) else machine.for_user(task.user)
+                result = await self._drive(task, agent)
             except SandboxLost as lost:
                 result = HarnessResult(
                     exit_status=ExitStatus.SANDBOX_LOST, submission="", leaf=self._trace.newest
@@ -209,11 +210,12 @@ class Attempt:
     def _open(self, task: Task, purpose: str) -> AbstractAsyncContextManager[SandboxMachine]:
         program = self._layer if purpose == _ROLLOUT else None
         ready = self._dependencies.standbys if purpose == _ROLLOUT and program is None else ()
+        memory = max(self.memory, task.memory, key=parse_bytes)  # a check's own sandbox may need more
         return self._factory.open(
             task.image,
             purpose=purpose,
             cpu=task.cpu,
-            memory=str(parse_bytes(self.memory) + self._beside) if program else self.memory,
+            memory=str(parse_bytes(memory) + self._beside) if program else memory,
             timeout=self._timeouts.creation,
             layers=[program.image] if program else [],
             network=network_of(task, agent=purpose == _ROLLOUT),

@@ -45,7 +45,8 @@ def as_published(task: Task, budget: Budget, timeouts: Timeouts) -> tuple[Budget
     grading = timeouts.grading
     if isinstance(task.grading, StateCheck):
         solution = (asks.agent_seconds or timeouts.command) if task.gold_patch else 0.0
-        grading = max(grading, 2 * task.grading.timeout_seconds + creation + solution)
+        own = 0.0 if isinstance(task.grading.sandbox, msgspec.UnsetType) else 2 * creation
+        grading = max(grading, 2 * task.grading.timeout_seconds + creation + own + solution)
     rollout = timeouts.rollout + grading - timeouts.grading
     timeouts = msgspec.structs.replace(timeouts, creation=creation, grading=grading, rollout=rollout)
     if not isinstance(task.asks, Asked):

@@ -55,8 +55,10 @@ class Machine(Protocol):
         cwd: str,
         env: dict[str, str] | None = None,
         stdin: str | None = None,
+        user: str | None = None,
     ) -> CommandOutcome:
-        """Runs `bash -c command` (`sh` without bash) in a fresh process group; `timeout` in seconds."""
+        """Runs `bash -c command` (`sh` without bash) in a fresh process group; `timeout` in seconds. It runs
+        as `user`, a name or number in the sandbox, else as the image says."""
 
     async def write(self, path: str, content: bytes) -> None:
         """Creates or replaces the file at the absolute `path`, with its parent directories. Raises

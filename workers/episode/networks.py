@@ -2,7 +2,9 @@
 
 from typing import NamedTuple
 
-from orchard.schemas.tasks import Asked, Task
+import msgspec
+
+from orchard.schemas.tasks import Asked, CheckSandbox, StateCheck, Task
 from orchard.workers.episode.settings import TaskNetwork
 from orchard.workers.episode.worlds import blocks_network
 
@@ -26,10 +28,22 @@ SHUT = Network()
 
 
 def asked(task: Task) -> Network:
-    """Returns what the task's published definition asks for, for its agent and its check alike."""
+    """Returns what the task's published definition asks for, for its agent, and for its check where that has
+    no sandbox of its own."""
     if not isinstance(task.asks, Asked):
         return SHUT
     return Network(blocked=not task.asks.network, hosts=() if task.asks.network else task.asks.hosts)
+
+
+def check_task(task: Task, sandbox: CheckSandbox) -> Task:
+    """Returns the task with the sandbox of its check in place of the agent's."""
+    return msgspec.structs.replace(
+        task,
+        image=sandbox.image,
+        cpu=sandbox.cpu,
+        memory=sandbox.memory,
+        asks=sandbox.asks,
+    )
 
 
 def network_of(task: Task, *, agent: bool) -> Network:
@@ -42,7 +56,14 @@ def network_of(task: Task, *, agent: bool) -> Network:
 
 def refusal(task: Task, setting: TaskNetwork) -> str | None:
     """Returns a sentence that says why the task is not run under this setting; None if it is."""
-    if setting == "as_asked" or (wanted := asked(task)) == SHUT:
+    wanted = asked(task)
+    if (
+        wanted == SHUT
+        and isinstance(task.grading, StateCheck)
+        and isinstance(task.grading.sandbox, CheckSandbox)
+    ):
+        wanted = asked(check_task(task, task.grading.sandbox))
+    if setting == "as_asked" or wanted == SHUT:
         return None
     return (
         f'task {task.task_id} asks for a network ({wanted.told}), and sandbox.task_network is "never" here: '

@@ -1,5 +1,7 @@
 """Brings a new sandbox to the state in which a task starts, or to the one in which it is solved."""
 
+import msgspec
+
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.tasks import Task
 from orchard.workers.episode.machine import Machine
@@ -31,6 +33,7 @@ async def prepare(task: Task, machine: Machine, timeout: float) -> None:
 
 
 async def solve(task: Task, machine: Machine, timeout: float) -> None:
-    """Runs the known solution, a shell script, of a task that is graded in place."""
+    """Runs the known solution, a shell script, of a task that is graded in place, as the agent's user."""
     await machine.write(SOLUTION, task.gold_patch.encode())
-    await machine.run(f"bash {SOLUTION}", timeout=timeout, cwd=task.workdir, env=task.environment)
+    user = None if isinstance(task.user, msgspec.UnsetType) else task.user
+    await machine.run(f"bash {SOLUTION}", timeout=timeout, cwd=task.workdir, env=task.environment, user=user)

@@ -125,9 +125,16 @@ def _file_errors(path: str) -> Iterator[None]:
 
 
 class SandboxMachine:
-    def __init__(self, sandbox: AsyncSandbox, output_limit: Size = OUTPUT_LIMIT) -> None:
+    def __init__(
+        self, sandbox: AsyncSandbox, output_limit: Size = OUTPUT_LIMIT, user: str | None = None
+    ) -> None:
         self.sandbox = sandbox
         self._output_limit = output_limit
+        self._user = user
+
+    def for_user(self, user: str) -> "SandboxMachine":
+        """Returns the machine as one whose commands run as `user` unless they name another."""
+        return SandboxMachine(self.sandbox, self._output_limit, user)
 
     async def run(
         self,
@@ -137,6 +144,7 @@ class SandboxMachine:
         cwd: str,
         env: dict[str, str] | None = None,
         stdin: str | None = None,
+        user: str | None = None,
     ) -> CommandOutcome:
         started = time.monotonic()
         with classified():
@@ -148,6 +156,7 @@ class SandboxMachine:
                 stdin=stdin,
                 merge_output=True,
                 output_limit=self._output_limit,
+                user=user or self._user,
             )
         seconds = time.monotonic() - started
         if job.timed_out:

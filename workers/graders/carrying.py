@@ -11,6 +11,7 @@ import shlex
 import tarfile
 import tempfile
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import IO
 
@@ -75,9 +76,27 @@ async def carry(
     await target.run(f"{CLEAN} sh -c {shlex.quote(_DROP_LINKS)} sh {words}", timeout=timeout, cwd="/")
 
 
-def keep_data(source: IO[bytes], target: IO[bytes]) -> None:
-    """Copies the files, directories and links of a tar archive to another one, with ordinary modes. Raises
-    InfrastructureError (SANDBOX_UNAVAILABLE) for an archive that is not whole."""
+async def carry_artifacts(paths: Sequence[str], source: Machine, target: Machine) -> None:
+    """Brings the files and directories of `source`, whose processes are stopped for good, to `target`. Leaves
+    out those that do not exist, and links that lead out of them: the tests may be there already. Raises
+    FileTooLarge beyond LARGEST, NotWritable for contents that cannot be unpacked."""
+    await source.freeze()
+    for path in paths:
+        with _temporary() as found, _temporary() as kept:
+            try:
+                await source.archive(path, found, limit=LARGEST)
+            except FileNotFoundError:  # a file, or nothing
+                with suppress(FileNotFoundError):
+                    await target.write(path, await source.read(path, limit=LARGEST))
+                continue
+            await asyncio.to_thread(keep_data, found, kept, inside=True)
+            await target.replace_directory(path, kept)
+
+
+def keep_data(source: IO[bytes], target: IO[bytes], *, inside: bool = False) -> None:
+    """Copies the files, directories and links of a tar archive to another one, with ordinary modes; with
+    `inside` only links that stay in it. Raises InfrastructureError (SANDBOX_UNAVAILABLE) for an archive that
+    is not whole."""
     source.seek(0)
     try:
         with (
@@ -88,12 +107,22 @@ def keep_data(source: IO[bytes], target: IO[bytes]) -> None:
                 entry.mode &= _ORDINARY
                 if entry.isreg():
                     kept.addfile(entry, found.extractfile(entry))
+                elif entry.issym() and inside and _leads_out(entry):
+                    continue
                 elif entry.isdir() or entry.issym() or entry.islnk():
                     kept.addfile(entry)
     except tarfile.ReadError as error:
         raise InfrastructureError(
             AbortCause.SANDBOX_UNAVAILABLE, f"the sandbox sent no whole archive: {error}"
         ) from error
+
+
+def _leads_out(link: tarfile.TarInfo) -> bool:
+    """Whether a link may lead out of its archive. `..` is counted at the beginning alone: after a name, which
+    may be a link, it may lead anywhere."""
+    words = [word for word in link.linkname.split("/") if word not in ("", ".")]
+    up = next((number for number, word in enumerate(words) if word != ".."), len(words))
+    return link.linkname.startswith("/") or ".." in words[up:] or up >= len(PurePosixPath(link.name).parts)
 
 
 def _temporary() -> IO[bytes]:

@@ -45,6 +45,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     """Describes the ending to people, after "the check"."""
     solved: bool = False
     parts: dict[str, float] = {}
+    score: float | None = None
     lack: Lack | None = None
     """The reason for a missing verdict; None: there is one."""
 
@@ -59,10 +60,13 @@ def by_status(outcome: CommandOutcome, limit: float) -> Ending:
     return _unless_out_of_memory(ending, outcome)
 
 
-def by_reward(outcome: CommandOutcome, limit: float, path: str, content: bytes | None) -> Ending:
+def by_reward(
+    outcome: CommandOutcome, limit: float, path: str, content: bytes | None, resolved_at: float | None = None
+) -> Ending:
     """Reads a file of rewards as a verdict, as Harbor does: a number in text, or numbers by name in JSON, of
-    which `reward` counts; 1 is solved. The command exits with 0 when it has run the tests, whatever their
-    results. `content` is None if no file was left."""
+    which `reward` counts, or the only one. A reward of `resolved_at` or more is solved; None: one of exactly
+    1. The command exits with 0 when it has run the tests, whatever their results. `content` is None if no
+    file was left."""
     if (ending := _cut_short(outcome, limit)) is not None:
         return ending
     if outcome.returncode != 0:
@@ -74,8 +78,9 @@ def by_reward(outcome: CommandOutcome, limit: float, path: str, content: bytes |
     except (Unreadable, ValueError, OverflowError) as error:
         said = f"left a reward that is none at {path}: {masked(str(error)).text[:_QUOTED]}"
         return Ending(said=said, lack=Lack.BAD_REWARD)
-    reward = rewards["reward"]
-    ending = Ending(said=f"gave the reward {reward:g}", solved=reward == 1.0, parts=rewards)
+    score = rewards["reward"] if "reward" in rewards else next(iter(rewards.values()))
+    solved = score == 1.0 if resolved_at is None else score >= resolved_at
+    ending = Ending(said=f"gave the reward {score:g}", solved=solved, parts=rewards, score=score)
     return _unless_out_of_memory(ending, outcome)
 
 
@@ -86,8 +91,8 @@ def _rewards(content: bytes, *, json: bool) -> dict[str, float]:
     if not json:
         return {"reward": _number(float(text))}
     found = decode_text(text)
-    if not isinstance(found, dict) or "reward" not in found:
-        raise ValueError("it has no `reward`")
+    if not isinstance(found, dict) or ("reward" not in found and len(found) != 1):
+        raise ValueError("it has neither a `reward` nor one number alone")
     return {name: _number(value) for name, value in found.items()}
 
 

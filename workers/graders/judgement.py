@@ -3,7 +3,6 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -24,8 +23,12 @@ from orchard.workers.judges.ruling import Judges
 from orchard.workers.masking import masked
 from orchard.workers.plugins import need
 
-Pristine = Callable[[], AbstractAsyncContextManager[Machine]]
-"""Opens another fresh machine of the task's image."""
+
+class Pristine(Protocol):
+    """Opens another fresh machine of the task's image."""
+
+    def __call__(self, other: Task | None = None, /) -> AbstractAsyncContextManager[Machine]:
+        """With `other`, one of that task."""
 
 
 @dataclass(frozen=True)

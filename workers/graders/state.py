@@ -1,9 +1,10 @@
 """Grading by the state that the agent left behind: the checks are brought only now.
 
 **Where does the check run?** In a fresh sandbox of the task's image over the files of the agent's directories
-(`carrying`), if the task says so: then programs and libraries of the check are the image's, and no process of
-the agent lives. Else in the agent's own sandbox, where whoever was root can have replaced anything; its shell
-at least must be the task's own before a +1 (`shells`).
+(`carrying`), if the task says so, or in one of its own with what it gets from the agent's: then programs and
+libraries of the check are the image's, and no process of the agent lives. Else in the agent's own sandbox,
+where whoever was root can have replaced anything; its shell at least must be the task's own before a +1
+(`shells`).
 
 **When is a check without a verdict the agent's doing, and when the task's?** A check that hangs, crashes or
 writes no reward runs on what the agent left, who may have broken it, or it never worked. So such an ending
@@ -23,12 +24,12 @@ import msgspec
 
 from orchard.schemas.outcomes import AbortCause, Reward
 from orchard.schemas.protection import Protected
-from orchard.schemas.tasks import StateCheck, Task
-from orchard.workers.episode.machine import FileTooLarge, Machine
-from orchard.workers.episode.networks import SHUT, asked
+from orchard.schemas.tasks import CheckSandbox, StateCheck, Task
+from orchard.workers.episode.machine import CommandOutcome, FileTooLarge, Machine
+from orchard.workers.episode.networks import SHUT, asked, check_task
 from orchard.workers.episode.preparation import prepare, solve
 from orchard.workers.failures import InfrastructureError, LimitExceeded, NotWritable
-from orchard.workers.graders.carrying import carried_paths, carry
+from orchard.workers.graders.carrying import carried_paths, carry, carry_artifacts
 from orchard.workers.graders.endings import STEADY, Ending, Lack, by_reward, by_status
 from orchard.workers.graders.judgement import Judgement, Pristine
 from orchard.workers.graders.shells import CLEAN, Files, digests, shell_files
@@ -58,26 +59,37 @@ async def grade_state(check: StateCheck, judgement: Judgement) -> Reward:
     deadline = started + judgement.timeout
     ending, output = await _run(task, check, judgement.machine, judgement.pristine, deadline)
     solved, cause = ending.solved, None
-    detail = f"the check {ending.said}{_WHERE.get(str(check.check_in), '')}"
+    detail = f"the check {ending.said}{_where_it_ran(check)}"
     if ending.lack is not None:
         control = await judgement.controls.of(
             task, lambda: _control(task, check, judgement.pristine, deadline)
         )
         raise_unless_prevented(task, ending, control)
         detail, cause = f"{detail}; {_where(task)} it {control.said}", PREVENTED
-    elif solved and check.check_in != "fresh" and (path := await _foreign_shell(judgement, deadline)):
+    elif solved and not _apart(check) and (path := await _foreign_shell(judgement, deadline)):
         detail, cause, solved = f"{detail}, but {path} is not the task's own", FORGED, False
     return Reward(
         value=1.0 if solved else -1.0,
         resolved=solved,
         grader=NAME,
         parts=ending.parts or {"check": 0.0},
+        score=ending.score,
         detail=detail,
         log=await judgement.keep_log(output),
         seconds=time.monotonic() - started,
         cause=cause,
         protected=Protected.INSIDE,
     )
+
+
+def _apart(check: StateCheck) -> bool:
+    """Whether the check runs where no process of the agent's has been."""
+    return check.check_in == "fresh" or isinstance(check.sandbox, CheckSandbox)
+
+
+def _where_it_ran(check: StateCheck) -> str:
+    own = isinstance(check.sandbox, CheckSandbox)
+    return ", in a sandbox of its own" if own else _WHERE.get(str(check.check_in), "")
 
 
 async def _foreign_shell(judgement: Judgement, deadline: float) -> str | None:
@@ -148,6 +160,11 @@ def _left(task: Task, deadline: float) -> float:
 async def _run(task: Task, check: StateCheck, machine: Machine, pristine: Pristine, deadline: float) -> _Seen:
     """Runs the check over what was left in the machine, in the sandbox that the task wants."""
     try:
+        if isinstance(check.sandbox, CheckSandbox):
+            async with pristine(check_task(task, check.sandbox)) as own:
+                await carry_artifacts(check.sandbox.artifacts, machine, own)
+                limit = min(check.timeout_seconds, _left(task, deadline))
+                return await _checked(check, own, limit, _shell(check))
         match check.check_in:
             case "fresh":
                 paths = carried_paths(task, check)
@@ -157,11 +174,11 @@ async def _run(task: Task, check: StateCheck, machine: Machine, pristine: Pristi
                     brought = (*check.files, *(check.rewards or ()))
                     await carry(paths, machine, fresh, brought=brought, timeout=left)
                     limit = min(check.timeout_seconds, _left(task, deadline))
-                    return await _checked(check, fresh, limit, _clean_shell(paths))
+                    return await _checked(check, fresh, limit, _shell(check, paths))
             case "stopped":
                 await machine.end_processes()
         limit = min(check.timeout_seconds, _left(task, deadline))
-        return await _checked(check, machine, limit, f"{CLEAN} sh")
+        return await _checked(check, machine, limit, _shell(check))
     except FileNotFoundError as error:
         ending = Ending(said=f"lacks the directory {error}", lack=Lack.NOT_STARTED)
     except FileTooLarge as error:
@@ -174,9 +191,11 @@ async def _run(task: Task, check: StateCheck, machine: Machine, pristine: Pristi
     return _Seen(ending, f"{ending.said}\n")
 
 
-def _clean_shell(carried: tuple[str, ...]) -> str:
-    """Begins a command in a fresh sandbox. Where the agent's files are in root's home directory, another one
-    is home: shells, Python and git execute what they find there."""
+def _shell(check: StateCheck, carried: tuple[str, ...] = ()) -> str:
+    """Begins the command. Where the agent's files are in root's home directory, another one is home: shells,
+    Python and git execute what they find there."""
+    if isinstance(check.user, str):
+        return f'{CLEAN} HOME="$HOME" sh'  # of that user
     if not any(PurePosixPath("/root").is_relative_to(path) for path in carried):
         return f"{CLEAN} sh"
     home = f"/tmp/orchard-home-{secrets.token_hex(8)}"
@@ -186,13 +205,27 @@ def _clean_shell(carried: tuple[str, ...]) -> str:
 async def _checked(check: StateCheck, machine: Machine, limit: float, shell: str) -> _Seen:
     for path, text in sorted(check.files.items()):
         await machine.write(path, text.encode())
-    script = f"/tmp/orchard-check-{secrets.token_hex(8)}"
-    await machine.write(script, check.command.encode())
-    outcome = await machine.run(f"{shell} {shlex.quote(script)}", timeout=limit, cwd="/")
+    if isinstance(check.prepare, str):
+        outcome = await _run_text(check.prepare, machine, limit, f"{CLEAN} sh", "root")
+        if not (ending := by_status(outcome, limit)).solved:
+            said = f"could not be prepared: that {ending.said}"
+            return _Seen(Ending(said=said, lack=ending.lack or Lack.NOT_STARTED), outcome.output)
+    outcome = await _run_text(
+        check.command, machine, limit, shell, check.user if isinstance(check.user, str) else None
+    )
     if isinstance(check.rewards, msgspec.UnsetType):
         return _Seen(by_status(outcome, limit), outcome.output)
     path, content = await _reward(check.rewards, machine)
-    return _Seen(by_reward(outcome, limit, path, content), outcome.output)
+    resolved_at = None if isinstance(check.resolved_at, msgspec.UnsetType) else check.resolved_at
+    return _Seen(by_reward(outcome, limit, path, content, resolved_at), outcome.output)
+
+
+async def _run_text(
+    text: str, machine: Machine, limit: float, shell: str, user: str | None
+) -> CommandOutcome:
+    script = f"/tmp/orchard-check-{secrets.token_hex(8)}"
+    await machine.write(script, text.encode())
+    return await machine.run(f"{shell} {shlex.quote(script)}", timeout=limit, cwd="/", user=user)
 
 
 async def _reward(paths: tuple[str, ...], machine: Machine) -> tuple[str, bytes | None]:

@@ -78,7 +78,7 @@ async def test_both_formats_are_proven_by_their_solutions(
     make = msgspec.structs.replace(make, asks=Asked())
 
     assert (greet.task_id, greet.source, greet.workdir) == ("greet", "harbor", "/tmp")
-    assert (greet.memory, greet.labels) == ("512M", {"difficulty": "easy"})
+    assert (greet.memory, greet.labels) == ("512Mi", {"difficulty": "easy"})
     assert (make.task_id, make.source, make.workdir) == ("make", "terminal-bench", "/tmp")
     assert isinstance(greet.grading, StateCheck)
     assert greet.grading.timeout_seconds == 20.0
@@ -236,17 +236,18 @@ def test_bad_directories_cost_themselves_and_are_named(tmp_path: Path) -> None:
     _written(tmp_path / "a", HARBOR)
     _written(tmp_path / "b", {**HARBOR, "task.toml": "[environment]\ngpus = 1\n"})
     _written(tmp_path / "c", {"task.yaml": "difficulty: easy\n"})
-    _written(tmp_path / "d", {**HARBOR, "task.toml": '[task]\nname = "a"\n'})
+    _written(tmp_path / "a", {"task.toml": f'{OFFLINE}[task]\nname = "x/a"\n'})
+    _written(tmp_path / "d", {**HARBOR, "task.toml": '[task]\nname = "x/a"\n'})
     found, left_out = read_all(tmp_path)
     assert [each.path.name for each in found] == ["a"]
     assert [each.name for each in left_out] == [str(tmp_path / name) for name in "bcd"]
     assert left_out[0].why.startswith("the task needs GPUs") and "instruction" in left_out[1].why
-    assert left_out[2].why == f"the task 'a' is already in {tmp_path / 'a'}"
+    assert left_out[2].why == f"the task 'x__a' is already in {tmp_path / 'a'}"
 
 
 def test_two_names_that_make_one_id_are_one_task(tmp_path: Path) -> None:
     _written(tmp_path / "a", {**HARBOR, "task.toml": '[task]\nname = "x/y"\n'})
-    _written(tmp_path / "b", {**HARBOR, "task.toml": '[task]\nname = "x__y"\n'})
+    _written(tmp_path / "x__y", HARBOR)
     found, left_out = read_all(tmp_path)
     assert ([each.path.name for each in found], len(left_out)) == (["a"], 1)
 

@@ -59,6 +59,12 @@ def test_a_finite_number_is_a_verdict(path: str, content: bytes, solved: bool) -
     assert "reward" in ending.parts
 
 
+@pytest.mark.parametrize(("least", "solved"), [(None, False), (0.5, True), (0.75, True), (0.76, False)])
+def test_a_threshold_says_what_is_solved_of_a_number_that_is_kept(least: float | None, solved: bool) -> None:
+    ending = by_reward(outcome(), 5.0, JSON, b'{"accuracy": 0.75}', least)
+    assert (ending.solved, ending.score, ending.parts) == (solved, 0.75, {"accuracy": 0.75})
+
+
 @pytest.mark.parametrize(
     ("path", "content", "lack"),
     [
@@ -88,7 +94,7 @@ def test_a_finite_number_is_a_verdict(path: str, content: bytes, solved: bool) -
         (JSON, b'{"reward": NaN}', Lack.BAD_REWARD),
         (JSON, b'{"reward": 1e999}', Lack.BAD_REWARD),
         (JSON, b'{"reward": 1, "style": "good"}', Lack.BAD_REWARD),
-        (JSON, b'{"accuracy": 1}', Lack.BAD_REWARD),
+        (JSON, b'{"accuracy": 1, "speed": 1}', Lack.BAD_REWARD),
         (JSON, b"[" * 100_000, Lack.BAD_REWARD),
         (JSON, b'{"reward": 1' + b"0" * 400 + b"}", Lack.BAD_REWARD),
     ],

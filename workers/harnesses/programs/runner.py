@@ -62,6 +62,9 @@ class ProgramHarness(Harness):
                 program, words = with_server(program), {**words, "mcp": mcp}
             for path, text in program.files.items():
                 await machine.write(filled(path, words), filled(text, escaped(words)).encode())
+            if isinstance(task.user, str):  # whose the files are to be
+                own = f"mkdir -p {HOME} && chown -R {shlex.quote(task.user)} {HOME}"
+                await machine.run(own, timeout=episode.timeouts.command, cwd="/", user="root")
             outcome = await self._executed(program, episode, words, door.recording)
             door.recording.check()
             status = self._status(outcome, door.recording, tunnel)
