@@ -65,6 +65,7 @@ _VERBOSE = re.compile(
     r"(\S.*?::.*?) (PASSED|XPASS|FAILED|ERROR|XFAIL|SKIPPED)(?: \(.*\))?(?:\s+\[ *\d+%\])?\s*"
 )
 _XDIST = re.compile(r"\[gw\d+\] \[ *\d+%\] (PASSED|XPASS|FAILED|ERROR|XFAIL|SKIPPED) (\S.*)")
+_PROGRESS = re.compile(r"(PASSED|FAILED|ERROR|XFAIL) +(\[ *\d+%\])\s*")
 _CONFTEST = re.compile(r"ImportError while loading conftest '(.+)'\.")
 
 
@@ -72,7 +73,9 @@ def parse_pytest(log: str) -> dict[str, str]:
     """Parses pytest's short summary (`-rA`), its verbose lines (`-v`, also xdist's) and its collection
     errors.
 
-    The summary does not name skipped tests, only their lines; with `-v` they have ids.
+    The summary does not name skipped tests, only their lines; with `-v` they have ids. Two ids of SWE-bench's
+    rows are no tests: an expected failure or an error with its reason (`test_a - bug 1`), and the progress of a
+    line that was wrapped before its result (`PASSED [100%]`), of which the last counts.
     """
     return _read_pytest(log, _Statuses())
 
@@ -92,23 +95,26 @@ def _read_pytest(log: str, found: _Statuses) -> _Statuses:
             found.report(match[2].rstrip(), _WORDS.get(match[1], "SKIPPED"))
         elif len(line) <= _LONGEST and (match := _VERBOSE.fullmatch(line)):
             found.report(match[1], _WORDS.get(match[2], "SKIPPED"))
+        elif match := _PROGRESS.fullmatch(line):
+            found[match[2].split()[0]] = match[1]
         elif match := _SUMMARY.fullmatch(line):
-            found.report(_summary_id(match[1], match[2]), _WORDS.get(match[1], "SKIPPED"))
+            word, status = match[1], _WORDS.get(match[1], "SKIPPED")
+            found.report(match[2].rstrip() if word == "PASSED" else without_reason(match[2]), status)
+            if word in ("XFAIL", "ERROR"):
+                found.report(match[2].rstrip(), status)
         elif match := _CONFTEST.match(line):
             found.report(match[1], "ERROR")
     return found
 
 
-def _summary_id(word: str, rest: str) -> str:
-    """Extracts the id from a summary line; except in PASSED lines, ` - <reason>` follows it."""
-    if word == "PASSED":
-        return rest.rstrip()
+def without_reason(said: str) -> str:
+    """Returns the id in a summary's text, which ` - <reason>` may follow."""
     depth = 0
-    for at, character in enumerate(rest):
+    for at, character in enumerate(said):
         depth += (character == "[") - (character == "]")
-        if depth <= 0 and rest.startswith(" - ", at):
-            return rest[:at]
-    return rest.rstrip()
+        if depth <= 0 and said.startswith(" - ", at):
+            return said[:at]
+    return said.rstrip()
 
 
 def parse_pytest_options(log: str) -> dict[str, str]:
@@ -118,7 +124,7 @@ def parse_pytest_options(log: str) -> dict[str, str]:
     for test, status in parse_pytest(log).items():
         name, _, rest = test.partition("[")
         parameter, closed, _ = rest.rpartition("]")
-        if closed and re.fullmatch(r"/(?!/)[^*]*", parameter):
+        if closed and re.fullmatch(r"/(?!/)[^*\s]*", parameter):
             test = f"{name}[/{parameter.rpartition('/')[2]}]"
         found.report(test, status)
     return found
