@@ -73,9 +73,9 @@ def parse_pytest(log: str) -> dict[str, str]:
     """Parses pytest's short summary (`-rA`), its verbose lines (`-v`, also xdist's) and its collection
     errors.
 
-    The summary does not name skipped tests, only their lines; with `-v` they have ids. Two ids of SWE-bench's
-    rows are no tests: an expected failure or an error with its reason (`test_a - bug 1`), and the progress of a
-    line that was wrapped before its result (`PASSED [100%]`), of which the last counts.
+    The summary does not name skipped tests, only their lines; with `-v` they have ids. Some ids of SWE-bench's
+    rows are no tests: an expected failure or an error with its reason (`test_a - bug 1`), and the progress of
+    a line that was wrapped before its result (`PASSED [100%]`), of which the last counts.
     """
     return _read_pytest(log, _Statuses())
 
@@ -93,8 +93,6 @@ def _read_pytest(log: str, found: _Statuses) -> _Statuses:
     for line in log.split("\n"):
         if match := _XDIST.fullmatch(line):
             found.report(match[2].rstrip(), _WORDS.get(match[1], "SKIPPED"))
-        elif len(line) <= _LONGEST and (match := _VERBOSE.fullmatch(line)):
-            found.report(match[1], _WORDS.get(match[2], "SKIPPED"))
         elif match := _PROGRESS.fullmatch(line):
             found[match[2].split()[0]] = match[1]
         elif match := _SUMMARY.fullmatch(line):
@@ -102,6 +100,8 @@ def _read_pytest(log: str, found: _Statuses) -> _Statuses:
             found.report(match[2].rstrip() if word == "PASSED" else without_reason(match[2]), status)
             if word in ("XFAIL", "ERROR"):
                 found.report(match[2].rstrip(), status)
+        elif len(line) <= _LONGEST and (match := _VERBOSE.fullmatch(line)):
+            found.report(match[1], _WORDS.get(match[2], "SKIPPED"))
         elif match := _CONFTEST.match(line):
             found.report(match[1], "ERROR")
     return found
@@ -205,7 +205,7 @@ def parse_unittest(log: str) -> dict[str, str]:
     found = _Statuses()
     title: str | None = None
     pending: list[str] = []
-    for line in log.split("\n"):
+    for line in map(str.strip, log.split("\n")):
         name, _, said = line.partition(" ... ")
         if match := _HEADING.fullmatch(line):
             found.report(match[2], "FAILED" if match[1] == "FAIL" else "ERROR")
@@ -247,7 +247,7 @@ def parse_sympy(log: str) -> dict[str, str]:
     found: dict[str, str] = {}
     others: dict[str, str] = {}
     for line in log.split("\n"):
-        if match := _SYMPY.fullmatch(line):
+        if match := _SYMPY.fullmatch(line.strip()):
             word = match[2].split(":")[0]
             status = _SYMPY_WORDS.get(word, "FAILED" if word in _SYMPY_FAILED else "SKIPPED")
             (found if word in ("ok", "F", "E") and not match[3] else others)[match[1]] = status
