@@ -9,6 +9,7 @@ from orchard.workers.domains.swe.logs.lines import LINE_PARSERS, LONGEST, Parser
 from orchard.workers.domains.swe.logs.nested import NESTED_PARSERS
 from orchard.workers.domains.swe.logs.rebench import REBENCH_PARSERS
 from orchard.workers.domains.swe.logs.reports import REPORT_PARSERS
+from orchard.workers.domains.swe.logs.scripted import SCRIPTED_PARSERS
 
 SEVERITY = {"XFAIL": 0, "PASSED": 1, "SKIPPED": 2, "FAILED": 3, "ERROR": 4}
 """The higher of two reports about one test counts: a test that passes and then fails to tear down fails."""
@@ -73,9 +74,9 @@ def parse_pytest(log: str) -> dict[str, str]:
     """Parses pytest's short summary (`-rA`), its verbose lines (`-v`, also xdist's) and its collection
     errors.
 
-    The summary does not name skipped tests, only their lines; with `-v` they have ids. Some ids of SWE-bench's
-    rows are no tests: an expected failure or an error with its reason (`test_a - bug 1`), and the progress of
-    a line that was wrapped before its result (`PASSED [100%]`), of which the last counts.
+    The summary does not name skipped tests, only their lines; with `-v` they have ids. Some ids of rows of
+    SWE-bench are no tests: an expected failure or an error with its reason (`test_a - bug 1`), and the
+    progress of a line that was wrapped before its result (`PASSED [100%]`), of which the last counts.
     """
     return _read_pytest(log, _Statuses())
 
@@ -134,6 +135,14 @@ def parse_matplotlib(log: str) -> dict[str, str]:
     """Parses pytest's output with SWE-bench's ids for matplotlib, whose versions write mouse buttons by
     number or by name."""
     return parse_pytest(log.replace("MouseButton.LEFT", "1").replace("MouseButton.RIGHT", "3"))
+
+
+def parse_pytest_names(log: str) -> dict[str, str]:
+    """Parses pytest's output with R2E-Gym's ids, which have no file, and dots: `TestA.test_b[c]`."""
+    found = _Statuses()
+    for test, status in parse_pytest(log).items():
+        found.report(test.partition("::")[2].replace("::", ".") or test, status)
+    return found
 
 
 # --- JUnit XML -----------------------------------------------------------------------------------
@@ -263,6 +272,7 @@ PARSERS: Mapping[str, Parser] = {
     "pytest-last": parse_pytest_last,
     "pytest-options": parse_pytest_options,
     "pytest-matplotlib": parse_matplotlib,
+    "pytest-names": parse_pytest_names,
     "junit": parse_junit,
     "unittest": parse_unittest,
     "sympy": parse_sympy,
@@ -270,6 +280,7 @@ PARSERS: Mapping[str, Parser] = {
     **NESTED_PARSERS,
     **REPORT_PARSERS,
     **REBENCH_PARSERS,
+    **SCRIPTED_PARSERS,
     **{name: _failed(read) for name, read in FAILURE_LISTS.items()},
 }
 
