@@ -60,6 +60,7 @@ def _with_bug(bug: str) -> str:
     return f"""(
 set -e
 git rev-parse -q --verify refs/tags/{_BASE} > /dev/null && exit 0
+git update-index -q --refresh || true
 printf %s {shlex.quote(bug)} | git apply --index -
 commit=$(git -c user.name=image -c user.email=image@localhost commit-tree \\
     -m 'The repository' "$(git write-tree)")

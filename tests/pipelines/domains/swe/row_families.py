@@ -3,16 +3,23 @@
 import json
 from typing import Any
 
-IMAGE = "tests/families:1"
+IMAGES = {
+    "tests/families:app": "/app",
+    "tests/families:testbed": "/testbed",
+    "tests/families:demo": "/home/demo",
+}
+"""Images, and where the project lies in them."""
+APP, TESTBED, DEMO = IMAGES
 FIX = "diff --git a/a b/a\n--- a/a\n+++ b/a\n@@ -1 +1 @@\n-base\n+fixed\n"
 BUG = "diff --git a/a b/a\n--- a/a\n+++ b/a\n@@ -1 +1 @@\n-base\n+broken\n"
 TEST = """\
+import pathlib
 import unittest
 
 
 class T(unittest.TestCase):
     def test_a(self):
-        self.assertEqual(open("a").read(), "fixed\\n")
+        self.assertEqual(pathlib.Path("a").read_text(), "fixed\\n")
 
     def test_b(self):
         pass
@@ -70,7 +77,7 @@ def rows(base: str) -> dict[str, dict[str, Any]]:
     bare = {key: swe_bench[key] for key in swe_bench if not key.isupper()}
     nemo = {
         **swe_bench,
-        "image_ref": IMAGE,
+        "image_ref": APP,
         "run_script": RUN,
         "parsing_script": PARSING,
         "test_files": ["t.py"],
@@ -100,7 +107,7 @@ def rows(base: str) -> dict[str, dict[str, Any]]:
             "pass_to_pass": '["test_b"]',
             "selected_test_files_to_run": "['t.py', \"u.py\"]",
             "dockerhub_tag": "o.demo-1",
-            "image_name": IMAGE,
+            "image_name": APP,
             "run_script": RUN,
             "parsing_script": PARSING,
         },
@@ -111,12 +118,12 @@ def rows(base: str) -> dict[str, dict[str, Any]]:
             "print_cmds": ["cat log"],
             "rebuild_cmds": ["true"],
             "log_parser": STATUSES,
-            "docker_image": IMAGE,
+            "docker_image": TESTBED,
         },
         "swe-smith": {
             "instance_id": "o__demo.12345678.func_1",
             "repo": "swesmith/o__demo.12345678",
-            "image_name": IMAGE,
+            "image_name": TESTBED,
             "problem_statement": "Fix a.",
             "patch": BUG,
             "FAIL_TO_PASS": ["u.py::U::test_a"],
@@ -135,11 +142,11 @@ def rows(base: str) -> dict[str, dict[str, Any]]:
             "f2p_tests": {"test_a": outcomes},
             "p2p_tests": {"name": ["test_b"], "run": ["PASS"], "test": ["PASS"], "fix": ["PASS"]},
             "lang": "go",
-            "docker_image": IMAGE,
+            "docker_image": DEMO,
         },
         "r2e-gym": {
             "repo_name": "demo",
-            "docker_image": IMAGE,
+            "docker_image": TESTBED,
             "commit_hash": "c" * 40,
             "problem_statement": "Fix a.",
             "parsed_commit_content": json.dumps(commit),

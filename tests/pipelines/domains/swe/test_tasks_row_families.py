@@ -17,7 +17,7 @@ from orchard.schemas.events import TaskValidated
 from orchard.schemas.tasks import SWETests, Task
 from orchard.storage.blobs import BlobStore
 from orchard.workers.domains.swe.logs.parsers import parse
-from tests.pipelines.domains.swe.row_families import FIX, GO_RUN, IMAGE, R2E_RUN, TEST, rows
+from tests.pipelines.domains.swe.row_families import FIX, GO_RUN, IMAGES, R2E_RUN, TEST, rows
 from tests.pipelines.domains.swe.test_tasks_swe_rows import SWE_BENCH
 
 BASE = "e" * 40
@@ -165,21 +165,26 @@ async def test_a_row_of_each_family_is_proven_in_sandboxes(
     sandboxes: AsyncSandboxClient, tmp_path: Path
 ) -> None:
     """The project is a stand-in for those of the published images, which are not to be had here."""
-    async with await sandboxes.create_sandbox("host", cpu="1", memory="512Mi") as sandbox:
-        for path, text in (
-            ("/testbed/run_tests.sh", "cd /testbed; python3 /testbed/.r2e.py\n"),
-            ("/testbed/.r2e.py", R2E_RUN),
-            ("/home/run.sh", GO_RUN),
-            ("/home/fix.patch", FIX),
-            ("/testbed/u.py", TEST.replace("fixed", "base").replace("class T", "class U")),
-        ):
-            await sandbox.upload_content(text, path)
-        made = await sandbox.exec(
-            "set -e; cd /testbed; git init -q; git config user.name t; git config user.email t@t;"
-            "echo base > a; printf '.r2e.py\\nrun_tests.sh\\n' > .gitignore; git add -A; git commit -qm base;"
-            "cp -a /testbed /app; cp -a /testbed /home/demo; mkdir /r2e_tests; git rev-parse HEAD"
-        )
-        await sandbox.snapshot(IMAGE)
+    files = {
+        "run_tests.sh": "cd /testbed; python3 /testbed/.r2e.py\n",
+        ".r2e.py": R2E_RUN,
+        ".gitignore": ".r2e.py\nrun_tests.sh\n",
+        "a": "base\n",
+        "u.py": TEST.replace("fixed", "base").replace("class T", "class U"),
+    }
+    date = "2020-01-01T00:00:00Z"
+    for image, place in IMAGES.items():
+        async with await sandboxes.create_sandbox("host", cpu="1", memory="512Mi") as sandbox:
+            for name, text in files.items():
+                await sandbox.upload_content(text, f"{place}/{name}")
+            await sandbox.upload_content(GO_RUN, "/home/run.sh")
+            await sandbox.upload_content(FIX, "/home/fix.patch")
+            made = await sandbox.exec(
+                f"set -e; cd {place}; git init -q; export GIT_AUTHOR_DATE={date} GIT_COMMITTER_DATE={date};"
+                "git config user.name t; git config user.email t@t; git add -A; git commit -qm base;"
+                "mkdir /r2e_tests; git rev-parse HEAD"
+            )
+            await sandbox.snapshot(image)
     validator = Validator(sandboxes, BlobStore(str(tmp_path / "store")), ValidationSettings(runs=1))
     for family, row in rows(made.stdout.strip()).items():
         given = Given()
@@ -189,5 +194,6 @@ async def test_a_row_of_each_family_is_proven_in_sandboxes(
             )
             command += "s/^test_\\([a-z]\\) .*FAIL$/FAILED u.py::U::test_\\1/'"
             given = Given(test_command=command)
-        event = (await validator.validate(task_from_row(row, 1, given=given))).event
+        task = task_from_row({**row, "instance_id": family} if "instance_id" in row else row, 1, given=given)
+        event = (await validator.validate(task)).event
         assert isinstance(event, TaskValidated), (family, event)
