@@ -41,6 +41,7 @@ ADAPTERS = {
         ("transformers[serving]", "torch==2.13.0"), ("transformers_serve.py",), serves=True
     ),
     "swebench": Adapter(("swebench>=5.0.2,<6",), ("swebench_parsers.py",)),
+    "swebench-verdicts": Adapter((), ("swebench_verdicts.py",), serves=True, behind=("swebench",)),
     "harbor": Adapter(("harbor>=0.24,<1",), ("harbor_trial.py", "harbor_atif.py"), "python3.12"),
 }
 
