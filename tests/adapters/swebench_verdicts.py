@@ -69,7 +69,7 @@ async def judged(task: Task, patch: str, client: AsyncSandboxClient, blobs: Blob
 def by_swebench(cases: list[dict[str, Any]], file: Path) -> dict[str, bool]:
     file.write_text(json.dumps(cases))
     python = Path(os.environ["ADAPTERS"], "swebench", "bin", "python")
-    command = [python, "-c", SWEBENCH, file]
+    command = [str(python), "-c", SWEBENCH, str(file)]
     said = subprocess.run(command, check=True, capture_output=True, text=True, cwd=file.parent)
     found: dict[str, bool] = json.loads(said.stdout.splitlines()[-1])
     return found
