@@ -22,8 +22,8 @@ _PARSERS = {
     "go": "go",
     "rust": "cargo-all",
 }
-"""Parsers of Orchard that read whole logs as those of multi-swe-bench 1.1.2. Others of its repositories change
-their parser between pull requests."""
+"""Parsers of Orchard that read whole logs as those of multi-swe-bench 1.1.2. Others of its repositories
+change their parser between pull requests."""
 
 
 def _read(columns: Columns) -> Task:

@@ -138,10 +138,10 @@ def test_statuses_that_a_parser_of_the_dataset_wrote(said: str, statuses: dict[s
 
 
 def test_a_reversed_patch_undoes_the_patch(tmp_path: Path) -> None:
-    def git(*words: str, **more: Any) -> str:
+    def git(*words: str, stdin: str | None = None) -> str:
         own = ("-c", "user.name=t", "-c", "user.email=t@t")
         return subprocess.run(
-            ["git", *own, *words], cwd=tmp_path, check=True, capture_output=True, text=True, **more
+            ["git", *own, *words], cwd=tmp_path, check=True, capture_output=True, text=True, input=stdin
         ).stdout
 
     git("init", "-q")
@@ -156,7 +156,7 @@ def test_a_reversed_patch_undoes_the_patch(tmp_path: Path) -> None:
     git("add", "-A")
     git("commit", "-qm", "two")
     patch = git("diff", "-M", "HEAD~1", "HEAD")
-    git("apply", "--index", "-", input=reversed_patch(patch))
+    git("apply", "--index", "-", stdin=reversed_patch(patch))
     assert git("diff", "--cached", "HEAD~1") == ""
     assert reversed_patch(reversed_patch(patch)) == patch
 
