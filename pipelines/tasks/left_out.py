@@ -1,10 +1,17 @@
 """The account of what an import leaves out: a bad item costs itself, and is named with its reason. Pure."""
 
+import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
 SHOWN = 20
 """Items that a message names."""
+_REASONS = 10
+"""Reasons that a message counts, where it does not name all items."""
+
+
+_VALUES = re.compile(r"'[^']*'|\b\d+\b")
 
 
 class LeftOut(NamedTuple):
@@ -37,7 +44,18 @@ def insist(source: str, good: int, left_out: Sequence[LeftOut], *, strict: bool)
 
 
 def listed(left_out: Sequence[LeftOut]) -> list[str]:
-    """A line for each of the first, and one for the rest."""
+    """A line for each of the first; if there are more, their number, and how many items the most frequent
+    reasons cost."""
     lines = [f"  {each}" for each in left_out[:SHOWN]]
     more = len(left_out) - SHOWN
-    return [*lines, f"  and {more} more"] if more > 0 else lines
+    if more <= 0:
+        return lines
+    counts = Counter(_reason(each) for each in left_out).most_common(_REASONS)
+    return [*lines, f"  and {more} more; by reason:", *(f"  {count}: {reason}" for reason, count in counts)]
+
+
+def _reason(item: LeftOut) -> str:
+    """What is wrong, and in which column; values in quotes and numbers left out."""
+    _, comma, column = item.name.partition(", column ")
+    said = _VALUES.sub("...", str(item._replace(name="")).removeprefix(":").strip())
+    return f"column {column}: {said}" if comma else said

@@ -41,14 +41,11 @@ ADAPTERS = {
     "transformers": Adapter(
         ("transformers[serving]", "torch==2.13.0"), ("transformers_serve.py",), serves=True
     ),
+    "swebench": Adapter(("swebench>=5.0.2,<6",), ("swebench_parsers.py",)),
+    "swebench-verdicts": Adapter((), ("swebench_verdicts.py",), serves=True, behind=("swebench",)),
     "harbor": Adapter(
-        ("harbor>=0.24,<1",),
-        (
-            "harbor_trial.py",
-            "harbor_atif.py",
-            "harbor_load.py",
-            "harbor_verdicts.py",
-        ),
+        ("harbor>=0.26,<1",),
+        ("harbor_trial.py", "harbor_atif.py", "harbor_load.py", "harbor_verdicts.py"),
         "python3.12",
     ),
 }

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from orchard.actions.session import Session
+from orchard.configuration.config import ConfigError
 from orchard.pipelines.domains.swe.benchmark_rows import Family, Given, task_from_row
 from orchard.terminal.console import console, reporting
 from orchard.terminal.left_out import import_shown_rows
@@ -64,10 +65,38 @@ def import_rows(
         str, typer.Option(help="Image for rows without a column image_name; {instance_id}: the row's.")
     ] = "",
     workdir: Annotated[str, typer.Option(help="The repository in the image.", show_default="/testbed")] = "",
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A column under another name, as problem_statement=task.issue; dots lead into objects. "
+            "May be given several times."
+        ),
+    ] = None,
+    scripts: Annotated[
+        Path | None,
+        typer.Option(help="Directory with INSTANCE_ID/run_script.sh and parser.py, for SWE-bench Pro."),
+    ] = None,
     source: Annotated[
         str, typer.Option(help="Source of the tasks, for `submit` and suites.", show_default="the family")
     ] = "",
 ) -> None:
-    given = Given(test_command=test_command, parser=parser, image=image, workdir=workdir, source=source)
+    given = Given(
+        test_command=test_command,
+        parser=parser,
+        image=image,
+        workdir=workdir,
+        source=source,
+        columns=dict(map(_named, column or [])),
+        scripts="" if scripts is None else str(scripts),
+    )
     read = partial(task_from_row, family=family, given=given)
     import_shown_rows(session, Path(words[0]), read, strict=strict)
+
+
+def _named(option: str) -> tuple[str, str]:
+    name, equals, path = option.partition("=")
+    if not (name and equals and path):
+        raise ConfigError(
+            f"--column {option!r} names no column: write NAME=PATH, as problem_statement=task.issue"
+        )
+    return name, path

@@ -80,7 +80,7 @@ def test_options_that_a_source_does_not_take_are_an_error() -> None:
         (0, 0, False, ""),
         (0, 2, False, "here has no item to import\n  row 0: bad\n  row 1: bad"),
         (3, 1, True, "1 of 4 items of here cannot be imported, and nothing was, as --strict wants it\n"),
-        (0, SHOWN + 5, True, "and 5 more"),
+        (0, SHOWN + 5, True, f"and 5 more; by reason:\n  {SHOWN + 5}: bad"),
     ],
 )
 def test_an_import_of_nothing_or_with_strict_of_a_part_is_an_error(

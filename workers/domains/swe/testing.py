@@ -15,7 +15,7 @@ from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.tasks import SWETests, Task
 from orchard.workers.domains.swe.checkout import RepositoryCheckout
 from orchard.workers.domains.swe.commands import Framework, FrameworkCall, TestName, named, recognised
-from orchard.workers.domains.swe.logs.parsers import REWRITTEN, parse_run
+from orchard.workers.domains.swe.logs.parsers import REWRITTEN, parse_run, without_reason
 from orchard.workers.domains.swe.sheets.told import Told
 from orchard.workers.domains.swe.verdict import conclusive
 from orchard.workers.episode.diffs import touched_paths
@@ -186,9 +186,11 @@ async def _by_runner(
 
 
 def _by_id(plan: RunnerPlan, reported: Mapping[str, str]) -> dict[str, str]:
-    """Maps statuses to the task's ids, if the framework's own ids differ."""
+    """Maps statuses to the task's ids, if the framework's own ids differ. Some of SWE-bench's have the reason
+    of an expected failure behind them."""
     if plan.call.framework is Framework.PYTEST:
-        return dict(reported)
+        bare = {test: without_reason(test) for test in plan.names if " - " in test}
+        return {**reported, **{test: reported[own] for test, own in bare.items() if own in reported}}
     ids = {f"{name.file}::{name.qualified}": test for test, name in plan.names.items()}
     return {ids.get(test, test): status for test, status in reported.items()}
 

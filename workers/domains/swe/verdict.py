@@ -54,13 +54,13 @@ def conclusive(statuses: Mapping[str, str], exit_code: int | None) -> bool:
 
 
 def _shortened(statuses: Mapping[str, str]) -> dict[str, str]:
-    """Maps each id up to its first blank to a status, the worst if several share it.
+    """Maps each id with a parameter, up to its first blank, to a status: the worst if several share it.
 
     SWE-bench cuts its ids there, so `test_a[x y]` is listed as `test_a[x`.
     """
     found: dict[str, str] = {}
     for test, status in statuses.items():
         head = test.split(" ", 1)[0]
-        if head != test and found.get(head) not in FAILING:
+        if head != test and "[" in head and found.get(head) not in FAILING:
             found[head] = status
     return found

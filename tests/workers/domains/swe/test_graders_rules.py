@@ -89,11 +89,21 @@ def test_pytest_logs():
         "tests/test_a.py::test_far[x y]": "PASSED",
         "tests/test_a.py::test_param[spaces and - dashes]": "PASSED",
         "tests/test_a.py::test_teardown": "ERROR",
+        "tests/test_a.py::test_teardown - RuntimeError: late": "ERROR",
         "tests/test_broken.py": "ERROR",
+        "tests/test_broken.py - SyntaxError: invalid syntax": "ERROR",
         "[2] tests/test_a.py:12: no network": "SKIPPED",
         "tests/test_a.py::test_known": "XFAIL",
+        "tests/test_a.py::test_known - bug 1": "XFAIL",
         "tests/test_a.py::test_surprise": "PASSED",
     }
+
+
+def test_ids_that_are_no_tests_are_read_as_swe_bench_reads_them():
+    """Ids in PASS_TO_PASS of pytest-dev__pytest-5262, pytest-dev__pytest-7521 and others."""
+    log = "FAILED    [100%]\nPASSED                     [100%]\nXFAIL t.py::test_a - bug 1: x - y\nPASSED [ 50%]\n"
+    named = ["[100%]", "[", "t.py::test_a - bug 1: x - y", "t.py::test_a"]
+    assert judge(parse("pytest", log), named, []).resolved
 
 
 def test_a_conftest_that_cannot_be_imported_is_an_error():
@@ -124,6 +134,7 @@ more noise
         ("t.py::test_a[/home/*.pem]", "t.py::test_a[/home/*.pem]"),
         ("t.py::test_a[http://host/path]", "t.py::test_a[http://host/path]"),
         ("t.py::test_a[/a[0]/b]", "t.py::test_a[/b]"),
+        ("t.py::test_a[/home/me/a b]", "t.py::test_a[/home/me/a b]"),
         ("t.py::test_a", "t.py::test_a"),
     ],
 )

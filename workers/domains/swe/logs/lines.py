@@ -122,6 +122,7 @@ LINE_PARSERS: Mapping[str, Parser] = {
     # Go, Rust, Java
     "go": _by_line(r"--- (?P<word>PASS|FAIL|SKIP): (?P<test>.+) \(.+\)"),
     "cargo": _by_line(r"test\s+(?P<test>\S+)\s+\.\.\.\s+(?P<word>ok|FAILED)"),
+    "cargo-all": _by_line(r"test\s+(?P<test>.+?)\s+\.\.\.\s+(?P<word>ok|FAILED)"),
     "ant": _by_line(r"\[junit\]\s+\[(?P<word>PASS|FAIL|ERR)\]\s+(?P<test>.*)"),
     # Ruby
     "minitest": _minitest,

@@ -9,6 +9,7 @@ from orchard.workers.domains.swe.logs.lines import LINE_PARSERS, LONGEST, Parser
 from orchard.workers.domains.swe.logs.nested import NESTED_PARSERS
 from orchard.workers.domains.swe.logs.rebench import REBENCH_PARSERS
 from orchard.workers.domains.swe.logs.reports import REPORT_PARSERS
+from orchard.workers.domains.swe.logs.scripted import SCRIPTED_PARSERS
 
 SEVERITY = {"XFAIL": 0, "PASSED": 1, "SKIPPED": 2, "FAILED": 3, "ERROR": 4}
 """The higher of two reports about one test counts: a test that passes and then fails to tear down fails."""
@@ -65,6 +66,7 @@ _VERBOSE = re.compile(
     r"(\S.*?::.*?) (PASSED|XPASS|FAILED|ERROR|XFAIL|SKIPPED)(?: \(.*\))?(?:\s+\[ *\d+%\])?\s*"
 )
 _XDIST = re.compile(r"\[gw\d+\] \[ *\d+%\] (PASSED|XPASS|FAILED|ERROR|XFAIL|SKIPPED) (\S.*)")
+_PROGRESS = re.compile(r"(PASSED|FAILED|ERROR|XFAIL) +(\[ *\d+%\])\s*")
 _CONFTEST = re.compile(r"ImportError while loading conftest '(.+)'\.")
 
 
@@ -72,7 +74,9 @@ def parse_pytest(log: str) -> dict[str, str]:
     """Parses pytest's short summary (`-rA`), its verbose lines (`-v`, also xdist's) and its collection
     errors.
 
-    The summary does not name skipped tests, only their lines; with `-v` they have ids.
+    The summary does not name skipped tests, only their lines; with `-v` they have ids. Some ids of rows of
+    SWE-bench are no tests: an expected failure or an error with its reason (`test_a - bug 1`), and the
+    progress of a line that was wrapped before its result (`PASSED [100%]`), of which the last counts.
     """
     return _read_pytest(log, _Statuses())
 
@@ -90,25 +94,28 @@ def _read_pytest(log: str, found: _Statuses) -> _Statuses:
     for line in log.split("\n"):
         if match := _XDIST.fullmatch(line):
             found.report(match[2].rstrip(), _WORDS.get(match[1], "SKIPPED"))
+        elif match := _PROGRESS.fullmatch(line):
+            found[match[2].split()[0]] = match[1]
+        elif match := _SUMMARY.fullmatch(line):
+            word, status = match[1], _WORDS.get(match[1], "SKIPPED")
+            found.report(match[2].rstrip() if word == "PASSED" else without_reason(match[2]), status)
+            if word in ("XFAIL", "ERROR"):
+                found.report(match[2].rstrip(), status)
         elif len(line) <= _LONGEST and (match := _VERBOSE.fullmatch(line)):
             found.report(match[1], _WORDS.get(match[2], "SKIPPED"))
-        elif match := _SUMMARY.fullmatch(line):
-            found.report(_summary_id(match[1], match[2]), _WORDS.get(match[1], "SKIPPED"))
         elif match := _CONFTEST.match(line):
             found.report(match[1], "ERROR")
     return found
 
 
-def _summary_id(word: str, rest: str) -> str:
-    """Extracts the id from a summary line; except in PASSED lines, ` - <reason>` follows it."""
-    if word == "PASSED":
-        return rest.rstrip()
+def without_reason(said: str) -> str:
+    """Returns the id in a summary's text, which ` - <reason>` may follow."""
     depth = 0
-    for at, character in enumerate(rest):
+    for at, character in enumerate(said):
         depth += (character == "[") - (character == "]")
-        if depth <= 0 and rest.startswith(" - ", at):
-            return rest[:at]
-    return rest.rstrip()
+        if depth <= 0 and said.startswith(" - ", at):
+            return said[:at]
+    return said.rstrip()
 
 
 def parse_pytest_options(log: str) -> dict[str, str]:
@@ -118,7 +125,7 @@ def parse_pytest_options(log: str) -> dict[str, str]:
     for test, status in parse_pytest(log).items():
         name, _, rest = test.partition("[")
         parameter, closed, _ = rest.rpartition("]")
-        if closed and re.fullmatch(r"/(?!/)[^*]*", parameter):
+        if closed and re.fullmatch(r"/(?!/)[^*\s]*", parameter):
             test = f"{name}[/{parameter.rpartition('/')[2]}]"
         found.report(test, status)
     return found
@@ -128,6 +135,14 @@ def parse_matplotlib(log: str) -> dict[str, str]:
     """Parses pytest's output with SWE-bench's ids for matplotlib, whose versions write mouse buttons by
     number or by name."""
     return parse_pytest(log.replace("MouseButton.LEFT", "1").replace("MouseButton.RIGHT", "3"))
+
+
+def parse_pytest_names(log: str) -> dict[str, str]:
+    """Parses pytest's output with R2E-Gym's ids, which have no file, and dots: `TestA.test_b[c]`."""
+    found = _Statuses()
+    for test, status in parse_pytest(log).items():
+        found.report(test.partition("::")[2].replace("::", ".") or test, status)
+    return found
 
 
 # --- JUnit XML -----------------------------------------------------------------------------------
@@ -199,7 +214,7 @@ def parse_unittest(log: str) -> dict[str, str]:
     found = _Statuses()
     title: str | None = None
     pending: list[str] = []
-    for line in log.split("\n"):
+    for line in map(str.strip, log.split("\n")):
         name, _, said = line.partition(" ... ")
         if match := _HEADING.fullmatch(line):
             found.report(match[2], "FAILED" if match[1] == "FAIL" else "ERROR")
@@ -241,7 +256,7 @@ def parse_sympy(log: str) -> dict[str, str]:
     found: dict[str, str] = {}
     others: dict[str, str] = {}
     for line in log.split("\n"):
-        if match := _SYMPY.fullmatch(line):
+        if match := _SYMPY.fullmatch(line.strip()):
             word = match[2].split(":")[0]
             status = _SYMPY_WORDS.get(word, "FAILED" if word in _SYMPY_FAILED else "SKIPPED")
             (found if word in ("ok", "F", "E") and not match[3] else others)[match[1]] = status
@@ -257,6 +272,7 @@ PARSERS: Mapping[str, Parser] = {
     "pytest-last": parse_pytest_last,
     "pytest-options": parse_pytest_options,
     "pytest-matplotlib": parse_matplotlib,
+    "pytest-names": parse_pytest_names,
     "junit": parse_junit,
     "unittest": parse_unittest,
     "sympy": parse_sympy,
@@ -264,6 +280,7 @@ PARSERS: Mapping[str, Parser] = {
     **NESTED_PARSERS,
     **REPORT_PARSERS,
     **REBENCH_PARSERS,
+    **SCRIPTED_PARSERS,
     **{name: _failed(read) for name, read in FAILURE_LISTS.items()},
 }
 

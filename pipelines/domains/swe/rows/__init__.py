@@ -1,0 +1,1 @@
+"""Rows of datasets as tasks: a file for each family."""
