@@ -101,7 +101,13 @@ def test_pytest_logs():
 
 def test_ids_that_are_no_tests_are_read_as_swe_bench_reads_them():
     """Ids in PASS_TO_PASS of pytest-dev__pytest-5262, pytest-dev__pytest-7521 and others."""
-    log = "FAILED    [100%]\nPASSED                     [100%]\nXFAIL t.py::test_a - bug 1: x - y\nPASSED [ 50%]\n"
+    lines = (
+        "FAILED    [100%]",
+        "PASSED          [100%]",
+        "XFAIL t.py::test_a - bug 1: x - y",
+        "PASSED [ 50%]",
+    )
+    log = "".join(f"{line}\n" for line in lines)
     named = ["[100%]", "[", "t.py::test_a - bug 1: x - y", "t.py::test_a"]
     assert judge(parse("pytest", log), named, []).resolved
 
