@@ -222,22 +222,19 @@ async def test_a_check_beside_a_writer_takes_what_belongs_together(
 
     await publisher.events(log.whole_rollout(0))
     await write()
-    location, opened = Location.parse(store), reader.opened
+    location, current = Location.parse(store), table_log.FollowedTable.current
     events, rewards = StoreTable(location, EVENTS), StoreTable(location, "rewards_all")
     rows = {table.name: next(_one_row(store, table.name)) for table in (events, rewards)}
 
-    def opened_late(place: Location, name: str) -> DeltaTable | None:
-        found = opened(place, name)
-        if threads_of(name):
+    def opened_late(followed: table_log.FollowedTable) -> DeltaTable | None:
+        found = current(followed)
+        if followed.table in ("rewards_all", "messages_all", "rollouts_all"):
             at = events.watermark + 1
             for table in (events, rewards):
                 table.append(_at(rows[table.name], at), at)
         return found
 
-    def threads_of(name: str) -> bool:
-        return name in ("rewards_all", "messages_all", "rollouts_all")
-
-    monkeypatch.setattr(reader, "opened", opened_late)
+    monkeypatch.setattr(table_log.FollowedTable, "current", opened_late)
     monkeypatch.setattr(reader, "ThreadPoolExecutor", _InTurn)
     assert check(store) == []
     assert events.watermark > position(store)
