@@ -232,7 +232,7 @@ def _show(
     for table, stored in found.tables.items():
         whole = all(0 <= file.last <= complete for file in stored.files if file.rows)
         view.ends[table] = _NO_END if whole or (table == EVENTS and as_of is None) else complete
-        if before and before.shows(table, stored, view.ends[table]):
+        if before and before.snapshot.location == location and before.shows(table, stored, view.ends[table]):
             continue
         scan = _scan(connection, location, table, stored)
         rows_shown = _scanned(table, scan, view.ends[table])

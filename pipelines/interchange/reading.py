@@ -27,6 +27,8 @@ from orchard.workers.episode.pictures import NotAPicture, read_picture
 
 _LARGEST = 32 * 1024 * 1024
 """Maximum bytes of a picture."""
+_TIMED_OUT = "AgentTimeoutError"
+"""Harbor's exception for an agent whose time ran out; the verifier runs all the same."""
 _ROLES = {"system": Role.SYSTEM, "user": Role.USER, "agent": Role.ASSISTANT}
 
 
@@ -36,7 +38,7 @@ class _Own(msgspec.Struct, frozen=True):
     task_id: str = ""
     task_source: str = ""
     repo: str = ""
-    exit_status: ExitStatus = ExitStatus.FINISHED
+    exit_status: ExitStatus | msgspec.UnsetType = msgspec.UNSET
     resolved: bool | msgspec.UnsetType | None = msgspec.UNSET
     """Unset: another program wrote the file, and the grade is beside it."""
     arguments: str | None = None
@@ -55,12 +57,22 @@ class _Verdict(msgspec.Struct, frozen=True):
     rewards: dict[str, float] | None = None
 
 
+class _Exception(msgspec.Struct, frozen=True):
+    exception_type: str = "unknown"
+
+
 class _Trial(Phases, frozen=True, kw_only=True):
     """The files that Harbor writes beside a trial's trajectory."""
 
     task_name: str
     source: str | None = None
     verifier_result: _Verdict | None = None
+    exception_info: _Exception | None = None
+
+    @property
+    def exception(self) -> str:
+        """Name of the exception that ended the trial, or its agent; empty for none."""
+        return self.exception_info.exception_type if self.exception_info else ""
 
 
 class _Kind(msgspec.Struct, frozen=True):
@@ -160,6 +172,12 @@ def _foreign(
     if resolved is None:
         resolved = ungraded
         flags.add("not_graded" if ungraded is None else "grade_assumed")
+    ended = known.exit_status
+    if isinstance(ended, msgspec.UnsetType):
+        exception = trial.exception if trial else ""
+        ended = ExitStatus.TIME_LIMIT if exception == _TIMED_OUT else ExitStatus.FINISHED
+        if exception and exception != _TIMED_OUT:
+            flags.add("trial_failed")
     model = found.agent.model_name or ""
     stored = kept(written, shape, tree.nodes, tree.calls, model or UNKNOWN_MODEL, blobs)
     about = {"agent": found.agent.version, "session_id": found.session_id, "notes": found.notes}
@@ -178,7 +196,7 @@ def _foreign(
         row=number,
         nodes=list(tree.nodes.values()),
         leaf=shape.leaf,
-        exit_status=known.exit_status,
+        exit_status=ended,
         resolved=resolved,
         layout=layout,
         tools=msgspec.json.encode(found.agent.tool_definitions or []).decode(),
@@ -195,7 +213,10 @@ def _trial(file: Path) -> _Trial | None:
     result = file.resolve().parent.parent / "result.json"
     if file.parent.name != "agent" or not result.is_file():
         return None
-    return msgspec.json.decode(result.read_bytes(), type=_Trial)
+    try:
+        return msgspec.json.decode(result.read_bytes(), type=_Trial)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"its trial cannot be read in {result}: {error}") from error
 
 
 def _resolved(trial: _Trial | None) -> bool | None:

@@ -17,7 +17,7 @@ from orchard.pipelines.tasks.compose_files import Service, read_service
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.pipelines.tasks.harbor_directories import ARTIFACTS, HARBOR, read_harbor
 from orchard.pipelines.tasks.left_out import LeftOut
-from orchard.pipelines.tasks.task_directory import Directory, contents, labels, placed
+from orchard.pipelines.tasks.task_directory import Directory, contents, is_variable, labels, placed
 from orchard.pipelines.tasks.trees import text_of
 from orchard.schemas.identity import digest
 from orchard.schemas.quantities import Duration, InvalidQuantity, parse_bytes, parse_cores
@@ -136,9 +136,9 @@ def directory_task(
 
 
 def _check(directory: Directory, workdir: str, environment: Mapping[str, str]) -> StateCheck:
-    """The check brings the tests to a path that no agent can guess, and from there to /tests, where the
-    agent left nothing. A preparation that fails has the exit status of a command that cannot be
-    executed."""
+    """The check brings the tests to a path of their own, and from there one by one to a new /tests: an agent
+    who knows the tests knows the path, and may have left more there. A preparation that fails has the exit
+    status of a command that cannot be executed."""
     texts = {path: text for path, data in directory.tests.items() if (text := text_of(data)) is not None}
     binary = {path: data for path, data in directory.tests.items() if path not in texts}
     place = f"/tmp/tests-{digest([texts, sorted(binary)], 24)}"
@@ -148,7 +148,8 @@ def _check(directory: Directory, workdir: str, environment: Mapping[str, str]) -
     )
     if directory.tests:
         prepare += (
-            f"rm -rf /tests && mv {place} /tests || exit 126\n"
+            "rm -rf /tests && mkdir /tests || exit 126\n"
+            + "".join(_moved(f"{place}/{path}", f"/tests/{path}") for path in texts)
             + placed("/tests", binary)
             + "chmod -R 755 /tests\n"
         )
@@ -166,9 +167,15 @@ def _check(directory: Directory, workdir: str, environment: Mapping[str, str]) -
     )
 
 
+def _moved(path: str, target: str) -> str:
+    """Shell that moves a file, and makes the directories of its target."""
+    directory = shlex.quote(str(PurePosixPath(target).parent))
+    return f"mkdir -p {directory} && mv {shlex.quote(path)} {shlex.quote(target)} || exit 126\n"
+
+
 def _exports(variables: Mapping[str, str]) -> str:
     """Shell that sets the variables whose names it can express."""
-    said = ((name, shlex.quote(value)) for name, value in variables.items() if name.isidentifier())
+    said = ((name, shlex.quote(value)) for name, value in variables.items() if is_variable(name))
     return "".join(f"export {name}={value}\n" for name, value in said)
 
 

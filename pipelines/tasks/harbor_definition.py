@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from orchard.pipelines.tasks.harbor_networks import Baseline, Policy
+from orchard.pipelines.tasks.task_directory import is_variable
 from orchard.schemas.quantities import Duration, Seconds
 
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]*/[a-zA-Z0-9][a-zA-Z0-9._-]*\n?")
@@ -183,7 +184,7 @@ def _parts(kind: Any) -> Iterator[Any]:
 
 def without_host(variables: Mapping[str, str]) -> dict[str, str]:
     """The variables, with the default of each that may come from the machine that runs Harbor. Raises
-    ValueError for one that comes from there alone."""
+    ValueError for one that comes from there alone, and for a name that no shell can set."""
     found = {}
     for name, value in variables.items():
         template = _TEMPLATE.fullmatch(value)
@@ -193,6 +194,8 @@ def without_host(variables: Mapping[str, str]) -> dict[str, str]:
                 f"variable {name} is {value!r}, taken from the machine that runs the tests: "
                 "a task holds no secrets, so write a plain value"
             )
+        if not is_variable(name):
+            raise ValueError(f"variable {name!r} cannot be set by a shell: use letters, digits and _")
         found[name] = default
     return found
 

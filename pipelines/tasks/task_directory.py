@@ -146,6 +146,11 @@ def labels(metadata: Mapping[str, Any]) -> dict[str, str]:
     return {key: value for key, value in found.items() if isinstance(value, str) and value}
 
 
+def is_variable(name: str) -> bool:
+    """Whether a POSIX shell can set a variable of this name."""
+    return name.isascii() and name.isidentifier()
+
+
 def placed(root: str, files: Mapping[str, bytes]) -> str:
     """Shell that writes the files below `root`, an absolute path or `.`."""
     lines = []

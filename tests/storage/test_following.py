@@ -1,6 +1,7 @@
 """A connection that follows commits reads what is new of a log, and no log that is not there any more."""
 
 import re
+import shutil
 from pathlib import Path
 
 import duckdb
@@ -81,3 +82,15 @@ async def test_a_connection_that_slept_through_the_cleaning_of_a_log_sees_the_ne
                     if int(commit.stem) < delta.version():
                         commit.unlink()
         assert _agrees(tables, store)["rollouts_all"] == 7
+
+
+async def test_a_connection_that_is_shown_a_copy_of_a_store_reads_the_copy(
+    publisher: Publisher, store: str, write, log, tmp_path: Path
+) -> None:
+    await publisher.events(log.whole_rollout(0))
+    await write()
+    copy = shutil.copytree(store, tmp_path / "copy")
+    with open_tables(store) as tables:
+        refresh(tables, str(copy))
+        shutil.rmtree(Path(store))
+        assert _counts(tables)["rollouts_all"] == 1

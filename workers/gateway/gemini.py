@@ -44,7 +44,7 @@ _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "m
 """Numbers of a schema that protocol buffers write as texts."""
 _SNAKE = re.compile(r"_([a-z])")
 _FREE = frozenset(
-    {"args", "response", "properties", "parametersJsonSchema", "responseJsonSchema"}
+    {"args", "response", "default", "example", "parametersJsonSchema", "responseJsonSchema"}
     | {"parameters_json_schema", "response_json_schema"}
 )
 """Fields whose value has names of its own."""
@@ -95,10 +95,14 @@ def _camel(value: Any) -> Any:
         return [_camel(each) for each in value]
     if not isinstance(value, dict):
         return value
-    return {
-        _SNAKE.sub(lambda found: found[1].upper(), name): each if name in _FREE else _camel(each)
-        for name, each in value.items()
-    }
+    made: dict[str, Any] = {}
+    for name, each in value.items():
+        if name == "properties":
+            each = {key: _camel(schema) for key, schema in child(each).items()}
+        elif name not in _FREE:
+            each = _camel(each)
+        made[_SNAKE.sub(lambda found: found[1].upper(), name)] = each
+    return made
 
 
 def _list(value: Any) -> list[Any]:

@@ -13,6 +13,7 @@ from orchard.pipelines.interchange.export import trajectory_of, write_trajectori
 from orchard.pipelines.interchange.reading import read_trajectories, trajectory_files
 from orchard.schemas import events as e
 from orchard.schemas.messages import MessageNode, Role, TokenRecord, ToolCall, node_id
+from orchard.schemas.outcomes import ExitStatus
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables
 from orchard.streams.connection import Connection
@@ -169,7 +170,7 @@ def test_a_trial_of_harbor_keeps_its_grade_and_its_task(tmp_path: Path) -> None:
     found = {json.loads(one.metadata)["notes"]: one for one in read}
     assert {name: one.resolved for name, one in found.items()} == {"won": True, "lost": False, "broken": None}
     assert found["lost"].source == "set"
-    assert found["broken"].flags == ("not_graded", "pictures_left_out")
+    assert found["broken"].flags == ("not_graded", "pictures_left_out", "trial_failed")
     assert found["won"].nodes[0].content == "[image: not shown]"
     blobs = BlobStore(str(tmp_path / "store"))
     kinds = [event.type for event in events_of(blobs, found["broken"], campaign="c", dataset="d")]
@@ -382,3 +383,23 @@ async def test_imported_figures_are_in_the_tables_and_unknown_ones_are_null(
         (2, "m", 20, 3, None, 0.25, None, None),
         (2, "m", 5, 1, None, None, None, "subagent"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("exception", "ended", "flags"),
+    [
+        ("AgentTimeoutError", ExitStatus.TIME_LIMIT, ("not_graded",)),
+        ("DaytonaError", ExitStatus.FINISHED, ("not_graded", "trial_failed")),
+    ],
+)
+def test_how_a_trial_ended_is_known(
+    tmp_path: Path, exception: str, ended: ExitStatus, flags: tuple[str, ...]
+) -> None:
+    file = tmp_path / "agent" / "trajectory.json"
+    file.parent.mkdir()
+    steps = [{"step_id": 1, "source": "agent", "message": "y"}]
+    file.write_text(json.dumps({"agent": {"name": "a", "version": "1"}, "session_id": "s", "steps": steps}))
+    trial = {"task_name": "t", "exception_info": {"exception_type": exception}}
+    (tmp_path / "result.json").write_text(json.dumps(trial))
+    [found] = read_trajectories([file])
+    assert isinstance(found, Foreign) and (found.exit_status, found.flags) == (ended, flags)

@@ -164,3 +164,29 @@ def test_what_harbor_does_not_know_is_named(tmp_path: Path) -> None:
         "Harbor ignores environment.speed, verifier.more, and so does Orchard",
         "it asks for 100 MiB of disk, and a sandbox has what its site gives each",
     )
+
+
+async def test_what_an_agent_left_where_the_tests_are_brought_is_not_among_them(
+    sandboxes: AsyncSandboxClient, tmp_path: Path
+) -> None:
+    script = f"[ -e /tests/sub/data ] && [ ! -e /tests/conftest.py ]; echo $((1 - $?)) > {REWARD}.txt"
+    task = _task(tmp_path / "it", **{"tests/test.sh": script, "tests/sub/data": "1\n"})
+    assert isinstance(task.grading, StateCheck)
+    place = next(path for path in task.grading.files if path.endswith("/test.sh")).removesuffix("/test.sh")
+    agent = msgspec.structs.replace(task, gold_patch=f"mkdir -p {place} && touch {place}/conftest.py\n")
+    reward = await _graded(sandboxes, agent, tmp_path)
+    assert reward.resolved, reward.detail
+
+
+@pytest.mark.parametrize("name", ["A-B", "1A", "Ä"])
+def test_a_variable_that_no_shell_can_set_is_refused(tmp_path: Path, name: str) -> None:
+    given = f'[verifier.env]\n"{name}" = "1"\n{BEGINNING}'
+    with pytest.raises(TaskError, match="cannot be set by a shell"):
+        _task(tmp_path / "it", **{"task.toml": given, "tests/test.sh": "true"})
+
+
+async def test_a_solution_may_execute_its_other_files(sandboxes: AsyncSandboxClient, tmp_path: Path) -> None:
+    files = {"solution/solve.sh": "/solution/bin/other\n", "solution/bin/other": "#!/bin/sh\ntouch solved\n"}
+    script = f"[ -e solved ]; echo $((1 - $?)) > {REWARD}.txt"
+    reward = await _graded(sandboxes, _task(tmp_path / "it", **{"tests/test.sh": script}, **files), tmp_path)
+    assert reward.resolved, reward.detail

@@ -120,6 +120,28 @@ def test_parts_are_read_in_both_spellings():
     )
 
 
+def test_schemas_are_read_in_both_spellings():
+    """Names of properties, and values that a schema gives as examples, stay."""
+    inner = {
+        "type": "ARRAY",
+        "min_items": "3",
+        "items": {"any_of": [{"type": "STRING"}]},
+        "default": {"a_b": 1},
+    }
+    declared = {"name": "f", "parameters": {"type": "OBJECT", "properties": {"x_y": inner}}}
+    [tool] = ask(
+        GEMINI, contents=[{"parts": [{"text": "x"}]}], tools=[{"function_declarations": [declared]}]
+    ).tools
+    assert tool["function"]["parameters"]["properties"] == {
+        "x_y": {
+            "type": "array",
+            "minItems": 3,
+            "items": {"anyOf": [{"type": "string"}]},
+            "default": {"a_b": 1},
+        }
+    }
+
+
 def test_results_answer_the_first_open_call_of_their_name():
     calls = [{"functionCall": {"name": name, "args": {}}} for name in ("f", "g", "f")]
     answers = [{"functionResponse": {"name": name, "response": {"n": n}}} for n, name in enumerate("ffg")]
