@@ -62,26 +62,33 @@ class FollowedTable:
     def __init__(self, location: Location, table: str) -> None:
         self.location, self.table = location, table
         self._delta: DeltaTable | None = None
-        self._log: tuple[int, int] | None = None
+        self._seen: tuple[int, int] | None = None
 
     def current(self) -> DeltaTable | None:
         """Return the newest snapshot, mostly the same object; None if there is no table. Raises as `opened`
         does."""
-        before, self._log = self._log, self._identity()
-        if self._delta is not None and self._log == before:
-            with store_errors(self.location.url), contextlib.suppress(DeltaError):  # `opened` says why
-                self._delta.update_incremental()
-                return self._delta
-        self._delta = opened(self.location, self.table)
+        if self._delta is None or self._newest_commit() != self._seen or not self._updated():
+            self._delta = opened(self.location, self.table)
+        self._seen = self._newest_commit()
         return self._delta
 
-    def _identity(self) -> tuple[int, int] | None:
-        """Device and number of the directory of the log."""
-        with contextlib.suppress(OSError):
-            if not self.location.is_s3:
-                found = (self.location.path / "tables" / self.table / _LOG).stat()
-                return found.st_dev, found.st_ino
-        return None
+    def _updated(self) -> bool:
+        with store_errors(self.location.url), contextlib.suppress(DeltaError):  # `opened` says why
+            assert self._delta is not None
+            self._delta.update_incremental()
+            return True
+        return False
+
+    def _newest_commit(self) -> tuple[int, int] | None:
+        """Inode and time of change of the newest commit that is known; None in S3, and where it is gone."""
+        if self._delta is None or self.location.is_s3:
+            return None
+        log = self.location.path / "tables" / self.table / _LOG
+        try:
+            found = (log / f"{self._delta.version():020}.json").stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns
 
 
 def set_aside(location: Location, table: str) -> None:
