@@ -28,8 +28,9 @@ from tests.tiny_tasks import IMAGE, build_tiny_image, tiny_task
 
 ROOT = Path(__file__).parents[2]
 STATE = ROOT / ".venv" / "programs"
-FIX = "sed -i 's/left - right/left + right/' arithmetic/mod_1.py"
-SPOIL = "sed -i 's/left - right/left * right/' arithmetic/mod_1.py"
+FIX = "sed 's/left - right/left + right/' arithmetic/mod_1.py > new && mv new arithmetic/mod_1.py"
+SPOIL = "sed 's/left - right/left * right/' arithmetic/mod_1.py > new && mv new arithmetic/mod_1.py"
+"""Not `sed -i`: Qwen Code refuses to edit a file that its model did not read."""
 SUBMIT = "git diff > patch.txt; echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && cat patch.txt"
 """Of mini-swe-agent; other programs end with what the model says next."""
 SUPPLIED = "ZEROCLAW"
@@ -94,7 +95,8 @@ async def _outcome(name: str, command: str, reward: float) -> str:
     if not isinstance(data, RolloutFinished):
         return f"aborted: {data}"
     if (data.reward, data.exit_status) != (reward, ExitStatus.FINISHED):
-        return f"reward {data.reward}, {data.exit_status}, submission {data.submission!r}"
+        last = model.requests[-1]["messages"][-2:]
+        return f"reward {data.reward}, {data.exit_status}, submission {data.submission!r}, at last {last}"
     if (data.harness_version, data.harness_digest) != (image.version, image.digest):
         return f"the log names version {data.harness_version} and layer {data.harness_digest}"
     if shown.returncode or command not in shown.stdout.replace("\\'", "'"):

