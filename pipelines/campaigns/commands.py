@@ -8,7 +8,7 @@ event lets one outcome through.
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -170,13 +170,20 @@ class Campaigns:
             await self._publisher.event(submitted_event(spec, record))
         return record, revision
 
-    async def _offer(self, entries: list[QueueEntry]) -> AsyncIterator[tuple[int, bool]]:
+    async def _offer(
+        self, entries: list[QueueEntry], reopened: Collection[str] = ()
+    ) -> AsyncIterator[tuple[int, bool]]:
         """Enqueue those that are in no queue; yields how many so far and whether the queue is full, at
-        last (how many, False)."""
+        last (how many, False). No earlier entry can be that of a rollout that was `reopened`: one that is
+        delayed was claimed and put off at once."""
         stored = 0
         while True:
             placed = await self._publisher.offer_absent(entries)
-            stored += sum(one.result is EnqueueResult.STORED for one in placed)
+            stored += sum(
+                one.result is EnqueueResult.STORED
+                or (one.result is EnqueueResult.OCCUPIED and entry.address.key in reopened)
+                for entry, one in zip(entries, placed, strict=True)
+            )
             entries = [
                 entry for entry, one in zip(entries, placed, strict=True) if one.result is EnqueueResult.FULL
             ]
@@ -229,8 +236,8 @@ class Campaigns:
             unknown = batch[max(record.offered - done, 0) :]
             await self._publisher.events([requested_event(request) for request in unknown])
             stored = 0
-            entries = await self._wanted(batch, aborted, record.rounds)
-            async for stored, full in self._offer(entries):
+            entries, reopened = await self._wanted(batch, aborted, record.rounds)
+            async for stored, full in self._offer(entries, reopened):
                 yield OfferProgress(done, spec.size, offered + stored, waiting=full)
             done += len(batch)
             offered += stored
@@ -267,8 +274,11 @@ class Campaigns:
     async def _spent(self, name: str) -> Spent:
         return await spent_now(self._connection, self._blobs.url, name)
 
-    async def _wanted(self, batch: list[RolloutRequest], aborted: bool, rounds: int) -> list[QueueEntry]:
-        """Entries for those of the batch that are open or, with `aborted`, are opened again by this."""
+    async def _wanted(
+        self, batch: list[RolloutRequest], aborted: bool, rounds: int
+    ) -> tuple[list[QueueEntry], set[str]]:
+        """Entries for those of the batch that are open or, with `aborted`, are opened again by this, and the
+        ids of the latter."""
         newest = await self._publisher.outcomes([request.rollout_id for request in batch])
         again = await opened(
             self._publisher,
@@ -280,7 +290,10 @@ class Campaigns:
             reason=f"resumed, round {rounds}",
             source=SOURCE,
         )
-        return [rollout_entry(request, in_round(rounds)) for request in again]
+        before = {
+            request.rollout_id for request, last in zip(batch, newest, strict=True) if open_at(last) is None
+        }
+        return [rollout_entry(request, in_round(rounds)) for request in again], before
 
     async def _spec(self, record: CampaignRecord) -> CampaignSpec:
         raw = await asyncio.to_thread(self._blobs.get, record.spec)

@@ -1,7 +1,7 @@
 """Campaigns over a real server: whatever is done to one, each rollout is in one queue or has its end."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,8 @@ from orchard.streams import consumer, names
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.claims import Claim, Claims
 from orchard.streams.connection import Connection, Pending, connect
-from orchard.streams.entries import after_attempt, rollout_entry
+from orchard.streams.enqueue import Enqueued
+from orchard.streams.entries import QueueEntry, after_attempt, rollout_entry
 from orchard.streams.publisher import Publisher
 from orchard.streams.queued import queued
 from orchard.streams.reading import bounds, subjects
@@ -204,6 +205,27 @@ async def test_a_retry_after_a_resume_is_another_request_than_the_one_before(
         assert (await everything(campaigns.resume("demo"))).offered == SPEC.size
 
         await all_have(connection, ["rollout.aborted", "rollout.reopened", "rollout.aborted"])
+
+
+async def test_a_reopened_rollout_that_a_worker_puts_off_at_once_was_offered(
+    connection: Connection, blobs: BlobStore, campaigns: Campaigns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with working(connection, blobs):
+        await everything(campaigns.submit(SPEC))
+        await all_have(connection, ["rollout.aborted"])
+    offer = Publisher.offer_all
+    async with Claims(connection, Queue()) as claims:
+
+        async def and_put_off(self: Publisher, entries: Sequence[QueueEntry]) -> list[Enqueued]:
+            placed = await offer(self, entries)
+            for _ in placed:
+                claim = await claimed(claims)
+                await claim.retry_later(rollout_entry(request_in(claim), after_attempt(1)), 3600, "test")
+            return placed
+
+        monkeypatch.setattr(Publisher, "offer_all", and_put_off)
+        assert (await everything(campaigns.resume("demo"))).offered == SPEC.size
+    assert (await queued(connection, "demo")).delayed == set(ROLLOUTS)
 
 
 async def test_pausing_and_resuming_again_and_again_leaves_one_request_for_each_open_rollout(
