@@ -9,6 +9,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Self
 
+import msgspec
 import torch
 from transformers import PreTrainedModel
 
@@ -39,6 +40,7 @@ from orchard.pipelines.sft.schedule import BatchSchedule, process_packs
 from orchard.pipelines.sft.settings import SftSettings, TrainingError, settings_hash
 from orchard.schemas.training import TrainingFinished, TrainingStarted, TrainingStep
 from orchard.storage.blobs import BlobStore
+from orchard.storage.durable import write_whole
 
 
 class RunInterrupted(TrainingError):
@@ -84,6 +86,8 @@ PLOT = "loss.png"
 MODEL = "model"
 ADAPTED = "adapter"
 CHECKPOINTS = "checkpoints"
+FINISHED = "finished.json"
+"""Position of the training whose model is there."""
 
 
 class SftTrainer:
@@ -216,7 +220,8 @@ def train(
     sinks: Callable[[], Sequence[Sink]] = tuple,
     code_version: str = "",
 ) -> Path:
-    """Run or resume the training and return its model directory, `<out>/model`.
+    """Run or resume the training and return its model directory, `<out>/model`; one that is finished is
+    returned as it is.
 
     `sinks` is called once, in the process that reports. Raises TrainingError, of which RunInterrupted
     is one, ModelError, DatasetError.
@@ -225,6 +230,9 @@ def train(
     with joined(settings.threads) as processes, StopSignals() as stop:
         manifest = read_manifest(Path(settings.dataset))
         check_objective(manifest, settings)
+        position = Position(settings_hash=settings_hash(settings), dataset_sha256=manifest.sha256)
+        if _finished(out, position):
+            return out / MODEL
         rows = list(read_tokens(Path(settings.dataset)))
         model, tokenizer, processor = starting_point(settings)
         size = parameters(model)
@@ -237,11 +245,12 @@ def train(
         trainer = SftTrainer(settings, rows, model, processes, eyes, reference)
         out.mkdir(parents=True, exist_ok=True)
         checkpoints = Checkpoints(out / CHECKPOINTS, processes, settings.keep_checkpoints, Position)
-        position = Position(settings_hash=settings_hash(settings), dataset_sha256=manifest.sha256)
         if (newest := checkpoints.newest()) is not None:
             same_run(newest, position, out)
             checkpoints.load(model, trainer.optimizers)
             position = newest
+        if processes.first:
+            (out / FINISHED).unlink(missing_ok=True)
         reports = [JsonLines(out / METRICS, position.step), *sinks()] if processes.first else []
         for sink in reports:
             sink.put(
@@ -303,5 +312,16 @@ def train(
             )
             for sink in reports:
                 sink.put(finished)
+            write_whole(out, FINISHED, msgspec.json.encode(position))
         processes.wait()
     return out / MODEL
+
+
+def _finished(out: Path, wanted: Position) -> bool:
+    """Whether the directory holds the model of this training."""
+    try:
+        position = msgspec.json.decode((out / FINISHED).read_bytes(), type=Position)
+    except FileNotFoundError:
+        return False
+    same = (position.settings_hash, position.dataset_sha256) == (wanted.settings_hash, wanted.dataset_sha256)
+    return same and (out / MODEL).is_dir()

@@ -7,7 +7,7 @@ import pytest
 
 from orchard.pipelines.sft.metrics import read_steps
 from orchard.pipelines.sft.published import EventSink
-from orchard.pipelines.sft.trainer import CHECKPOINTS, METRICS, train
+from orchard.pipelines.sft.trainer import CHECKPOINTS, FINISHED, METRICS, train
 from orchard.schemas.events import payload
 from orchard.schemas.training import TrainingFinished, TrainingStarted, TrainingStep
 from orchard.streams.connection import connect
@@ -44,6 +44,11 @@ async def test_a_run_is_in_the_log_and_resumed_steps_are_not_there_twice(run_set
     assert isinstance(finished, TrainingFinished)
     assert (finished.steps, finished.final_loss) == (6, steps[-1].loss)
     assert (Path(settings.out) / CHECKPOINTS).exists()
+
+    await run_with_events(settings, nats_server.url)
+    assert await logged(nats_server.url) == [started, *steps, finished], "a finished run is not made again"
+
+    (Path(settings.out) / FINISHED).unlink()  # as where it was killed at its end
     await run_with_events(settings, nats_server.url)
     again = await logged(nats_server.url)
     assert [fact.step for fact in again if isinstance(fact, TrainingStep)] == [1, 2, 3, 4, 5, 6]
