@@ -68,7 +68,7 @@ def read_harbor(path: Path) -> Directory:
         test_command='bash -c /tests/test.sh; echo "the tests exited with $?"',
         rewards=REWARDS,
         solution=contents(path / "solution", path, "solution files"),
-        solve_command="chmod -R 755 /solution && bash -c /solution/solve.sh",
+        solve_command="chmod -R 755 /solution/* && bash -c /solution/solve.sh",
         variables=without_host(given.verifier.env),
         solution_variables={"DEBIAN_FRONTEND": "noninteractive", **without_host(given.solution.env)},
         environment=without_host({**service.environment, **environment.env}),
