@@ -10,7 +10,7 @@ import msgspec
 from orchard.actions.domain import FrontDomain, TaskRoute
 from orchard.injector.backend import Backend
 from orchard.pipelines.datasets.exporters.interface import Exporter, Record
-from orchard.pipelines.datasets.importing import Foreign, LayoutReader
+from orchard.pipelines.datasets.foreign import Foreign, LayoutReader
 from orchard.pipelines.datasets.rows import Row
 from orchard.pipelines.domain import PipelineDomain, ReleasedLayout, TaskKind
 from orchard.pipelines.rl.loss_settings import LossSettings

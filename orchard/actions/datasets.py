@@ -7,7 +7,8 @@ from functools import partial
 import msgspec
 
 from orchard.actions.session import Session
-from orchard.pipelines.datasets.importing import Foreign, Imported, import_trajectories
+from orchard.pipelines.datasets.foreign import Foreign
+from orchard.pipelines.datasets.importing import Imported, import_trajectories
 from orchard.pipelines.datasets.manifest import Manifest
 from orchard.pipelines.tasks.left_out import LeftOut
 from orchard.schemas.datasets import DatasetBuilt

@@ -20,10 +20,7 @@ from orchard.actions.session import Session
 from orchard.cli.facts import AsJson, print_facts
 from orchard.pipelines.datasets.comparison import compare, find_row, origin
 from orchard.pipelines.datasets.errors import DatasetError
-from orchard.pipelines.datasets.importing import (
-    Foreign,
-    read_layout,
-)
+from orchard.pipelines.datasets.foreign import Foreign, read_layout
 from orchard.pipelines.datasets.manifest import Manifest, read_manifest
 from orchard.pipelines.datasets.rows import Origin, Segment
 from orchard.pipelines.datasets.settings import read_settings

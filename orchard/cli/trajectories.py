@@ -19,7 +19,7 @@ from orchard.terminal.left_out import Strict
 COMMANDS = {"trajectories": "Trajectories as ATIF, the interchange format of Harbor: out and in; of ADP: in."}
 
 
-class Grade(StrEnum):
+class AssumedGrade(StrEnum):
     RESOLVED = "resolved"
     UNRESOLVED = "unresolved"
 
@@ -61,7 +61,7 @@ def import_(
     ],
     campaign: Annotated[str, typer.Option(help="Campaign that the rollouts belong to.")],
     ungraded: Annotated[
-        Grade | None,
+        AssumedGrade | None,
         typer.Option(help="Grade of trajectories without one, so that datasets can use them."),
     ] = None,
     strict: Strict = False,
@@ -77,6 +77,6 @@ def import_(
     """
     session: Session = context.obj
     found = trajectory_files(files)
-    grade = None if ungraded is None else ungraded is Grade.RESOLVED
+    grade = None if ungraded is None else ungraded is AssumedGrade.RESOLVED
     read = partial(read_trajectories, found, session.blobs, grade)
     import_into(session, read, campaign, campaign, strict=strict)

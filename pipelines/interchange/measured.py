@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from orchard.pipelines.datasets.importing import Took
+from orchard.pipelines.datasets.foreign import Took
 from orchard.pipelines.interchange import atif
 from orchard.pipelines.interchange.conversation import KEY
 from orchard.schemas.llm_calls import CallKind, LLMCall, ModelKind, Usage

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from orchard.pipelines.datasets.importing import UNKNOWN_MODEL, Foreign
+from orchard.pipelines.datasets.foreign import UNKNOWN_MODEL, Foreign
 from orchard.pipelines.interchange import adp, atif
 from orchard.pipelines.interchange.conversation import KEY, place
 from orchard.pipelines.interchange.documents import SUFFIXES, Document, documents

@@ -34,7 +34,7 @@ class _Compose(msgspec.Struct, frozen=True):
     services: dict[str, dict[str, Any] | None] = {}
 
 
-class Service(msgspec.Struct, frozen=True):
+class ComposeService(msgspec.Struct, frozen=True):
     """What a compose file says of the sandbox, as far as it can be had here."""
 
     networked: bool = True
@@ -43,7 +43,7 @@ class Service(msgspec.Struct, frozen=True):
     user: str = ""
 
 
-def read_service(path: Path) -> Service:
+def read_service(path: Path) -> ComposeService:
     """The one service of a compose file. Raises ValueError for several, and, in a file of one, for keys that
     nothing here does."""
     services = msgspec.yaml.decode(path.read_bytes(), type=_Compose).services
@@ -72,7 +72,7 @@ def read_service(path: Path) -> Service:
     environment = main.environment or {}
     if isinstance(environment, list):
         environment = dict(each.partition("=")[::2] for each in environment)
-    return Service(
+    return ComposeService(
         networked=main.network_mode != "none",
         environment={name: "" if value is None else str(value) for name, value in environment.items()},
         workdir=main.working_dir or "",

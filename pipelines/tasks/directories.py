@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from orchard.pipelines.tasks.compose_files import Service, read_service
+from orchard.pipelines.tasks.compose_files import ComposeService, read_service
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.pipelines.tasks.harbor_directories import ARTIFACTS, HARBOR, read_harbor
 from orchard.pipelines.tasks.left_out import LeftOut
@@ -212,7 +212,7 @@ class _TaskYaml(msgspec.Struct, frozen=True):
 def _terminal_bench(path: Path) -> Directory:
     given = msgspec.yaml.decode((path / "task.yaml").read_bytes(), type=_TaskYaml)
     compose = next((path / name for name in _COMPOSE if (path / name).is_file()), None)
-    service = read_service(compose) if compose else Service()
+    service = read_service(compose) if compose else ComposeService()
     asks = Asked(network=service.networked, agent_seconds=given.max_agent_timeout_sec)
     tests = contents(path / "tests", path, "tests")
     script = path / "run-tests.sh"

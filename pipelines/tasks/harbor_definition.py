@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from orchard.pipelines.tasks.harbor_networks import Baseline, Policy
+from orchard.pipelines.tasks.harbor_networks import BaselineNetwork, Policy
 from orchard.pipelines.tasks.task_directory import is_variable
 from orchard.schemas.quantities import Duration, Seconds
 
@@ -58,7 +58,7 @@ class Healthcheck(msgspec.Struct, frozen=True):
     retries: int = 3
 
 
-class Environment(Baseline, frozen=True):
+class Environment(BaselineNetwork, frozen=True):
     build_timeout_sec: Duration = 600.0
     docker_image: str | None = None
     os: str = "linux"

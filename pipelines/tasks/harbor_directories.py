@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from orchard.pipelines.tasks.compose_files import Service, read_service
+from orchard.pipelines.tasks.compose_files import ComposeService, read_service
 from orchard.pipelines.tasks.harbor_definition import (
     Definition,
     Environment,
@@ -18,7 +18,7 @@ from orchard.pipelines.tasks.harbor_definition import (
     without_host,
 )
 from orchard.pipelines.tasks.harbor_networks import baseline, phase
-from orchard.pipelines.tasks.task_directory import Directory, Verifier, contents, labels
+from orchard.pipelines.tasks.task_directory import Directory, SeparateVerifier, contents, labels
 from orchard.schemas.tasks import Asked
 from orchard.workers.episode.networks import SHUT, Network
 
@@ -41,7 +41,7 @@ def read_harbor(path: Path) -> Directory:
     given, unknown = read_definition((path / "task.toml").read_bytes())
     _refuse(given, path)
     environment, context = given.environment, path / "environment"
-    service = read_service(context / _COMPOSE) if (context / _COMPOSE).is_file() else Service()
+    service = read_service(context / _COMPOSE) if (context / _COMPOSE).is_file() else ComposeService()
     base = baseline(environment) if service.networked else SHUT
     network = phase(given.agent, base) if service.networked else SHUT
     separate = _verifier(path, given) if given.verifier.separate else None
@@ -114,7 +114,7 @@ def _refuse(given: Definition, path: Path) -> None:
             raise ValueError(f"environment.os is {each.os!r}, and sandboxes here are linux")
 
 
-def _verifier(path: Path, given: Definition) -> Verifier:
+def _verifier(path: Path, given: Definition) -> SeparateVerifier:
     """The sandbox of its own in which the tests run: of the image that [verifier.environment] names, else of
     that of tests/Dockerfile, else of the agent's."""
     own, tests = given.verifier.environment, path / "tests"
@@ -126,7 +126,7 @@ def _verifier(path: Path, given: Definition) -> Verifier:
     sources = [each.source for each in given.artifact_entries]
     if wrong := [each for each in sources if not each.startswith("/") or not each.strip("/")]:
         raise ValueError(f"the artifact {wrong[0]!r} is no absolute path below /")
-    return Verifier(
+    return SeparateVerifier(
         image=image or "",
         context=tests if bundled else path / "environment",
         bundled=bundled,

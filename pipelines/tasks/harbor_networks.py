@@ -26,14 +26,14 @@ class Policy(msgspec.Struct, frozen=True):
     allowed_hosts: tuple[str, ...] | None = None
 
 
-class Baseline(Policy, frozen=True):
+class BaselineNetwork(Policy, frozen=True):
     """The network keys of an environment."""
 
     allow_internet: bool | None = None
     """Older key."""
 
 
-def baseline(environment: Baseline) -> Network:
+def baseline(environment: BaselineNetwork) -> Network:
     """The network of a sandbox outside of any phase. Raises ValueError for an unknown policy, and for those
     that Orchard lacks, as hosts by pattern."""
     found = _network(environment)

@@ -19,7 +19,7 @@ LARGEST = 16 * 1024 * 1024
 _IGNORED = ".harborignore"
 
 
-class Verifier(msgspec.Struct, frozen=True, kw_only=True):
+class SeparateVerifier(msgspec.Struct, frozen=True, kw_only=True):
     """The sandbox of its own in which the tests run."""
 
     image: str = ""
@@ -74,7 +74,7 @@ class Directory(msgspec.Struct, frozen=True, kw_only=True):
     """Brought to the working directory before the agent begins."""
     setup: tuple[str, ...] = ()
     """Shell texts that run in the working directory of a new sandbox, after `material` was brought."""
-    verifier: Verifier | None = None
+    verifier: SeparateVerifier | None = None
     """None: the tests run in the agent's sandbox."""
     notes: tuple[str, ...] = ()
     """What the definition says and nothing follows from, a sentence each."""

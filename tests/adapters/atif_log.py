@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from orchard.pipelines.datasets.importing import UNKNOWN_MODEL
+from orchard.pipelines.datasets.foreign import UNKNOWN_MODEL
 from orchard.pipelines.interchange.kept import call_row, said_again
 from orchard.pipelines.interchange.reading import read_trajectories
 from orchard.pipelines.tasks.left_out import LeftOut

@@ -13,7 +13,7 @@ from orchard.pipelines import domain as pipeline_domain
 from orchard.pipelines.datasets import version
 from orchard.pipelines.datasets.build import build
 from orchard.pipelines.datasets.exporters.write import export
-from orchard.pipelines.datasets.importing import read_layout
+from orchard.pipelines.datasets.foreign import read_layout
 from orchard.pipelines.datasets.rows import read_rows
 from orchard.pipelines.datasets.settings import read_settings
 from orchard.pipelines.datasets.tokenizer import train_tokenizer

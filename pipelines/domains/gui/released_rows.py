@@ -16,7 +16,7 @@ import msgspec
 
 from orchard.pipelines.datasets.errors import DatasetError
 from orchard.pipelines.datasets.exporters.interface import MARK
-from orchard.pipelines.datasets.importing import (
+from orchard.pipelines.datasets.foreign import (
     ROLES,
     Foreign,
     ReleasedMessage,

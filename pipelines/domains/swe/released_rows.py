@@ -15,7 +15,7 @@ import pyarrow as pa
 from orchard.pipelines.datasets.errors import DatasetError
 from orchard.pipelines.datasets.exporters.chat import PLAIN_MESSAGE, messages_of, schema_of
 from orchard.pipelines.datasets.exporters.interface import EXTRAS, Exporter, Record, both, plain, text_only
-from orchard.pipelines.datasets.importing import (
+from orchard.pipelines.datasets.foreign import (
     ROLES,
     Foreign,
     ReleasedMessage,

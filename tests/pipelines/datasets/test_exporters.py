@@ -17,7 +17,8 @@ from orchard.pipelines.datasets.build import build
 from orchard.pipelines.datasets.errors import DatasetError
 from orchard.pipelines.datasets.exporters import write
 from orchard.pipelines.datasets.exporters.write import built_in, export
-from orchard.pipelines.datasets.importing import events_of, import_trajectories, parquet_rows
+from orchard.pipelines.datasets.foreign import parquet_rows
+from orchard.pipelines.datasets.importing import events_of, import_trajectories
 from orchard.pipelines.datasets.rows import Row, read_rows
 from orchard.pipelines.datasets.settings import DatasetSettings, Values
 from orchard.pipelines.domains.swe.released_rows import COLUMNS, read_swe_rows, released

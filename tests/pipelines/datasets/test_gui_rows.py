@@ -14,7 +14,8 @@ from PIL import Image as Canvas
 from orchard.pipelines.datasets.build import build
 from orchard.pipelines.datasets.errors import DatasetError
 from orchard.pipelines.datasets.exporters.write import SPELLED, export
-from orchard.pipelines.datasets.importing import Foreign, import_trajectories
+from orchard.pipelines.datasets.foreign import Foreign
+from orchard.pipelines.datasets.importing import import_trajectories
 from orchard.pipelines.datasets.rows import read_rows
 from orchard.pipelines.domains.gui.exporter import GUI
 from orchard.pipelines.domains.gui.released_rows import read_gui_rows

@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from orchard.pipelines.datasets.importing import Foreign, import_trajectories
+from orchard.pipelines.datasets.foreign import Foreign
+from orchard.pipelines.datasets.importing import import_trajectories
 from orchard.pipelines.interchange.reading import read_trajectories
 from orchard.pipelines.tasks.left_out import LeftOut
 from orchard.schemas.messages import Role

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from orchard.pipelines.datasets.importing import Foreign, events_of, import_trajectories
+from orchard.pipelines.datasets.foreign import Foreign
+from orchard.pipelines.datasets.importing import events_of, import_trajectories
 from orchard.pipelines.interchange.export import trajectory_of, write_trajectories
 from orchard.pipelines.interchange.reading import read_trajectories, trajectory_files
 from orchard.schemas import events as e

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from orchard.pipelines.datasets.importing import Foreign, import_trajectories
+from orchard.pipelines.datasets.foreign import Foreign
+from orchard.pipelines.datasets.importing import import_trajectories
 from orchard.pipelines.interchange import kept
 from orchard.pipelines.interchange.export import write_lines, write_trajectories
 from orchard.pipelines.interchange.reading import read_trajectories, trajectory_files

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from orchard.pipelines.datasets.importing import next_node
+from orchard.pipelines.datasets.foreign import next_node
 from orchard.plugins import (
     ExitStatus,
     Exporter,

@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from orchard.pipelines.datasets.importing import Foreign, events_of
+from orchard.pipelines.datasets.foreign import Foreign
+from orchard.pipelines.datasets.importing import events_of
 from orchard.pipelines.domains.swe.released_rows import released
 from orchard.pipelines.tasks.left_out import LeftOut
 from orchard.schemas.blobs import INLINE_LIMIT
