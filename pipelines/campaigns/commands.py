@@ -290,10 +290,8 @@ class Campaigns:
             reason=f"resumed, round {rounds}",
             source=SOURCE,
         )
-        before = {
-            request.rollout_id for request, last in zip(batch, newest, strict=True) if open_at(last) is None
-        }
-        return [rollout_entry(request, in_round(rounds)) for request in again], before
+        ended = {one.rollout_id for one, last in zip(batch, newest, strict=True) if open_at(last) is None}
+        return [rollout_entry(request, in_round(rounds)) for request in again], ended
 
     async def _spec(self, record: CampaignRecord) -> CampaignSpec:
         raw = await asyncio.to_thread(self._blobs.get, record.spec)

@@ -11,7 +11,6 @@ import shlex
 import tarfile
 import tempfile
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import IO
 
@@ -86,8 +85,11 @@ async def carry_artifacts(paths: Sequence[str], source: Machine, target: Machine
             try:
                 await source.archive(path, found, limit=LARGEST)
             except FileNotFoundError:  # a file, or nothing
-                with suppress(FileNotFoundError):
-                    await target.write(path, await source.read(path, limit=LARGEST))
+                try:
+                    content = await source.read(path, limit=LARGEST)
+                except FileNotFoundError:
+                    continue
+                await target.write(path, content)
                 continue
             await asyncio.to_thread(keep_data, found, kept, inside=True)
             await target.replace_directory(path, kept)
