@@ -184,6 +184,18 @@ def test_terminal_bench_has_a_network_unless_its_compose_file_says_none(tmp_path
     assert read_directory(path).asks == Asked(agent_seconds=60.0)
 
 
+def test_variables_of_terminal_bench_are_its_runners_or_the_tasks_own(tmp_path: Path) -> None:
+    path = _written(tmp_path / "it", TERMINAL_BENCH)
+    compose = "services:\n  client:\n    environment:\n"
+    compose += "      - TEST_DIR=${T_BENCH_TEST_DIR}\n      - MODE=${MODE:-fast}\n"
+    _written(path, {"docker-compose.yaml": compose})
+    assert read_directory(path).environment == {"MODE": "fast"}
+    for name, value in {"KEY": "${OPENAI_API_KEY}", "A-B": "1"}.items():
+        _written(path, {"docker-compose.yaml": f"{compose}      - {name}={value}\n"})
+        with pytest.raises(TaskError, match=name):
+            read_directory(path)
+
+
 NO_VERDICT = {
     "true\n": "left no reward at /logs/verifier/reward.txt",
     ": > /logs/verifier/reward.txt\n": "the file is empty",
