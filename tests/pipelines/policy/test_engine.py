@@ -2,6 +2,7 @@
 
 import copy
 import threading
+from functools import partial
 
 import pytest
 import torch
@@ -173,16 +174,19 @@ def test_new_weights_take_over_between_two_tokens(engine, model_directory, other
     running = engine(prefix_cache=True)
     new = load_weights(other_directory, device=CPU, dtype=torch.float32)
     started, asked_for = threading.Event(), threading.Event()
-    asked = prompts(4)
+    asked, begun = prompts(4), set[int]()
 
-    def ends(ids):
+    def ends(number, ids):
         if len(ids) == 5:
-            started.set()
-            asked_for.wait(PATIENCE)
+            begun.add(number)
+            if len(begun) == len(asked):  # a request that came later has its tokens later
+                started.set()
+                asked_for.wait(PATIENCE)
         return False
 
     futures = [
-        running.submit(prompt, Sampling(max_tokens=300, seed=n), ends) for n, prompt in enumerate(asked)
+        running.submit(prompt, Sampling(max_tokens=300, seed=n), partial(ends, n))
+        for n, prompt in enumerate(asked)
     ]
     assert started.wait(PATIENCE)
     exchanged = running.reload(new, 2)
