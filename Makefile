@@ -28,7 +28,7 @@ $(PROMTOOL): | $(BIN)/python debian
 	mkdir -p $(VENV)/.promtool && cd $(VENV)/.promtool && apt-get download prometheus && dpkg-deb -x prometheus_*.deb .
 	rm $(VENV)/.promtool/*.deb
 
-test: $(LEARNING) debian style $(TOKENIZERS) $(PROMTOOL)  ## what guards every change: about 14 minutes on 2 cores (goal: 8)
+test: $(LEARNING) debian style $(TOKENIZERS) $(PROMTOOL)  ## what guards every change: 14 to 28 minutes on 2 cores (goal: 8)
 	@$(BIN)/mypy & types=$$!; $(PYTEST) $(ARGS); tests=$$?; wait $$types && exit $$tests
 
 # An environment of its own. Of torch's lowest version PyPI has the build for CUDA alone, some gigabytes: without TORCH_INDEX, an index of
