@@ -12,6 +12,7 @@ from orchard.schemas.blobs import BlobRef
 from orchard.schemas.identity import check_name, digest, rollout_id
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.quantities import Unit
+from orchard.schemas.queues import Queue
 
 DEFAULT_DOMAIN = "swe"
 """Domain, and so queue, of a campaign and of a worker that name none."""
@@ -179,16 +180,25 @@ class CampaignSpec(msgspec.Struct, frozen=True, kw_only=True):
     record has the cap that holds now. None: no cap."""
     takeover: TakeoverPlan | None = None
     """Teacher that takes over in each rollout; None: its model acts alone."""
+    team: str = ""
+    """Team of whoever submitted it first, whose queue has its requests; empty: no team."""
 
     def __post_init__(self) -> None:
         check_cap(self.max_cost_usd)
         check_name(self.name)
         check_name(self.domain, "domain")
         check_name(self.priority, "priority")
+        if self.team:
+            check_name(self.team, "team")
         if self.samples < 1:
             raise ValueError("samples must be at least 1")
         if not (self.tasks and self.harnesses and self.models):
             raise ValueError("a campaign needs at least one task, one harness and one model")
+
+    @property
+    def queue(self) -> Queue:
+        """The queue of its requests."""
+        return Queue(domain=self.domain, priority=self.priority, team=self.team)
 
     @property
     def actors(self) -> tuple[ModelSpec, ...]:
@@ -258,6 +268,12 @@ class RolloutRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Version of the harness in the plan; None: it has none, or the plan is older than such versions."""
     takeover: Takeover | None = None
     """Teacher that acts from a turn on; None: the model acts alone."""
+    team: str = ""
+    """Team of the campaign: a part of the queue's name; empty: no team."""
+
+    @property
+    def queue(self) -> Queue:
+        return Queue(domain=self.domain, priority=self.priority, team=self.team)
 
 
 class CampaignState(StrEnum):
@@ -306,6 +322,8 @@ class CampaignRecord(msgspec.Struct, frozen=True, kw_only=True):
     unpriced: int | None = None
     """Model calls of unknown cost that the last resume accepted; None: none. With more of them a cap cannot
     be kept."""
+    submitter: str = ""
+    """User who submitted it first; empty in records of older versions."""
     planned: int | None = None
     """Rollouts that it will have when its submitter has added all tasks, so that it is not over before; None:
     `size`."""
@@ -373,6 +391,7 @@ def rollout_request(spec: CampaignSpec, slot: Slot) -> RolloutRequest:
         published_rules=spec.published_rules,
         harness_version=spec.harness_versions.get(harness),
         takeover=None if spec.takeover is None else spec.takeover.of(identity),
+        team=spec.team,
     )
 
 
@@ -390,4 +409,6 @@ def spec_hash(spec: CampaignSpec) -> str:
         del plan["max_cost_usd"]
     if spec.takeover is None:
         del plan["takeover"]
+    if not spec.team:
+        del plan["team"]
     return digest(msgspec.Raw(msgspec.json.encode(plan)), 32)

@@ -114,6 +114,11 @@ class CampaignSubmitted(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[str, ...]
     """Names of the plan's models."""
     samples: int
+    submitter: str | None = None
+    """User who submitted it first: the login name on one machine, else that of the user's key; None in older
+    events."""
+    team: str | None = None
+    """Team of the submitter, empty for none; None in older events."""
 
 
 class CampaignStateChanged(msgspec.Struct, frozen=True, kw_only=True):

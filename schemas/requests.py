@@ -231,6 +231,8 @@ def check_limits(request: RolloutRequest) -> None:
     """Raises ValueError for a number, name or reference that no worker can do anything with."""
     check_name(request.domain, "domain")
     check_name(request.priority, "priority")
+    if request.team:
+        check_name(request.team, "team")
     _check_blob("task.blob", request.task.blob)
     _check_model(request.model)
     budget = request.budget

@@ -10,7 +10,6 @@ import msgspec
 from orchard.schemas.campaigns import CampaignRecord, CampaignSpec, CampaignState
 from orchard.schemas.decoding import Unreadable, decode
 from orchard.schemas.events import CampaignStateChanged, CampaignSubmitted
-from orchard.schemas.queues import Queue
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import log_position, open_tables
 from orchard.streams.campaigns import CampaignBook
@@ -72,12 +71,13 @@ def _lost(store_url: str, known: Book) -> Book:
 def _record(blobs: BlobStore, plan: CampaignSubmitted, offered: int) -> CampaignRecord:
     spec = msgspec.json.decode(blobs.get(plan.spec), type=CampaignSpec)
     return CampaignRecord(
-        queue=Queue(domain=spec.domain, priority=spec.priority).consumer,
+        queue=spec.queue.consumer,
         spec=plan.spec,
         spec_hash=plan.spec_hash,
         size=plan.size,
         offered=min(offered, plan.size),
         max_cost_usd=spec.max_cost_usd,
+        submitter=plan.submitter or "",
     )
 
 

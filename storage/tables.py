@@ -147,7 +147,7 @@ _DERIVED = {
     "requests_all": _Derived(
         _rows(RolloutRequest),
         "task_id task_source repo task_sha256 harness model model_kind endpoint sample domain priority "
-        "max_tries attempt_base failures fence memory teacher teacher_endpoint after_turns",
+        "max_tries attempt_base failures fence memory teacher teacher_endpoint after_turns team",
         dict.fromkeys(("task_source", "task_sha256", "model", "model_kind"), TEXT),
     ),
     "attempts_all": _Derived(
@@ -161,7 +161,7 @@ _DERIVED = {
     "reopenings_all": _Derived(_rows(e.RolloutReopened)),
     "campaigns_all": _Derived(
         _rows(e.CampaignStateChanged, e.CampaignSubmitted, CampaignTagged),
-        "* max_cost_usd author tags removed_tags",
+        "* max_cost_usd author tags removed_tags submitter team",
     ),
     "values_all": _Derived(
         _apart(annotated=ValueAnnotated, failed=AnnotationFailed), "* rubric_sha256 turn_rewards"

@@ -6,15 +6,22 @@ admits at most one. Messages, model calls and rewards of the accepted attempt co
 their event was published again after the stream had forgotten its id; the rest is abandoned.
 """
 
+_SUBMITTERS = """
+select campaign, arg_max(submitter, sequence) as submitter, arg_max(team, sequence) as team
+from tables.campaigns_all where spec_hash is not null group by campaign
+"""
+"""Who submitted each campaign: the one place of it in the log, which other views join. NULL for campaigns of
+versions that did not record it."""
+
 _ROLLOUTS_ALL = """
 select r.*, exists (
     select 1 from tables.reopenings_all o where o.superseded_sequence = r.sequence
-) as superseded
-from tables.rollouts_all r
+) as superseded, s.submitter, s.team
+from tables.rollouts_all r left join submitters s using (campaign)
 """
 
 _ROLLOUTS = """
-select r.* from tables.rollouts_all r
+select r.*, s.submitter, s.team from tables.rollouts_all r left join submitters s using (campaign)
 anti join tables.reopenings_all o on o.superseded_sequence = r.sequence
 """
 
@@ -43,7 +50,8 @@ on r.rollout_id = t.rollout_id and r.attempt = t.attempt
 
 
 _LLM_CALLS = f"""
-select t.* {_once("llm_calls_all")} semi join (
+select t.*, s.submitter, s.team {_once("llm_calls_all")} left join submitters s on s.campaign = t.campaign
+semi join (
     select r.rollout_id, r.attempt, r.attempt as made_by, null as node from rollouts r
     union all
     select m.rollout_id, m.attempt, m.inherited_from, m.node_id from tables.messages_all m
@@ -54,8 +62,9 @@ select t.* {_once("llm_calls_all")} semi join (
 """Calls that made the messages of the accepted attempt, including those of an earlier attempt."""
 
 _LLM_CALLS_ALL = f"""
-select t.*, r.rollout_id is not null and own.sequence is null as abandoned
-{_once("llm_calls_all")} left join rollouts r on r.rollout_id = t.rollout_id
+select t.*, r.rollout_id is not null and own.sequence is null as abandoned, s.submitter, s.team
+{_once("llm_calls_all")} left join submitters s on s.campaign = t.campaign
+left join rollouts r on r.rollout_id = t.rollout_id
 left join (select sequence from llm_calls) own on own.sequence = t.sequence
 """
 
@@ -130,8 +139,10 @@ select campaign, min(time) filter (spec_hash is not null) as submitted_at,
        arg_max(harnesses, sequence) filter (spec_hash is not null) as harnesses,
        arg_max(models, sequence) filter (spec_hash is not null) as models,
        arg_max(samples, sequence) filter (spec_hash is not null) as samples,
-       coalesce(any_value(tagged.tags), []) as tags
-from tables.campaigns_all c left join tagged using (campaign) group by campaign
+       coalesce(any_value(tagged.tags), []) as tags,
+       any_value(submitters.submitter) as submitter, any_value(submitters.team) as team
+from tables.campaigns_all c left join tagged using (campaign)
+left join submitters using (campaign) group by campaign
 """
 
 _CONSERVATION = """
@@ -297,7 +308,8 @@ select t.campaign, t.run, t.prompt, t.task_id, t.reason, t.chance, t.learnabilit
 """
 
 VIEWS: dict[str, str] = {
-    "events": "select * from tables.events",
+    "submitters": _SUBMITTERS,
+    "events": "select e.*, s.submitter, s.team from tables.events e left join submitters s using (campaign)",
     "rollouts_all": _ROLLOUTS_ALL,
     "rollouts": _ROLLOUTS,
     "messages_all": _attributed("messages_all"),

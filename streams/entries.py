@@ -86,9 +86,8 @@ def entry(queue: Queue, address: EntryAddress, occasion: str, body: bytes) -> Qu
 
 def rollout_entry(request: RolloutRequest, occasion: str) -> QueueEntry:
     """Makes the entry of a rollout request; see `entry` for the occasion."""
-    queue = Queue(kind="rollout", domain=request.domain, priority=request.priority)
     address = EntryAddress(request.campaign, request.rollout_id, request.fence)
-    return entry(queue, address, occasion, msgspec.json.encode(request))
+    return entry(request.queue, address, occasion, msgspec.json.encode(request))
 
 
 FIRST = "first"

@@ -17,7 +17,7 @@ from orchard.actions.campaign_status import (
 )
 from orchard.actions.reporter import SILENT, Reporter
 from orchard.actions.session import Session
-from orchard.actions.submission import added_fields, check_prices, check_programs, check_workers, queue_of
+from orchard.actions.submission import added_fields, check_prices, check_programs, check_workers
 from orchard.configuration.config import ConfigError
 from orchard.configuration.flags import with_endpoint
 from orchard.schemas.campaigns import CampaignRecord, CampaignSpec, CampaignState
@@ -74,7 +74,7 @@ async def submit_campaign(
             for note in notes:
                 told.note(note, "note:")
             await check_programs(session, spec.harnesses)
-        await declare(connection, session.config.nats, [queue_of(spec)])
+        await declare(connection, session.config.nats, [spec.queue])
         await _follow(_campaigns(session, connection).submit(spec), f"submitting {spec.name}", told)
 
 
@@ -85,7 +85,7 @@ async def grow_campaign(session: Session, spec: CampaignSpec, planned: int) -> N
     Raises CampaignError where it differs in anything else, or the campaign is not running.
     """
     async with session.connection("submit") as connection:
-        await declare(connection, session.config.nats, [queue_of(spec)])
+        await declare(connection, session.config.nats, [spec.queue])
         async for _ in _campaigns(session, connection).grow(spec, planned=planned):
             pass
 
@@ -237,6 +237,6 @@ async def _follow(steps: "AsyncIterator[OfferProgress]", title: str, told: Repor
 
 async def _queues(session: Session, records: Mapping[str, CampaignRecord]) -> dict[str, str]:
     return {
-        name: record.queue or queue_of(await campaign_spec(session, record)).consumer
+        name: record.queue or (await campaign_spec(session, record)).queue.consumer
         for name, record in records.items()
     }

@@ -49,7 +49,7 @@ def check_workers(
     serving = _serving(spec, working)
     endpoints = {model.endpoint for model in spec.actors}
     if not serving:
-        notes = [f"no worker serves this campaign now: {how_to_serve(queue_of(spec).consumer)}"]
+        notes = [f"no worker serves this campaign now: {how_to_serve(spec.queue.consumer)}"]
         missing = ", ".join(sorted(endpoints - set(configured)))
         return notes + ([f"the configuration here has no endpoint {missing}: {_ADD}"] if missing else [])
     for kind, names in needed.items():
@@ -69,7 +69,7 @@ def check_workers(
 
 
 def _serving(spec: CampaignSpec, working: Sequence[ProcessReport]) -> list[ProcessReport]:
-    consumer = queue_of(spec).consumer
+    consumer = spec.queue.consumer
     return [each for each in working if consumer in each.serves.split(",")]
 
 
@@ -157,10 +157,6 @@ _ADD = (
     "add [endpoints.NAME] with its base_url to orchard.toml (or, for `default`, pass --base-url to `orchard "
     "up`), and start the workers again"
 )
-
-
-def queue_of(spec: CampaignSpec) -> Queue:
-    return Queue(kind="rollout", domain=spec.domain, priority=spec.priority)
 
 
 def how_to_serve(consumer: str) -> str:

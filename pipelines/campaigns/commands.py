@@ -27,7 +27,6 @@ from orchard.schemas.campaigns import (
     spec_hash,
 )
 from orchard.schemas.events import CampaignSubmitted, Event, make_event
-from orchard.schemas.queues import Queue
 from orchard.schemas.requests import check_limits
 from orchard.storage.blobs import BlobStore
 from orchard.storage.spending import Spent, spent_now
@@ -67,11 +66,13 @@ class OfferProgress:
 class Campaigns:
     """The actions, over one connection and one blob store."""
 
-    def __init__(self, connection: Connection, blobs: BlobStore) -> None:
+    def __init__(self, connection: Connection, blobs: BlobStore, submitter: str = "") -> None:
+        """Makes the actions of a user; new campaigns have the `submitter`."""
         self._connection = connection
         self._publisher = Publisher(connection)
         self._book = CampaignBook(connection)
         self._blobs = blobs
+        self._submitter = submitter
 
     async def submit(self, spec: CampaignSpec, *, planned: int | None = None) -> AsyncIterator[OfferProgress]:
         """Offer every rollout of `spec` that was not offered yet; yields after each batch. `planned` is the
@@ -80,7 +81,7 @@ class Campaigns:
         Raises CampaignError when the name is taken by another plan, or the campaign is not running.
         """
         known = await self._book.get(spec.name)
-        spec = await self._with_versions(spec, known)
+        spec = await self._as_planned(spec, known)
         record, revision = await self._open(spec, known, planned)
         offered = record.offered
         yield OfferProgress(offered, spec.size, 0)
@@ -100,7 +101,7 @@ class Campaigns:
         Raises CampaignError as `submit` does, also where `spec` differs in more than further tasks.
         """
         known = await self._book.get(spec.name)
-        spec = await self._with_versions(spec, known)
+        spec = await self._as_planned(spec, known)
         if known is None or (known[0].spec_hash == spec_hash(spec) and known[0].resumed is None):
             async for step in self.submit(spec, planned=planned):
                 yield step
@@ -130,12 +131,14 @@ class Campaigns:
         async for step in self._offer_open(spec.name, record, revision, aborted=False):
             yield step
 
-    async def _with_versions(
+    async def _as_planned(
         self, spec: CampaignSpec, known: tuple[CampaignRecord, int] | None
     ) -> CampaignSpec:
-        """A plan keeps the versions of harnesses that it was made with."""
-        versions = planned_versions(spec) if known is None else (await self._spec(known[0])).harness_versions
-        return msgspec.structs.replace(spec, harness_versions=versions)
+        """A plan keeps the team and the versions of harnesses that it was made with."""
+        if known is None:
+            return msgspec.structs.replace(spec, harness_versions=planned_versions(spec))
+        plan = await self._spec(known[0])
+        return msgspec.structs.replace(spec, harness_versions=plan.harness_versions, team=plan.team)
 
     async def _open(
         self, spec: CampaignSpec, known: tuple[CampaignRecord, int] | None, planned: int | None
@@ -154,8 +157,9 @@ class Campaigns:
                 spec=blob,
                 spec_hash=digest,
                 size=spec.size,
-                queue=Queue(domain=spec.domain, priority=spec.priority).consumer,
+                queue=spec.queue.consumer,
                 max_cost_usd=spec.max_cost_usd,
+                submitter=self._submitter,
                 planned=planned,
             )
             known = record, await self._book.create(spec.name, record)
@@ -378,6 +382,8 @@ def submitted_event(spec: CampaignSpec, record: CampaignRecord) -> Event:
         harnesses=spec.harnesses,
         models=tuple(model.name for model in spec.models),
         samples=spec.samples,
+        submitter=record.submitter or None,
+        team=spec.team,
     )
     event_id = f"{spec.name}.submitted.{record.spec_hash}"
     return make_event(plan, id=event_id, source=SOURCE, campaign=spec.name)

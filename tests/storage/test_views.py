@@ -57,7 +57,7 @@ async def test_chosen_views_open_no_other_table(publisher: Publisher, store: str
     await write()
     with open_tables(store, views=["rollouts"]) as tables:
         opened = tables.sql("select view_name from duckdb_views() where schema_name = 'tables'").fetchall()
-        assert sorted(opened) == [("reopenings_all",), ("rollouts_all",)]
+        assert sorted(opened) == [("campaigns_all",), ("reopenings_all",), ("rollouts_all",)]
         assert tables.sql("select count(*) from rollouts").fetchall() == [(1,)]
 
 
