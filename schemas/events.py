@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from orchard.schemas.access import CommandGiven
 from orchard.schemas.archives import CampaignArchived
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignState, EvaluationPlanned, RolloutRequest
@@ -468,6 +469,7 @@ EVENT_TYPES: dict[str, type[msgspec.Struct]] = {
     "budget.raised": BudgetRaised,
     "policy.step": PolicyStep,
     "endpoint.rested": EndpointRested,
+    "command.given": CommandGiven,
     "event.lost": EventLost,
     "event.displaced": EventDisplaced,
 }

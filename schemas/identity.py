@@ -11,6 +11,7 @@ RESERVED_CAMPAIGNS = frozenset(
     {
         "annotated",
         "answered",
+        "commands",
         "datasets",
         "decided",
         "done",

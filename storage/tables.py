@@ -13,6 +13,7 @@ import msgspec
 import pyarrow as pa
 
 from orchard.schemas import events as e
+from orchard.schemas.access import CommandGiven
 from orchard.schemas.archives import CampaignArchived
 from orchard.schemas.campaigns import EvaluationPlanned, RolloutRequest
 from orchard.schemas.claw import ServiceCalled
@@ -195,6 +196,7 @@ _DERIVED = {
     ),
     "policy_steps_all": _Derived(_rows(PolicyStep)),
     "policy_evaluations_all": _Derived(_rows(PolicyEvaluated)),
+    "commands_all": _Derived(_rows(CommandGiven)),
     "archives_all": _Derived(_rows(CampaignArchived)),
     "unreadable_all": _Derived({}, own={"type": TEXT, "reason": TEXT}),
 }

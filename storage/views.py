@@ -357,6 +357,7 @@ VIEWS: dict[str, str] = {
     "policies": f"select t.* {_once('policies_all')}",
     "policy_steps": f"select t.* {_once('policy_steps_all')}",
     "policy_evaluations": f"select t.* {_once('policy_evaluations_all')}",
+    "commands": f"select t.* {_once('commands_all')}",
     "archives": f"select t.* {_once('archives_all')}",
     "unreadable": "select * from tables.unreadable_all",
 }

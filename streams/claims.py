@@ -2,10 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import groupby
 from types import TracebackType
 from typing import Self
 
+import msgspec
 from nats.aio.msg import Msg
 
 from orchard.schemas.queues import Queue
@@ -15,9 +18,12 @@ from orchard.streams.deadletter_codec import short_reason
 from orchard.streams.enqueue import enqueue_later
 from orchard.streams.entries import QueueEntry
 from orchard.streams.heartbeats import Heartbeats, Lease, check_alive
-from orchard.streams.pull import ACK, NAK, TERM, Puller, settle
+from orchard.streams.pull import ACK, NAK, TERM, settle
 from orchard.streams.reading import delete_message, message_at
 from orchard.streams.records import Delivery
+from orchard.streams.settings import TeamSettings
+from orchard.streams.team_queues import TeamQueues
+from orchard.streams.topology import NO_TEAMS
 
 log = logging.getLogger(__name__)
 
@@ -28,25 +34,36 @@ LENT_SECONDS = 0.5
 
 class Claims:
     """The claims of one process on one queue, and while that is empty on others that it lends its slots to.
-    An asynchronous context manager, or `start` and `close`."""
+    Queues that differ in their team alone and follow each other are as one, which is claimed from in fair
+    order. An asynchronous context manager, or `start` and `close`."""
 
-    def __init__(self, connection: Connection, queue: Queue, lends: Sequence[Queue] = ()) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        queue: Queue,
+        lends: Sequence[Queue] = (),
+        teams: Mapping[str, TeamSettings] = NO_TEAMS,
+    ) -> None:
         self.queue = queue
         self.connection = connection
+        self._teams = teams
         self._heartbeats = Heartbeats(connection.settings, connection.url, connection.name)
         self._queues = (queue, *lends)
-        self._pullers: list[Puller] = []
+        self._pulled: list[TeamQueues] = []
 
     async def start(self) -> None:
         """Starts the heartbeat thread; raises as `connect` does."""
         await self._heartbeats.start()
-        self._pullers = [Puller(self.connection, names.WORK, queue.consumer) for queue in self._queues]
+        self._pulled = [
+            TeamQueues(self.connection, list(queues), self._teams)
+            for _, queues in groupby(self._queues, lambda queue: msgspec.structs.replace(queue, team=""))
+        ]
 
     async def close(self) -> None:
         """Claims nothing more and stops the heartbeats. Settle open claims first: what is left open is
         delivered again after ack_wait."""
-        for puller in self._pullers:
-            await puller.close()
+        for queues in self._pulled:
+            await queues.close()
         await self._heartbeats.stop()
 
     async def next(self, timeout: float) -> "Claim | None":
@@ -56,16 +73,18 @@ class Claims:
         meanwhile is handed back. Raises TopologyError when the queue does not exist, StreamsError when
         heartbeats have failed.
         """
-        assert self._pullers, "start the claims first"
+        assert self._pulled, "start the claims first"
         check_alive(self._heartbeats)
         deadline = asyncio.get_running_loop().time() + timeout
         if not await self.connection.room(timeout):
             return None
         timeout = deadline - asyncio.get_running_loop().time()
-        for queue, puller in zip(self._queues, self._pullers, strict=True):
-            message = await puller.pull(timeout if queue is self.queue else LENT_SECONDS)
-            if message is not None:
-                return Claim(self.connection, self._heartbeats, queue, message)
+        for queues in self._pulled:
+            found = await queues.pull(timeout if queues is self._pulled[0] else LENT_SECONDS)
+            if found is not None:
+                queue, message = found
+                settled = partial(queues.release, queue)
+                return Claim(self.connection, self._heartbeats, queue, message, settled)
         return None
 
     async def __aenter__(self) -> Self:
@@ -87,7 +106,14 @@ class Claim:
     compare-and-set decides.
     """
 
-    def __init__(self, connection: Connection, heartbeats: Heartbeats, queue: Queue, message: Msg) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        heartbeats: Heartbeats,
+        queue: Queue,
+        message: Msg,
+        on_settled: Callable[[], None],
+    ) -> None:
         delivery = Delivery.of(message.reply)
         self.body = message.data
         self.subject = message.subject
@@ -97,6 +123,7 @@ class Claim:
         self.message_id = (message.headers or {}).get(names.MESSAGE_ID, "")
         self.lost = asyncio.Event()
         self._connection = connection
+        self._on_settled = on_settled
         self._heartbeats = heartbeats
         loop = asyncio.get_running_loop()
         self._lease = Lease(message.reply, lambda: _tell(loop, self.lost))
@@ -150,6 +177,7 @@ class Claim:
                 await self._delete()
         finally:
             self._heartbeats.remove(self._lease)
+            self._on_settled()
 
     async def _delete(self) -> None:
         """Deletes the request, unless a stream that lost its tail has given its sequence to another."""

@@ -44,7 +44,11 @@ _SILENT_TRIES = 2
 class Puller:
     """Pulls from one consumer, for any number of slots at once."""
 
-    def __init__(self, connection: Connection, stream: str, consumer: str) -> None:
+    def __init__(
+        self, connection: Connection, stream: str, consumer: str, *, quota: bool = False
+    ) -> None:
+        """With a `quota` the consumer has few claims open on purpose."""
+        self._quota = quota
         self._connection = connection
         self._stream = stream
         self._consumer = consumer
@@ -79,6 +83,16 @@ class Puller:
                 return message
             await self._refused(status, message, deadline)
         return None
+
+    async def pull_now(self) -> Msg | None:
+        """Pulls a message that waits; None also without a connection, and while the consumer may have no more
+        messages open."""
+        try:
+            message = await self._once(0.0)
+        except (ConnectionLost, NatsUnreachable) as error:
+            log.debug("pulling from %s: %s", self._consumer, error)
+            return None
+        return None if message is None or status_of(message) else message
 
     async def close(self) -> None:
         """Withdraws interest, so that the server delivers nothing more here; hands back messages under
@@ -148,6 +162,8 @@ class Puller:
 
     async def _check_cap(self) -> None:
         """Warns if nothing came because the consumer may not have more messages open."""
+        if self._quota:
+            return
         if self._clock() - self._warned.get("checked", -_WARN_EVERY) < _WARN_EVERY:
             return
         self._warned["checked"] = self._clock()
@@ -189,8 +205,10 @@ class _Slot:
         return slot
 
     async def pull(self, subject: str, seconds: float) -> Msg:
-        """Pulls a message or a status; raises TimeoutError when neither came, ConnectionLost."""
-        request = msgspec.json.encode({"batch": 1, "expires": max(int(seconds * 1e9), 1_000_000)})
+        """Pulls a message or a status, within 0 seconds one that waits; raises TimeoutError when neither came,
+        ConnectionLost."""
+        limit = {"expires": max(int(seconds * 1e9), 1_000_000)} if seconds else {"no_wait": True}
+        request = msgspec.json.encode({"batch": 1, **limit})
         self._waiter = asyncio.get_running_loop().create_future()
         try:
             await self._connection.nats.publish(subject, request, reply=self._inbox)

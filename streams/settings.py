@@ -51,7 +51,7 @@ class NatsSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
 
     queues: str = ""
     """Queues whose consumers the writer creates when it starts, such as
-    `rollout.swe.normal,rollout.swe.high`; others are created at first use."""
+    `rollout.swe.normal,rollout.swe.normal:TEAM`; others are created at first use."""
 
     work_max_messages: Count = 1_000_000
     """Maximum number of waiting requests; a submission that exceeds it waits."""
@@ -98,6 +98,20 @@ class NatsSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fie
         queues_in(self.queues)
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("nats.tls_cert and nats.tls_key belong together: set both or neither")
+
+
+class TeamSettings(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """Share and quotas of one team (configuration section `[teams.NAME]`)."""
+
+    share: Annotated[float, msgspec.Meta(gt=0, le=1000)] = 1.0
+    """Weight of the team when several wait at one priority: with 2 it gets twice the slots of a team with 1.
+    Requests of no team have 1."""
+    slots: Count | None = None
+    """Maximum rollouts of the team that run at once, in each domain and priority; the others wait. None: no
+    limit."""
+    usd_per_day: Annotated[float, msgspec.Meta(gt=0), Unit("USD")] | None = None
+    """Cost of the team's model calls of one UTC day after which its rollouts wait for the next day. None: no
+    limit."""
 
 
 def queues_in(text: str) -> list[Queue]:

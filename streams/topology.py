@@ -1,8 +1,9 @@
 """Declares streams, consumers and buckets; safe to repeat."""
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 from nats.errors import Error as NatsError
@@ -14,7 +15,7 @@ from orchard.streams import names
 from orchard.streams.connection import Connection
 from orchard.streams.errors import TopologyError
 from orchard.streams.publish import UNSETTLED, PublishRetry, Unavailable
-from orchard.streams.settings import NatsSettings
+from orchard.streams.settings import NatsSettings, TeamSettings
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +24,7 @@ ADVISORY_AGE = 30 * 24 * 3600.0
 TRAIL_AGE = 7 * 24 * 3600.0
 """Seconds that the replay pointer of a rollout without an outcome is kept."""
 DUE_ACK_WAIT = 30.0
+NO_TEAMS: Mapping[str, TeamSettings] = MappingProxyType({})
 _NEVER = ("no_ack", "subject_transform")
 """Settings that no stream of Orchard has: with them nothing is confirmed, or it is stored elsewhere."""
 
@@ -163,9 +165,11 @@ def events_config(settings: NatsSettings) -> api.StreamConfig:
     )
 
 
-def consumer_configs(settings: NatsSettings, queues: Sequence[Queue]) -> list[tuple[str, api.ConsumerConfig]]:
+def consumer_configs(
+    settings: NatsSettings, queues: Sequence[Queue], teams: Mapping[str, TeamSettings] = NO_TEAMS
+) -> list[tuple[str, api.ConsumerConfig]]:
     """Configures consumers, as (stream, consumer) pairs. No `backoff`: it would override ack_wait and delay
-    what a crash left."""
+    what a crash left. The server itself keeps a team's quota of slots: it delivers no more than are open."""
 
     def consumer(name: str, **more: Any) -> api.ConsumerConfig:
         return api.ConsumerConfig(name=name, durable_name=name, ack_policy=api.AckPolicy.EXPLICIT, **more)
@@ -178,7 +182,7 @@ def consumer_configs(settings: NatsSettings, queues: Sequence[Queue]) -> list[tu
                 filter_subjects=queue.filters,
                 ack_wait=settings.ack_wait,
                 max_deliver=settings.max_deliver,
-                max_ack_pending=settings.max_ack_pending,
+                max_ack_pending=max_open(settings, queue, teams),
                 max_waiting=settings.max_waiting,
             ),
         )
@@ -197,8 +201,20 @@ def consumer_configs(settings: NatsSettings, queues: Sequence[Queue]) -> list[tu
     ]
 
 
-async def declare(connection: Connection, settings: NatsSettings, queues: Sequence[Queue]) -> None:
-    """Creates what is missing and updates what differs; safe to call from any number of processes.
+def max_open(settings: NatsSettings, queue: Queue, teams: Mapping[str, TeamSettings]) -> int:
+    """Maximum number of claims of a queue that are open at once."""
+    quota = teams[queue.team].slots if queue.kind == "rollout" and queue.team in teams else None
+    return settings.max_ack_pending if quota is None else min(quota, settings.max_ack_pending)
+
+
+async def declare(
+    connection: Connection,
+    settings: NatsSettings,
+    queues: Sequence[Queue],
+    teams: Mapping[str, TeamSettings] = NO_TEAMS,
+) -> None:
+    """Creates what is missing and updates what differs; safe to call from any number of processes. `teams`
+    has the quotas of those whose queues are named.
 
     Raises TopologyError for a change that the server cannot make in place, or two queues with one consumer
     name. Queues declared earlier and not named now stay as they are.
@@ -214,7 +230,7 @@ async def declare(connection: Connection, settings: NatsSettings, queues: Sequen
     with _refusals(connection):
         for stream in stream_configs(settings):
             await _declare_stream(connection, stream)
-        for stream_name, consumer in consumer_configs(settings, queues):
+        for stream_name, consumer in consumer_configs(settings, queues, teams):
             await _declare_consumer(connection, stream_name, consumer)
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from orchard.actions.audit import begin
 from orchard.actions.campaign_rows import VIEWS, made_and_proven
 from orchard.actions.campaign_status import (
     CampaignView,
@@ -20,6 +21,7 @@ from orchard.actions.session import Session
 from orchard.actions.submission import added_fields, check_prices, check_programs, check_workers
 from orchard.configuration.config import ConfigError
 from orchard.configuration.flags import with_endpoint
+from orchard.schemas.access import Role
 from orchard.schemas.campaigns import CampaignRecord, CampaignSpec, CampaignState
 from orchard.schemas.health import alive
 from orchard.schemas.llm_calls import ModelKind
@@ -56,6 +58,7 @@ async def submit_campaign(
     """
     from orchard.actions.needs import check_network, needed_plugins
 
+    spec = msgspec.structs.replace(spec, team=session.principal.team)
     notes = [] if needs is None else check_network(needs, session.config.sandbox.task_network)
     needed = None if needs is None else needed_plugins(spec, needs)
     async with session.connection("submit") as connection:
@@ -74,7 +77,8 @@ async def submit_campaign(
             for note in notes:
                 told.note(note, "note:")
             await check_programs(session, spec.harnesses)
-        await declare(connection, session.config.nats, [spec.queue])
+        await begin(session, connection, "submit", Role.SUBMIT, spec.name)
+        await declare(connection, session.config.nats, [spec.queue], session.config.teams)
         await _follow(_campaigns(session, connection).submit(spec), f"submitting {spec.name}", told)
 
 
@@ -84,8 +88,10 @@ async def grow_campaign(session: Session, spec: CampaignSpec, planned: int) -> N
 
     Raises CampaignError where it differs in anything else, or the campaign is not running.
     """
+    spec = msgspec.structs.replace(spec, team=session.principal.team)
     async with session.connection("submit") as connection:
-        await declare(connection, session.config.nats, [spec.queue])
+        await begin(session, connection, "submit", Role.SUBMIT, spec.name)
+        await declare(connection, session.config.nats, [spec.queue], session.config.teams)
         async for _ in _campaigns(session, connection).grow(spec, planned=planned):
             pass
 
@@ -99,7 +105,11 @@ async def resume_campaign(
     told: Reporter = SILENT,
 ) -> int:
     """Resumes a campaign and returns how many rollouts were offered again."""
+    options = {"aborted": str(aborted).lower()}
+    if max_cost_usd is not None:
+        options["max_cost"] = f"{max_cost_usd:g}"
     async with session.connection("resume") as connection:
+        await begin(session, connection, "resume", Role.OPERATE, name, options)
         steps = _campaigns(session, connection).resume(name, aborted=aborted, max_cost_usd=max_cost_usd)
         return await _follow(steps, f"resuming {name}", told)
 
@@ -107,12 +117,14 @@ async def resume_campaign(
 async def pause_campaign(session: Session, name: str) -> None:
     """Sets the state, which workers see at their next claim."""
     async with session.connection("pause") as connection:
+        await begin(session, connection, "pause", Role.OPERATE, name)
         await _campaigns(session, connection).pause(name)
 
 
 async def cancel_campaign(session: Session, name: str, told: Reporter = SILENT) -> int:
     """Cancels a campaign and returns how many rollouts were aborted here."""
     async with session.connection("cancel") as connection:
+        await begin(session, connection, "cancel", Role.OPERATE, name)
         return await _follow(_campaigns(session, connection).cancel(name), f"cancelling {name}", told)
 
 
@@ -222,7 +234,7 @@ async def usual_harnesses(
 def _campaigns(session: Session, connection: Connection) -> "Campaigns":
     from orchard.pipelines.campaigns.commands import Campaigns  # a status need not wait for it
 
-    return Campaigns(connection, session.blobs)
+    return Campaigns(connection, session.blobs, session.principal.user)
 
 
 async def _follow(steps: "AsyncIterator[OfferProgress]", title: str, told: Reporter) -> int:

@@ -10,8 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchard.configuration.access import AccessError, caller
 from orchard.configuration.config import Config, ConfigError
 from orchard.configuration.run_files import UNSAFE_HOST, RunFiles, UpRecord, running
+from orchard.schemas.access import Principal
 from orchard.streams import names
 from orchard.streams.connection import Connection, connect
 from orchard.streams.disk_space import disk_shortage
@@ -34,8 +36,22 @@ WAITING_SECONDS = 10.0
 class Session:
     """Gives a command access to its pipeline."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, acting: Principal | None = None, via: str = "cli") -> None:
+        """`acting` is the user whose command it is, None: whoever runs this process; `via` is the front door
+        that the command came through."""
         self.config = config
+        self.via = via
+        self._acting = acting
+
+    @property
+    def principal(self) -> Principal:
+        """The user whose command it is. Raises ConfigError if that is not known."""
+        if self._acting is None:
+            try:
+                self._acting = caller(self.config.access, self.config.teams)
+            except AccessError as error:
+                raise ConfigError(str(error)) from error
+        return self._acting
 
     @property
     def directory(self) -> Path:

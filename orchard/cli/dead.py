@@ -8,9 +8,11 @@ import msgspec
 import typer
 from rich.markup import escape
 
+from orchard.actions.audit import begin
 from orchard.actions.session import Session
 from orchard.cli.facts import AsJson, print_facts
 from orchard.configuration.config import ConfigError
+from orchard.schemas.access import Role
 from orchard.streams.deadletter_codec import DeadLetter
 from orchard.streams.errors import NotRequeued
 from orchard.terminal.console import console
@@ -110,6 +112,8 @@ def requeue(
 
     async def run() -> bool:
         async with session.connection("dead") as connection:
+            asked = ",".join(map(str, sequence or ())) or "all"
+            await begin(session, connection, "dead requeue", Role.OPERATE, options={"sequence": asked})
             letters = DeadLetters(connection)
             numbers = sequence or [letter.sequence for letter in await letters.list()]
             return all([await _requeued(letters, number) for number in numbers])

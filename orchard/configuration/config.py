@@ -13,15 +13,17 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from orchard.configuration.access import AccessSettings
 from orchard.configuration.run_files import UNSAFE_HOST
 from orchard.configuration.variables import FILE_VARIABLE, UnknownVariable, settings, typed
 from orchard.schemas.addresses import check_base_path, check_http_url
 from orchard.schemas.faults import ConfigFault, fault
+from orchard.schemas.identity import check_name
 from orchard.schemas.plugins import PluginSettings
 from orchard.schemas.quantities import Seconds, Weight
 from orchard.schemas.toml_text import parsed_toml
 from orchard.storage.settings import ArchiveSettings, WriterSettings
-from orchard.streams.settings import NatsSettings
+from orchard.streams.settings import NatsSettings, TeamSettings
 from orchard.workers.episode.settings import JudgeSettings, SandboxSettings, WorkerSettings
 from orchard.workers.llm.settings import EndpointSettings
 from orchard.workers.oracle.behaviours import DEFAULT_MIX, checked_mix
@@ -120,6 +122,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     oracle: OracleSettings = OracleSettings()
     plugins: PluginSettings = PluginSettings()
     tracking: TrackingSettings = TrackingSettings()
+    access: AccessSettings = AccessSettings()
+    teams: dict[str, TeamSettings] = {}
+    """Teams by name: each has a queue of its own at every priority."""
     endpoints: dict[str, EndpointSettings] = {}
     """Model endpoints by name; a campaign's model names one of them."""
 
@@ -130,6 +135,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 raise ValueError(f"{key} is {path!r}, which is not a path: name a directory")
         if self.sandbox.url not in (None, UNSAFE_HOST):
             check_http_url(str(self.sandbox.url), "sandbox.url")
+        for team in self.teams:
+            check_name(team, "team")
         for name, endpoint in self.endpoints.items():
             if not endpoint.base_url:
                 raise ValueError(f"endpoints.{name}.base_url is empty: write it as https://HOST/v1")

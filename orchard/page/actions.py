@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from aiohttp import web
 
+from orchard.actions.audit import begin
 from orchard.actions.campaigns import cancel_campaign, pause_campaign, resume_campaign
 from orchard.actions.session import Session
 from orchard.page.rollouts import BadFilter
+from orchard.schemas.access import Role
 from orchard.workers.attempts.deadletters import DeadLetters
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ async def _requeue(session: Session, sequence: str) -> None:
             f"{sequence[:40]!r} is not the sequence number of a dead letter: choose one on the page /status"
         )
     async with session.connection("page") as connection:
+        await begin(session, connection, "dead requeue", Role.OPERATE, options={"sequence": sequence})
         await DeadLetters(connection).requeue(int(sequence))
 
 
@@ -74,7 +77,7 @@ class Actions:
         """Makes the change and redirects to the page that shows its effect."""
         action = self._chosen(request)
         name = str((await request.post()).get("of", ""))
-        await action.do(self._site.session, name)
+        await action.do(self._site.acting(request), name)
         where = "/status" if request.match_info["action"] == "requeue" else "/"
         return web.Response(status=303, headers={"Location": where})
 

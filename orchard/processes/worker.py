@@ -4,7 +4,7 @@ import asyncio
 import gc
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 
@@ -41,11 +41,11 @@ async def run_worker(session: Session, name: str | None, kinds: Sequence[str]) -
     gc.freeze()  # imported modules live as long as the process: a seventh of making a question sheet
     config = session.config
     name = name or f"{socket.gethostname()}-{os.getpid()}"
-    queues = _queues(config.worker, kinds)
+    queues = _queues(config.worker, kinds, config.teams)
     usable = plugins.check({Kind.HARNESS: harnesses.built_in_names()})
     async with AsyncExitStack() as stack:
         connection = await stack.enter_async_context(session.reading_connection(f"worker {name}"))
-        await declare(connection, config.nats, queues)
+        await declare(connection, config.nats, queues, config.teams)
         await stack.enter_async_context(session.guard(connection, hold=True))
         endpoints = session.endpoints()
         rests = await stack.enter_async_context(RestTracker(connection, f"worker {name}"))
@@ -68,7 +68,7 @@ async def run_worker(session: Session, name: str | None, kinds: Sequence[str]) -
             shared=shared,
             standbys=ready,
         )
-        claims = await stack.enter_async_context(Claims(connection, queues[0], queues[1:]))
+        claims = await stack.enter_async_context(Claims(connection, queues[0], queues[1:], config.teams))
         worker = Worker(
             dependencies,
             claims,
@@ -84,11 +84,15 @@ async def run_worker(session: Session, name: str | None, kinds: Sequence[str]) -
         await worker.run()
 
 
-def _queues(settings: WorkerSettings, kinds: Sequence[str]) -> list[Queue]:
-    """Queues that the worker claims from, its own first, then those that it helps out."""
-    own = Queue(domain=settings.domain, priority=settings.priority)
-    lent = [Queue(domain=own.domain, priority=priority) for priority in settings.lent_to]
-    known = {"rollout": [own, *lent]} | {kind: [one.queue] for kind, one in request_kinds().items()}
+def _queues(settings: WorkerSettings, kinds: Sequence[str], teams: Iterable[str]) -> list[Queue]:
+    """Queues that the worker claims from, its own first, then those that it helps out; of rollouts those of
+    every team."""
+    rollouts = [
+        Queue(domain=settings.domain, priority=priority, team=team)
+        for priority in (settings.priority, *settings.lent_to)
+        for team in ("", *teams)
+    ]
+    known = {"rollout": rollouts} | {kind: [one.queue] for kind, one in request_kinds().items()}
     if kinds == ALL:
         kinds = list(known)
     for kind in kinds:

@@ -31,7 +31,8 @@ async def run_writer(session: Session, probe_port: int | None = None) -> None:
     save_memory()
     stop = stop_on_signals(asyncio.get_running_loop())
     async with session.reading_connection("writer") as connection:
-        await declare(connection, session.config.nats, queues_in(session.config.nats.queues))
+        queues = queues_in(session.config.nats.queues)
+        await declare(connection, session.config.nats, queues, session.config.teams)
         position: dict[str, float] = {}
         async with (
             probing(probe_port, "writer", connection, lambda: position),

@@ -1,0 +1,45 @@
+"""Who gives commands: users with a team and a role, and the audit trail of what they asked for."""
+
+from enum import StrEnum
+
+import msgspec
+
+
+class Role(StrEnum):
+    """What a user may do; each role may do what the one before it may."""
+
+    READ = "read"
+    """Look at everything."""
+    SUBMIT = "submit"
+    """Submit campaigns, stop and resume one's own, and write notes."""
+    OPERATE = "operate"
+    """Stop and resume every campaign, and requeue dead letters."""
+
+    def includes(self, needed: "Role") -> bool:
+        order = list(Role)
+        return order.index(self) >= order.index(needed)
+
+
+class Principal(msgspec.Struct, frozen=True, kw_only=True):
+    """An authenticated user."""
+
+    user: str
+    team: str = ""
+    """Empty: none."""
+    role: Role = Role.OPERATE
+
+
+class CommandGiven(msgspec.Struct, frozen=True, kw_only=True):
+    """A user gave a command that changes something; stored before the change begins."""
+
+    user: str
+    team: str
+    """Team of the user; empty: none."""
+    role: Role
+    """Role that the user had."""
+    command: str
+    """Name of the command, such as `pause` or `dead requeue`."""
+    options: dict[str, str] = {}
+    """What the command was given beside the campaign."""
+    refused: str = ""
+    """Why the user may not do this; empty: it was begun."""
