@@ -1,8 +1,12 @@
 """Who gives commands: users with a team and a role, and the audit trail of what they asked for."""
 
+from datetime import datetime
 from enum import StrEnum
 
 import msgspec
+
+NO_CAMPAIGN = "commands"
+"""Campaign of the events about users and teams that concern none."""
 
 
 class Role(StrEnum):
@@ -43,3 +47,14 @@ class CommandGiven(msgspec.Struct, frozen=True, kw_only=True):
     """What the command was given beside the campaign."""
     refused: str = ""
     """Why the user may not do this; empty: it was begun."""
+
+
+class TeamHold(msgspec.Struct, frozen=True, kw_only=True):
+    """A team has used up its money for a day, or may work again."""
+
+    team: str
+    reason: str
+    until: datetime
+    """End of the day in UTC."""
+    lifted: bool = False
+    """Whether the team may work again before that: its quota was raised."""

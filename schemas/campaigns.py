@@ -324,6 +324,8 @@ class CampaignRecord(msgspec.Struct, frozen=True, kw_only=True):
     be kept."""
     submitter: str = ""
     """User who submitted it first; empty in records of older versions."""
+    team: str = ""
+    """Team of its plan; empty: none."""
     planned: int | None = None
     """Rollouts that it will have when its submitter has added all tasks, so that it is not over before; None:
     `size`."""

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from orchard.schemas.access import CommandGiven
+from orchard.schemas.access import CommandGiven, TeamHold
 from orchard.schemas.archives import CampaignArchived
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignState, EvaluationPlanned, RolloutRequest
@@ -470,6 +470,7 @@ EVENT_TYPES: dict[str, type[msgspec.Struct]] = {
     "policy.step": PolicyStep,
     "endpoint.rested": EndpointRested,
     "command.given": CommandGiven,
+    "team.held": TeamHold,
     "event.lost": EventLost,
     "event.displaced": EventDisplaced,
 }

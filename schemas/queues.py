@@ -4,14 +4,13 @@ import msgspec
 
 from orchard.schemas.identity import check_name
 
-
 _TEAM = ":"
 """Separates the team from the priority, as no name contains it: so a subject has as many tokens with a team
 as without one."""
 
 
 class Queue(msgspec.Struct, kw_only=True, frozen=True):
-    """A work queue: a kind of request in a domain at a priority, for each team, with a consumer of its own."""
+    """A work queue: a kind of request in a domain at a priority, of one team, with a consumer of its own."""
 
     kind: str = "rollout"
     domain: str = "swe"

@@ -78,6 +78,7 @@ def _record(blobs: BlobStore, plan: CampaignSubmitted, offered: int) -> Campaign
         offered=min(offered, plan.size),
         max_cost_usd=spec.max_cost_usd,
         submitter=plan.submitter or "",
+        team=spec.team,
     )
 
 

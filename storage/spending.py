@@ -6,6 +6,7 @@ So a process that has just started knows it after one query, whatever a campaign
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime
 
 import duckdb
 
@@ -63,6 +64,26 @@ def spent_in_tables(store_url: str, campaigns: Iterable[str]) -> dict[str, Spent
         return {name: Spent() for name in campaigns}
     with open_tables(store_url, views=("llm_calls_all",), memory=_MEMORY) as tables:
         return spent_in(tables, campaigns, up_to)
+
+
+_TEAMS = """
+select team, sum(cost_usd) from (
+    select distinct on (t.event_id) s.team, t.cost_usd
+    from tables.llm_calls_all t join submitters s using (campaign)
+    where t.sequence <= $position and t.time >= $since and s.team <> '' and t.cost_usd is not null
+) group by 1
+"""
+
+
+def team_costs(store_url: str, since: datetime) -> tuple[dict[str, float], int]:
+    """Return the known cost of each team's calls since then, and the position of the tables up to which they
+    count. Raises StorageError."""
+    up_to = position(store_url)
+    if not up_to:
+        return {}, 0
+    with open_tables(store_url, views=("llm_calls_all", "submitters"), memory=_MEMORY) as tables:
+        found = tables.execute(_TEAMS, {"position": up_to, "since": since}).fetchall()
+    return dict(found), up_to
 
 
 async def with_later(connection: Connection, campaign: str, spent: Spent) -> Spent:

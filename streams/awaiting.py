@@ -1,7 +1,8 @@
-"""Releases requests that wait for an endpoint as soon as its rest is over, not at their own times.
+"""Releases requests that wait for an endpoint, or for their team's next day, as soon as that is over, not at
+their own times.
 
-They are in LATER, each marked with the key of the endpoint. Any number of these may run, and be killed
-anywhere: a request is put on the work queue under its own id before it leaves LATER.
+They are in LATER, each marked with the key of the endpoint or team. Any number of these may run, and be
+killed anywhere: a request is put on the work queue under its own id before it leaves LATER.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ from orchard.streams.errors import NameReused, TopologyError
 from orchard.streams.publish import OutgoingMessage
 from orchard.streams.reading import delete_message
 from orchard.streams.records import StoredMessage
+from orchard.streams.team_holds import TeamHolds, hold_key
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +39,7 @@ class Releases:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._book = EndpointBook(connection)
+        self._holds = TeamHolds(connection)
         self._clock = asyncio.get_running_loop().time
         self._resting: set[str] = set()
         self._over: set[int] = set()
@@ -58,6 +61,7 @@ class Releases:
             log.debug("%s", error)
             return 0  # an older process has declared the topology
         resting = {key for key, one in rests.items() if not one.rest.over and one.left > -SILENT_SECONDS}
+        resting |= {hold_key(team) for team in await self._holds.all()}
         over = {one.revision for one in rests.values() if one.rest.over}
         now = self._clock()
         if self._resting - resting or over - self._over:
@@ -88,7 +92,7 @@ class Releases:
                 deleted = (delete_message(self._connection, names.LATER, one.sequence) for one in some)
                 await asyncio.gather(*deleted)
         if released:
-            log.info("%d requests waited for an endpoint that answers again", released)
+            log.info("%d requests waited for an endpoint that answers again, or for their team", released)
         return released
 
     def _may_go(self, message: StoredMessage) -> bool:

@@ -67,12 +67,13 @@ class NameReused(StreamsError):
 
 
 class AwaitsEndpoint(Exception):
-    """A model endpoint rests: a request that needs it waits until it answers again."""
+    """A model endpoint rests, or a team has used up its money: a request that needs it waits until it is
+    there again."""
 
     key: str
-    """Key of the endpoint in the endpoint book."""
+    """Key of the endpoint in the endpoint book, or of the team's hold."""
     seconds: float
-    """Seconds until the endpoint is asked again."""
+    """Seconds until it is asked again."""
 
 
 class NotRequeued(StreamsError):

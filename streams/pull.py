@@ -44,9 +44,7 @@ _SILENT_TRIES = 2
 class Puller:
     """Pulls from one consumer, for any number of slots at once."""
 
-    def __init__(
-        self, connection: Connection, stream: str, consumer: str, *, quota: bool = False
-    ) -> None:
+    def __init__(self, connection: Connection, stream: str, consumer: str, *, quota: bool = False) -> None:
         """With a `quota` the consumer has few claims open on purpose."""
         self._quota = quota
         self._connection = connection
@@ -205,8 +203,8 @@ class _Slot:
         return slot
 
     async def pull(self, subject: str, seconds: float) -> Msg:
-        """Pulls a message or a status, within 0 seconds one that waits; raises TimeoutError when neither came,
-        ConnectionLost."""
+        """Pulls a message or a status, within 0 seconds one that waits; raises TimeoutError when neither
+        came, ConnectionLost."""
         limit = {"expires": max(int(seconds * 1e9), 1_000_000)} if seconds else {"no_wait": True}
         request = msgspec.json.encode({"batch": 1, **limit})
         self._waiter = asyncio.get_running_loop().create_future()

@@ -5,15 +5,12 @@ from uuid import uuid4
 
 from orchard.actions.session import Session
 from orchard.configuration.config import ConfigError
-from orchard.schemas.access import CommandGiven, Role
+from orchard.schemas.access import NO_CAMPAIGN, CommandGiven, Role
 from orchard.schemas.events import make_event
 from orchard.schemas.identity import NAME
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.connection import Connection
 from orchard.streams.publisher import Publisher
-
-NO_CAMPAIGN = "commands"
-"""Campaign of the events about commands that concern none."""
 
 
 class NotAllowed(ConfigError):
@@ -49,9 +46,7 @@ async def begin(
         options=dict(options or {}),
         refused=refused,
     )
-    event = make_event(
-        given, id=f"command.{uuid4().hex}", source=f"orchard/{session.via}", campaign=campaign
-    )
+    event = make_event(given, id=f"command.{uuid4().hex}", source=f"orchard/{session.via}", campaign=campaign)
     await Publisher(connection).event(event)
     if refused:
         raise NotAllowed(f"{refused}: ask an operator")

@@ -22,8 +22,8 @@ class AccessSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Users and how they are known (configuration section `[access]`)."""
 
     people: str | None = None
-    """Path of a TOML file that lists users with team, role and the SHA-256 of their keys (docs/how-to/teams.md).
-    None: everybody with access to the machine operates, under the login name."""
+    """Path of a TOML file that lists users with team, role and the SHA-256 of their keys, as in
+    docs/how-to/teams.md. None: everybody with access to the machine operates, under the login name."""
     key_env: str = "OPERATOR_KEY"
     """Environment variable with the key of whoever gives commands, if `people` is set."""
     team: str = ""
@@ -42,8 +42,8 @@ class AccessSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             ip_network(network)
         if self.user_header and not (self.proxies and self.people):
             raise ValueError(
-                "access.user_header needs access.proxies, from where it is believed, and access.people, which "
-                "lists its users"
+                "access.user_header needs access.proxies, from where it is believed, and access.people, "
+                "which lists its users"
             )
 
     def from_proxy(self, address: str | None) -> bool:
@@ -111,8 +111,8 @@ def check_team(team: str, teams: Collection[str]) -> None:
     """Raises AccessError for a team that the configuration does not have."""
     if team and team not in teams:
         raise AccessError(
-            f"the team {team} is not in the configuration: add [teams.{team}] to orchard.toml, here and where "
-            "the workers run"
+            f"the team {team} is not in the configuration: add [teams.{team}] to orchard.toml, here and "
+            "where the workers run"
         )
 
 
@@ -131,7 +131,9 @@ def caller(
         )
     found = People(settings.people, teams).with_key(key)
     if found is None:
-        raise AccessError(f"the key in {settings.key_env} is not in {settings.people}: ask an operator for one")
+        raise AccessError(
+            f"the key in {settings.key_env} is not in {settings.people}: ask an operator for one"
+        )
     return found
 
 

@@ -13,8 +13,10 @@ from urllib.parse import urlencode
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from orchard.configuration.access import AccessSettings, People, login_name
 from orchard.injector.orchestrator.origins import refusal
 from orchard.page.base_path import base_of, local_path
+from orchard.schemas.access import Principal, Role
 
 POLICY = "; ".join(
     (
@@ -40,16 +42,32 @@ HEADERS = {
 _SAFE = ("GET", "HEAD")
 _YEAR = 365 * 86400
 
+_ALONE = AccessSettings()
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+_PRINCIPAL = web.RequestKey("principal", Principal)
 
 
 class Access:
     """Middleware that checks every request; `token` is the page's secret, and `private` asks for it on
-    loopback too."""
+    loopback too. With `people`, who lists users and their keys, it asks for a key or a sign-in proxy's header
+    as well."""
 
-    def __init__(self, token: str, *, loopback: bool, private: bool, hosts: Collection[str]) -> None:
+    def __init__(
+        self,
+        token: str,
+        *,
+        loopback: bool,
+        private: bool,
+        hosts: Collection[str],
+        settings: AccessSettings = _ALONE,
+        people: People | None = None,
+    ) -> None:
         self._token, self._loopback, self._hosts = token, loopback, hosts
-        self._for_all = private or not loopback
+        self._settings, self._people = settings, people
+        self._for_all = private or not loopback or people is not None
 
     def middleware(self) -> Middleware:
         @web.middleware
@@ -76,32 +94,56 @@ class Access:
             return web.Response(status=refused[0], text=refused[1].replace("service", "page") + "\n")
         given = request.query.get("token")
         if given is not None and request.method in _SAFE:
-            if not self._is_token(given):
+            if self._with_token(given) is None:
                 return web.Response(
                     status=403,
                     text="the token is not this page's: open the address that `orchard ui` printed last\n",
                 )
-            return self._admitted(request)
+            return self._admitted(request, given)
         changes = request.method not in _SAFE
-        if (self._for_all or changes) and not self.knows(request):
+        principal = self._principal(request)
+        if (self._for_all or changes) and principal is None:
             return web.Response(
                 status=403,
                 text="the request has no token: open the address with it that `orchard ui` printed\n",
             )
+        if changes and principal is not None and not principal.role.includes(Role.SUBMIT):
+            return web.Response(
+                status=403, text=f"{principal.user} has the role `read`: ask an operator for another\n"
+            )
+        if principal is not None:
+            request[_PRINCIPAL] = principal
         if changes and not request.headers.get("Origin"):
             return web.Response(
                 status=403, text="the request has no Origin header: make changes by the page's own forms\n"
             )
         return await handler(request)
 
-    def knows(self, request: web.Request) -> bool:
-        """Whether the request's cookie holds the token."""
-        return self._is_token(request.cookies.get(self._cookie(request), ""))
+    def may_change(self, request: web.Request) -> bool:
+        """Whether it is known who sent the request, and that user's role permits more than looking."""
+        principal = self._principal(request)
+        return principal is not None and principal.role.includes(Role.SUBMIT)
 
-    def _is_token(self, given: str) -> bool:
-        return hmac.compare_digest(given.encode(), self._token.encode())
+    def acting(self, request: web.Request) -> Principal:
+        """User whose change `middleware` has admitted."""
+        return request[_PRINCIPAL]
 
-    def _admitted(self, request: web.Request) -> web.Response:
+    def _principal(self, request: web.Request) -> Principal | None:
+        """User by the cookie, else by the header of the sign-in proxy. A client cannot forge that: it counts
+        only in requests from the proxy's own address."""
+        found = self._with_token(request.cookies.get(self._cookie(request), ""))
+        if found is None and self._people is not None and self._settings.from_proxy(request.remote):
+            names = request.headers.getall(self._settings.user_header, [])
+            found = self._people.named(names[0]) if len(names) == 1 else None
+        return found
+
+    def _with_token(self, given: str) -> Principal | None:
+        """User with this key; who has the page's own token is who started it."""
+        if hmac.compare_digest(given.encode(), self._token.encode()):
+            return Principal(user=login_name(), team=self._settings.team)
+        return None if self._people is None else self._people.with_key(given)
+
+    def _admitted(self, request: web.Request, token: str) -> web.Response:
         """Redirects to the address without the token, which is kept in a cookie: so nobody shares it by
         mistake."""
         left = urlencode([(name, value) for name, value in request.query.items() if name != "token"])
@@ -109,7 +151,7 @@ class Access:
         reply = web.Response(status=303, headers={"Location": path + (f"?{left}" if left else "")})
         reply.set_cookie(
             self._cookie(request),
-            self._token,
+            token,
             httponly=True,
             samesite="Strict",
             max_age=_YEAR,

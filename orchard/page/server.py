@@ -16,8 +16,10 @@ import duckdb
 from aiohttp import web
 
 from orchard.actions import rollout as rollouts_
+from orchard.actions.audit import NotAllowed
 from orchard.actions.campaign_rows import made_and_proven
 from orchard.actions.session import Session
+from orchard.configuration.access import AccessError, People
 from orchard.configuration.config import ConfigError
 from orchard.configuration.run_files import RunFiles
 from orchard.injector.orchestrator.origins import is_loopback
@@ -126,6 +128,10 @@ class PageSite:
         """Runs steps of the index until it has all messages; other queries run between them."""
         while not await self.tables.ask(self.search_index.step, await self.tables.position()):
             pass
+
+    def acting(self, request: web.Request) -> Session:
+        """The session of the user who sent a request that changes something."""
+        return Session(self.session.config, self.access.acting(request), via="page")
 
     # --- pages -----------------------------------------------------------------------------------
 
@@ -269,7 +275,7 @@ class PageSite:
         """Renders a page. `live`: kind and current value of the number that an open page follows at
         `/live`."""
         values = {"live": None, **values}
-        values |= {"may_change": self.access.knows(request), "path": local_path(request)}
+        values |= {"may_change": self.access.may_change(request), "path": local_path(request)}
         values |= {"nav": NAV, "report": None}
         text = await asyncio.to_thread(self.renderer.page, template, values)
         body, where = text.encode("utf-8", "replace"), {"Orchard-Position": str(self.tables.reached)}
@@ -317,7 +323,12 @@ class PageSite:
                 said = error.text if error.text and "404" not in error.text else "There is no such page."
                 return await self._failure(request, 404, said)
             except (BadFilter, CampaignError, StorageError, StreamsError, ConfigError, TaskError) as error:
-                known: dict[type[Exception], int] = {BadFilter: 400, CampaignError: 409, TaskError: 404}
+                known: dict[type[Exception], int] = {
+                    BadFilter: 400,
+                    CampaignError: 409,
+                    NotAllowed: 403,
+                    TaskError: 404,
+                }
                 status = known.get(type(error), 503)
                 return await self._failure(request, status, str(error))
             except web.RequestPayloadError:
@@ -369,7 +380,14 @@ async def serve(
     Raises ConfigError for a bad base, and if the port is not free."""
     loopback = is_loopback(host)
     token = await asyncio.to_thread(_token, RunFiles(session.directory).page_token)
-    access = Access(token, loopback=loopback, private=private, hosts=hosts)
+    config = session.config
+    try:
+        people = People(config.access.people, config.teams) if config.access.people else None
+    except AccessError as error:
+        raise ConfigError(str(error)) from error
+    access = Access(
+        token, loopback=loopback, private=private, hosts=hosts, settings=config.access, people=people
+    )
     opened = await asyncio.to_thread(open_tokenizer, tokenizer) if tokenizer else None
     try:
         site = PageSite(session, access, opened, base)

@@ -8,6 +8,7 @@ from orchard.actions.session import Session
 from orchard.pipelines.campaigns.breaking import Breaker
 from orchard.pipelines.campaigns.reconciling import Reconciler
 from orchard.pipelines.campaigns.spending import CostWatch
+from orchard.pipelines.campaigns.team_quotas import TeamQuotas
 from orchard.processes.probe import probing
 from orchard.processes.signals import run_until, stop_on_signals
 from orchard.storage.campaigns import restore_campaigns
@@ -45,6 +46,7 @@ async def run_steward(session: Session, probe_port: int | None = None) -> None:
                 Reconciler(connection, session.blobs).run(),
                 CostWatch(connection, store).run(),
                 Breaker(connection).run(),
+                TeamQuotas(connection, store, session.config.teams).run(),
                 keep_book(store, connection),
             ]
             beside = [tasks.create_task(one) for one in own]

@@ -131,9 +131,7 @@ class Campaigns:
         async for step in self._offer_open(spec.name, record, revision, aborted=False):
             yield step
 
-    async def _as_planned(
-        self, spec: CampaignSpec, known: tuple[CampaignRecord, int] | None
-    ) -> CampaignSpec:
+    async def _as_planned(self, spec: CampaignSpec, known: tuple[CampaignRecord, int] | None) -> CampaignSpec:
         """A plan keeps the team and the versions of harnesses that it was made with."""
         if known is None:
             return msgspec.structs.replace(spec, harness_versions=planned_versions(spec))
@@ -160,6 +158,7 @@ class Campaigns:
                 queue=spec.queue.consumer,
                 max_cost_usd=spec.max_cost_usd,
                 submitter=self._submitter,
+                team=spec.team,
                 planned=planned,
             )
             known = record, await self._book.create(spec.name, record)

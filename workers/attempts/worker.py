@@ -32,6 +32,7 @@ from orchard.streams.consumer import (
 from orchard.streams.entries import QueueEntry, after_attempt, rollout_entry, successor
 from orchard.streams.errors import OutcomeRefused, StreamsError
 from orchard.streams.tasks import end
+from orchard.streams.team_holds import TeamHolds
 from orchard.workers.attempts.deadletters import DeadLetters
 from orchard.workers.attempts.dependencies import AttemptDependencies
 from orchard.workers.attempts.refusal_counts import RefusalCounts
@@ -68,6 +69,7 @@ class Worker:
         self._dependencies = dependencies
         self._campaigns = campaigns
         self._refusals = RefusalCounts(claims.connection)
+        self._holds = TeamHolds(claims.connection)
         self.consumer = Consumer(
             claims,
             DeadLetters(claims.connection),
@@ -116,6 +118,8 @@ class Worker:
             case CampaignState.PAUSED:
                 await self._park(delivery.claim, request)
                 return None
+        if request.team and (held := await self._holds.of(request.team)):
+            raise held
         endpoints = [request.model.endpoint]
         if request.takeover is not None:
             endpoints.append(request.takeover.teacher_endpoint)

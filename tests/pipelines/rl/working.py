@@ -18,6 +18,8 @@ from orchard.workers.episode.sandboxes import SandboxSettings
 from orchard.workers.llm.client import ModelClient
 from orchard.workers.llm.settings import EndpointSettings
 
+_USUAL = Queue()
+
 
 @asynccontextmanager
 async def one_worker(
@@ -26,9 +28,10 @@ async def one_worker(
     blobs: BlobStore,
     endpoints: Mapping[str, EndpointSettings],
     slots: int,
+    queue: Queue = _USUAL,
 ) -> AsyncIterator[None]:
     """Rollouts that are requested are done; at the end it finishes those that it has, after an error none."""
-    async with ModelClient(endpoints) as models, Claims(connection, Queue()) as claims:
+    async with ModelClient(endpoints) as models, Claims(connection, queue) as claims:
         dependencies = AttemptDependencies(
             worker="w",
             publisher=Publisher(connection),

@@ -1,0 +1,126 @@
+"""Users and teams end to end: who submitted what, who may do what, and the audit trail of commands."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from orchard.actions.audit import NotAllowed
+from orchard.actions.campaigns import cancel_campaign, pause_campaign, resume_campaign, submit_campaign
+from orchard.actions.session import Session
+from orchard.configuration.access import AccessError, AccessSettings, People, caller
+from orchard.configuration.config import Config
+from orchard.schemas.access import Principal, Role
+from orchard.schemas.blobs import BlobRef
+from orchard.schemas.campaigns import CampaignSpec, ModelSpec, TaskRef
+from orchard.storage.reader import open_tables
+from orchard.storage.writing.writer import Writer
+from orchard.streams import names
+from orchard.streams.connection import Connection, connect
+from orchard.streams.reading import subjects
+from orchard.streams.server import EmbeddedServer
+from orchard.streams.settings import NatsSettings, TeamSettings
+from orchard.streams.topology import declare
+
+ANA = Principal(user="ana", team="vision", role=Role.SUBMIT)
+BEN = Principal(user="ben", team="speech", role=Role.SUBMIT)
+OLA = Principal(user="ola", role=Role.OPERATE)
+SPEC = CampaignSpec(
+    name="first",
+    tasks=(TaskRef(task_id="t", source="s", repo="a/b", blob=BlobRef(sha256="0" * 64, size=1)),),
+    harnesses=("orchard-bash",),
+    models=(ModelSpec(name="m"),),
+    samples=3,
+)
+As = Callable[[Principal], Session]
+
+
+@pytest.fixture
+async def connection(tmp_path: Path) -> AsyncIterator[Connection]:
+    async with (
+        EmbeddedServer(tmp_path / "nats") as server,
+        connect(NatsSettings(), name="test", url=server.url) as opened,
+    ):
+        await declare(opened, NatsSettings(), [])
+        yield opened
+
+
+@pytest.fixture
+def config(tmp_path: Path, connection: Connection) -> Config:
+    return Config(
+        store=str(tmp_path / "store"),
+        nats=NatsSettings(url=connection.url),
+        teams={"vision": TeamSettings(slots=1), "speech": TeamSettings()},
+    )
+
+
+async def written(config: Config, connection: Connection) -> None:
+    stop = asyncio.Event()
+    stop.set()
+    await Writer(config.store, connection).run(stop)
+
+
+async def test_what_a_user_submits_carries_user_and_team(config: Config, connection: Connection) -> None:
+    await submit_campaign(Session(config, ANA), SPEC)
+    await submit_campaign(
+        Session(config, BEN), SPEC
+    )  # the same plan again: it stays that of its first submitter
+    queued = await subjects(connection, names.WORK, names.WORK_SUBJECTS)
+    assert len(queued) == 3
+    assert {subject.split(".first.")[0] for subject in queued} == {"orchard.work.rollout.swe.normal:vision"}
+    consumer = await connection.jetstream.consumer_info(names.WORK, "rollout-swe-normal:vision")
+    assert consumer.config.max_ack_pending == 1
+    await written(config, connection)
+    with open_tables(config.store) as tables:
+        assert tables.sql("select campaign, submitter, team from campaigns").fetchall() == [
+            ("first", "ana", "vision")
+        ]
+        of_campaign = "from events where campaign = 'first'"
+        assert tables.sql(f"select distinct submitter, team {of_campaign}").fetchall() == [("ana", "vision")]
+        assert tables.sql(f"select count(distinct type) {of_campaign}").fetchall() == [(3,)]
+
+
+async def test_roles_decide_and_every_command_is_in_the_trail(config: Config, connection: Connection) -> None:
+    with pytest.raises(NotAllowed, match="rea has the role `read`, and submit needs `submit`"):
+        await submit_campaign(Session(config, Principal(user="rea", role=Role.READ)), SPEC)
+    await submit_campaign(Session(config, ANA), SPEC)
+    with pytest.raises(NotAllowed, match="ben has the role `submit`, and cancel needs `operate`"):
+        await cancel_campaign(Session(config, BEN), "first")
+    await pause_campaign(Session(config, ANA), "first")
+    await resume_campaign(Session(config, OLA, via="page"), "first", max_cost_usd=2.0)
+    await written(config, connection)
+    with open_tables(config.store) as tables:
+        trail = tables.sql(
+            "select \"user\", command, campaign, refused <> '' from commands order by sequence"
+        )
+        assert trail.fetchall() == [
+            ("rea", "submit", "first", True),
+            ("ana", "submit", "first", False),
+            ("ben", "cancel", "first", True),
+            ("ana", "pause", "first", False),
+            ("ola", "resume", "first", False),
+        ]
+        assert tables.sql(
+            "select options['max_cost'], source from commands join events on id = event_id "
+            "where \"user\" = 'ola'"
+        ).fetchall() == [("2", "orchard/page")]
+        assert tables.sql("select state from campaigns").fetchall() == [("running",)]
+
+
+def test_a_caller_is_the_login_name_or_the_owner_of_a_key(tmp_path: Path) -> None:
+    assert caller(AccessSettings(), []).role is Role.OPERATE and caller(AccessSettings(), []).user
+    path = tmp_path / "people.toml"
+    digest = hashlib.sha256(b"secret").hexdigest()
+    path.write_text(f'[[people]]\nuser = "ana"\nteam = "vision"\nrole = "submit"\nkey_sha256 = "{digest}"\n')
+    settings = AccessSettings(people=str(path))
+    assert caller(settings, ["vision"], {"OPERATOR_KEY": "secret"}) == ANA
+    for variables, said in (({}, "set OPERATOR_KEY"), ({"OPERATOR_KEY": "x"}, "is not in")):
+        with pytest.raises(AccessError, match=said):
+            caller(settings, ["vision"], variables)
+    with pytest.raises(AccessError, match=r"add \[teams.vision\]"):
+        People(str(path), [])
+    path.write_text('[[people]]\nuser = "ana"\nrole = "king"\n')
+    with pytest.raises(AccessError, match="role"):
+        People(str(path), [])
