@@ -12,7 +12,7 @@ LAG_SECONDS = 60.0
 
 def hints(view: CampaignView, pipeline: PipelineView) -> list[str]:
     """Advice, a sentence each."""
-    found = [*pipeline.sick, *pipeline.rests]
+    found = [*pipeline.sick, *pipeline.rests, *(team.sentence for team in pipeline.teams if team.sentence)]
     if view.state is State.STUCK:
         found.append(f"{view.name}: no worker serves its queue: {how_to_serve(view.queue)}")
     if view.unsubmitted and view.state in (State.RUNNING, State.STUCK):

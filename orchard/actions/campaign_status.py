@@ -21,6 +21,7 @@ from orchard.actions.campaign_rows import (
 )
 from orchard.actions.endpoint_rests import rest_sentences
 from orchard.actions.session import Session
+from orchard.actions.team_status import TeamView, team_views
 from orchard.pipelines.campaigns.scores import Score
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignRecord, CampaignState
@@ -188,6 +189,8 @@ class PipelineView:
     """Sentences about processes that do not work."""
     rests: Sequence[str] = ()
     """Sentences about model endpoints that are not asked for a while."""
+    teams: Sequence[TeamView] = ()
+    """Configured teams."""
 
 
 @dataclass(frozen=True)
@@ -245,7 +248,7 @@ async def read_status(
     heard, moving, pipeline = await asyncio.gather(
         reports(connection),
         asyncio.gather(*(_in_queues(connection, name, work_queues) for name in records)),
-        _pipeline(session, connection),
+        _pipeline(session, connection, work_queues),
     )
     if not records:
         return Status([], _with_processes(pipeline, heard, alive(heard)))
@@ -257,8 +260,9 @@ async def read_status(
     )
     rows = await (ask(work) if ask else asyncio.to_thread(read_rows_of, session.config.store, work))
     working = alive(heard)
+    waits = bool(pipeline.rests or any(team.held for team in pipeline.teams))
     views = [
-        _view(name, record, rows, in_queues, queues.get(name, ""), working, waits=bool(pipeline.rests))
+        _view(name, record, rows, in_queues, queues.get(name, ""), working, waits=waits)
         for (name, record), in_queues in zip(records.items(), moving, strict=True)
     ]
     return Status(views, _with_processes(pipeline, heard, working))
@@ -297,8 +301,8 @@ def _view(
     *,
     waits: bool = False,
 ) -> CampaignView:
-    """Builds the view of a campaign. `waits`: an endpoint rests, and its workers may have ended until it
-    is back."""
+    """Builds the view of a campaign. `waits`: an endpoint rests, or a team is held, and its workers may
+    have ended until that is over."""
     mine = sorted((row for row in rows.outcomes if row["campaign"] == name), key=lambda row: row["outcome"])
     outcomes = {row["outcome"]: row["rollouts"] for row in mine}
     seconds = max((row["seconds"] or 0.0 for row in mine), default=0.0)
@@ -377,13 +381,16 @@ async def _in_queues(connection: Connection, campaign: str, work_queues: Sequenc
     return InQueues(frozenset(running), len(delayed), ahead)
 
 
-async def _pipeline(session: Session, connection: Connection) -> PipelineView:
-    written, events, dead, delayed, rests = await asyncio.gather(
+async def _pipeline(
+    session: Session, connection: Connection, work_queues: Sequence[ConsumerInfo]
+) -> PipelineView:
+    written, events, dead, delayed, rests, teams = await asyncio.gather(
         asyncio.to_thread(position, session.config.store),
         bounds(connection, names.EVENTS),
         subject_count(connection, names.DEAD),
         bounds(connection, names.LATER),
         rest_sentences(connection),
+        team_views(connection, work_queues, session.config.teams),
     )
     lag = max(events.last - written, 0)
     seconds = 0.0
@@ -398,6 +405,7 @@ async def _pipeline(session: Session, connection: Connection) -> PipelineView:
         delayed=delayed.messages,
         dead_letters=dead,
         rests=rests,
+        teams=teams,
     )
 
 

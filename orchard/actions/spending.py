@@ -1,4 +1,4 @@
-"""What model calls have cost, and what each resolved rollout: by campaign or by model."""
+"""What model calls have cost, and what each resolved rollout: by campaign, model, user, team or day."""
 
 from enum import StrEnum
 
@@ -9,10 +9,25 @@ from orchard.storage.reader import rows
 
 
 class SpendingBy(StrEnum):
-    """Column of calls and of outcomes that spending is summed by."""
+    """What spending is summed by."""
 
     CAMPAIGN = "campaign"
     MODEL = "model"
+    USER = "user"
+    """Who submitted the campaign."""
+    TEAM = "team"
+    DAY = "day"
+    """UTC day of the call, and of the outcome."""
+
+
+_COLUMNS = {
+    SpendingBy.CAMPAIGN: "campaign",
+    SpendingBy.MODEL: "model",
+    SpendingBy.USER: "coalesce(submitter, '')",
+    SpendingBy.TEAM: "coalesce(team, '')",
+    SpendingBy.DAY: "strftime(time, '%Y-%m-%d')",
+}
+"""Expression over calls, and over outcomes; user and team are empty where none is known."""
 
 
 class SpendingLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +57,8 @@ _SPENDING = """
 with called as (
     select distinct on (event_id) {by} as name, prompt_tokens + completion_tokens as tokens, cost_usd,
            model_kind
-    from tables.llm_calls_all where len($campaigns) = 0 or list_contains($campaigns, campaign)
+    from tables.llm_calls_all left join submitters using (campaign)
+    where len($campaigns) = 0 or list_contains($campaigns, campaign)
 ), spent as (
     select name, count(*) as calls, coalesce(sum(tokens), 0)::bigint as tokens,
            count(*) filter (tokens is null) as uncounted, sum(cost_usd) as cost_usd,
@@ -50,7 +66,7 @@ with called as (
     from called group by name
 ), ended as (
     select {by} as name, count(*) as rollouts, count(*) filter (resolved) as resolved
-    from rollouts where len($campaigns) = 0 or list_contains($campaigns, campaign) group by {by}
+    from rollouts where len($campaigns) = 0 or list_contains($campaigns, campaign) group by 1
 )
 select name, coalesce(rollouts, 0) as rollouts, coalesce(resolved, 0) as resolved,
        coalesce(calls, 0) as calls, coalesce(tokens, 0) as tokens, coalesce(uncounted, 0) as uncounted,
@@ -61,6 +77,7 @@ from spent full join ended using (name) order by cost_usd desc nulls last, token
 
 
 def spending(tables: duckdb.DuckDBPyConnection, by: SpendingBy, campaigns: list[str]) -> list[SpendingLine]:
-    """Lines of some campaigns, or of all, the most expensive first."""
-    found = rows(tables, _SPENDING.format(by=by.value), {"campaigns": campaigns})
-    return [SpendingLine(**row) for row in found]
+    """Lines of some campaigns, or of all: days in order, others the most expensive first."""
+    found = rows(tables, _SPENDING.format(by=_COLUMNS[by]), {"campaigns": campaigns})
+    lines = [SpendingLine(**row) for row in found]
+    return sorted(lines, key=lambda line: line.name) if by is SpendingBy.DAY else lines

@@ -1,4 +1,4 @@
-"""`cost`: compares what campaigns or models have cost."""
+"""`cost`: compares what campaigns, models, users, teams or days have cost."""
 
 from typing import Annotated
 
@@ -37,15 +37,19 @@ def register(app: typer.Typer) -> None:
         """Compare what campaigns have cost, and what each resolved rollout.
 
         Every model call of every attempt counts. A cost of `-` is not known: add prices to the endpoint's
-        section of orchard.toml. `orchard sandbox cost` computes what sandboxes cost.
+        section of orchard.toml. User and team are those of who submitted the campaign, `-` where none is
+        known. `orchard sandbox cost` computes what sandboxes cost.
 
         For example:
 
             orchard cost
             orchard cost first second --by model
+            orchard cost --by team
         """
         session: Session = context.obj
-        with open_tables(session.config.store, views=("rollouts", "llm_calls_all", "campaigns")) as tables:
+        with open_tables(
+            session.config.store, views=("rollouts", "llm_calls_all", "campaigns", "submitters")
+        ) as tables:
             named = [known_campaign(tables, name) for name in campaigns or ()]
             lines = spending(tables, by, named)
         if as_json:
@@ -65,7 +69,7 @@ def spending_table(by: SpendingBy, lines: list[SpendingLine]) -> Table:
     for line in lines:
         counted, priced = ("≥ " if gap else "" for gap in (line.uncounted, line.unpriced))
         table.add_row(
-            escape(line.name),
+            escape(line.name) or "-",
             f"{line.resolved:,} of {line.rollouts:,}",
             f"{line.calls:,}",
             f"{counted}{line.tokens:,}" if line.tokens or not line.uncounted else "-",

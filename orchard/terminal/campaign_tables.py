@@ -22,6 +22,7 @@ from orchard.actions.campaign_status import (
 from orchard.actions.campaigns import follow_campaign
 from orchard.actions.reporter import duration, plural
 from orchard.actions.session import Session
+from orchard.actions.team_status import TeamView
 from orchard.pipelines.campaigns.scores import Score
 from orchard.storage.spending import dollars
 from orchard.terminal.console import PLAIN_SECONDS, Verbosity, console
@@ -140,7 +141,13 @@ def status_table(
         campaigns.add_row(escape(view.name), state, *(escape(cells[row]) for cells in shown.values()))
     below = [Text(line, style="dim") for view in views if (line := _beside(view, wide=wide))]
     notes = (Text(note, style="yellow") for note in hints_on(views, pipeline))
-    return Group(campaigns, *below, pipeline_line(pipeline), *notes)
+    teams = (Text(_team(team), style="dim") for team in (pipeline.teams if pipeline else ()))
+    return Group(campaigns, *below, pipeline_line(pipeline), *teams, *notes)
+
+
+def _team(team: TeamView) -> str:
+    quota = "" if team.slots is None else f" in at most {plural(team.slots, 'slot')} of a queue"
+    return f"team {team.name}: {team.running:,} running{quota}, {team.waiting:,} waiting"
 
 
 WIDE = 120

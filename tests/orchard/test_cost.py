@@ -1,6 +1,7 @@
 """`orchard cost`: what campaigns and models have cost, by every call of every attempt."""
 
 import json
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -11,11 +12,12 @@ from orchard.schemas.blobs import BlobRef
 from orchard.schemas.events import CampaignSubmitted
 from tests.orchard.test_facts import check
 from tests.pipelines.datasets.conftest import connection, keep
-from tests.trajectory_log import Author, llm_call
+from tests.trajectory_log import TIME, Author, llm_call
 
 __all__ = ["connection", "keep"]
 
 
+BY = ("user", "team", "day")
 PLAN = CampaignSubmitted(
     spec=BlobRef(sha256="0" * 64, size=0),
     spec_hash="h",
@@ -61,3 +63,27 @@ async def test_every_call_counts_and_what_is_not_known_is_no_zero(keep: Any) -> 
     assert (dear[-3], dear[-1]) == ("3.00", "1.50") and (free[-3], free[-1]) == ("-", "-")
     refused = CliRunner().invoke(app, ["--store", store, "cost", "nonesuch"])
     assert "there is no campaign 'nonesuch' in the tables" in str(refused.exception)
+
+
+async def test_cost_by_user_team_and_day(keep: Any) -> None:
+    events = []
+    for name, plan in (
+        ("ones", {"submitter": "ana", "team": "vision"}),
+        ("twos", {"submitter": "ben", "team": "vision"}),
+        ("olds", {}),
+    ):
+        author = Author(name)
+        events.append(author.event(msgspec.structs.replace(PLAN, **plan), "", None))
+        *before, outcome = author.rollout(0, ["ls"], resolved=True)
+        call = author.event(llm_call(1), outcome.rollout_id or "")
+        later = msgspec.structs.replace(call, id=f"{name}-later", time=TIME + timedelta(days=1))
+        events += [*before, call, later, outcome]
+    store = await keep(events)
+    costs = {by: {name: line["cost_usd"] for name, line in lines(store, "--by", by).items()} for by in BY}
+    assert costs == {
+        "user": {"ana": 0.5, "ben": 0.5, "": 0.5},
+        "team": {"vision": 1.0, "": 0.5},
+        "day": {"2026-01-01": 0.75, "2026-01-02": 0.75},
+    }
+    assert lines(store, "--by", "team")["vision"]["resolved"] == 2
+    assert lines(store, "ones", "--by", "team").keys() == {"vision"}

@@ -3,25 +3,36 @@
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from orchard.actions.audit import NotAllowed
-from orchard.actions.campaigns import cancel_campaign, pause_campaign, resume_campaign, submit_campaign
+from orchard.actions.campaigns import (
+    all_campaigns,
+    cancel_campaign,
+    pause_campaign,
+    resume_campaign,
+    submit_campaign,
+)
 from orchard.actions.session import Session
+from orchard.cli.campaign_facts import status_facts
 from orchard.configuration.access import AccessError, AccessSettings, People, caller
 from orchard.configuration.config import Config
-from orchard.schemas.access import Principal, Role
+from orchard.schemas.access import Principal, Role, TeamHold
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignSpec, ModelSpec, TaskRef
+from orchard.schemas.queues import Queue
 from orchard.storage.reader import open_tables
 from orchard.storage.writing.writer import Writer
 from orchard.streams import names
+from orchard.streams.claims import Claims
 from orchard.streams.connection import Connection, connect
 from orchard.streams.reading import subjects
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings, TeamSettings
+from orchard.streams.team_holds import TeamHolds
 from orchard.streams.topology import declare
 
 ANA = Principal(user="ana", team="vision", role=Role.SUBMIT)
@@ -124,3 +135,24 @@ def test_a_caller_is_the_login_name_or_the_owner_of_a_key(tmp_path: Path) -> Non
     path.write_text('[[people]]\nuser = "ana"\nrole = "king"\n')
     with pytest.raises(AccessError, match="role"):
         People(str(path), [])
+
+
+async def test_status_says_which_quota_is_used_up(config: Config, connection: Connection) -> None:
+    session = Session(config, ANA)
+    await submit_campaign(session, SPEC)
+    async with Claims(connection, Queue(team="vision")) as claims:
+        claim = await claims.next(10.0)
+        assert claim is not None
+        found = await all_campaigns(session)
+        assert found.pipeline is not None
+        vision, speech = found.pipeline.teams
+        assert (vision.running, vision.waiting, vision.slots, speech.waiting) == (1, 2, 1, 0)
+        hints = status_facts(found).hints
+        assert "team vision uses its quota of 1 slot, so its other rollouts wait" in " ".join(hints)
+        midnight = datetime.now(UTC) + timedelta(hours=1)
+        await TeamHolds(connection).put(
+            TeamHold(team="speech", reason="team speech has spent it", until=midnight)
+        )
+        hints = status_facts(await all_campaigns(session)).hints
+        assert any(hint.startswith("team speech has spent it: its rollouts wait until") for hint in hints)
+        await claim.complete()

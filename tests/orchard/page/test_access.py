@@ -25,8 +25,7 @@ async def served(tmp_path: Path, *proxies: str) -> AsyncIterator[aiohttp.ClientS
     """The page of an empty store with two users: ana has a key, rea may only read."""
     path, digest = tmp_path / "people.toml", hashlib.sha256(KEY.encode()).hexdigest()
     path.write_text(
-        f'[[people]]\nuser = "ana"\nrole = "operate"\nkey_sha256 = "{digest}"\n'
-        '[[people]]\nuser = "rea"\n'
+        f'[[people]]\nuser = "ana"\nrole = "operate"\nkey_sha256 = "{digest}"\n[[people]]\nuser = "rea"\n'
     )
     settings = AccessSettings(people=str(path), user_header=HEADER if proxies else "", proxies=proxies)
     people = People(str(path), [])
