@@ -37,6 +37,7 @@ class CommandGiven(msgspec.Struct, frozen=True, kw_only=True):
     """A user gave a command that changes something; stored before the change begins."""
 
     user: str
+    """Login name on one machine, else the user of the key or of the sign-in proxy."""
     team: str
     """Team of the user; empty: none."""
     role: Role
@@ -54,6 +55,7 @@ class TeamHold(msgspec.Struct, frozen=True, kw_only=True):
 
     team: str
     reason: str
+    """What was spent, and what may be."""
     until: datetime
     """End of the day in UTC."""
     lifted: bool = False

@@ -3,7 +3,7 @@ next day, running ones end."""
 
 import asyncio
 import logging
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping
 from datetime import UTC, datetime, time, timedelta
 
@@ -44,7 +44,7 @@ class TeamQuotas:
         """Team of each campaign that has one."""
         self._revision = 0
         self._midnight = datetime.min.replace(tzinfo=UTC)
-        self._spent: Counter[str] = Counter()
+        self._spent: defaultdict[str, float] = defaultdict(float)
         """Cost of each team's calls since `_midnight`, up to the event `_position`."""
         self._position = 0
         self._lost = asyncio.Event()
@@ -90,7 +90,7 @@ class TeamQuotas:
         except (StorageError, duckdb.Error) as error:
             log.warning("what teams have spent is read from the stream alone: %s", error)
             spent, position = {}, 0
-        self._midnight, self._spent, self._position = midnight, Counter(spent), position
+        self._midnight, self._spent, self._position = midnight, defaultdict(float, spent), position
 
     async def _add_later(self) -> None:
         pattern = f"{EVENTS_PREFIX}.*.*.llm.called"

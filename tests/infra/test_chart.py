@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from orchard.schemas.queues import Queue
+from orchard.streams.settings import queues_in
 from tests.infra.conftest import INFRA, Manifest, Manifests, containers
 
 HELM = Path(sys.executable).with_name("helm")
@@ -164,6 +166,44 @@ def test_twenty_queues_have_workers_consumers_and_rights_of_their_own() -> None:
     assert "orchard.work.>" not in accounts.partition("user: worker")[2].partition("user: archiver")[0]
 
 
+def teams(**entries: Manifest) -> list[str]:
+    return ["--set-json", f"teams={json.dumps(entries)}"]
+
+
+def test_a_team_has_a_queue_of_its_own_beside_every_queue_of_rollouts() -> None:
+    """With workers that KEDA starts for it, and no more than its quota needs."""
+    vision = {"maxWorkers": 2, "share": 2, "slots": 32, "usdPerDay": 10.5}
+    lists = queues(queue("swe", lends=["high"]), queue("swe", "high"))
+    items = Manifests(rendered(*lists, *teams(vision=vision, a_b={"maxWorkers": 1})))
+
+    jobs = {job["metadata"]["name"]: job["spec"] for job in items.of("ScaledJob")}
+    queues_ = ["rollout-swe-normal", "rollout-swe-high"]
+    assert jobs.keys() == {name + team for name in queues_ for team in ("", "-vision", "-a-b")}
+    job = jobs["rollout-swe-normal-vision"]
+    assert job["maxReplicaCount"] == 2
+    assert job["triggers"][0]["metadata"]["consumer"] == Queue(team="vision").consumer
+    settings = items.one("ConfigMap", "settings")["data"]
+    assert queues_in(settings["ORCHARD_NATS__QUEUES"]) == [
+        Queue(priority=priority, team=team)
+        for priority in ("normal", "high")
+        for team in ("", "a_b", "vision")
+    ]
+    assert settings["ORCHARD_TEAMS__VISION__SLOTS"] == "32"
+    assert settings["ORCHARD_TEAMS__VISION__USD_PER_DAY"] == "10.5"
+    assert settings["ORCHARD_TEAMS__A_B__SHARE"] == "1"
+    accounts = items.one("ConfigMap", "nats")["data"]["accounts.conf"]
+    assert '"$JS.API.CONSUMER.MSG.NEXT.ORCHARD_WORK.rollout-swe-high:vision"' in accounts
+    assert '"orchard.later.rollout.swe.normal:a_b.>"' in accounts
+
+
+def test_who_gives_commands_is_read_from_the_secret_of_people() -> None:
+    items = Manifests(rendered("--set", "secrets.people=people,page.enabled=true,page.host=o.example"))
+
+    path = {"name": "ORCHARD_ACCESS__PEOPLE", "value": "/etc/orchard/people/people.toml"}
+    with_people = {name for name, pod in items.pods() if path in containers(pod)[0].get("env", ())}
+    assert with_people == {"Deployment/console", "Deployment/page"}
+
+
 def test_limits_of_a_queue_follow_from_all_who_may_wait_there() -> None:
     small = Manifests(rendered(*queues(queue("swe"))))
     large = Manifests(
@@ -220,6 +260,9 @@ def test_large_numbers_are_numbers(tmp_path: Path) -> None:
         (queues({**queue("swe"), "kind": "annotate"}), "domain"),
         (queues({**queue("swe"), "kind": "prove"}), "domain"),
         (queues({**queue("swe"), "maxWorker": 1}), "maxWorker"),
+        (teams(vision={"maxWorkers": 3, "slots": 32}), "no more than its quota of 32 slots needs"),
+        (teams(vision={"maxWorkers": 1, "share": 0}), "share"),
+        (teams(**{"a-b": {"maxWorkers": 1}}), "a-b"),
     ],
 )
 def test_values_that_cannot_work_are_refused_with_a_sentence(words: list[str], says: str) -> None:

@@ -24,16 +24,20 @@
 {{- end }}
 {{- $consumers := list }}
 {{- $names := list }}
-{{- range .Values.queues }}
-{{- $name := printf "%s-%s-%s" .kind .domain .priority }}
-{{- if has ($name | replace "_" "-") $names }}
-{{- fail (printf "queues has %s twice, or one that differs by `_` and `-` alone" $name) }}
+{{- range include "orchard.queues" . | fromJsonArray }}
+{{- if has .name $names }}
+{{- fail (printf "queues has %s twice, or one that differs by `_` and `-` alone" .consumer) }}
 {{- end }}
-{{- if gt (len $name) 52 }}
-{{- fail (printf "the queue %s has a name of more than 52 characters, which its Jobs cannot have" $name) }}
+{{- if gt (len .name) 52 }}
+{{- fail (printf "the queue %s has a name of more than 52 characters, which its Jobs cannot have" .consumer) }}
 {{- end }}
-{{- $consumers = append $consumers $name }}
-{{- $names = append $names ($name | replace "_" "-") }}
+{{- $consumers = append $consumers .consumer }}
+{{- $names = append $names .name }}
+{{- end }}
+{{- range $team, $has := .Values.teams }}
+{{- if and $has.slots (ge (mul (int64 $has.maxWorkers) (int64 $w.slots)) (add (int64 $has.slots) (int64 $w.slots))) }}
+{{- fail (printf "teams.%s.maxWorkers (%d) must be no more than its quota of %d slots needs: the others would find nothing" $team (int64 $has.maxWorkers) (int64 $has.slots)) }}
+{{- end }}
 {{- end }}
 {{- range $queue := .Values.queues }}
 {{- range .lends }}
@@ -53,7 +57,7 @@
 {{- $most := 0 }}
 {{- range $queue := .Values.queues }}
 {{- $here := 0 }}
-{{- range $.Values.queues }}
+{{- range include "orchard.queues" $ | fromJsonArray }}
 {{- if and (eq .kind $queue.kind) (eq .domain $queue.domain) (or (eq .priority $queue.priority) (has $queue.priority .lends)) }}
 {{- $here = add $here (mul (int64 .maxWorkers) (int64 $.Values.workers.slots)) }}
 {{- end }}
@@ -83,12 +87,10 @@
 {{/* Who may what at NATS, with the rights of workers on the queues of the list and on no others. */}}
 {{- define "orchard.accounts" }}
 {{- $rights := list }}
-{{- range .Values.queues }}
-{{- $queue := printf "%s.%s.%s" .kind .domain .priority }}
-{{- $consumer := printf "%s-%s-%s" .kind .domain .priority }}
-{{- $rights = append $rights (printf "\"orchard.work.%s\", \"orchard.work.%s.>\", \"orchard.later.%s.>\"" $queue $queue $queue) }}
-{{- $rights = append $rights (printf "\"$JS.API.CONSUMER.CREATE.ORCHARD_WORK.%s\", \"$JS.ACK.ORCHARD_WORK.%s.>\"" $consumer $consumer) }}
-{{- $rights = append $rights (printf "\"$JS.API.CONSUMER.MSG.NEXT.ORCHARD_WORK.%s\"" $consumer) }}
+{{- range include "orchard.queues" . | fromJsonArray }}
+{{- $rights = append $rights (printf "\"orchard.work.%s\", \"orchard.work.%s.>\", \"orchard.later.%s.>\"" .path .path .path) }}
+{{- $rights = append $rights (printf "\"$JS.API.CONSUMER.CREATE.ORCHARD_WORK.%s\", \"$JS.ACK.ORCHARD_WORK.%s.>\"" .consumer .consumer) }}
+{{- $rights = append $rights (printf "\"$JS.API.CONSUMER.MSG.NEXT.ORCHARD_WORK.%s\"" .consumer) }}
 {{- end }}
 {{- $all := .Files.Get "files/accounts.conf" }}
 {{- $queues := regexFind "(?s)            # queues: .*            # end of queues\n" $all }}

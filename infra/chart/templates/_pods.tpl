@@ -49,6 +49,9 @@
 {{- printf "- {name: ORCHARD_NATS__USER, value: %s}" (index . 1) | nindent (index . 2) }}
 {{- printf "- {name: NATS_PASSWORD, valueFrom: {secretKeyRef: {name: %s, key: %s}}}" $values.secrets.natsUsers (index . 1) | nindent (index . 2) }}
 {{- end }}
+{{- if and $values.secrets.people (eq (index . 1) "operator") }}
+{{- printf "- {name: ORCHARD_ACCESS__PEOPLE, value: /etc/orchard/people/people.toml}" | nindent (index . 2) }}
+{{- end }}
 {{- end }}
 
 {{/* Volumes of a client of NATS and of the store: root, role, and the indent. */}}
@@ -60,6 +63,9 @@
 {{- end }}
 {{- with and (index . 1) $values.nats.credentials }}
 {{- printf "- {name: credentials, secret: {secretName: %s, items: [{key: %s.creds, path: nats.creds}]}}" . (index $ 1) | nindent $indent }}
+{{- end }}
+{{- if and $values.secrets.people (eq (index . 1) "operator") }}
+{{- printf "- {name: people, secret: {secretName: %s, defaultMode: 0440}}" $values.secrets.people | nindent $indent }}
 {{- end }}
 {{- printf "- {name: tmp, emptyDir: {}}" | nindent $indent }}
 {{- with $values.authorities.configMap }}
@@ -79,6 +85,9 @@
 {{- end }}
 {{- if and (index . 1) $values.nats.credentials }}
 {{- printf "- {name: credentials, mountPath: /etc/orchard/credentials, readOnly: true}" | nindent $indent }}
+{{- end }}
+{{- if and $values.secrets.people (eq (index . 1) "operator") }}
+{{- printf "- {name: people, mountPath: /etc/orchard/people, readOnly: true}" | nindent $indent }}
 {{- end }}
 {{- printf "- {name: tmp, mountPath: /tmp}" | nindent $indent }}
 {{- with $values.authorities.configMap }}

@@ -6,7 +6,16 @@ ORCHARD_NATS__URL: {{ .Values.nats.url | default (printf "tls://nats.%s.svc.%s:4
 ORCHARD_NATS__TLS_CA: /etc/orchard/nats/ca.crt
 {{- end }}
 ORCHARD_NATS__REPLICAS: {{ min 3 (int .Values.nats.replicas) | quote }}
-ORCHARD_NATS__QUEUES: {{ range $i, $q := .Values.queues }}{{ if $i }},{{ end }}{{ $q.kind }}.{{ $q.domain }}.{{ $q.priority }}{{ end }}
+ORCHARD_NATS__QUEUES: {{ range $i, $q := include "orchard.queues" . | fromJsonArray }}{{ if $i }},{{ end }}{{ $q.path }}{{ end }}
+{{- range $team, $has := .Values.teams }}
+ORCHARD_TEAMS__{{ upper $team }}__SHARE: {{ $has.share | default 1 | quote }}
+{{- with $has.slots }}
+ORCHARD_TEAMS__{{ upper $team }}__SLOTS: {{ int64 . | quote }}
+{{- end }}
+{{- with $has.usdPerDay }}
+ORCHARD_TEAMS__{{ upper $team }}__USD_PER_DAY: {{ . | quote }}
+{{- end }}
+{{- end }}
 {{- $slots := include "orchard.slots" . | int64 }}
 {{- if gt $slots 10000 }}
 ORCHARD_NATS__MAX_ACK_PENDING: {{ $slots | toString | quote }}
