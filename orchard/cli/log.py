@@ -9,11 +9,13 @@ import msgspec
 import typer
 from rich.text import Text
 
+from orchard.actions.audit import begin
 from orchard.actions.campaign_status import InQueues, state_of
 from orchard.actions.session import Session
 from orchard.cli.facts import AsJson, print_facts
 from orchard.configuration.config import ConfigError
 from orchard.pipelines.campaigns.archiving import Archiving
+from orchard.schemas.access import Role
 from orchard.schemas.subjects import FENCES
 from orchard.storage.archive.archiving import ArchiveProgress
 from orchard.storage.archive.files import ArchiveFiles
@@ -110,6 +112,7 @@ def archive(
             archiving = _archiving(session, connection)
             names = name or await archiving.closed(timedelta(days=older_than))
             for each in names:
+                await begin(session, connection, "log archive", Role.OPERATE, options={"campaign": each})
                 await _follow(archiving.archive(each), each)
             return names
 
@@ -126,6 +129,7 @@ def restore(
 
     async def run() -> None:
         async with session.connection_or_server("restore") as connection:
+            await begin(session, connection, "log restore", Role.OPERATE, options={"campaign": name})
             await _follow(_archiving(session, connection).restore(name), name)
 
     asyncio.run(run())
