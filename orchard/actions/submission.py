@@ -162,7 +162,13 @@ _ADD = (
 def how_to_serve(consumer: str) -> str:
     """Advice on starting a worker of a queue, without a full stop."""
     usual = Queue()
-    domain, _, priority = consumer.partition("-")[2].partition("-")
+    queue, _, team = consumer.partition(":")
+    if team:
+        return (
+            f"start the workers again with [teams.{team}] in their orchard.toml; on a cluster `teams` in the "
+            "chart's values must have it"
+        )
+    domain, _, priority = queue.partition("-")[2].partition("-")
     options = ["--domain", domain] if domain != usual.domain else []
     options += ["--priority", priority] if options or priority != usual.priority else []
     other = "" if options else "`orchard up`, or "

@@ -6,7 +6,7 @@ import hmac
 import os
 import tomllib
 from collections.abc import Collection, Mapping
-from ipaddress import ip_address, ip_network
+from ipaddress import IPv6Address, ip_address, ip_network
 from pathlib import Path
 
 import msgspec
@@ -50,7 +50,9 @@ class AccessSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """Whether a request from this address may name its user by the header."""
         if not self.user_header or not address:
             return False
-        return any(ip_address(address.partition("%")[0]) in ip_network(one) for one in self.proxies)
+        given = ip_address(address.partition("%")[0])
+        mapped = given.ipv4_mapped if isinstance(given, IPv6Address) else None
+        return any((mapped or given) in ip_network(one) for one in self.proxies)
 
 
 class Person(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

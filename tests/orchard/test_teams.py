@@ -17,6 +17,7 @@ from orchard.actions.campaigns import (
     submit_campaign,
 )
 from orchard.actions.session import Session
+from orchard.actions.submission import how_to_serve
 from orchard.cli.campaign_facts import status_facts
 from orchard.configuration.access import AccessError, AccessSettings, People, caller
 from orchard.configuration.config import Config
@@ -156,3 +157,13 @@ async def test_status_says_which_quota_is_used_up(config: Config, connection: Co
         hints = status_facts(await all_campaigns(session)).hints
         assert any(hint.startswith("team speech has spent it: its rollouts wait until") for hint in hints)
         await claim.complete()
+
+
+def test_a_proxy_is_known_by_its_address_also_on_a_socket_for_both_families() -> None:
+    settings = AccessSettings(people="people.toml", user_header="X-User", proxies=("10.1.0.0/16", "fd00::1"))
+    known = {address: settings.from_proxy(address) for address in ("::ffff:10.1.2.3", "fd00::1", "10.2.0.1")}
+    assert known == {"::ffff:10.1.2.3": True, "fd00::1": True, "10.2.0.1": False}
+
+
+def test_who_waits_for_a_team_without_workers_is_told_what_is_missing() -> None:
+    assert "[teams.vision]" in how_to_serve("rollout-swe-normal:vision")
