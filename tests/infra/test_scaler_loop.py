@@ -197,6 +197,23 @@ async def test_workers_of_one_slot_start_as_needed_and_come_down_to_zero(loop: L
     assert loop.longest_wait(0, 1) <= START_STEPS + 2 * 5, "the others wait for two before"
 
 
+async def test_the_lag_of_a_team_is_its_own(connection: Connection, loop: Loop) -> None:
+    """Beside thousands of another team, and with what is in work."""
+    vision = Queue(team="vision")
+    await declare(connection, connection.settings, [vision])
+    entries = [named(QUEUE, f"other-{one}", b"") for one in range(2000)]
+    await loop.publisher.offer_all([*entries, named(vision, "v1", b""), named(vision, "v2", b"")])
+    async with Claims(connection, QUEUE, [vision]) as claims:
+        claim = [await claims.next(10.0) for _ in range(2)][1]
+        assert claim is not None and claim.queue == vision
+        trigger = msgspec.structs.replace(loop.trigger, consumer=vision.consumer)
+        seen = -1
+        async with asyncio.timeout(20):
+            while seen != 2:  # the server shows it a moment later
+                async with loop.http.get(trigger.url) as reply:
+                    seen = lag(await reply.read(), trigger)
+
+
 @pytest.mark.parametrize("slots", [4, 16])
 async def test_nothing_starves_beside_stragglers(loop: Loop, slots: int) -> None:
     """As many long ones as there are workers, spread over them, and then more requests than they have slots:

@@ -33,9 +33,14 @@ async def _connection(_name: str):
     yield None
 
 
+async def _begun(*_: object, **__: object) -> None:
+    pass
+
+
 @pytest.fixture
 def requeue(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(dead, "DeadLetters", Letters)
+    monkeypatch.setattr(dead, "begin", _begun)  # tests/orchard/test_teams.py has the audit trail
     session = SimpleNamespace(connection=_connection)
     return lambda *words: CliRunner().invoke(dead.app, ["requeue", *words], obj=session)
 
