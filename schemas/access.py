@@ -9,7 +9,7 @@ NO_CAMPAIGN = "commands"
 """Campaign of the events about users and teams that concern none."""
 
 
-class Role(StrEnum):
+class UserRole(StrEnum):
     """What a user may do; each role may do what the one before it may."""
 
     READ = "read"
@@ -19,8 +19,8 @@ class Role(StrEnum):
     OPERATE = "operate"
     """Stop and resume every campaign, and requeue dead letters."""
 
-    def includes(self, needed: "Role") -> bool:
-        order = list(Role)
+    def includes(self, needed: "UserRole") -> bool:
+        order = list(UserRole)
         return order.index(self) >= order.index(needed)
 
 
@@ -30,7 +30,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     user: str
     team: str = ""
     """Empty: none."""
-    role: Role = Role.OPERATE
+    role: UserRole = UserRole.OPERATE
 
 
 class CommandGiven(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,8 +40,8 @@ class CommandGiven(msgspec.Struct, frozen=True, kw_only=True):
     """Login name on one machine, else the user of the key or of the sign-in proxy."""
     team: str
     """Team of the user; empty: none."""
-    role: Role
-    """Role that the user had."""
+    role: UserRole
+    """UserRole that the user had."""
     command: str
     """Name of the command, such as `pause` or `dead requeue`."""
     options: dict[str, str] = {}

@@ -5,7 +5,7 @@ from uuid import uuid4
 
 from orchard.actions.session import Session
 from orchard.configuration.config import ConfigError
-from orchard.schemas.access import NO_CAMPAIGN, CommandGiven, Role
+from orchard.schemas.access import NO_CAMPAIGN, CommandGiven, UserRole
 from orchard.schemas.events import make_event
 from orchard.schemas.identity import NAME
 from orchard.streams.campaigns import CampaignBook
@@ -21,7 +21,7 @@ async def begin(
     session: Session,
     connection: Connection,
     command: str,
-    needed: Role,
+    needed: UserRole,
     campaign: str = NO_CAMPAIGN,
     options: Mapping[str, str] | None = None,
 ) -> None:
@@ -34,7 +34,7 @@ async def begin(
         raise ConfigError(f"there is no campaign {campaign[:80]!r}: `orchard status` lists them")
     user = session.principal
     allowed = user.role.includes(needed)
-    if not allowed and user.role.includes(Role.SUBMIT) and campaign != NO_CAMPAIGN:
+    if not allowed and user.role.includes(UserRole.SUBMIT) and campaign != NO_CAMPAIGN:
         known = await CampaignBook(connection).get(campaign)
         allowed = known is not None and known[0].submitter == user.user
     refused = "" if allowed else f"{user.user} has the role `{user.role}`, and {command} needs `{needed}`"

@@ -21,7 +21,7 @@ from orchard.actions.session import Session
 from orchard.actions.submission import added_fields, check_prices, check_programs, check_workers
 from orchard.configuration.config import ConfigError
 from orchard.configuration.flags import with_endpoint
-from orchard.schemas.access import Role
+from orchard.schemas.access import UserRole
 from orchard.schemas.campaigns import CampaignRecord, CampaignSpec, CampaignState
 from orchard.schemas.health import alive
 from orchard.schemas.llm_calls import ModelKind
@@ -77,7 +77,7 @@ async def submit_campaign(
             for note in notes:
                 told.note(note, "note:")
             await check_programs(session, spec.harnesses)
-        await begin(session, connection, "submit", Role.SUBMIT, spec.name)
+        await begin(session, connection, "submit", UserRole.SUBMIT, spec.name)
         await declare(connection, session.config.nats, [spec.queue], session.config.teams)
         await _follow(_campaigns(session, connection).submit(spec), f"submitting {spec.name}", told)
 
@@ -90,7 +90,7 @@ async def grow_campaign(session: Session, spec: CampaignSpec, planned: int) -> N
     """
     spec = msgspec.structs.replace(spec, team=session.principal.team)
     async with session.connection("submit") as connection:
-        await begin(session, connection, "submit", Role.SUBMIT, spec.name)
+        await begin(session, connection, "submit", UserRole.SUBMIT, spec.name)
         await declare(connection, session.config.nats, [spec.queue], session.config.teams)
         async for _ in _campaigns(session, connection).grow(spec, planned=planned):
             pass
@@ -109,7 +109,7 @@ async def resume_campaign(
     if max_cost_usd is not None:
         options["max_cost"] = f"{max_cost_usd:g}"
     async with session.connection("resume") as connection:
-        await begin(session, connection, "resume", Role.OPERATE, name, options)
+        await begin(session, connection, "resume", UserRole.OPERATE, name, options)
         steps = _campaigns(session, connection).resume(name, aborted=aborted, max_cost_usd=max_cost_usd)
         return await _follow(steps, f"resuming {name}", told)
 
@@ -117,14 +117,14 @@ async def resume_campaign(
 async def pause_campaign(session: Session, name: str) -> None:
     """Sets the state, which workers see at their next claim."""
     async with session.connection("pause") as connection:
-        await begin(session, connection, "pause", Role.OPERATE, name)
+        await begin(session, connection, "pause", UserRole.OPERATE, name)
         await _campaigns(session, connection).pause(name)
 
 
 async def cancel_campaign(session: Session, name: str, told: Reporter = SILENT) -> int:
     """Cancels a campaign and returns how many rollouts were aborted here."""
     async with session.connection("cancel") as connection:
-        await begin(session, connection, "cancel", Role.OPERATE, name)
+        await begin(session, connection, "cancel", UserRole.OPERATE, name)
         return await _follow(_campaigns(session, connection).cancel(name), f"cancelling {name}", told)
 
 

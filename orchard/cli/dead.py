@@ -12,7 +12,7 @@ from orchard.actions.audit import begin
 from orchard.actions.session import Session
 from orchard.cli.facts import AsJson, print_facts
 from orchard.configuration.config import ConfigError
-from orchard.schemas.access import Role
+from orchard.schemas.access import UserRole
 from orchard.streams.deadletter_codec import DeadLetter
 from orchard.streams.errors import NotRequeued
 from orchard.terminal.console import console
@@ -113,7 +113,7 @@ def requeue(
     async def run() -> bool:
         async with session.connection("dead") as connection:
             asked = ",".join(map(str, sequence or ())) or "all"
-            await begin(session, connection, "dead requeue", Role.OPERATE, options={"sequence": asked})
+            await begin(session, connection, "dead requeue", UserRole.OPERATE, options={"sequence": asked})
             letters = DeadLetters(connection)
             numbers = sequence or [letter.sequence for letter in await letters.list()]
             return all([await _requeued(letters, number) for number in numbers])

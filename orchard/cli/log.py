@@ -15,7 +15,7 @@ from orchard.actions.session import Session
 from orchard.cli.facts import AsJson, print_facts
 from orchard.configuration.config import ConfigError
 from orchard.pipelines.campaigns.archiving import Archiving
-from orchard.schemas.access import Role
+from orchard.schemas.access import UserRole
 from orchard.schemas.subjects import FENCES
 from orchard.storage.archive.archiving import ArchiveProgress
 from orchard.storage.archive.files import ArchiveFiles
@@ -112,7 +112,7 @@ def archive(
             archiving = _archiving(session, connection)
             names = name or await archiving.closed(timedelta(days=older_than))
             for each in names:
-                await begin(session, connection, "log archive", Role.OPERATE, options={"campaign": each})
+                await begin(session, connection, "log archive", UserRole.OPERATE, options={"campaign": each})
                 await _follow(archiving.archive(each), each)
             return names
 
@@ -129,7 +129,7 @@ def restore(
 
     async def run() -> None:
         async with session.connection_or_server("restore") as connection:
-            await begin(session, connection, "log restore", Role.OPERATE, options={"campaign": name})
+            await begin(session, connection, "log restore", UserRole.OPERATE, options={"campaign": name})
             await _follow(_archiving(session, connection).restore(name), name)
 
     asyncio.run(run())

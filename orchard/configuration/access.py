@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from orchard.schemas.access import Principal, Role
+from orchard.schemas.access import Principal, UserRole
 from orchard.schemas.addresses import check_variable
 from orchard.schemas.faults import fault_sentence
 from orchard.schemas.identity import check_name
@@ -60,7 +60,7 @@ class Person(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     user: str
     team: str = ""
-    role: Role = Role.READ
+    role: UserRole = UserRole.READ
     key_sha256: str = ""
     """SHA-256 of the user's key, in hexadecimal; empty: the user is known by the sign-in proxy alone."""
 

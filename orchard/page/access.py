@@ -16,7 +16,7 @@ from aiohttp.typedefs import Middleware
 from orchard.configuration.access import AccessSettings, People, login_name
 from orchard.injector.orchestrator.origins import refusal
 from orchard.page.base_path import base_of, local_path
-from orchard.schemas.access import Principal, Role
+from orchard.schemas.access import Principal, UserRole
 
 POLICY = "; ".join(
     (
@@ -107,7 +107,7 @@ class Access:
                 status=403,
                 text="the request has no token: open the address with it that `orchard ui` printed\n",
             )
-        if changes and principal is not None and not principal.role.includes(Role.SUBMIT):
+        if changes and principal is not None and not principal.role.includes(UserRole.SUBMIT):
             return web.Response(
                 status=403, text=f"{principal.user} has the role `read`: ask an operator for another\n"
             )
@@ -122,7 +122,7 @@ class Access:
     def may_change(self, request: web.Request) -> bool:
         """Whether it is known who sent the request, and that user's role permits more than looking."""
         principal = self._principal(request)
-        return principal is not None and principal.role.includes(Role.SUBMIT)
+        return principal is not None and principal.role.includes(UserRole.SUBMIT)
 
     def acting(self, request: web.Request) -> Principal:
         """User whose change `middleware` has admitted."""

@@ -10,7 +10,7 @@ from orchard.actions.audit import begin
 from orchard.actions.campaigns import cancel_campaign, pause_campaign, resume_campaign
 from orchard.actions.session import Session
 from orchard.page.rollouts import BadFilter
-from orchard.schemas.access import Role
+from orchard.schemas.access import UserRole
 from orchard.workers.attempts.deadletters import DeadLetters
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ async def _requeue(session: Session, sequence: str) -> None:
             f"{sequence[:40]!r} is not the sequence number of a dead letter: choose one on the page /status"
         )
     async with session.connection("page") as connection:
-        await begin(session, connection, "dead requeue", Role.OPERATE, options={"sequence": sequence})
+        await begin(session, connection, "dead requeue", UserRole.OPERATE, options={"sequence": sequence})
         await DeadLetters(connection).requeue(int(sequence))
 
 

@@ -408,7 +408,7 @@ async def serve(
         at = runner.addresses[0][1]
         name = f"[{host}]" if ":" in host else host
         url = f"http://{name}:{at}{check_base_path(base)}/"
-        told(url if loopback and not private else f"{url}?token={token}", f"{url}?token={token}")
+        told(url if loopback and not (private or people) else f"{url}?token={token}", f"{url}?token={token}")
         await stop.wait()
     finally:
         await runner.cleanup()

@@ -21,7 +21,7 @@ from orchard.actions.submission import how_to_serve
 from orchard.cli.campaign_facts import status_facts
 from orchard.configuration.access import AccessError, AccessSettings, People, caller
 from orchard.configuration.config import Config
-from orchard.schemas.access import Principal, Role, TeamHold
+from orchard.schemas.access import Principal, TeamHold, UserRole
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignSpec, ModelSpec, TaskRef
 from orchard.schemas.queues import Queue
@@ -36,9 +36,9 @@ from orchard.streams.settings import NatsSettings, TeamSettings
 from orchard.streams.team_holds import TeamHolds
 from orchard.streams.topology import declare
 
-ANA = Principal(user="ana", team="vision", role=Role.SUBMIT)
-BEN = Principal(user="ben", team="speech", role=Role.SUBMIT)
-OLA = Principal(user="ola", role=Role.OPERATE)
+ANA = Principal(user="ana", team="vision", role=UserRole.SUBMIT)
+BEN = Principal(user="ben", team="speech", role=UserRole.SUBMIT)
+OLA = Principal(user="ola", role=UserRole.OPERATE)
 SPEC = CampaignSpec(
     name="first",
     tasks=(TaskRef(task_id="t", source="s", repo="a/b", blob=BlobRef(sha256="0" * 64, size=1)),),
@@ -96,7 +96,7 @@ async def test_what_a_user_submits_carries_user_and_team(config: Config, connect
 
 async def test_roles_decide_and_every_command_is_in_the_trail(config: Config, connection: Connection) -> None:
     with pytest.raises(NotAllowed, match="rea has the role `read`, and submit needs `submit`"):
-        await submit_campaign(Session(config, Principal(user="rea", role=Role.READ)), SPEC)
+        await submit_campaign(Session(config, Principal(user="rea", role=UserRole.READ)), SPEC)
     await submit_campaign(Session(config, ANA), SPEC)
     with pytest.raises(NotAllowed, match="ben has the role `submit`, and cancel needs `operate`"):
         await cancel_campaign(Session(config, BEN), "first")
@@ -122,7 +122,7 @@ async def test_roles_decide_and_every_command_is_in_the_trail(config: Config, co
 
 
 def test_a_caller_is_the_login_name_or_the_owner_of_a_key(tmp_path: Path) -> None:
-    assert caller(AccessSettings(), []).role is Role.OPERATE and caller(AccessSettings(), []).user
+    assert caller(AccessSettings(), []).role is UserRole.OPERATE and caller(AccessSettings(), []).user
     path = tmp_path / "people.toml"
     digest = hashlib.sha256(b"secret").hexdigest()
     path.write_text(f'[[people]]\nuser = "ana"\nteam = "vision"\nrole = "submit"\nkey_sha256 = "{digest}"\n')
