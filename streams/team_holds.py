@@ -54,8 +54,11 @@ class TeamHolds:
 
     async def all(self) -> dict[str, TeamHold]:
         """The holds by team, lifted ones left out."""
+        found = [hold async for hold in self._read() if not hold.lifted]
+        if not found:
+            return {}
         now = await server_time(self._connection, names.ENDPOINTS_STREAM)
-        return {hold.team: hold async for _, hold in self._read() if not hold.lifted and hold.until > now}
+        return {hold.team: hold for hold in found if hold.until > now}
 
     async def put(self, hold: TeamHold) -> bool:
         """Replaces a team's record; False if it says the same already, or was changed meanwhile."""
@@ -80,11 +83,11 @@ class TeamHolds:
             return False
         return True
 
-    async def _read(self) -> AsyncIterator[tuple[StoredMessage, TeamHold]]:
+    async def _read(self) -> AsyncIterator[TeamHold]:
         async for batch in messages_of(self._connection, names.ENDPOINTS_STREAM, f"{_HOLDS}*"):
             for message in batch:
                 if (hold := _decoded(message)) is not None:
-                    yield message, hold
+                    yield hold
 
 
 def _decoded(message: StoredMessage | None) -> TeamHold | None:

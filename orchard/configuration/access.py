@@ -1,9 +1,10 @@
 """Who a user is: by the login name on one machine, by a key, or by the header of a sign-in proxy."""
 
-import getpass
 import hashlib
 import hmac
 import os
+import pwd
+import re
 import tomllib
 from collections.abc import Collection, Mapping
 from ipaddress import IPv6Address, ip_address, ip_network
@@ -16,6 +17,8 @@ from orchard.schemas.addresses import check_variable
 from orchard.schemas.faults import fault_sentence
 from orchard.schemas.identity import check_name
 from orchard.schemas.toml_text import parsed_toml
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class AccessSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -62,13 +65,15 @@ class Person(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     team: str = ""
     role: UserRole = UserRole.READ
     key_sha256: str = ""
-    """SHA-256 of the user's key, in hexadecimal; empty: the user is known by the sign-in proxy alone."""
+    """SHA-256 of the user's key, in lower-case hexadecimal; empty: only the sign-in proxy knows the user."""
 
     def __post_init__(self) -> None:
         if not self.user or len(self.user) > 100 or not self.user.isprintable():
             raise ValueError("user must be 1 to 100 printable characters")
         if self.team:
             check_name(self.team, "team")
+        if self.key_sha256 and not _SHA256.fullmatch(self.key_sha256):
+            raise ValueError("key_sha256 must be 64 hexadecimal digits: the SHA-256 of the key, not the key")
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -95,8 +100,10 @@ class People:
             raise AccessError(f"the file of people {path}: {fault_sentence(tree, _File, error)}") from error
         for person in listed:
             check_team(person.team, teams)
-        self._by_key = {one.key_sha256.lower(): one for one in listed if one.key_sha256}
+        self._by_key = {one.key_sha256: one for one in listed if one.key_sha256}
         self._by_name = {one.user: one for one in listed}
+        if len(self._by_name) < len(listed):
+            raise AccessError(f"the file of people {path} has a user twice: leave one entry of each")
 
     def with_key(self, key: str) -> Principal | None:
         given = hashlib.sha256(key.encode()).hexdigest()
@@ -140,9 +147,10 @@ def caller(
 
 
 def login_name() -> str:
+    """Name of the process' user, whatever the environment says."""
     try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a container's user without a name
         return f"uid-{os.getuid()}"
 
 

@@ -133,9 +133,14 @@ def test_a_caller_is_the_login_name_or_the_owner_of_a_key(tmp_path: Path) -> Non
             caller(settings, ["vision"], variables)
     with pytest.raises(AccessError, match=r"add \[teams.vision\]"):
         People(str(path), [])
-    path.write_text('[[people]]\nuser = "ana"\nrole = "king"\n')
-    with pytest.raises(AccessError, match="role"):
-        People(str(path), [])
+    for entry, said in (
+        ('role = "king"', "role"),
+        ('key_sha256 = "secret"', "not the key"),
+        ('[[people]]\nuser = "ana"', "twice"),
+    ):
+        path.write_text(f'[[people]]\nuser = "ana"\n{entry}\n')
+        with pytest.raises(AccessError, match=said):
+            People(str(path), [])
 
 
 async def test_status_says_which_quota_is_used_up(config: Config, connection: Connection) -> None:
