@@ -17,7 +17,7 @@ from orchard.streams.fair_order import FairOrder
 from orchard.streams.pull import Puller
 from orchard.streams.settings import TeamSettings
 
-TURN_SECONDS = 0.5
+TURN_SECONDS = 1.0
 """Seconds that an idle slot waits at the queue of one team before it waits at the next."""
 _NO_TEAM = TeamSettings()
 
