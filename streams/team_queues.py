@@ -62,7 +62,7 @@ class TeamQueues:
 
     async def _pull_now(self) -> tuple[Queue, Msg] | None:
         """Pulls what waits, in fair order."""
-        left = set(self._pullers)
+        left = list(self._pullers)
         while left:
             queue = self._order.take(left)
             try:
@@ -74,5 +74,5 @@ class TeamQueues:
                 self._order.claimed(queue)
                 return queue, message
             self._order.release(queue)
-            left.discard(queue)
+            left.remove(queue)
         return None

@@ -204,8 +204,8 @@ async def test_the_lag_of_a_team_is_its_own(connection: Connection, loop: Loop) 
     entries = [named(QUEUE, f"other-{one}", b"") for one in range(2000)]
     await loop.publisher.offer_all([*entries, named(vision, "v1", b""), named(vision, "v2", b"")])
     async with Claims(connection, QUEUE, [vision]) as claims:
-        claim = [await claims.next(10.0) for _ in range(2)][1]
-        assert claim is not None and claim.queue == vision
+        claimed = [claim.queue for _ in range(2) if (claim := await claims.next(10.0))]
+        assert claimed == [QUEUE, vision]
         trigger = msgspec.structs.replace(loop.trigger, consumer=vision.consumer)
         seen = -1
         async with asyncio.timeout(20):
