@@ -80,7 +80,10 @@ def asyncapi() -> dict[str, Any]:
     channels["work"] = {
         "address": "orchard.work.{kind}.{domain}.{priority}.{campaign}.{shard}.{key}.{fence}",
         "parameters": {
-            name: {} for name in ("kind", "domain", "priority", "campaign", "shard", "key", "fence")
+            name: {"description": "Priority, and `:TEAM` where a team has submitted"}
+            if name == "priority"
+            else {}
+            for name in ("kind", "domain", "priority", "campaign", "shard", "key", "fence")
         },
         "messages": {"work": {"$ref": "#/components/messages/work"}},
     }

@@ -3,7 +3,7 @@
 Each entry has a subject of its own, `orchard.work.<kind>.<domain>.<priority>` followed by
 `<campaign>.<shard>.<key>.<fence>`, and is stored only where that subject is empty. A work queue keeps a
 message until it is acknowledged, so the server itself refuses a second entry of a rollout that is queued or
-running (decision 0012).
+running (decision 0012). The priority of a team's requests is `<priority>:<team>` (decision 0134).
 """
 
 import hashlib
