@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from orchard.configuration.access import AccessError, caller
 from orchard.configuration.config import Config, ConfigError
 from orchard.configuration.run_files import UNSAFE_HOST, RunFiles, UpRecord, running
-from orchard.schemas.access import Principal
+from orchard.schemas.access import Principal, UserRole
 from orchard.streams import names
 from orchard.streams.connection import Connection, connect
 from orchard.streams.disk_space import disk_shortage
@@ -91,10 +91,14 @@ class Session:
     async def connection(self, name: str, *, hold: bool = False) -> AsyncIterator[Connection]:
         """Opens a connection to the pipeline's NATS server, for publishers.
 
-        Raises StreamHeld when the stream is behind the tables; with `hold` waits instead, before each publish
-        and claim, until it is restored.
+        Raises NotAllowed for a user who may only read, and StreamHeld when the stream is behind the tables;
+        with `hold` waits instead, before each publish and claim, until it is restored.
         """
         async with self.reading_connection(name) as connection, self.guard(connection, hold=hold):
+            if not self.principal.role.includes(UserRole.SUBMIT):
+                from orchard.actions.audit import begin  # which needs this module
+
+                await begin(self, connection, name, UserRole.SUBMIT)
             yield connection
 
     @asynccontextmanager

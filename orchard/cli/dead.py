@@ -52,7 +52,7 @@ def list_dead(context: typer.Context, as_json: AsJson = False) -> None:
     session: Session = context.obj
 
     async def run() -> None:
-        async with session.connection("dead") as connection:
+        async with session.reading_connection("dead") as connection:
             letters = await DeadLetters(connection).list()
         if as_json:
             print_facts(DeadLetterListing(letters=[_facts(letter) for letter in letters]))
@@ -86,7 +86,7 @@ def show(context: typer.Context, sequence: Sequence, as_json: AsJson = False) ->
     session: Session = context.obj
 
     async def run() -> None:
-        async with session.connection("dead") as connection:
+        async with session.reading_connection("dead") as connection:
             letter = await DeadLetters(connection).get(sequence)
         if letter is None:
             raise ConfigError(f"there is no dead letter {sequence}: `orchard dead list` shows them")

@@ -108,7 +108,7 @@ async def test_roles_decide_and_every_command_is_in_the_trail(config: Config, co
             "select \"user\", command, campaign, refused <> '' from commands order by sequence"
         )
         assert trail.fetchall() == [
-            ("rea", "submit", "first", True),
+            ("rea", "submit", "commands", True),
             ("ana", "submit", "first", False),
             ("ben", "cancel", "first", True),
             ("ana", "pause", "first", False),
