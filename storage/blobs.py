@@ -7,6 +7,8 @@ directory: `blobs/ab/cd/<sha256>`; on S3 the same keys. Any number of processes 
 import hashlib
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pyarrow.fs as pafs
 
@@ -22,10 +24,21 @@ class BlobStore:
 
     def __init__(self, url: str | os.PathLike[str]) -> None:
         self._location = Location.parse(url)
+        self._each_durable = True
 
     @property
     def url(self) -> str:
         return self._location.url
+
+    @contextmanager
+    def together(self) -> Iterator["BlobStore"]:
+        """Give a store for many blobs, which are durable when the block has ended: no event may name them
+        before. Raises StoreFull or StoreUnreachable."""
+        store = BlobStore(self._location.url)
+        store._each_durable = False
+        yield store
+        with store_errors(self._location.url):
+            self._location.sync()
 
     def put(self, data: bytes, media_type: str = "application/octet-stream") -> BlobRef:
         """Store `data` unless an intact copy exists. Raises StoreFull or StoreUnreachable."""
@@ -33,7 +46,7 @@ class BlobStore:
         reference = BlobRef(sha256=sha256, size=len(data), media_type=media_type)
         with store_errors(self._location.url):
             if self._location.read(*_place(sha256)) != data:
-                self._location.write(data, *_place(sha256))
+                self._location.write(data, *_place(sha256), durable=self._each_durable)
         return reference
 
     def get(self, reference: BlobRef) -> bytes:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pyarrow.fs as pafs
 
-from orchard.storage.durable import write_whole
+from orchard.storage.durable import sync_file_system, write_whole
 from orchard.storage.errors import StorageError, store_errors
 
 _S3_VARIABLES = (
@@ -107,20 +107,29 @@ class Location:
         return "/".join((self.url.removeprefix("s3://"), *parts))
 
     def read(self, *parts: str) -> bytes | None:
-        """Read a file below the root; None if there is none. Raises what Arrow raises."""
+        """Read a file below the root; None if there is none. Raises OSError, and what Arrow raises."""
         try:
+            if not self.is_s3:
+                with open(self.key(*parts), "rb") as file:
+                    return file.read()
             with self.filesystem.open_input_stream(self.key(*parts)) as stream:
                 return bytes(stream.read())
         except FileNotFoundError:
             return None
 
-    def write(self, data: bytes, *parts: str) -> None:
-        """Write a file below the root durably and atomically. Raises OSError."""
+    def write(self, data: bytes, *parts: str, durable: bool = True) -> None:
+        """Write a file below the root atomically; in a directory, one that is not durable is so after `sync`.
+        Raises OSError."""
         if self.is_s3:
             with self.filesystem.open_output_stream(self.key(*parts)) as stream:
                 stream.write(data)
         else:
-            write_whole(self.path.joinpath(*parts[:-1]), parts[-1], data)
+            write_whole(self.path.joinpath(*parts[:-1]), parts[-1], data, durable=durable)
+
+    def sync(self) -> None:
+        """Make all files that were written durable. Raises OSError."""
+        if not self.is_s3 and self.path.exists():
+            sync_file_system(self.path)
 
     @property
     def filesystem(self) -> pafs.FileSystem:

@@ -131,6 +131,11 @@ class TolerantClient(Client):
     async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
         return headers_of(headers) or None if headers else None
 
+    def message_of(self, frame: Frame, sid: int = 0) -> Msg:
+        """Makes nats-py's message of a frame."""
+        headers = headers_of(frame.headers) if frame.headers else None
+        return self._build_message(sid, frame.subject, frame.reply, frame.data, headers or None)
+
     def _build_message(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
     ) -> Msg:

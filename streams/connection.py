@@ -16,7 +16,7 @@ from nats.errors import BadSubjectError
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 
-from orchard.streams.client import TolerantClient
+from orchard.streams.client import Frame, TolerantClient
 from orchard.streams.errors import MessageTooLarge, NatsRefused, NatsUnreachable, StreamHeld, StreamsError
 from orchard.streams.settings import NatsSettings
 from orchard.streams.tasks import waited
@@ -155,7 +155,7 @@ class Connection:
         limit = self.nats.max_payload
         size = len(payload)
         if headers:
-            size += sum(len(key) + len(value.encode()) + 4 for key, value in headers.items()) + 12
+            size += sum([len(key) + len(value.encode()) + 4 for key, value in headers.items()]) + 12
         if size > limit:
             raise MessageTooLarge(
                 f"a message of {size} bytes for {subject} is over the server's limit of {limit}: "
@@ -165,15 +165,15 @@ class Connection:
     async def send(
         self, subject: str, payload: bytes, headers: Headers | None = None, *, to_read: bool = False
     ) -> Pending:
-        """Publishes with a reply inbox; its future gets the answer, or ConnectionLost when that is lost.
+        """Publishes what `check_size` let pass, with a reply inbox; its future gets the answer, or
+        ConnectionLost when that is lost.
 
         Raises ConnectionLost when there is no connection now or, except for reading, the guard lets nothing
-        pass; MessageTooLarge before anything is sent.
+        pass.
         """
-        self.check_size(subject, payload, headers)
         if not self._inbox:
             self._inbox = self.nats.new_inbox() + "."
-            await self.nats.subscribe(self._inbox + "*", cb=self._on_answer)
+            await self.nats.listen(self._inbox + "*", self._on_answer)
         if not (self.online if to_read else self._connected).is_set():
             raise ConnectionLost(self.held or self.waiting or "not connected to NATS")
         self._asked += 1
@@ -200,16 +200,17 @@ class Connection:
 
         Raises ConnectionLost, TimeoutError after `timeout` seconds, and MessageTooLarge.
         """
+        self.check_size(subject, payload, headers)
         pending = await self.send(subject, payload, headers, to_read=True)
         try:
             return await within(pending.future, timeout)
         finally:
             self._answers.pop(pending.inbox, None)
 
-    async def _on_answer(self, message: Msg) -> None:
-        future = self._answers.pop(message.subject, None)
+    def _on_answer(self, frame: Frame) -> None:
+        future = self._answers.pop(frame.subject.decode("utf-8", "replace"), None)
         if future is not None and not future.done():
-            future.set_result(message)
+            future.set_result(self.nats.message_of(frame))
 
     def _lost(self) -> None:
         self._connected.clear()

@@ -3,11 +3,13 @@
 Each is a rollout of one attempt in a campaign; its tools and metadata are kept unchanged.
 """
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 
 import msgspec
 
@@ -49,25 +51,31 @@ async def import_trajectories(
     campaign: str,
     dataset: str,
 ) -> Imported:
-    """Publish the events of each trajectory, unless its rollout has an outcome already. Raises what
-    publishing raises."""
+    """Publish the events of each trajectory, unless its rollout has an outcome already. The next ones are
+    read in a thread meanwhile. Raises what publishing raises."""
     check_name(campaign)
     done, there, flags, left_out = 0, 0, Counter[str](), list[LeftOut]()
-    for batch in _batches(blobs, found, left_out, campaign=campaign, dataset=dataset):
-        outcomes = await publisher.outcomes(list(batch))
-        new = [one for one, outcome in zip(batch.values(), outcomes, strict=True) if outcome is None]
-        there += sum(one.count for one in batch.values()) - len(new)
-        try:
-            await publisher.events([event for one in new for event in one.events[:-1]])
-        except MessageTooLarge:
-            new = await _one_by_one(publisher, new, left_out)
-        stored = await publisher.guarded([(one.events[-1], 0) for one in new])
-        for one, sequence in zip(new, stored, strict=True):
-            if sequence is None:
-                there += 1
-            else:
-                done += 1
-                flags.update(one.flags)
+    batches = _batches(blobs, found, left_out, campaign=campaign, dataset=dataset)
+    following = asyncio.create_task(asyncio.to_thread(next, batches, None))
+    try:
+        while (batch := await following) is not None:
+            following = asyncio.create_task(asyncio.to_thread(next, batches, None))
+            outcomes = await publisher.outcomes(list(batch))
+            new = [one for one, outcome in zip(batch.values(), outcomes, strict=True) if outcome is None]
+            there += sum(one.count for one in batch.values()) - len(new)
+            try:
+                await publisher.events([event for one in new for event in one.events[:-1]])
+            except MessageTooLarge:
+                new = await _one_by_one(publisher, new, left_out)
+            stored = await publisher.guarded([(one.events[-1], 0) for one in new])
+            for one, sequence in zip(new, stored, strict=True):
+                if sequence is None:
+                    there += 1
+                else:
+                    done += 1
+                    flags.update(one.flags)
+    finally:
+        await asyncio.wait({following})
     return Imported(done, there, dict(flags), left_out)
 
 
@@ -91,12 +99,12 @@ def _batches(
     dataset: str,
 ) -> Iterator[dict[str, _Ready]]:
     """The events of trajectories by rollout, of as many at a time as have few messages. Threads make them:
-    each waits for the disk, which stores its blobs."""
+    each waits for the store of its blobs."""
 
-    def ready(one: Foreign) -> _Ready | LeftOut:
+    def ready(store: BlobStore, one: Foreign) -> _Ready | LeftOut:
         name = f"row {one.row}"
         try:
-            made = events_of(blobs, one, campaign=campaign, dataset=dataset)
+            made = events_of(store, one, campaign=campaign, dataset=dataset)
         except UnicodeEncodeError as error:
             return LeftOut(name, f"it has text that is no Unicode: {error}")
         return _Ready(name, made, one.flags)
@@ -104,7 +112,9 @@ def _batches(
     with ThreadPoolExecutor(_WRITERS) as writers:
         for some in _few(found, left_out):
             batch: dict[str, _Ready] = {}
-            for each in writers.map(ready, some):
+            with blobs.together() as store:
+                every = list(writers.map(partial(ready, store), some))
+            for each in every:
                 if isinstance(each, LeftOut):
                     left_out.append(each)
                     continue

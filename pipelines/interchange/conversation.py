@@ -47,9 +47,10 @@ def conversation(
             steps[-1] = _answered(steps[-1], node)
         else:
             step = _step(node, len(steps) + 1, calls.get(node.node_id), node.node_id in copied)
-            time = (times or {}).get(node.node_id)
-            said = time.astimezone(UTC).isoformat().replace("+00:00", "Z") if time else None
-            steps.append(msgspec.structs.replace(step, timestamp=said))
+            if times and (time := times.get(node.node_id)):
+                said = time.astimezone(UTC).isoformat().replace("+00:00", "Z")
+                step = msgspec.structs.replace(step, timestamp=said)
+            steps.append(step)
         if others := (begun or {}).get(node.node_id):
             refs = [atif.SubagentRef(trajectory_id=other) for other in others]
             steps[-1] = _with_result(steps[-1], atif.Result(subagent_trajectory_ref=refs))

@@ -63,15 +63,13 @@ def took(found: atif.Trajectory, trial: Phases | None) -> Took:
         seconds_creating=_sum(_seconds(span) for span in spans),
         seconds_grading=_seconds(trial.verifier) if trial else None,
         llm_calls=_calls(steps),
-        prompt_tokens=_first(
-            final.total_prompt_tokens, _sum(each.prompt_tokens for each in made), agent.n_input_tokens
+        prompt_tokens=_total(
+            final.total_prompt_tokens, (each.prompt_tokens for each in made), agent.n_input_tokens
         ),
-        completion_tokens=_first(
-            final.total_completion_tokens,
-            _sum(each.completion_tokens for each in made),
-            agent.n_output_tokens,
+        completion_tokens=_total(
+            final.total_completion_tokens, (each.completion_tokens for each in made), agent.n_output_tokens
         ),
-        cost_usd=_first(final.total_cost_usd, _sum(each.cost_usd for each in made), agent.cost_usd),
+        cost_usd=_total(final.total_cost_usd, (each.cost_usd for each in made), agent.cost_usd),
     )
 
 
@@ -144,6 +142,10 @@ def _first(*numbers: N | None) -> N | None:
     return next((number for number in numbers if _known(number) is not None), None)
 
 
+def _total(stated: N | None, of_steps: Iterable[N | None], agent: N | None) -> N | None:
+    return stated if _known(stated) is not None else _first(_sum(of_steps), agent)
+
+
 def _sum(numbers: Iterable[N | None]) -> N | None:
     """The sum; None where there is no number, or one is not known."""
     known = [_known(number) for number in numbers]
@@ -163,8 +165,10 @@ def _between(start: datetime | None, end: datetime | None) -> float | None:
 
 def _time(text: str | None) -> datetime | None:
     """Parse a time; one without a zone is in UTC."""
+    if not text:
+        return None
     try:
-        found = datetime.fromisoformat(text or "")
+        found = datetime.fromisoformat(text)
     except ValueError:
         return None
     return found if found.tzinfo else found.replace(tzinfo=UTC)

@@ -5,7 +5,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import partial
+from functools import lru_cache, partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -49,8 +49,14 @@ class _Own(msgspec.Struct, frozen=True):
     """Runs of sampled tokens: index of the first, and policy version."""
 
 
+_NOTHING = _Own()
+
+
 def _own(record: atif.Trajectory | atif.AtifToolCall | atif.Step | atif.Result | atif.Metrics) -> _Own:
-    return msgspec.convert((record.extra or {}).get(KEY, {}), _Own)
+    return msgspec.convert(record.extra[KEY], _Own) if record.extra and KEY in record.extra else _NOTHING
+
+
+_ATIF = msgspec.json.Decoder(atif.Trajectory)
 
 
 class _Verdict(msgspec.Struct, frozen=True):
@@ -115,6 +121,7 @@ def read_trajectories(
     Pictures beside a file become blobs, others are left out of the message. `ungraded` is the grade of those
     that have none."""
     number = 0
+    trial_of = lru_cache(maxsize=1)(_trial)
     for file in files:
         if isinstance(file, LeftOut):
             yield file
@@ -123,7 +130,7 @@ def read_trajectories(
         try:
             for document in documents(file):
                 try:
-                    yield _foreign(number, file, *_parsed(document), blobs, ungraded)
+                    yield _foreign(number, file, *_parsed(document), trial_of(file), blobs, ungraded)
                 except OSError as error:
                     yield LeftOut(document.name, f"it cannot be read: {error}")
                 except (ValueError, RecursionError) as error:
@@ -136,12 +143,12 @@ def read_trajectories(
 
 def _parsed(document: Document) -> tuple[str, atif.Trajectory]:
     """The layout, and the trajectory in ATIF. As Harbor does, numbers in texts are taken for numbers."""
-    kind = msgspec.json.decode(document.raw, type=_Kind)
-    if bytes(kind.content) and not bytes(kind.steps):
-        return "adp", adp.as_atif(msgspec.json.decode(document.raw, type=adp.AdpTrajectory))
     try:
-        found = msgspec.json.decode(document.raw, type=atif.Trajectory)
+        found = _ATIF.decode(document.raw)
     except msgspec.ValidationError as error:
+        kind = msgspec.json.decode(document.raw, type=_Kind)
+        if bytes(kind.content) and not bytes(kind.steps):
+            return "adp", adp.as_atif(msgspec.json.decode(document.raw, type=adp.AdpTrajectory))
         try:
             found = msgspec.json.decode(document.raw, type=atif.Trajectory, strict=False)
         except msgspec.ValidationError:
@@ -156,11 +163,11 @@ def _foreign(
     file: Path,
     layout: str,
     found: atif.Trajectory,
+    trial: _Trial | None,
     blobs: BlobStore | None,
     ungraded: bool | None,
 ) -> Foreign:
     known = _own(found)
-    trial = _trial(file)
     flags: set[str] = set()
     tree = _Tree(partial(_placed, file.parent, blobs, flags))
     shape, written = _add(tree, found, None, None)
@@ -269,9 +276,9 @@ def _add(
             parent = _node(tree.nodes, parent, turn, Role.TOOL, text, images, "", (), answers, None)
             if time is not None:
                 tree.times.setdefault(parent, time)
-            results.append(msgspec.structs.replace(result, content=content))
-        observation = atif.Observation(results=results) if step.observation else None
-        steps.append(msgspec.structs.replace(step, message=message or "", observation=observation))
+            same = content is result.content
+            results.append(result if same else msgspec.structs.replace(result, content=content))
+        steps.append(_written(step, message, results))
     if parent is None:
         raise ValueError("it has no step")
     inside = [
@@ -285,6 +292,14 @@ def _add(
         subagent_trajectories=[each for _, each in inside] or None,
     )
     return Shape(leaf=parent, inside=[each for each, _ in inside]), written
+
+
+def _written(step: atif.Step, message: atif.Content | None, results: list[atif.Result]) -> atif.Step:
+    """The step with its message and results as an export writes them."""
+    seen = step.observation
+    if seen is not None and any(ours is not theirs for ours, theirs in zip(results, seen.results, strict=True)):
+        step = msgspec.structs.replace(step, observation=msgspec.structs.replace(seen, results=results))
+    return step if message is step.message else msgspec.structs.replace(step, message=message or "")
 
 
 def _node(
