@@ -8,6 +8,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pyarrow.fs as pafs
@@ -16,6 +17,7 @@ from orchard.schemas.blobs import BlobRef
 from orchard.storage.errors import BlobCorrupt, BlobMissing, store_errors
 from orchard.storage.location import Location
 
+_WRITERS = 16
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -24,7 +26,6 @@ class BlobStore:
 
     def __init__(self, url: str | os.PathLike[str]) -> None:
         self._location = Location.parse(url)
-        self._each_durable = True
 
     @property
     def url(self) -> str:
@@ -32,21 +33,26 @@ class BlobStore:
 
     @contextmanager
     def together(self) -> Iterator["BlobStore"]:
-        """Give a store for many blobs, which are durable when the block has ended: no event may name them
-        before. Raises StoreFull or StoreUnreachable."""
-        store = BlobStore(self._location.url)
-        store._each_durable = False
-        yield store
+        """Give a store whose `put` waits: its blobs are stored, and durable, when the block has ended, which
+        is faster for many. No event may name them before. Raises StoreFull or StoreUnreachable."""
+        waiting = _Waiting(self._location.url)
+        yield waiting
         with store_errors(self._location.url):
+            if self._location.is_s3:
+                with ThreadPoolExecutor(_WRITERS) as writers:
+                    list(writers.map(self.put, waiting.blobs.values()))
+                return
+            for sha256, data in waiting.blobs.items():
+                if self._location.read(*_place(sha256)) != data:
+                    self._location.write(data, *_place(sha256), durable=False)
             self._location.sync()
 
     def put(self, data: bytes, media_type: str = "application/octet-stream") -> BlobRef:
         """Store `data` unless an intact copy exists. Raises StoreFull or StoreUnreachable."""
-        sha256 = hashlib.sha256(data).hexdigest()
-        reference = BlobRef(sha256=sha256, size=len(data), media_type=media_type)
+        reference = _reference(data, media_type)
         with store_errors(self._location.url):
-            if self._location.read(*_place(sha256)) != data:
-                self._location.write(data, *_place(sha256), durable=self._each_durable)
+            if self._location.read(*_place(reference.sha256)) != data:
+                self._location.write(data, *_place(reference.sha256))
         return reference
 
     def get(self, reference: BlobRef) -> bytes:
@@ -76,6 +82,19 @@ class BlobStore:
         return bool(info.type == pafs.FileType.File and info.size == reference.size)
 
 
+class _Waiting(BlobStore):
+    """Keeps what is put in memory."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.blobs: dict[str, bytes] = {}
+
+    def put(self, data: bytes, media_type: str = "application/octet-stream") -> BlobRef:
+        reference = _reference(data, media_type)
+        self.blobs[reference.sha256] = data
+        return reference
+
+
 class NamedBlobs:
     """Files of one store under names of their own, `<kind>/ab/<name>`, which can be made again and replaced.
 
@@ -93,6 +112,10 @@ class NamedBlobs:
     def put(self, name: str, data: bytes) -> None:
         with store_errors(self._location.url):
             self._location.write(data, self._kind, name[:2], name)
+
+
+def _reference(data: bytes, media_type: str) -> BlobRef:
+    return BlobRef(sha256=hashlib.sha256(data).hexdigest(), size=len(data), media_type=media_type)
 
 
 def _place(sha256: str) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """Builds datasets through a queue, records them in the log, and imports trajectories."""
 
 import asyncio
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -76,7 +77,8 @@ async def import_rollouts(
     session: Session, found: Iterator[Foreign | LeftOut], campaign: str, dataset: str
 ) -> tuple[Imported, str]:
     """Imports trajectories into a campaign. Returns the counts, and a note if no writer takes the events."""
-    async with session.connection_or_server("import") as connection:
+    gc.freeze()  # modules, which each collection would look through
+    async with session.connection_or_server("import", bulk=True) as connection:
         await declare(connection, session.config.nats, [])
         done = await import_trajectories(
             Publisher(connection), session.blobs, found, campaign=campaign, dataset=dataset

@@ -10,10 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from orchard.configuration.access import AccessError, caller
 from orchard.configuration.config import Config, ConfigError
 from orchard.configuration.run_files import UNSAFE_HOST, RunFiles, UpRecord, running
 from orchard.schemas.access import Principal, UserRole
+from orchard.storage.durable import sync_file_system
 from orchard.streams import names
 from orchard.streams.connection import Connection, connect
 from orchard.streams.disk_space import disk_shortage
@@ -141,17 +144,26 @@ class Session:
         return await asyncio.to_thread(disk_shortage, self.directory / "nats", self.config.nats)
 
     @asynccontextmanager
-    async def connection_or_server(self, name: str, *, guard: bool = True) -> AsyncIterator[Connection]:
+    async def connection_or_server(
+        self, name: str, *, guard: bool = True, bulk: bool = False
+    ) -> AsyncIterator[Connection]:
         """Opens a connection; if no pipeline runs, starts the store's own server during the block. Without
-        `guard` it is for reading and restoring."""
+        `guard` it is for reading and restoring. With `bulk` that server syncs once a second, and all is synced
+        when the block ends (decision 132)."""
         async with AsyncExitStack() as stack:
             settle = SETTLE_SECONDS
             if self.config.nats.url or self.up():
                 connection = await stack.enter_async_context(self.reading_connection(name))
             else:
                 settle = 0.0  # nobody else can be on it
-                server = embedded(self.directory, self.config.nats)
+                always = self.config.nats.sync_interval == "always"
+                sync = "1s" if bulk and always else self.config.nats.sync_interval
+                server = embedded(
+                    self.directory, msgspec.structs.replace(self.config.nats, sync_interval=sync)
+                )
                 await stack.enter_async_context(server)
+                if bulk:  # while it still runs: what it has confirmed, it has written
+                    stack.push_async_callback(asyncio.to_thread, sync_file_system, server.store)
                 connection = await stack.enter_async_context(
                     connect(self.config.nats, name=name, url=server.url)
                 )

@@ -6,10 +6,8 @@ Each is a rollout of one attempt in a campaign; its tools and metadata are kept 
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 
 import msgspec
 
@@ -32,7 +30,6 @@ from orchard.workers.episode.large_messages import slimmed
 SOURCE = "orchard/dataset/import"
 _BATCH_MESSAGES = 2000
 """Messages whose events are published together."""
-_WRITERS = 16
 
 
 @dataclass(frozen=True)
@@ -98,32 +95,24 @@ def _batches(
     campaign: str,
     dataset: str,
 ) -> Iterator[dict[str, _Ready]]:
-    """The events of trajectories by rollout, of as many at a time as have few messages. Threads make them:
-    each waits for the store of its blobs."""
-
-    def ready(store: BlobStore, one: Foreign) -> _Ready | LeftOut:
-        name = f"row {one.row}"
-        try:
-            made = events_of(store, one, campaign=campaign, dataset=dataset)
-        except UnicodeEncodeError as error:
-            return LeftOut(name, f"it has text that is no Unicode: {error}")
-        return _Ready(name, made, one.flags)
-
-    with ThreadPoolExecutor(_WRITERS) as writers:
-        for some in _few(found, left_out):
-            batch: dict[str, _Ready] = {}
-            with blobs.together() as store:
-                every = list(writers.map(partial(ready, store), some))
-            for each in every:
-                if isinstance(each, LeftOut):
-                    left_out.append(each)
+    """The events of trajectories by rollout, of as many at a time as have few messages; their blobs are
+    stored."""
+    for some in _few(found, left_out):
+        batch: dict[str, _Ready] = {}
+        with blobs.together() as store:
+            for one in some:
+                name = f"row {one.row}"
+                try:
+                    made = events_of(store, one, campaign=campaign, dataset=dataset)
+                except UnicodeEncodeError as error:
+                    left_out.append(LeftOut(name, f"it has text that is no Unicode: {error}"))
                     continue
-                rollout = each.events[-1].rollout_id or ""
+                rollout = made[-1].rollout_id or ""
                 if rollout in batch:
                     batch[rollout].count += 1
                 else:
-                    batch[rollout] = each
-            yield batch
+                    batch[rollout] = _Ready(name, made, one.flags)
+        yield batch
 
 
 def _few(found: Iterable[Foreign | LeftOut], left_out: list[LeftOut]) -> Iterator[list[Foreign]]:

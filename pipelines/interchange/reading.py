@@ -297,7 +297,9 @@ def _add(
 def _written(step: atif.Step, message: atif.Content | None, results: list[atif.Result]) -> atif.Step:
     """The step with its message and results as an export writes them."""
     seen = step.observation
-    if seen is not None and any(ours is not theirs for ours, theirs in zip(results, seen.results, strict=True)):
+    if seen is not None and any(
+        ours is not theirs for ours, theirs in zip(results, seen.results, strict=True)
+    ):
         step = msgspec.structs.replace(step, observation=msgspec.structs.replace(seen, results=results))
     return step if message is step.message else msgspec.structs.replace(step, message=message or "")
 
