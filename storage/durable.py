@@ -38,12 +38,12 @@ def write_whole(directory: Path, name: str, data: bytes, *, durable: bool = True
         directory.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(temporary, _NEW, 0o666)
     try:
-        with open(descriptor, "wb") as file:
+        with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             if durable:
                 file.flush()
                 os.fsync(descriptor)
-        os.rename(temporary, directory / name)
+        temporary.rename(directory / name)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

@@ -110,8 +110,7 @@ class Location:
         """Read a file below the root; None if there is none. Raises OSError, and what Arrow raises."""
         try:
             if not self.is_s3:
-                with open(self.key(*parts), "rb") as file:
-                    return file.read()
+                return self.path.joinpath(*parts).read_bytes()
             with self.filesystem.open_input_stream(self.key(*parts)) as stream:
                 return bytes(stream.read())
         except FileNotFoundError:

@@ -148,8 +148,8 @@ class Session:
         self, name: str, *, guard: bool = True, bulk: bool = False
     ) -> AsyncIterator[Connection]:
         """Opens a connection; if no pipeline runs, starts the store's own server during the block. Without
-        `guard` it is for reading and restoring. With `bulk` that server syncs once a second, and all is synced
-        when the block ends (decision 132)."""
+        `guard` it is for reading and restoring. With `bulk` that server syncs once a second, and all is
+        synced when the block ends (decision 132)."""
         async with AsyncExitStack() as stack:
             settle = SETTLE_SECONDS
             if self.config.nats.url or self.up():

@@ -27,6 +27,7 @@ from orchard.workers.gateway.wire_types import (
     refuse,
     sampling,
     sse,
+    unread,
     word,
 )
 
@@ -44,6 +45,13 @@ _SERVER = {
     "container": "no container is kept; offer a tool that the program runs",
     "mcp_servers": "no server is called from here; offer its tools as tools of the program",
 }
+
+_KNOWN = frozenset(
+    {"messages", "system", "model", "stream", "max_tokens", "temperature", "top_p", "stop_sequences"}
+    | {"tools", "tool_choice", "thinking", "output_config", "output_format"}
+    | {"context_management", "compaction", "fallbacks"}
+    | _SERVER.keys()
+)
 
 
 def read(raw: bytes) -> ProgramRequest:
@@ -64,6 +72,8 @@ def read(raw: bytes) -> ProgramRequest:
     tools = tuple(made for _, made in listed if made is not None)
     left_out = [kind_of_part(tool) for tool, made in listed if made is None]
     left_out += _edits(child(body.get("context_management")))
+    left_out += unread(body, _KNOWN)
+    left_out += unread(child(body.get("output_config")), frozenset({"format"}))
     if compacts := bool(compaction := child(body.get("compaction"))):
         asked = word(compaction.get("instructions")).strip() or SUMMARIZE
         opened.append(ProgramMessage(role=Role.USER, text=asked))

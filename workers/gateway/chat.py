@@ -23,6 +23,7 @@ from orchard.workers.gateway.wire_types import (
     refuse,
     sampling,
     sse,
+    unread,
     unseen_mark,
     word,
 )
@@ -35,6 +36,11 @@ _SERVER = {
     "thread": "no conversation is kept; send all messages",
     "conversation": "no conversation is kept; send all messages",
 }
+_KNOWN = frozenset(
+    {"messages", "model", "stream", "stream_options", "n", "tools", "tool_choice", "parallel_tool_calls"}
+    | {"max_completion_tokens", "max_tokens", "temperature", "top_p", "stop", "response_format"}
+    | _SERVER.keys()
+)
 _ROLES = {role.value: role for role in Role} | {"developer": Role.SYSTEM, "function": Role.TOOL}
 
 
@@ -64,6 +70,7 @@ def read(raw: bytes) -> ProgramRequest:
         custom=frozenset(word(tool.get("name")) for tool in custom),
         include_usage=child(body.get("stream_options")).get("include_usage") is True,
         fields=fields,
+        left_out=unread(body, _KNOWN),
         **sampling(body, "max_completion_tokens", "max_tokens"),
     )
 

@@ -17,6 +17,12 @@ from orchard.workers.gateway.wire_types import (
     read_object,
     sampling,
     sse,
+    unread,
+)
+
+_KNOWN = frozenset(
+    {"prompt", "model", "stream", "stream_options", "max_tokens", "temperature", "top_p", "stop"}
+    | {"n", "best_of", "echo", "suffix"}
 )
 
 
@@ -34,6 +40,7 @@ def read(raw: bytes) -> ProgramRequest:
         messages=(ProgramMessage(role=Role.USER, text=prompt),),
         include_usage=child(body.get("stream_options")).get("include_usage") is True,
         fields={"stop": body["stop"]} if body.get("stop") is not None else {},
+        left_out=unread(body, _KNOWN),
         **sampling(body, "max_tokens"),
     )
 

@@ -33,11 +33,19 @@ from orchard.workers.gateway.wire_types import (
     refuse,
     sse,
     unnamed,
+    unread,
     word,
 )
 
 _ROLES = {"user": Role.USER, "function": Role.USER, "model": Role.ASSISTANT, "": Role.USER}
 _SERVER = {"cachedContent": "nothing is cached by name; send the contents"}
+_KNOWN = frozenset(
+    {"contents", "systemInstruction", "tools", "toolConfig", "generationConfig", "model"} | _SERVER.keys()
+)
+_KNOWN_CONFIG = frozenset(
+    {"candidateCount", "responseModalities", "stopSequences", "maxOutputTokens", "temperature", "topP"}
+    | {"responseJsonSchema", "responseSchema", "responseMimeType", "thinkingConfig"}
+)
 _STOPS = {"length": "MAX_TOKENS", "content_filter": "SAFETY"}
 _MODES = {"ANY": "required", "NONE": "none"}
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
@@ -80,7 +88,12 @@ def read(raw: bytes) -> ProgramRequest:
     return ProgramRequest(
         messages=tuple(merge_system_messages(said)),
         tools=tools,
-        left_out=left_out,
+        left_out=(
+            *left_out,
+            *unread(body, _KNOWN),
+            *unread(config, _KNOWN_CONFIG),
+            *unread(child(body.get("toolConfig")), frozenset({"functionCallingConfig"})),
+        ),
         thinking=child(config.get("thinkingConfig")).get("includeThoughts") is True,
         max_tokens=count(config, "maxOutputTokens"),
         temperature=number(config, "temperature"),

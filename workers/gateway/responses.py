@@ -42,6 +42,7 @@ from orchard.workers.gateway.wire_types import (
     refuse,
     sampling,
     sse,
+    unread,
     unseen_mark,
     word,
 )
@@ -56,6 +57,20 @@ _SERVER = {
     "background": "no response is kept; ask without it and wait",
     "context_management": "nothing is compacted by itself; ask responses/compact",
 }
+_KNOWN = frozenset(
+    {
+        "input",
+        "instructions",
+        "model",
+        "stream",
+        "stream_options",
+        "max_output_tokens",
+        "temperature",
+        "top_p",
+    }
+    | {"tools", "tool_choice", "parallel_tool_calls", "text"}
+    | _SERVER.keys()
+)
 _SUMMARY = "orchard-summary:"
 """Begins the content of compaction items that were made here; others are encrypted."""
 _TRIGGER = "compaction_trigger"
@@ -123,7 +138,11 @@ def _read(body: dict[str, Any]) -> ProgramRequest:
         custom=frozenset(word(tool.get("name")) for tool in tools if tool.get("type") == "custom"),
         native=native,
         spaces=spaces,
-        left_out=tuple(kind_of_part(tool) for tool, made in listed if made is None),
+        left_out=(
+            *(kind_of_part(tool) for tool, made in listed if made is None),
+            *unread(body, _KNOWN),
+            *unread(child(body.get("text")), frozenset({"format"})),
+        ),
         compacts=compacts,
         fields=fields,
         **sampling(body, "max_output_tokens"),

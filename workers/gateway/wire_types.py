@@ -21,6 +21,11 @@ SUMMARIZE = (
     "decisions, names of files, and what remains to be done. Answer with the summary alone."
 )
 """Request of the user that asks the model to compact a conversation."""
+LABELS = frozenset(
+    {"metadata", "user", "safety_identifier", "labels", "store", "service_tier"}
+    | {"prompt_cache_key", "prompt_cache_retention", "cache_control"}
+)
+"""Fields of several wires that say who asks, and what is kept, cached and billed: they change no answer."""
 _UNNAMED = "unnamed-"
 _ANY: "msgspec.json.Decoder[Any]" = msgspec.json.Decoder()
 _LONGEST_NAME = 256
@@ -74,7 +79,8 @@ class ProgramRequest(msgspec.Struct, frozen=True, kw_only=True):
     spaces: dict[str, tuple[str, str]] = {}
     """Maps full names of namespaced tools to namespace and name (Responses)."""
     left_out: tuple[str, ...] = ()
-    """Types of tools and of edits of the context that only a vendor's server has."""
+    """Types of tools and of edits of the context that only a vendor's server has, and names of fields without
+    effect here."""
     compacts: bool = False
     """Whether the last message asks for a summary that replaces the conversation."""
     kept: tuple[dict[str, Any], ...] = ()
@@ -292,6 +298,17 @@ def refuse(body: dict[str, Any], reasons: Mapping[str, str]) -> None:
     for name, reason in reasons.items():
         if body.get(name) not in (None, False, [], {}):
             raise BadProgramRequest(f"{name}: {reason}")
+
+
+def unread(body: Mapping[str, Any], known: frozenset[str]) -> tuple[str, ...]:
+    """Returns the names of the fields that ask for something and have no effect here, to be counted. `known`
+    are those that the wire reads or refuses."""
+    known |= LABELS
+    return tuple(
+        name[:_LONGEST_KIND]
+        for name, value in body.items()
+        if name not in known and value is not None and value is not False and value not in ([], {}, "")
+    )
 
 
 def unnamed(number: int) -> str:

@@ -82,7 +82,7 @@ async def test_a_killed_import_that_is_run_again_is_exact(
         ).fetchall()
         (whole,) = tables.execute("select bool_and(holds) from conservation").fetchone() or ()
         tasks = tables.execute("select task_sha256 from requests").fetchall()
-    assert {name: said for name, said in found_rows} == {
+    assert dict(found_rows) == {
         f"s{number}": [step["message"] for step in document(number)["steps"]] for number in range(ROWS)
     }
     assert len(found_rows) == ROWS and whole

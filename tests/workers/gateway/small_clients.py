@@ -34,6 +34,14 @@ STATE = {
     "gemini": {"cachedContent": "c"},
 }
 """A field that asks for what only a vendor's server has."""
+ODD = {
+    "chat": {"seed": 3, "frequency_penalty": 0.5},
+    "completions": {"seed": 3, "later": {"a": 1}},
+    "responses": {"top_logprobs": 3, "later": [1]},
+    "anthropic": {"top_k": 5},
+    "gemini": {"safetySettings": [{"category": "x"}]},
+}
+"""Fields without effect here."""
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}}
 
 

@@ -9,6 +9,7 @@ from orchard.schemas.messages import Role
 from orchard.workers.gateway import recording
 from orchard.workers.gateway.anthropic import ANTHROPIC
 from orchard.workers.gateway.chat import CHAT
+from orchard.workers.gateway.completions import COMPLETIONS
 from orchard.workers.gateway.gemini import GEMINI
 from orchard.workers.gateway.responses import RESPONSES
 from orchard.workers.gateway.wire_types import SUMMARIZE, BadProgramRequest, ProgramMessage
@@ -17,6 +18,13 @@ from tests.workers.gateway.test_gateway_wires import ask
 
 ITEMS = [{"role": "user", "content": "hi"}]
 CONTENTS = [{"role": "user", "parts": [{"text": "hi"}]}]
+NEEDED = {
+    "chat": ["messages"],
+    "completions": ["prompt"],
+    "responses": ["input"],
+    "anthropic": ["messages"],
+    "gemini": ["contents"],
+}
 SUMMARY = "The test fails in parse() of shop/sums.py, line 12, since the total is a text."
 
 
@@ -114,6 +122,37 @@ def test_an_unknown_item_or_part_leaves_a_mark_and_is_counted(wire, body, kind):
 )
 def test_hidden_reasoning_is_counted(wire, body, kind):
     assert [kind for said in ask(wire, **body).messages for kind in said.not_shown] == [kind]
+
+
+CONFIG = {"seed": 3, "topK": 40, "presence_penalty": 1.5, "frequencyPenalty": -1, "temperature": 0.5}
+ODD = [
+    (CHAT, {"seed": 3, "logit_bias": {"1": 2}, "reasoning_effort": "low"}, None),
+    (COMPLETIONS, {"seed": 0, "presence_penalty": 1}, None),
+    (
+        RESPONSES,
+        {"top_logprobs": 3, "reasoning": {"effort": "low"}, "text": {"verbosity": "low"}},
+        "verbosity",
+    ),
+    (ANTHROPIC, {"top_k": 5, "output_config": {"effort": "low"}}, "effort"),
+    (
+        GEMINI,
+        {"safetySettings": [{}], "toolConfig": {"retrievalConfig": {"languageCode": "en"}}},
+        "retrievalConfig",
+    ),
+    (GEMINI, {"generationConfig": CONFIG}, ("seed", "topK", "presencePenalty", "frequencyPenalty")),
+]
+
+
+@pytest.mark.parametrize(("wire", "fields", "inside"), ODD)
+@pytest.mark.parametrize("later", [{}, {"laterField": 1, "nothing": None, "off": False, "empty": []}])
+def test_a_field_without_effect_is_counted_by_name(wire, fields, inside, later):
+    body = {"messages": HELLO, "input": ITEMS, "contents": CONTENTS, "prompt": "hi"}
+    body = {name: body[name] for name in NEEDED[wire.name]}
+    parents = {"text", "output_config", "toolConfig", "generationConfig"}
+    inner = (inside,) if isinstance(inside, str) else inside or ()
+    expected = [*(fields.keys() - parents), *inner, *(["laterField"] if later else [])]
+    asked = ask(wire, **body, **fields, **later, user="u", metadata={"a": "b"}, model="m")
+    assert sorted(asked.left_out) == sorted(name for name in expected)
 
 
 def test_what_can_be_read_is_not_marked():

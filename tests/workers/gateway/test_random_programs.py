@@ -77,6 +77,7 @@ class Program:
         tools = ["f", "g", *OWN_TOOLS.get(wire, ())]
         self.tools = [] if wire == "completions" else rng.sample(tools, rng.randrange(len(tools) + 1))
         self.hosted = wire in small_clients.HOSTED and rng.random() < 0.3
+        self.odd = small_clients.ODD[wire] if rng.random() < 0.3 else {}
         self.thinks, self.ids = rng.random() < 0.5, rng.random() < 0.5
 
     def add(self, parent: Node | None, said: Said, tokens: tuple[int, ...] = ()) -> Node:
@@ -146,11 +147,13 @@ class Program:
             self.hosted,
             self.thinks,
             self.ids,
+            self.odd,
         )
 
     def not_shown(self, question: Node) -> dict[str, int]:
         found = Counter(small_clients.UNSEEN_KIND[self.wire] for node in question.path() if node.said.unseen)
         found.update([small_clients.HOSTED[self.wire][1]] if self.hosted else [])
+        found.update(list(self.odd))
         return dict(found)
 
     def sample(self, number: int) -> tuple[Said, tuple[int, ...], dict[str, int], dict[str, Any]]:

@@ -128,6 +128,13 @@ def test_columns_may_have_other_names_and_lie_deeper() -> None:
             '{"a": "pass", "b": "fail", "c": "skip", "d": "odd"}',
             dict(zip("abcd", ("PASSED", "FAILED", "SKIPPED", "ERROR"), strict=True)),
         ),
+        (
+            '{"tests": [{"name": "a", "status": "FAILED"}, {"name": "a", "status": "PASSED"},'
+            ' {"name": "b", "status": "PASSED"}, {"name": "b", "status": "FAILED"},'
+            ' {"name": "c", "status": "SKIPPED"}, {"name": "c", "status": "FAILED"}]}',
+            {"a": "PASSED", "b": "PASSED", "c": "FAILED"},
+        ),
+        ('{"a": "fail", "a": "pass", "b": "pass"}', {"a": "ERROR", "b": "PASSED"}),
         ("[1]", {}),
         ('{"tests": [1]}', {}),
         ("no JSON", {}),
