@@ -95,7 +95,8 @@ class LLMCall(msgspec.Struct, frozen=True, kw_only=True):
     in older events."""
     not_shown: dict[str, int] | None = None
     """Number of parts, items and tools of a program's request that the model could not read or call, by their
-    type in the program's API. None without any, for a harness that is not a program, and in older events."""
+    type in the program's API, and of fields without effect, by name. None without any, for a harness that is
+    not a program, and in older events."""
     answer: MessageNode | None = None
     """The message `node`, so that an answer and its cost are one event. An event of its own follows, for
     readers of messages. None if the path had it already, and in older events."""

@@ -75,3 +75,21 @@ def test_a_store_that_is_a_file_is_unreachable(tmp_path: Path) -> None:
     place.write_text("not a directory")
     with pytest.raises(StoreUnreachable, match="cannot be used"):
         BlobStore(place).put(b"x")
+
+
+def test_blobs_that_are_put_together_are_there_when_the_block_ends(tmp_path: Path) -> None:
+    blobs = BlobStore(tmp_path)
+    corrupt = blobs.put(b"two")
+    _path(tmp_path, corrupt).write_bytes(b"xx")
+    with blobs.together() as several:
+        references = [several.put(data) for data in (b"one", b"two", b"one")]
+        assert not blobs.has(references[0])
+    assert [blobs.get(reference) for reference in references] == [b"one", b"two", b"one"]
+
+
+def test_blobs_put_together_are_not_stored_after_an_error(tmp_path: Path) -> None:
+    blobs = BlobStore(tmp_path)
+    with pytest.raises(KeyError), blobs.together() as several:
+        reference = several.put(b"one")
+        raise KeyError
+    assert not blobs.has(reference)
