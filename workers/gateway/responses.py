@@ -58,17 +58,8 @@ _SERVER = {
     "context_management": "nothing is compacted by itself; ask responses/compact",
 }
 _KNOWN = frozenset(
-    {
-        "input",
-        "instructions",
-        "model",
-        "stream",
-        "stream_options",
-        "max_output_tokens",
-        "temperature",
-        "top_p",
-    }
-    | {"tools", "tool_choice", "parallel_tool_calls", "text"}
+    {"input", "instructions", "model", "stream", "stream_options", "text"}
+    | {"max_output_tokens", "temperature", "top_p", "tools", "tool_choice", "parallel_tool_calls"}
     | _SERVER.keys()
 )
 _SUMMARY = "orchard-summary:"
