@@ -98,11 +98,15 @@ class Session:
         with `hold` waits instead, before each publish and claim, until it is restored.
         """
         async with self.reading_connection(name) as connection, self.guard(connection, hold=hold):
-            if not self.principal.role.includes(UserRole.SUBMIT):
-                from orchard.actions.audit import begin  # which needs this module
-
-                await begin(self, connection, name, UserRole.SUBMIT)
+            await self._check_role(connection, name)
             yield connection
+
+    async def _check_role(self, connection: Connection, name: str) -> None:
+        """Raises NotAllowed for a user who may only read, and puts that into the log."""
+        if not self.principal.role.includes(UserRole.SUBMIT):
+            from orchard.actions.audit import begin  # which needs this module
+
+            await begin(self, connection, name, UserRole.SUBMIT)
 
     @asynccontextmanager
     async def reading_connection(self, name: str) -> AsyncIterator[Connection]:
@@ -149,7 +153,7 @@ class Session:
     ) -> AsyncIterator[Connection]:
         """Opens a connection; if no pipeline runs, starts the store's own server during the block. Without
         `guard` it is for reading and restoring. With `bulk` that server syncs once a second, and all is
-        synced when the block ends (decision 132)."""
+        synced when the block ends (decision 132). Raises as `connection` does."""
         async with AsyncExitStack() as stack:
             settle = SETTLE_SECONDS
             if self.config.nats.url or self.up():
@@ -169,6 +173,7 @@ class Session:
                 )
             if guard:
                 await stack.enter_async_context(self.guard(connection, hold=False, settle=settle))
+                await self._check_role(connection, name)
             yield connection
 
     async def committed(self, connection: Connection) -> None:

@@ -160,7 +160,7 @@ def _archiving(session: Session, connection: Connection) -> Archiving:
 
 async def _status(session: Session) -> LogFacts:
     shelf = ArchiveFiles(archive_url(session.config.store, session.config.archive))
-    async with session.connection_or_server("log status") as connection:
+    async with session.connection_or_server("log status", guard=False) as connection:
         capacity = await event_capacity(connection)
         book = await CampaignBook(connection).list()
     parts = await asyncio.to_thread(shelf.parts)

@@ -16,6 +16,7 @@ from orchard.actions.campaigns import (
     resume_campaign,
     submit_campaign,
 )
+from orchard.actions.notes import tag_campaign
 from orchard.actions.session import Session
 from orchard.actions.submission import how_to_serve
 from orchard.cli.campaign_facts import status_facts
@@ -38,6 +39,7 @@ from orchard.streams.topology import declare
 
 ANA = Principal(user="ana", team="vision", role=UserRole.SUBMIT)
 BEN = Principal(user="ben", team="speech", role=UserRole.SUBMIT)
+REA = Principal(user="rea", role=UserRole.READ)
 OLA = Principal(user="ola", role=UserRole.OPERATE)
 SPEC = CampaignSpec(
     name="first",
@@ -96,7 +98,9 @@ async def test_what_a_user_submits_carries_user_and_team(config: Config, connect
 
 async def test_roles_decide_and_every_command_is_in_the_trail(config: Config, connection: Connection) -> None:
     with pytest.raises(NotAllowed, match="rea has the role `read`, and submit needs `submit`"):
-        await submit_campaign(Session(config, Principal(user="rea", role=UserRole.READ)), SPEC)
+        await submit_campaign(Session(config, REA), SPEC)
+    with pytest.raises(NotAllowed, match="rea has the role `read`, and note needs `submit`"):
+        await tag_campaign(Session(config, REA), "first", "Rea", ("odd",), ())
     await submit_campaign(Session(config, ANA), SPEC)
     with pytest.raises(NotAllowed, match="ben has the role `submit`, and cancel needs `operate`"):
         await cancel_campaign(Session(config, BEN), "first")
@@ -109,6 +113,7 @@ async def test_roles_decide_and_every_command_is_in_the_trail(config: Config, co
         )
         assert trail.fetchall() == [
             ("rea", "submit", "commands", True),
+            ("rea", "note", "commands", True),
             ("ana", "submit", "first", False),
             ("ben", "cancel", "first", True),
             ("ana", "pause", "first", False),
