@@ -27,7 +27,6 @@ from orchard.streams.topology import declare
 from tests.entries import named
 from tests.infra.cluster import SERVERS, Member, lag_of, members, url_of
 from tests.infra.conftest import Manifests
-from tests.infra.keda import Scaler
 from tests.infra.scaling import ScalingError, Trigger
 
 QUEUE = Queue()
@@ -136,39 +135,6 @@ async def test_the_cluster_works_with_one_server_lost_and_keda_finds_the_leader(
                     got.add(claim.body)
                     await claim.complete()
             assert got == {b"one", b"two"}
-
-
-@pytest.mark.parametrize("gone", [0, pytest.param(1, marks=pytest.mark.slow)])
-async def test_keda_has_no_error_while_a_server_is_gone(
-    cluster: list[Member],
-    processes: Running,
-    operator: NatsSettings,
-    built: dict[str, Manifests],
-    gone: int,
-) -> None:
-    """Whichever living server it asks first, and whether it knew the leader before or not."""
-    metadata = built["cloud"].one("ScaledJob", QUEUE.consumer)["spec"]["triggers"][0]["metadata"]
-    trigger = Trigger.of_metadata(metadata)
-    async with aiohttp.ClientSession() as http, asyncio.timeout(90):
-        await all_ready(http, cluster)
-        async with connect(operator, name="test") as connection:
-            await declare(connection, operator, [QUEUE])
-            await Publisher(connection).offer(named(QUEUE, "one", b"one"))
-        while await seen_by_keda(http, cluster, trigger) != 1:
-            await asyncio.sleep(0.05)
-        dead, living = cluster[gone], [member for member in cluster if member is not cluster[gone]]
-        asked = [msgspec.structs.replace(trigger, endpoint=member.endpoint) for member in living]
-        before = [Scaler(http, one) for one in asked]
-        for scaler in before:
-            assert await scaler.poll() == 1
-
-        processes[dead.name].kill()
-        await processes[dead.name].wait()
-        while await seen_by_keda(http, living, trigger) != 1:  # another may have to lead first
-            await asyncio.sleep(0.05)
-
-        assert [await scaler.poll() for scaler in before for _ in range(3)] == [1] * 6
-        assert [await Scaler(http, one).poll() for one in asked for _ in range(3)] == [1] * 6
 
 
 async def test_a_follower_goes_on_whose_consumer_died_with_another_server(
