@@ -6,6 +6,7 @@ made on a second server: the tables' events under their sequences, then what els
 (`storage.merge`). It then replaces the damaged one. Killed anywhere, the next run resumes or begins again.
 """
 
+import asyncio
 import secrets
 import shutil
 from collections.abc import AsyncGenerator, Callable, Iterator
@@ -20,7 +21,7 @@ from orchard.schemas.events import DONE_TYPES
 from orchard.schemas.subjects import EVENTS_PREFIX
 from orchard.storage.archive.files import ArchiveFiles
 from orchard.storage.archive.segments import is_fence
-from orchard.storage.comparing import Piece, side_by_side
+from orchard.storage.comparing import Piece, after_the_stream, side_by_side
 from orchard.storage.delta import DataFile, StoreTable
 from orchard.storage.derived import read_events
 from orchard.storage.durable import write_whole
@@ -42,8 +43,9 @@ from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare_events, events_config
 
-_BATCH = 500
+_BATCH = 1024
 _PLAN = "plan.json"
+_JUDGED = ("sequence", "campaign", "subject")
 _DONE = f"{EVENTS_PREFIX}.done."
 _GAP = f"{EVENTS_PREFIX}.restoring.gap"
 """Subject of messages that take a sequence that archiving has emptied, until they are purged."""
@@ -146,10 +148,15 @@ async def _compare(
     held = await bounds(connection, names.EVENTS)
     damage = _Damage(watermark=watermark, held=held)
     total = max(held.last, watermark)
+    beyond = [file for file in files if file.first > held.last]
+    last = 0
     async with aclosing(_stream(connection, held.last)) as batches:
-        async for piece in side_by_side(batches, location, files):
+        async for piece in side_by_side(batches, location, files[: len(files) - len(beyond)]):
             _judge(piece, damage, archived)
-            tell("comparing", piece.last, total)
+            tell("comparing", last := piece.last, total)
+    for piece in after_the_stream(last + 1, location, beyond, _JUDGED):
+        _judge(piece, damage, archived)
+        tell("comparing", piece.last, total)
     return damage
 
 
@@ -159,7 +166,7 @@ def _judge(piece: Piece, damage: _Damage, archived: dict[str, int]) -> None:
         if sequence in held:
             damage.diverged = damage.diverged or sequence
             damage.replaced += 1
-    columns = (piece.rows.column(name).to_pylist() for name in ("sequence", "campaign", "subject"))
+    columns = (piece.rows.column(name).to_pylist() for name in _JUDGED)
     stored = {sequence: (campaign, subject) for sequence, campaign, subject in zip(*columns, strict=True)}
     for sequence in range(piece.first, piece.last + 1):
         if sequence in held:
@@ -181,16 +188,25 @@ async def _append(
     """Publish the lost end again; each message only where the stream ends just before it."""
     done, total = 0, len(damage.missing)
     rows = _rows(location, files, damage.held.last)
-    while batch := list(islice(rows, _BATCH)):
+
+    def take() -> list[OutgoingMessage]:
+        return list(map(_message, islice(rows, _BATCH)))
+
+    batch = await asyncio.to_thread(take)
+    while batch:
+        coming = asyncio.create_task(asyncio.to_thread(take))  # while the server stores this one
         try:
-            await store_all(connection, list(map(_message, batch)))
+            await store_all(connection, batch)
         except WrongSequence as error:
             raise StreamsError(
                 "something published to the stream while it was restored: stop it, and run restore-stream "
                 "again"
             ) from error
+        finally:
+            following = await coming
         done += len(batch)
         tell("putting back", done, total)
+        batch = following
     return Restored(put_back=done, last=(await bounds(connection, names.EVENTS)).last)
 
 
@@ -285,7 +301,7 @@ def _logged_messages(piece: Piece, damage: _Damage, archived: dict[str, int]) ->
         elif message is None and _sealed(sequence, campaigns[sequence], row.subject, archived):
             yield LoggedMessage(sequence, _GAP, 0, b"")
         else:
-            yield LoggedMessage(sequence, row.subject, _nanoseconds(row.time), row.raw)
+            yield LoggedMessage(sequence, row.subject, row.stored_at, row.raw)
 
 
 def _outcomes(location: Location, files: list[DataFile]) -> dict[str, DoneEvent]:
@@ -339,9 +355,7 @@ async def _stream(
 def _rows(location: Location, files: list[DataFile], after: int) -> Iterator[LoggedMessage]:
     for rows in read_events(location, files, after):
         for original in originals(rows):
-            yield LoggedMessage(
-                original.sequence, original.subject, _nanoseconds(original.time), original.raw
-            )
+            yield LoggedMessage(original.sequence, original.subject, original.stored_at, original.raw)
 
 
 def _logged(message: StoredEvent) -> LoggedMessage:

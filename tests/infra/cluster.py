@@ -97,7 +97,7 @@ def members(
 
 
 class Names(AbstractResolver):
-    """The cluster's DNS, for a connector: the servers, and the Service of those that are ready, each in turn."""
+    """The cluster's DNS, for a connector: the servers, and the Service of the ready ones, each in turn."""
 
     def __init__(self, cluster: list[Member]) -> None:
         self.ready = [member.host for member in cluster]
