@@ -1,6 +1,10 @@
 """The cluster's own configuration on three real servers: quorum, one lost, how KEDA finds the lag there."""
 
 import asyncio
+import os
+import shutil
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -11,9 +15,10 @@ import aiohttp
 import msgspec
 import pytest
 
-from orchard.schemas.events import RolloutReopened, make_event
+from orchard.schemas.events import Event, RolloutReopened, make_event
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.queues import Queue
+from orchard.storage.writing.writer import Writer
 from orchard.streams import names, reader
 from orchard.streams.claims import Claim, Claims
 from orchard.streams.connection import Connection, ConnectionLost, connect
@@ -30,6 +35,7 @@ from tests.infra.conftest import Manifests
 from tests.infra.scaling import ScalingError, Trigger
 
 QUEUE = Queue()
+EVENTS = 500
 Running = dict[str, asyncio.subprocess.Process]
 
 
@@ -143,13 +149,6 @@ async def test_a_follower_goes_on_whose_consumer_died_with_another_server(
     """Its own connection lives, nobody tells it, and it waits no longer than the writer for one batch."""
     monkeypatch.setattr(reader, "_HEARTBEAT", 0.5)
     monkeypatch.setattr(reader, "_SILENCE", 1.5)
-    event = make_event(
-        RolloutReopened(reason="test", superseded_sequence=0, cause=AbortCause.CANCELLED),
-        id="one",
-        source="t",
-        campaign="c",
-        rollout_id="r",
-    )
     async with aiohttp.ClientSession() as http, asyncio.timeout(120):
         await all_ready(http, cluster)
         async with connect(operator, name="test") as connection:
@@ -167,10 +166,10 @@ async def test_a_follower_goes_on_whose_consumer_died_with_another_server(
             assert await anext(following) == []  # it has asked, and waits to be answered
             processes[holder.name].kill()
             await processes[holder.name].wait()
-            await Publisher(connection).event(event)
+            await Publisher(connection).event(happened(1))
             while not (arrived := await anext(following)):
                 pass
-            assert [msgspec.json.decode(one.data)["id"] for one in arrived] == ["one"]
+            assert [msgspec.json.decode(one.data)["id"] for one in arrived] == ["e1"]
             await following.aclose()
 
 
@@ -201,6 +200,78 @@ async def test_who_asks_while_no_server_leads_waits_for_one(
             for member in cluster[1:]:
                 processes[member.name] = await started(member)
             assert (await asked)[3] is None
+
+
+def happened(number: int) -> Event:
+    data = RolloutReopened(reason="test", superseded_sequence=0, cause=AbortCause.CANCELLED)
+    return make_event(data, id=f"e{number}", source="t", campaign="c", rollout_id=f"r{number}")
+
+
+async def exchanged(cluster: list[Member], processes: Running, lost: list[Member]) -> None:
+    """The servers are gone, and start with empty volumes."""
+    for member in lost:
+        processes[member.name].kill()
+        await processes[member.name].wait()
+        shutil.rmtree(member.home / "data")
+    for member in lost:
+        processes[member.name] = await started(member)
+    async with aiohttp.ClientSession() as http:
+        await all_ready(http, cluster)
+
+
+@pytest.mark.slow
+async def test_a_server_whose_volume_is_lost_copies_from_the_others(
+    cluster: list[Member], processes: Running, operator: NatsSettings
+) -> None:
+    async with aiohttp.ClientSession() as http, connect(operator, name="test") as connection:
+        await all_ready(http, cluster)
+        await declare(connection, operator, [QUEUE])
+        await Publisher(connection).events([happened(number) for number in range(EVENTS)])
+        await exchanged(cluster, processes, cluster[1:2])
+        async with asyncio.timeout(60):
+            while True:
+                seen = await monitored(http, cluster[1], "jsz?acc=ORCHARD&streams=true")
+                [account] = seen.get("account_details") or [{"stream_detail": []}]
+                held = {one["name"]: one["state"]["messages"] for one in account["stream_detail"]}
+                if held.get(names.EVENTS) == EVENTS:
+                    break
+                await asyncio.sleep(0.1)
+
+
+@pytest.mark.slow
+async def test_after_a_lost_quorum_the_stream_is_restored_from_the_tables(
+    cluster: list[Member], processes: Running, operator: NatsSettings, tmp_path: Path
+) -> None:
+    """By the runbook's command, on three empty servers."""
+    store = tmp_path / "store"
+    async with aiohttp.ClientSession() as http, connect(operator, name="test") as connection:
+        await all_ready(http, cluster)
+        await declare(connection, operator, [QUEUE])
+        await Publisher(connection).events([happened(number) for number in range(EVENTS)])
+        stop = asyncio.Event()
+        stop.set()
+        await Writer(str(store), connection).run(stop)
+    await exchanged(cluster, processes, cluster)
+
+    given = {
+        "ORCHARD_NATS__URL": operator.url,
+        "ORCHARD_NATS__USER": operator.user,
+        "ORCHARD_NATS__PASSWORD_ENV": operator.password_env,
+        "ORCHARD_NATS__TLS_CA": operator.tls_ca,
+        "ORCHARD_NATS__REPLICAS": str(operator.replicas),
+    }
+    restoring = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "orchard", "--store", str(store), "store", "restore-stream"),
+        env={**os.environ, **{name: str(value) for name, value in given.items()}, "COLUMNS": "200"},
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+    )
+    said, _ = await restoring.communicate()
+    assert f"restored {EVENTS} events from the tables; the stream ends at {EVENTS}" in said.decode()
+    async with connect(operator, name="test") as connection:
+        assert (await bounds(connection, names.EVENTS)).messages == EVENTS
+        info = await connection.jetstream.stream_info(names.EVENTS)
+        assert info.config.num_replicas == SERVERS
 
 
 class Answers:
