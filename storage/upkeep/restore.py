@@ -10,7 +10,7 @@ import asyncio
 import secrets
 import shutil
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -33,9 +33,9 @@ from orchard.storage.settings import ArchiveSettings, archive_url
 from orchard.storage.tables import EVENTS
 from orchard.streams import names
 from orchard.streams.backup import replace_stream
-from orchard.streams.connection import Connection, connect
+from orchard.streams.connection import Connection, ConnectionLost, connect
 from orchard.streams.errors import StreamsError, WrongSequence
-from orchard.streams.publish import OutgoingMessage, store_all
+from orchard.streams.publish import OutgoingMessage, store, store_all
 from orchard.streams.reading import Bounds, bounds
 from orchard.streams.records import StoredEvent
 from orchard.streams.replay import replay_batches
@@ -189,14 +189,14 @@ async def _append(
     done, total = 0, len(damage.missing)
     rows = _rows(location, files, damage.held.last)
 
-    def take() -> list[OutgoingMessage]:
-        return list(map(_message, islice(rows, _BATCH)))
+    def take() -> list[LoggedMessage]:
+        return list(islice(rows, _BATCH))
 
     batch = await asyncio.to_thread(take)
     while batch:
         coming = asyncio.create_task(asyncio.to_thread(take))  # while the server stores this one
         try:
-            await store_all(connection, batch)
+            await _put_back(connection, batch)
         except WrongSequence as error:
             raise StreamsError(
                 "something published to the stream while it was restored: stop it, and run restore-stream "
@@ -208,6 +208,24 @@ async def _append(
         tell("putting back", done, total)
         batch = following
     return Restored(put_back=done, last=(await bounds(connection, names.EVENTS)).last)
+
+
+async def _put_back(connection: Connection, batch: list[LoggedMessage]) -> None:
+    """Store messages that follow each other.
+
+    Each is stored only behind the one before it, so the answer to the last is for all. Where one was lost on
+    the way, the server refuses all after it, and they are sent again.
+    """
+    messages = list(map(_message, batch))
+    with suppress(ConnectionLost):
+        for message in messages[:-1]:
+            await connection.post(message.subject, message.payload, message.headers)
+    try:
+        await store(connection, messages[-1])
+    except WrongSequence:
+        held = (await bounds(connection, names.EVENTS)).last
+        left = [message for logged, message in zip(batch, messages, strict=True) if logged.sequence > held]
+        await store_all(connection, left)
 
 
 async def _build(
@@ -244,11 +262,12 @@ async def _build(
                 if logged.sequence > reached:
                     batch.append(logged)
                 if len(batch) >= _BATCH:
-                    reached = (await store_all(target, list(map(_message, batch))))[-1]
-                    batch = []
+                    await _put_back(target, batch)
+                    reached, batch = batch[-1].sequence, []
                     tell("rebuilding", min(reached, total), total)
             if batch:
-                reached = (await store_all(target, list(map(_message, batch))))[-1]
+                await _put_back(target, batch)
+                reached = batch[-1].sequence
         await target.jetstream.purge_stream(names.EVENTS, subject=_GAP)
     result = msgspec.structs.replace(counted, last=reached)
     _write_plan(work, msgspec.structs.replace(plan, result=result))

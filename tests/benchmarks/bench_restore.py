@@ -1,11 +1,11 @@
-"""A drill: NATS is gone, and the stream is restored from the tables; beside pipelined publishing to the same server.
+"""A drill: NATS is gone, and its stream is restored from the tables, beside pipelined publishing (a script).
 
-`python -m tests.benchmarks.bench_restore [ROLLOUTS]` fills a store with the history of `million`, some 8.7 events to a
-rollout. It then publishes as many of its events, encoded beforehand, to an empty stream, and restores all of them to another
-empty one, in turns. Prints one JSON line for each figure: the ratio is that of events a second.
+`python -m tests.benchmarks.bench_restore [ROLLOUTS [ROUNDS]]` fills a store with the history of `million`, of
+7.4 events to a rollout. It publishes some of its events, encoded beforehand, to an empty stream, and restores
+all to another empty one of the same server, in turns. Prints one JSON line for each figure; the ratio is that
+of events a second.
 """
 
-import asyncio
 import json
 import sys
 import tempfile
@@ -32,7 +32,6 @@ from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare_events
 from tests.benchmarks.million import Plan, fill_store
 
-ROUNDS = 3
 PUBLISHED = 50_000
 """Events published for comparison in a round, at most."""
 SETTINGS = NatsSettings()
@@ -75,7 +74,7 @@ async def restored(connection: Connection, store: str, work: Path, count: int) -
     return seconds
 
 
-async def main(rollouts: int) -> None:
+async def main(rollouts: int = 115_000, rounds: int = 3) -> None:
     """Fills the store and measures."""
     with tempfile.TemporaryDirectory() as place:
         directory = Path(place)
@@ -90,7 +89,7 @@ async def main(rollouts: int) -> None:
             connect(SETTINGS, name="drill", url=server.url) as connection,
         ):
             await declare_events(connection, SETTINGS)
-            for _ in range(ROUNDS):
+            for _ in range(rounds):
                 await emptied(connection)
                 pipelined = len(batch) / await published(connection, batch)
                 await emptied(connection)
@@ -109,4 +108,4 @@ async def main(rollouts: int) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(main(int(sys.argv[1]) if len(sys.argv) > 1 else 115_000))
+    uvloop.run(main(*map(int, sys.argv[1:])))

@@ -122,7 +122,9 @@ def release(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
             found = Release(cluster, namespace, folder)
             (folder / "programs").mkdir()
             stand_in = folder / "programs" / "helm"
-            words = f"PYTHONPATH={INFRA.parent} {sys.executable} -m {__name__} {namespace} {cluster.images.bare}"
+            words = (
+                f"PYTHONPATH={INFRA.parent} {sys.executable} -m {__name__} {namespace} {cluster.images.bare}"
+            )
             stand_in.write_text(f'#!/bin/sh\n{words} "$@" | kubectl -n {namespace} apply -f -\n')
             stand_in.chmod(0o755)
             environment = {"PATH": os.environ["PATH"], "KUBECONFIG": str(cluster.kubeconfig)}
