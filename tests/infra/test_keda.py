@@ -137,7 +137,7 @@ async def watched(
                 for number in range(WAITING):
                     await publisher.offer(named(QUEUE, f"r{number}", b"{}"))
                 yield Watched(
-                    cluster, processes, resolver, http, trigger, settings.url, authority, connection
+                    cluster, processes, resolver, http, trigger, url_of(cluster), authority, connection
                 )
     finally:
         for process in processes.values():

@@ -117,6 +117,9 @@ def files(tmp_path: Path) -> Path:
         check=True,
         env={**os.environ, "MAX_FILE_STORE": "1GB"},
     )
+    for host in hosts[1:]:  # fewer slots than rollouts, so that none does them all
+        worker = secrets / "hosts" / host / "worker.env"
+        worker.write_text(worker.read_text().replace("SLOTS=8", "SLOTS=4"))
     return secrets / "hosts"
 
 
