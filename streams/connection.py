@@ -189,7 +189,7 @@ class Connection:
     async def post(
         self, subject: str, payload: bytes, headers: Headers | None = None, *, reply: str = ""
     ) -> None:
-        """Publishes and asks for no answer here; raises ConnectionLost."""
+        """Publishes without a check of size and guard, and waits for no answer; raises ConnectionLost."""
         try:
             await self.nats.publish(subject, payload, reply=reply, headers=headers or None)
         except BadSubjectError as error:

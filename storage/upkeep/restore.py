@@ -149,9 +149,10 @@ async def _compare(
     damage = _Damage(watermark=watermark, held=held)
     total = max(held.last, watermark)
     beyond = [file for file in files if file.first > held.last]
+    beside = [file for file in files if file.first <= held.last]
     last = 0
     async with aclosing(_stream(connection, held.last)) as batches:
-        async for piece in side_by_side(batches, location, files[: len(files) - len(beyond)]):
+        async for piece in side_by_side(batches, location, beside):
             _judge(piece, damage, archived)
             tell("comparing", last := piece.last, total)
     for piece in after_the_stream(last + 1, location, beyond, _JUDGED):

@@ -1,7 +1,7 @@
-"""docs/runbooks/cluster.md, followed on a real API server, scheduler and kubelet: its own blocks are what runs.
+"""docs/runbooks/cluster.md, followed on a real API server, scheduler and kubelet: its blocks are what runs.
 
-Pods are those of the chart with a program that sleeps, and `helm upgrade` is `helm template` and `kubectl apply`:
-the test node serves neither KEDA's kinds nor the names of Services.
+Pods are those of the chart with a program that sleeps, and `helm upgrade` is `helm template` and `kubectl
+apply`: the test node serves neither KEDA's kinds nor the names of Services.
 """
 
 import base64
