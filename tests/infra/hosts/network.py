@@ -18,6 +18,7 @@ from pathlib import Path
 
 from orchard.processes.signals import die_with_parent
 from tests.infra.conftest import INFRA
+from tests.infra.hosts import confined
 
 UNITS = INFRA / "hosts"
 SWITCH = "10.77.0.254"
@@ -96,7 +97,9 @@ class Host:
     def confined(self, unit: Unit) -> list[str]:
         """The words that run a unit's command on this host, as far as it is confined without systemd."""
         if unit.confined.parent.name != "orchard-.service.d":
-            return self.inside(*unit.command)
+            taken = dict(confined.settings(unit.confined))["CapabilityBoundingSet"].removeprefix("~")
+            names = taken.lower().replace("cap_", "-").split()
+            return self.inside("setpriv", f"--bounding-set={','.join(names)}", *unit.command)
         places = [str(path) for path in (unit.confined, self.root, *unit.state)]
         launcher = (sys.executable, "-m", "tests.infra.hosts.confined", *places, "--")
         return self.inside("env", f"--chdir={INFRA.parent}", *launcher, *unit.command)
