@@ -189,7 +189,7 @@ $(LEARNING): pyproject.toml infra/constraints.txt | $(BIN)/python
 # What local sandboxes need, and what some tests need beside: installed when we are root on Debian, else named.
 DEBIAN := bwrap:bubblewrap git:git patch:patch nsenter:util-linux slirp4netns:slirp4netns
 test test-all: DEBIAN += jq:jq npm:npm busybox:busybox-static kubectl:kubernetes-client openssl:openssl newuidmap:uidmap ip:iproute2 \
-	setpriv:util-linux x86_64-linux-gnu-as:binutils-x86-64-linux-gnu aarch64-linux-gnu-as:binutils-aarch64-linux-gnu
+	setpriv:util-linux systemd-analyze:systemd curl:curl x86_64-linux-gnu-as:binutils-x86-64-linux-gnu aarch64-linux-gnu-as:binutils-aarch64-linux-gnu
 test test-all bench demo-gui: DEBIAN += chromium:chromium
 test-all: DEBIAN += buildah:buildah podman:podman runc:runc linux.uml:user-mode-linux modprobe:kmod setquota:quota mkfs.ext4:e2fsprogs \
 	mount.nfs:nfs-common rpc.nfsd:nfs-kernel-server gcc:gcc

@@ -40,7 +40,7 @@ cp "$dir/ca/ca.crt" "$own/nats-ca/ca.crt"
 cp "$dir/ca/ca.crt" "$own/nats-tls/ca.crt"
 if [ ! -s "$own/nats-tls/tls.key" ]; then
   cat > "$dir/ca/extensions" <<EXTENSIONS
-subjectAltName=DNS:nats.$namespace.svc.$domain,DNS:*.nats.$namespace.svc.$domain,DNS:nats.$namespace.svc,DNS:localhost
+subjectAltName=DNS:nats.$namespace.svc.$domain,DNS:nats-monitoring.$namespace.svc.$domain,DNS:*.nats.$namespace.svc.$domain,DNS:nats.$namespace.svc,DNS:localhost
 extendedKeyUsage=serverAuth,clientAuth
 EXTENSIONS
   openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj "/CN=nats" \

@@ -24,8 +24,10 @@ _NOT_COMPARED = ("stream_time", "raw")
 class Cursor:
     """Takes rows of `events` in order, piece by piece. Unreadable files are skipped."""
 
-    def __init__(self, location: Location, files: Sequence[DataFile]) -> None:
-        self._parts = _readable(location, files)
+    def __init__(
+        self, location: Location, files: Sequence[DataFile], columns: Sequence[str] | None = None
+    ) -> None:
+        self._parts = _readable(location, files, columns)
         self._waiting: pa.Table | None = None
 
     def up_to(self, last: int | None) -> Iterator[pa.Table]:
@@ -42,10 +44,12 @@ class Cursor:
             return
 
 
-def _readable(location: Location, files: Sequence[DataFile]) -> Iterator[pa.Table]:
+def _readable(
+    location: Location, files: Sequence[DataFile], columns: Sequence[str] | None
+) -> Iterator[pa.Table]:
     for file in files:
         try:
-            yield from (rows for rows in read_rows(location, EVENTS, file) if rows.num_rows)
+            yield from (rows for rows in read_rows(location, EVENTS, file, columns) if rows.num_rows)
         except (StorageError, pa.ArrowException) as error:
             log.warning("%s cannot be compared with the stream: %s", file.path, error)
 
@@ -60,18 +64,16 @@ class Piece(NamedTuple):
 
     def differences(self) -> list[int]:
         """Sequences whose event in the tables differs from the stream's, or is missing there."""
-        if not self.rows.num_rows:
-            return []
+        if not self.rows.num_rows or not self.stream:
+            found: list[int] = self.rows.column("sequence").to_pylist()
+            return found
         stored = self.rows.drop_columns(list(_NOT_COMPARED))
-        if self.stream:
-            held = log_batch(self.stream).rows.drop_columns(list(_NOT_COMPARED))
-            if held.num_rows >= stored.num_rows:
-                offset = stored.column("sequence")[0].as_py() - self.stream[0].sequence
-                if offset >= 0 and held.slice(offset, stored.num_rows).equals(stored):
-                    return []
-            by_sequence = {row["sequence"]: row for row in held.to_pylist()}
-        else:
-            by_sequence = {}
+        held = log_batch(self.stream).rows.drop_columns(list(_NOT_COMPARED))
+        if held.num_rows >= stored.num_rows:
+            offset = stored.column("sequence")[0].as_py() - self.stream[0].sequence
+            if offset >= 0 and held.slice(offset, stored.num_rows).equals(stored):
+                return []
+        by_sequence = {row["sequence"]: row for row in held.to_pylist()}
         return [row["sequence"] for row in stored.to_pylist() if by_sequence.get(row["sequence"]) != row]
 
 
@@ -87,6 +89,18 @@ async def side_by_side(
         last = batch[-1].sequence
         yield Piece(first, last, batch, _table(cursor.up_to(last)))
         first = last + 1
+    for piece in _alone(cursor, first):
+        yield piece
+
+
+def after_the_stream(
+    first: int, location: Location, files: Sequence[DataFile], columns: Sequence[str]
+) -> Iterator[Piece]:
+    """Yield what files hold alone, from the sequence `first`; of their columns those named."""
+    return _alone(Cursor(location, files, columns), first)
+
+
+def _alone(cursor: Cursor, first: int) -> Iterator[Piece]:
     for rows in cursor.up_to(None):
         last = rows.column("sequence")[-1].as_py()
         yield Piece(first, last, [], rows)

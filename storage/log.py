@@ -96,7 +96,8 @@ class Original(NamedTuple):
 
     sequence: int
     subject: str
-    time: datetime
+    stored_at: int
+    """Nanoseconds since 1970 at which the server stored it."""
     raw: bytes
 
 
@@ -106,16 +107,20 @@ def originals(rows: pa.Table) -> Iterator[Original]:
     An event that another version encoded, in a store written before the column `raw` existed, comes in this
     version's encoding.
     """
-    for row in rows.to_pylist():
-        kept = row["payload"].encode()
-        if row["type"] in NO_EVENT:
-            raw = base64.b64decode(kept) if row["dataschema"] == BASE64 else kept
-        elif row["raw"] is not None:
-            raw = row["raw"].encode()
+    named = rows.select(list(_ATTRIBUTES)).rename_columns(list(_ATTRIBUTES.values())).to_pylist()
+    places = rows.select(["sequence", "subject", "dataschema", "raw"]).to_pylist()
+    times, stored = (rows.column(name).cast(pa.int64()).to_pylist() for name in ("time", "stream_time"))
+    for place, attributes, time, at, payload in zip(
+        places, named, times, stored, _bytes(rows.column("payload")), strict=True
+    ):
+        if attributes["type"] in NO_EVENT:
+            raw = base64.b64decode(payload) if place["dataschema"] == BASE64 else bytes(payload)
+        elif place["raw"] is not None:
+            raw = place["raw"].encode()
         else:
-            attributes = {attribute: row[column] for column, attribute in _ATTRIBUTES.items()}
-            raw = encode_event(Event(**attributes, time=row["time"], data=msgspec.Raw(kept)))
-        yield Original(row["sequence"], row["subject"], row["stream_time"], raw)
+            made = _EPOCH + timedelta(microseconds=time)
+            raw = encode_event(Event(**attributes, time=made, data=msgspec.Raw(payload)))
+        yield Original(place["sequence"], place["subject"], at * 1000, raw)
 
 
 def _foreign(raw: bytes, event: Event | None) -> str | None:

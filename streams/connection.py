@@ -180,14 +180,22 @@ class Connection:
         pending = Pending(f"{self._inbox}{self._asked:x}", asyncio.get_running_loop().create_future())
         self._answers[pending.inbox] = pending.future
         try:
-            await self.nats.publish(subject, payload, reply=pending.inbox, headers=headers or None)
-        except BadSubjectError as error:
+            await self.post(subject, payload, headers, reply=pending.inbox)
+        except StreamsError:
             self.forget(pending)
+            raise
+        return pending
+
+    async def post(
+        self, subject: str, payload: bytes, headers: Headers | None = None, *, reply: str = ""
+    ) -> None:
+        """Publishes without a check of size and guard, and waits for no answer; raises ConnectionLost."""
+        try:
+            await self.nats.publish(subject, payload, reply=reply, headers=headers or None)
+        except BadSubjectError as error:
             raise StreamsError(f"{subject!r} is no NATS subject: names may not contain blanks") from error
         except (NatsError, OSError) as error:
-            self.forget(pending)
             raise ConnectionLost(f"could not send to NATS: {error}") from error
-        return pending
 
     def forget(self, pending: Pending) -> None:
         self._answers.pop(pending.inbox, None)

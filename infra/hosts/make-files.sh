@@ -50,7 +50,16 @@ for user in writer steward archiver; do
   role "$log" $user $user
 done
 cp "$here/nats.conf" "$here/../chart/files/accounts.conf" "$dir/hosts/$log"
-chmod 644 "$dir/hosts/$log/nats.conf" "$dir/hosts/$log/accounts.conf"
+cp "$dir/store.env" "$dir/hosts/$log/metrics.env"
+# The chart's rules as Prometheus reads them, for the one server there is here.
+sed -e '1,/^spec:/d' -e 's/^  //' -e 's/== 1) < 3/== 1) < 1/' "$here/../chart/files/rules.yaml" > "$dir/hosts/$log/rules.yaml"
+{
+  cat "$here/prometheus.yml"
+  printf '          - "%s:8443"\n' "$@"
+} > "$dir/hosts/$log/prometheus.yml"
+for file in nats.conf accounts.conf rules.yaml prometheus.yml; do
+  chmod 644 "$dir/hosts/$log/$file"
+done
 for user in "$users"/*; do
   printf '%s_PASSWORD=%s\n' "$(basename "$user" | tr a-z A-Z)" "$(cat "$user")"
 done > "$dir/hosts/$log/nats.env"

@@ -125,7 +125,7 @@ def _not_known(unknown: Mapping[str, int]) -> str:
 
 
 async def _balances(session: Session) -> list[Balance]:
-    async with session.connection("check") as connection:
+    async with session.reading_connection("check") as connection:
         return await balances(connection, session.config.store, session.blobs)
 
 

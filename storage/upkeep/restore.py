@@ -6,10 +6,11 @@ made on a second server: the tables' events under their sequences, then what els
 (`storage.merge`). It then replaces the damaged one. Killed anywhere, the next run resumes or begins again.
 """
 
+import asyncio
 import secrets
 import shutil
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -20,7 +21,7 @@ from orchard.schemas.events import DONE_TYPES
 from orchard.schemas.subjects import EVENTS_PREFIX
 from orchard.storage.archive.files import ArchiveFiles
 from orchard.storage.archive.segments import is_fence
-from orchard.storage.comparing import Piece, side_by_side
+from orchard.storage.comparing import Piece, after_the_stream, side_by_side
 from orchard.storage.delta import DataFile, StoreTable
 from orchard.storage.derived import read_events
 from orchard.storage.durable import write_whole
@@ -32,9 +33,9 @@ from orchard.storage.settings import ArchiveSettings, archive_url
 from orchard.storage.tables import EVENTS
 from orchard.streams import names
 from orchard.streams.backup import replace_stream
-from orchard.streams.connection import Connection, connect
+from orchard.streams.connection import Connection, ConnectionLost, connect
 from orchard.streams.errors import StreamsError, WrongSequence
-from orchard.streams.publish import OutgoingMessage, store_all
+from orchard.streams.publish import OutgoingMessage, store, store_all
 from orchard.streams.reading import Bounds, bounds
 from orchard.streams.records import StoredEvent
 from orchard.streams.replay import replay_batches
@@ -42,8 +43,9 @@ from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare_events, events_config
 
-_BATCH = 500
+_BATCH = 1024
 _PLAN = "plan.json"
+_JUDGED = ("sequence", "campaign", "subject")
 _DONE = f"{EVENTS_PREFIX}.done."
 _GAP = f"{EVENTS_PREFIX}.restoring.gap"
 """Subject of messages that take a sequence that archiving has emptied, until they are purged."""
@@ -146,10 +148,16 @@ async def _compare(
     held = await bounds(connection, names.EVENTS)
     damage = _Damage(watermark=watermark, held=held)
     total = max(held.last, watermark)
+    beyond = [file for file in files if file.first > held.last]
+    beside = [file for file in files if file.first <= held.last]
+    last = 0
     async with aclosing(_stream(connection, held.last)) as batches:
-        async for piece in side_by_side(batches, location, files):
+        async for piece in side_by_side(batches, location, beside):
             _judge(piece, damage, archived)
-            tell("comparing", piece.last, total)
+            tell("comparing", last := piece.last, total)
+    for piece in after_the_stream(last + 1, location, beyond, _JUDGED):
+        _judge(piece, damage, archived)
+        tell("comparing", piece.last, total)
     return damage
 
 
@@ -159,7 +167,7 @@ def _judge(piece: Piece, damage: _Damage, archived: dict[str, int]) -> None:
         if sequence in held:
             damage.diverged = damage.diverged or sequence
             damage.replaced += 1
-    columns = (piece.rows.column(name).to_pylist() for name in ("sequence", "campaign", "subject"))
+    columns = (piece.rows.column(name).to_pylist() for name in _JUDGED)
     stored = {sequence: (campaign, subject) for sequence, campaign, subject in zip(*columns, strict=True)}
     for sequence in range(piece.first, piece.last + 1):
         if sequence in held:
@@ -181,17 +189,44 @@ async def _append(
     """Publish the lost end again; each message only where the stream ends just before it."""
     done, total = 0, len(damage.missing)
     rows = _rows(location, files, damage.held.last)
-    while batch := list(islice(rows, _BATCH)):
+
+    def take() -> list[LoggedMessage]:
+        return list(islice(rows, _BATCH))
+
+    batch = await asyncio.to_thread(take)
+    while batch:
+        coming = asyncio.create_task(asyncio.to_thread(take))  # while the server stores this one
         try:
-            await store_all(connection, list(map(_message, batch)))
+            await _put_back(connection, batch)
         except WrongSequence as error:
             raise StreamsError(
                 "something published to the stream while it was restored: stop it, and run restore-stream "
                 "again"
             ) from error
+        finally:
+            following = await coming
         done += len(batch)
         tell("putting back", done, total)
+        batch = following
     return Restored(put_back=done, last=(await bounds(connection, names.EVENTS)).last)
+
+
+async def _put_back(connection: Connection, batch: list[LoggedMessage]) -> None:
+    """Store messages that follow each other.
+
+    Each is stored only behind the one before it, so the answer to the last is for all. Where one was lost on
+    the way, the server refuses all after it, and they are sent again.
+    """
+    messages = list(map(_message, batch))
+    with suppress(ConnectionLost):
+        for message in messages[:-1]:
+            await connection.post(message.subject, message.payload, message.headers)
+    try:
+        await store(connection, messages[-1])
+    except WrongSequence:
+        held = (await bounds(connection, names.EVENTS)).last
+        left = [message for logged, message in zip(batch, messages, strict=True) if logged.sequence > held]
+        await store_all(connection, left)
 
 
 async def _build(
@@ -228,11 +263,12 @@ async def _build(
                 if logged.sequence > reached:
                     batch.append(logged)
                 if len(batch) >= _BATCH:
-                    reached = (await store_all(target, list(map(_message, batch))))[-1]
-                    batch = []
+                    await _put_back(target, batch)
+                    reached, batch = batch[-1].sequence, []
                     tell("rebuilding", min(reached, total), total)
             if batch:
-                reached = (await store_all(target, list(map(_message, batch))))[-1]
+                await _put_back(target, batch)
+                reached = batch[-1].sequence
         await target.jetstream.purge_stream(names.EVENTS, subject=_GAP)
     result = msgspec.structs.replace(counted, last=reached)
     _write_plan(work, msgspec.structs.replace(plan, result=result))
@@ -285,7 +321,7 @@ def _logged_messages(piece: Piece, damage: _Damage, archived: dict[str, int]) ->
         elif message is None and _sealed(sequence, campaigns[sequence], row.subject, archived):
             yield LoggedMessage(sequence, _GAP, 0, b"")
         else:
-            yield LoggedMessage(sequence, row.subject, _nanoseconds(row.time), row.raw)
+            yield LoggedMessage(sequence, row.subject, row.stored_at, row.raw)
 
 
 def _outcomes(location: Location, files: list[DataFile]) -> dict[str, DoneEvent]:
@@ -339,9 +375,7 @@ async def _stream(
 def _rows(location: Location, files: list[DataFile], after: int) -> Iterator[LoggedMessage]:
     for rows in read_events(location, files, after):
         for original in originals(rows):
-            yield LoggedMessage(
-                original.sequence, original.subject, _nanoseconds(original.time), original.raw
-            )
+            yield LoggedMessage(original.sequence, original.subject, original.stored_at, original.raw)
 
 
 def _logged(message: StoredEvent) -> LoggedMessage:

@@ -57,7 +57,7 @@ class Scaler:
         raise ScalingError(f"no server says that it leads the consumer {self._trigger.consumer}")
 
     async def _about(self, endpoint: str) -> Any:
-        return msgspec.json.decode(await self._get(f"http://{endpoint}/varz"))
+        return msgspec.json.decode(await self._get(f"{self._trigger.scheme}://{endpoint}/varz"))
 
     async def _get(self, url: str) -> bytes:
         """One server that does not answer is the end of the walk."""

@@ -22,6 +22,7 @@ class Trigger(msgspec.Struct, frozen=True, kw_only=True):
 
     endpoint: str
     """`host:port` of the server's monitoring."""
+    scheme: Literal["http", "https"] = "http"
     account: str
     stream: str
     consumer: str
@@ -38,6 +39,7 @@ class Trigger(msgspec.Struct, frozen=True, kw_only=True):
         try:
             return cls(
                 endpoint=metadata["natsServerMonitoringEndpoint"],
+                scheme="https" if metadata.get("useHttps", "false") == "true" else "http",
                 account=metadata["account"],
                 stream=metadata["stream"],
                 consumer=metadata["consumer"],
@@ -53,7 +55,7 @@ class Trigger(msgspec.Struct, frozen=True, kw_only=True):
     def url(self) -> str:
         """What the scaler gets at each poll, without authentication."""
         query = urlencode({"acc": self.account, "consumers": "true", "config": "true"})
-        return f"http://{self.endpoint}/jsz?{query}"
+        return f"{self.scheme}://{self.endpoint}/jsz?{query}"
 
 
 class _Consumer(msgspec.Struct):

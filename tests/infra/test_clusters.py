@@ -109,7 +109,7 @@ def test_no_name_of_another_domain_is_left() -> None:
     text = yaml.safe_dump(
         [item for item in example("cluster-domain").items if item["kind"] != "ScaledObject"]
     )
-    assert "cluster.local" not in text and "nats.orchard.svc.corp.example:8222" in text
+    assert "cluster.local" not in text and "nats-monitoring.orchard.svc.corp.example:8222" in text
 
 
 def test_without_keda_every_queue_has_its_workers() -> None:

@@ -1,6 +1,10 @@
 """The cluster's own configuration on three real servers: quorum, one lost, how KEDA finds the lag there."""
 
 import asyncio
+import os
+import shutil
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -11,9 +15,10 @@ import aiohttp
 import msgspec
 import pytest
 
-from orchard.schemas.events import RolloutReopened, make_event
+from orchard.schemas.events import Event, RolloutReopened, make_event
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.queues import Queue
+from orchard.storage.writing.writer import Writer
 from orchard.streams import names, reader
 from orchard.streams.claims import Claim, Claims
 from orchard.streams.connection import Connection, ConnectionLost, connect
@@ -27,10 +32,10 @@ from orchard.streams.topology import declare
 from tests.entries import named
 from tests.infra.cluster import SERVERS, Member, lag_of, members, url_of
 from tests.infra.conftest import Manifests
-from tests.infra.keda import Scaler
 from tests.infra.scaling import ScalingError, Trigger
 
 QUEUE = Queue()
+EVENTS = 500
 Running = dict[str, asyncio.subprocess.Process]
 
 
@@ -138,52 +143,12 @@ async def test_the_cluster_works_with_one_server_lost_and_keda_finds_the_leader(
             assert got == {b"one", b"two"}
 
 
-@pytest.mark.parametrize("gone", [0, pytest.param(1, marks=pytest.mark.slow)])
-async def test_keda_has_no_error_while_a_server_is_gone(
-    cluster: list[Member],
-    processes: Running,
-    operator: NatsSettings,
-    built: dict[str, Manifests],
-    gone: int,
-) -> None:
-    """Whichever living server it asks first, and whether it knew the leader before or not."""
-    metadata = built["cloud"].one("ScaledJob", QUEUE.consumer)["spec"]["triggers"][0]["metadata"]
-    trigger = Trigger.of_metadata(metadata)
-    async with aiohttp.ClientSession() as http, asyncio.timeout(90):
-        await all_ready(http, cluster)
-        async with connect(operator, name="test") as connection:
-            await declare(connection, operator, [QUEUE])
-            await Publisher(connection).offer(named(QUEUE, "one", b"one"))
-        while await seen_by_keda(http, cluster, trigger) != 1:
-            await asyncio.sleep(0.05)
-        dead, living = cluster[gone], [member for member in cluster if member is not cluster[gone]]
-        asked = [msgspec.structs.replace(trigger, endpoint=member.endpoint) for member in living]
-        before = [Scaler(http, one) for one in asked]
-        for scaler in before:
-            assert await scaler.poll() == 1
-
-        processes[dead.name].kill()
-        await processes[dead.name].wait()
-        while await seen_by_keda(http, living, trigger) != 1:  # another may have to lead first
-            await asyncio.sleep(0.05)
-
-        assert [await scaler.poll() for scaler in before for _ in range(3)] == [1] * 6
-        assert [await Scaler(http, one).poll() for one in asked for _ in range(3)] == [1] * 6
-
-
 async def test_a_follower_goes_on_whose_consumer_died_with_another_server(
     cluster: list[Member], processes: Running, operator: NatsSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its own connection lives, nobody tells it, and it waits no longer than the writer for one batch."""
     monkeypatch.setattr(reader, "_HEARTBEAT", 0.5)
     monkeypatch.setattr(reader, "_SILENCE", 1.5)
-    event = make_event(
-        RolloutReopened(reason="test", superseded_sequence=0, cause=AbortCause.CANCELLED),
-        id="one",
-        source="t",
-        campaign="c",
-        rollout_id="r",
-    )
     async with aiohttp.ClientSession() as http, asyncio.timeout(120):
         await all_ready(http, cluster)
         async with connect(operator, name="test") as connection:
@@ -201,10 +166,10 @@ async def test_a_follower_goes_on_whose_consumer_died_with_another_server(
             assert await anext(following) == []  # it has asked, and waits to be answered
             processes[holder.name].kill()
             await processes[holder.name].wait()
-            await Publisher(connection).event(event)
+            await Publisher(connection).event(happened(1))
             while not (arrived := await anext(following)):
                 pass
-            assert [msgspec.json.decode(one.data)["id"] for one in arrived] == ["one"]
+            assert [msgspec.json.decode(one.data)["id"] for one in arrived] == ["e1"]
             await following.aclose()
 
 
@@ -235,6 +200,78 @@ async def test_who_asks_while_no_server_leads_waits_for_one(
             for member in cluster[1:]:
                 processes[member.name] = await started(member)
             assert (await asked)[3] is None
+
+
+def happened(number: int) -> Event:
+    data = RolloutReopened(reason="test", superseded_sequence=0, cause=AbortCause.CANCELLED)
+    return make_event(data, id=f"e{number}", source="t", campaign="c", rollout_id=f"r{number}")
+
+
+async def exchanged(cluster: list[Member], processes: Running, lost: list[Member]) -> None:
+    """The servers are gone, and start with empty volumes."""
+    for member in lost:
+        processes[member.name].kill()
+        await processes[member.name].wait()
+        shutil.rmtree(member.home / "data")
+    for member in lost:
+        processes[member.name] = await started(member)
+    async with aiohttp.ClientSession() as http:
+        await all_ready(http, cluster)
+
+
+@pytest.mark.slow
+async def test_a_server_whose_volume_is_lost_copies_from_the_others(
+    cluster: list[Member], processes: Running, operator: NatsSettings
+) -> None:
+    async with aiohttp.ClientSession() as http, connect(operator, name="test") as connection:
+        await all_ready(http, cluster)
+        await declare(connection, operator, [QUEUE])
+        await Publisher(connection).events([happened(number) for number in range(EVENTS)])
+        await exchanged(cluster, processes, cluster[1:2])
+        async with asyncio.timeout(60):
+            while True:
+                seen = await monitored(http, cluster[1], "jsz?acc=ORCHARD&streams=true")
+                [account] = seen.get("account_details") or [{"stream_detail": []}]
+                held = {one["name"]: one["state"]["messages"] for one in account["stream_detail"]}
+                if held.get(names.EVENTS) == EVENTS:
+                    break
+                await asyncio.sleep(0.1)
+
+
+@pytest.mark.slow
+async def test_after_a_lost_quorum_the_stream_is_restored_from_the_tables(
+    cluster: list[Member], processes: Running, operator: NatsSettings, tmp_path: Path
+) -> None:
+    """By the runbook's command, on three empty servers."""
+    store = tmp_path / "store"
+    async with aiohttp.ClientSession() as http, connect(operator, name="test") as connection:
+        await all_ready(http, cluster)
+        await declare(connection, operator, [QUEUE])
+        await Publisher(connection).events([happened(number) for number in range(EVENTS)])
+        stop = asyncio.Event()
+        stop.set()
+        await Writer(str(store), connection).run(stop)
+    await exchanged(cluster, processes, cluster)
+
+    given = {
+        "ORCHARD_NATS__URL": operator.url,
+        "ORCHARD_NATS__USER": operator.user,
+        "ORCHARD_NATS__PASSWORD_ENV": operator.password_env,
+        "ORCHARD_NATS__TLS_CA": operator.tls_ca,
+        "ORCHARD_NATS__REPLICAS": str(operator.replicas),
+    }
+    restoring = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "orchard", "--store", str(store), "store", "restore-stream"),
+        env={**os.environ, **{name: str(value) for name, value in given.items()}, "COLUMNS": "200"},
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+    )
+    said, _ = await restoring.communicate()
+    assert f"restored {EVENTS} events from the tables; the stream ends at {EVENTS}" in said.decode()
+    async with connect(operator, name="test") as connection:
+        assert (await bounds(connection, names.EVENTS)).messages == EVENTS
+        info = await connection.jetstream.stream_info(names.EVENTS)
+        assert info.config.num_replicas == SERVERS
 
 
 class Answers:

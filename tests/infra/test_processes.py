@@ -146,15 +146,19 @@ class TestWorkers:
     def test_the_default_queue_has_workers(self, manifests: Manifests) -> None:
         assert manifests.one("ScaledJob", Queue().consumer)
 
-    def test_the_lag_is_asked_of_the_server_by_the_name_its_nodes_share(self, manifests: Manifests) -> None:
-        service = manifests.one("Service", "nats")
-        ports = {port["name"]: port["port"] for port in service["spec"]["ports"]}
-        host = f"nats.{service['metadata']['namespace']}.svc.cluster.local"
-        assert service["spec"]["clusterIP"] == "None"
+    def test_the_lag_is_asked_of_the_servers_that_are_ready(self, manifests: Manifests) -> None:
+        everyone, ready = (manifests.one("Service", name) for name in ("nats", "nats-monitoring"))
+        assert everyone["spec"]["clusterIP"] == "None" and everyone["spec"]["publishNotReadyAddresses"]
         assert manifests.one("StatefulSet", "nats")["spec"]["serviceName"] == "nats"
+        assert (
+            ready["spec"].keys() == {"selector", "ports"}
+            and ready["spec"]["selector"] == everyone["spec"]["selector"]
+        )
+        (port,) = ready["spec"]["ports"]
+        host = f"nats-monitoring.{ready['metadata']['namespace']}.svc.cluster.local"
         for job in manifests.of("ScaledJob"):
             trigger = Trigger.of_metadata(job["spec"]["triggers"][0]["metadata"])
-            assert trigger.endpoint == f"{host}:{ports['monitoring']}"
+            assert trigger.endpoint == f"{host}:{port['port']}"
 
     def test_running_jobs_are_taken_from_the_lag_and_no_change_ends_them(self, manifests: Manifests) -> None:
         for job in manifests.of("ScaledJob"):

@@ -13,7 +13,7 @@ TEXT = (INFRA / "chart" / "upstream" / "nats.yaml").read_text()
 THEIRS: dict[str, Any] = yaml.safe_load(TEXT)
 OURS: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
 URL = "tls://nats.orchard.svc.cluster.local:4222"
-MONITORING = "nats.orchard.svc.cluster.local:8222"
+MONITORING = "nats-monitoring.orchard.svc.cluster.local:8222"
 ELSEWHERE = ("--set", f"nats.install=false,nats.url={URL},nats.monitoring={MONITORING},monitoring=true")
 
 
@@ -26,11 +26,20 @@ def test_without_it_all_else_is_there_and_asks_it() -> None:
         return {(item["kind"], item["metadata"]["name"]) for item in of.items}
 
     kinds = ("ServiceAccount", "Service", "StatefulSet", "PodDisruptionBudget", "ServiceMonitor")
-    assert names(whole) - names(without) == {(kind, "nats") for kind in kinds}
+    assert names(whole) - names(without) == {(kind, "nats") for kind in kinds} | {
+        ("Service", "nats-monitoring")
+    }
     assert without.one("ConfigMap", "nats")["data"].keys() == {"accounts.conf"}
     assert without.one("ConfigMap", "settings")["data"]["ORCHARD_NATS__URL"] == URL
     for job in without.of("ScaledJob"):
         assert Trigger.of_metadata(job["spec"]["triggers"][0]["metadata"]).endpoint == MONITORING
+
+
+def test_keda_asks_with_tls_where_the_address_says_so() -> None:
+    with_tls = Manifests(rendered(*ELSEWHERE, "--set", f"nats.monitoring=https://{MONITORING}"))
+    for job in with_tls.of("ScaledJob"):
+        trigger = Trigger.of_metadata(job["spec"]["triggers"][0]["metadata"])
+        assert (trigger.scheme, trigger.endpoint) == ("https", MONITORING)
 
 
 def test_its_servers_are_known_by_the_same_names_and_ports() -> None:
@@ -38,7 +47,7 @@ def test_its_servers_are_known_by_the_same_names_and_ports() -> None:
     service = ours.one("Service", "nats")
     assert THEIRS["fullnameOverride"] == THEIRS["headlessService"]["name"] == service["metadata"]["name"]
     assert THEIRS["global"]["labels"].items() <= service["spec"]["selector"].items()
-    assert THEIRS["service"] == {"enabled": False}, "two Services of one name"
+    assert THEIRS["service"]["name"] == ours.one("Service", "nats-monitoring")["metadata"]["name"]
     assert THEIRS["config"]["cluster"]["replicas"] == ours.one("StatefulSet", "nats")["spec"]["replicas"]
     assert THEIRS["promExporter"]["port"] in [port["port"] for port in service["spec"]["ports"]]
 

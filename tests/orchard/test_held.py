@@ -18,6 +18,7 @@ from orchard.streams.publisher import Publisher
 from orchard.streams.settings import NatsSettings
 from tests.orchard.conftest import Command
 
+PAGE = (Path(__file__).parents[2] / "docs" / "runbooks" / "lost-stream-data.md").read_text()
 EVENTS = 100
 LEAN = {
     "ORCHARD_UP__ORACLE": "false",
@@ -91,7 +92,10 @@ async def test_up_holds_on_a_damaged_stream_until_it_is_restored(
         assert resume.returncode == 1
         assert f"the stream of events {found}" in resume.stderr
 
-        restored = await asyncio.to_thread(orchard, "store", "restore-stream", store=store, **LEAN)
+        for command in PAGE.partition("<!-- runs: restore -->\n```\n")[2].partition("```")[0].splitlines():
+            words = command.removeprefix("orchard ").split()
+            restored = await asyncio.to_thread(orchard, *words, store=store, **LEAN)
+            assert restored.returncode == 0, restored.stdout + restored.stderr
 
         assert f"events from the tables; the stream ends at {EVENTS}" in restored.stdout, restored.stderr
         await until(lambda: "well again" in output.read_text())

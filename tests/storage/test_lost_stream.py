@@ -167,6 +167,30 @@ def damage(scene: Scene, chance: random.Random) -> str:
     return f"{path.name}: {len(old)} bytes flipped at {place} of {size}"
 
 
+async def test_what_is_lost_on_the_way_to_the_server_is_sent_again(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a batch only the last message has an answer."""
+    posted, dropped, post = 0, set[int](), Connection.post
+
+    async def leaky(self: Connection, *words: Any, **options: Any) -> None:
+        nonlocal posted
+        posted += not options
+        if not options and posted in (3, 40):
+            dropped.add(posted)
+            return
+        await post(self, *words, **options)
+
+    shutil.rmtree(scene.directory / "nats")
+    async with pipeline(scene) as (_, operator):
+        monkeypatch.setattr(Connection, "post", leaky)
+        result = await restore(scene, operator)
+        monkeypatch.undo()
+        assert dropped and (result.put_back, result.last) == (scene.watermark, scene.watermark)
+        for number, raw in (await held(operator)).items():
+            assert raw == encode_event(scene.published[number - 1])
+
+
 @pytest.mark.parametrize(
     "seed", [pytest.param(n, marks=pytest.mark.slow) if n >= 8 else n for n in range(50)]
 )

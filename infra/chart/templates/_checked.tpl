@@ -69,7 +69,7 @@
 
 {{/* Where KEDA asks for the lag, `host:port`. */}}
 {{- define "orchard.monitoring" }}
-{{- .Values.nats.monitoring | default (printf "nats.%s.svc.%s:8222" .Release.Namespace .Values.clusterDomain) }}
+{{- .Values.nats.monitoring | trimPrefix "https://" | default (printf "nats-monitoring.%s.svc.%s:8222" .Release.Namespace .Values.clusterDomain) }}
 {{- end }}
 
 {{/* Where the API server may be: no label says. Not the clouds' metadata services. */}}

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from orchard.processes.signals import die_with_parent
 from tests.infra.conftest import INFRA
+from tests.infra.hosts import confined
 
 UNITS = INFRA / "hosts"
 SWITCH = "10.77.0.254"
@@ -32,6 +33,10 @@ class Unit:
     files: list[Path]
     """Of the environment."""
     stop_seconds: float
+    confined: Path
+    """Its drop-in file of `infra/hosts`."""
+    state: list[Path]
+    """Directories that it may write to."""
 
     @classmethod
     def read(cls, name: str, instance: str, host: "Host") -> "Unit":
@@ -44,7 +49,12 @@ class Unit:
         assert all(path.is_file() or f"-{path}" in named for path in files), f"{name} lacks one of {files}"
         stop = next((float(value) for key, value in pairs if key == "TimeoutStopSec"), 90.0)
         words = shlex.split(start.replace("%H", host.name).replace("%i", instance))
-        return cls(words, [path for path in files if path.is_file()], stop)
+        drop_ins = [UNITS / f"{each}.service.d" / "confined.conf" for each in (Path(name).stem, "orchard-")]
+        state = [host.root / "var" / Path(value).name for key, value in pairs if key == "StateDirectory"]
+        for directory in state:
+            directory.mkdir(exist_ok=True)
+        there = [path for path in files if path.is_file()]
+        return cls(words, there, stop, next(path for path in drop_ins if path.is_file()), state)
 
     def environment(self) -> dict[str, str]:
         """What the process finds, and nothing of the test's own but where programs are."""
@@ -84,6 +94,16 @@ class Host:
         for path in files.iterdir():
             (place / path.name).write_text(self.local(path.read_text()))
 
+    def confined(self, unit: Unit) -> list[str]:
+        """The words that run a unit's command on this host, as far as it is confined without systemd."""
+        if unit.confined.parent.name != "orchard-.service.d":
+            taken = dict(confined.settings(unit.confined))["CapabilityBoundingSet"].removeprefix("~")
+            names = taken.lower().replace("cap_", "-").split()
+            return self.inside("setpriv", f"--bounding-set={','.join(names)}", *unit.command)
+        places = [str(path) for path in (unit.confined, self.root, *unit.state)]
+        launcher = (sys.executable, "-m", "tests.infra.hosts.confined", *places, "--")
+        return self.inside("env", f"--chdir={INFRA.parent}", *launcher, *unit.command)
+
     def inside(self, *command: str) -> list[str]:
         """The words that run a command on this host."""
         return ["nsenter", f"--net=/run/netns/{self.namespace}", *command]
@@ -102,7 +122,7 @@ class Host:
         """`systemctl start` of a oneshot unit: what it says; it must succeed."""
         once = Unit.read(unit, "", self)
         process = await asyncio.create_subprocess_exec(
-            *self.inside(*once.command),
+            *self.confined(once),
             env=once.environment(),
             cwd="/",
             stdin=subprocess.DEVNULL,
@@ -140,7 +160,7 @@ class Service:
         while True:
             with self.log.open("ab") as log:
                 self.process = await asyncio.create_subprocess_exec(
-                    *self.host.inside(*self.unit.command),
+                    *self.host.confined(self.unit),
                     env=self.unit.environment(),
                     cwd="/",
                     stdin=subprocess.DEVNULL,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import yaml
 
 from tests.infra.hosts.laptop import Line
 from tests.infra.hosts.network import SWITCH, UNITS, Host, network
@@ -19,7 +20,12 @@ from tests.s3_server import CREDENTIALS
 
 ROOT = Path(__file__).parents[3]
 BUCKET, TASKS = "orchard", 2
-LOG_HOST = ("orchard-nats.service", "orchard-writer.service", "orchard-steward.service")
+LOG_HOST = (
+    "orchard-nats.service",
+    "orchard-writer.service",
+    "orchard-steward.service",
+    "orchard-metrics.service",
+)
 WORKER_HOST = ("orchard-agent.service", "orchard-orchestrator.service", "orchard-worker@.service")
 QUICK = {
     "ORCHARD_NATS__ACK_WAIT": "4",
@@ -111,6 +117,9 @@ def files(tmp_path: Path) -> Path:
         check=True,
         env={**os.environ, "MAX_FILE_STORE": "1GB"},
     )
+    for host in hosts[1:]:  # fewer slots than rollouts, so that none does them all
+        worker = secrets / "hosts" / host / "worker.env"
+        worker.write_text(worker.read_text().replace("SLOTS=8", "SLOTS=4"))
     return secrets / "hosts"
 
 
@@ -132,7 +141,21 @@ async def test_a_host_that_is_cut_off_costs_nothing(files: Path, tmp_path: Path)
             await campaigns(laptop, first, second, files)
             assert "sound" in await laptop.orchard("store", "check")
             assert "no campaign" in await log.run("orchard-archiver.service")
+            await figures(log, files / log.address)
     assert not Path("/.orchard").exists(), "a service has written to the directory in which systemd starts it"
+
+
+async def figures(log: Host, files: Path) -> None:
+    """Each address that the log host's Prometheus asks answers, but for NATS' exporter, which is not here."""
+    asked = yaml.safe_load((files / "prometheus.yml").read_text())["scrape_configs"]
+    for job in asked:
+        for target in [each for entry in job["static_configs"] for each in entry["targets"]]:
+            url = f"{job.get('scheme', 'http')}://{target}/metrics"
+            command = ("curl", "-sS", "--fail", "--cacert", str(log.root / "etc" / "ca.crt"), url)
+            ran = await asyncio.to_thread(
+                subprocess.run, log.inside(*command), capture_output=True, text=True
+            )
+            assert ("orchard_" in ran.stdout) == (job["job_name"] != "nats"), (url, ran.stderr)
 
 
 async def campaigns(laptop: Laptop, first: Host, second: Host, files: Path) -> None:

@@ -2,19 +2,22 @@
 
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from orchard.configuration.config import load
 from orchard.streams.server import find_binary
 from tests.infra.conftest import INFRA
 from tests.infra.hosts.network import UNITS, Host, Unit
+from tests.infra.test_alarms import ALARMS, PROMTOOL
 from tests.infra.test_processes import understood
 
 LOG, WORKERS = "log.example", ("10.1.2.3", "worker-2.example")
-ON_LOG = ("nats", "writer", "steward", "archiver")
+ON_LOG = ("nats", "writer", "steward", "archiver", "metrics", "nats-exporter")
 ON_WORKERS = ("agent", "orchestrator", "worker@")
 
 
@@ -55,6 +58,44 @@ def test_the_guide_names_every_unit_and_file() -> None:
         assert name in guide
 
 
+def test_nothing_but_the_agent_can_do_more_than_it_needs(tmp_path: Path) -> None:
+    place = tmp_path / "etc" / "systemd" / "system"
+    shutil.copytree(UNITS, place)
+    exposed = {}
+    for path in UNITS.glob("*.service"):
+        name = path.name.replace("@", "@1")
+        command = [
+            "systemd-analyze",
+            "security",
+            "--offline=true",
+            "--json=off",
+            "--root",
+            str(tmp_path),
+            name,
+        ]
+        said = subprocess.run(command, capture_output=True, text=True, check=False)
+        found = re.search(r"Overall exposure level for \S+: ([0-9.]+)", said.stdout)
+        assert found, said.stderr
+        exposed[path.stem] = float(found[1])
+    assert {name for name, level in exposed.items() if level >= 2.0} == {"orchard-agent"}
+
+
+def test_prometheus_reads_its_configuration_and_the_rules(secrets: Path, tmp_path: Path) -> None:
+    for name in ("prometheus.yml", "rules.yaml", "ca.crt"):
+        text = (secrets / "hosts" / LOG / name).read_text().replace("/etc/orchard", str(tmp_path))
+        (tmp_path / name).write_text(text)
+    command = [str(PROMTOOL), "check", "config", str(tmp_path / "prometheus.yml")]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert f"{len(ALARMS)} rules found" in checked.stdout
+    jobs = yaml.safe_load((tmp_path / "prometheus.yml").read_text())["scrape_configs"]
+    (entry,) = jobs[-1]["static_configs"]
+    assert entry["targets"] == [f"{host}:8443" for host in WORKERS]
+    rules = yaml.safe_load((tmp_path / "rules.yaml").read_text())["groups"][0]["rules"]
+    (missing,) = [rule["expr"] for rule in rules if rule["alert"] == "OrchardNatsServerMissing"]
+    assert "== 1) < 1 or absent" in missing
+
+
 def test_programs_understand_what_they_are_told(units: dict[str, Unit]) -> None:
     for name, unit in units.items():
         program, *words = unit.command
@@ -66,7 +107,7 @@ def test_programs_understand_what_they_are_told(units: dict[str, Unit]) -> None:
             )
             for flag in [word for word in words if word.startswith("--")]:
                 assert f"{flag} " in shown.stdout
-        assert Path(program).is_file()
+        assert Path(program).is_file() or name == "nats-exporter", "which is not part of Orchard"
 
 
 def test_processes_read_a_configuration_of_their_role(
@@ -109,7 +150,7 @@ def test_who_may_read_them(secrets: Path) -> None:
         for path in (secrets / "hosts" / LOG).iterdir()
         if path.stat().st_mode & 0o077
     }
-    public = ("accounts.conf", "ca.crt", "nats.conf", "orchard.toml")
+    public = ("accounts.conf", "ca.crt", "nats.conf", "orchard.toml", "prometheus.yml", "rules.yaml")
     assert opened == {**dict.fromkeys(public, "0o644"), "tls.key": "0o640"}
 
 
@@ -117,8 +158,13 @@ def test_one_host_more_changes_nothing_of_the_others(secrets: Path) -> None:
     before = {path: path.read_bytes() for path in (secrets / "hosts").rglob("*") if path.is_file()}
     make(secrets, LOG, *WORKERS, "worker-3.example")
     after = {path: path.read_bytes() for path in (secrets / "hosts").rglob("*") if path.is_file()}
+    listed = secrets / "hosts" / LOG / "prometheus.yml"
+    assert before.pop(listed).splitlines() == after[listed].splitlines()[:-1]
     assert before.items() <= after.items()
-    assert {path.parent.name for path in after.keys() - before.keys()} == {"worker-3.example", "operator"}
+    assert {path.parent.name for path in after.keys() - before.keys() - {listed}} == {
+        "worker-3.example",
+        "operator",
+    }
 
 
 def test_the_servers_configuration_is_valid(units: dict[str, Unit]) -> None:

@@ -21,9 +21,10 @@ from orchard.streams.topology import declare
 ROWS = 800
 MESSAGES = 8
 KILLED_AFTER = 3000
-"""Messages: in the middle of the second batch."""
+"""Messages: in the middle of the second batch of 250 rows, or after it. The process gets 600 rows and waits."""
 IMPORT = """
-import asyncio, sys
+import asyncio, sys, threading
+from itertools import chain, islice
 from pathlib import Path
 from orchard.pipelines.datasets.importing import import_trajectories
 from orchard.pipelines.interchange.reading import read_trajectories
@@ -32,11 +33,15 @@ from orchard.streams.connection import connect
 from orchard.streams.publisher import Publisher
 from orchard.streams.settings import NatsSettings
 
+def never():
+    threading.Event().wait()
+    yield
+
 async def run(url, file, store):
     blobs = BlobStore(store)
     async with connect(NatsSettings(), name="import", url=url) as connection:
-        found = read_trajectories([Path(file)], blobs)
-        await import_trajectories(Publisher(connection), blobs, found, campaign="c", dataset="d")
+        found = islice(read_trajectories([Path(file)], blobs), 600)
+        await import_trajectories(Publisher(connection), blobs, chain(found, never()), campaign="c", dataset="d")
 
 asyncio.run(run(*sys.argv[1:]))
 """
