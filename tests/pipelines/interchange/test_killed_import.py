@@ -21,7 +21,7 @@ from orchard.streams.topology import declare
 ROWS = 800
 MESSAGES = 8
 KILLED_AFTER = 3000
-"""Messages: in the middle of the second batch of 250 rows, or after it. The process gets 600 rows and waits."""
+"""Messages: in the middle of the second batch of 250 rows, or after it. The process waits after 600 rows."""
 IMPORT = """
 import asyncio, sys, threading
 from itertools import chain, islice
@@ -41,7 +41,8 @@ async def run(url, file, store):
     blobs = BlobStore(store)
     async with connect(NatsSettings(), name="import", url=url) as connection:
         found = islice(read_trajectories([Path(file)], blobs), 600)
-        await import_trajectories(Publisher(connection), blobs, chain(found, never()), campaign="c", dataset="d")
+        found = chain(found, never())
+        await import_trajectories(Publisher(connection), blobs, found, campaign="c", dataset="d")
 
 asyncio.run(run(*sys.argv[1:]))
 """
