@@ -218,6 +218,7 @@ def _directory_task(
         verifier_workdir=checked.working_directory if checked else "",
         verifier_environment=checked.environment if checked else None,
         resolved_at=resolved_at,
+        stages=[_directory_task(session, stage, name, None, told) for stage in directory.stages],
     )
 
 

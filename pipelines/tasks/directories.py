@@ -8,7 +8,7 @@ the task (`Asked`).
 """
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 import msgspec
@@ -22,7 +22,7 @@ from orchard.pipelines.tasks.task_directory import Directory, contents, is_varia
 from orchard.pipelines.tasks.trees import text_of
 from orchard.schemas.identity import digest
 from orchard.schemas.quantities import Duration, InvalidQuantity, parse_bytes, parse_cores
-from orchard.schemas.tasks import Asked, CheckSandbox, StateCheck, Task
+from orchard.schemas.tasks import Asked, CheckSandbox, Stage, StageChecks, StateCheck, Task
 
 TERMINAL_BENCH = "terminal-bench"
 _PYTEST = b"""\
@@ -86,9 +86,11 @@ def directory_task(
     verifier_workdir: str = "",
     verifier_environment: Mapping[str, str] | None = None,
     resolved_at: float | None = None,
+    stages: Sequence[Task] = (),
 ) -> Task:
     """The task in `image`; `workdir` and `environment` are the image's own, where known. `verifier_image` is
-    that of the verifier, where it is another one. A reward of `resolved_at` is solved; None: of 1."""
+    that of the verifier, where it is another one. A reward of `resolved_at` is solved; None: of 1. `stages`
+    are those of the directory as tasks; empty: they are made in the same images."""
     workdir = directory.workdir or workdir or _last_workdir(directory.dockerfile)
     solution = directory.solution
     sandbox: CheckSandbox | msgspec.UnsetType = msgspec.UNSET
@@ -107,7 +109,7 @@ def directory_task(
             asks=verifier.asks,
         )
     check = _check(directory, tests_workdir, variables)
-    return Task(
+    task = Task(
         task_id=directory.task_id,
         source=directory.source,
         repo=directory.source,
@@ -119,7 +121,10 @@ def directory_task(
             resolved_at=msgspec.UNSET if resolved_at is None else resolved_at,
         ),
         workdir=workdir,
-        setup_commands=(*filter(None, [placed(".", directory.material)]), *directory.setup),
+        setup_commands=(
+            *filter(None, [placed(".", directory.material, directory.runs)]),
+            *directory.setup,
+        ),
         environment=directory.environment,
         gold_patch=(
             placed("/solution", solution)
@@ -133,6 +138,57 @@ def directory_task(
         labels=directory.labels,
         asks=directory.asks,
         user=directory.user or msgspec.UNSET,
+    )
+    if not directory.stages:
+        return task
+    return _staged(
+        directory,
+        task,
+        stages
+        or [
+            directory_task(
+                stage,
+                image,
+                workdir,
+                environment,
+                verifier_image=verifier_image,
+                verifier_workdir=verifier_workdir,
+                verifier_environment=verifier_environment,
+            )
+            for stage in directory.stages
+        ],
+        resolved_at,
+    )
+
+
+def _staged(directory: Directory, task: Task, parts: Sequence[Task], resolved_at: float | None) -> Task:
+    stages = []
+    for stage, part in zip(directory.stages, parts, strict=True):
+        assert isinstance(part.grading, StateCheck)
+        places = " ".join(shlex.quote(path) for path in part.grading.files)
+        stages.append(
+            Stage(
+                name=stage.name,
+                statement=stage.statement,
+                check=part.grading,
+                prepare=placed(".", stage.material, stage.runs),
+                setup="\n".join(["set -e", *stage.setup]) if stage.setup else "",
+                user=stage.user,
+                gold_patch=part.gold_patch,
+                agent_seconds=stage.asks.agent_seconds,
+                least=stage.least,
+                clear=f"rm -rf /tests /logs/verifier /tmp/orchard-check-* {places}",
+            )
+        )
+    known = all(stage.gold_patch for stage in stages)
+    return msgspec.structs.replace(
+        task,
+        gold_patch="\n".join(stage.gold_patch for stage in stages) if known else "",
+        grading=StageChecks(
+            stages=tuple(stages),
+            combined=directory.combined,
+            resolved_at=msgspec.UNSET if resolved_at is None else resolved_at,
+        ),
     )
 
 
@@ -155,7 +211,9 @@ def _check(directory: Directory, workdir: str, environment: Mapping[str, str]) -
             + "chmod -R 755 /tests\n"
         )
     if directory.verifier and not directory.verifier.bundled and directory.material:
-        prepare += f"cd {shlex.quote(workdir)} || exit 126\n" + placed(".", directory.material)
+        prepare += f"cd {shlex.quote(workdir)} || exit 126\n" + placed(
+            ".", directory.material, directory.runs
+        )
     variables = _exports({**environment, **directory.variables})
     files = {f"{place}/{path}": text for path, text in texts.items()}
     return StateCheck(
@@ -165,6 +223,7 @@ def _check(directory: Directory, workdir: str, environment: Mapping[str, str]) -
         timeout_seconds=directory.timeout_seconds,
         rewards=directory.rewards or msgspec.UNSET,
         user=directory.tests_user or msgspec.UNSET,
+        collect=directory.collect or msgspec.UNSET,
     )
 
 

@@ -356,6 +356,20 @@ class SandboxFactory:
             yield machine
 
     @asynccontextmanager
+    async def copy(
+        self, source: SandboxMachine, *, purpose: str, memory: str, timeout: float
+    ) -> AsyncIterator[SandboxMachine]:
+        """Gives a copy as `fork` does. Raises INVALID_REQUEST if the service cannot make one."""
+        try:
+            async with self.fork(source, purpose=purpose, memory=memory, timeout=timeout) as machine:
+                yield machine
+        except SandboxUnsupported as error:
+            raise InfrastructureError(
+                AbortCause.INVALID_REQUEST,
+                f"the sandbox service cannot copy a sandbox between the stages of a task: {error}",
+            ) from error
+
+    @asynccontextmanager
     async def _kept(
         self, create: Create, image: str, *, purpose: str, memory: str, timeout: float
     ) -> AsyncIterator[SandboxMachine]:
