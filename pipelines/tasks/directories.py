@@ -165,7 +165,9 @@ def _staged(directory: Directory, task: Task, parts: Sequence[Task], resolved_at
     stages = []
     for stage, part in zip(directory.stages, parts, strict=True):
         assert isinstance(part.grading, StateCheck)
-        places = " ".join(shlex.quote(path) for path in part.grading.files)
+        variables = next(path for path in part.grading.files if path.endswith(".variables"))
+        tests = variables.removesuffix(".variables")
+        before = " ".join(shlex.quote(f"/solution/{path}") for path in stage.solution)
         stages.append(
             Stage(
                 name=stage.name,
@@ -174,10 +176,10 @@ def _staged(directory: Directory, task: Task, parts: Sequence[Task], resolved_at
                 prepare=placed(".", stage.material, stage.runs),
                 setup="\n".join(["set -e", *stage.setup]) if stage.setup else "",
                 user=stage.user,
-                gold_patch=part.gold_patch,
+                gold_patch=part.gold_patch and f"rm -f {before}\n{part.gold_patch}",
                 agent_seconds=stage.asks.agent_seconds,
                 least=stage.least,
-                clear=f"rm -rf /tests /logs/verifier /tmp/orchard-check-* {places}",
+                clear=f"rm -rf /tests /logs/verifier /tmp/orchard-check-* {tests}*",
             )
         )
     known = all(stage.gold_patch for stage in stages)

@@ -1,5 +1,6 @@
 """A Harbor task of several steps: they run in order in one sandbox, and each is graded where it ends."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,11 @@ from orchard.pipelines.tasks.proving import ProofContext, ValidationSettings
 from orchard.pipelines.tasks.validate import Validator
 from orchard.schemas.events import TaskValidated
 from orchard.schemas.outcomes import Reward
-from orchard.schemas.tasks import StageChecks, Task, checks_of
+from orchard.schemas.tasks import Stage, StageChecks, Task, checks_of
 from orchard.storage.blobs import BlobStore
+from orchard.workers.episode.preparation import Course
+from orchard.workers.failures import InfrastructureError
+from orchard.workers.graders.stages import combined, through_stages
 
 REWARD = "/logs/verifier/reward"
 TWO = """
@@ -24,6 +28,8 @@ name = "first"
 [[steps]]
 name = "second"
 """
+LEFT = ("/tests/*", "/logs/verifier", "/tmp/tests-*", "/tmp/orchard-check-*")
+"""What a check in the agent's sandbox leaves until the next step."""
 FILES = {
     "steps/first/instruction.md": "Make one.\n",
     "steps/first/tests/test.sh": f"[ -e one ] && echo 1 > {REWARD}.txt || echo 0 > {REWARD}.txt\n",
@@ -95,18 +101,37 @@ async def test_what_runs_goes_on_and_tests_are_not_left_behind(
     files = {
         "steps/first/solution/solve.sh": "sleep 600 & echo $! > pid\n",
         "steps/first/tests/test.sh": f"{answers} && echo 1 > {REWARD}.txt || echo 0 > {REWARD}.txt\n",
-        "steps/second/solution/solve.sh": "ls -d /tests/* /logs/verifier /tmp/tests-* /tmp/orchard-check-* > seen"
-        " 2>/dev/null; true\n",
+        "steps/second/solution/solve.sh": f"ls -d {' '.join(LEFT)} > seen 2>/dev/null; true\n",
         "steps/second/tests/test.sh": f"{answers} && [ ! -s seen ] && n=1 || n=0; echo $n > {REWARD}.txt\n",
     }
     reward = await _graded(sandboxes, _task(tmp_path / "it", **files), tmp_path)
     assert reward.resolved, reward.detail
 
 
+async def test_commands_run_when_the_agent_is_done(sandboxes: AsyncSandboxClient, tmp_path: Path) -> None:
+    """They see processes that the check, in a sandbox without them, does not; a failure changes nothing."""
+    toml = (
+        TWO + "[verifier]\nenvironment_mode = 'separate'\n"
+        "collect = [{command = 'exit 7'}, {command = 'test -s pid && test -e /proc/$(cat pid) && id -un > /logs/artifacts/made', "
+        "user = 'nobody'}, {command = 'sleep 60', timeout_sec = 1}]\n"
+    )
+    test = f"[ $(cat /logs/artifacts/made) = nobody ] && n=1 || n=0; echo $n > {REWARD}.txt\n"
+    files = {
+        "steps/first/solution/solve.sh": "sleep 600 & echo $! > pid\n",
+        "steps/first/tests/test.sh": test,
+        "steps/second/tests/test.sh": test,
+    }
+    task = _task(tmp_path / "it", toml, **files)
+    reward = await _graded(sandboxes, task, tmp_path)
+    assert reward.resolved, reward.detail
+    nothing = await _graded(sandboxes, task, tmp_path, "")
+    assert (nothing.resolved, nothing.score) == (False, 0.0)
+
+
 async def test_a_step_runs_as_its_user_with_its_variables_and_limits(
     sandboxes: AsyncSandboxClient, tmp_path: Path
 ) -> None:
-    toml = f"""{TWO.replace('name = "first"', 'name = "first"' + chr(10) + 'agent.timeout_sec = 60')}
+    toml = f"""{TWO.replace('name = "first"', 'name = "first"' + chr(10) + "agent.timeout_sec = 60")}
 agent.user = "nobody"
 agent.timeout_sec = 30.5
 verifier.env = {{ WORD = "step" }}
@@ -133,12 +158,26 @@ OTHER = "both"
 async def test_an_agent_that_spoils_the_set_up_of_a_step_gets_no_second_try(
     sandboxes: AsyncSandboxClient, tmp_path: Path
 ) -> None:
-    files = {"steps/second/workdir/setup.sh": "[ ! -e spoiled ]\n"}
-    spoiling = _task(tmp_path / "it", **files, **{"steps/first/solution/solve.sh": "touch one spoiled\n"})
-    honest = _task(tmp_path / "honest", **files)
-    assert isinstance(spoiling.grading, StageChecks) and isinstance(honest.grading, StageChecks)
-    reward = await _graded(sandboxes, honest, tmp_path)
-    assert reward.resolved, reward.detail
+    task = _task(tmp_path / "it", **{"steps/second/workdir/setup.sh": "[ ! -e spoiled ]\n"})
+    assert isinstance(task.grading, StageChecks)
+    context = ProofContext(sandboxes, BlobStore(str(tmp_path / "store")), ValidationSettings(runs=1))
+
+    async def spoil(alone: Task, _: Stage) -> None:
+        await machine.run("touch one spoiled", timeout=30, cwd=alone.workdir)
+
+    async def grade(alone: Task, _: Course, goes_on: bool) -> Reward:
+        assert goes_on
+        return await context.grade(alone, "touch one")
+
+    async with context.fresh(task) as machine:
+        fresh = partial(context.fresh, task)
+        rewards = await through_stages(task, task.grading, machine, spoil, grade, pristine=fresh, timeout=60)
+    reward = combined(task.grading, rewards, context.blobs)
+    assert (reward.resolved, reward.cause, reward.score) == (False, "check_prevented", 0.5)
+    assert "set-up of it, stage second, exited with 1" in reward.detail
+    broken = _task(tmp_path / "broken", **{"steps/second/workdir/setup.sh": "false\n"})
+    with pytest.raises(InfrastructureError, match="stage second, exited with 1"):
+        await _graded(sandboxes, broken, tmp_path)
 
 
 @pytest.mark.parametrize(
