@@ -205,6 +205,28 @@ class WorldUse(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about this task, as plain values of the plug-in's settings struct."""
 
 
+class Service(msgspec.Struct, frozen=True, kw_only=True):
+    """A program of an image that runs beside the sandbox, in one of its own. The task's sandbox, and those of
+    the services after it, reach its ports under its names."""
+
+    names: tuple[str, ...]
+    image: str
+    argv: tuple[str, ...] = ()
+    """The program and its arguments."""
+    environment: dict[str, str] = {}
+    workdir: str = ""
+    """Empty: the image's."""
+    user: str = ""
+    """Empty: the image's."""
+    ports: tuple[int, ...] | None = None
+    """TCP ports; None: those at which it listens when it is ready."""
+    ready: str = ""
+    """Shell text that ends with 0 when the program is ready; empty: when it listens at its ports."""
+    ready_seconds: float = 60.0
+    ends: bool = False
+    """Whether it is ready when it has ended, with status 0."""
+
+
 class Task(msgspec.Struct, frozen=True, kw_only=True):
     """One problem. Immutable: a changed task has another `task_hash` and is another blob."""
 
@@ -240,6 +262,9 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     user: str | msgspec.UnsetType = msgspec.UNSET
     """User that the agent's commands run as, a name or number in the sandbox; unset: the image's, and form
     and hash of a task are those of a task without the field."""
+    services: tuple[Service, ...] | msgspec.UnsetType = msgspec.UNSET
+    """What runs beside each sandbox of the task, in the order of its start. Unset, form and hash of a task
+    are those of a task without the field."""
 
 
 def task_hash(task: Task) -> str:

@@ -1,7 +1,7 @@
 """The means of a proof: fresh sandboxes, gradings like a worker's, and the verdict over repeated ones."""
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Protocol
 
@@ -12,13 +12,14 @@ from orchard.pipelines.tasks.sandboxes import copy_sandbox, open_sandbox
 from orchard.schemas.campaigns import Budget, Timeouts
 from orchard.schemas.outcomes import AbortCause, Reward
 from orchard.schemas.protection import UNLABELLED, Protected
-from orchard.schemas.tasks import CheckPlace, Stage, StageChecks, Task, checked_in, graded_in_place
+from orchard.schemas.tasks import CheckPlace, Service, Stage, StageChecks, Task, checked_in, graded_in_place
 from orchard.storage.blobs import BlobStore
 from orchard.workers.episode.budgets import as_published
 from orchard.workers.episode.machine import Machine
 from orchard.workers.episode.networks import asked
 from orchard.workers.episode.preparation import Course, prepare, solve
 from orchard.workers.episode.sandboxes import SandboxMachine
+from orchard.workers.episode.services import beside
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.graders import grade
 from orchard.workers.graders.endings import Controls
@@ -106,9 +107,19 @@ class ProofContext:
         self._client = client
         self.controls = Controls()
 
-    def fresh(self, task: Task, other: Task | None = None, /) -> AbstractAsyncContextManager[SandboxMachine]:
-        """A sandbox of the image of the task, or of the other one. Raises InfrastructureError."""
+    @asynccontextmanager
+    async def fresh(self, task: Task, other: Task | None = None, /) -> AsyncIterator[SandboxMachine]:
+        """A sandbox of the image of the task, or of the other one, with the services beside it. Raises
+        InfrastructureError."""
         task = other or task
+
+        def service(each: Service) -> AbstractAsyncContextManager[Machine]:
+            return self._sandbox(msgspec.structs.replace(task, image=each.image))
+
+        async with self._sandbox(task) as machine, beside(task, machine, service):
+            yield machine
+
+    def _sandbox(self, task: Task) -> AbstractAsyncContextManager[SandboxMachine]:
         return open_sandbox(
             self._client,
             task.image,

@@ -17,7 +17,7 @@ from orchard.schemas.events import Event, RolloutAborted, RolloutFinished, Rollo
 from orchard.schemas.messages import MessageNode
 from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward, RolloutStatus
 from orchard.schemas.quantities import parse_bytes
-from orchard.schemas.tasks import Stage, StageChecks, Task, graded_in_place
+from orchard.schemas.tasks import Service, Stage, StageChecks, Task, graded_in_place
 from orchard.streams.records import StoredEvent
 from orchard.workers.attempts.dependencies import AttemptDependencies
 from orchard.workers.attempts.grading import AttemptGrading, penalize_hacks
@@ -25,12 +25,14 @@ from orchard.workers.attempts.reopen import facts_of
 from orchard.workers.attempts.replay import ReplayState
 from orchard.workers.attempts.task_reading import read_task
 from orchard.workers.episode.budgets import as_published, within
+from orchard.workers.episode.machine import Machine
 from orchard.workers.episode.message_tree import MessageTree
 from orchard.workers.episode.networks import network_of, refusal
 from orchard.workers.episode.patches import state_left_behind
 from orchard.workers.episode.preparation import Course, prepare
 from orchard.workers.episode.replay_record import replay_key
 from orchard.workers.episode.sandboxes import SandboxFactory, SandboxMachine
+from orchard.workers.episode.services import beside
 from orchard.workers.episode.stages import stage_budget
 from orchard.workers.episode.totals import Totals
 from orchard.workers.episode.worlds import WorldContext, open_world, take_standby
@@ -215,7 +217,18 @@ class Attempt:
             raise InfrastructureError(AbortCause.INVALID_REQUEST, why)
         return task
 
-    def _open(self, task: Task, purpose: str) -> AbstractAsyncContextManager[SandboxMachine]:
+    @asynccontextmanager
+    async def _open(self, task: Task, purpose: str) -> AsyncIterator[SandboxMachine]:
+        """Opens a sandbox of the task, with the services beside it."""
+
+        def service(each: Service) -> AbstractAsyncContextManager[Machine]:
+            alone = msgspec.structs.replace(task, image=each.image)
+            return self._sandbox(alone, f"{purpose}-{each.names[0]}")
+
+        async with self._sandbox(task, purpose) as machine, beside(task, machine, service):
+            yield machine
+
+    def _sandbox(self, task: Task, purpose: str) -> AbstractAsyncContextManager[SandboxMachine]:
         program = self._layer if purpose == _ROLLOUT else None
         ready = self._dependencies.standbys if purpose == _ROLLOUT and program is None else ()
         memory = max(self.memory, task.memory, key=parse_bytes)  # a check's own sandbox may need more
@@ -249,6 +262,7 @@ class Attempt:
                 await self._inherit(self._harness)
             return
         apart = {"a world": task.world is not msgspec.UNSET, "stages": isinstance(task.grading, StageChecks)}
+        apart["services"] = task.services is not msgspec.UNSET
         if what := next((what for what, has in apart.items() if has), None):
             raise InfrastructureError(
                 AbortCause.INVALID_REQUEST,

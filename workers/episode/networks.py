@@ -36,13 +36,15 @@ def asked(task: Task) -> Network:
 
 
 def check_task(task: Task, sandbox: CheckSandbox) -> Task:
-    """Returns the task with the sandbox of its check in place of the agent's."""
+    """Returns the task with the sandbox of its check in place of the agent's. One of another image has no
+    services beside it."""
     return msgspec.structs.replace(
         task,
         image=sandbox.image,
         cpu=sandbox.cpu,
         memory=sandbox.memory,
         asks=sandbox.asks,
+        services=task.services if sandbox.image == task.image else msgspec.UNSET,
     )
 
 
