@@ -16,7 +16,7 @@ from orchard.configuration.config import ConfigError
 from orchard.configuration.run_files import UNSAFE_HOST
 from orchard.injector.agent.local.images import ImageStore, StoredImage
 from orchard.pipelines.domain import PROVE
-from orchard.pipelines.tasks.directories import directory_task, read_all
+from orchard.pipelines.tasks.directories import directory_task, known_services, read_all
 from orchard.pipelines.tasks.dockerfiles import build_image
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.pipelines.tasks.left_out import LeftOut, insist
@@ -218,6 +218,10 @@ def _directory_task(
         verifier_workdir=checked.working_directory if checked else "",
         verifier_environment=checked.environment if checked else None,
         resolved_at=resolved_at,
+        services=known_services(
+            directory,
+            lambda each: _made(session, directory, directory.service_image(each), each.context, told),
+        ),
         stages=[_directory_task(session, stage, name, None, told) for stage in directory.stages],
     )
 

@@ -8,12 +8,14 @@ the task (`Asked`).
 """
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 import msgspec
 
+from orchard.injector.agent.local.images import StoredImage
 from orchard.pipelines.tasks.compose_files import ComposeService, read_service
+from orchard.pipelines.tasks.compose_services import BesideService
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.pipelines.tasks.harbor_definition import without_host
 from orchard.pipelines.tasks.harbor_directories import ARTIFACTS, HARBOR, read_harbor
@@ -22,7 +24,7 @@ from orchard.pipelines.tasks.task_directory import Directory, contents, is_varia
 from orchard.pipelines.tasks.trees import text_of
 from orchard.schemas.identity import digest
 from orchard.schemas.quantities import Duration, InvalidQuantity, parse_bytes, parse_cores
-from orchard.schemas.tasks import Asked, CheckSandbox, Stage, StageChecks, StateCheck, Task
+from orchard.schemas.tasks import Asked, CheckSandbox, Service, Stage, StageChecks, StateCheck, Task
 
 TERMINAL_BENCH = "terminal-bench"
 _PYTEST = b"""\
@@ -87,10 +89,12 @@ def directory_task(
     verifier_environment: Mapping[str, str] | None = None,
     resolved_at: float | None = None,
     stages: Sequence[Task] = (),
+    services: Sequence[Service] | None = None,
 ) -> Task:
     """The task in `image`; `workdir` and `environment` are the image's own, where known. `verifier_image` is
     that of the verifier, where it is another one. A reward of `resolved_at` is solved; None: of 1. `stages`
-    are those of the directory as tasks; empty: they are made in the same images."""
+    are those of the directory as tasks; empty: they are made in the same images. `services` have what their
+    images start; None: they say it themselves. Raises TaskError for one that does not."""
     workdir = directory.workdir or workdir or _last_workdir(directory.dockerfile)
     solution = directory.solution
     sandbox: CheckSandbox | msgspec.UnsetType = msgspec.UNSET
@@ -138,6 +142,7 @@ def directory_task(
         labels=directory.labels,
         asks=directory.asks,
         user=directory.user or msgspec.UNSET,
+        services=tuple(known_services(directory) if services is None else services) or msgspec.UNSET,
     )
     if not directory.stages:
         return task
@@ -159,6 +164,21 @@ def directory_task(
         ],
         resolved_at,
     )
+
+
+def known_services(
+    directory: Directory, image: Callable[[BesideService], StoredImage | None] = lambda _: None
+) -> list[Service]:
+    """The services, with what their images start where `image` finds them. Raises TaskError."""
+    found = []
+    for each in directory.services:
+        stored = image(each)
+        name = directory.service_image(each)
+        try:
+            found.append(each.of(name, *((stored.entrypoint, stored.command) if stored else ())))
+        except ValueError as error:
+            raise TaskError(f"{directory.path}: {error}") from error
+    return found
 
 
 def _staged(directory: Directory, task: Task, parts: Sequence[Task], resolved_at: float | None) -> Task:
@@ -304,6 +324,7 @@ def _terminal_bench(path: Path) -> Directory:
         user=service.user,
         tests_user=service.user,
         context=path,
+        services=service.beside,
         workdir=service.workdir,
         labels=labels({"difficulty": given.difficulty, "category": given.category}),
     )

@@ -169,6 +169,7 @@ def _read(
         runs=runnable(context, path) if material else frozenset(),
         setup=(_SETUP, healthcheck_script(check)) if check else (_SETUP,),
         verifier=separate,
+        services=service.beside,
         collect=tuple(
             Collect(command=hook.command, user=_user(hook.user), timeout_seconds=hook.timeout_sec)
             for hook in given.verifier.collect

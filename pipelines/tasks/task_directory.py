@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from orchard.pipelines.tasks.compose_services import BesideService
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.schemas.identity import digest
 from orchard.schemas.tasks import Asked, Collect
@@ -89,6 +90,7 @@ class Directory(msgspec.Struct, frozen=True, kw_only=True):
     """Of a stage: numbers that its tests must give at least, or no further stage begins."""
     combined: Literal["mean", "final"] = "mean"
     """How the numbers of the stages become those of the task."""
+    services: tuple[BesideService, ...] = ()
     notes: tuple[str, ...] = ()
     """What the definition says and nothing follows from, a sentence each."""
 
@@ -110,6 +112,10 @@ class Directory(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def dockerfile(self) -> Path:
         return self.context / "Dockerfile"
+
+    def service_image(self, service: BesideService) -> str:
+        """The name of a service's image. Raises TaskError."""
+        return self._built(service.context) if service.context else service.service.image
 
     def _built(self, context: Path) -> str:
         files = {name: _digest(path) for name, path in paths(context, self.path).items()}
