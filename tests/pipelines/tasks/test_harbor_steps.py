@@ -110,11 +110,16 @@ async def test_what_runs_goes_on_and_tests_are_not_left_behind(
 
 async def test_commands_run_when_the_agent_is_done(sandboxes: AsyncSandboxClient, tmp_path: Path) -> None:
     """They see processes that the check, in a sandbox without them, does not; a failure changes nothing."""
-    toml = (
-        TWO + "[verifier]\nenvironment_mode = 'separate'\n"
-        "collect = [{command = 'exit 7'}, {command = 'test -s pid && test -e /proc/$(cat pid) && id -un > /logs/artifacts/made', "
-        "user = 'nobody'}, {command = 'sleep 60', timeout_sec = 1}]\n"
-    )
+    lives = "test -s pid && test -e /proc/$(cat pid)"
+    toml = f"""{TWO}
+[verifier]
+environment_mode = "separate"
+collect = [
+    {{command = "exit 7"}},
+    {{command = "{lives} && id -un > /logs/artifacts/made", user = "nobody"}},
+    {{command = "sleep 60", timeout_sec = 1}},
+]
+"""
     test = f"[ $(cat /logs/artifacts/made) = nobody ] && n=1 || n=0; echo $n > {REWARD}.txt\n"
     files = {
         "steps/first/solution/solve.sh": "sleep 600 & echo $! > pid\n",
