@@ -23,7 +23,14 @@ from orchard.pipelines.tasks.harbor_definition import (
 )
 from orchard.pipelines.tasks.harbor_networks import baseline, phase
 from orchard.pipelines.tasks.harbor_steps import step_definition
-from orchard.pipelines.tasks.task_directory import Directory, SeparateVerifier, contents, labels, runnable
+from orchard.pipelines.tasks.task_directory import (
+    Directory,
+    SeparateVerifier,
+    contents,
+    labels,
+    paths,
+    runnable,
+)
 from orchard.schemas.tasks import Asked, Collect
 from orchard.workers.episode.networks import SHUT, Network
 
@@ -51,6 +58,8 @@ def read_harbor(path: Path) -> Directory:
         read = _read(path, given, service, path, [given.verifier.environment])
         return msgspec.structs.replace(read, notes=tuple(_notes(given, unknown)))
     stages = [_stage(path, given, service, step) for step in given.steps]
+    for folder in ("tests", "solution", *(f"steps/{step.name}" for step in given.steps)):
+        paths(path / folder, path)  # raises for a link that leads out, also where nothing is read
     if wrong := next((each for each in stages if _reached(each) != _reached(stages[0])), None):
         raise ValueError(
             f"the step {wrong.name} and the step {stages[0].name} are to reach different networks, and all "

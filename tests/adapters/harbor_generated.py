@@ -155,7 +155,7 @@ STEP_NAMES = ("step-0", "STEP-0", "a b", "a/b", "..", "con", "x.", "é", "", "a:
 STEP_VALUES: dict[str, tuple[str, ...]] = {
     "agent.timeout_sec": TIMES,
     "agent.user": ('"agent"', "0", "[]"),
-    "agent.network_mode": ('"public"', '"no-network"', '"offline"'),
+    "agent.network_mode": ('"public"', '"offline"', '"no-network"\nverifier.network_mode = "no-network"'),
     "verifier.timeout_sec": TIMES,
     "verifier.user": ('"root"', "7"),
     "verifier.network_mode": ('"public"', '"no-network"'),
@@ -287,6 +287,9 @@ def task(path: Path, chance: random.Random) -> Path:
         else:
             section, key = chance.choice(list(VALUES))
             made.setdefault(section, {})[key] = chance.choice(VALUES[section, key])
+    if chance.random() < 0.1:
+        name = "environment/docker-compose.yaml"
+        made["files"][name] = chance.choice(FILES[name])
     steps = "".join(_step(made["files"], number, chance) for number in range(_steps(chance)))
     files = made.pop("files")
     sections = {name: keys for name, keys in made.items() if keys}
