@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -224,6 +224,13 @@ def _directory_task(
         ),
         stages=[_directory_task(session, stage, name, None, told) for stage in directory.stages],
     )
+
+
+def known_images(session: Session) -> Collection[str] | None:
+    """Images of which local sandboxes can be made; None where another service makes them."""
+    if session.config.sandbox.url not in (None, UNSAFE_HOST):
+        return None
+    return ["host", *ImageStore(session.directory / "sandboxes").names()]
 
 
 def _made(

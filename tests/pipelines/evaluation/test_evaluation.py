@@ -12,7 +12,7 @@ import pytest
 from orchard.cli.evaluation import show_plan
 from orchard.pipelines.campaigns.scores import Tally
 from orchard.pipelines.domains.swe.benchmark_rows import Given, task_from_row
-from orchard.pipelines.evaluation.plan import gone_on, plan_suite
+from orchard.pipelines.evaluation.plan import gone_on, lacking, plan_suite
 from orchard.pipelines.evaluation.report import markdown, tables_of, write_predictions, write_report
 from orchard.pipelines.evaluation.results import (
     Cell,
@@ -416,6 +416,10 @@ async def test_every_published_suite_says_rollouts_images_and_expected_cost(
         assert all(image in shown.get() for image in images), name
         expected = 0.5 * plan.spec.size
         assert says in shown.get() and f"expected about {expected:,.2f} USD" in shown.get(), name
+        absent, published_tasks = lacking(plan, ["host"]), name == "terminal-bench-2"
+        assert f"{plan.spec.size} tasks need {len(images)} images that are not here" in absent[-1]
+        assert bool(lacking(plan, plan.images)) is published_tasks
+        assert not published_tasks or absent[0].startswith("Terminal-Bench 2.0 has 89 tasks, and 88 of them")
 
 
 async def test_predictions_are_those_of_rollouts_with_an_outcome(
