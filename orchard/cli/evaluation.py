@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -35,7 +35,18 @@ from orchard.workers.harnesses import get_harness
 
 COMMANDS = {"eval": "Evaluation: models x harnesses x task sets: `orchard eval SUITE.toml`."}
 
-app = typer.Typer(cls=DefaultRun, no_args_is_help=True)
+
+class SuiteRun(DefaultRun):
+    """The group, which the name of a published suite runs as a file does."""
+
+    def parse_args(self, context: Any, args: list[str]) -> list[str]:
+        """Inserts `run` before such a name."""
+        if args and args[0] not in self.commands and not set(args).isdisjoint(published()):
+            args = ["run", *args]
+        return super().parse_args(context, args)
+
+
+app = typer.Typer(cls=SuiteRun, no_args_is_help=True)
 
 
 class CellFacts(msgspec.Struct, frozen=True, kw_only=True):

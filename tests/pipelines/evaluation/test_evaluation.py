@@ -23,7 +23,14 @@ from orchard.pipelines.evaluation.results import (
     paired,
     read_results,
 )
-from orchard.pipelines.evaluation.suite import EvaluationError, Suite, campaign_of, published, read_suite
+from orchard.pipelines.evaluation.suite import (
+    EvaluationError,
+    Suite,
+    campaign_of,
+    published,
+    read_suite,
+    suite_file,
+)
 from orchard.pipelines.tasks.directories import directory_task, read_directory
 from orchard.pipelines.tasks.registry import TaskRegistry
 from orchard.schemas import events as e
@@ -333,6 +340,7 @@ def test_a_file_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
 async def test_published_suites_plan_over_rows_of_the_true_layout(connection: Connection, committed) -> None:
     """And what ran before says what they will cost."""
     suites = {name: read_suite(file) for name, file in published().items()}
+    assert suite_file(Path("terminal-bench-2")) == published()["terminal-bench-2"]
     swe = {"swe-bench-verified", "swe-bench-multilingual", "terminal-bench-2"}
     assert set(suites) == swe | {"webvoyager", "online-mind2web", "deepshop"}
     store = await committed()
