@@ -146,7 +146,7 @@ def _read(
     if not bundled and not any((folder / "test.sh").is_file() for folder in folders):
         raise ValueError("there is no tests/test.sh, so nothing judges the task")
     check = environment.healthcheck
-    tests = {}
+    tests: dict[str, bytes] = {}
     for folder in reversed(folders):
         tests |= contents(folder, path, "tests")
     solution = own / "solution" if (own / "solution").is_dir() else path / "solution"

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from harbor.lint.models import LintRule
+from harbor.lint.task import lint_task
 from harbor.models.task.config import MultiStepRewardStrategy, StepConfig, TaskConfig
 from harbor.models.task.task import Task
 from harbor.models.task.verifier_mode import (
@@ -58,6 +60,8 @@ READ_OTHERWISE = {
     "cpu": "none said: 1 here, what the machine has there",
 }
 """Facts that are compared only where the definition says them."""
+LINTED = {LintRule.INVALID_TASK_CONFIG, LintRule.UNKNOWN_CONFIG_FIELD}
+"""Rules of `harbor lint` about what is read, not about how a task should be."""
 SHUT_HERE = "allow_internet = false\nallowed_hosts = []"
 """A definition that says this has no network here, and all of it there: what it says is clear."""
 
@@ -262,11 +266,12 @@ def _network(policy: Any) -> list[Any]:
 def _differences(path: Path, ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
     config: TaskConfig = theirs.pop("config")
     found = _unlike(path, "", ours, theirs)
-    unknown = [
-        name for name in ("stray", "agent.stray", "environment.stray", "steps.stray") if name in _stray(path)
-    ]
-    if any(name not in " ".join(ours["notes"]) for name in unknown):
-        found.append(f"{path}: {unknown} are not in {ours['notes']}")
+    ignored = next((note for note in ours["notes"] if note.startswith("Harbor ignores ")), "")
+    composed = any(path.rglob("docker-compose.yaml"))  # harbor lint reads those with docker
+    for finding in [] if composed else lint_task(path, selected_rules=LINTED):
+        field = re.sub(r"\[\d+\]", "", finding.message.partition("'")[2].partition("'")[0])
+        if finding.rule is not LintRule.UNKNOWN_CONFIG_FIELD or f" {field}" not in ignored:
+            found.append(f"{path}: harbor lint says {finding.rule}: {finding.message}; here: {ignored!r}")
     if config.environment.storage_mb is not None and "MiB of disk" not in " ".join(ours["notes"]):
         found.append(f"{path}: its storage is dropped in silence")
     return found
@@ -287,14 +292,3 @@ def _unlike(path: Path, where: str, ours: dict[str, Any], theirs: dict[str, Any]
         elif ours[fact] != value:
             found.append(f"{path}: {where}{fact}: {ours[fact]!r} here, {value!r} there")
     return found
-
-
-def _stray(path: Path) -> str:
-    text = (path / "task.toml").read_text()
-    section, found = "", []
-    for line in text.splitlines():
-        if line.startswith("["):
-            section = line.strip("[]") + "."
-        if line.startswith("stray"):
-            found.append(f"{section}stray")
-    return " ".join(found)
