@@ -62,7 +62,7 @@ class CheckSandbox(msgspec.Struct, frozen=True, kw_only=True):
     asks: Asked = Asked()
 
 
-class Collect(msgspec.Struct, frozen=True, kw_only=True):
+class CollectHook(msgspec.Struct, frozen=True, kw_only=True):
     """A command that runs in the agent's sandbox when the agent is done, before what it left is looked at."""
 
     command: str
@@ -100,12 +100,12 @@ class StateCheck(msgspec.Struct, frozen=True, kw_only=True, tag="state-check", t
     """User that the command runs as, a name or number in the sandbox; unset: the image's."""
     resolved_at: float | msgspec.UnsetType = msgspec.UNSET
     """Least reward that is solved, where there are `rewards`; unset: exactly 1."""
-    collect: tuple[Collect, ...] | msgspec.UnsetType = msgspec.UNSET
+    collect: tuple[CollectHook, ...] | msgspec.UnsetType = msgspec.UNSET
     """Commands that save what only runs, as the rows of a database, in files. One that fails changes
     nothing."""
 
 
-class Stage(msgspec.Struct, frozen=True, kw_only=True):
+class TaskStage(msgspec.Struct, frozen=True, kw_only=True):
     """One of the instructions of a task, which a new conversation follows in the sandbox as the stages before
     left it, and the check of what it left."""
 
@@ -131,7 +131,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
 class StageChecks(msgspec.Struct, frozen=True, kw_only=True, tag="stage-checks", tag_field="kind"):
     """Graded stage by stage."""
 
-    stages: tuple[Stage, ...]
+    stages: tuple[TaskStage, ...]
     combined: Literal["mean", "final"] = "mean"
     """How a number of the whole is made of those of the stages that began: their mean, where a missing one
     is 0, or that of the last one."""
@@ -205,7 +205,7 @@ class WorldUse(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about this task, as plain values of the plug-in's settings struct."""
 
 
-class Service(msgspec.Struct, frozen=True, kw_only=True):
+class TaskService(msgspec.Struct, frozen=True, kw_only=True):
     """A program of an image that runs beside the sandbox, in one of its own. The task's sandbox, and those of
     the services after it, reach its ports under its names."""
 
@@ -262,7 +262,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     user: str | msgspec.UnsetType = msgspec.UNSET
     """User that the agent's commands run as, a name or number in the sandbox; unset: the image's, and form
     and hash of a task are those of a task without the field."""
-    services: tuple[Service, ...] | msgspec.UnsetType = msgspec.UNSET
+    services: tuple[TaskService, ...] | msgspec.UnsetType = msgspec.UNSET
     """What runs beside each sandbox of the task, in the order of its start. Unset, form and hash of a task
     are those of a task without the field."""
 

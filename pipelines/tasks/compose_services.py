@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from orchard.schemas.tasks import Service
+from orchard.schemas.tasks import TaskService
 
 _KEPT = (
     *("deploy", "init", "labels", "logging", "platform", "pull_policy", "restart", "stdin_open"),
@@ -68,14 +68,14 @@ class _Beside(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class BesideService(msgspec.Struct, frozen=True, kw_only=True):
     """A service beside the agent's; what its image starts may not be known yet."""
 
-    service: Service
+    service: TaskService
     context: Path | None = None
     """Directory of the Dockerfile of its image; None: the image is published."""
     entrypoint: tuple[str, ...] | None = None
     command: tuple[str, ...] | None = None
     """None: the image's, as for the entrypoint."""
 
-    def of(self, image: str, entrypoint: Sequence[str] = (), command: Sequence[str] = ()) -> Service:
+    def of(self, image: str, entrypoint: Sequence[str] = (), command: Sequence[str] = ()) -> TaskService:
         """The service, of an image with such an entrypoint and command. Raises ValueError if nothing says
         what it starts."""
         own = self.entrypoint is not None
@@ -157,7 +157,7 @@ def _service(name: str, given: _Beside, path: Path, *, ends: bool) -> BesideServ
     names = dict.fromkeys(filter(None, (name, given.hostname, given.container_name)))
     image, workdir, user = said
     return BesideService(
-        service=Service(
+        service=TaskService(
             names=tuple(names),
             image=image,
             environment=environment,

@@ -24,7 +24,7 @@ from orchard.pipelines.tasks.task_directory import Directory, contents, is_varia
 from orchard.pipelines.tasks.trees import text_of
 from orchard.schemas.identity import digest
 from orchard.schemas.quantities import Duration, InvalidQuantity, parse_bytes, parse_cores
-from orchard.schemas.tasks import Asked, CheckSandbox, Service, Stage, StageChecks, StateCheck, Task
+from orchard.schemas.tasks import Asked, CheckSandbox, StageChecks, StateCheck, Task, TaskService, TaskStage
 
 TERMINAL_BENCH = "terminal-bench"
 _PYTEST = b"""\
@@ -89,7 +89,7 @@ def directory_task(
     verifier_environment: Mapping[str, str] | None = None,
     resolved_at: float | None = None,
     stages: Sequence[Task] = (),
-    services: Sequence[Service] | None = None,
+    services: Sequence[TaskService] | None = None,
 ) -> Task:
     """The task in `image`; `workdir` and `environment` are the image's own, where known. `verifier_image` is
     that of the verifier, where it is another one. A reward of `resolved_at` is solved; None: of 1. `stages`
@@ -168,7 +168,7 @@ def directory_task(
 
 def known_services(
     directory: Directory, image: Callable[[BesideService], StoredImage | None] = lambda _: None
-) -> list[Service]:
+) -> list[TaskService]:
     """The services, with what their images start where `image` finds them. Raises TaskError."""
     found = []
     for each in directory.services:
@@ -189,7 +189,7 @@ def _staged(directory: Directory, task: Task, parts: Sequence[Task], resolved_at
         tests = variables.removesuffix(".variables")
         before = " ".join(shlex.quote(f"/solution/{path}") for path in stage.solution)
         stages.append(
-            Stage(
+            TaskStage(
                 name=stage.name,
                 statement=stage.statement,
                 check=part.grading,

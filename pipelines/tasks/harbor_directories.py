@@ -31,7 +31,7 @@ from orchard.pipelines.tasks.task_directory import (
     paths,
     runnable,
 )
-from orchard.schemas.tasks import Asked, Collect
+from orchard.schemas.tasks import Asked, CollectHook
 from orchard.workers.episode.networks import SHUT, Network
 
 HARBOR = "harbor"
@@ -180,7 +180,7 @@ def _read(
         verifier=separate,
         services=service.beside,
         collect=tuple(
-            Collect(command=hook.command, user=_user(hook.user), timeout_seconds=hook.timeout_sec)
+            CollectHook(command=hook.command, user=_user(hook.user), timeout_seconds=hook.timeout_sec)
             for hook in given.verifier.collect
         ),
     )

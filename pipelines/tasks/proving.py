@@ -12,7 +12,15 @@ from orchard.pipelines.tasks.sandboxes import copy_sandbox, open_sandbox
 from orchard.schemas.campaigns import Budget, Timeouts
 from orchard.schemas.outcomes import AbortCause, Reward
 from orchard.schemas.protection import UNLABELLED, Protected
-from orchard.schemas.tasks import CheckPlace, Service, Stage, StageChecks, Task, checked_in, graded_in_place
+from orchard.schemas.tasks import (
+    CheckPlace,
+    StageChecks,
+    Task,
+    TaskService,
+    TaskStage,
+    checked_in,
+    graded_in_place,
+)
 from orchard.storage.blobs import BlobStore
 from orchard.workers.episode.budgets import as_published
 from orchard.workers.episode.machine import Machine
@@ -113,7 +121,7 @@ class ProofContext:
         InfrastructureError."""
         task = other or task
 
-        def service(each: Service) -> AbstractAsyncContextManager[Machine]:
+        def service(each: TaskService) -> AbstractAsyncContextManager[Machine]:
             return self._sandbox(msgspec.structs.replace(task, image=each.image))
 
         async with self._sandbox(task) as machine, beside(task, machine, service):
@@ -189,7 +197,7 @@ class ProofContext:
         limits = self._timeouts(task)
         await prepare(task, machine, self.settings.grading_seconds)
 
-        async def act(alone: Task, _: Stage) -> None:
+        async def act(alone: Task, _: TaskStage) -> None:
             if solution and alone.gold_patch:
                 await solve(alone, machine, limits.grading)
 

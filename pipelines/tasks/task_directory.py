@@ -14,7 +14,7 @@ import msgspec
 from orchard.pipelines.tasks.compose_services import BesideService
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.schemas.identity import digest
-from orchard.schemas.tasks import Asked, Collect
+from orchard.schemas.tasks import Asked, CollectHook
 
 LARGEST = 16 * 1024 * 1024
 """Bytes of the tests, or of the solution, of one task."""
@@ -80,7 +80,7 @@ class Directory(msgspec.Struct, frozen=True, kw_only=True):
     """None: the tests run in the agent's sandbox."""
     runs: frozenset[str] = frozenset()
     """Files of `material` that have a run bit."""
-    collect: tuple[Collect, ...] = ()
+    collect: tuple[CollectHook, ...] = ()
     """Commands that run in the agent's sandbox when the agent is done."""
     stages: tuple["Directory", ...] = ()
     """What the agent is told one after the other, each as a task in the same sandbox. `material` and `setup`

@@ -17,7 +17,7 @@ from orchard.schemas.events import Event, RolloutAborted, RolloutFinished, Rollo
 from orchard.schemas.messages import MessageNode
 from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward, RolloutStatus
 from orchard.schemas.quantities import parse_bytes
-from orchard.schemas.tasks import Service, Stage, StageChecks, Task, graded_in_place
+from orchard.schemas.tasks import StageChecks, Task, TaskService, TaskStage, graded_in_place
 from orchard.streams.records import StoredEvent
 from orchard.workers.attempts.dependencies import AttemptDependencies
 from orchard.workers.attempts.grading import AttemptGrading, penalize_hacks
@@ -221,7 +221,7 @@ class Attempt:
     async def _open(self, task: Task, purpose: str) -> AsyncIterator[SandboxMachine]:
         """Opens a sandbox of the task, with the services beside it."""
 
-        def service(each: Service) -> AbstractAsyncContextManager[Machine]:
+        def service(each: TaskService) -> AbstractAsyncContextManager[Machine]:
             alone = msgspec.structs.replace(task, image=each.image)
             return self._sandbox(alone, f"{purpose}-{each.names[0]}")
 
@@ -277,7 +277,7 @@ class Attempt:
         results: list[HarnessResult] = []
         copies = itertools.count(1)
 
-        async def act(alone: Task, stage: Stage) -> None:
+        async def act(alone: Task, stage: TaskStage) -> None:
             budget = stage_budget(stage, self._budget, self._trace.totals)
             results.append(await self._drive(alone, machine, budget))
 

@@ -12,11 +12,11 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from orchard.schemas.outcomes import AbortCause
-from orchard.schemas.tasks import Service, Task
+from orchard.schemas.tasks import Task, TaskService
 from orchard.workers.episode.machine import Machine
 from orchard.workers.failures import InfrastructureError
 
-Open = Callable[[Service], AbstractAsyncContextManager[Machine]]
+Open = Callable[[TaskService], AbstractAsyncContextManager[Machine]]
 LOG, ENDED = "/tmp/orchard-service.log", "/tmp/orchard-service.ended"
 _SOCKETS = "cat /proc/net/tcp /proc/net/tcp6"
 _LISTENING = re.compile(r"^ *\d+: 0+:([0-9A-F]{4}) [0-9A-F]+:0000 0A ", re.MULTILINE)
@@ -26,7 +26,7 @@ _LAST = 400
 
 
 class _Running(NamedTuple):
-    service: Service
+    service: TaskService
     lines: dict[int, int]
     """Its ports, each with the one of this host that leads to it."""
 
@@ -78,7 +78,7 @@ async def _connect(task: Task, machine: Machine, running: list[_Running], stack:
         )
 
 
-async def _start(task: Task, service: Service, machine: Machine) -> None:
+async def _start(task: Task, service: TaskService, machine: Machine) -> None:
     """Starts the program and waits until it is ready. Raises TASK_BROKEN if it is not."""
     user, workdir = service.user or None, service.workdir or "."
     command = f"({shlex.join(service.argv)}; echo $? > {ENDED}) > {LOG} 2>&1 < /dev/null &"

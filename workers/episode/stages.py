@@ -4,14 +4,14 @@ import msgspec
 
 from orchard.schemas.campaigns import Budget
 from orchard.schemas.outcomes import AbortCause
-from orchard.schemas.tasks import Stage, StageChecks, Task
+from orchard.schemas.tasks import StageChecks, Task, TaskStage
 from orchard.workers.episode.machine import Machine
 from orchard.workers.episode.preparation import Course, solve
 from orchard.workers.episode.totals import Totals
 from orchard.workers.failures import InfrastructureError
 
 
-def stages_of(task: Task) -> tuple[Stage, ...]:
+def stages_of(task: Task) -> tuple[TaskStage, ...]:
     return task.grading.stages if isinstance(task.grading, StageChecks) else ()
 
 
@@ -35,7 +35,7 @@ def played(task: Task) -> list[Task]:
     return [stage_task(task, number) for number in range(len(stages_of(task)))] or [task]
 
 
-def stage_budget(stage: Stage, budget: Budget, used: Totals) -> Budget:
+def stage_budget(stage: TaskStage, budget: Budget, used: Totals) -> Budget:
     """The budget of a rollout until the end of a stage, before which it had `used` so much."""
     if stage.agent_seconds is None or budget.wall_for_all:
         return budget
@@ -43,7 +43,7 @@ def stage_budget(stage: Stage, budget: Budget, used: Totals) -> Budget:
     return msgspec.structs.replace(budget, wall_seconds=min(wall, budget.wall_seconds or wall))
 
 
-async def set_up(task: Task, stage: Stage, machine: Machine, timeout: float) -> None:
+async def set_up(task: Task, stage: TaskStage, machine: Machine, timeout: float) -> None:
     """Brings the sandbox to the beginning of a stage. Raises INVALID_REQUEST if its commands fail."""
     for text, user in ((stage.prepare, "root"), (stage.setup, stage.user or None)):
         if not text:

@@ -7,7 +7,7 @@ import msgspec
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.outcomes import AbortCause, Reward
 from orchard.schemas.protection import Protected
-from orchard.schemas.tasks import Stage, StageChecks, Task
+from orchard.schemas.tasks import StageChecks, Task, TaskStage
 from orchard.storage.blobs import BlobStore
 from orchard.workers.episode.machine import Machine
 from orchard.workers.episode.preparation import Course
@@ -17,7 +17,7 @@ from orchard.workers.graders.endings import reached, score_of
 from orchard.workers.graders.judgement import Pristine
 from orchard.workers.graders.state import NAME, PREVENTED, away, known_state
 
-Act = Callable[[Task, Stage], Awaitable[None]]
+Act = Callable[[Task, TaskStage], Awaitable[None]]
 """Lets the agent work on a stage, which is a task of its own."""
 Grade = Callable[[Task, Course, bool], Awaitable[Reward]]
 """Grades a stage in the agent's sandbox; the last argument says whether the agent goes on there."""
@@ -58,7 +58,7 @@ async def through_stages(
     return rewards
 
 
-def below(stage: Stage, reward: Reward) -> str:
+def below(stage: TaskStage, reward: Reward) -> str:
     """Says why no further stage begins; empty if one does."""
     if reward.cause is not None:
         return f"the check says {reward.cause}"
@@ -102,7 +102,7 @@ def combined(grading: StageChecks, rewards: Sequence[Reward], blobs: BlobStore) 
     )
 
 
-def _log(named: Sequence[tuple[Stage, Reward]], blobs: BlobStore) -> BlobRef:
+def _log(named: Sequence[tuple[TaskStage, Reward]], blobs: BlobStore) -> BlobRef:
     with storing():
         texts = [
             f"=== {stage.name}\n".encode() + blobs.get(reward.log)

@@ -24,7 +24,7 @@ import msgspec
 
 from orchard.schemas.outcomes import AbortCause, Reward
 from orchard.schemas.protection import Protected
-from orchard.schemas.tasks import CheckSandbox, Collect, StateCheck, Task
+from orchard.schemas.tasks import CheckSandbox, CollectHook, StateCheck, Task
 from orchard.workers.episode.machine import CommandOutcome, FileTooLarge, Machine
 from orchard.workers.episode.networks import SHUT, asked, check_task
 from orchard.workers.episode.preparation import Course, prepare
@@ -220,7 +220,7 @@ async def _run_where_wanted(
     return await _checked(check, machine, limit, _shell(check))
 
 
-async def _collect(hook: Collect, task: Task, machine: Machine, left: float) -> None:
+async def _collect(hook: CollectHook, task: Task, machine: Machine, left: float) -> None:
     """Runs a command of the task in the agent's sandbox. What it leaves is the agent's, whoever wrote it."""
     await machine.run(
         hook.command,

@@ -12,7 +12,7 @@ from orchard.pipelines.tasks.errors import TaskError
 from orchard.pipelines.tasks.proving import ValidationSettings
 from orchard.pipelines.tasks.validate import Validator
 from orchard.schemas.events import TaskValidated
-from orchard.schemas.tasks import Service
+from orchard.schemas.tasks import TaskService
 from orchard.storage.blobs import BlobStore
 
 WHOLE = """
@@ -46,7 +46,7 @@ services:
 """
 
 
-def _read(path: Path, text: str) -> tuple[Service, ...]:
+def _read(path: Path, text: str) -> tuple[TaskService, ...]:
     (path / "compose.yaml").write_text(text)
     found = read_service(path / "compose.yaml").beside
     return tuple(each.of(each.service.image, ["entry"], ["given"]) for each in found)
@@ -55,7 +55,7 @@ def _read(path: Path, text: str) -> tuple[Service, ...]:
 def test_services_are_read_in_the_order_of_their_start(tmp_path: Path) -> None:
     db, made, *rest = _read(tmp_path, WHOLE)
     web, after = sorted(rest, key=lambda each: each.names[0], reverse=True)
-    assert web == Service(
+    assert web == TaskService(
         names=("web", "site"),
         image="web:1",
         argv=("/start", "now", "sh", "-c", "echo $HOME"),

@@ -12,7 +12,7 @@ from orchard.pipelines.tasks.proving import ProofContext, ValidationSettings
 from orchard.pipelines.tasks.validate import Validator
 from orchard.schemas.events import TaskValidated
 from orchard.schemas.outcomes import Reward
-from orchard.schemas.tasks import Stage, StageChecks, Task, checks_of
+from orchard.schemas.tasks import StageChecks, Task, TaskStage, checks_of
 from orchard.storage.blobs import BlobStore
 from orchard.workers.episode.preparation import Course
 from orchard.workers.failures import InfrastructureError
@@ -167,7 +167,7 @@ async def test_an_agent_that_spoils_the_set_up_of_a_step_gets_no_second_try(
     assert isinstance(task.grading, StageChecks)
     context = ProofContext(sandboxes, BlobStore(str(tmp_path / "store")), ValidationSettings(runs=1))
 
-    async def spoil(alone: Task, _: Stage) -> None:
+    async def spoil(alone: Task, _: TaskStage) -> None:
         await machine.run("touch one spoiled", timeout=30, cwd=alone.workdir)
 
     async def grade(alone: Task, _: Course, goes_on: bool) -> Reward:

@@ -7,7 +7,7 @@ import pytest
 
 from orchard.injector.client import AsyncSandboxClient
 from orchard.pipelines.tasks.proving import ProofContext, ValidationSettings
-from orchard.schemas.tasks import Service, StateCheck, Task
+from orchard.schemas.tasks import StateCheck, Task, TaskService
 from orchard.storage.blobs import BlobStore
 from orchard.workers.failures import InfrastructureError
 
@@ -32,7 +32,7 @@ ASK = (
 READ, RAISE = ASK % "None", ASK % 'b""'
 
 
-def _task(*services: Service, check: str, place: str = "agent", solution: str = "") -> Task:
+def _task(*services: TaskService, check: str, place: str = "agent", solution: str = "") -> Task:
     return Task(
         task_id="beside",
         source="x",
@@ -46,9 +46,9 @@ def _task(*services: Service, check: str, place: str = "agent", solution: str = 
     )
 
 
-def _counter(**changes: object) -> Service:
+def _counter(**changes: object) -> TaskService:
     given = {"names": ("counter", "other"), "image": "host", "argv": ("python3", "-c", COUNTER)}
-    return Service(**{**given, "ports": (8080,), **changes})  # type: ignore[arg-type]
+    return TaskService(**{**given, "ports": (8080,), **changes})  # type: ignore[arg-type]
 
 
 async def _solved(client: AsyncSandboxClient, task: Task, path: Path) -> bool:
@@ -59,7 +59,7 @@ async def _solved(client: AsyncSandboxClient, task: Task, path: Path) -> bool:
 async def test_agent_check_and_services_reach_them_by_name(
     sandboxes: AsyncSandboxClient, tmp_path: Path
 ) -> None:
-    through = Service(
+    through = TaskService(
         names=("through",),
         image="host",
         argv=("sh", "-c", f"{RAISE} http://counter:8080 && [ $WORD = there ]"),
@@ -101,7 +101,7 @@ async def test_a_check_in_another_sandbox_reaches_services(
     ],
 )
 async def test_a_service_that_cannot_be_had_is_named(
-    sandboxes: AsyncSandboxClient, tmp_path: Path, services: list[Service], said: str
+    sandboxes: AsyncSandboxClient, tmp_path: Path, services: list[TaskService], said: str
 ) -> None:
     with pytest.raises(InfrastructureError) as raised:
         await _solved(sandboxes, _task(*services, check="true"), tmp_path)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from orchard.schemas.events import RolloutFinished, payload
-from orchard.schemas.tasks import Stage, StageChecks, StateCheck, Task
+from orchard.schemas.tasks import StageChecks, StateCheck, Task, TaskStage
 from orchard.streams.server import EmbeddedServer
 from tests.attempts_world import world
 from tests.tiny_tasks import tiny_service
@@ -11,9 +11,9 @@ from tests.tiny_tasks import tiny_service
 COMMANDS = ("echo x >> turns; mv given given-$(wc -l < turns)",)
 
 
-def _stage(name: str, check: str, place: str, **more: object) -> Stage:
+def _stage(name: str, check: str, place: str, **more: object) -> TaskStage:
     found = StateCheck(files={f"/tmp/secret-{name}": "x"}, command=f"cd /tmp; {check}", check_in=place)  # type: ignore[arg-type]
-    return Stage(name=name, statement=f"Do {name}.", check=found, prepare=f"echo {name} > given", **more)  # type: ignore[arg-type]
+    return TaskStage(name=name, statement=f"Do {name}.", check=found, prepare=f"echo {name} > given", **more)  # type: ignore[arg-type]
 
 
 async def test_each_stage_is_a_conversation_and_ends_with_its_check(
