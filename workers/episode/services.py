@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.tasks import Task, TaskService
+from orchard.workers.episode.listening import until_listening
 from orchard.workers.episode.machine import Machine
 from orchard.workers.failures import InfrastructureError
 
@@ -88,7 +89,7 @@ async def _start(task: Task, service: TaskService, machine: Machine) -> None:
     elif service.ready:
         wait = service.ready
     else:
-        wait = "".join(_until_listening(port) for port in service.ports or ())
+        wait = until_listening(service.ports or (), unless=f"[ -e {ENDED} ]")
     outcome = await machine.run(
         wait or "true",
         timeout=service.ready_seconds,
@@ -104,13 +105,6 @@ async def _start(task: Task, service: TaskService, machine: Machine) -> None:
         AbortCause.TASK_BROKEN,
         f"task {task.task_id}: its service {service.names[0]} {why}: "
         f"{outcome.output[-_LAST:].strip()} {said.output.strip()}",
-    )
-
-
-def _until_listening(port: int) -> str:
-    return (
-        f"until grep -Eqi ':{port:04X} [0-9A-F]+:0000 0A' /proc/net/tcp /proc/net/tcp6; do\n"
-        f"  [ ! -e {ENDED} ] || exit 1\n  sleep 0.1\ndone\n"
     )
 
 
