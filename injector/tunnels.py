@@ -19,7 +19,13 @@ from orchard.injector.agent.connections import Connections, Dial, connected, kee
 from orchard.injector.agent.errors import RequestInvalid
 from orchard.injector.agent.multiplexing import STREAMS, ProtocolError
 from orchard.injector.agent.tunnel_requests import TunnelRequest
-from orchard.injector.errors import SandboxError, SandboxRequestInvalid, SandboxUnavailable, error_for
+from orchard.injector.errors import (
+    SandboxConflict,
+    SandboxError,
+    SandboxRequestInvalid,
+    SandboxUnavailable,
+    error_for,
+)
 from orchard.injector.event_loop import Blocking, blocking
 
 LOOPBACK = "127.0.0.1"
@@ -28,6 +34,8 @@ LONGEST_PAUSE = 2.0
 """Seconds before a connection that broke at once is made again; doubled each time."""
 LASTING = 5.0
 """Seconds after which a connection did not break at once."""
+_PENDING = "pending"
+"""Reason of a conflict that ends when the sandbox is ready."""
 Target = tuple[str, int]
 
 log = logging.getLogger(__name__)
@@ -173,7 +181,7 @@ class AsyncTunnel:
             self._close_listener()
 
     async def _lined(self) -> aiohttp.ClientWebSocketResponse:
-        """Open a connection that is ready; retries when one breaks before."""
+        """Open a connection that is ready; retries if one breaks before, or while a restore runs."""
         pause = FIRST_PAUSE
         while True:
             try:
@@ -181,6 +189,10 @@ class AsyncTunnel:
             except _Lost:
                 if pause > LONGEST_PAUSE:
                     raise
+            except SandboxConflict as error:
+                if error.reason != _PENDING:
+                    raise
+                pause = min(pause, LONGEST_PAUSE)
             await asyncio.sleep(pause)
             pause *= 2
 

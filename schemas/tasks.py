@@ -62,6 +62,15 @@ class CheckSandbox(msgspec.Struct, frozen=True, kw_only=True):
     asks: Asked = Asked()
 
 
+class CollectHook(msgspec.Struct, frozen=True, kw_only=True):
+    """A command that runs in the agent's sandbox when the agent is done, before what it left is looked at."""
+
+    command: str
+    user: str = ""
+    """Name or number of a user in the sandbox; empty: the image's."""
+    timeout_seconds: float = 60.0
+
+
 class StateCheck(msgspec.Struct, frozen=True, kw_only=True, tag="state-check", tag_field="kind"):
     """Graded by the state the agent left behind: terminal and assistant tasks.
 
@@ -91,6 +100,43 @@ class StateCheck(msgspec.Struct, frozen=True, kw_only=True, tag="state-check", t
     """User that the command runs as, a name or number in the sandbox; unset: the image's."""
     resolved_at: float | msgspec.UnsetType = msgspec.UNSET
     """Least reward that is solved, where there are `rewards`; unset: exactly 1."""
+    collect: tuple[CollectHook, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Commands that save what only runs, as the rows of a database, in files. One that fails changes
+    nothing."""
+
+
+class TaskStage(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the instructions of a task, which a new conversation follows in the sandbox as the stages before
+    left it, and the check of what it left."""
+
+    name: str
+    statement: str
+    check: StateCheck
+    prepare: str = ""
+    """Shell text that the superuser runs in `workdir` before the stage."""
+    setup: str = ""
+    """Shell text that `user` runs after it."""
+    user: str = ""
+    """User that the agent's commands run as; empty: the image's."""
+    gold_patch: str = ""
+    """The known solution of the stage, a shell script; empty if there is none."""
+    agent_seconds: float | None = None
+    """Time limit of the agent in seconds; None: the campaign's, for all stages together."""
+    least: dict[str, float] = {}
+    """Numbers of the check, by name. If one is lower, or missing, no further stage begins."""
+    clear: str = ""
+    """Shell text that the superuser runs after a check in the agent's sandbox: it removes the tests."""
+
+
+class StageChecks(msgspec.Struct, frozen=True, kw_only=True, tag="stage-checks", tag_field="kind"):
+    """Graded stage by stage."""
+
+    stages: tuple[TaskStage, ...]
+    combined: Literal["mean", "final"] = "mean"
+    """How a number of the whole is made of those of the stages that began: their mean, where a missing one
+    is 0, or that of the last one."""
+    resolved_at: float | msgspec.UnsetType = msgspec.UNSET
+    """Least combined reward that is solved; unset: exactly 1."""
 
 
 class PluginGrading(msgspec.Struct, frozen=True, kw_only=True, tag="plugin", tag_field="kind"):
@@ -104,7 +150,7 @@ class PluginGrading(msgspec.Struct, frozen=True, kw_only=True, tag="plugin", tag
     """Whether the plug-in looks at the agent's own sandbox, rather than at the submission in a fresh one."""
 
 
-Grading = SWETests | StateCheck | PluginGrading
+Grading = SWETests | StateCheck | StageChecks | PluginGrading
 """Ways to judge a task; a new one is another tagged struct."""
 
 UNKNOWN_GRADING: Grading = SWETests(test_patch="", test_command="", fail_to_pass=())
@@ -119,7 +165,35 @@ def judging_tests(grading: Grading) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def graded_in_place(grading: Grading) -> bool:
     """Whether the state of the agent's sandbox is what is judged, rather than its patch in a fresh one."""
-    return isinstance(grading, StateCheck) or (isinstance(grading, PluginGrading) and grading.in_place)
+    if isinstance(grading, PluginGrading):
+        return grading.in_place
+    return isinstance(grading, StateCheck | StageChecks)
+
+
+def checks_of(grading: Grading) -> tuple[StateCheck, ...]:
+    """The checks of the state that the agent left, in their order; none for other gradings."""
+    match grading:
+        case StateCheck():
+            return (grading,)
+        case StageChecks():
+            return tuple(stage.check for stage in grading.stages)
+    return ()
+
+
+def checked_in(grading: Grading, place: CheckPlace) -> Grading:
+    """The grading with each check in that sandbox, except for those that name theirs."""
+
+    def of(check: StateCheck) -> StateCheck:
+        chosen = check.check_in is not msgspec.UNSET or check.sandbox is not msgspec.UNSET
+        return check if chosen else msgspec.structs.replace(check, check_in=place)
+
+    match grading:
+        case StateCheck():
+            return of(grading)
+        case StageChecks(stages=stages):
+            moved = tuple(msgspec.structs.replace(stage, check=of(stage.check)) for stage in stages)
+            return msgspec.structs.replace(grading, stages=moved)
+    return grading
 
 
 class WorldUse(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,6 +203,28 @@ class WorldUse(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the plug-in that opens them."""
     settings: dict[str, Any] = {}
     """Facts about this task, as plain values of the plug-in's settings struct."""
+
+
+class TaskService(msgspec.Struct, frozen=True, kw_only=True):
+    """A program of an image that runs beside the sandbox, in one of its own. The task's sandbox, and those of
+    the services after it, reach its ports under its names."""
+
+    names: tuple[str, ...]
+    image: str
+    argv: tuple[str, ...] = ()
+    """The program and its arguments."""
+    environment: dict[str, str] = {}
+    workdir: str = ""
+    """Empty: the image's."""
+    user: str = ""
+    """Empty: the image's."""
+    ports: tuple[int, ...] | None = None
+    """TCP ports; None: those at which it listens when it is ready."""
+    ready: str = ""
+    """Shell text that ends with 0 when the program is ready; empty: when it listens at its ports."""
+    ready_seconds: float = 60.0
+    ends: bool = False
+    """Whether it is ready when it has ended, with status 0."""
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,6 +262,9 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     user: str | msgspec.UnsetType = msgspec.UNSET
     """User that the agent's commands run as, a name or number in the sandbox; unset: the image's, and form
     and hash of a task are those of a task without the field."""
+    services: tuple[TaskService, ...] | msgspec.UnsetType = msgspec.UNSET
+    """What runs beside each sandbox of the task, in the order of its start. Unset, form and hash of a task
+    are those of a task without the field."""
 
 
 def task_hash(task: Task) -> str:

@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
-from orchard.injector.agent.errors import AgentError, RequestInvalid
+from orchard.injector.agent.errors import AgentError, RequestInvalid, TooLarge
 from orchard.injector.agent.files import (
     CHUNK,
     KERNEL_INTERFACES,
@@ -55,21 +55,19 @@ def pack(directory: int, target: Writable) -> None:
 
 
 def insist_packable(directory: int, depth: int = 0) -> None:
-    """Raise RequestInvalid for a tree that is too deep or has a directory with too many entries.
+    """Raise TooLarge for a tree that is too deep or has a directory with too many entries.
 
     Checked before packing, because an archive that has begun could only be broken off.
     """
     if filesystem_type(directory) in KERNEL_INTERFACES:
         return
     if depth > _DEEPEST:
-        raise RequestInvalid(f"the directory has more than {_DEEPEST} levels: take one below it")
+        raise TooLarge(f"the directory has more than {_DEEPEST} levels: take one below it")
     below = []
     with os.scandir(directory) as entries:
         for number, entry in enumerate(entries):
             if number == MOST_ENTRIES:
-                raise RequestInvalid(
-                    f"a directory in it has more than {MOST_ENTRIES} entries: pack it with exec"
-                )
+                raise TooLarge(f"a directory in it has more than {MOST_ENTRIES} entries: pack it with exec")
             if entry.is_dir(follow_symlinks=False):
                 below.append(entry.name)
     for name in below:

@@ -20,7 +20,7 @@ class RequestInvalid(AgentError):
 
 
 class TooLarge(RequestInvalid):
-    """A file is larger than the request permits."""
+    """A file is larger than the request permits, or a directory than an archive takes."""
 
     status = 413
     reason = "file_too_large"

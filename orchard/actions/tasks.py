@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from orchard.configuration.config import ConfigError
 from orchard.configuration.run_files import UNSAFE_HOST
 from orchard.injector.agent.local.images import ImageStore, StoredImage
 from orchard.pipelines.domain import PROVE
-from orchard.pipelines.tasks.directories import directory_task, read_all
+from orchard.pipelines.tasks.directories import directory_task, known_services, read_all
 from orchard.pipelines.tasks.dockerfiles import build_image
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.pipelines.tasks.left_out import LeftOut, insist
@@ -218,7 +218,19 @@ def _directory_task(
         verifier_workdir=checked.working_directory if checked else "",
         verifier_environment=checked.environment if checked else None,
         resolved_at=resolved_at,
+        services=known_services(
+            directory,
+            lambda each: _made(session, directory, directory.service_image(each), each.context, told),
+        ),
+        stages=[_directory_task(session, stage, name, None, told) for stage in directory.stages],
     )
+
+
+def known_images(session: Session) -> Collection[str] | None:
+    """Images of which local sandboxes can be made; None where another service makes them."""
+    if session.config.sandbox.url not in (None, UNSAFE_HOST):
+        return None
+    return ["host", *ImageStore(session.directory / "sandboxes").names()]
 
 
 def _made(

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -14,15 +14,16 @@ from orchard.actions.evaluation import begin_suite, choose_best
 from orchard.actions.needs import check_network
 from orchard.actions.session import Session
 from orchard.actions.submission import unpriced
+from orchard.actions.tasks import known_images
 from orchard.cli.facts import AsJson, print_facts
 from orchard.cli.listed import DefaultRun
 from orchard.configuration.config import ConfigError
 from orchard.pipelines.campaigns.scores import Score
 from orchard.pipelines.evaluation.best_of import BestOf
-from orchard.pipelines.evaluation.plan import Planned, SuitePlan, plan_suite
+from orchard.pipelines.evaluation.plan import Planned, SuitePlan, lacking, plan_suite
 from orchard.pipelines.evaluation.report import write_predictions, write_report
 from orchard.pipelines.evaluation.results import Cell, CellComparison, Results, read_results
-from orchard.pipelines.evaluation.suite import EvaluationError, published, read_suite
+from orchard.pipelines.evaluation.suite import EvaluationError, published, read_suite, suite_file
 from orchard.pipelines.tasks.registry import needs_of
 from orchard.storage.reader import open_tables
 from orchard.storage.spending import dollars
@@ -34,7 +35,18 @@ from orchard.workers.harnesses import get_harness
 
 COMMANDS = {"eval": "Evaluation: models x harnesses x task sets: `orchard eval SUITE.toml`."}
 
-app = typer.Typer(cls=DefaultRun, no_args_is_help=True)
+
+class SuiteRun(DefaultRun):
+    """The group, which the name of a published suite runs as a file does."""
+
+    def parse_args(self, context: Any, args: list[str]) -> list[str]:
+        """Inserts `run` before such a name."""
+        if args and args[0] not in self.commands and not set(args).isdisjoint(published()):
+            args = ["run", *args]
+        return super().parse_args(context, args)
+
+
+app = typer.Typer(cls=SuiteRun, no_args_is_help=True)
 
 
 class CellFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,7 +142,8 @@ class PlanFacts(msgspec.Struct, frozen=True, kw_only=True):
     without_price: list[str]
     """Models without a price."""
     notes: list[str]
-    """Sentences on the tasks' network, or why the suite would be refused."""
+    """Sentences on what is not here of the benchmark and its images, on the tasks' network, or why the suite
+    would be refused."""
 
 
 Out = Annotated[
@@ -159,7 +172,7 @@ Rerank = Annotated[
 @app.command()
 def run(
     context: typer.Context,
-    suite: Annotated[Path, typer.Argument(help="TOML file of the suite.")],
+    suite: Annotated[Path, typer.Argument(help="TOML file of the suite, or the name of a published one.")],
     plan: Annotated[
         bool, typer.Option("--plan", help="Only show rollouts, images and expected cost; nothing is run.")
     ] = False,
@@ -185,16 +198,17 @@ def run(
     session: Session = context.obj
     if as_json and not plan:
         raise typer.BadParameter("--json goes with --plan; `orchard eval report NAME --json` has the results")
-    planned = plan_suite(read_suite(suite), session.config.store)
+    planned = plan_suite(read_suite(suite_file(suite)), session.config.store)
     for harness in planned.suite.harnesses:
         get_harness(harness)  # an unknown one is told now, not by a worker
     if plan:
         without_price = unpriced(planned.spec, session.endpoints())
+        notes = [*lacking(planned, known_images(session)), *_network_notes(session, planned)]
         if as_json:
-            print_facts(plan_facts(planned, without_price, _network_notes(session, planned)))
+            print_facts(plan_facts(planned, without_price, notes))
             return
         show_plan(planned, without_price)
-        for note in _network_notes(session, planned):
+        for note in notes:
             console.print(f"[yellow]note:[/] {escape(note)}", highlight=False, soft_wrap=True)
         return
     whole = asyncio.run(_run(session, planned))

@@ -11,7 +11,15 @@ from rich.text import Text
 
 from orchard.actions.domain import answers
 from orchard.pipelines.tasks.registry import read_tasks
-from orchard.schemas.tasks import CheckPlace, PluginGrading, StateCheck, Task, graded_in_place, judging_tests
+from orchard.schemas.tasks import (
+    CheckPlace,
+    PluginGrading,
+    StageChecks,
+    StateCheck,
+    Task,
+    graded_in_place,
+    judging_tests,
+)
 from orchard.storage.reader import open_tables
 from orchard.terminal.console import shown
 from orchard.workers.episode.diffs import parse_diff
@@ -142,6 +150,16 @@ def _grading(task: Task, full: bool) -> dict[str, str]:
                 f"{check.timeout_seconds:g} s at most",
                 "check": check.command.strip(),
                 "its files": _listed(tuple(check.files), full),
+            }
+        case StageChecks() as staged:
+            return {
+                "judged by": f"a check after each of {len(staged.stages)} stages; the reward is their "
+                f"{'mean' if staged.combined == 'mean' else 'last one'}",
+                **{
+                    f"stage {stage.name}": f"in {_CHECK_PLACES[stage.check.check_in]}: "
+                    f"{stage.check.command.strip()}"
+                    for stage in staged.stages
+                },
             }
         case PluginGrading() as plugin:
             where = "the agent's sandbox" if plugin.in_place else "a fresh sandbox"

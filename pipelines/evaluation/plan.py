@@ -1,7 +1,7 @@
 """Plans a suite before anything runs: rollouts, images, and their expected cost."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 import duckdb
@@ -61,6 +61,28 @@ class SuitePlan(msgspec.Struct, frozen=True, kw_only=True):
             cost * cell.rollouts for cost, cell in zip(costs, self.cells, strict=True) if cost is not None
         ]
         return sum(known) if len(known) == len(self.cells) else None
+
+
+def lacking(plan: SuitePlan, images: Collection[str] | None) -> list[str]:
+    """Sentences on what this site lacks of the published benchmarks, and of the images, where it is known
+    which there are."""
+    notes = []
+    found = {cell.task_set: cell.tasks for cell in plan.cells}
+    for wanted in plan.suite.task_sets:
+        here = found[wanted.title]
+        if wanted.published is not None and here < wanted.published:
+            notes.append(
+                f"{wanted.title} has {wanted.published} tasks, and {wanted.published - here} of them are not "
+                f"here: their import says why each was left out; a score over {here} is not comparable with "
+                "published ones"
+            )
+    absent = [] if images is None else [image for image in plan.images if image not in images]
+    if absent:
+        notes.append(
+            f"{sum(plan.images[image] for image in absent)} tasks need {len(absent)} images that are not "
+            f"here, such as {absent[0]}: `orchard images pull` or `orchard images import` brings them"
+        )
+    return notes
 
 
 def gone_on(made: CampaignSpec, cap: float | None, wanted: CampaignSpec) -> tuple[CampaignSpec, float | None]:

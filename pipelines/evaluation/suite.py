@@ -106,6 +106,11 @@ def published() -> dict[str, Path]:
     return {file.stem: file for file in sorted([*own, *of_domains], key=lambda file: file.stem)}
 
 
+def suite_file(given: Path) -> Path:
+    """The file, or that of the published suite of this name."""
+    return given if given.exists() else published().get(str(given), given)
+
+
 def chosen_tasks(store: str, wanted: TaskSet) -> list[TaskRef]:
     """The tasks of a set, by id. Raises EvaluationError when there are none, or fewer than its limit."""
     found = read_task_refs(
@@ -115,8 +120,8 @@ def chosen_tasks(store: str, wanted: TaskSet) -> list[TaskRef]:
         proven = "" if wanted.unproven else " proven"
         raise EvaluationError(
             f"the task set {wanted.title!r} has no{proven} task of source {wanted.source!r}: `orchard tasks "
-            "list` shows what there is, `orchard tasks import` brings rows, `orchard tasks validate` proves "
-            "them"
+            "list` shows what there is, `orchard tasks import` brings rows, `orchard tasks from-harbor` "
+            "directories, `orchard tasks validate` proves them"
         )
     if wanted.limit is None:
         return found

@@ -1,15 +1,27 @@
-"""Compose files of task directories: what their one service says of the task's sandbox. Pure but for reading.
-
-Several services need several sandboxes, which a task does not have.
+"""Compose files of task directories: what their main service says of the task's sandbox, and the services
+beside it. Pure but for reading.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from orchard.pipelines.tasks.compose_services import BesideService, read_beside, variables
+
 _OF_THE_CONTAINER = (
-    *("command", "container_name", "deploy", "expose", "healthcheck", "hostname", "init", "logging"),
+    *(
+        "command",
+        "container_name",
+        "depends_on",
+        "deploy",
+        "expose",
+        "healthcheck",
+        "hostname",
+        "init",
+        "logging",
+    ),
     *("platform", "ports", "pull_policy", "restart", "stdin_open", "tty"),
 )
 """Keys about how a container is made, kept and reached, which is the sandbox service's own matter."""
@@ -18,6 +30,10 @@ _OF_THE_CONTAINER = (
 class _Build(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     context: str = "."
     dockerfile: str = "Dockerfile"
+
+
+_MAIN = ("main", "client")
+"""Names of the service that is the agent's, in Harbor and in Terminal-Bench."""
 
 
 class _Main(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,18 +57,18 @@ class ComposeService(msgspec.Struct, frozen=True):
     environment: dict[str, str] = {}
     workdir: str = ""
     user: str = ""
+    beside: tuple[BesideService, ...] = ()
+    """In the order of their start."""
 
 
 def read_service(path: Path) -> ComposeService:
-    """The one service of a compose file. Raises ValueError for several, and, in a file of one, for keys that
-    nothing here does."""
-    services = msgspec.yaml.decode(path.read_bytes(), type=_Compose).services
-    if len(services) > 1:
-        raise ValueError(
-            f"{path.name} has the services {', '.join(services)}, and a task here has one sandbox: "
-            "put what it needs into one image"
-        )
-    keys = next((dict(each) for each in services.values() if each), {})
+    """The main service of a compose file, the one of that name or the only one, and those beside it. Raises
+    ValueError for keys that nothing here does."""
+    services: Mapping[str, Any] = msgspec.yaml.decode(path.read_bytes(), type=_Compose).services
+    only = next(iter(services), "") if len(services) == 1 else ""
+    name = next((name for name in _MAIN if name in services), only)
+    keys = dict(services.get(name) or {})
+    beside = read_beside({each: said for each, said in services.items() if each != name}, path)
     for key in _OF_THE_CONTAINER:
         keys.pop(key, None)
     try:
@@ -67,14 +83,14 @@ def read_service(path: Path) -> ComposeService:
         wrong.append(f"the image {main.image}")
     if any(not str(each).startswith("${") for each in main.volumes or ()):  # those are for logs
         wrong.append("volumes")
+    if main.network_mode == "none" and beside:
+        wrong.append("services beside one without a network")
     if wrong:
         raise ValueError(f"{path.name} asks for {' and '.join(wrong)}, which a sandbox here does not have")
-    environment = main.environment or {}
-    if isinstance(environment, list):
-        environment = dict(each.partition("=")[::2] for each in environment)
     return ComposeService(
         networked=main.network_mode != "none",
-        environment={name: "" if value is None else str(value) for name, value in environment.items()},
+        environment=variables(main.environment),
         workdir=main.working_dir or "",
         user="" if main.user is None else str(main.user),
+        beside=beside,
     )

@@ -8,12 +8,14 @@ the task (`Asked`).
 """
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 import msgspec
 
+from orchard.injector.agent.local.images import StoredImage
 from orchard.pipelines.tasks.compose_files import ComposeService, read_service
+from orchard.pipelines.tasks.compose_services import BesideService
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.pipelines.tasks.harbor_definition import without_host
 from orchard.pipelines.tasks.harbor_directories import ARTIFACTS, HARBOR, read_harbor
@@ -22,7 +24,7 @@ from orchard.pipelines.tasks.task_directory import Directory, contents, is_varia
 from orchard.pipelines.tasks.trees import text_of
 from orchard.schemas.identity import digest
 from orchard.schemas.quantities import Duration, InvalidQuantity, parse_bytes, parse_cores
-from orchard.schemas.tasks import Asked, CheckSandbox, StateCheck, Task
+from orchard.schemas.tasks import Asked, CheckSandbox, StageChecks, StateCheck, Task, TaskService, TaskStage
 
 TERMINAL_BENCH = "terminal-bench"
 _PYTEST = b"""\
@@ -86,9 +88,13 @@ def directory_task(
     verifier_workdir: str = "",
     verifier_environment: Mapping[str, str] | None = None,
     resolved_at: float | None = None,
+    stages: Sequence[Task] = (),
+    services: Sequence[TaskService] | None = None,
 ) -> Task:
     """The task in `image`; `workdir` and `environment` are the image's own, where known. `verifier_image` is
-    that of the verifier, where it is another one. A reward of `resolved_at` is solved; None: of 1."""
+    that of the verifier, where it is another one. A reward of `resolved_at` is solved; None: of 1. `stages`
+    are those of the directory as tasks; empty: they are made in the same images. `services` have what their
+    images start; None: they say it themselves. Raises TaskError for one that does not."""
     workdir = directory.workdir or workdir or _last_workdir(directory.dockerfile)
     solution = directory.solution
     sandbox: CheckSandbox | msgspec.UnsetType = msgspec.UNSET
@@ -107,7 +113,7 @@ def directory_task(
             asks=verifier.asks,
         )
     check = _check(directory, tests_workdir, variables)
-    return Task(
+    task = Task(
         task_id=directory.task_id,
         source=directory.source,
         repo=directory.source,
@@ -119,7 +125,10 @@ def directory_task(
             resolved_at=msgspec.UNSET if resolved_at is None else resolved_at,
         ),
         workdir=workdir,
-        setup_commands=(*filter(None, [placed(".", directory.material)]), *directory.setup),
+        setup_commands=(
+            *filter(None, [placed(".", directory.material, directory.runs)]),
+            *directory.setup,
+        ),
         environment=directory.environment,
         gold_patch=(
             placed("/solution", solution)
@@ -133,6 +142,75 @@ def directory_task(
         labels=directory.labels,
         asks=directory.asks,
         user=directory.user or msgspec.UNSET,
+        services=tuple(known_services(directory) if services is None else services) or msgspec.UNSET,
+    )
+    if not directory.stages:
+        return task
+    return _staged(
+        directory,
+        task,
+        stages
+        or [
+            directory_task(
+                stage,
+                image,
+                workdir,
+                environment,
+                verifier_image=verifier_image,
+                verifier_workdir=verifier_workdir,
+                verifier_environment=verifier_environment,
+            )
+            for stage in directory.stages
+        ],
+        resolved_at,
+    )
+
+
+def known_services(
+    directory: Directory, image: Callable[[BesideService], StoredImage | None] = lambda _: None
+) -> list[TaskService]:
+    """The services, with what their images start where `image` finds them. Raises TaskError."""
+    found = []
+    for each in directory.services:
+        stored = image(each)
+        name = directory.service_image(each)
+        try:
+            found.append(each.of(name, *((stored.entrypoint, stored.command) if stored else ())))
+        except ValueError as error:
+            raise TaskError(f"{directory.path}: {error}") from error
+    return found
+
+
+def _staged(directory: Directory, task: Task, parts: Sequence[Task], resolved_at: float | None) -> Task:
+    stages = []
+    for stage, part in zip(directory.stages, parts, strict=True):
+        assert isinstance(part.grading, StateCheck)
+        variables = next(path for path in part.grading.files if path.endswith(".variables"))
+        tests = variables.removesuffix(".variables")
+        before = " ".join(shlex.quote(f"/solution/{path}") for path in stage.solution)
+        stages.append(
+            TaskStage(
+                name=stage.name,
+                statement=stage.statement,
+                check=part.grading,
+                prepare=placed(".", stage.material, stage.runs),
+                setup="\n".join(["set -e", *stage.setup]) if stage.setup else "",
+                user=stage.user,
+                gold_patch=part.gold_patch and f"rm -f {before}\n{part.gold_patch}",
+                agent_seconds=stage.asks.agent_seconds,
+                least=stage.least,
+                clear=f"rm -rf /tests /logs/verifier /tmp/orchard-check-* {tests}*",
+            )
+        )
+    known = all(stage.gold_patch for stage in stages)
+    return msgspec.structs.replace(
+        task,
+        gold_patch="\n".join(stage.gold_patch for stage in stages) if known else "",
+        grading=StageChecks(
+            stages=tuple(stages),
+            combined=directory.combined,
+            resolved_at=msgspec.UNSET if resolved_at is None else resolved_at,
+        ),
     )
 
 
@@ -155,7 +233,9 @@ def _check(directory: Directory, workdir: str, environment: Mapping[str, str]) -
             + "chmod -R 755 /tests\n"
         )
     if directory.verifier and not directory.verifier.bundled and directory.material:
-        prepare += f"cd {shlex.quote(workdir)} || exit 126\n" + placed(".", directory.material)
+        prepare += f"cd {shlex.quote(workdir)} || exit 126\n" + placed(
+            ".", directory.material, directory.runs
+        )
     variables = _exports({**environment, **directory.variables})
     files = {f"{place}/{path}": text for path, text in texts.items()}
     return StateCheck(
@@ -165,6 +245,7 @@ def _check(directory: Directory, workdir: str, environment: Mapping[str, str]) -
         timeout_seconds=directory.timeout_seconds,
         rewards=directory.rewards or msgspec.UNSET,
         user=directory.tests_user or msgspec.UNSET,
+        collect=directory.collect or msgspec.UNSET,
     )
 
 
@@ -243,6 +324,7 @@ def _terminal_bench(path: Path) -> Directory:
         user=service.user,
         tests_user=service.user,
         context=path,
+        services=service.beside,
         workdir=service.workdir,
         labels=labels({"difficulty": given.difficulty, "category": given.category}),
     )

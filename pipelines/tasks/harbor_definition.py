@@ -5,6 +5,7 @@ Fields that Harbor does not know are ignored by it, and named here (`unknown`).
 
 import re
 import shlex
+import unicodedata
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any, Literal, get_args
@@ -17,6 +18,12 @@ from orchard.schemas.quantities import Duration, Seconds
 
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]*/[a-zA-Z0-9][a-zA-Z0-9._-]*\n?")
 _TEMPLATE = re.compile(r"\$\{(?P<name>[^}:]+)(?::-(?P<default>.*))?\}")
+_SERVICE = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]*\n?")
+_NOT_IN_STEPS = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f]')
+_DEVICES = re.compile(r"(CON|PRN|AUX|NUL|CONIN\$|CONOUT\$|(COM|LPT)[1-9¹²³])", re.IGNORECASE)
+"""Names that Windows keeps for devices."""
+MAIN = "main"
+"""Name of the agent's service in a compose file."""
 _SIZES = {"G": 1024.0, "M": 1.0, "K": 1 / 1024}
 """MiB of a unit."""
 
@@ -93,13 +100,26 @@ class Environment(BaselineNetwork, frozen=True):
         return self.storage_mb if self.storage is None else _mebibytes("storage", self.storage)
 
 
+class Hook(msgspec.Struct, frozen=True):
+    """An entry of verifier.collect."""
+
+    command: str
+    service: str = MAIN
+    timeout_sec: Duration = 60.0
+    user: str | int | None = None
+
+    def __post_init__(self) -> None:
+        if not _SERVICE.fullmatch(self.service.strip()):
+            raise ValueError(f"verifier.collect names the service {self.service!r}, and that is no name")
+
+
 class Verifier(Policy, frozen=True):
     timeout_sec: Duration = 600.0
     env: dict[str, str] = msgspec.field(default_factory=dict)
     user: str | int | None = None
     environment_mode: str | None = None
     environment: Environment | None = None
-    collect: list[Any] = msgspec.field(default_factory=list)
+    collect: list[Hook] = msgspec.field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.environment_mode not in (None, "shared", "separate"):
@@ -133,6 +153,29 @@ class Artifact(msgspec.Struct, frozen=True):
                 )
 
 
+class Step(msgspec.Struct, frozen=True):
+    name: str
+    agent: Agent = Agent()
+    verifier: Verifier = Verifier()
+    min_reward: float | dict[str, float] | None = None
+    healthcheck: Healthcheck | None = None
+    artifacts: list[str | Artifact] = []
+
+    def __post_init__(self) -> None:
+        name = self.name
+        wrong = (
+            not name.strip() or name in (".", "..") or name.endswith((".", " ")) or len(name.encode()) > 255
+        )
+        if wrong or _NOT_IN_STEPS.search(name) or _DEVICES.fullmatch(name.partition(".")[0].rstrip(" ")):
+            raise ValueError(f"a step is named {name!r}: Harbor takes names of directories on any system")
+
+    @property
+    def least(self) -> dict[str, float]:
+        if isinstance(self.min_reward, dict):
+            return self.min_reward
+        return {} if self.min_reward is None else {"reward": self.min_reward}
+
+
 class Definition(msgspec.Struct, frozen=True):
     """A task.toml."""
 
@@ -145,8 +188,13 @@ class Definition(msgspec.Struct, frozen=True):
     solution: Solution = Solution()
     source: str | None = None
     multi_step_reward_strategy: Literal["mean", "final"] | None = None
-    steps: list[Any] | None = None
+    steps: list[Step] | None = None
     artifacts: list[str | Artifact] = []
+
+    def __post_init__(self) -> None:
+        names = [unicodedata.normalize("NFC", step.name).casefold() for step in self.steps or ()]
+        if len(names) != len(set(names)):
+            raise ValueError(f"two steps have one name: {', '.join(names)}")
 
     @property
     def artifact_entries(self) -> list[Artifact]:

@@ -1,27 +1,38 @@
 """The means of a proof: fresh sandboxes, gradings like a worker's, and the verdict over repeated ones."""
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Protocol
 
 import msgspec
 
 from orchard.injector.client import AsyncSandboxClient
-from orchard.pipelines.tasks.sandboxes import open_sandbox
+from orchard.pipelines.tasks.sandboxes import copy_sandbox, open_sandbox
 from orchard.schemas.campaigns import Budget, Timeouts
 from orchard.schemas.outcomes import AbortCause, Reward
 from orchard.schemas.protection import UNLABELLED, Protected
-from orchard.schemas.tasks import CheckPlace, StateCheck, Task, graded_in_place
+from orchard.schemas.tasks import (
+    CheckPlace,
+    StageChecks,
+    Task,
+    TaskService,
+    TaskStage,
+    checked_in,
+    graded_in_place,
+)
 from orchard.storage.blobs import BlobStore
 from orchard.workers.episode.budgets import as_published
 from orchard.workers.episode.machine import Machine
 from orchard.workers.episode.networks import asked
-from orchard.workers.episode.preparation import prepare, solve
+from orchard.workers.episode.preparation import Course, prepare, solve
 from orchard.workers.episode.sandboxes import SandboxMachine
+from orchard.workers.episode.services import beside
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.graders import grade
 from orchard.workers.graders.endings import Controls
+from orchard.workers.graders.judgement import Copied
+from orchard.workers.graders.stages import combined, through_stages
 
 
 class Proven(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,9 +115,19 @@ class ProofContext:
         self._client = client
         self.controls = Controls()
 
-    def fresh(self, task: Task, other: Task | None = None, /) -> AbstractAsyncContextManager[SandboxMachine]:
-        """A sandbox of the image of the task, or of the other one. Raises InfrastructureError."""
+    @asynccontextmanager
+    async def fresh(self, task: Task, other: Task | None = None, /) -> AsyncIterator[SandboxMachine]:
+        """A sandbox of the image of the task, or of the other one, with the services beside it. Raises
+        InfrastructureError."""
         task = other or task
+
+        def service(each: TaskService) -> AbstractAsyncContextManager[Machine]:
+            return self._sandbox(msgspec.structs.replace(task, image=each.image))
+
+        async with self._sandbox(task) as machine, beside(task, machine, service):
+            yield machine
+
+    def _sandbox(self, task: Task) -> AbstractAsyncContextManager[SandboxMachine]:
         return open_sandbox(
             self._client,
             task.image,
@@ -138,21 +159,64 @@ class ProofContext:
     async def grade(self, task: Task, submission: str, *, plain: bool = False) -> Reward:
         """The reward of a submission in a fresh sandbox; with `plain`, tests run as they are, without a
         question sheet. Raises InfrastructureError."""
-        fresh = partial(self.fresh, task)
-        async with fresh() as machine:
+        async with self.fresh(task) as machine:
+            if isinstance(task.grading, StageChecks):
+                return await self._through_stages(task, task.grading, submission, machine)
             if graded_in_place(task.grading):
                 await self._solve(task, submission, machine)
                 submission = ""
-            return await grade(
-                task,
-                submission,
+            return await self._graded(task, submission, machine, plain=plain)
+
+    async def _graded(
+        self,
+        task: Task,
+        submission: str,
+        machine: Machine,
+        *,
+        plain: bool = False,
+        stage: Course | None = None,
+        copied: Copied | None = None,
+    ) -> Reward:
+        return await grade(
+            task,
+            submission,
+            machine,
+            timeout=self._timeouts(task).grading,
+            blobs=self.blobs,
+            pristine=partial(self.fresh, task),
+            plain=plain,
+            controls=self.controls,
+            stage=stage,
+            copied=copied,
+        )
+
+    async def _through_stages(
+        self, task: Task, grading: StageChecks, solution: str, machine: SandboxMachine
+    ) -> Reward:
+        """The reward of the stages' own solutions, or of nothing without a `solution`, which is theirs."""
+        limits = self._timeouts(task)
+        await prepare(task, machine, self.settings.grading_seconds)
+
+        async def act(alone: Task, _: TaskStage) -> None:
+            if solution and alone.gold_patch:
+                await solve(alone, machine, limits.grading)
+
+        async def graded(alone: Task, course: Course, goes_on: bool) -> Reward:
+            copied = partial(
+                copy_sandbox,
+                self._client,
                 machine,
-                timeout=self._timeouts(task).grading,
-                blobs=self.blobs,
-                pristine=fresh,
-                plain=plain,
-                controls=self.controls,
+                purpose="validation",
+                memory=task.memory,
+                timeout=limits.creation,
             )
+            return await self._graded(alone, "", machine, stage=course, copied=copied if goes_on else None)
+
+        fresh = partial(self.fresh, task)
+        rewards = await through_stages(
+            task, grading, machine, act, graded, pristine=fresh, timeout=limits.grading
+        )
+        return combined(grading, rewards, self.blobs)
 
     async def _solve(self, task: Task, solution: str, machine: Machine) -> None:
         """Act in the sandbox as an agent would: run the solution, a shell script."""
@@ -197,26 +261,21 @@ async def prove_whole(task: Task, context: ProofContext) -> Verdict:
 
 
 async def _judged(task: Task, context: ProofContext) -> Verdict:
-    check = task.grading
-    placed = isinstance(check, StateCheck) and (check.check_in, check.sandbox) != (
-        msgspec.UNSET,
-        msgspec.UNSET,
-    )
-    if not isinstance(check, StateCheck) or placed:
+    if checked_in(task.grading, "agent") == task.grading:  # there is no choice
         return await context.by_runs(task, judge_whole)
     if not task.gold_patch.strip():
         verdict = await context.by_runs(task, judge_whole)
         return _noted(verdict, "its check runs in the agent's sandbox")
-    return await _in_safest_place(task, check, context)
+    return await _in_safest_place(task, context)
 
 
-async def _in_safest_place(task: Task, check: StateCheck, context: ProofContext) -> Verdict:
+async def _in_safest_place(task: Task, context: ProofContext) -> Verdict:
     """The verdict on a task with a known solution, with the check in the safest sandbox in which that
     passes."""
     why: list[str] = []
     places: tuple[CheckPlace, ...] = ("fresh", "stopped")
     for place in places:
-        placed = msgspec.structs.replace(task, grading=msgspec.structs.replace(check, check_in=place))
+        placed = msgspec.structs.replace(task, grading=checked_in(task.grading, place))
         try:
             verdict = await context.by_runs(placed, judge_whole)
         except InfrastructureError as error:

@@ -28,8 +28,9 @@ from orchard.schemas.tasks import (
     Asked,
     CheckPlace,
     PluginGrading,
-    StateCheck,
     Task,
+    checked_in,
+    checks_of,
     judging_tests,
     task_hash,
 )
@@ -103,10 +104,10 @@ class TaskRegistry:
 def _hashes(task: Task) -> Iterator[str]:
     """The hash of a task, and those that its proof may give it by the choice of a sandbox for its check."""
     yield task_hash(task)
-    if isinstance(task.grading, StateCheck) and task.grading.check_in is msgspec.UNSET:
-        for place in get_args(CheckPlace):
-            placed = msgspec.structs.replace(task.grading, check_in=place)
-            yield task_hash(msgspec.structs.replace(task, grading=placed))
+    for place in get_args(CheckPlace):
+        moved = checked_in(task.grading, place)
+        if moved != task.grading:
+            yield task_hash(msgspec.structs.replace(task, grading=moved))
 
 
 def reference(task: Task, blobs: BlobStore) -> TaskRef:
@@ -173,8 +174,8 @@ def replaced(validation: Validation) -> TaskRejected:
     detail = f"replaced by {task_hash(validation.task)[:12]}"
     if validation.dropped:
         detail += f" without: {'; '.join(validation.dropped.values())}"
-    elif isinstance(validation.task.grading, StateCheck):
-        detail += f" with check_in = {validation.task.grading.check_in}"
+    elif checks := checks_of(validation.task.grading):
+        detail += f" with check_in = {checks[0].check_in}"
     return TaskRejected(
         task_id=validation.original.task_id,
         task_hash=task_hash(validation.original),

@@ -53,13 +53,26 @@ def open_sandbox(
     network: Network = SHUT,
 ) -> AbstractAsyncContextManager[SandboxMachine]:
     """A sandbox for a task in the making, `timeout` seconds for its creation; raises InfrastructureError."""
+    return _factory(client, purpose).open(
+        image, purpose=purpose, cpu=cpu, memory=memory, timeout=timeout, network=network
+    )
+
+
+def copy_sandbox(
+    client: AsyncSandboxClient, machine: SandboxMachine, *, purpose: str, memory: str, timeout: float
+) -> AbstractAsyncContextManager[SandboxMachine]:
+    """A copy of such a sandbox, without its processes; raises InfrastructureError."""
+    return _factory(client, purpose).copy(machine, purpose=purpose, memory=memory, timeout=timeout)
+
+
+def _factory(client: AsyncSandboxClient, purpose: str) -> SandboxFactory:
     return SandboxFactory(
         client,
         SandboxSettings(),
         _unrecorded,
         key=f"{purpose}-{secrets.token_hex(8)}",
         labels={"campaign": "tasks"},
-    ).open(image, purpose=purpose, cpu=cpu, memory=memory, timeout=timeout, network=network)
+    )
 
 
 async def _unrecorded(_: msgspec.Struct) -> None:

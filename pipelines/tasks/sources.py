@@ -9,7 +9,7 @@ from orchard.pipelines.tasks.left_out import LeftOut
 from orchard.pipelines.tasks.registry import storable
 from orchard.schemas.plugins import Kind, PluginError
 from orchard.schemas.quantities import InvalidQuantity, parse_bytes, parse_cores
-from orchard.schemas.tasks import StateCheck, Task
+from orchard.schemas.tasks import Task, checks_of
 from orchard.workers.discovery import load
 from orchard.workers.graders import check_grading
 from orchard.workers.plugins import names, need
@@ -62,6 +62,7 @@ def _checked(item: object) -> Task:
     parse_bytes(task.memory)
     parse_cores(task.cpu)
     check_grading(task)
-    if isinstance(task.grading, StateCheck) and not task.grading.timeout_seconds > 0:
-        raise TaskError(f"its check has {task.grading.timeout_seconds:g} s: give it more than 0")
+    for check in checks_of(task.grading):
+        if not check.timeout_seconds > 0:
+            raise TaskError(f"its check has {check.timeout_seconds:g} s: give it more than 0")
     return task

@@ -4,15 +4,17 @@ import base64
 import hashlib
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+import stat
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
+from orchard.pipelines.tasks.compose_services import BesideService
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.schemas.identity import digest
-from orchard.schemas.tasks import Asked
+from orchard.schemas.tasks import Asked, CollectHook
 
 LARGEST = 16 * 1024 * 1024
 """Bytes of the tests, or of the solution, of one task."""
@@ -76,6 +78,19 @@ class Directory(msgspec.Struct, frozen=True, kw_only=True):
     """Shell texts that run in the working directory of a new sandbox, after `material` was brought."""
     verifier: SeparateVerifier | None = None
     """None: the tests run in the agent's sandbox."""
+    runs: frozenset[str] = frozenset()
+    """Files of `material` that have a run bit."""
+    collect: tuple[CollectHook, ...] = ()
+    """Commands that run in the agent's sandbox when the agent is done."""
+    stages: tuple["Directory", ...] = ()
+    """What the agent is told one after the other, each as a task in the same sandbox. `material` and `setup`
+    of a stage come before it; the latter runs as `user`. The task itself then has neither tests nor a
+    solution."""
+    least: dict[str, float] = {}
+    """Of a stage: numbers that its tests must give at least, or no further stage begins."""
+    combined: Literal["mean", "final"] = "mean"
+    """How the numbers of the stages become those of the task."""
+    services: tuple[BesideService, ...] = ()
     notes: tuple[str, ...] = ()
     """What the definition says and nothing follows from, a sentence each."""
 
@@ -97,6 +112,10 @@ class Directory(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def dockerfile(self) -> Path:
         return self.context / "Dockerfile"
+
+    def service_image(self, service: BesideService) -> str:
+        """The name of a service's image. Raises TaskError."""
+        return self._built(service.context) if service.context else service.service.image
 
     def _built(self, context: Path) -> str:
         files = {name: _digest(path) for name, path in paths(context, self.path).items()}
@@ -141,6 +160,12 @@ def contents(directory: Path, task: Path, what: str) -> dict[str, bytes]:
     return {name: path.read_bytes() for name, path in found.items()}
 
 
+def runnable(directory: Path, task: Path) -> frozenset[str]:
+    """The files below `directory` that their owner may execute."""
+    found = paths(directory, task)
+    return frozenset(name for name, path in found.items() if path.stat().st_mode & stat.S_IXUSR)
+
+
 def labels(metadata: Mapping[str, Any]) -> dict[str, str]:
     found = {key: metadata.get(key) for key in ("difficulty", "category")}
     return {key: value for key, value in found.items() if isinstance(value, str) and value}
@@ -151,8 +176,8 @@ def is_variable(name: str) -> bool:
     return name.isascii() and name.isidentifier()
 
 
-def placed(root: str, files: Mapping[str, bytes]) -> str:
-    """Shell that writes the files below `root`, an absolute path or `.`."""
+def placed(root: str, files: Mapping[str, bytes], runs: Collection[str] = ()) -> str:
+    """Shell that writes the files below `root`, an absolute path or `.`; those of `runs` can be executed."""
     lines = []
     for path, data in files.items():
         target = shlex.quote(f"{root}/{path}")
@@ -160,6 +185,8 @@ def placed(root: str, files: Mapping[str, bytes]) -> str:
         lines.append(
             f"mkdir -p \"$(dirname {target})\" && base64 -d > {target} <<'END' || exit 126\n{text}END\n"
         )
+        if path in runs:
+            lines.append(f"chmod +x {target} || exit 126\n")
     return "".join(lines)
 
 

@@ -22,6 +22,8 @@ class TaskSet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Maximum number of tasks, drawn by `seed`."""
     seed: int = 0
     """Seed of that draw."""
+    published: Positive | None = None
+    """Number of tasks of the published benchmark: a plan says how many of them are missing."""
     unproven: bool = False
     """Take tasks that `orchard tasks validate` has not proven, too."""
 

@@ -8,20 +8,26 @@ import re
 import subprocess
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harbor.models.task.config import TaskConfig
+import yaml
+from harbor.lint.models import LintRule
+from harbor.lint.task import lint_task
+from harbor.models.task.config import MultiStepRewardStrategy, StepConfig, TaskConfig
 from harbor.models.task.task import Task
 from harbor.models.task.verifier_mode import (
     resolve_effective_verifier_env_config,
+    resolve_step_verifier_mode,
     resolve_task_verifier_mode,
     resolve_verifier_environment_definition,
 )
 from harbor.models.trial.config import AgentConfig, EnvironmentConfig, VerifierConfig
 from harbor.trial.network_policy import resolve_trial_network_plan
 from harbor.utils.env import resolve_env_vars
+
+from tests.adapters.harbor_generated import task as generated
 
 NUMBER = int(os.environ.get("ORCHARD_HARBOR_DIRECTORIES", "3000"))
 SEED = 39
@@ -37,8 +43,11 @@ REFUSED_HERE = {
     r"is to reach .*, and the tests": "one sandbox has one network",
     r"taken from the machine that runs the tests": "a task holds no secrets; Harbor says so when it runs",
     r"environment.os is 'windows'": "sandboxes are linux",
-    r"has the services": "a task has one sandbox",
-    r"docker-compose.yaml asks for": "as above: what a container engine would do is not dropped in silence",
+    r"are to reach different networks": "as above: the steps share their sandbox",
+    r"docker-compose.yaml(, service|: a service| asks for)": (
+        "what a container engine would do is not dropped in silence"
+    ),
+    r"has neither an entrypoint nor a command": "what an image starts is known once it is imported",
     r"have a .*\.harborignore": "files that rules leave out are to be deleted",
     r"is no absolute path below": "an artifact is looked for where it was said, in both sandboxes",
     r"Expected `str \| null`, got .* `\$.environment.(memory|storage)`": (
@@ -51,6 +60,8 @@ READ_OTHERWISE = {
     "cpu": "none said: 1 here, what the machine has there",
 }
 """Facts that are compared only where the definition says them."""
+LINTED = {LintRule.INVALID_TASK_CONFIG, LintRule.UNKNOWN_CONFIG_FIELD}
+"""Rules of `harbor lint` about what is read, not about how a task should be."""
 SHUT_HERE = "allow_internet = false\nallowed_hosts = []"
 """A definition that says this has no network here, and all of it there: what it says is clear."""
 
@@ -60,21 +71,15 @@ from pathlib import Path
 from orchard.pipelines.tasks.directories import directory_task, read_directory
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.workers.episode.networks import asked, check_task
-for line in sys.stdin:
-    path = Path(line.strip())
-    try:
-        read = read_directory(path)
-        task = directory_task(read, "image", verifier_image="other")
-    except TaskError as error:
-        print(json.dumps({"refused": str(error)}), flush=True)
-        continue
+from orchard.workers.episode.stages import stage_task
+def facts(read, task):
     own = read.verifier
-    print(json.dumps({
+    return {
         "name": read.name,
-        "statement": task.statement,
-        "agent seconds": task.asks.agent_seconds,
-        "tests seconds": task.grading.timeout_seconds,
-        "environment": task.environment,
+        "statement": read.statement,
+        "agent seconds": read.asks.agent_seconds,
+        "tests seconds": read.timeout_seconds,
+        "environment": read.environment,
         "tests variables": read.variables,
         "solution variables": read.solution_variables,
         "image": read.image,
@@ -87,16 +92,40 @@ for line in sys.stdin:
         "tests network": asked(check_task(task, task.grading.sandbox) if own else task),
         "separate": own is not None,
         "bundled": own is not None and own.bundled,
-        "tests": sorted(read.tests),
-        "notes": read.notes,
-        "healthcheck": len(read.setup) > 1,
-    }), flush=True)
+        "judge image": own.image if own else "",
+        "tests": sorted(name for name in read.tests if not name.startswith("link/")),
+        "solution": sorted(name for name in read.solution if not name.startswith("link/")),
+        "collect": [[hook.command, hook.user, hook.timeout_seconds] for hook in read.collect],
+        "least": read.least,
+    }
+for line in sys.stdin:
+    path = Path(line.strip())
+    try:
+        read = read_directory(path)
+        task = directory_task(read, "image", verifier_image="other")
+    except TaskError as error:
+        print(json.dumps({"refused": str(error)}), flush=True)
+        continue
+    if read.stages:
+        told = {"name": read.name, "combined": read.combined}
+        told["steps"] = [
+            facts(stage, stage_task(task, number)) | {
+                "material": sorted(stage.material),
+                "healthcheck": any("healthcheck" in text for text in stage.setup),
+            }
+            for number, stage in enumerate(read.stages)
+        ]
+    else:
+        told = facts(read, task)
+    told["healthcheck"] = len(read.setup) > 1
+    told["services"] = sorted(name for service in read.services for name in service.service.names)
+    print(json.dumps(told | {"notes": read.notes}), flush=True)
 """
 
 
 def test_what_harbor_loads_is_read_and_what_it_refuses_is_refused(tmp_path: Path) -> None:
     chance = random.Random(SEED)
-    paths = [_made(tmp_path / f"task-{number}", chance) for number in range(NUMBER)]
+    paths = [generated(tmp_path / f"task-{number}", chance) for number in range(NUMBER)]
     ours = _ours(paths)
     silent, told, both = [], Counter[str](), 0
     for path, read in zip(paths, ours, strict=True):
@@ -136,43 +165,85 @@ def _theirs(path: Path) -> dict[str, Any]:
             task = Task(path)
     except Exception as error:  # whatever it raises is a refusal
         return {"refused": f"{type(error).__name__}: {error}"}
-    config = task.config
-    definition = resolve_verifier_environment_definition(config, task.paths)
+    config, own = task.config, {"config": task.config}
+    own["healthcheck"] = config.environment.healthcheck is not None
+    own["services"] = _services(path)
+    if not config.steps:
+        return own | {"statement": task.instruction} | _facts(task, None)
+    return own | {
+        "name": task.name,
+        "combined": (config.multi_step_reward_strategy or MultiStepRewardStrategy.MEAN).value,
+        "steps": [_facts(task, step) for step in config.steps],
+    }
+
+
+def _facts(task: Task, step: StepConfig | None) -> dict[str, Any]:
+    config, paths = task.config, task.paths
+    agent, judge = (config.agent, config.verifier) if step is None else (step.agent, step.verifier)
+    mode = resolve_task_verifier_mode(config) if step is None else resolve_step_verifier_mode(config, step)
+    definition = resolve_verifier_environment_definition(config, paths, step)
     plan = resolve_trial_network_plan(
         config,
         AgentConfig(name="nop"),
         EnvironmentConfig(),
         VerifierConfig(),
-        None,
-        verifier_mode=resolve_task_verifier_mode(config),
-        env_config=resolve_effective_verifier_env_config(config, None),
+        step,
+        verifier_mode=mode,
+        env_config=resolve_effective_verifier_env_config(config, step),
     )
     bundled = bool(definition and definition.bundled_tests)
-    tests = task.paths.tests_dir
-    return {
-        "name": task.name,
-        "statement": task.instruction,
-        "agent seconds": config.agent.timeout_sec,
-        "tests seconds": config.verifier.timeout_sec,
+    tests = [paths.tests_dir] if step is None else [paths.tests_dir, paths.step_tests_dir(step.name)]
+    solution = paths.solution_dir if step is None else paths.step_solution_dir(step.name)
+    hooks = [*config.verifier.collect, *(step.verifier.collect if step else ())]
+    found = {
+        "name": task.name if step is None else step.name,
+        "agent seconds": config.agent.timeout_sec if agent.timeout_sec is None else agent.timeout_sec,
+        "tests seconds": judge.timeout_sec,
         "environment": _resolved(config.environment.env),
-        "tests variables": _resolved(config.verifier.env),
+        "tests variables": _resolved({**config.verifier.env, **judge.env}),
         "solution variables": {"DEBIAN_FRONTEND": "noninteractive", **(_resolved(config.solution.env) or {})},
         "image": config.environment.docker_image or "",
         "workdir": config.environment.workdir or "",
         "cpu": config.environment.cpus and f"{config.environment.cpus:g}",
         "memory": config.environment.memory_mb and f"{config.environment.memory_mb}Mi",
-        "user": _user(config.agent.user),
-        "tests user": _user(config.verifier.user),
+        "user": _user(config.agent.user if agent.user is None else agent.user),
+        "tests user": _user(config.verifier.user if judge.user is None else judge.user),
         "network": _network(plan.agent_phase),
         "tests network": _network(plan.verifier_phase),
         "separate": definition is not None,
         "bundled": bundled,
-        "tests": []
-        if bundled
-        else sorted(each.relative_to(tests).as_posix() for each in tests.rglob("*") if each.is_file()),
-        "healthcheck": config.environment.healthcheck is not None,
-        "config": config,
+        "judge image": (definition and definition.config.docker_image) or "",
+        "tests": [] if bundled else _below(*tests),
+        "solution": _below(solution if solution.is_dir() else paths.solution_dir),
+        "collect": [[hook.command, _user(hook.user), hook.timeout_sec] for hook in hooks],
     }
+    if step is None:
+        return found
+    least = step.min_reward if step.min_reward is not None else {}
+    return found | {
+        "statement": task.step_instruction(step.name),
+        "least": least if isinstance(least, dict) else {"reward": least},
+        "material": _below(paths.step_workdir_dir(step.name)),
+        "healthcheck": step.healthcheck is not None,
+    }
+
+
+def _below(*folders: Path) -> list[str]:
+    return sorted(
+        {
+            each.relative_to(folder).as_posix()
+            for folder in folders
+            for each in folder.rglob("*")
+            if each.is_file()
+        }
+    )
+
+
+def _services(path: Path) -> list[str]:
+    """Of its compose file, beside the agent's."""
+    file = path / "environment" / "docker-compose.yaml"
+    found = yaml.safe_load(file.read_text())["services"] if file.exists() else {}
+    return sorted(name for name in found if name != "main")
 
 
 def _resolved(variables: Mapping[str, str]) -> dict[str, str] | None:
@@ -194,248 +265,30 @@ def _network(policy: Any) -> list[Any]:
 
 def _differences(path: Path, ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
     config: TaskConfig = theirs.pop("config")
-    found = []
-    for fact, value in theirs.items():
-        if fact in READ_OTHERWISE and value is None:
-            continue
-        if fact in ("network", "tests network") and (path / "environment" / "docker-compose.yaml").exists():
-            continue  # what its compose file says, Harbor leaves to docker
-        if "network" in fact and SHUT_HERE in (path / "task.toml").read_text():
-            continue
-        if ours[fact] != value:
-            found.append(f"{path}: {fact}: {ours[fact]!r} here, {value!r} there")
-    unknown = [name for name in ("stray", "agent.stray", "environment.stray") if name in _stray(path)]
-    if any(name not in " ".join(ours["notes"]) for name in unknown):
-        found.append(f"{path}: {unknown} are not in {ours['notes']}")
+    found = _unlike(path, "", ours, theirs)
+    ignored = next((note for note in ours["notes"] if note.startswith("Harbor ignores ")), "")
+    composed = any(path.rglob("docker-compose.yaml"))  # harbor lint reads those with docker
+    for finding in [] if composed else lint_task(path, selected_rules=LINTED):
+        field = re.sub(r"\[\d+\]", "", finding.message.partition("'")[2].partition("'")[0])
+        if finding.rule is not LintRule.UNKNOWN_CONFIG_FIELD or f" {field}" not in ignored:
+            found.append(f"{path}: harbor lint says {finding.rule}: {finding.message}; here: {ignored!r}")
     if config.environment.storage_mb is not None and "MiB of disk" not in " ".join(ours["notes"]):
         found.append(f"{path}: its storage is dropped in silence")
     return found
 
 
-def _stray(path: Path) -> str:
-    text = (path / "task.toml").read_text()
-    section, found = "", []
-    for line in text.splitlines():
-        if line.startswith("["):
-            section = line.strip("[]") + "."
-        if line.startswith("stray"):
-            found.append(f"{section}stray")
-    return " ".join(found)
-
-
-# --- Directories ---------------------------------------------------------------------------------
-
-Made = dict[str, Any]
-"""Sections of a task.toml, each key with its TOML text; and under `files`, texts by path, or None."""
-
-
-def _base() -> Made:
-    return {
-        "": {"version": '"1.0"'},
-        "metadata": {"difficulty": '"easy"'},
-        "agent": {},
-        "verifier": {},
-        "environment": {},
-        "files": {
-            "instruction.md": "Do it.\n",
-            "tests/test.sh": "echo 1 > /logs/verifier/reward.txt\n",
-            "tests/test.bat": "rem\n",
-            "environment/Dockerfile": "FROM scratch\n",
-        },
-    }
-
-
-TIMES = ("600", "60.5", "0", "-1", "nan", "inf", '"600"', "true", '"long"', "[]")
-HOSTS = (
-    '["a.example"]',
-    '["A.Example.", "10.1.2.3"]',
-    '["*.example.org"]',
-    '["10.0.0.0/8"]',
-    '["::1"]',
-    '["https://a.example"]',
-    '["a.example:80"]',
-    '["-a.example"]',
-    '["a_b.example"]',
-    '[""]',
-    "[]",
-    '"a.example"',
-    json.dumps([f"h{n}.example" for n in range(40)]),
-)
-ALLOWED = tuple(f'"allowlist"\nallowed_hosts = {hosts}' for hosts in HOSTS)
-TEXTS = (
-    '"plain"',
-    '"${HOME_OF_NOBODY:-fallback}"',
-    '"${HOME_OF_NOBODY}"',
-    '"a${HOME_OF_NOBODY}b"',
-    '""',
-    "1",
-)
-SIZES = (
-    '"512M"',
-    '"1.5G"',
-    '"2048K"',
-    '"512.0"',
-    '"512.0M"',
-    '"1T"',
-    '"G"',
-    '"-1G"',
-    '"infG"',
-    "512",
-    '" 1g "',
-)
-VALUES: dict[tuple[str, str], tuple[str, ...]] = {
-    ("", "version"): ('"1.0"', '"1.4"', "1.0", "1", '""'),
-    ("", "schema_version"): ('"1.3"', '"9"', "2"),
-    ("", "stray"): ("1",),
-    ("", "source"): ('"somewhere"', "1"),
-    ("", "multi_step_reward_strategy"): ('"mean"', '"final"', '"sum"'),
-    ("", "steps"): ("[]",),
-    ("", "artifacts"): (
-        '["/app/out"]',
-        '["out"]',
-        '["out"]\nverifier.environment_mode = "separate"',
-        '["/a/../b"]',
-        '[{source = "/a", destination = "b"}]',
-        '[{source = "/a", destination = "/b"}]',
-        '[{source = "/a", exclude = ["*.o"]}]',
-        '[{source = "/a", service = "main"}]',
-        '[{source = "/a", service = "db"}]',
-        '[{source = "a", service = "db"}]',
-        '[{source = "/a", service = "d b"}]',
-        '[{source = "/a", destination = "manifest.json"}]',
-        "[1]",
-        "[]",
-    ),
-    ("task", "name"): ('"org/name"', '"name"', '"o/../n"', '"o/n/m"', '"-o/n"', '"o.g/n_1"'),
-    ("task", "version"): ('"1"', '""'),
-    ("task", "authors"): ('[{name = "A"}]', '[{email = "a@b"}]', "[]"),
-    ("metadata", "tags"): ('["a"]',),
-    ("agent", "timeout_sec"): TIMES,
-    ("agent", "user"): ('"agent"', "1000", '""', "1.5", "true"),
-    ("agent", "network_mode"): ('"public"', '"no-network"', '"allowlist"', '"offline"', *ALLOWED),
-    ("agent", "allowed_hosts"): HOSTS,
-    ("agent", "stray"): ("[]",),
-    ("verifier", "timeout_sec"): TIMES,
-    ("verifier", "user"): ('"root"', "0", "[]"),
-    ("verifier", "network_mode"): ('"public"', '"no-network"', '"allowlist"', '""'),
-    ("verifier", "allowed_hosts"): HOSTS,
-    ("verifier", "environment_mode"): ('"shared"', '"separate"', '"own"'),
-    ("verifier", "env"): tuple(f"{{NAME = {text}}}" for text in TEXTS),
-    ("verifier", "collect"): ("[]", '[{command = "ls"}]', "[{}]", '[{command = "ls", service = ""}]'),
-    ("verifier", "environment"): (
-        "{}",
-        '{docker_image = "judge:1"}',
-        '{docker_image = "judge:1", network_mode = "no-network"}',
-        "{allow_internet = false}",
-        '{workdir = "/judge", cpus = 2, memory_mb = 4096}',
-        '{os = "windows"}',
-        "{cpus = nan}",
-        "{gpus = 1}",
-    ),
-    ("environment", "build_timeout_sec"): TIMES,
-    ("environment", "docker_image"): ('"debian:12"', '""', "1"),
-    ("environment", "os"): ('"linux"', '"Linux"', '"windows"', '"plan9"', "1"),
-    ("environment", "cpus"): ("1", "2.0", "0.5", "0", "-1", "nan", "inf", '"2"', '"two"', "true"),
-    ("environment", "memory_mb"): ("512", "2048.0", "512.5", "0", "-1", '"512"', '"x"'),
-    ("environment", "memory"): SIZES,
-    ("environment", "storage_mb"): ("512", '"x"', "0"),
-    ("environment", "storage"): SIZES,
-    ("environment", "gpus"): ("0", "1", '"one"'),
-    ("environment", "gpu_types"): ('["H100"]', "[1]"),
-    ("environment", "tpu"): ('{type = "v6e", topology = "2x4"}', '{type = "v6e", topology = "x"}', '"v6e"'),
-    ("environment", "mcp_servers"): ("[]", '[{name = "a", url = "http://a"}]', '[{name = "a"}]', '"a"'),
-    ("environment", "env"): tuple(f"{{NAME = {text}}}" for text in TEXTS),
-    ("environment", "skills_dir"): ('"/skills"', '""'),
-    ("environment", "healthcheck"): (
-        '{command = "true"}',
-        "{}",
-        '{command = "true", retries = 0}',
-        '{command = "true", interval_sec = 0.5, timeout_sec = 3, start_period_sec = 2}',
-        '{command = "true", timeout_sec = "3"}',
-    ),
-    ("environment", "workdir"): ('"/app"', '""', "1"),
-    ("environment", "allow_internet"): ("true", "false", "false\nallowed_hosts = []", '"yes"', "1", "2"),
-    ("environment", "network_mode"): ('"public"', '"no-network"', '"allowlist"', '"none"', "true", *ALLOWED),
-    ("environment", "allowed_hosts"): HOSTS,
-    ("environment", "stray"): ('"x"',),
-    ("solution", "env"): tuple(f"{{NAME = {text}}}" for text in TEXTS),
-}
-FILES: dict[str, tuple[str | None, ...]] = {
-    "instruction.md": (
-        None,
-        "",
-        "<!-- harbor-canary GUID x -->\n# Canary y\n\nDo it.\n",
-        "# Title\nDo it.\n",
-        "\n\nDo it.\n",
-    ),
-    "tests/test.sh": (None, ""),
-    "tests/data/more.txt": ("x",),
-    "tests/Dockerfile": ("FROM scratch\n",),
-    "tests/docker-compose.yaml": ("services:\n  main: {}\n",),
-    "tests/.harborignore": ("*.o\n", "", "test.sh\n"),
-    "environment/Dockerfile": (None,),
-    "environment/file.txt": ("x",),
-    "environment/docker-compose.yaml": (
-        "services:\n  main: {}\n",
-        "services:\n  main:\n    network_mode: none\n",
-        "services:\n  main: {}\n  db: {}\n",
-        "services:\n  main:\n    privileged: true\n",
-    ),
-    "environment/docker-compose.yml": ("services:\n  main: {}\n  db: {}\n", "{"),
-    "solution/solve.sh": ("true\n", None),
-    "trajectory.json": ("{}",),
-}
-
-
-def _linked(path: Path, chance: random.Random) -> None:
-    where = path / chance.choice(["tests", "solution"]) / "link"
-    where.parent.mkdir(exist_ok=True)
-    where.symlink_to(chance.choice(["../instruction.md", "../../outside", "missing", ".", "../environment"]))
-
-
-def _broken(path: Path, chance: random.Random) -> None:
-    with (path / "task.toml").open("a") as file:
-        file.write(
-            chance.choice(
-                ["[[steps]]\nname = 'one'\n", "[agent\n", "[agent]\n", "x = \n", "[unheard]\na=1\n"]
-            )
-        )
-
-
-def _not_text(path: Path, chance: random.Random) -> None:
-    name = chance.choice(["instruction.md", "task.toml"])
-    (path / name).write_bytes(b"\xff\xfe")
-
-
-LATE: tuple[Callable[[Path, random.Random], None], ...] = (
-    _linked,
-    _linked,
-    _linked,
-    _broken,
-    _broken,
-    _not_text,
-)
-
-
-def _made(path: Path, chance: random.Random) -> Path:
-    made = _base()
-    for _ in range(chance.choice([0, 1, 1, 2, 2, 3, 4])):
-        if chance.random() < 0.2:
-            name = chance.choice(list(FILES))
-            made["files"][name] = chance.choice(FILES[name])
-        else:
-            section, key = chance.choice(list(VALUES))
-            made.setdefault(section, {})[key] = chance.choice(VALUES[section, key])
-    files = made.pop("files")
-    sections = {name: keys for name, keys in made.items() if keys}
-    files["task.toml"] = "".join(
-        (f"[{name}]\n" if name else "") + "".join(f"{key} = {value}\n" for key, value in keys.items())
-        for name, keys in sections.items()
-    )
-    for name, text in files.items():
-        if text is not None:
-            (path / name).parent.mkdir(parents=True, exist_ok=True)
-            (path / name).write_text(text)
-    if chance.random() < 0.05:
-        chance.choice(LATE)(path, chance)
-    return path
+def _unlike(path: Path, where: str, ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
+    found = []
+    for fact, value in theirs.items():
+        if fact in READ_OTHERWISE and value is None:
+            continue
+        if "network" in fact and (path / "environment" / "docker-compose.yaml").exists():
+            continue  # what its compose file says, Harbor leaves to docker
+        if "network" in fact and SHUT_HERE in (path / "task.toml").read_text():
+            continue
+        if fact == "steps":
+            for mine, other in zip(ours[fact], value, strict=True):
+                found += _unlike(path, f"step {other['name']}: ", mine, other)
+        elif ours[fact] != value:
+            found.append(f"{path}: {where}{fact}: {ours[fact]!r} here, {value!r} there")
+    return found

@@ -45,7 +45,13 @@ ADAPTERS = {
     "swebench-verdicts": Adapter((), ("swebench_verdicts.py",), serves=True, behind=("swebench",)),
     "harbor": Adapter(
         ("harbor>=0.26,<1",),
-        ("harbor_trial.py", "harbor_atif.py", "harbor_load.py", "harbor_verdicts.py"),
+        (
+            "harbor_trial.py",
+            "harbor_atif.py",
+            "harbor_load.py",
+            "harbor_verdicts.py",
+            "harbor_step_verdicts.py",
+        ),
         "python3.12",
     ),
 }

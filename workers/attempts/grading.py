@@ -18,8 +18,10 @@ from orchard.schemas.outcomes import AbortCause, Reward
 from orchard.schemas.tasks import IMPOSSIBLE, Task
 from orchard.workers.attempts.dependencies import AttemptDependencies
 from orchard.workers.episode.machine import Machine
+from orchard.workers.episode.preparation import Course
 from orchard.workers.failures import EndpointRests, InfrastructureError
 from orchard.workers.graders import grade
+from orchard.workers.graders.judgement import Copied
 from orchard.workers.judges.ruling import Judges
 
 HACK = "hack"
@@ -44,22 +46,41 @@ class AttemptGrading:
         self._open_sandbox = open_sandbox
         self._judges = judges
         self._replayable = replayable
+        self._controls = itertools.count(1)
+        """A sandbox's purpose is part of its idempotency key."""
         self.seconds = 0.0
 
-    async def reward(self, task: Task, submission: str, machine: Machine, limit: float) -> Reward:
-        """Returns the reward, within `limit` seconds. Raises as `grade` does."""
+    async def reward(
+        self,
+        task: Task,
+        submission: str,
+        machine: Machine,
+        limit: float,
+        *,
+        stage: Course | None = None,
+        copied: Copied | None = None,
+    ) -> Reward:
+        """Returns the reward, within `limit` seconds; `stage` and `copied` are as in Judgement. Raises as
+        `grade` does."""
         while True:
             try:
-                return await self._once(task, submission, machine, limit)
+                return await self._once(task, submission, machine, limit, stage, copied)
             except EndpointRests as rest:
                 if self._replayable:
                     raise
                 # What cannot be replayed would be asked and paid a second time: wait for the judge here.
                 await self._dependencies.models.rest_over(rest)
 
-    async def _once(self, task: Task, submission: str, machine: Machine, limit: float) -> Reward:
+    async def _once(
+        self,
+        task: Task,
+        submission: str,
+        machine: Machine,
+        limit: float,
+        stage: Course | None,
+        copied: Copied | None,
+    ) -> Reward:
         started = time.monotonic()
-        controls = itertools.count(1)  # a sandbox's purpose is part of its idempotency key
         try:
             async with asyncio.timeout(limit) as bound:
                 return await grade(
@@ -69,11 +90,13 @@ class AttemptGrading:
                     timeout=limit,
                     blobs=self._dependencies.blobs,
                     pristine=lambda other=None, /: self._open_sandbox(
-                        other or task, f"control-{next(controls)}"
+                        other or task, f"control-{next(self._controls)}"
                     ),
                     published=self._request.published_rules,
                     judges=self._judges,
                     controls=self._dependencies.controls,
+                    stage=stage,
+                    copied=copied,
                 )
         except TimeoutError as error:
             if not bound.expired():

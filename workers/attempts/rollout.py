@@ -1,6 +1,7 @@
 """One attempt at one rollout: sandbox, harness, grade. Each fact is published when it is known."""
 
 import asyncio
+import itertools
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -11,12 +12,12 @@ from typing import Any
 import msgspec
 
 from orchard.schemas.blobs import INLINE_LIMIT, BlobRef
-from orchard.schemas.campaigns import RolloutRequest
+from orchard.schemas.campaigns import Budget, RolloutRequest
 from orchard.schemas.events import Event, RolloutAborted, RolloutFinished, RolloutStarted, make_event
 from orchard.schemas.messages import MessageNode
 from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward, RolloutStatus
 from orchard.schemas.quantities import parse_bytes
-from orchard.schemas.tasks import Task, graded_in_place
+from orchard.schemas.tasks import StageChecks, Task, TaskService, TaskStage, graded_in_place
 from orchard.streams.records import StoredEvent
 from orchard.workers.attempts.dependencies import AttemptDependencies
 from orchard.workers.attempts.grading import AttemptGrading, penalize_hacks
@@ -24,12 +25,15 @@ from orchard.workers.attempts.reopen import facts_of
 from orchard.workers.attempts.replay import ReplayState
 from orchard.workers.attempts.task_reading import read_task
 from orchard.workers.episode.budgets import as_published, within
+from orchard.workers.episode.machine import Machine
 from orchard.workers.episode.message_tree import MessageTree
 from orchard.workers.episode.networks import network_of, refusal
 from orchard.workers.episode.patches import state_left_behind
-from orchard.workers.episode.preparation import prepare
+from orchard.workers.episode.preparation import Course, prepare
 from orchard.workers.episode.replay_record import replay_key
 from orchard.workers.episode.sandboxes import SandboxFactory, SandboxMachine
+from orchard.workers.episode.services import beside
+from orchard.workers.episode.stages import stage_budget
 from orchard.workers.episode.totals import Totals
 from orchard.workers.episode.worlds import WorldContext, open_world, take_standby
 from orchard.workers.failures import (
@@ -39,6 +43,7 @@ from orchard.workers.failures import (
     LimitExceeded,
     storing,
 )
+from orchard.workers.graders.stages import combined, through_stages
 from orchard.workers.harnesses import fingerprint, planned_harness, version_of
 from orchard.workers.harnesses.interface import Episode, Harness, HarnessResult
 from orchard.workers.harnesses.programs.layers import Layer, installed
@@ -181,14 +186,19 @@ class Attempt:
         async with AsyncExitStack() as stack:
             machine = await stack.enter_async_context(self._begun(task))
             try:
-                agent = machine if isinstance(task.user, msgspec.UnsetType) else machine.for_user(task.user)
-                result = await self._drive(task, agent)
+                await self._continue(task)
+                if isinstance(task.grading, StageChecks):
+                    result, reward = await self._through_stages(task, task.grading, machine)
+                else:
+                    result = await self._drive(task, machine, self._budget)
+                    reward = None
+                await self._trace.end_replay()
             except SandboxLost as lost:
                 result = HarnessResult(
                     exit_status=ExitStatus.SANDBOX_LOST, submission="", leaf=self._trace.newest
                 )
                 reward = Reward(value=-1.0, resolved=False, grader=NOT_GRADED, detail=str(lost))
-            else:
+            if reward is None:
                 if not graded_in_place(task.grading):
                     # The agent's machine is not trusted and not needed: make room before grading.
                     await stack.aclose()
@@ -207,7 +217,18 @@ class Attempt:
             raise InfrastructureError(AbortCause.INVALID_REQUEST, why)
         return task
 
-    def _open(self, task: Task, purpose: str) -> AbstractAsyncContextManager[SandboxMachine]:
+    @asynccontextmanager
+    async def _open(self, task: Task, purpose: str) -> AsyncIterator[SandboxMachine]:
+        """Opens a sandbox of the task, with the services beside it."""
+
+        def service(each: TaskService) -> AbstractAsyncContextManager[Machine]:
+            alone = msgspec.structs.replace(task, image=each.image)
+            return self._sandbox(alone, f"{purpose}-{each.names[0]}")
+
+        async with self._sandbox(task, purpose) as machine, beside(task, machine, service):
+            yield machine
+
+    def _sandbox(self, task: Task, purpose: str) -> AbstractAsyncContextManager[SandboxMachine]:
         program = self._layer if purpose == _ROLLOUT else None
         ready = self._dependencies.standbys if purpose == _ROLLOUT and program is None else ()
         memory = max(self.memory, task.memory, key=parse_bytes)  # a check's own sandbox may need more
@@ -233,18 +254,61 @@ class Attempt:
                 await prepare(task, machine, self._timeouts.creation)
                 yield machine
 
-    async def _drive(self, task: Task, machine: SandboxMachine) -> HarnessResult:
-        """Lets the agent work. Raises SandboxLost if what it ran ended its machine."""
-        request, beginning, harness = self.request, self._beginning, self._harness
-        if not isinstance(task.world, msgspec.UnsetType) and beginning is not None:
+    async def _continue(self, task: Task) -> None:
+        """Takes over what the trace begins with: another rollout's messages, or those of a dead attempt."""
+        beginning = self._beginning
+        if beginning is None:
+            if self.request.replay_attempts and self._harness.replayable:
+                await self._inherit(self._harness)
+            return
+        apart = {"a world": task.world is not msgspec.UNSET, "stages": isinstance(task.grading, StageChecks)}
+        apart["services"] = task.services is not msgspec.UNSET
+        if what := next((what for what, has in apart.items() if has), None):
             raise InfrastructureError(
                 AbortCause.INVALID_REQUEST,
-                f"task {task.task_id} has a world, whose state cannot be restored: start at the task",
+                f"task {task.task_id} has {what}, whose state cannot be restored: start at the task",
             )
-        if beginning is not None:
-            await self._trace.inherit(beginning.history, beginning.spent)
-        elif request.replay_attempts and harness.replayable:
-            await self._inherit(harness)
+        await self._trace.inherit(beginning.history, beginning.spent)
+
+    async def _through_stages(
+        self, task: Task, grading: StageChecks, machine: SandboxMachine
+    ) -> tuple[HarnessResult, Reward]:
+        """Lets the agent work on stage after stage, each in a conversation of its own. Raises as `_drive`."""
+        results: list[HarnessResult] = []
+        copies = itertools.count(1)
+
+        async def act(alone: Task, stage: TaskStage) -> None:
+            budget = stage_budget(stage, self._budget, self._trace.totals)
+            results.append(await self._drive(alone, machine, budget))
+
+        def copy() -> AbstractAsyncContextManager[SandboxMachine]:
+            purpose, limit = f"stage-{next(copies)}", self._timeouts.creation
+            return self._factory.copy(machine, purpose=purpose, memory=self.memory, timeout=limit)
+
+        async def grade(alone: Task, course: Course, goes_on: bool) -> Reward:
+            limit, copied = self._timeouts.grading, copy if goes_on else None
+            return await self._grading.reward(alone, "", machine, limit, stage=course, copied=copied)
+
+        rewards = await through_stages(
+            task,
+            grading,
+            machine,
+            act,
+            grade,
+            pristine=lambda other=None, /: self._open(other or task, f"set-up-{next(copies)}"),
+            timeout=self._timeouts.creation,
+        )
+        cut = next(
+            (each for each in results if each.exit_status.status is not RolloutStatus.COMPLETED), results[-1]
+        )
+        result = replace(results[-1], exit_status=cut.exit_status, submission="")
+        return result, await asyncio.to_thread(combined, grading, rewards, self._dependencies.blobs)
+
+    async def _drive(self, task: Task, machine: SandboxMachine, budget: Budget) -> HarnessResult:
+        """Lets the agent work. Raises SandboxLost if what it ran ended its machine."""
+        request, beginning, harness = self.request, self._beginning, self._harness
+        if not isinstance(task.user, msgspec.UnsetType):
+            machine = machine.for_user(task.user)
         context = WorldContext(
             task=task,
             machine=machine,
@@ -257,7 +321,7 @@ class Attempt:
             shared=self._dependencies.shared,
         )
         async with open_world(context) as world:
-            budget = within(self._budget, self._timeouts)
+            budget = within(budget, self._timeouts)
             episode = Episode(
                 task=task,
                 machine=machine,
@@ -273,9 +337,7 @@ class Attempt:
                 gateway=self._dependencies.gateway,
                 world=world,
             )
-            result = await self._played(harness, episode)
-        await self._trace.end_replay()
-        return result
+            return await self._played(harness, episode)
 
     async def _played(self, harness: Harness, episode: Episode) -> HarnessResult:
         """Runs the harness and collects what is handed in. Raises as `_drive` does."""

@@ -6,7 +6,7 @@ import msgspec
 
 from orchard.schemas.campaigns import Budget, Timeouts
 from orchard.schemas.outcomes import ExitStatus
-from orchard.schemas.tasks import Asked, StateCheck, Task
+from orchard.schemas.tasks import Asked, Task, checks_of
 from orchard.workers.episode.totals import Totals
 
 
@@ -42,18 +42,20 @@ def as_published(task: Task, budget: Budget, timeouts: Timeouts) -> tuple[Budget
     """
     asks = task.asks if isinstance(task.asks, Asked) else Asked()
     creation = max(timeouts.creation, asks.creation_seconds or 0.0)
-    grading = timeouts.grading
-    if isinstance(task.grading, StateCheck):
+    grading, checks = timeouts.grading, checks_of(task.grading)
+    for check in checks:
         solution = (asks.agent_seconds or timeouts.command) if task.gold_patch else 0.0
-        own = 0.0 if isinstance(task.grading.sandbox, msgspec.UnsetType) else 2 * creation
-        grading = max(grading, 2 * task.grading.timeout_seconds + creation + own + solution)
-    rollout = timeouts.rollout + grading - timeouts.grading
+        own = 0.0 if isinstance(check.sandbox, msgspec.UnsetType) else 2 * creation
+        collecting = sum(hook.timeout_seconds for hook in check.collect or ())
+        grading = max(grading, 2 * (check.timeout_seconds + collecting) + creation + own + solution)
+    more = max(len(checks) - 1, 0) * (grading + creation)  # checks between the stages
+    rollout = timeouts.rollout + grading - timeouts.grading + more
     timeouts = msgspec.structs.replace(timeouts, creation=creation, grading=grading, rollout=rollout)
     if not isinstance(task.asks, Asked):
         return budget, timeouts
     if asks.agent_seconds is not None and not budget.wall_for_all:
         budget = msgspec.structs.replace(budget, wall_seconds=asks.agent_seconds)
-    longest = budget.wall_seconds + _beside(timeouts)
+    longest = budget.wall_seconds + _beside(timeouts) + more
     return budget, msgspec.structs.replace(timeouts, rollout=max(rollout, longest))
 
 

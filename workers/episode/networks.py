@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from orchard.schemas.tasks import Asked, CheckSandbox, StateCheck, Task
+from orchard.schemas.tasks import Asked, CheckSandbox, Task, checks_of
 from orchard.workers.episode.settings import TaskNetwork
 from orchard.workers.episode.worlds import blocks_network
 
@@ -36,13 +36,15 @@ def asked(task: Task) -> Network:
 
 
 def check_task(task: Task, sandbox: CheckSandbox) -> Task:
-    """Returns the task with the sandbox of its check in place of the agent's."""
+    """Returns the task with the sandbox of its check in place of the agent's. One of another image has no
+    services beside it."""
     return msgspec.structs.replace(
         task,
         image=sandbox.image,
         cpu=sandbox.cpu,
         memory=sandbox.memory,
         asks=sandbox.asks,
+        services=task.services if sandbox.image == task.image else msgspec.UNSET,
     )
 
 
@@ -56,13 +58,9 @@ def network_of(task: Task, *, agent: bool) -> Network:
 
 def refusal(task: Task, setting: TaskNetwork) -> str | None:
     """Returns a sentence that says why the task is not run under this setting; None if it is."""
-    wanted = asked(task)
-    if (
-        wanted == SHUT
-        and isinstance(task.grading, StateCheck)
-        and isinstance(task.grading.sandbox, CheckSandbox)
-    ):
-        wanted = asked(check_task(task, task.grading.sandbox))
+    own = [check.sandbox for check in checks_of(task.grading) if isinstance(check.sandbox, CheckSandbox)]
+    networks = [asked(task), *(asked(check_task(task, sandbox)) for sandbox in own)]
+    wanted = next((network for network in networks if network != SHUT), SHUT)
     if setting == "as_asked" or wanted == SHUT:
         return None
     return (

@@ -37,3 +37,17 @@ async def solve(task: Task, machine: Machine, timeout: float) -> None:
     await machine.write(SOLUTION, task.gold_patch.encode())
     user = None if isinstance(task.user, msgspec.UnsetType) else task.user
     await machine.run(f"bash {SOLUTION}", timeout=timeout, cwd=task.workdir, env=task.environment, user=user)
+
+
+class Course:
+    """How a prepared sandbox comes to the state in which the agent begins, or to the solved one."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    async def set_up(self, machine: Machine, timeout: float) -> None:
+        """Continues from `prepare` to where the agent begins."""
+
+    async def solve(self, machine: Machine, timeout: float) -> None:
+        """Continues from `prepare` to where the known solution ends."""
+        await solve(self.task, machine, timeout)

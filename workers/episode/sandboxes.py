@@ -35,6 +35,7 @@ from orchard.schemas.events import SandboxCreated, SandboxDeleted, SandboxFailur
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.quantities import Size
 from orchard.schemas.sandboxes import ENDED_WITH_SANDBOX, OUTPUT_LIMIT, Job, JobEnding, SandboxStatus
+from orchard.workers.episode.listening import until_listening
 from orchard.workers.episode.machine import READ_LIMIT, CommandOutcome, FileTooLarge
 from orchard.workers.episode.networks import SHUT, Network
 from orchard.workers.episode.settings import SandboxSettings as SandboxSettings
@@ -126,15 +127,21 @@ def _file_errors(path: str) -> Iterator[None]:
 
 class SandboxMachine:
     def __init__(
-        self, sandbox: AsyncSandbox, output_limit: Size = OUTPUT_LIMIT, user: str | None = None
+        self,
+        sandbox: AsyncSandbox,
+        output_limit: Size = OUTPUT_LIMIT,
+        user: str | None = None,
+        inside: set[int] | None = None,
     ) -> None:
         self.sandbox = sandbox
+        self._inside = set() if inside is None else inside
+        """Ports of the open reverse tunnels."""
         self._output_limit = output_limit
         self._user = user
 
     def for_user(self, user: str) -> "SandboxMachine":
         """Returns the machine as one whose commands run as `user` unless they name another."""
-        return SandboxMachine(self.sandbox, self._output_limit, user)
+        return SandboxMachine(self.sandbox, self._output_limit, user, self._inside)
 
     async def run(
         self,
@@ -248,6 +255,13 @@ class SandboxMachine:
             raise InfrastructureError(
                 AbortCause.INVALID_REQUEST, f"the sandbox service cannot end processes: {error.detail}"
             ) from error.__cause__
+        if self._inside:  # the tunnels reopen by themselves, and what comes next needs them
+            wait = until_listening(sorted(self._inside))
+            back = await self.run(wait, timeout=CLEAN_UP_SECONDS, cwd="/", user="root")
+            if back.returncode != 0:
+                raise InfrastructureError(
+                    AbortCause.SANDBOX_UNAVAILABLE, f"no tunnel came back after a restore: {back.output}"
+                )
 
     @asynccontextmanager
     async def forward(self, port: int) -> AsyncIterator[str]:
@@ -262,9 +276,11 @@ class SandboxMachine:
     async def reverse(self, port: int, inside: int = 0) -> AsyncIterator[AsyncTunnel]:
         with classified():
             tunnel = await self.sandbox.reverse(inside, port).open()
+        self._inside.add(tunnel.port)
         try:
             yield tunnel
         finally:
+            self._inside.discard(tunnel.port)
             await tunnel.close()
         if tunnel.error is not None:
             with classified():
@@ -354,6 +370,20 @@ class SandboxFactory:
         image = source.sandbox.image
         async with self._kept(create, image, purpose=purpose, memory=memory, timeout=timeout) as machine:
             yield machine
+
+    @asynccontextmanager
+    async def copy(
+        self, source: SandboxMachine, *, purpose: str, memory: str, timeout: float
+    ) -> AsyncIterator[SandboxMachine]:
+        """Gives a copy as `fork` does. Raises INVALID_REQUEST if the service cannot make one."""
+        try:
+            async with self.fork(source, purpose=purpose, memory=memory, timeout=timeout) as machine:
+                yield machine
+        except SandboxUnsupported as error:
+            raise InfrastructureError(
+                AbortCause.INVALID_REQUEST,
+                f"the sandbox service cannot copy a sandbox between the stages of a task: {error}",
+            ) from error
 
     @asynccontextmanager
     async def _kept(

@@ -9,9 +9,10 @@ from orchard.storage.blobs import BlobStore
 from orchard.workers.discovery import load
 from orchard.workers.domain import domains
 from orchard.workers.episode.machine import Machine
+from orchard.workers.episode.preparation import Course
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.graders.endings import Controls
-from orchard.workers.graders.judgement import Judgement, Pristine, get_grader, grade_by_plugin
+from orchard.workers.graders.judgement import Copied, Judgement, Pristine, get_grader, grade_by_plugin
 from orchard.workers.graders.state import grade_state
 from orchard.workers.judges.ruling import Judges
 
@@ -28,6 +29,8 @@ async def grade(
     plain: bool = False,
     judges: Judges | None = None,
     controls: Controls | None = None,
+    stage: Course | None = None,
+    copied: Copied | None = None,
 ) -> Reward:
     """Judges a submission by the task's own rule; Judgement explains the arguments.
 
@@ -49,6 +52,8 @@ async def grade(
         published=published,
         plain=plain,
         controls=controls or Controls(),
+        stage=stage,
+        copied=copied,
     )
     match task.grading:
         case StateCheck() as check:

@@ -7,7 +7,7 @@ control, the same check without the agent, decides who is responsible (`orchard.
 import asyncio
 import math
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from enum import StrEnum
 
 import msgspec
@@ -64,9 +64,9 @@ def by_reward(
     outcome: CommandOutcome, limit: float, path: str, content: bytes | None, resolved_at: float | None = None
 ) -> Ending:
     """Reads a file of rewards as a verdict, as Harbor does: a number in text, or numbers by name in JSON, of
-    which `reward` counts, or the only one. A reward of `resolved_at` or more is solved; None: one of exactly
-    1. The command exits with 0 when it has run the tests, whatever their results. `content` is None if no
-    file was left."""
+    which `reward` counts, or the only one; several without it are kept, and not solved. A reward of
+    `resolved_at` or more is solved; None: one of exactly 1. The command exits with 0 when it has run the
+    tests, whatever their results. `content` is None if no file was left."""
     if (ending := _cut_short(outcome, limit)) is not None:
         return ending
     if outcome.returncode != 0:
@@ -78,10 +78,22 @@ def by_reward(
     except (Unreadable, ValueError, OverflowError) as error:
         said = f"left a reward that is none at {path}: {masked(str(error)).text[:_QUOTED]}"
         return Ending(said=said, lack=Lack.BAD_REWARD)
-    score = rewards["reward"] if "reward" in rewards else next(iter(rewards.values()))
-    solved = score == 1.0 if resolved_at is None else score >= resolved_at
-    ending = Ending(said=f"gave the reward {score:g}", solved=solved, parts=rewards, score=score)
+    score = score_of(rewards)
+    said = "numbers by name, and no reward" if score is None else f"the reward {score:g}"
+    ending = Ending(said=f"gave {said}", solved=reached(score, resolved_at), parts=rewards, score=score)
     return _unless_out_of_memory(ending, outcome)
+
+
+def score_of(numbers: Mapping[str, float]) -> float | None:
+    """The number that counts: `reward`, or the only one; None if there is no such."""
+    return numbers.get("reward", next(iter(numbers.values())) if len(numbers) == 1 else None)
+
+
+def reached(score: float | None, resolved_at: float | None) -> bool:
+    """Whether a score is solved: one of `resolved_at` or more; None: of exactly 1."""
+    if resolved_at is None:
+        return score == 1.0
+    return score is not None and score >= resolved_at
 
 
 def _rewards(content: bytes, *, json: bool) -> dict[str, float]:
@@ -91,8 +103,8 @@ def _rewards(content: bytes, *, json: bool) -> dict[str, float]:
     if not json:
         return {"reward": _number(float(text))}
     found = decode_text(text)
-    if not isinstance(found, dict) or ("reward" not in found and len(found) != 1):
-        raise ValueError("it has neither a `reward` nor one number alone")
+    if not isinstance(found, dict):
+        raise ValueError("it has no numbers by name")
     return {name: _number(value) for name, value in found.items()}
 
 

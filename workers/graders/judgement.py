@@ -3,6 +3,7 @@
 import asyncio
 import math
 import time
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ from orchard.schemas.plugins import Kind, PluginError
 from orchard.schemas.tasks import PluginGrading, Task
 from orchard.storage.blobs import BlobStore
 from orchard.workers.episode.machine import Machine
+from orchard.workers.episode.preparation import Course
 from orchard.workers.failures import InfrastructureError, storing
 from orchard.workers.graders.endings import Controls
 from orchard.workers.judges.interface import Evidence, Messages
@@ -29,6 +31,10 @@ class Pristine(Protocol):
 
     def __call__(self, other: Task | None = None, /) -> AbstractAsyncContextManager[Machine]:
         """With `other`, one of that task."""
+
+
+Copied = Callable[[], AbstractAsyncContextManager[Machine]]
+"""Opens a machine with the files of another one, and without its processes."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,14 @@ class Judgement:
     plain: bool = False
     """Whether tests run as they are, without a question sheet: for the known solution."""
     controls: Controls = field(default_factory=Controls)
+    stage: Course | None = None
+    """How a fresh machine comes to what is judged, if that is a stage of a task."""
+    copied: Copied | None = None
+    """Copies `machine`, where the agent goes on after this judgement; None: it does not."""
+
+    @property
+    def course(self) -> Course:
+        return self.stage or Course(self.task)
 
     async def rule(self, name: str, evidence: Evidence, protocol: str = "") -> JudgeVerdict:
         """Returns a judge's verdict on `name`, a part of this judgement: see `Judges.rule`."""

@@ -24,14 +24,14 @@ import msgspec
 
 from orchard.schemas.outcomes import AbortCause, Reward
 from orchard.schemas.protection import Protected
-from orchard.schemas.tasks import CheckSandbox, StateCheck, Task
+from orchard.schemas.tasks import CheckSandbox, CollectHook, StateCheck, Task
 from orchard.workers.episode.machine import CommandOutcome, FileTooLarge, Machine
 from orchard.workers.episode.networks import SHUT, asked, check_task
-from orchard.workers.episode.preparation import prepare, solve
+from orchard.workers.episode.preparation import Course, prepare
 from orchard.workers.failures import InfrastructureError, LimitExceeded, NotWritable
 from orchard.workers.graders.carrying import carried_paths, carry, carry_artifacts
 from orchard.workers.graders.endings import STEADY, Ending, Lack, by_reward, by_status
-from orchard.workers.graders.judgement import Judgement, Pristine
+from orchard.workers.graders.judgement import Copied, Judgement
 from orchard.workers.graders.shells import CLEAN, Files, digests, shell_files
 
 NAME = "state-check"
@@ -57,13 +57,11 @@ async def grade_state(check: StateCheck, judgement: Judgement) -> Reward:
     has prevented it from saying either or has replaced the shell that said so. Raises as `grade` does."""
     started, task = time.monotonic(), judgement.task
     deadline = started + judgement.timeout
-    ending, output = await _run(task, check, judgement.machine, judgement.pristine, deadline)
+    ending, output = await _run(judgement, check, judgement.machine, deadline, judgement.copied)
     solved, cause = ending.solved, None
     detail = f"the check {ending.said}{_where_it_ran(check)}"
     if ending.lack is not None:
-        control = await judgement.controls.of(
-            task, lambda: _control(task, check, judgement.pristine, deadline)
-        )
+        control = await judgement.controls.of(task, lambda: _control(judgement, check, deadline))
         raise_unless_prevented(task, ending, control)
         detail, cause = f"{detail}; {_where(task)} it {control.said}", PREVENTED
     elif solved and not _apart(check) and (path := await _foreign_shell(judgement, deadline)):
@@ -72,7 +70,7 @@ async def grade_state(check: StateCheck, judgement: Judgement) -> Reward:
         value=1.0 if solved else -1.0,
         resolved=solved,
         grader=NAME,
-        parts=ending.parts or {"check": 0.0},
+        parts=ending.parts or ({"check": 0.0} if ending.lack else {}),
         score=ending.score,
         detail=detail,
         log=await judgement.keep_log(output),
@@ -95,21 +93,22 @@ def _where_it_ran(check: StateCheck) -> str:
 async def _foreign_shell(judgement: Judgement, deadline: float) -> str | None:
     """Returns a file of the agent's shell that is neither an untouched sandbox's nor the known solution's.
     Whoever has a network may update what he likes."""
-    task, pristine = judgement.task, judgement.pristine
+    task = judgement.task
     if asked(task) != SHUT:
         return None
-    known = await judgement.controls.shells(task, lambda: _own_shells(task, pristine, deadline))
+    known = await judgement.controls.shells(task, lambda: _own_shells(judgement, deadline))
     found = await digests(judgement.machine, known[0])
     return next((path for path in found if all(found[path] != each[path] for each in known)), None)
 
 
-async def _own_shells(task: Task, pristine: Pristine, deadline: float) -> tuple[Files, ...]:
-    async with pristine() as machine:
+async def _own_shells(judgement: Judgement, deadline: float) -> tuple[Files, ...]:
+    task = judgement.task
+    async with judgement.pristine() as machine:
         await prepare(task, machine, _left(task, deadline))
         before = await shell_files(machine, _left(task, deadline))
         if not task.gold_patch.strip():
             return (before,)
-        await solve(task, machine, _left(task, deadline))
+        await judgement.course.solve(machine, _left(task, deadline))
         return before, await digests(machine, before)
 
 
@@ -130,20 +129,28 @@ def _where(task: Task) -> str:
     return "in an untouched sandbox (no solution is known)"
 
 
-async def _control(task: Task, check: StateCheck, pristine: Pristine, deadline: float) -> Ending:
+async def _control(judgement: Judgement, check: StateCheck, deadline: float) -> Ending:
     """Runs the check where the agent has never been."""
+    task = judgement.task
     if not isinstance(task.world, msgspec.UnsetType):
         raise InfrastructureError(
             AbortCause.GRADER_FAILED,
             f"task {task.task_id}: its check reached no verdict, and a control would lack its world",
         )
-    async with pristine() as machine:
-        await prepare(task, machine, _left(task, deadline))
-        if task.gold_patch.strip():
-            left = _left(task, deadline)
-            await solve(task, machine, max(left - check.timeout_seconds, left / 2))
-        ending, _ = await _run(task, check, machine, pristine, deadline)
+    async with judgement.pristine() as machine:
+        left = _left(task, deadline)
+        await known_state(task, judgement.course, machine, max(left - check.timeout_seconds, left / 2))
+        ending, _ = await _run(judgement, check, machine, deadline)
     return ending
+
+
+async def known_state(task: Task, course: Course, machine: Machine, timeout: float) -> None:
+    """Brings a new machine to where the known solution ends, or where the agent begins if none is known."""
+    await prepare(task, machine, timeout)
+    if task.gold_patch.strip():
+        await course.solve(machine, timeout)
+    else:
+        await course.set_up(machine, timeout)
 
 
 def _left(task: Task, deadline: float) -> float:
@@ -157,28 +164,19 @@ def _left(task: Task, deadline: float) -> float:
     return left
 
 
-async def _run(task: Task, check: StateCheck, machine: Machine, pristine: Pristine, deadline: float) -> _Seen:
-    """Runs the check over what was left in the machine, in the sandbox that the task wants."""
+async def _run(
+    judgement: Judgement, check: StateCheck, machine: Machine, deadline: float, copied: Copied | None = None
+) -> _Seen:
+    """Runs the check over what was left in the machine, in the sandbox that the task wants; with `copied`
+    over a copy, unless the check runs beside the agent's processes."""
+    task = judgement.task
     try:
-        if isinstance(check.sandbox, CheckSandbox):
-            async with pristine(check_task(task, check.sandbox)) as own:
-                await carry_artifacts(check.sandbox.artifacts, machine, own)
-                limit = min(check.timeout_seconds, _left(task, deadline))
-                return await _checked(check, own, limit, _shell(check))
-        match check.check_in:
-            case "fresh":
-                paths = carried_paths(task, check)
-                async with pristine() as fresh:
-                    await prepare(task, fresh, _left(task, deadline))
-                    left = _left(task, deadline)
-                    brought = (*check.files, *(check.rewards or ()))
-                    await carry(paths, machine, fresh, brought=brought, timeout=left)
-                    limit = min(check.timeout_seconds, _left(task, deadline))
-                    return await _checked(check, fresh, limit, _shell(check, paths))
-            case "stopped":
-                await machine.end_processes()
-        limit = min(check.timeout_seconds, _left(task, deadline))
-        return await _checked(check, machine, limit, _shell(check))
+        for hook in check.collect or ():
+            await _collect(hook, task, machine, _left(task, deadline))
+        if copied is None or not away(check):
+            return await _run_where_wanted(judgement, check, machine, deadline)
+        async with copied() as copy:
+            return await _run_where_wanted(judgement, check, copy, deadline)
     except FileNotFoundError as error:
         ending = Ending(said=f"lacks the directory {error}", lack=Lack.NOT_STARTED)
     except FileTooLarge as error:
@@ -189,6 +187,48 @@ async def _run(task: Task, check: StateCheck, machine: Machine, pristine: Pristi
         lack = Lack.MEMORY if error.cause is AbortCause.SANDBOX_OUT_OF_MEMORY else Lack.DISK
         ending = Ending(said=f"ended its sandbox ({error.detail})", lack=lack)
     return _Seen(ending, f"{ending.said}\n")
+
+
+def away(check: StateCheck) -> bool:
+    """Whether the check needs no process of the agent's."""
+    return check.check_in == "stopped" or _apart(check)
+
+
+async def _run_where_wanted(
+    judgement: Judgement, check: StateCheck, machine: Machine, deadline: float
+) -> _Seen:
+    task, pristine = judgement.task, judgement.pristine
+    if isinstance(check.sandbox, CheckSandbox):
+        async with pristine(check_task(task, check.sandbox)) as own:
+            await carry_artifacts(check.sandbox.artifacts, machine, own)
+            limit = min(check.timeout_seconds, _left(task, deadline))
+            return await _checked(check, own, limit, _shell(check))
+    match check.check_in:
+        case "fresh":
+            paths = carried_paths(task, check)
+            async with pristine() as fresh:
+                await prepare(task, fresh, _left(task, deadline))
+                await judgement.course.set_up(fresh, _left(task, deadline))
+                left = _left(task, deadline)
+                brought = (*check.files, *(check.rewards or ()))
+                await carry(paths, machine, fresh, brought=brought, timeout=left)
+                limit = min(check.timeout_seconds, _left(task, deadline))
+                return await _checked(check, fresh, limit, _shell(check, paths))
+        case "stopped":
+            await machine.end_processes()
+    limit = min(check.timeout_seconds, _left(task, deadline))
+    return await _checked(check, machine, limit, _shell(check))
+
+
+async def _collect(hook: CollectHook, task: Task, machine: Machine, left: float) -> None:
+    """Runs a command of the task in the agent's sandbox. What it leaves is the agent's, whoever wrote it."""
+    await machine.run(
+        hook.command,
+        timeout=min(hook.timeout_seconds, left),
+        cwd=task.workdir,
+        env=task.environment,
+        user=hook.user or None,
+    )
 
 
 def _shell(check: StateCheck, carried: tuple[str, ...] = ()) -> str:

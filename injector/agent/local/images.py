@@ -55,6 +55,10 @@ class StoredImage:
     """Bytes of the files of all layers; None: not measured."""
     created_at: float | None = None
     """When it was added here, in epoch seconds."""
+    entrypoint: Sequence[str] = ()
+    """The program that a container of the image runs, with its first arguments. Sandboxes do not run it."""
+    command: Sequence[str] = ()
+    """Its further arguments, or the program if there is no entrypoint."""
 
 
 class ImageStore:

@@ -12,7 +12,7 @@ import pytest
 from orchard.cli.evaluation import show_plan
 from orchard.pipelines.campaigns.scores import Tally
 from orchard.pipelines.domains.swe.benchmark_rows import Given, task_from_row
-from orchard.pipelines.evaluation.plan import gone_on, plan_suite
+from orchard.pipelines.evaluation.plan import gone_on, lacking, plan_suite
 from orchard.pipelines.evaluation.report import markdown, tables_of, write_predictions, write_report
 from orchard.pipelines.evaluation.results import (
     Cell,
@@ -23,7 +23,14 @@ from orchard.pipelines.evaluation.results import (
     paired,
     read_results,
 )
-from orchard.pipelines.evaluation.suite import EvaluationError, Suite, campaign_of, published, read_suite
+from orchard.pipelines.evaluation.suite import (
+    EvaluationError,
+    Suite,
+    campaign_of,
+    published,
+    read_suite,
+    suite_file,
+)
 from orchard.pipelines.tasks.directories import directory_task, read_directory
 from orchard.pipelines.tasks.registry import TaskRegistry
 from orchard.schemas import events as e
@@ -333,6 +340,7 @@ def test_a_file_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
 async def test_published_suites_plan_over_rows_of_the_true_layout(connection: Connection, committed) -> None:
     """And what ran before says what they will cost."""
     suites = {name: read_suite(file) for name, file in published().items()}
+    assert suite_file(Path("terminal-bench-2")) == published()["terminal-bench-2"]
     swe = {"swe-bench-verified", "swe-bench-multilingual", "terminal-bench-2"}
     assert set(suites) == swe | {"webvoyager", "online-mind2web", "deepshop"}
     store = await committed()
@@ -416,6 +424,10 @@ async def test_every_published_suite_says_rollouts_images_and_expected_cost(
         assert all(image in shown.get() for image in images), name
         expected = 0.5 * plan.spec.size
         assert says in shown.get() and f"expected about {expected:,.2f} USD" in shown.get(), name
+        absent, published_tasks = lacking(plan, ["host"]), name == "terminal-bench-2"
+        assert f"{plan.spec.size} tasks need {len(images)} images that are not here" in absent[-1]
+        assert bool(lacking(plan, plan.images)) is published_tasks
+        assert not published_tasks or absent[0].startswith("Terminal-Bench 2.0 has 89 tasks, and 88 of them")
 
 
 async def test_predictions_are_those_of_rollouts_with_an_outcome(

@@ -14,6 +14,7 @@ from orchard.schemas.events import TaskRejected, TaskValidated
 from orchard.schemas.outcomes import Reward
 from orchard.schemas.tasks import Asked, CheckSandbox, StateCheck, Task
 from orchard.storage.blobs import BlobStore
+from orchard.workers.failures import InfrastructureError
 
 BEGINNING = '[environment]\nworkdir = "/tmp"\nnetwork_mode = "no-network"\n'
 REWARD = "/logs/verifier/reward"
@@ -136,6 +137,33 @@ echo 0 > {REWARD}.txt
     validator = Validator(sandboxes, BlobStore(str(tmp_path / "store")), ValidationSettings(runs=1))
     with pytest.raises(TaskError, match=r"asks for a network \(any public address\)"):
         await validator.validate(task)
+
+
+async def test_an_artifact_that_cannot_be_carried_is_not_taken_for_missing(
+    sandboxes: AsyncSandboxClient, tmp_path: Path
+) -> None:
+    deep = "import os\nfor _ in range(210): os.mkdir('d'); os.chdir('d')"
+    test = f"[ -e /tmp/out/answer ] && n=1 || n=0; echo $n > {REWARD}.txt\n"
+    toml = SEPARATE.replace('network_mode = "public"\n', "")
+    files = {"task.toml": toml, "tests/test.sh": test, "solution/solve.sh": "mkdir out && touch out/answer\n"}
+    task = _task(tmp_path / "it", **files)
+    assert (await _graded(sandboxes, task, tmp_path)).resolved
+    files["solution/solve.sh"] = f'mkdir out && cd out && python3 -c "{deep}"\n'
+    with pytest.raises(InfrastructureError, match="the directory has more than 200 levels"):
+        await _graded(sandboxes, _task(tmp_path / "deep", **files), tmp_path)
+
+
+async def test_files_beside_a_published_image_keep_their_run_bits(
+    sandboxes: AsyncSandboxClient, tmp_path: Path
+) -> None:
+    run = tmp_path / "it" / "environment" / "bin" / "run"
+    run.parent.mkdir(parents=True)
+    run.write_text("#!/bin/sh\necho 1\n")
+    run.chmod(0o755)
+    toml = '[environment]\ndocker_image = "host"\nworkdir = "/tmp"\nnetwork_mode = "no-network"\n'
+    test = f"[ -e solved ] && ./bin/run > {REWARD}.txt || echo 0 > {REWARD}.txt\n"
+    task = _task(tmp_path / "it", **{"task.toml": toml, "tests/test.sh": test})
+    assert (await _graded(sandboxes, task, tmp_path)).resolved
 
 
 def test_an_image_of_the_verifier_has_its_tests(tmp_path: Path) -> None:

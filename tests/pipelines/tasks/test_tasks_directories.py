@@ -98,7 +98,7 @@ async def test_both_formats_are_proven_by_their_solutions(
 @pytest.mark.parametrize(
     ("files", "sentence"),
     [
-        ({"task.toml": 'version = "1.0"\n[[steps]]\nname = "one"\n'}, "needs several steps, which"),
+        ({"task.toml": 'version = "1.0"\n[[steps]]\nname = "one"\n'}, "steps/one/instruction.md"),
         ({"task.toml": "[environment]\ngpus = 1\n"}, "needs GPUs, which"),
         ({"task.toml": '[verifier.env]\nKEY = "${OPENAI_API_KEY}"\n'}, "a task holds no secrets"),
         ({"task.toml": "[verifier]\ntimeout_sec = 'long'\n"}, "Expected `float`"),
@@ -108,7 +108,7 @@ async def test_both_formats_are_proven_by_their_solutions(
         ({"instruction.md": None}, "instruction.md"),
         (
             {"environment/docker-compose.yaml": "services:\n  main: {}\n  database: {}\n"},
-            "docker-compose.yaml has the services main, database",
+            "service database: it has neither an image nor a build",
         ),
     ],
 )

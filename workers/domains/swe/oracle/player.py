@@ -11,6 +11,7 @@ from orchard.schemas.identity import digest
 from orchard.schemas.tasks import Task
 from orchard.workers.domains.swe.oracle import annotator, repairs
 from orchard.workers.domains.swe.oracle.script import turn
+from orchard.workers.episode.stages import played
 from orchard.workers.llm.answers import ORACLE_FINGERPRINT
 from orchard.workers.oracle.behaviours import Behaviour, draw
 from orchard.workers.oracle.interface import CannotPlay, OracleRequest
@@ -40,7 +41,7 @@ class StatementIndex:
         """Reads the source again. A later task replaces an earlier one with the same id."""
         latest = {task.task_id: task for task in self._source()}
         index: dict[str, list[Task]] = {}
-        for task in latest.values():
+        for task in (alone for each in latest.values() for alone in played(each)):
             lines = task.statement.strip().splitlines()
             if lines:
                 index.setdefault(lines[0].strip(), []).append(task)
