@@ -115,6 +115,7 @@ class AsyncSandboxClient:
         ttl_seconds: float | None = None,
         env: dict[str, str] | None = None,
         layers: Sequence[str] = (),
+        programs: Sequence[str] = (),
         egress: Sequence[str] = (),
         gpus: int = 0,
         volumes: Mapping[str, str] | None = None,
@@ -125,8 +126,9 @@ class AsyncSandboxClient:
         `cpu` ("4") and `memory` ("16Gi") are Kubernetes quantities; `timeout` (3600) bounds getting ready and
         `ttl_seconds` its life without a request or heartbeat, in seconds. `env` (up to 128 variables, 32 KiB)
         is the environment of each command, below the command's own; forks have it too, snapshots do not.
-        `layers` are images whose files are laid over those of `image`, later ones on top. `poll_interval` is
-        accepted for old callers: nothing is polled.
+        `layers` are images whose files are laid over those of `image`, later ones on top. `programs` names
+        programs of `orchard harness install` whose commands it has on its PATH, on one machine only.
+        `poll_interval` is accepted for old callers: nothing is polled.
 
         `egress` lists the destinations, `HOST:PORT` each, that can be reached over TCP although the network
         is blocked. On Kubernetes the administrator limits `gpus` and names the permitted `volumes`, which map
@@ -146,6 +148,7 @@ class AsyncSandboxClient:
             ttl_seconds=ttl_seconds,
             env=env or {},
             layers=list(layers),
+            programs=list(programs),
             egress=list(egress),
             gpus=gpus,
             volumes=dict(volumes or {}),

@@ -33,6 +33,7 @@ from orchard.workers.failures import InfrastructureError
 from orchard.workers.graders.judgement import Grader, Judgement
 from orchard.workers.harnesses.interface import Episode, Harness, HarnessResult
 from orchard.workers.harnesses.programs.record import (
+    AcpAgent,
     FileSubmission,
     McpClient,
     NpmBinary,
@@ -47,6 +48,7 @@ from orchard.workers.judges.interface import Ask, BadVerdict, Evidence, Evidence
 
 __all__ = [
     "AbortCause",
+    "AcpAgent",
     "Ask",
     "Backend",
     "BadReply",

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import msgspec
 
+PROGRAM = r"^[A-Za-z0-9][A-Za-z0-9._-]*$(?!\n)"
 SANDBOX_ID = r"^[a-z0-9]([a-z0-9-]{0,53}[a-z0-9])?$(?!\n)"
 """Pattern of a DNS label, short enough that `sandbox-<id>` is one too; in Python `$` alone would let a line
 end pass."""
@@ -108,6 +109,11 @@ class CreateSandbox(msgspec.Struct, frozen=True, kw_only=True):
         list[Annotated[str, msgspec.Meta(min_length=1, max_length=512)]], msgspec.Meta(max_length=8)
     ] = []
     """Ours: images whose files are laid over those of `image`, later ones on top."""
+    programs: Annotated[
+        list[Annotated[str, msgspec.Meta(pattern=PROGRAM, max_length=128)]], msgspec.Meta(max_length=8)
+    ] = []
+    """Ours: programs of `orchard harness install` whose commands are on the PATH, on one machine; a cluster
+    refuses them."""
     egress: Annotated[list[str], msgspec.Meta(max_length=EGRESS)] = []
     """Ours: the addresses that can be reached in spite of `block_network`, over TCP: `HOST:PORT` each."""
     gpus: Annotated[int, msgspec.Meta(ge=0)] = 0

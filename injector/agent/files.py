@@ -52,6 +52,14 @@ def make_directory(root: int, path: str, owner: UserAccount | None = None) -> No
         make_directories(root, path, owner)
 
 
+def link(root: int, path: str, target: str) -> None:
+    """Make a symbolic link to `target` at `path`, in place of what is there."""
+    with explained(path), _parent(root, path) as (parent, name):
+        with suppress(FileNotFoundError):
+            remove_at(parent, name)
+        os.symlink(target, name, dir_fd=parent)
+
+
 def remove(root: int, path: str) -> None:
     """Remove what is at `path`, directories recursively. Raises NotFound and RequestInvalid."""
     with explained(path), _parent(root, path) as (parent, name):

@@ -59,6 +59,8 @@ class SandboxSpec:
     """Environment of its commands, on top of the image's."""
     layers: Sequence[str] = ()
     """Images whose files are laid over those of `image`, later ones on top."""
+    programs: Sequence[str] = ()
+    """Installed programs whose commands it has on its PATH."""
     egress: Sequence[str] = ()
     """Exceptions from a blocked network, as `egress.Rule` parses them."""
 

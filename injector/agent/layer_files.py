@@ -1,4 +1,4 @@
-"""Packs the files of a harness program reproducibly: equal files give equal bytes, so the digest names them.
+"""Packs the files of a program reproducibly: equal files give equal bytes, so the digest names them.
 
 Used where the archive is made and where files from it are checked. Imports only the standard library.
 """
@@ -12,8 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-PLACE = "/opt/orchard/harness"
-NAME = re.compile(r"orchard-harness/([^:]+):(.+)-([0-9a-f]{64})")
+PLACE = "/opt/orchard/programs"
+"""Directory of all layers in a sandbox; each has a directory of its own in it, of the program's name."""
+COMMANDS = "commands"
+"""Directory of a layer with links to its programs that users start."""
+NAME = re.compile(r"orchard-program/([^:]+):(.+)-([0-9a-f]{64})")
 """Name of a layer at the sandbox service: program, version, digest."""
 _PIECE = 1 << 20
 

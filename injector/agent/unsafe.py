@@ -29,17 +29,15 @@ class UnsafeHost:
         return {"isolation": "none", "limits": {}, "images": ["host"], "problems": [NOTE]}
 
     async def create(self, spec: SandboxSpec, died: Died) -> UnisolatedSandbox:  # noqa: ARG002
-        """Raise NotFound (`image_missing`) for any image but `host`, Unsupported for layers and egress
-        rules."""
+        """Raise NotFound (`image_missing`) for any image but `host`, Unsupported for layers, programs
+        and egress rules."""
         if spec.image != "host":
             raise NotFound(
                 f"without isolation the only image is `host`, and `{spec.image}` was asked for",
                 reason="image_missing",
             )
-        if spec.layers:
-            raise Unsupported(
-                f"without isolation `{spec.layers[0]}` cannot be laid over this machine's files"
-            )
+        if laid := [*spec.layers, *spec.programs]:
+            raise Unsupported(f"without isolation `{laid[0]}` cannot be laid over this machine's files")
         if spec.egress:
             raise Unsupported("without isolation nothing can be kept from the network: leave out `egress`")
         names = ("PATH", os.defpath), ("HOME", "/")

@@ -26,6 +26,11 @@ T = TypeVar("T")
 
 def add(body: Manifest, request: CreateSandbox, settings: KubernetesSettings) -> None:
     """Add the layer that `request` names, if any, to its Pod's manifest. Raises SandboxRequestInvalid."""
+    if request.programs:
+        raise SandboxRequestInvalid(
+            f"a cluster puts no programs on the PATH, and `{request.programs[0]}` is asked for: use an image "
+            "that has it, or sandboxes of one machine"
+        )
     if not request.layers:
         return
     if len(request.layers) > 1:

@@ -35,7 +35,8 @@ def pool_for(request: CreateSandbox, settings: KubernetesSettings) -> WarmPool |
     """Return the pool whose Pods exactly fit a request."""
     pool = settings.warm.get(request.image)
     own = request.pids is not None or request.env or request.egress or request.gpus or request.volumes
-    if pool is None or not request.block_network or own or request.layers:
+    laid = request.layers or request.programs
+    if pool is None or not request.block_network or own or laid:
         return None
     same = quantity(pool.cpu) == quantity(request.cpu) and quantity(pool.memory) == quantity(request.memory)
     return pool if same else None

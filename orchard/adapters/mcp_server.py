@@ -1,11 +1,11 @@
 """An MCP server with the tools of one sandbox: `orchard sandbox mcp --image IMAGE`, over stdio.
 
-Without the command line: `python -m orchard.adapters.mcp_server IMAGE`.
+Without the command line: `python -m orchard.adapters.mcp_server IMAGE [PROGRAM ...]`.
 """
 
 import os
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
 from orchard.schemas.installation import install_command
@@ -24,15 +24,18 @@ IN_ONE_ANSWER = 64 * 1024
 """Maximum bytes of a file or an output that a model is given."""
 
 
-def server(image: str, block_network: bool = True, base_url: str | None = None) -> MCPServer:
-    """Makes a server whose sandbox lives as long as the connection. `base_url` None: SANDBOX_BASE_URL."""
+def server(
+    image: str, block_network: bool = True, base_url: str | None = None, programs: Sequence[str] = ()
+) -> MCPServer:
+    """Makes a server whose sandbox lives as long as the connection, with `programs` on its PATH. `base_url`
+    None: SANDBOX_BASE_URL."""
     held: list[AsyncSandbox] = []
 
     @asynccontextmanager
     async def lifespan(_server: object) -> AsyncIterator[None]:
         async with (
             AsyncSandboxClient(base_url) as client,
-            await client.create_sandbox(image, block_network) as made,
+            await client.create_sandbox(image, block_network, programs=programs) as made,
         ):
             held[:] = [made]
             yield
@@ -85,4 +88,4 @@ def _shown(name: str) -> str:
 
 
 if __name__ == "__main__":
-    server(sys.argv[1] if len(sys.argv) > 1 else "host").run()
+    server(sys.argv[1] if len(sys.argv) > 1 else "host", programs=sys.argv[2:]).run()

@@ -25,9 +25,9 @@ from orchard.workers.harnesses import built_in_names, get_harness
 from orchard.workers.harnesses.programs.building import install
 from orchard.workers.harnesses.programs.catalog import PROGRAMS
 from orchard.workers.harnesses.programs.layers import Layer, layers_among, packed, stored_images
-from orchard.workers.harnesses.programs.python_files import BuildError
 from orchard.workers.harnesses.programs.record import Program, SuppliedFiles
 from orchard.workers.harnesses.programs.runner import ProgramHarness
+from orchard.workers.harnesses.programs.tools import BuildError
 from orchard.workers.plugins import names
 
 COMMANDS = {"harness": "Install, list and show harnesses that are programs."}

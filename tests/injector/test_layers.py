@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from orchard.injector.agent.layer_files import COMMANDS, PLACE
 from orchard.injector.client import AsyncSandboxClient
 from orchard.injector.errors import SandboxConflict, SandboxFailed
 
@@ -33,6 +34,48 @@ async def test_files_of_layers_are_over_the_images_and_stay_as_they_are(
         assert (await sandbox.exec("cat /opt/layered/*")).stdout == "of 1\nown\n"
     async with await client.create_sandbox("host") as sandbox:
         assert (await sandbox.exec("ls /opt/layered")).exit_code != 0
+
+
+async def test_programs_are_on_the_path_together_and_each_has_its_own_files(
+    client: AsyncSandboxClient, archives: "Archives"
+) -> None:
+    for name, version, says in (("one", "1", "old"), ("one", "2", "of one"), ("two", "1", "of two")):
+        place = f"{PLACE.lstrip('/')}/{name}"
+        script = f"#!/bin/sh\n. {PLACE}/{name}/says\n".encode()
+        layer = archives.layer(
+            (f"{place}/bin/{name}", script, 0o755),
+            (f"{place}/bin/python3", b"no\n", 0o755),
+            (f"{place}/says", f"echo {says}\n".encode(), 0o644),
+            (f"{place}/{COMMANDS}/{name}", script, 0o755),
+        )
+        image = f"orchard-program/{name}:{version}-{'0' * 64}"
+        await client.import_image(archives.docker(image, layer), image)
+    both = ["one", "two"]
+    async with await client.create_sandbox("host", programs=both) as sandbox:
+        for login in (False, True):
+            done = await sandbox.exec("one; two; command -v python3", login_shell=login)
+            assert done.stdout.splitlines()[:2] == ["of one", "of two"], done
+            assert PLACE not in done.stdout
+        (fork,) = await sandbox.fork()
+        assert (await fork.exec("two")).stdout == "of two\n"
+        await sandbox.snapshot("layers/with-programs:1")
+    async with await client.create_sandbox("layers/with-programs:1") as sandbox:
+        assert (await sandbox.exec("one")).stdout == "of one\n"
+    async with await client.create_sandbox("host") as sandbox:
+        assert (await sandbox.exec("one")).exit_code == 127
+
+
+async def test_a_program_that_cannot_be_had_is_named(
+    client: AsyncSandboxClient, archives: "Archives"
+) -> None:
+    with pytest.raises(SandboxFailed, match="`orchard harness install codex`") as failed:
+        await client.create_sandbox("host", programs=["codex"])
+    assert failed.value.reason == "image_missing"
+    image = f"orchard-program/library:1-{'0' * 64}"
+    layer = archives.layer((f"{PLACE.lstrip('/')}/library/bin/python3", b"", 0o755))
+    await client.import_image(archives.docker(image, layer), image)
+    with pytest.raises(SandboxFailed, match="library has no command for users"):
+        await client.create_sandbox("host", programs=["library"])
 
 
 async def test_a_layer_that_is_not_there_is_named(client: AsyncSandboxClient) -> None:

@@ -14,7 +14,7 @@ from orchard.schemas.outcomes import ExitStatus
 from orchard.streams.server import EmbeddedServer
 from orchard.workers import harnesses
 from orchard.workers.harnesses.programs.layers import Layer
-from orchard.workers.harnesses.programs.record import LAYER
+from orchard.workers.harnesses.programs.record import directory
 from tests.attempts_world import world
 from tests.kubernetes.conftest import KEY, Cluster, Service
 from tests.tiny_tasks import tiny_task
@@ -22,6 +22,7 @@ from tests.workers.harnesses.tiny_program import HARNESS, SCRIPT, tiny_archive
 
 SIZES = {"cpu_request_share": 0.02, "memory_request_share": 0.1, "ephemeral_storage_request": "1Mi"}
 SMALL: dict[str, Any] = {"cpu": "500m", "memory": "128Mi", "timeout": 60}
+FILES = directory("tiny")
 FIX = "sed -i 's/left - right/left + right/' arithmetic/mod_1.py"
 
 
@@ -51,18 +52,18 @@ async def test_a_layer_is_there_for_all_commands_and_none_changes_it(
     async with service.client() as client:
         assert [one.name for one in await client.list_images()] == [layer.image, other]
         sandbox = await client.create_sandbox(cluster.images.bare, layers=[layer.image], **SMALL)
-        assert await sandbox.download_content(f"{LAYER}/bin/tiny") == SCRIPT.encode()
+        assert await sandbox.download_content(f"{FILES}/bin/tiny") == SCRIPT.encode()
         (pod,) = cluster.get("pods", namespace)
-        assert "orchard-harness" in pod["spec"]["initContainers"][1]["image"]
+        assert "orchard-program" in pod["spec"]["initContainers"][1]["image"]
         tries = ("echo x > bin/tiny", "touch more", "rm bin/tiny", "mount -o remount,rw .", "chmod 777 .")
         for command in tries:
-            done = await sandbox.exec(command, cwd=LAYER)
+            done = await sandbox.exec(command, cwd=FILES)
             assert done.exit_code != 0, command
-        assert (await sandbox.exec("cat bin/tiny", cwd=LAYER)).stdout == SCRIPT
+        assert (await sandbox.exec("cat bin/tiny", cwd=FILES)).stdout == SCRIPT
         await sandbox.delete()
         differs = await refused(client, cluster.images.bare, other)
         assert differs.reason == "start_failed" and f"{layer.digest} in place of {'0' * 64}" in differs.detail
-        unknown = await refused(client, cluster.images.bare, "orchard-harness/other:1")
+        unknown = await refused(client, cluster.images.bare, "orchard-program/other:1")
         assert "orchard harness install" in unknown.detail
         for left in await client.list_sandboxes():
             await client.delete_sandbox(left.sandbox_id)

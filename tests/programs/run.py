@@ -1,5 +1,5 @@
 """`make test-programs`: each program that installs here solves a real task and fails one, network blocked,
-and the same at a desk with services where it takes an MCP server.
+and the same at a desk with services where it takes an MCP server. Then all are on the PATH of one sandbox.
 
 The program is the real package, its model a script (`upstream.py`) behind the worker's gateway. It needs the
 network for PyPI and npm, once: layers stay in `.venv/programs`. Names of programs as arguments choose some.
@@ -18,10 +18,12 @@ from orchard.schemas.events import RolloutFinished, payload
 from orchard.schemas.outcomes import ExitStatus
 from orchard.streams.server import embedded
 from orchard.streams.settings import NatsSettings
+from orchard.workers.harnesses.programs.acp import with_client
 from orchard.workers.harnesses.programs.catalog import PROGRAMS
-from orchard.workers.harnesses.programs.layers import layers_among, stored_images
+from orchard.workers.harnesses.programs.layers import Layer, layers_among, stored_images
 from tests.attempts_world import world
 from tests.programs.claw import CALLS, outcome
+from tests.programs.on_path import COMMANDS, missing
 from tests.programs.upstream import Upstream
 from tests.sandbox_service import LocalService
 from tests.tiny_tasks import IMAGE, build_tiny_image, tiny_task
@@ -41,7 +43,8 @@ TIMEOUTS = Timeouts(command=60.0, creation=120.0, grading=120.0, rollout=900.0)
 def main() -> int:
     """Run those named, or all; says what it skips. Returns 1 when one failed."""
     failed = []
-    for name in sys.argv[1:] or [program.name for program in PROGRAMS]:
+    wanted = sys.argv[1:] or [program.name for program in PROGRAMS]
+    for name in wanted:
         if complaint := _missing(name):
             print(f"skipped: {name}: {complaint}", flush=True)
             continue
@@ -49,18 +52,29 @@ def main() -> int:
             problem = asyncio.run(_outcome(name, command, reward))
             print(f"{name}, reward {reward:+g}: {problem or 'as it should be'}", flush=True)
             failed += [name] if problem else []
-        if next(each for each in PROGRAMS if each.name == name).mcp is not None:
+        if with_client(next(each for each in PROGRAMS if each.name == name)).mcp is not None:
             for calls, reward in ((CALLS, 1.0), (CALLS[:2], -1.0)):
                 problem = asyncio.run(outcome(name, STATE / "sandboxes", calls, reward))
                 print(f"{name} at a desk, reward {reward:+g}: {problem or 'as it should be'}", flush=True)
                 failed += [name] if problem else []
+    if layers := [layer for layer in _installed() if layer.program in wanted and layer.program in COMMANDS]:
+        problem = asyncio.run(missing(layers, STATE / "sandboxes"))
+        names = ", ".join(layer.program for layer in layers)
+        print(f"on the PATH of one sandbox, {names}: {problem or 'as it should be'}", flush=True)
+        failed += ["the PATH"] if problem else []
     print(f"failed: {', '.join(failed)}" if failed else "no program failed")
     return bool(failed)
 
 
+def _installed() -> list[Layer]:
+    """The newest layer of each program."""
+    layers = [layer for layer, _ in layers_among(stored_images(STATE / "sandboxes"))]
+    return list({layer.program: layer for layer in reversed(layers)}.values())
+
+
 def _missing(name: str) -> str:
     """Why it is not installed; empty when it is."""
-    if any(layer.program == name for layer, _ in layers_among(stored_images(STATE / "sandboxes"))):
+    if any(layer.program == name for layer in _installed()):
         return ""
     supplied = os.environ.get(SUPPLIED) if name == "zeroclaw" else None
     line = [sys.executable, "-m", "orchard", "--state", str(STATE), "harness", "install", name]

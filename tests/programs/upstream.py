@@ -8,7 +8,7 @@ import msgspec
 from aiohttp import web
 
 _SHELLS = (
-    *("bash", "Bash", "exec_command", "shell_command", "shell", "Shell", "terminal", "execute_bash"),
+    *("bash", "Bash", "exec_command", "shell_command", "shell", "Shell", "exec", "terminal", "execute_bash"),
     "run_shell_command",
 )
 _COMMAND = ("command", "cmd", "commands")

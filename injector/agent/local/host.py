@@ -19,6 +19,7 @@ from orchard.injector.agent.local.host_image import PYTHON, HostImage
 from orchard.injector.agent.local.image_service import LocalImages
 from orchard.injector.agent.local.images import HOST, ImageStore, StoredImage, laid_over
 from orchard.injector.agent.local.network import RESOLVER
+from orchard.injector.agent.local.programs import link_commands, program_image
 from orchard.injector.agent.local.requirements import Requirements
 from orchard.injector.agent.local.sandbox import HostContext, LocalSandbox
 from orchard.injector.agent.sandboxes import RECORD
@@ -110,11 +111,23 @@ class LocalHost:
         }
 
     async def create(self, spec: SandboxSpec, died: Died) -> LocalSandbox:
-        """Start a sandbox. Raises AgentError (`image_missing`, `start_failed`), and then leaves nothing."""
+        """Start a sandbox. Raises AgentError (`image_missing`, `start_failed`), and then leaves nothing.
+
+        The links to programs are among its changes, so copies of it have them too.
+        """
         image = self._store.find(spec.image, spec.owner)
         for name in spec.layers:
             image = laid_over(image, self._store.find(name, spec.owner))
-        return await self._start(image, spec, died)
+        for name in spec.programs:
+            image = laid_over(image, program_image(self._store, name, spec.owner))
+        machine = await self._start(image, spec, died)
+        try:
+            for name in spec.programs:
+                await asyncio.to_thread(link_commands, machine.root, name)
+        except BaseException:
+            await _to_its_end(machine.destroy())
+            raise
+        return machine
 
     async def _start(self, image: StoredImage, spec: SandboxSpec, died: Died) -> LocalSandbox:
         image = self._host_image.with_python(image)

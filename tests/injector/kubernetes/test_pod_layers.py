@@ -22,8 +22,8 @@ from orchard.workers.harnesses.programs.layers import layers_among
 from tests.injector.kubernetes.conftest import born
 
 DIGEST = "0123456789abcdef" * 4
-NAME = f"orchard-harness/codex:0.169.0-{DIGEST}"
-OLD = f"orchard-harness/codex:0.168.0-{DIGEST}"
+NAME = f"orchard-program/codex:0.169.0-{DIGEST}"
+OLD = f"orchard-program/codex:0.168.0-{DIGEST}"
 IMAGE = f"registry.example/codex@sha256:{DIGEST}"
 AGENT = f"registry.example/agent@sha256:{DIGEST}"
 
@@ -54,7 +54,7 @@ async def test_a_layer_is_copied_before_the_agent_starts_and_read_only_beside_it
     installer, copier = spec["initContainers"]
     assert installer == plain["initContainers"][0]
     assert copier["image"] == IMAGE
-    words = ("--layer", "/opt/orchard/harness", "--into", "/layer", "--digest", DIGEST)
+    words = ("--layer", "/opt/orchard/programs", "--into", "/layer", "--digest", DIGEST)
     assert copier["command"] == launch.command("/orchard", *words), "nothing of the layer is executed"
     assert copier["volumeMounts"] == [
         {"name": "orchard", "mountPath": "/orchard", "readOnly": True},
@@ -62,7 +62,7 @@ async def test_a_layer_is_copied_before_the_agent_starts_and_read_only_beside_it
     ]
     assert copier["securityContext"] == installer["securityContext"]
     (main,), (without,) = spec["containers"], plain["containers"]
-    mount = {"name": "layer", "mountPath": "/opt/orchard/harness", "readOnly": True}
+    mount = {"name": "layer", "mountPath": "/opt/orchard/programs", "readOnly": True}
     assert main["volumeMounts"] == [*without["volumeMounts"], mount]
 
 
@@ -80,7 +80,7 @@ async def test_a_layer_counts_as_the_sandboxes_storage_and_the_pod_asks_its_node
 
 @pytest.mark.parametrize(
     ("layers", "word"),
-    [(["orchard-harness/other:1"], "named no image .* `orchard harness install"), ([NAME, OLD], "one layer")],
+    [(["orchard-program/other:1"], "named no image .* `orchard harness install"), ([NAME, OLD], "one layer")],
 )
 async def test_what_the_administrator_has_not_named_is_refused(
     settings: KubernetesSettings, layers: list[str], word: str
@@ -88,6 +88,9 @@ async def test_what_the_administrator_has_not_named_is_refused(
     with pytest.raises(SandboxRequestInvalid, match=word):
         await made(settings, *layers)
     body = pods.manifest("n", "a", "debian:12", "1", "1Gi", settings, {})
+    with_program = CreateSandbox(image="debian:12", programs=["codex"])
+    with pytest.raises(SandboxRequestInvalid, match="no programs on the PATH, and `codex`"):
+        await pod_extras.add(body, with_program, settings)
     over = CreateSandbox(image="debian:12", volumes={"data": f"{layer_files.PLACE}/lib"})
     with pytest.raises(SandboxRequestInvalid, match="no volume can be mounted"):
         await pod_extras.add(body, over, settings)
@@ -97,6 +100,7 @@ def test_a_sandbox_with_a_layer_is_no_warm_pod(settings: KubernetesSettings) -> 
     request = CreateSandbox(image="debian:12", cpu="1", memory="1Gi")
     assert warm.pool_for(request, settings) is not None
     assert warm.pool_for(msgspec.structs.replace(request, layers=[NAME]), settings) is None
+    assert warm.pool_for(msgspec.structs.replace(request, programs=["codex"]), settings) is None
 
 
 async def test_workers_are_told_of_the_layers_and_take_the_first(settings: KubernetesSettings) -> None:

@@ -20,13 +20,14 @@ from orchard.workers.attempts import retries
 from orchard.workers.episode.machine import CommandOutcome
 from orchard.workers.episode.sandboxes import SandboxMachine
 from orchard.workers.harnesses.programs.layers import Layer
-from orchard.workers.harnesses.programs.record import LAYER, Program
+from orchard.workers.harnesses.programs.record import Program, directory
 from orchard.workers.harnesses.programs.runner import ProgramHarness
 from tests.attempts_world import QUICK_RETRIES, SECONDS, World, world
 from tests.sandbox_service import LocalService
 from tests.tiny_tasks import tiny_service, tiny_task
-from tests.workers.harnesses.tiny_program import PROGRAM, install_tiny
+from tests.workers.harnesses.tiny_program import ACP_PROGRAM, PROGRAM, install_tiny
 
+FILES = directory("tiny")
 FIX = "sed -i 's/left - right/left + right/' arithmetic/mod_1.py"
 
 
@@ -49,6 +50,7 @@ async def place(
     monkeypatch.setattr(retries, "ROLLOUTS", QUICK_RETRIES)
     for name in ("tiny", "absent"):
         _known(monkeypatch, _changed(name=name))
+    _known(monkeypatch, ACP_PROGRAM)
     async with world(nats_server.url, installed.service.url, tmp_path / "store", (FIX,)) as made:
         yield made
 
@@ -76,6 +78,14 @@ async def test_a_program_solves_a_task_and_the_log_names_its_layer(
     assert "difference of its arguments" in rows[0][1] and "/testbed" in rows[0][1]
 
 
+async def test_an_agent_of_the_agent_client_protocol_solves_a_task(place: World) -> None:
+    data = await _outcome(place, harnesses=("tiny-acp",))
+    assert isinstance(data, RolloutFinished), data
+    assert (data.exit_status, data.reward, data.turns) == (ExitStatus.FINISHED, 1.0, 2)
+    (prompt,) = await place.rows("select content from messages where role = 'user'")
+    assert "difference of its arguments" in prompt[0]
+
+
 async def test_programs_of_several_rollouts_are_recorded_as_their_own(place: World) -> None:
     rollouts = await place.submit(tiny_task(1), samples=3, harnesses=("tiny",))
     async with place.working(slots=3):
@@ -100,7 +110,7 @@ async def test_a_program_reaches_its_gateway_and_nothing_else_and_changes_no_lay
     place.model.commands = (
         "cat /proc/net/dev | tail -n +3 | cut -d: -f1; "
         "python3 -c \"import socket; socket.create_connection(('192.0.2.1', 80), 5)\" 2>&1 | tail -1",
-        f"echo broken > {LAYER}/bin/tiny; cat {LAYER}/bin/tiny",
+        f"echo broken > {FILES}/bin/tiny; cat {FILES}/bin/tiny",
     )
     data = await _outcome(place)
     assert isinstance(data, RolloutFinished), data
@@ -126,7 +136,7 @@ async def test_a_program_that_takes_too_long_is_truncated_and_graded(
 
     async def stopped(machine: SandboxMachine, command: str, **options: Any) -> CommandOutcome:
         outcome = await run(machine, command, **options)
-        if f"{LAYER}/bin/tiny" not in command:
+        if f"{FILES}/bin/tiny" not in command:
             return outcome
         limits.append(options["timeout"])
         return msgspec.structs.replace(outcome, returncode=-1, timed_out=True)

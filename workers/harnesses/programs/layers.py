@@ -29,7 +29,7 @@ class Layer(NamedTuple):
 
     @property
     def image(self) -> str:
-        return f"orchard-harness/{self.program}:{self.version}-{self.digest}"
+        return f"orchard-program/{self.program}:{self.version}-{self.digest}"
 
 
 def layers_among(images: Iterable[ImageInfo]) -> list[tuple[Layer, ImageInfo]]:

@@ -9,11 +9,12 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from orchard.injector.payload import elf
-from orchard.workers.harnesses.programs.record import LAYER, PythonPackages
+from orchard.workers.harnesses.programs.record import PythonPackages
+from orchard.workers.harnesses.programs.tools import BuildError, Built, Say, run_tool, write_executable
 
 _LEFT_OUT = frozenset(
     {
@@ -36,13 +37,12 @@ print(json.dumps([sysconfig.get_path("stdlib"), sys.platlibdir, "%d.%d" % sys.ve
 """
 _ENTRY_POINTS = """\
 import importlib.metadata, json, sys
-found = importlib.metadata.distributions(path=[sys.argv[1]])
-points = [point for each in found for point in each.entry_points if point.group == "console_scripts"]
-print(json.dumps(sorted({point.name: point.value for point in points}.items())))
-"""
-_VERSION = """\
-import importlib.metadata, sys
-print(next(iter(importlib.metadata.distributions(name=sys.argv[1], path=[sys.argv[2]]))).version)
+def points(**named):
+    found = importlib.metadata.distributions(path=[sys.argv[2]], **named)
+    each = [point for one in found for point in one.entry_points if point.group == "console_scripts"]
+    return sorted({point.name: point.value for point in each}.items())
+(own,) = importlib.metadata.distributions(name=sys.argv[1], path=[sys.argv[2]])
+print(json.dumps([own.version, points(name=sys.argv[1]), points()]))
 """
 _PYTHON = """\
 #!/bin/sh
@@ -55,42 +55,15 @@ exec {layer}/bin/python3 -c \
   'import sys; sys.argv[0] = "{name}"; from {module} import {first}; sys.exit({call}())' "$@"
 """
 
-Say = Callable[[str], None]
-"""Shows the user what is done next."""
-
-
-class BuildError(Exception):
-    """The program cannot be installed here; the text is one sentence that says what to do."""
-
-
-def run_tool(line: Sequence[str]) -> str:
-    """Returns what a tool prints. Raises BuildError with its error output."""
-    try:
-        done = subprocess.run(line, capture_output=True, text=True, check=False)
-    except FileNotFoundError as error:
-        raise BuildError(f"{line[0]} is not installed on this machine: install it") from error
-    if done.returncode != 0:
-        complaint = (done.stderr.strip() or done.stdout.strip())[-1500:]
-        raise BuildError(f"`{' '.join(line)[:200]}` ended with status {done.returncode}: {complaint}")
-    return done.stdout
-
 
 def python_files(
-    source: PythonPackages, version: str | None, target: Path, python: Path | None, say: Say
-) -> str:
-    """Writes the files into the directory `target`; returns the version of the first package.
+    source: PythonPackages, version: str | None, target: Path, place: str, python: Path | None, say: Say
+) -> Built:
+    """Writes the files into the directory `target`, which is `place` in a sandbox.
 
     `python` is the interpreter to copy; by default one is searched. Raises BuildError.
     """
-    program = python or found_python(*source.python)
-    say(f"Python: {program}")
-    (target / "bin").mkdir(parents=True)
-    stdlib, platlib, short = json.loads(run_tool([str(program), "-I", "-c", _ABOUT]))
-    if short not in source.python:
-        versions = " or ".join(source.python)
-        raise BuildError(f"{program} is Python {short}, and the program needs Python {versions}")
-    library = target / platlib / f"python{short}"
-    shutil.copytree(stdlib, library, ignore=_ignored, symlinks=False)
+    program, library = _copied(source.python, target, python, say)
     packages = library / "site-packages"
     name = re.split(r"[=<>!~\[ ]", source.packages[0])[0]
     wanted = [*source.packages]
@@ -101,22 +74,49 @@ def python_files(
     run_tool([str(program), "-I", "-m", "pip", "install", *options, *wanted])
     (library / "dist-packages").symlink_to("site-packages")  # where a Python of Debian looks
     shutil.rmtree(packages / "bin", ignore_errors=True)
-    say("shared libraries")
-    _interpreter(program, target)
-    _libraries(program, target)
-    for script, value in json.loads(run_tool([str(program), "-I", "-c", _ENTRY_POINTS, str(packages)])):
+    found, own, scripts = json.loads(run_tool([str(program), "-I", "-c", _ENTRY_POINTS, name, str(packages)]))
+    _complete(program, target, place, say)
+    for script, value in scripts:
         module, _, call = value.partition("[")[0].strip().partition(":")
-        text = _SCRIPT.format(layer=LAYER, name=script, module=module, call=call, first=call.split(".")[0])
-        _executable(target / "bin" / script, text)
+        text = _SCRIPT.format(layer=place, name=script, module=module, call=call, first=call.split(".")[0])
+        write_executable(target / "bin" / script, text)
+    return Built(found, [script for script, _ in own])
+
+
+def bare_python(versions: Sequence[str], target: Path, place: str, python: Path | None, say: Say) -> None:
+    """Writes a Python of one of these versions, with its standard library alone, into the empty directory
+    `target`."""
+    program, _ = _copied(versions, target, python, say)
+    _complete(program, target, place, say)
+
+
+def _copied(versions: Sequence[str], target: Path, python: Path | None, say: Say) -> tuple[Path, Path]:
+    """Copies the standard library; returns the interpreter that it is of, and its directory."""
+    program = python or found_python(*versions)
+    say(f"Python: {program}")
+    stdlib, platlib, short = json.loads(run_tool([str(program), "-I", "-c", _ABOUT]))
+    if short not in versions:
+        wanted = " or ".join(versions)
+        raise BuildError(f"{program} is Python {short}, and the program needs Python {wanted}")
+    library = target / platlib / f"python{short}"
+    shutil.copytree(stdlib, library, ignore=_ignored, symlinks=False)
+    return program, library
+
+
+def _complete(program: Path, target: Path, place: str, say: Say) -> None:
+    """Adds the interpreter and the shared libraries that it and all of `target` need, and compiles."""
+    say("shared libraries")
+    (target / "bin").mkdir(exist_ok=True)
+    _interpreter(program, target, place)
+    _libraries(program, target)
     say("compiling")
     line = [str(program), "-I", "-m", "compileall", "-q", "-j", "0", "--invalidation-mode", "unchecked-hash"]
     subprocess.run(
-        [*line, "-s", str(target), "-p", LAYER, str(target)],
+        [*line, "-s", str(target), "-p", place, str(target)],
         env={"PYTHONHASHSEED": "0"},
         check=False,  # packages bring files for other versions of Python
         capture_output=True,
     )
-    return run_tool([str(program), "-I", "-c", _VERSION, name, str(packages)]).strip()
 
 
 def found_python(*versions: str) -> Path:
@@ -147,11 +147,11 @@ def _ignored(directory: str, names: list[str]) -> set[str]:
     }
 
 
-def _interpreter(program: Path, target: Path) -> None:
+def _interpreter(program: Path, target: Path, place: str) -> None:
     """Copies the interpreter next to its libraries, and writes the command that starts it with only them."""
     shutil.copyfile(program.resolve(), target / "lib" / "python3")
     (target / "lib" / "python3").chmod(0o755)
-    _executable(target / "bin" / "python3", _PYTHON.format(layer=LAYER))
+    write_executable(target / "bin" / "python3", _PYTHON.format(layer=place))
     (target / "bin" / "python").symlink_to("python3")
 
 
@@ -184,8 +184,3 @@ def _linked(loader: Path, file: Path, *options: str) -> dict[str, Path]:
     done = subprocess.run(line, capture_output=True, text=True, check=False, env={})
     found = dict(_LINE.findall(done.stdout)) if done.returncode == 0 else {}
     return {name: Path(path) for name, path in found.items() if Path(path) != loader}
-
-
-def _executable(path: Path, text: str) -> None:
-    path.write_text(text)
-    path.chmod(0o755)

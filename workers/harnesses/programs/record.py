@@ -15,10 +15,10 @@ import msgspec
 
 from orchard.injector.agent import layer_files
 
-LAYER = layer_files.PLACE
-"""Directory of a program's files in its sandbox."""
 HOME = "/tmp/orchard-harness"
 """Directory for the program's own state."""
+API_KEY = "none"
+"""The API key; the gateway needs none, because it identifies callers by their address."""
 
 PATCH_PROMPT = """\
 The repository in $workdir has the issue below. Resolve it: change the files of the repository, and nothing \
@@ -89,6 +89,17 @@ class McpClient(msgspec.Struct, frozen=True, kw_only=True):
     environment: Mapping[str, str] = {}
 
 
+class AcpAgent(msgspec.Struct, frozen=True, kw_only=True):
+    """How an agent of the Agent Client Protocol is asked. Its command serves the protocol on stdin and
+    stdout, to a client beside it in the sandbox (`acp`)."""
+
+    authentication: str = ""
+    """Id of the method that it authenticates by; empty: it is not asked to."""
+    mcp_by_protocol: bool = True
+    """Whether the client tells it of a task's MCP server, and `mcp` of its record is only what it needs
+    besides; False: `mcp` alone does."""
+
+
 Source = PythonPackages | NpmBinary | NpmPackage | SuppliedFiles | OwnFiles
 
 
@@ -117,8 +128,15 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     """Files written before it starts, by path."""
     mcp: McpClient | None = None
     """None means that it cannot take tasks with a world."""
+    acp: AcpAgent | None = None
+    """None means that the command reads its prompt itself."""
     submission: FileSubmission | None = None
     """None means all changes since the base commit."""
+
+
+def directory(program: str) -> str:
+    """Returns the directory of a program's files in its sandbox."""
+    return f"{layer_files.PLACE}/{program}"
 
 
 def filled(template: str, words: Mapping[str, str]) -> str:

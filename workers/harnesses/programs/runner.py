@@ -15,14 +15,15 @@ from orchard.workers.episode.patches import state_left_behind
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.gateway.recording import Recording
 from orchard.workers.harnesses.interface import Episode, Harness, HarnessResult
+from orchard.workers.harnesses.programs.acp import with_client
 from orchard.workers.harnesses.programs.record import (
     HOME,
-    LAYER,
     PATCH_PROMPT,
     TASK_PROMPT,
     WORLD_PROMPT,
     FileSubmission,
     Program,
+    directory,
     escaped,
     filled,
     with_server,
@@ -46,14 +47,18 @@ class ProgramHarness(Harness):
         self.name = program.name
 
     async def run(self, episode: Episode) -> HarnessResult:
-        program, machine, task = self.program, episode.machine, episode.task
-        async with episode.door() as door, machine.reverse(door.port) as tunnel, self._world(episode) as mcp:
+        program, machine, task = with_client(self.program), episode.machine, episode.task
+        async with (
+            episode.door() as door,
+            machine.reverse(door.port) as tunnel,
+            self._world(episode, program) as mcp,
+        ):
             words = {
                 "url": f"http://127.0.0.1:{tunnel.port}{door.path}",
                 "model": episode.spec.name,
                 "workdir": task.workdir,
                 "home": HOME,
-                "layer": LAYER,
+                "layer": directory(program.name),
             }
             about = episode.world.about if episode.world else ""
             prompt = WORLD_PROMPT if episode.world else prompt_of(program, task)
@@ -82,12 +87,12 @@ class ProgramHarness(Harness):
         )
 
     @asynccontextmanager
-    async def _world(self, episode: Episode) -> AsyncIterator[str]:
+    async def _world(self, episode: Episode, program: Program) -> AsyncIterator[str]:
         """Yields the URL of the world's MCP server for the sandbox, or an empty string without a world."""
         if episode.world is None:
             yield ""
             return
-        if self.program.mcp is None:
+        if program.mcp is None:
             raise InfrastructureError(
                 AbortCause.INVALID_REQUEST,
                 f"{self.name} takes no MCP server, as {episode.task.task_id} needs: use another harness",

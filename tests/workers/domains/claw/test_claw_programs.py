@@ -13,7 +13,7 @@ from orchard.schemas.events import RolloutAborted, RolloutFinished, payload
 from orchard.schemas.outcomes import AbortCause, ExitStatus
 from orchard.streams.server import EmbeddedServer
 from orchard.workers import harnesses
-from orchard.workers.harnesses.programs.catalog import MCP_LOOP
+from orchard.workers.harnesses.programs.catalog.own import MCP_LOOP
 from orchard.workers.harnesses.programs.record import Program
 from orchard.workers.harnesses.programs.runner import ProgramHarness
 from tests.attempts_world import World, world

@@ -34,7 +34,7 @@ from orchard.workers.episode.message_tree import MessageTree
 from orchard.workers.harnesses import UnknownHarness, fingerprint, get_harness, planned_harness
 from orchard.workers.harnesses.bash_loop import Action, FormatError
 from orchard.workers.harnesses.interface import Episode, text_action
-from orchard.workers.harnesses.programs.catalog import MINI_SWE_AGENT
+from orchard.workers.harnesses.programs.catalog.python import MINI_SWE_AGENT
 from orchard.workers.llm.client import ModelClient
 from orchard.workers.llm.settings import EndpointSettings
 from tests.workers.conftest import SubprocessMachine
