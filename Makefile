@@ -6,7 +6,7 @@ PRODUCT := $(VENV)/.product
 STAMP := $(VENV)/.installed
 LEARNING := $(VENV)/.learning
 
-.PHONY: quickstart test test-all test-oldest test-adapters test-programs test-kubernetes kubernetes-binaries style lint bench bench-compare bench-forgery bench-sandboxes soak chaos fleet demo-sft demo-rl demo-matrix demo-claw demo-gui demo-pretrained manifests lock schemas up clean
+.PHONY: quickstart test test-long test-all test-oldest test-adapters test-programs test-kubernetes kubernetes-binaries style lint bench bench-compare bench-forgery bench-sandboxes soak chaos fleet demo-sft demo-rl demo-matrix demo-claw demo-gui demo-pretrained manifests lock schemas up clean
 
 quickstart: $(PRODUCT) debian  ## the main job: synthesize tasks, run a campaign, show the results
 	$(BIN)/orchard quickstart $(ARGS)
@@ -28,8 +28,12 @@ $(PROMTOOL): | $(BIN)/python debian
 	mkdir -p $(VENV)/.promtool && cd $(VENV)/.promtool && apt-get download prometheus && dpkg-deb -x prometheus_*.deb .
 	rm $(VENV)/.promtool/*.deb
 
-test: $(LEARNING) debian style $(TOKENIZERS) $(PROMTOOL)  ## what guards every change: 14 to 28 minutes on 2 cores (goal: 8)
-	@$(BIN)/mypy & types=$$!; $(PYTEST) $(ARGS); tests=$$?; wait $$types && exit $$tests
+TESTED := $(LEARNING) debian $(TOKENIZERS) $(PROMTOOL)
+test: $(TESTED) style  ## what guards every change while one works, under 8 minutes on 2 cores; ARGS="tests/streams -k claim"
+	@$(BIN)/mypy & types=$$!; $(PYTEST) $(or $(ARGS),-m "not slow and not long"); tests=$$?; wait $$types && exit $$tests
+
+test-long: $(TESTED)  ## what guards every change too, but takes longer: whole pipelines, kills, browsers; CI runs it after `make test`
+	$(PYTEST) $(or $(ARGS),-m "long and not slow")
 
 # An environment of its own. Of torch's lowest version PyPI has the build for CUDA alone, some gigabytes: without TORCH_INDEX, an index of
 # builds for CPUs, torch is the one of constraints.txt, and its bound is not tried.
@@ -188,9 +192,9 @@ $(LEARNING): pyproject.toml infra/constraints.txt | $(BIN)/python
 
 # What local sandboxes need, and what some tests need beside: installed when we are root on Debian, else named.
 DEBIAN := bwrap:bubblewrap git:git patch:patch nsenter:util-linux slirp4netns:slirp4netns
-test test-all: DEBIAN += jq:jq npm:npm busybox:busybox-static kubectl:kubernetes-client openssl:openssl newuidmap:uidmap ip:iproute2 \
+test test-long test-all: DEBIAN += jq:jq npm:npm busybox:busybox-static kubectl:kubernetes-client openssl:openssl newuidmap:uidmap ip:iproute2 \
 	setpriv:util-linux systemd-analyze:systemd curl:curl x86_64-linux-gnu-as:binutils-x86-64-linux-gnu aarch64-linux-gnu-as:binutils-aarch64-linux-gnu
-test test-all bench demo-gui: DEBIAN += chromium:chromium
+test test-long test-all bench demo-gui: DEBIAN += chromium:chromium
 test-all: DEBIAN += buildah:buildah podman:podman runc:runc linux.uml:user-mode-linux modprobe:kmod setquota:quota mkfs.ext4:e2fsprogs \
 	mount.nfs:nfs-common rpc.nfsd:nfs-kernel-server gcc:gcc
 test-kubernetes: DEBIAN += kubectl:kubernetes-client

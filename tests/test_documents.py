@@ -46,6 +46,7 @@ def unfenced(text: str) -> str:
 # --- pages that are written from the code --------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(PAGES))
 def test_a_reference_page_is_what_the_code_says(name: str) -> None:
     committed = (ROOT / "docs" / "reference" / name).read_text(encoding="utf-8")
@@ -81,6 +82,7 @@ def anchors(file: Path) -> set[str]:
     return {anchor(LINK.sub("]", heading)) for heading in headings}
 
 
+@pytest.mark.long
 def test_every_page_is_found_from_the_readme() -> None:
     found: set[Path] = set()
     waiting = [ROOT / "README.md", *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md"))]
@@ -195,6 +197,7 @@ OF_OTHER_PROGRAMS = {"--privileged", "--nproc-per-node", "--numstat", "--verbose
 ITS_OWN = re.compile(r'add_argument\(\s*"(--[a-z-]+)"')
 
 
+@pytest.mark.long
 def test_options_in_messages_exist() -> None:
     """In the front door all that its texts name; elsewhere those that a text puts between backticks."""
     known = set().union(OF_OTHER_PROGRAMS, *commands().values())

@@ -54,6 +54,7 @@ def named(text: str) -> list[str]:
     return [domain for domain in DOMAINS if domain in found]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("room", CORE)
 def test_no_file_of_the_core_names_a_domain(room: str) -> None:
     files = core_files(room)

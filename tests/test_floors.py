@@ -47,6 +47,7 @@ def room_of(module: str) -> str:
     return second if first == "orchard" and second in MAY_IMPORT else first
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("room", MAY_IMPORT)
 def test_a_room_imports_only_rooms_above_it(room: str) -> None:
     # `injector/sdk` is packaging: its package `orchard_env` stands on its own, on `orchard`.
@@ -80,6 +81,7 @@ def test_the_agent_imports_only_the_standard_library_and_aiohttp() -> None:
                 assert module.startswith("orchard.injector.agent"), f"{path} imports {module}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("room", sorted(set(MAY_IMPORT) - {"orchard"}))
 def test_no_module_imports_one_that_imports_it(room: str) -> None:
     """For types alone neither."""
@@ -114,6 +116,7 @@ def test_every_room_is_importable_below_orchard_alone(room: str) -> None:
     assert importlib.machinery.PathFinder.find_spec(room, elsewhere) is None
 
 
+@pytest.mark.long
 def test_a_python_that_is_started_takes_nothing_from_the_folder_it_starts_in() -> None:
     """A user's `orchard.py` or `schemas.py` there would be taken for ours."""
     for room in MAY_IMPORT:
@@ -135,12 +138,14 @@ NO_SUBJECT = re.compile(
 )
 
 
+@pytest.mark.long
 def test_one_module_alone_imports_openai() -> None:
     """It takes most of a second, and workers have a client of their own."""
     found = [path for path in PRODUCT if "openai" in imported(path)]
     assert found == [ROOT / "orchard" / "actions" / "endpoint_calls.py"]
 
 
+@pytest.mark.long
 def test_no_two_packages_import_each_other() -> None:
     """A package is a folder below a room, or the modules of a room that are in none."""
     names = {

@@ -5,6 +5,7 @@ import pytest
 from tests.benchmarks import capacity
 
 
+@pytest.mark.long
 def test_the_pages_tables_are_those_of_todays_figures() -> None:
     page = capacity.PAGE.read_text()
     assert capacity.filled(page, capacity.tables()) == page, (
@@ -17,6 +18,7 @@ def test_the_page_names_the_weakest_part() -> None:
     assert weakest.name == "event stream, fsync before each answer" and weakest.share > 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("events_a_second", [200.0, 425.0, 1_000.0, 3_000.0, 10_000.0])
 def test_the_simulation_keeps_to_the_bounds_of_closed_queues(events_a_second: float) -> None:
     """Rollouts a day are the least of what the stream stores and of what unhindered rollouts would be, and a

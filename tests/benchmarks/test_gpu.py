@@ -9,6 +9,7 @@ import torch
 COMMAND = [sys.executable, "-m", "tests.benchmarks.gpu"]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_machine_without_a_gpu_is_refused_in_one_sentence():
     run = subprocess.run(COMMAND, capture_output=True, text=True, check=False)

@@ -48,6 +48,7 @@ def test_the_page_is_made_of_the_figures() -> None:
     assert (PAGES / "growth.md").read_text() == render(found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "part", ["log", *(pytest.param(part, marks=pytest.mark.slow) for part in PARTS if part != "log")]
 )

@@ -40,6 +40,7 @@ REAL = (
 )
 
 
+@pytest.mark.long
 async def test_a_sample_is_not_forged_and_what_is_honest_is_rewarded(tmp_path: Path) -> None:
     chosen = [
         (trick, layout)

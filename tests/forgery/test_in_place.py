@@ -26,6 +26,7 @@ AGENT = ("shims before the image's agent reward", "env that agrees agent data")
 HONEST = ("an absolute link within fresh data", "a file of nobody, read-only fresh reward")
 
 
+@pytest.mark.long
 async def test_what_an_agent_replaced_does_not_judge_in_a_fresh_sandbox() -> None:
     found = await in_place.run([*FRESH, *AGENT, *HONEST])
     fresh = [each for each in found if each.place == "fresh"]
@@ -38,6 +39,7 @@ async def test_what_an_agent_replaced_does_not_judge_in_a_fresh_sandbox() -> Non
     assert "| honest refused | 0 of 2 | 0 of 0 |" in page({"in-place": found})
 
 
+@pytest.mark.long
 async def test_what_an_assistant_replaced_does_not_answer_its_tasks_commands() -> None:
     found = await claw.run(["many numbers fresh", "a shim before", "an entry put into the log fresh"])
     assert {(each.deed.name, each.place): each.rewarded for each in found} == {
@@ -48,6 +50,7 @@ async def test_what_an_assistant_replaced_does_not_answer_its_tasks_commands() -
     }
 
 
+@pytest.mark.long
 async def test_no_page_and_no_root_beside_it_changes_a_sites_records() -> None:
     found = await gui.run(["honest: clicks", "the records by their address", "a site of its own"])
     assert {each.deed.name: each.rewarded for each in found} == {

@@ -17,6 +17,8 @@ from hypothesis.stateful import (
 
 from tests.fuzz.conftest import EXAMPLES, Target
 
+pytestmark = pytest.mark.long
+
 names = st.sampled_from(["a", "b", "deep/er/c"])
 contents = st.binary(max_size=30)
 keys = st.sampled_from(["key-1", "key-2"])

@@ -66,6 +66,7 @@ odd = st.one_of(
 )
 
 
+@pytest.mark.long
 @fuzzed
 @given(route=routes, part=odd, where=st.sampled_from(["id", "query", "value"]))
 @example(route=OPERATIONS[0], part="x" * 100_000, where="query")

@@ -11,6 +11,7 @@ import os
 from typing import Any
 
 import aiohttp
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -61,6 +62,7 @@ def _text(frame: Any) -> str:
     return json.dumps(frame, ensure_ascii=True)
 
 
+@pytest.mark.long
 @fuzzed
 @given(init=inits | frames, following=st.lists(frames, max_size=6))
 def test_any_frames(target: Target, init: Any, following: list[Any]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 import yaml
 
 from orchard.processes.metrics import FAMILIES
@@ -165,12 +166,14 @@ BEGINS = 120
 """Minute in which a fault begins."""
 
 
+@pytest.mark.long
 def test_each_alarm_is_silent_at_its_limit_fires_beyond_it_and_ends(tmp_path: Path) -> None:
     assert {alarm for alarm, _ in FAULTS} == ALARMS.keys()
 
     assert _promtool(tmp_path, [_case("jetstream", *fault) for fault in FAULTS]) == ""
 
 
+@pytest.mark.long
 def test_figures_of_the_other_exporter_do_too_and_another_release_hides_nothing(tmp_path: Path) -> None:
     """The exporter of NATS' own chart; the release beside is well all the time, in a namespace of its own."""
     others = {_labelled(name, "other"): value for name, value in NORMAL.items()}

@@ -30,6 +30,7 @@ def test_no_values_of_a_release_get_into_its_archive() -> None:
     assert "examples/" in (CHART / ".helmignore").read_text().split()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_each_example_is_valid_for_helm_and_keda_and_configures_every_process(path: Path) -> None:
     helm("lint", "--strict", "--quiet", str(CHART), "--values", str(path))

@@ -35,6 +35,7 @@ def limits(manifests: Manifests) -> ServiceLimits:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("overlay", SCALED)
 async def test_replicas_come_by_a_figure_that_the_orchestrator_has(
     built: dict[str, Manifests], overlay: str, tmp_path: Path

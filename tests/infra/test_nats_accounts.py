@@ -126,6 +126,7 @@ def fact(name: str) -> Event:
     return make_event(SandboxDeleted(sandbox_id=name), id=name, source="orchard/test", campaign="demo")
 
 
+@pytest.mark.long
 async def test_a_workers_whole_life_is_allowed(roles: dict[str, Connection]) -> None:
     operator, worker = Publisher(roles["operator"]), Publisher(roles["worker"])
     book = CampaignBook(roles["operator"])
@@ -157,6 +158,7 @@ async def test_a_workers_whole_life_is_allowed(roles: dict[str, Connection]) -> 
     assert len(await DeadLetters(roles["operator"]).list()) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("queue", [Queue(priority="high"), ANNOTATIONS])
 async def test_a_worker_may_make_the_consumer_of_its_queue(
     roles: dict[str, Connection], queue: Queue
@@ -281,6 +283,7 @@ async def test_the_writer_reads_the_log(roles: dict[str, Connection]) -> None:
     assert [stored.event.id async for stored in replay(roles["writer"]) if stored.event] == ["one"]
 
 
+@pytest.mark.long
 async def test_the_archiver_moves_a_closed_campaign_out_of_the_stream(
     roles: dict[str, Connection], tmp_path: Path
 ) -> None:

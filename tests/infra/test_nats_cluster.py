@@ -100,6 +100,7 @@ async def seen_by_keda(http: aiohttp.ClientSession, cluster: list[Member], trigg
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.long
 async def test_the_cluster_works_with_one_server_lost_and_keda_finds_the_leader(
     cluster: list[Member],
     processes: Running,

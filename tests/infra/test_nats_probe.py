@@ -15,6 +15,8 @@ from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
 from tests.infra.conftest import Manifests, containers, pod_template
 
+pytestmark = pytest.mark.long
+
 MIB = 1024 * 1024
 Probe = Callable[[EmbeddedServer, Path], int]
 

@@ -28,6 +28,7 @@ def pinned(program: str, directory: Path) -> "subprocess.CompletedProcess[str]":
     )
 
 
+@pytest.mark.long
 def test_every_image_can_be_named_by_digest(built: dict[str, Manifests], tmp_path: Path) -> None:
     """The agent's in the settings too, so that the backend may refuse all others; nothing else changes."""
     answer = pinned("printf sha256:; printf %s \"$1\" | sha256sum | cut -d' ' -f1", tmp_path)

@@ -315,6 +315,7 @@ class TestCommands:
                 continue  # another program, or a shell to exec into
             understood(container["args"], name)
 
+    @pytest.mark.long
     @pytest.mark.parametrize(
         ("deployment", "module"),
         [

@@ -95,6 +95,7 @@ async def test_where_no_byte_can_be_it_is_refused_by_name(client: AsyncSandboxCl
         await client.create_sandbox("host", env={"A": "\udcff"})
 
 
+@pytest.mark.long
 async def test_so_it_is_in_a_pod(payload: Path, busybox: Path) -> None:
     async with pod_agent(payload, busybox) as agent:
         await agent.run("mkdir -p /tmp; echo another > /tmp/f")

@@ -178,6 +178,7 @@ def _run(service: "Service", program: str, ending: str) -> tuple[str, int]:
     return done.stdout.strip(), done.returncode
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_a_process_leaves_no_sandbox_however_it_ends(
     service: "Service", blocking: SandboxClient, ending: str

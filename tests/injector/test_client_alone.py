@@ -102,6 +102,7 @@ def test_it_holds_what_the_client_imports_and_names_what_it_needs(wheel: Path) -
             assert digest == f"sha256={found}"
 
 
+@pytest.mark.long
 def test_a_program_of_its_user_runs_where_nothing_else_is_installed(
     wheel: Path, service: "Service", tmp_path: Path
 ) -> None:

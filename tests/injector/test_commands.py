@@ -66,6 +66,7 @@ async def test_merged_output_keeps_the_order(sandbox: AsyncSandbox) -> None:
     assert job.stderr == ""
 
 
+@pytest.mark.long
 async def test_output_of_old_jobs_makes_room_for_new_ones(sandbox: AsyncSandbox) -> None:
     limit = 40_000_000
     first = await sandbox.exec("yes | head -c 40000000", output_limit=limit)

@@ -6,7 +6,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import pytest
+
 from orchard.injector.agent.local.cgroups import Cgroups, cgroup_name
+
+pytestmark = pytest.mark.long
 
 if TYPE_CHECKING:
     from tests.injector.conftest import Service

@@ -46,6 +46,7 @@ def limited(tmp_path_factory: pytest.TempPathFactory, start_service: "type[Servi
     subprocess.run(["umount", str(disk)], check=True)
 
 
+@pytest.mark.long
 @pytest.mark.needs_root("mounts")
 @pytest.mark.parametrize("how", FILLERS)
 async def test_a_disk_filler_is_stopped_and_its_files_are_gone(

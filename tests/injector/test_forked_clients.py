@@ -62,6 +62,7 @@ def run(service: "Service", program: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("child", CHILDREN)
 def test_a_child_that_ends_does_not_hold_up_its_parent(service: "Service", child: str) -> None:
     done = run(service, BLOCKING.format(child=CHILDREN[child]))
@@ -70,6 +71,7 @@ def test_a_child_that_ends_does_not_hold_up_its_parent(service: "Service", child
     assert done.stdout.count("child") == (3 if child == "works" else 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("child", ["exits", "forgets"])
 def test_neither_does_one_of_a_program_with_an_event_loop(service: "Service", child: str) -> None:
     done = run(service, AWAITED.format(child=CHILDREN[child]))

@@ -143,6 +143,7 @@ async def test_forks_that_cannot_be(backend: Direct, service: "Service") -> None
         await fork(backend, origin)
 
 
+@pytest.mark.long
 async def test_a_failed_sandbox_cannot_be_forked(own_service: "Service") -> None:
     backend = Direct(own_service.state, start_agent=True)
     await backend.open()

@@ -62,6 +62,7 @@ async def fork(client: AsyncSandboxClient) -> Any:
     return await (await client.get_sandbox(origin.sandbox_id)).fork(2, labels={"given": "up"})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("begin", [create, fork])
 async def test_who_gives_up_a_creation_leaves_no_sandbox(
     client: AsyncSandboxClient,

@@ -71,6 +71,7 @@ def test_every_program_of_the_guide_has_its_output_beside_it() -> None:
     assert len(_examples()) == GUIDE.count("```python") == 20
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("heading", "program", "output"),
     [pytest.param(*one, marks=[pytest.mark.slow] if one[0] in SLOW else []) for one in _examples()],

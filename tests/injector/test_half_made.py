@@ -48,6 +48,7 @@ def ownerless() -> Iterator[int]:
                 yield int(path.name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("killed", ["spawner", "agent"])
 async def test_what_a_spawner_or_agent_was_starting_when_it_was_killed_ends_too(
     own_service: "Service", eventually: Callable[[Callable[[], bool], str], None], killed: str

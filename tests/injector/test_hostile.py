@@ -291,6 +291,7 @@ async def test_a_fork_bomb_ends_with_its_sandbox(arena: Arena, eventually: Event
     eventually(lambda: not members(bomb.sandbox_id), "the bomb's processes are gone")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "bomb",
     [

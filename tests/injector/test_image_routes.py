@@ -27,6 +27,7 @@ async def names(client: AsyncSandboxClient) -> set[str]:
     return {image.name for image in await client.list_images()}
 
 
+@pytest.mark.long
 async def test_an_image_is_imported_used_and_deleted_by_its_owner(
     shared: "Service",
     one: AsyncSandboxClient,

@@ -292,6 +292,7 @@ async def test_names_that_no_image_can_have(sandbox: AsyncSandbox, name: str) ->
         await sandbox.snapshot(name)
 
 
+@pytest.mark.long
 async def test_images_outlive_the_agent_and_sandboxes_wait_for_nothing(own_service: "Service") -> None:
     async with own_service.client() as client:
         sandbox = await client.create_sandbox("host")

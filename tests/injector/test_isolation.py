@@ -74,6 +74,7 @@ async def test_it_is_root_with_few_capabilities_and_no_way_to_more(sandbox: Asyn
     assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
 
 
+@pytest.mark.long
 @pytest.mark.needs_root("several users in a sandbox")
 async def test_ordinary_root_work_is_possible(sandbox: AsyncSandbox) -> None:
     job = await sandbox.exec(
@@ -236,6 +237,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
+@pytest.mark.long
 @pytest.mark.needs_root("mounts or writes at the machine's root")
 async def test_a_full_disk_fails_the_command_and_the_upload_not_the_service(
     small_disk: Path, start_service: "type[Service]"

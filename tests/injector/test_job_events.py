@@ -57,6 +57,7 @@ async def test_what_was_not_kept_is_said(sandbox: AsyncSandbox) -> None:
     assert sum(one.skipped for one in pieces) > 500_000
 
 
+@pytest.mark.long
 async def test_who_follows_outlives_an_orchestrator_that_is_killed(own_service: "Service") -> None:
     async with own_service.client() as client:
         sandbox = await client.create_sandbox("host")

@@ -125,6 +125,7 @@ async def test_a_caller_is_told_and_takes_nothing(
     assert left == []
 
 
+@pytest.mark.long
 async def test_the_worker_reads_what_was_left_behind_only_where_it_may_be_a_submission(
     sandbox: AsyncSandbox, hole: str
 ) -> None:

@@ -212,6 +212,7 @@ def session(service: "Service", key: str) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(service.url, headers={"X-API-Key": key})
 
 
+@pytest.mark.long
 async def test_too_many_requests_are_429_with_the_time_to_wait_for(serve: Serve) -> None:
     limited = serve("[default]\nrequests_per_second = 0.01\nburst = 3")
     async with session(limited, GREEDY) as greedy, session(limited, MODEST) as modest:

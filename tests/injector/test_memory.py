@@ -92,6 +92,7 @@ async def test_a_job_that_somebody_reads_is_kept() -> None:
         jobs.get(first.job_id)
 
 
+@pytest.mark.long
 async def test_a_command_never_runs_again_even_when_its_job_is_no_longer_kept(sandbox: AsyncSandbox) -> None:
     once = {"idempotency_key": "once"}
     first = await sandbox.exec("echo ran >> count", **once)  # type: ignore[call-overload]
@@ -110,6 +111,7 @@ async def test_a_command_never_runs_again_even_when_its_job_is_no_longer_kept(sa
     assert (await sandbox.exec("cat count")).stdout == "ran\n"
 
 
+@pytest.mark.long
 async def test_the_orchestrator_keeps_nothing_of_a_request(service: "Service") -> None:
     app = Orchestrator(LocalBackend(service.state, start_agent=False), Keys([])).application()
     async with TestServer(app) as server, ClientSession(server.make_url("/")) as http:

@@ -205,6 +205,7 @@ async def test_blocked_stays_blocked(backend: Direct) -> None:
     assert "Network is unreachable" in await python(backend, sandbox, connecting(FAR))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "address",
     ["127.0.0.1", "10.0.2.2", "10.0.2.1", "10.0.2.4", MACHINE, PRIVATE, METADATA, "0.0.0.0"],
@@ -263,6 +264,7 @@ async def test_a_sandbox_whose_network_is_lost_has_failed(backend: Direct, net: 
     assert (info.status, info.reason) == ("failed", "network_lost")
 
 
+@pytest.mark.long
 async def test_a_killed_agent_leaves_no_translator(own_service: "Service", eventually: Eventually) -> None:
     async with own_service.client(auto_cleanup=False) as client:
         await client.create_sandbox("host", block_network=False)
@@ -271,6 +273,7 @@ async def test_a_killed_agent_leaves_no_translator(own_service: "Service", event
         eventually(lambda: not Path(f"/proc/{made}").exists(), "the translator is gone")
 
 
+@pytest.mark.long
 async def test_a_machine_without_the_program_says_what_to_install(
     tmp_path: Path, start_service: "type[Service]"
 ) -> None:

@@ -159,6 +159,7 @@ async def run(backend: Direct, sandbox_id: str, command: str | list[str], **fiel
     return job
 
 
+@pytest.mark.long
 async def test_it_is_root_inside_and_the_user_outside(
     backend: Direct, agent: "subprocess.Popen[bytes]"
 ) -> None:
@@ -332,6 +333,7 @@ async def test_every_directory_can_be_written(backend: Direct) -> None:
     assert (await run(backend, sandbox, ["python3", "/tmp/everywhere.py"])).stdout == "True []\n"
 
 
+@pytest.mark.long
 async def test_the_machines_files_can_be_changed_in_place(backend: Direct, account: Account) -> None:
     owner = "1000" if account.ids else "0"
     sandbox = await create(backend)
@@ -527,6 +529,7 @@ async def test_other_owners_where_there_is_a_range_of_ids(backend: Direct, accou
     assert job.stdout == ("1000\n" if account.ids else "0\n"), job
 
 
+@pytest.mark.long
 async def test_orchestrator_and_agent_of_one_account(eventually: Eventually) -> None:
     account = Account(user=USER + 2)
     port_file = account.state.parent / "port"
@@ -547,6 +550,7 @@ async def test_orchestrator_and_agent_of_one_account(eventually: Eventually) -> 
     account.remove()
 
 
+@pytest.mark.long
 async def test_a_killed_agent_leaves_no_process_and_the_next_one_says_so(eventually: Eventually) -> None:
     account = Account(user=USER + 1)
     process = account.start()
@@ -607,6 +611,7 @@ def processes_of(user: int) -> set[int]:
     return found
 
 
+@pytest.mark.long
 def test_without_user_namespaces_the_remedy_is_named() -> None:
     """As on machines that keep them from ordinary users; nothing is run without isolation."""
     account = Account()

@@ -112,6 +112,7 @@ def test_two_builds_are_the_same_bytes(archive: Path, tmp_path: Path) -> None:
     assert again.read_bytes() == archive.read_bytes()
 
 
+@pytest.mark.long
 def test_members_are_sorted_and_say_nothing_of_the_builder(archive: Path) -> None:
     with tarfile.open(archive) as tar:
         members = tar.getmembers()

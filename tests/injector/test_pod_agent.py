@@ -55,6 +55,7 @@ async def agent(payload: Path, busybox: Path) -> AsyncIterator[PodAgent]:
 
 
 class TestCommands:
+    @pytest.mark.long
     @pytest.mark.parametrize("user", USERS)
     async def test_they_run_as_the_container_is(self, payload: Path, busybox: Path, user: str) -> None:
         options = ["--setenv", "OF_THE_IMAGE", "x=y", "--chdir", "/tmp"]
@@ -254,6 +255,7 @@ class TestFiles:
 
 
 class TestTerminals:
+    @pytest.mark.long
     @pytest.mark.parametrize("user", USERS)
     async def test_nothing_is_lost_and_nothing_stays(self, payload: Path, busybox: Path, user: str) -> None:
         async with pod_agent(payload, busybox, user=user) as agent:

@@ -114,6 +114,7 @@ def replaced(error: type[SandboxFailed] = SandboxFailed) -> Iterator[None]:
 
 
 class TestTheKey:
+    @pytest.mark.long
     @pytest.mark.parametrize("user", USERS)
     async def test_a_task_cannot_look_into_the_agent_or_its_spawner(
         self, payload: Path, busybox: Path, user: str
@@ -205,6 +206,7 @@ class TestRequests:
             writer.close()
             await proof(agent.connection)
 
+    @pytest.mark.long
     @pytest.mark.parametrize(
         "path", ["/sandboxes", f"/sandboxes/{ID}", "/capabilities", "/introduction", "/jobs/x", "/nothing"]
     )
@@ -222,6 +224,7 @@ class TestRequests:
         assert statuses == [200, 403]
         assert await agent.read("/tmp/runs") == b"run\n"
 
+    @pytest.mark.long
     @pytest.mark.parametrize("change", [TIME_HEADER, NONCE_HEADER, BODY_HEADER, SEAL_HEADER, "path", "body"])
     async def test_a_changed_request_is_refused(self, agent: PodAgent, change: str) -> None:
         headers = Seal(KEY).request("POST", PATH, body=COMMAND).headers

@@ -47,6 +47,7 @@ async def test_a_service_that_is_away_is_an_error_after_the_deadline(own_service
     own_service.start()
 
 
+@pytest.mark.long
 async def test_a_killed_agent_takes_its_sandboxes_with_it_and_the_next_one_says_so(
     own_service: "Service", eventually: Eventually
 ) -> None:

@@ -157,6 +157,7 @@ class TestReplays:
                     assert nonce not in passed
                     passed.add(nonce)
 
+    @pytest.mark.long
     def test_many_requests_take_little_memory_and_all_pass(self) -> None:
         now = NOW
         caller, agent = Seal(KEY, lambda: now), SealVerifier(KEY, lambda: now)

@@ -119,6 +119,7 @@ def narrow_service(tmp_path: Path, start_service: "type[Service]") -> Iterator["
         running.stop()
 
 
+@pytest.mark.long
 async def test_a_crowd_inside_gets_no_more_than_its_places_and_nobody_else_suffers(
     narrow_service: "Service",
 ) -> None:

@@ -45,6 +45,7 @@ def test_with_a_state_directory_on_an_overlay(tmp_path: Path) -> None:
     assert "ext4, xfs or tmpfs" in done.stderr
 
 
+@pytest.mark.long
 def test_the_orchestrator_ends_with_the_agents_complaint(tmp_path: Path) -> None:
     line = [
         *UNPRIVILEGED,
@@ -76,6 +77,7 @@ def test_capabilities_tell_what_works_and_what_is_missing(monkeypatch: pytest.Mo
     assert not unable.able and "apt-get install slirp4netns" in unable.remedy
 
 
+@pytest.mark.long
 async def test_without_isolation_only_by_name(tmp_path: Path, start_service: "type[Service]") -> None:
     workspace = Path("/workspace")
     before = workspace.exists()

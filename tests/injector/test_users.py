@@ -11,6 +11,8 @@ from orchard.injector.agent.local.archives import import_image
 from orchard.injector.client import AsyncSandboxClient
 from orchard.injector.errors import SandboxRequestInvalid
 
+pytestmark = pytest.mark.long
+
 if TYPE_CHECKING:
     from tests.injector.conftest import Archives, Service
 

@@ -92,6 +92,7 @@ def told(process: "subprocess.Popen[str]") -> str:
     return " ".join(out.split())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", REFUSED)
 def test_up_and_doctor_refuse_in_the_same_words(name: str, tmp_path: Path) -> None:
     made, sentence = REFUSED[name]
@@ -99,6 +100,7 @@ def test_up_and_doctor_refuse_in_the_same_words(name: str, tmp_path: Path) -> No
     assert sentence in shown and sentence in refused
 
 
+@pytest.mark.long
 def test_too_few_processes(tmp_path: Path) -> None:
     text = Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text()
     group = layout(*text).parents["pids"] / f"orchard-test-{os.getpid()}"
@@ -180,6 +182,7 @@ TAKEN = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", TAKEN)
 def test_a_port_that_is_taken(name: str, tmp_path: Path) -> None:
     (tmp_path / ".orchard" / "tables").mkdir(parents=True)
@@ -222,6 +225,7 @@ def test_the_first_run_without_a_network_ends_at_the_first_failure(tmp_path: Pat
     assert out.count("the package index cannot be reached") == 1 and "sdist_missing" not in out
 
 
+@pytest.mark.long
 def test_the_first_run_on_the_unsafe_host_is_refused_at_once(tmp_path: Path) -> None:
     out = told(run(tmp_path, "true", "--sandbox", "unsafe-host", "quickstart"))
     assert "leave it out (`orchard doctor` says" in out

@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 import msgspec
+import pytest
 
 from orchard.actions.campaign_hints import hints
 from orchard.actions.campaign_rows import CampaignRows, read_rows
@@ -37,6 +38,7 @@ def read(store: str, running: list[str], capped: list[str]) -> CampaignRows:
         return read_rows(tables, [CAMPAIGN], running, capped, position(store))
 
 
+@pytest.mark.long
 async def test_a_rollout_that_runs_shows_its_turns_tokens_and_cost(keep: Any) -> None:
     author = Author()
     done, runs = author.rollout(0, ["ls"], resolved=True), author.rollout(1, ["ls"], resolved=True)[:-1]
@@ -68,6 +70,7 @@ async def test_a_model_that_is_not_told_of_its_tools_is_named_once(keep: Any) ->
     assert "m at endpoint default" in sentence
 
 
+@pytest.mark.long
 async def test_reading_the_tables_does_not_import_pandas(keep: Any) -> None:
     """Arrow does in many places, for as long as everything else that `status` does takes."""
     store = await keep(Author().rollout(0, ["ls"], resolved=True))
@@ -119,6 +122,7 @@ async def test_a_rollout_is_shown_with_what_lies_in_blobs(keep: Any, command_lin
     assert "echo found" in done.stdout
 
 
+@pytest.mark.long
 async def test_commands_about_a_name_that_is_not_there_fail(keep: Any, command_line: Command) -> None:
     store = await keep(Author().rollout(0, ["ls"], resolved=True))
     for words, says in (

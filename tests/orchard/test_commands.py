@@ -45,6 +45,7 @@ def test_each_mistake_that_is_told_in_one_sentence_exists() -> None:
         assert issubclass(getattr(import_module(module), name), Exception)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "spared"),
     [

@@ -59,6 +59,7 @@ def completed(store: Path, line: str, cwd: Path | None = None) -> list[str]:
     return done.stdout.split()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("line", "names"),
     [
@@ -78,6 +79,7 @@ def test_names_and_options_are_completed(store: Path, line: str, names: list[str
     assert completed(store, line) == names
 
 
+@pytest.mark.long
 def test_nothing_is_completed_and_nothing_said_where_nothing_is(tmp_path: Path) -> None:
     for line in ("watch ", "submit x --task ", "try "):
         assert completed(tmp_path / "none", line, cwd=tmp_path) == []

@@ -5,6 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 import msgspec
+import pytest
 from typer.testing import CliRunner
 
 from orchard.cli.app import app
@@ -35,6 +36,7 @@ def lines(store: str, *words: str) -> dict[str, dict[str, Any]]:
     return {line["name"]: line for line in json.loads(done.stdout)["lines"]}
 
 
+@pytest.mark.long
 async def test_every_call_counts_and_what_is_not_known_is_no_zero(keep: Any) -> None:
     events = []
     for name, model, cost in (("dear", "m", 0.5), ("free", "n", None)):

@@ -7,6 +7,8 @@ import pytest
 from orchard.configuration.run_files import UpRecord, running
 from tests.chaos.world import QUICK, pipeline, until
 
+pytestmark = pytest.mark.long
+
 URL, KEY = "http://127.0.0.1:9", "key-of-the-other-service"
 
 

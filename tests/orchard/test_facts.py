@@ -47,6 +47,7 @@ def jq(query: str, text: str) -> str:
     return subprocess.run(["jq", "-r", query], input=text, text=True, capture_output=True, check=True).stdout
 
 
+@pytest.mark.long
 def test_the_status_of_campaigns_has_reasons_and_hints() -> None:
     reasons = abort_reasons([{"cause": "llm_refused", "detail": "a wrong key", "rollouts": 2}])
     view = CampaignView("c", 3, State.RUNNING, {"resolved": 1, "aborted: llm_refused": 2}, reasons=reasons)
@@ -61,6 +62,7 @@ def test_the_status_of_campaigns_has_reasons_and_hints() -> None:
     check("status", msgspec.json.encode(status_facts(StoreStatus([], held="held", tasks=(2, 1)))).decode())
 
 
+@pytest.mark.long
 def test_what_doctor_finds_is_one_object_and_the_exit_status_stays(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["--store", str(tmp_path), "doctor", "--json"])
     check("doctor", done.stdout)
@@ -68,6 +70,7 @@ def test_what_doctor_finds_is_one_object_and_the_exit_status_stays(tmp_path: Pat
     assert done.exit_code == (int(bad) > 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("command", "query", "says"),
     [
@@ -115,6 +118,7 @@ async def store(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(place / "store")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("command", "words", "query", "says"),
     [

@@ -52,6 +52,7 @@ def errors(stderr: str) -> list[str]:
     return [line for line in stderr.splitlines() if line.startswith("error: ")]
 
 
+@pytest.mark.long
 def test_an_agent_that_cannot_start(tmp_path: Path) -> None:
     """Another one holds its directory."""
     store = tmp_path / "store"
@@ -68,6 +69,7 @@ def test_an_agent_that_cannot_start(tmp_path: Path) -> None:
     assert not RunFiles(store).record.exists()
 
 
+@pytest.mark.long
 def test_a_nats_store_that_cannot_be_used(tmp_path: Path) -> None:
     store = tmp_path / "store"
     store.mkdir()
@@ -80,6 +82,7 @@ def test_a_nats_store_that_cannot_be_used(tmp_path: Path) -> None:
     assert left_of(store) == []
 
 
+@pytest.mark.long
 async def test_ctrl_c_while_a_service_is_not_ready(tmp_path: Path) -> None:
     store = tmp_path / "store"
     process = up(store)

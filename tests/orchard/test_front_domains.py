@@ -78,6 +78,7 @@ def done(package: Path, *words: str) -> str:
     return found.stdout
 
 
+@pytest.mark.long
 def test_its_commands_stand_beside_the_others(package: Path) -> None:
     assert done(package, "dock").strip() == "docked"
     listed = done(package, "--help")
@@ -85,6 +86,7 @@ def test_its_commands_stand_beside_the_others(package: Path) -> None:
     assert "orbits" in done(package, "tasks", "--help")
 
 
+@pytest.mark.long
 def test_its_way_of_synthesis_is_chosen_by_its_word_and_has_its_own_options(package: Path) -> None:
     said = done(package, "tasks", "synthesize", "--help")
     assert "With orbit: of the engine." in said and "of crafts (orbit)" in said and "they fly" in said

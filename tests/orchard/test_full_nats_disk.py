@@ -92,6 +92,7 @@ def said(told: list[str], text: str) -> Callable[[], bool]:
     return lambda: any(text in sentence for sentence in told)
 
 
+@pytest.mark.long
 async def test_a_full_disk_holds_work_and_heals_when_there_is_space(small_disk: Path) -> None:
     told: list[str] = []
     async with pipeline(small_disk, SETTINGS, told) as (_, worker), Claims(worker, Queue()) as claims:

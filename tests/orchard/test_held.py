@@ -18,6 +18,8 @@ from orchard.streams.publisher import Publisher
 from orchard.streams.settings import NatsSettings
 from tests.orchard.conftest import Command
 
+pytestmark = pytest.mark.long
+
 PAGE = (Path(__file__).parents[2] / "docs" / "runbooks" / "lost-stream-data.md").read_text()
 EVENTS = 100
 LEAN = {

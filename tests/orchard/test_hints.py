@@ -7,7 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from orchard.cli.listed import FLAGS, SHARED, Listed, commands
+
+pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("schemas", "streams", "storage", "injector", "workers", "pipelines", "orchard")

@@ -71,6 +71,7 @@ def encoded(user: str, password: str) -> dict[str, str]:
     return {"auth": base64.b64encode(f"{user}:{password}".encode()).decode()}
 
 
+@pytest.mark.long
 def test_a_pull_shows_what_docker_login_stored_or_what_stdin_says(
     registry: Registry,
     archives: Archives,
@@ -124,6 +125,7 @@ def test_credentials_are_found_as_docker_finds_them(tmp_path: Path) -> None:
         stored_credentials("r.example/a:1", tmp_path / "config.json")
 
 
+@pytest.mark.long
 def test_a_pull_that_is_killed_leaves_nothing_and_the_next_one_succeeds(
     registry: Registry, archives: Archives, state: Path, images: Command
 ) -> None:

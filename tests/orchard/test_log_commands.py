@@ -3,6 +3,7 @@
 import asyncio
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner, Result
 
 from orchard.cli.app import app
@@ -14,6 +15,8 @@ from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
 from tests.orchard.test_facts import check, jq
 from tests.storage.conftest import Log
+
+pytestmark = pytest.mark.long
 
 
 async def _store_with_rollouts(store: Path) -> None:

@@ -84,6 +84,7 @@ async def test_the_guide_works_word_by_word(
     assert "never validated" not in said["show greet"]
 
 
+@pytest.mark.long
 async def test_rows_of_any_repository_are_imported(
     running: Running, command_line: Command, tmp_path: Path
 ) -> None:
@@ -163,6 +164,7 @@ models = [{ name = "oracle", endpoint = "oracle", kind = "oracle" }]
 """
 
 
+@pytest.mark.long
 async def test_tasks_that_ask_for_a_network_are_refused_by_all_that_would_run_them_without(
     running: Running, command_line: Command, tmp_path: Path
 ) -> None:
@@ -197,6 +199,7 @@ async def test_tasks_that_ask_for_a_network_are_refused_by_all_that_would_run_th
     assert (await done(*begun, **granted)).returncode == 0, "a campaign goes on with the harness that it has"
 
 
+@pytest.mark.long
 async def test_tasks_below_a_minimum_label_are_left_out_and_told(
     running: Running, command_line: Command
 ) -> None:

@@ -144,6 +144,7 @@ async def _paused(book: CampaignBook, name: str) -> None:
             await asyncio.sleep(0.1)
 
 
+@pytest.mark.long
 async def test_submitting_again_adds_nothing_and_another_plan_is_refused(running: Running) -> None:
     spec = running.spec("twice")
     await running.submit(spec)
@@ -162,6 +163,7 @@ async def test_submitting_again_adds_nothing_and_another_plan_is_refused(running
     assert running.sql(requests) == [(spec.size,)]
 
 
+@pytest.mark.long
 async def test_a_dead_endpoint_aborts_nothing_and_status_says_that_it_rests(
     running: Running, orchard: Command
 ) -> None:
@@ -220,6 +222,7 @@ async def test_a_cancelled_campaign_stops_and_resume_brings_it_back(
     )
 
 
+@pytest.mark.long
 async def test_an_endpoint_that_cannot_work_is_refused_before_anything_is_queued(running: Running) -> None:
     async def nothing(_: web.Request) -> web.Response:
         return web.json_response({"error": {"message": "no such model"}}, status=404)
@@ -312,6 +315,7 @@ async def test_a_corrupt_blob_aborts_the_rollout_and_is_named(running: Running) 
     assert sha in str(running.sql("select detail from rollouts where campaign = 'damaged'")[0][0])
 
 
+@pytest.mark.long
 async def test_a_request_that_is_none_becomes_a_dead_letter_that_can_be_looked_at(
     running: Running, orchard: Command
 ) -> None:
@@ -329,6 +333,7 @@ async def test_a_request_that_is_none_becomes_a_dead_letter_that_can_be_looked_a
     assert "not" in jq(".request | fromjson", letter)
 
 
+@pytest.mark.long
 async def test_a_second_writer_and_a_second_up_are_refused(running: Running, orchard: Command) -> None:
     writer = orchard("writer", store=running.store)
     assert writer.returncode == 1
@@ -339,6 +344,7 @@ async def test_a_second_writer_and_a_second_up_are_refused(running: Running, orc
     assert "another `orchard up` runs" in up.stderr
 
 
+@pytest.mark.long
 async def test_an_event_of_an_unknown_type_is_kept_and_stops_nothing(running: Running) -> None:
     async with running.session.connection("test") as connection:
         await connection.jetstream.publish("orchard.events.plain.00.weather.changed", b'{"sky": "grey"}')
@@ -374,6 +380,7 @@ def holding(store: Path, text: bytes) -> list[Path]:
             continue
 
 
+@pytest.mark.long
 async def test_the_store_is_its_owners_alone(running: Running) -> None:
     store = running.session.directory
     for path in (store, store / "run", store / "nats"):

@@ -62,6 +62,7 @@ def test_rows_for_a_shell_end_as_its_lines_do(tmp_path: Path) -> None:
     assert told.stdout == 'rollout_id,said\nc95337d9,"a, b"\n'
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rows", [0, 1, 2])
 def test_json_is_an_array_and_jsonl_an_object_a_line(tmp_path: Path, rows: int) -> None:
     query = f"select range as number from range({rows})"

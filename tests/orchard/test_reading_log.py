@@ -104,6 +104,7 @@ def test_the_notebook_runs(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert known["main"].message.role == "system"
 
 
+@pytest.mark.long
 def test_show_has_turns_with_what_they_cost(store: str, capsys: pytest.CaptureFixture[str]) -> None:
     session = Session(Config(store=store))
     with Log(store) as log:
@@ -123,6 +124,7 @@ def test_show_has_turns_with_what_they_cost(store: str, capsys: pytest.CaptureFi
     assert "echo 1" in said and "echo 2" not in said
 
 
+@pytest.mark.long
 async def test_an_open_rollout_shows_all_attempts_and_a_graded_one_its_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

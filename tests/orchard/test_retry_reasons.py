@@ -71,6 +71,7 @@ async def said(place: World, part: str) -> tuple[str, Status]:
             await asyncio.sleep(0.1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("status", "part", "remedy"),
     [
@@ -92,11 +93,12 @@ async def test_an_endpoint_that_refuses_is_the_reason_with_a_remedy(
     assert f"answered {status}" in hint and "not today" in hint and remedy in hint
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tries", [1, 9], ids=["between two attempts", "within an attempt"])
 async def test_a_sandbox_service_that_is_away_is_the_reason_while_rollouts_wait(
     place: World, tries: int, unused_tcp_port: int
 ) -> None:
-    async with AsyncSandboxClient(f"http://127.0.0.1:{unused_tcp_port}") as away:
+    async with AsyncSandboxClient(f"http://127.0.0.1:{unused_tcp_port}", retry_seconds=1.0) as away:
         without = dataclasses.replace(place, sandboxes=away)
         await without.submit(tiny_task(1))
         async with without.working(sandbox=SandboxSettings(creation_tries=tries)):
@@ -109,6 +111,7 @@ async def test_a_sandbox_service_that_is_away_is_the_reason_while_rollouts_wait(
     assert hint in screen.file.getvalue()  # type: ignore[attr-defined]
 
 
+@pytest.mark.long
 async def test_a_retry_counts_by_its_newest_failure_until_a_sandbox_is_there(tmp_path: Path) -> None:
     author = Author()
     plan = CampaignSubmitted(

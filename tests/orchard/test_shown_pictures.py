@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from orchard.cli.app import app
@@ -12,6 +13,8 @@ from orchard.storage.reader import open_tables
 from orchard.storage.upkeep.maintenance import compact, rebuild_derived
 from tests.gui_log import SCREEN, GuiAuthor
 from tests.orchard.page.conftest import stored
+
+pytestmark = pytest.mark.long
 
 _IMAGES = (
     "select rollout_id, attempt, turn, role, number, sha256, size, media_type, width, height, place, caption "

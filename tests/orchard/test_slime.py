@@ -108,6 +108,7 @@ async def arguments(nats_server, tmp_path, monkeypatch):
     )
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("installed")
 async def test_slime_gets_groups_of_exactly_n_samples(arguments):
     output = await asyncio.to_thread(slime.generate_rollout, arguments, 0, None)
@@ -128,6 +129,7 @@ async def test_slime_gets_groups_of_exactly_n_samples(arguments):
     assert output.metrics["orchard/generated"] == 4
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("installed")
 async def test_our_advantages_take_the_place_of_rewards_that_are_kept(arguments):
     arguments.orchard_advantages, arguments.rewards_normalization = True, False

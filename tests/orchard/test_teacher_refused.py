@@ -23,6 +23,8 @@ from orchard.workers.llm.settings import EndpointSettings
 from tests.pipelines.policy.small_models import write_model
 from tests.tiny_tasks import tiny_task
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 async def registered(nats_server: EmbeddedServer, tmp_path: Path) -> Session:

@@ -29,6 +29,7 @@ async def written(session: Session, connection: Connection) -> None:
     await Writer(session.config.store, connection).run(stop)
 
 
+@pytest.mark.long
 async def test_a_campaign_that_is_resumed_is_not_over_by_the_outcomes_of_before(
     nats_server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,12 +6,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from orchard.pipelines.campaigns.commands import Campaigns
 from orchard.schemas.queues import Queue
 from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
 from tests.chaos.world import session_for
 from tests.orchard.test_submission import plan
+
+pytestmark = pytest.mark.long
 
 
 async def test_up_names_the_campaigns_that_it_continues_and_says_that_it_stops(tmp_path: Path) -> None:

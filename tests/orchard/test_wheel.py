@@ -61,6 +61,7 @@ def folder(tmp_path: Path, installed: Installed) -> Iterator[Folder]:
     yield Folder(place, installed)
 
 
+@pytest.mark.long
 def test_nothing_but_orchard_is_installed(installed: Installed) -> None:
     names = {"orchard_pipeline" if name.endswith(".dist-info") else name for name in installed.landed}
     assert names == {"orchard", "orchard_env", "orchard_pipeline"}
@@ -88,6 +89,7 @@ def test_each_way_to_start_it_says_its_version(folder: Folder) -> None:
     assert folder.run("python", "-P", "-c", line) == (0, "0.1.0\n", "")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "words",
     [

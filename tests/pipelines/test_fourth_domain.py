@@ -66,6 +66,7 @@ def _forget() -> None:
         cached.cache_clear()
 
 
+@pytest.mark.long
 async def test_a_fourth_domain_goes_from_its_source_to_a_dataset(
     sums: Path,
     nats_server: EmbeddedServer,

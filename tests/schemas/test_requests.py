@@ -80,6 +80,7 @@ def test_a_request_as_commands_make_it_is_read(read: Callable[[bytes], object], 
     assert read(msgspec.json.encode(request_)) == request_
 
 
+@pytest.mark.long
 def test_ten_thousand_mutants_are_requests_or_reasons() -> None:
     reasons = 0
     for raw in mutants([msgspec.json.encode(REQUEST)], 10_000, seed=1):

@@ -76,6 +76,7 @@ async def _archive(archiving: Archiving, campaign: str) -> None:
         pass
 
 
+@pytest.mark.long
 async def test_archive_and_stream_rebuild_what_was_live(
     connection: Connection, publisher: Publisher, store: str, write: Write, log, archiving, tmp_path
 ) -> None:
@@ -196,6 +197,7 @@ async def test_a_late_outcome_of_an_archived_rollout_is_refused(
         await publisher.terminal(log.finished(log.rollout(0), attempt=2))
 
 
+@pytest.mark.long
 async def test_what_comes_after_archiving_goes_into_another_part(
     connection: Connection, publisher: Publisher, store: str, write: Write, log, archiving
 ) -> None:
@@ -244,6 +246,7 @@ async def test_a_large_campaign_is_archived_in_parts_and_segments(
     assert live["events"] != store_digests(store)["events"]  # the log has recorded the three parts
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("size", "state", "closed"),
     [
@@ -273,6 +276,7 @@ async def test_only_closed_campaigns_are_archived(
             await _archive(archiving, "demo")
 
 
+@pytest.mark.long
 async def test_an_archived_campaign_is_resumed_only_after_restore(
     connection: Connection, publisher: Publisher, store: str, write: Write, log, archiving
 ) -> None:

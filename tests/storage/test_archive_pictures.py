@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from orchard.pipelines.campaigns.archiving import Archiving
 from orchard.schemas.subjects import campaign_subjects
 from orchard.storage.archive.verify import verify_archive
@@ -16,6 +18,8 @@ from orchard.streams.publisher import Publisher
 from orchard.streams.reading import subjects
 from tests.gui_log import GuiAuthor, screen
 from tests.storage.test_archive import Write, write_to
+
+pytestmark = pytest.mark.long
 
 LOOKS = "select rollout_id, turn, number, sha256, size, width, height from images order by all"
 SHOWN = "select rollout_id, node, images_shown from llm_calls_all order by all"

@@ -5,6 +5,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from orchard.schemas.queues import Queue
 from orchard.storage.digest import store_digests
 from orchard.storage.upkeep.maintenance import check
@@ -14,6 +16,8 @@ from orchard.streams.publisher import Publisher
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
+
+pytestmark = pytest.mark.long
 
 
 async def _write(directory: Path, server: EmbeddedServer) -> None:

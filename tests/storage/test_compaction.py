@@ -49,6 +49,7 @@ async def _write_small(publisher: Publisher, write: Write, log, commits: int) ->
     await write(WriterSettings(commit_rows=6))
 
 
+@pytest.mark.long
 async def test_rows_stay_the_same_and_in_order(publisher: Publisher, store: str, write: Write, log) -> None:
     await _write_small(publisher, write, log, 8)
     before = store_digests(store)
@@ -86,6 +87,7 @@ async def test_a_table_opened_before_a_compaction_still_appends(
     assert check(store) == []
 
 
+@pytest.mark.long
 async def test_two_compactions_at_once_double_nothing(
     publisher: Publisher, store: str, write: Write, log
 ) -> None:

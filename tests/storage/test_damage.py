@@ -108,6 +108,7 @@ def _damaged(filled: Path, number: int) -> Iterator[tuple[Path, Path]]:
         shutil.rmtree(copy)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [5, pytest.param(200, marks=pytest.mark.slow)])
 async def test_a_reading_check_finds_every_damage_that_matters(filled: Path, number: int) -> None:
     before = _told(filled)
@@ -123,6 +124,7 @@ def _spoil(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("table", "what"),
     [("messages_all", "0*.json"), ("messages_all", "*"), (PROGRESS, "*.checkpoint.parquet")],
@@ -147,6 +149,7 @@ async def test_a_damaged_log_is_named_with_its_command_and_a_rebuild_needs_nothi
     assert store_digests(str(filled)) == before
 
 
+@pytest.mark.long
 async def test_events_with_a_damaged_log_come_again_from_the_stream(
     filled: Path, connection: Connection
 ) -> None:
@@ -164,6 +167,7 @@ async def test_events_with_a_damaged_log_come_again_from_the_stream(
     assert store_digests(str(filled)) == before
 
 
+@pytest.mark.long
 async def test_a_stream_that_has_less_than_the_files_of_a_damaged_log_replaces_nothing(
     filled: Path, connection: Connection
 ) -> None:
@@ -178,6 +182,7 @@ async def test_a_stream_that_has_less_than_the_files_of_a_damaged_log_replaces_n
     assert sorted(path.name for path in (filled / "tables" / EVENTS).glob("*.parquet")) == kept
 
 
+@pytest.mark.long
 async def test_a_flipped_byte_is_neither_derived_from_nor_merged_nor_built_into_a_dataset(
     filled: Path,
 ) -> None:
@@ -196,6 +201,7 @@ async def test_a_flipped_byte_is_neither_derived_from_nor_merged_nor_built_into_
     assert {finding.split(":")[0] for finding in check(str(filled), read=True)} == {"messages_all", EVENTS}
 
 
+@pytest.mark.long
 async def test_a_file_without_a_checksum_is_not_known_and_no_finding(filled: Path) -> None:
     """As versions before this one wrote it."""
     location = Location.parse(str(filled))
@@ -267,6 +273,7 @@ def _at(rows, sequence: int):
     return rows.set_column(0, "sequence", pa.array([sequence], pa.int64()))
 
 
+@pytest.mark.long
 async def test_a_table_that_is_made_while_it_is_opened_is_not_damaged(
     filled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import duckdb
+import pytest
 
 from orchard.storage.location import Location
 from orchard.storage.reader import open_tables, refresh
@@ -35,6 +36,7 @@ def _agrees(tables: duckdb.DuckDBPyConnection, store: str) -> dict[str, int]:
     return expected
 
 
+@pytest.mark.long
 async def test_a_connection_sees_what_was_committed_since(
     publisher: Publisher, store: str, write, log
 ) -> None:
@@ -49,6 +51,7 @@ async def test_a_connection_sees_what_was_committed_since(
         assert [counts["rollouts_all"] for counts in seen] == [1, 2, 3, 4]
 
 
+@pytest.mark.long
 async def test_a_connection_finds_a_log_that_was_made_anew(
     publisher: Publisher, store: str, write, log
 ) -> None:
@@ -65,6 +68,7 @@ async def test_a_connection_finds_a_log_that_was_made_anew(
         assert _agrees(tables, store)["rollouts_all"] == 4
 
 
+@pytest.mark.long
 async def test_a_connection_that_slept_through_the_cleaning_of_a_log_sees_the_newest(
     publisher: Publisher, store: str, write, log
 ) -> None:

@@ -40,6 +40,7 @@ def _fill(store: str, leave: int) -> Path:
     return path
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("leave", [0, 40_000, 120_000])
 async def test_a_full_disk_stops_the_writer_and_nothing_is_half_done(
     publisher: Publisher, store: str, write: Write, log, prose: Callable[[int], str], leave: int

@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from orchard.storage.delta import snapshot
 from orchard.storage.digest import store_digests
 from orchard.storage.location import Location
@@ -87,6 +89,7 @@ async def test_sigkill_loses_and_doubles_nothing(
     assert store_digests(store) == live
 
 
+@pytest.mark.long
 async def test_sigterm_commits_what_the_stream_holds(
     nats_server: EmbeddedServer, publisher: Publisher, store: str, log
 ) -> None:
@@ -101,6 +104,7 @@ async def test_sigterm_commits_what_the_stream_holds(
         assert tables.sql("select count(*) from rewards").fetchall() == [(30,)]
 
 
+@pytest.mark.long
 async def test_the_lock_of_a_killed_writer_is_free(
     nats_server: EmbeddedServer, publisher: Publisher, store: str, write: Callable[[], Awaitable[None]], log
 ) -> None:

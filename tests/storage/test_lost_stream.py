@@ -191,6 +191,7 @@ async def test_what_is_lost_on_the_way_to_the_server_is_sent_again(
             assert raw == encode_event(scene.published[number - 1])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "seed", [pytest.param(n, marks=pytest.mark.slow) if n >= 8 else n for n in range(50)]
 )
@@ -257,6 +258,7 @@ def outcomes(store: str) -> list[tuple[object, ...]]:
         return tables.sql("select rollout_id, sequence, event_id, reward from rollouts order by 2").fetchall()
 
 
+@pytest.mark.long
 async def test_a_stream_that_went_on_after_a_loss_replaces_no_accepted_outcome(committed: Scene, log) -> None:
     scene, other = committed, type(log)("second")
     before = outcomes(scene.store)
@@ -409,6 +411,7 @@ async def restore_over(server: EmbeddedServer, store: str, tmp_path: Path) -> Re
         return await restore_stream(store, operator, SETTINGS, tmp_path / "work")
 
 
+@pytest.mark.long
 async def test_nobody_publishes_past_a_loss_that_one_process_alone_has_seen(tmp_path: Path, log) -> None:
     """The outcome is confirmed to one worker, not yet read by the writer, and lost."""
     rollout = log.rollout(0)
@@ -501,6 +504,7 @@ async def test_what_one_process_has_found_holds_until_the_stream_is_restored(tmp
         await end(newcomer.task)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("moment", ["comparing", "rebuilding", "replacing the stream"])
 async def test_a_restore_that_is_ended_anywhere_goes_on(
     scene: Scene, moment: str, monkeypatch: pytest.MonkeyPatch

@@ -3,6 +3,8 @@
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import pytest
+
 from orchard.schemas.queues import Queue
 from orchard.storage.digest import store_digests
 from orchard.storage.reader import open_tables
@@ -15,6 +17,8 @@ from orchard.streams.reading import bounds
 from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
 from tests.benchmarks.million import OPEN_FATES, Plan, fill_store, fill_stream
+
+pytestmark = pytest.mark.long
 
 PLAN = Plan(rollouts=301, campaigns=2, samples=2, open_share=0.3)
 

@@ -121,6 +121,7 @@ def other_reader(small_files: Location) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
+@pytest.mark.long
 def test_a_stopped_reader_keeps_its_files(small_files: Location, other_reader: subprocess.Popen[str]) -> None:
     other_reader.send_signal(signal.SIGSTOP)
     compact(small_files, EVENTS, above=1)
@@ -130,6 +131,7 @@ def test_a_stopped_reader_keeps_its_files(small_files: Location, other_reader: s
     assert _after_grace(small_files) == ROLLOUTS
 
 
+@pytest.mark.long
 def test_a_killed_reader_holds_nothing(small_files: Location, other_reader: subprocess.Popen[str]) -> None:
     compact(small_files, EVENTS, above=1)
     other_reader.kill()

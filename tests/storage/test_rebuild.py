@@ -62,6 +62,7 @@ async def test_an_empty_store_beside_a_stream_with_events_is_not_rebuilt_from_no
     await refuse_empty(store, connection)
 
 
+@pytest.mark.long
 async def test_two_stores_of_one_stream_are_equal_however_their_commits_were_cut(
     connection: Connection, publisher: Publisher, store: str, write: Write, log, tmp_path, monkeypatch
 ) -> None:
@@ -74,6 +75,7 @@ async def test_two_stores_of_one_stream_are_equal_however_their_commits_were_cut
     assert store_digests(from_stream) == store_digests(store)
 
 
+@pytest.mark.long
 async def test_tables_catch_up_after_a_crash_between_events_and_derived(
     connection: Connection, publisher: Publisher, store: str, write: Write, log, tmp_path
 ) -> None:

@@ -33,6 +33,7 @@ def _earlier_derivation(table: str) -> str:
     return "earlier" if table in (CALLS, REWARDS) else derive.derivation(table)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", ["earlier", "this"])
 async def test_an_earlier_versions_rows_are_derived_anew_and_no_others(
     connection: Connection, publisher: Publisher, store: str, write, log, tmp_path, monkeypatch, first: str

@@ -66,6 +66,7 @@ async def _publish(publisher: Publisher, log, samples: range) -> None:
         await publisher.events(log.whole_rollout(sample))
 
 
+@pytest.mark.long
 async def test_a_store_on_s3_equals_one_in_a_directory(
     connection: Connection, publisher: Publisher, s3_store: str, store: str, log
 ) -> None:
@@ -84,6 +85,7 @@ async def test_a_store_on_s3_equals_one_in_a_directory(
         assert tables.sql("select count(*) from rollouts").fetchall() == [(3,)]
 
 
+@pytest.mark.long
 async def test_blobs_on_s3_are_verified(s3_store: str) -> None:
     blobs = BlobStore(s3_store)
     small, large = b"x", os.urandom(12 * 1024 * 1024)

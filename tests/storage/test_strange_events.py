@@ -41,6 +41,7 @@ def kept(row: dict[str, object]) -> bytes:
     return base64.b64decode(text) if row["dataschema"] == BASE64 else text.encode()
 
 
+@pytest.mark.long
 def test_twelve_thousand_mutants_become_rows_that_give_the_same_tables_again(log, documents) -> None:
     subject = done_subject(log.rollout(0))
     raws = list(mutants(documents, 12_000, seed=1))
@@ -70,6 +71,7 @@ def test_one_mutant_at_a_time_gives_what_a_batch_gives(documents) -> None:
     assert together.facts == [fact for one in alone for fact in one.facts]
 
 
+@pytest.mark.long
 async def test_a_writer_passes_hundreds_of_mutants_and_every_view_still_answers(
     connection: Connection, publisher: Publisher, store: str, write: Write, log, documents
 ) -> None:

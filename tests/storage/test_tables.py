@@ -60,6 +60,7 @@ def test_whatever_bytes_come_are_kept(raws: list[bytes]) -> None:
     assert [_kept(row) for row in rows] == raws
 
 
+@pytest.mark.long
 @settings(max_examples=150, deadline=None)
 @given(
     fields=st.dictionaries(st.sampled_from(ENVELOPE), JSON),

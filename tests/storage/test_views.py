@@ -102,6 +102,7 @@ async def test_an_open_rollout_has_no_outcome_and_nothing_abandoned(
     ]
 
 
+@pytest.mark.long
 async def test_a_reopened_rollout_counts_by_its_later_outcome(
     publisher: Publisher, store: str, write: Write, log
 ) -> None:
@@ -299,6 +300,7 @@ async def test_tokens_and_tool_calls_are_columns(publisher: Publisher, store: st
     assert row[6].tzinfo is None
 
 
+@pytest.mark.long
 async def test_a_connection_sees_new_commits_after_refresh(
     publisher: Publisher, store: str, write: Write, log
 ) -> None:
@@ -322,6 +324,7 @@ async def test_the_stored_tables_have_the_declared_columns(
             assert tables.sql(f"select * from tables.{table}").columns == SCHEMAS[table].names
 
 
+@pytest.mark.long
 async def test_a_range_is_read_from_the_files_alone_that_have_it(
     publisher: Publisher, store: str, write: Write, log
 ) -> None:
@@ -355,6 +358,7 @@ async def test_a_range_is_read_from_the_files_alone_that_have_it(
             tables.sql(query).fetchall()
 
 
+@pytest.mark.long
 async def test_a_range_ends_where_the_tables_are_whole(
     publisher: Publisher, store: str, write: Write, log
 ) -> None:

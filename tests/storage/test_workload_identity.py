@@ -8,7 +8,7 @@ import pytest
 
 from tests import aws_cloud
 
-pytestmark = pytest.mark.needs_root("a network of its own, where AWS has its names")
+pytestmark = [pytest.mark.long, pytest.mark.needs_root("a network of its own, where AWS has its names")]
 SECONDS = 120.0
 ARROW = """
 from orchard.storage.location import Location

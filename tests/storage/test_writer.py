@@ -100,6 +100,7 @@ async def test_events_are_committed_while_the_writer_runs(
     assert _rows(store, "select count(*) from rollouts") == [(2,)]
 
 
+@pytest.mark.long
 async def test_derived_tables_follow_a_stream_that_never_rests(
     connection: Connection, publisher: Publisher, store: str, log
 ) -> None:
@@ -122,6 +123,7 @@ async def test_derived_tables_follow_a_stream_that_never_rests(
     assert _rows(store, "select count(*) from requests") == [(sample,)]
 
 
+@pytest.mark.long
 async def test_the_log_goes_first_for_a_bounded_time(
     publisher: Publisher, store: str, write: Write, log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,6 +177,7 @@ async def test_an_event_of_an_unknown_type_is_kept_as_it_is(
     assert _rows(store, "select * from unreadable") == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("raw", [b"not json", b"", b'{"id": 1}', '{"caf\u00e9": "'.encode(), b"null"])
 async def test_bytes_that_are_no_event_are_kept_as_text(
     connection: Connection, store: str, write: Write, raw: bytes

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import msgspec
+import pytest
 
 from orchard.schemas.campaigns import RolloutRequest
 from orchard.schemas.events import Event, RolloutStarted, make_event
@@ -21,6 +22,8 @@ from orchard.streams.server import EmbeddedServer
 from orchard.streams.settings import NatsSettings
 from orchard.streams.topology import declare
 from orchard.workers.attempts.queue_maintenance import maintain_queues
+
+pytestmark = pytest.mark.long
 
 ROLLOUTS = 100
 SLOTS = 6

@@ -67,6 +67,7 @@ async def test_publishing_again_stores_nothing_and_returns_the_first_sequence(
     assert (await bounds(connection, names.EVENTS)).messages == 2
 
 
+@pytest.mark.long
 async def test_a_server_killed_while_publishing_loses_and_doubles_nothing(
     server: EmbeddedServer,
     connection: Connection,

@@ -45,6 +45,7 @@ def old_store(tmp_path: Path) -> Path:
     return store
 
 
+@pytest.mark.long
 async def test_it_opens_goes_on_and_rebuilds_equal(old_store: Path, tmp_path: Path) -> None:
     settings = NatsSettings()
     async with (

@@ -203,6 +203,7 @@ def forget() -> None:
     plugins.configure(PluginSettings(), Path())
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("site")
 async def test_a_worker_runs_a_domain_that_it_has_never_heard_of(
     nats_server: EmbeddedServer, service: LocalService, tmp_path: Path

@@ -121,6 +121,7 @@ def test_what_is_no_key_is_left_alone(text: str) -> None:
     assert masked(text) == (text, 0)
 
 
+@pytest.mark.long
 def test_no_source_of_the_standard_library_has_one() -> None:
     """Five megabytes of ordinary code: the cost of a mask that is wrong."""
     sources = sorted(Path(string.__file__).parent.glob("*.py"))

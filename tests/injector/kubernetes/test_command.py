@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 SECRET = "ORCHARD_AGENT_SECRET"
 GOOD = "0123456789" * 4
 

@@ -64,6 +64,7 @@ async def proxied(target: str, *, strips: bool) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strips", [True, False], ids=["header", "base-path"])
 async def test_every_address_leads_through_the_proxy(tmp_path: Path, *, strips: bool) -> None:
     store = await stored(tmp_path, gallery(BlobStore(tmp_path / "store")))
@@ -115,6 +116,7 @@ async def test_a_header_that_is_no_path_moves_nothing(tmp_path: Path) -> None:
     assert check_base_path("/orchard/") == "/orchard"
 
 
+@pytest.mark.long
 async def test_the_page_of_up_takes_its_path_and_hosts_from_the_configuration(tmp_path: Path) -> None:
     store = await stored(tmp_path, Author("a").rollout(0, ["ls"], resolved=True))
     up = UpSettings(

@@ -152,6 +152,7 @@ async def test_rates_and_intervals_are_those_of_evaluations(tables: duckdb.DuckD
     assert (point.score, point.address) == (entries[FIRST].score, FIRST.address())
 
 
+@pytest.mark.long
 async def test_arms_without_a_common_task_are_not_compared_by_themselves(tmp_path: Path) -> None:
     other = Author("other")
     apart = [event for n in range(3) for event in other.rollout(n, ["ls"], resolved=True, task="elsewhere")]
@@ -212,6 +213,7 @@ async def test_a_point_of_a_curve_leads_to_its_groups_and_rollouts(
             assert len(re.findall(r'class="member yes" href="/rollouts/', await reply.text())) == 2
 
 
+@pytest.mark.long
 async def test_chosen_campaigns_are_compared_and_views_are_kept(store: Path) -> None:
     async with chromium() as browser, served(store) as url, tab(browser, url, WIDE) as watched:
         page = watched.page

@@ -78,6 +78,7 @@ async def tables(store: Path) -> AsyncIterator[duckdb.DuckDBPyConnection]:
     index.close()
 
 
+@pytest.mark.long
 async def test_a_comparison_is_that_of_sql_and_of_mcnemar(tables: duckdb.DuckDBPyConnection) -> None:
     found = compare(tallied(tables, FIRST), tallied(tables, SECOND))
     assert found is not None

@@ -98,6 +98,7 @@ async def pages_of(store: Path, http: aiohttp.ClientSession) -> dict[str, str]:
     return found
 
 
+@pytest.mark.long
 async def test_no_text_becomes_anything_but_text(hostile_store: Path) -> None:
     async with served(hostile_store) as url, aiohttp.ClientSession(url) as http:
         found = await pages_of(hostile_store, http)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import aiohttp
 import msgspec
+import pytest
 
 from orchard.pipelines.tasks.registry import imported
 from orchard.schemas.blobs import BlobRef
@@ -15,6 +16,8 @@ from orchard.schemas.training import PolicyStep
 from orchard.storage.blobs import BlobStore
 from tests.orchard.page.conftest import Serve, stored
 from tests.trajectory_log import Author
+
+pytestmark = pytest.mark.long
 
 TASK = Task(
     task_id="labelled-1",

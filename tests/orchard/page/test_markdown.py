@@ -68,6 +68,7 @@ def test_links_lead_to_web_addresses_alone(address: str) -> None:
         assert "href" not in markdown(text).html and "<img" not in markdown(text).html
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "piece",
     ["[", "![", "*a_", "`", "> ", "- ", "<!--", "[a](", "a**b", "|a", "\\", "(", "&#", "~~a", "***", "1. "],

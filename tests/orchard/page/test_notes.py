@@ -67,6 +67,7 @@ async def running(place: Path, events: list[e.Event]) -> AsyncIterator[Session]:
                 await writing
 
 
+@pytest.mark.long
 async def test_a_note_of_the_page_and_of_the_command(tmp_path: Path) -> None:
     author = Author()
     made = author.rollout(0, ["ls"], resolved=False)
@@ -150,6 +151,7 @@ PLAN = e.CampaignSubmitted(
 )
 
 
+@pytest.mark.long
 async def test_tags_of_the_page_and_of_the_command(tmp_path: Path) -> None:
     author = Author("first")
     events = [author.event(PLAN, "", None), *author.rollout(0, ["ls"], resolved=True)]
@@ -201,6 +203,7 @@ async def test_tags_of_the_page_and_of_the_command(tmp_path: Path) -> None:
     assert "first: tagged baseline, kept" in screen.export_text()
 
 
+@pytest.mark.long
 async def test_the_newest_word_on_a_label_and_of_an_author_counts(tmp_path: Path) -> None:
     """Also in the page's index, whenever it looked."""
     author = Author()
@@ -223,6 +226,7 @@ async def test_the_newest_word_on_a_label_and_of_an_author_counts(tmp_path: Path
         index.close()
 
 
+@pytest.mark.long
 async def test_notes_that_an_earlier_version_stored_get_their_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

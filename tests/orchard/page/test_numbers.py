@@ -22,6 +22,8 @@ from tests.benchmarks.million import Plan, fill_store
 from tests.orchard.page.conftest import served, stored
 from tests.orchard.page.gallery import compared
 
+pytestmark = pytest.mark.long
+
 
 def made_at_once(place: Path) -> Path:
     """With retries, lost workers, aborted, reopened and open rollouts."""

@@ -78,6 +78,7 @@ async def test_every_task_is_listed_with_what_its_rollouts_cost_and_took(
     assert [page.more for page in pages] == [True, True, True]
 
 
+@pytest.mark.long
 async def test_a_campaigns_page_leads_on(store: Path) -> None:
     async with served(store) as url, aiohttp.ClientSession(url) as http:
         page = await told(http, "/campaigns/mixed")
@@ -93,6 +94,7 @@ async def test_a_campaigns_page_leads_on(store: Path) -> None:
         assert "no rollout" in page and "none ended yet" in page and "not proven" in page
 
 
+@pytest.mark.long
 async def test_a_report_has_it_too(store: Path, tmp_path: Path) -> None:
     write_report(str(store), "mixed", tmp_path / "out")
     front = unescape((tmp_path / "out" / "index.html").read_text())
@@ -116,6 +118,7 @@ async def test_keys_reach_all_of_it_and_axe_finds_nothing(store: Path, size: dic
     assert watched.wrong == []
 
 
+@pytest.mark.long
 async def test_before_the_first_campaign_each_list_says_what_is_made(tmp_path: Path) -> None:
     author = Author("import")
     made = await stored(tmp_path, [author.event(imported(task), "", None) for task in ("t", "u")])

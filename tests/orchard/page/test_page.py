@@ -60,6 +60,7 @@ def tables(history: Path) -> Iterator[duckdb.DuckDBPyConnection]:
 # --- who may look --------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 async def test_on_loopback_everybody_here_may_look_and_nobody_elsewhere(history: Path, serve: Serve) -> None:
     async with serve(history) as url, aiohttp.ClientSession(url) as http:
         port = url.rpartition(":")[2]
@@ -78,6 +79,7 @@ async def test_on_loopback_everybody_here_may_look_and_nobody_elsewhere(history:
                     assert reply.headers["X-Content-Type-Options"] == "nosniff"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("door", [{"loopback": False}, {"private": True}])
 async def test_elsewhere_and_in_private_the_token_is_needed(
     history: Path, serve: Serve, door: dict[str, bool]
@@ -228,6 +230,7 @@ def test_campaigns_have_the_numbers_of_sql(tables: duckdb.DuckDBPyConnection) ->
         )
 
 
+@pytest.mark.long
 def test_the_index_follows_what_is_reopened(tmp_path: Path) -> None:
     """Step by step it has the rows of the view, whatever was superseded meanwhile."""
     store = str(tmp_path / "store")
@@ -244,6 +247,7 @@ def test_the_index_follows_what_is_reopened(tmp_path: Path) -> None:
         index.close()
 
 
+@pytest.mark.long
 async def test_what_is_committed_while_the_page_looks_is_counted_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -318,6 +322,7 @@ def _read(store: Path, view: one_rollout.RolloutView) -> one_rollout.ShownRollou
     return found
 
 
+@pytest.mark.long
 async def test_a_rollout_is_its_path_with_branches_beside_it(talk: Path) -> None:
     found = _read(talk, one_rollout.RolloutView())
     assert [turn.number for turn in found.turns] == list(range(101))
@@ -333,6 +338,7 @@ async def test_a_rollout_is_its_path_with_branches_beside_it(talk: Path) -> None
     assert len(_read(talk, one_rollout.RolloutView(leaf=leaf)).turns) == 2
 
 
+@pytest.mark.long
 async def test_windows_and_moments_of_a_rollout(talk: Path) -> None:
     assert [t.number for t in _read(talk, one_rollout.RolloutView(turn=57)).window] == list(range(40, 80))
     assert [t.number for t in _read(talk, one_rollout.RolloutView(turn=9999)).window] == list(range(80, 101))
@@ -342,6 +348,7 @@ async def test_windows_and_moments_of_a_rollout(talk: Path) -> None:
     assert {row["turn"] for row in found.found} == {78}
 
 
+@pytest.mark.long
 async def test_the_page_of_a_rollout_shows_what_was_said(talk: Path, serve: Serve) -> None:
     async with serve(talk) as url, aiohttp.ClientSession(url) as http:
         name = _read(talk, one_rollout.RolloutView()).id
@@ -359,6 +366,7 @@ async def test_the_page_of_a_rollout_shows_what_was_said(talk: Path, serve: Serv
             assert reply.status == 404
 
 
+@pytest.mark.long
 async def test_what_is_committed_is_told_to_open_pages(tmp_path: Path) -> None:
     author = Author("live")
     store = await stored(tmp_path, author.rollout(0, ["ls"], resolved=True))
@@ -377,6 +385,7 @@ async def test_what_is_committed_is_told_to_open_pages(tmp_path: Path) -> None:
             assert await told() > before
 
 
+@pytest.mark.long
 async def test_a_page_follows_from_before_what_it_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -429,6 +438,7 @@ async def test_an_overview_is_read_again_after_a_commit_during_its_reading(
     assert len(read) == 2 and read[0] < read[1]
 
 
+@pytest.mark.long
 async def test_the_page_goes_on_without_the_pipeline_and_finds_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,7 @@ async def test_a_picture_is_served_where_a_message_names_it(tmp_path: Path, serv
             assert reply.status == 404
 
 
+@pytest.mark.long
 async def test_a_report_has_its_pictures_as_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events, names, rollout = played(tmp_path)
     plan = e.CampaignSubmitted(

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import aiohttp
 import msgspec
+import pytest
 
 from orchard.actions.rollout_turns import turns_of
 from orchard.page.deciding import grouped
@@ -43,6 +44,7 @@ def _failing(made: list[e.Event], turn: int) -> list[e.Event]:
     return found
 
 
+@pytest.mark.long
 async def test_what_decides_comes_first(tmp_path: Path, serve: Serve) -> None:
     (tmp_path / "store").mkdir()
     blob = BlobStore(str(tmp_path / "store")).put(msgspec.json.encode(TASK))

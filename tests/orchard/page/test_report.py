@@ -62,6 +62,7 @@ async def _store(place: Path) -> Path:
     return await stored(place, [*events, *other.rollout(0, ["ls"], resolved=True)])
 
 
+@pytest.mark.long
 async def test_a_report_has_its_campaign_and_no_way_out(tmp_path: Path) -> None:
     store, out = await _store(tmp_path), tmp_path / "out"
     made = write_report(str(store), "mailed", out)
@@ -154,6 +155,7 @@ def _away(out: Path) -> set[tuple[str, str]]:
     }
 
 
+@pytest.mark.long
 async def test_a_comparison_shows_each_task_that_was_gained_or_lost(tmp_path: Path) -> None:
     events = []
     for name, every in (("before", 3), ("after", 2)):
@@ -238,6 +240,7 @@ async def test_it_opens_from_disk_without_a_request_elsewhere(tmp_path: Path) ->
     assert [url for url in asked if not url.startswith(out.as_uri())] == []
 
 
+@pytest.mark.long
 async def test_one_file_has_all_pages_and_their_links(tmp_path: Path) -> None:
     store, file = await _store(tmp_path), tmp_path / "mailed.html"
     made = write_report(str(store), "mailed", file)
@@ -265,6 +268,7 @@ async def test_one_file_has_all_pages_and_their_links(tmp_path: Path) -> None:
     assert said == []
 
 
+@pytest.mark.long
 async def test_colleagues_may_read_what_the_umask_lets_them(tmp_path: Path) -> None:
     """The store stays the owner's alone; the command writes the report as the user's other files."""
     store = await _store(tmp_path)

@@ -79,6 +79,7 @@ def _asked(searched: tuple[duckdb.DuckDBPyConnection, SearchIndex, int], **filte
     return answer(tables, words, Query.of(filters), end)
 
 
+@pytest.mark.long
 def test_rollouts_with_words_are_those_of_sql(
     searched: tuple[duckdb.DuckDBPyConnection, SearchIndex, int],
 ) -> None:
@@ -108,6 +109,7 @@ def test_rollouts_that_used_a_tool(searched: tuple[duckdb.DuckDBPyConnection, Se
     assert both.total == both.resolved == _asked(searched, outcome="resolved", text="git").summary.total
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("quoted", ["", '"'])
 async def test_a_tool_chooses_its_calls_and_their_results(tmp_path: Path, quoted: str) -> None:
     """Also where a result is indexed after its call."""
@@ -196,6 +198,7 @@ def test_words_of_a_search(text: str, words: tuple[str, ...]) -> None:
     assert words_of(text) == words
 
 
+@pytest.mark.long
 async def test_the_index_stays_and_goes_on(tmp_path: Path, serve: Serve) -> None:
     """For the next server, beside what another one has read meanwhile; a damaged file is made anew."""
     author = Author("words")

@@ -4,12 +4,15 @@ import re
 from pathlib import Path
 
 import aiohttp
+import pytest
 
 from orchard.schemas import events as e
 from tests.orchard.page.conftest import Serve, stored
 from tests.orchard.page.gallery import assisted
 from tests.orchard.page.test_numbers import cells, text_of
 from tests.trajectory_log import Author
+
+pytestmark = pytest.mark.long
 
 
 def _pair(author: Author) -> tuple[list[e.Event], list[e.Event]]:

@@ -94,6 +94,7 @@ def _name(made: list[e.Event]) -> str:
     return made[0].rollout_id or ""
 
 
+@pytest.mark.long
 async def test_tokens_are_those_of_the_log_in_parts_by_turn(tmp_path: Path, serve: Serve) -> None:
     author = Author()
     first = author.rollout(0, ["ls", "pwd"], resolved=True, tokens=_sampled)
@@ -180,6 +181,7 @@ async def test_text_of_tokens_is_shown_and_never_obeyed(tmp_path: Path, tokenize
     assert "in no group of a training run" in html
 
 
+@pytest.mark.long
 def test_the_page_needs_nothing_of_the_extras() -> None:
     """The quick start installs none of them."""
     absent = ("tokenizers", "torch", "transformers", "matplotlib")

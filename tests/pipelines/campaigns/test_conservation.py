@@ -204,6 +204,7 @@ async def test_a_submit_that_was_killed_has_not_offered_the_rest(
     assert balance.unoffered == set(IDS[7:])
 
 
+@pytest.mark.long
 async def test_it_holds_at_any_moment_while_everything_moves(
     connection: Connection, store: str, blobs: BlobStore
 ) -> None:

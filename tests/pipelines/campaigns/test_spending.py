@@ -95,6 +95,7 @@ async def told(connection: Connection) -> list[CampaignStateChanged]:
     return [payload(one.event) async for one in replay(connection, subjects=pattern) if one.event]
 
 
+@pytest.mark.long
 async def test_a_campaign_pauses_at_its_cap_and_goes_on_when_it_is_raised(
     connection: Connection, campaigns: Campaigns, committed: Write, store: str
 ) -> None:
@@ -137,6 +138,7 @@ async def test_a_campaign_pauses_at_its_cap_and_goes_on_when_it_is_raised(
     assert (record.state, record.reason, record.max_cost_usd) == (CampaignState.RUNNING, None, None)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("campaigns")
 async def test_a_steward_that_is_killed_between_the_pause_and_its_event_leaves_the_event_to_the_next(
     connection: Connection, store: str

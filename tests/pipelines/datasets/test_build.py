@@ -69,6 +69,7 @@ def turn_text(step: int, command: str) -> str:
     return f"Step {step}.\n<tool_call>\n{call}\n</tool_call><|im_end|>"
 
 
+@pytest.mark.long
 async def test_equal_hashes_from_live_and_rebuilt_stores_in_any_processes_and_batches(
     keep, author, tokenizer: str, connection: Connection, tmp_path: Path
 ) -> None:
@@ -87,6 +88,7 @@ async def test_equal_hashes_from_live_and_rebuilt_stores_in_any_processes_and_ba
     assert compare(tmp_path / "one", tmp_path / "two").equal
 
 
+@pytest.mark.long
 async def test_later_events_change_nothing_of_an_earlier_range(
     keep, author, tokenizer: str, tmp_path: Path
 ) -> None:
@@ -124,6 +126,7 @@ async def test_only_rise_segments_of_unresolved_trajectories_train_and_the_rest_
     assert whole.endswith(said[-1]) and "sed" not in whole and "Step 0." in whole
 
 
+@pytest.mark.long
 async def test_a_stopped_build_goes_on_with_its_own_range(
     keep, author, tokenizer: str, tmp_path: Path
 ) -> None:
@@ -160,6 +163,7 @@ async def test_a_stopped_build_goes_on_with_its_own_range(
         build(store, msgspec.structs.replace(config, name="other"), out)
 
 
+@pytest.mark.long
 async def test_what_a_build_leaves_that_is_killed_after_its_manifest_the_next_command_removes(
     keep, author, tokenizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,6 +188,7 @@ async def test_what_a_build_leaves_that_is_killed_after_its_manifest_the_next_co
     ]
 
 
+@pytest.mark.long
 async def test_filters_are_counted(keep, author, tokenizer: str, tmp_path: Path) -> None:
     events = [
         *author.rollout(0, ["ls", "submit"], resolved=True),
@@ -233,6 +238,7 @@ async def test_filters_are_counted(keep, author, tokenizer: str, tmp_path: Path)
         build(store, short, tmp_path / "short")
 
 
+@pytest.mark.long
 async def test_a_rollout_whose_answer_did_not_come_trains_only_where_that_is_asked_for(
     keep, author, tokenizer: str, tmp_path: Path
 ) -> None:
@@ -244,6 +250,7 @@ async def test_a_rollout_whose_answer_did_not_come_trains_only_where_that_is_ask
     assert build(store, told, tmp_path / "with").rows == 2
 
 
+@pytest.mark.long
 async def test_a_reward_by_published_rules_trains_only_where_that_is_asked_for(
     keep, author, tokenizer: str, tmp_path: Path
 ) -> None:
@@ -256,6 +263,7 @@ async def test_a_reward_by_published_rules_trains_only_where_that_is_asked_for(
     assert build(store, told, tmp_path / "with").rows == 2
 
 
+@pytest.mark.long
 async def test_rewards_below_a_minimum_label_are_left_out_and_the_label_is_in_the_row(
     keep, author, tokenizer: str, tmp_path: Path
 ) -> None:
@@ -277,6 +285,7 @@ async def test_rewards_below_a_minimum_label_are_left_out_and_the_label_is_in_th
     assert (made.counts["dropped_below_min_protected"], made.counts["without_label"]) == (2, 1)
 
 
+@pytest.mark.long
 async def test_names_that_nothing_has_are_told_with_the_nearest_or_refused_where_nothing_is_left(
     keep, author, tokenizer: str, tmp_path: Path
 ) -> None:
@@ -309,6 +318,7 @@ async def test_names_that_nothing_has_are_told_with_the_nearest_or_refused_where
             build(store, settings(tokenizer, **changes), tmp_path / "refused")
 
 
+@pytest.mark.long
 async def test_labels_and_scores_of_people_choose_rollouts_and_are_in_the_row(
     keep, author, tokenizer: str, tmp_path: Path
 ) -> None:
@@ -356,6 +366,7 @@ def test_a_label_counts_in_the_digest_of_a_row_that_has_one() -> None:
     assert row_digest(msgspec.structs.replace(row, human_score=0.0)) != before
 
 
+@pytest.mark.long
 async def test_bad_turns_can_stay_as_context(keep, author, tokenizer: str, tmp_path: Path) -> None:
     store = await keep(author.rollout(0, ["ls", "submit"], resolved=True, tool="python"))
     masked = settings(tokenizer, filters=Filters(bad_turns="mask"))
@@ -374,6 +385,7 @@ async def test_a_budget_takes_so_many_of_each(keep, author, tokenizer: str, tmp_
     assert (made.rows, made.resolved, made.counts["not_selected"]) == (5, 3, 7)
 
 
+@pytest.mark.long
 async def test_stored_token_ids_win_where_they_are_this_tokenizers(
     keep, author, tokenizer: str, tmp_path: Path
 ) -> None:
@@ -394,6 +406,7 @@ async def test_stored_token_ids_win_where_they_are_this_tokenizers(
     assert ignoring.counts["stored_turns"] == 0
 
 
+@pytest.mark.long
 async def test_an_end_mark_that_a_text_only_teacher_did_not_write_does_not_train(
     keep, author, tokenizer: str, tmp_path: Path
 ) -> None:
@@ -413,6 +426,7 @@ async def test_an_end_mark_that_a_text_only_teacher_did_not_write_does_not_train
     assert (first.loss_mask != second.loss_mask).nonzero()[0].tolist() == [ends[1]]
 
 
+@pytest.mark.long
 async def test_a_turn_without_a_word_trains_nothing(keep, author, tokenizer: str, tmp_path: Path) -> None:
     """What its conversation shows in its place, the model never said."""
     messages = [
@@ -437,6 +451,7 @@ REFUSES = (
 )
 
 
+@pytest.mark.long
 async def test_an_example_that_the_template_refuses_is_dropped_and_counted(
     keep, author, tokenizer: str, tmp_path: Path
 ) -> None:
@@ -449,6 +464,7 @@ async def test_an_example_that_the_template_refuses_is_dropped_and_counted(
     assert {row.task_id for row in read_rows(tmp_path / "out")} == {"t0", "t1", "t2"}
 
 
+@pytest.mark.long
 async def test_a_row_leads_back_to_its_events(keep, author, tokenizer: str, tmp_path: Path) -> None:
     store = await keep(a_campaign(author, 3))
     made = build(store, settings(tokenizer), tmp_path / "out")
@@ -488,6 +504,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 async def test_a_build_that_is_killed_leaves_no_process(keep, author, tokenizer: str, tmp_path: Path) -> None:
     store = await keep(a_campaign(author, 3))
     job = ShardWork(store=store, as_of=10, out=tmp_path, settings=settings(tokenizer))

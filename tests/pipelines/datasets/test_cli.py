@@ -31,6 +31,7 @@ def orchard(store: str, *words: str, code: int = 0) -> str:
     return done.output if isinstance(done.exception, SystemExit) else f"{done.output}{done.exception or ''}"
 
 
+@pytest.mark.long
 async def test_from_a_log_to_a_dataset_with_its_card_and_its_reasons(
     keep, author, tokenizer: str, tmp_path: Path
 ) -> None:

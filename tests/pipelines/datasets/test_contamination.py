@@ -77,6 +77,7 @@ def tasks_of(directory: Path) -> Counter[str]:
     return Counter(row.task_id for row in read_rows(directory))
 
 
+@pytest.mark.long
 async def test_a_dataset_has_nothing_that_measures_and_says_what_it_left_out(
     keep, author, tokenizer: str, tmp_path: Path
 ) -> None:
@@ -123,6 +124,7 @@ async def test_a_dataset_has_nothing_that_measures_and_says_what_it_left_out(
         build(store, msgspec.structs.replace(plain, held_out=HeldOut(tasks=("nosuch",))), tmp_path / "no")
 
 
+@pytest.mark.long
 async def test_prompts_are_drawn_without_it_and_the_reasons_are_counted(keep, author, tmp_path: Path) -> None:
     store = await keep(stored(author, tmp_path / "store"))
     counts: Counter[str] = Counter()
@@ -133,6 +135,7 @@ async def test_prompts_are_drawn_without_it_and_the_reasons_are_counted(keep, au
         choose_tasks(store, TaskPool(exclude=("*",)), Counter())
 
 
+@pytest.mark.long
 async def test_prompts_are_measured_often_enough_and_neither_too_easy_nor_too_hard(
     keep, author, tmp_path: Path
 ) -> None:
@@ -156,6 +159,7 @@ async def test_prompts_are_measured_often_enough_and_neither_too_easy_nor_too_ha
         choose_tasks(store, msgspec.structs.replace(pool, above=0.5, at_most=0.6), Counter())
 
 
+@pytest.mark.long
 async def test_what_an_evaluation_in_the_log_asked_for_is_held_out(
     keep, author, tokenizer: str, tmp_path: Path
 ) -> None:
@@ -174,6 +178,7 @@ async def test_what_an_evaluation_in_the_log_asked_for_is_held_out(
     assert build(store, open_, tmp_path / "open").rows == made.rows + 6
 
 
+@pytest.mark.long
 async def test_a_name_with_brackets_is_itself_and_patterns_that_name_nothing_are_counted(
     keep, author, tokenizer: str, tmp_path: Path
 ) -> None:

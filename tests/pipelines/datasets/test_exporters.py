@@ -57,6 +57,7 @@ def loaded(built: Path, layout: str, out: Path) -> tuple[list[Row], hf.Dataset, 
     return list(read_rows(built)), found, done
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", built_in())
 async def test_every_layout_loads_with_its_columns(built: Path, tmp_path: Path, layout: str) -> None:
     rows, found, done = loaded(built, layout, tmp_path / "out")
@@ -83,6 +84,7 @@ def trainer_batches(found: hf.Dataset, tokenizer: str, out: Path, **more: Any) -
     return [trainer.data_collator([example]) for example in trainer.train_dataset]
 
 
+@pytest.mark.long
 async def test_trl_trains_exactly_the_masked_tokens_of_the_tokens_layout(
     built: Path, tmp_path: Path, tokenizer: str
 ) -> None:
@@ -94,6 +96,7 @@ async def test_trl_trains_exactly_the_masked_tokens_of_the_tokens_layout(
     assert list(done.lost) == ["texts: only the tokenizer of the manifest reads them back"]
 
 
+@pytest.mark.long
 async def test_trl_renders_the_messages_layout_to_our_tokens(
     built: Path, tmp_path: Path, tokenizer: str
 ) -> None:
@@ -107,6 +110,7 @@ async def test_trl_renders_the_messages_layout_to_our_tokens(
     assert lost == 1
 
 
+@pytest.mark.long
 async def test_the_released_layout_is_as_published(built: Path, tmp_path: Path) -> None:
     rows, found, _ = loaded(built, "orchard-swe", tmp_path / "out")
     call = {"id": hf.Value("string"), "type": hf.Value("string")}
@@ -122,6 +126,7 @@ async def test_the_released_layout_is_as_published(built: Path, tmp_path: Path) 
     assert all(value is not None for one in found[0]["messages"] for value in one.values())
 
 
+@pytest.mark.long
 async def test_slime_masks_each_message_and_has_no_row_without_a_trained_one(
     built: Path, tmp_path: Path
 ) -> None:
@@ -133,6 +138,7 @@ async def test_slime_masks_each_message_and_has_no_row_without_a_trained_one(
     assert found[2]["messages"][-1]["step_loss_mask"] == 1
 
 
+@pytest.mark.long
 async def test_slime_reads_the_rows_as_its_dataset_does(built: Path, tmp_path: Path) -> None:
     """As `slime/utils/data.py` does (commit 00de6b0): tools into the metadata, which must be an object."""
     file = export(built, "slime", tmp_path / "out").file
@@ -144,6 +150,7 @@ async def test_slime_reads_the_rows_as_its_dataset_does(built: Path, tmp_path: P
         assert metadata["rollout_id"] and metadata["trained_turns"]
 
 
+@pytest.mark.long
 async def test_verl_reads_the_tools_that_the_model_was_told_of(
     built: Path, tmp_path: Path, tokenizer: str
 ) -> None:
@@ -219,6 +226,7 @@ def test_tools_that_differ_between_rows_are_left_out_and_said(
     assert write.MIXED_TOOLS in write._with_tools(built_in()["verl-sft"], tmp_path).always
 
 
+@pytest.mark.long
 async def test_stepwise_labels_are_the_steps_that_rise(built: Path, tmp_path: Path) -> None:
     _, found, done = loaded(built, "trl-stepwise", tmp_path / "out")
     assert [row["labels"] for row in found] == [[True] * 4, [True] * 2, [False, True]]
@@ -234,6 +242,7 @@ async def test_prime_rl_gets_full_length_arrays(built: Path, tmp_path: Path) -> 
         assert [int(one) for one in sample["mask"]] == row.loss_mask.tolist() == sample["ce_weights"]
 
 
+@pytest.mark.long
 async def test_an_export_that_is_there_is_not_overwritten(built: Path, tmp_path: Path) -> None:
     export(built, "tokens", tmp_path / "out")
     with pytest.raises(DatasetError, match="exists"):
@@ -242,6 +251,7 @@ async def test_an_export_that_is_there_is_not_overwritten(built: Path, tmp_path:
         export(built, "other", tmp_path / "elsewhere")
 
 
+@pytest.mark.long
 async def test_exported_rows_come_back_as_rollouts_that_build_to_the_same_tokens(
     built: Path, keep, connection, tokenizer: str, tmp_path: Path
 ) -> None:
@@ -294,6 +304,7 @@ def test_large_parts_of_imported_messages_are_blobs(tmp_path: Path) -> None:
     assert said.tool_calls[0].arguments == call["function"]["arguments"]
 
 
+@pytest.mark.long
 async def test_files_in_another_layout_cost_themselves(built: Path, tmp_path: Path) -> None:
     good = export(built, "orchard-swe", tmp_path / "good").file
     other = export(built, "tokens", tmp_path / "out").file

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from orchard.pipelines.datasets.build import build
 from orchard.pipelines.datasets.importing import import_trajectories
 from orchard.pipelines.datasets.rows import read_rows
@@ -12,6 +14,8 @@ from orchard.pipelines.interchange.reading import read_trajectories
 from orchard.storage.blobs import BlobStore
 from orchard.streams.connection import Connection
 from orchard.streams.publisher import Publisher
+
+pytestmark = pytest.mark.long
 
 ADP: dict[str, Any] = {
     "id": "adp-1",

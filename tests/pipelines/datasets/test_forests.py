@@ -77,6 +77,7 @@ class Program:
         return [*self.events, self._author.event(finished, self._rollout)]
 
 
+@pytest.mark.long
 async def test_rows_of_a_program(keep, author, tokenizer: str, tmp_path: Path) -> None:
     """A title; two turns; then a history that was rewritten, whose summary it wrote itself; a sub-agent."""
     blobs = BlobStore(str(tmp_path / "store"))
@@ -117,6 +118,7 @@ async def test_rows_of_a_program(keep, author, tokenizer: str, tmp_path: Path) -
     assert manifest.counts["stored_turns"] == 0
 
 
+@pytest.mark.long
 async def test_a_row_of_claw_react_has_the_tools_of_its_task(keep, author, tokenizer: str, tmp_path) -> None:
     """One conversation, as of each harness in the worker; its tools are not the harness's but the log's."""
     blobs = BlobStore(str(tmp_path / "store"))

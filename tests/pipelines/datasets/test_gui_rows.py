@@ -34,6 +34,7 @@ def rows_of(file: Path) -> list[dict[str, Any]]:
     return pq.read_table(file).to_pylist()
 
 
+@pytest.mark.long
 async def test_rows_go_out_come_in_and_go_out_equal(keep, connection, tmp_path: Path, seeing: str) -> None:
     author = GuiAuthor(BlobStore(tmp_path / "store"))
     store = await keep(
@@ -113,6 +114,7 @@ async def test_rows_go_out_come_in_and_go_out_equal(keep, connection, tmp_path: 
     assert list(read_rows(tmp_path / "first"))[1].images == list(read_rows(tmp_path / "second"))[1].images
 
 
+@pytest.mark.long
 async def test_other_programs_get_the_pictures_in_the_order_of_their_marks(
     keep, tmp_path: Path, seeing: str
 ) -> None:

@@ -78,6 +78,7 @@ def test_a_part_is_by_campaign_harness_teacher_and_source(field: str) -> None:
     assert not fits(msgspec.structs.replace(ANY, **{field: ("x",)}), candidate())
 
 
+@pytest.mark.long
 async def test_a_mixture_holds_its_proportion_and_says_what_it_took(
     keep, tokenizer: str, tmp_path: Path
 ) -> None:
@@ -110,6 +111,7 @@ async def test_a_mixture_holds_its_proportion_and_says_what_it_took(
         build(store, settings(tokenizer, mixture=absent), tmp_path / "none")
 
 
+@pytest.mark.long
 async def test_tasks_are_chosen_by_their_pass_rate_over_so_many_rollouts(
     keep, author: Author, tokenizer: str, tmp_path: Path
 ) -> None:
@@ -142,6 +144,7 @@ def test_the_pass_rate_is_that_of_the_trajectorys_own_teacher() -> None:
     assert _of_other_rate(candidate(), named, rates) == "pass_rate"
 
 
+@pytest.mark.long
 async def test_preferences_are_as_many_successes_as_failures_of_a_task(
     keep, author: Author, tokenizer: str, tmp_path: Path
 ) -> None:

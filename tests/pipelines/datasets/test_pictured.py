@@ -33,6 +33,7 @@ def settings(
     return read_settings(file)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("role", [Role.USER, Role.TOOL])
 async def test_a_turn_is_an_example_with_what_the_model_was_shown(
     keep, tmp_path: Path, seeing: str, role: Role
@@ -72,6 +73,7 @@ async def test_a_turn_is_an_example_with_what_the_model_was_shown(
     assert begin != end and next(read_tokens(tmp_path / "dataset")).images == rows[0].images
 
 
+@pytest.mark.long
 async def test_the_preset_takes_the_shortest_success_of_each_task_and_twenty_of_a_site(
     keep, tmp_path: Path, seeing: str
 ) -> None:
@@ -94,6 +96,7 @@ async def test_the_preset_takes_the_shortest_success_of_each_task_and_twenty_of_
     assert done.rows == 2 + 20
 
 
+@pytest.mark.long
 async def test_a_window_that_is_named_wins_and_texts_alone_leave_pictures_out(
     keep, tmp_path: Path, seeing: str
 ) -> None:
@@ -109,6 +112,7 @@ async def test_a_window_that_is_named_wins_and_texts_alone_leave_pictures_out(
         settings(seeing, tmp_path, "pairs = false\n")
 
 
+@pytest.mark.long
 async def test_the_image_processor_is_part_of_what_a_dataset_is(
     keep, tmp_path: Path, seeing: str, tokenizer: str
 ) -> None:

@@ -132,6 +132,7 @@ async def test_workers_and_a_coordinator_that_are_killed_change_no_byte(
     assert not list(Path(store, "builds").iterdir()), "nothing of the build is left in the store"
 
 
+@pytest.mark.long
 async def test_a_shard_that_cannot_be_made_ends_the_build_with_what_the_worker_said(
     keep, author, tokenizer: str, tmp_path: Path, nats_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,6 +150,7 @@ async def test_a_shard_that_cannot_be_made_ends_the_build_with_what_the_worker_s
         stop.set()
 
 
+@pytest.mark.long
 async def test_an_error_that_nobody_expected_ends_the_build_and_not_the_worker(
     keep, author, tokenizer: str, tmp_path: Path, nats_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +178,7 @@ async def test_an_error_that_nobody_expected_ends_the_build_and_not_the_worker(
         stop.set()
 
 
+@pytest.mark.long
 async def test_another_tokenizer_at_the_same_path_gets_shards_of_its_own(
     keep, author, tokenizer: str, tmp_path: Path, nats_server: EmbeddedServer
 ) -> None:
@@ -197,6 +200,7 @@ async def test_another_tokenizer_at_the_same_path_gets_shards_of_its_own(
     assert everything(tmp_path / "two") == everything(tmp_path / "local")
 
 
+@pytest.mark.long
 async def test_a_coordinator_that_was_killed_after_its_last_shard_leaves_nothing_in_the_store(
     keep, author, tokenizer: str, tmp_path: Path, nats_server: EmbeddedServer
 ) -> None:

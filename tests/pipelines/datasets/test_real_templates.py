@@ -76,6 +76,7 @@ def talk(random: Random, several: bool) -> list[dict[str, Any]]:
     return messages
 
 
+@pytest.mark.long
 def test_prompts_are_rows_and_answers_are_read_back(chat: ChatTokenizer) -> None:
     random = Random(7)
     for number in range(COUNT):

@@ -92,6 +92,7 @@ def with_template(tokenizer: str, template: str) -> ChatTokenizer:
     return ChatTokenizer(made, "other")
 
 
+@pytest.mark.long
 @settings(max_examples=150, deadline=None)
 @given(conversations())
 def test_masked_tokens_decode_to_what_the_assistant_said(
@@ -123,6 +124,7 @@ def test_each_part_is_tokenized_as_generation_would_see_it(chat: ChatTokenizer) 
     assert encoded.input_ids[: encoded.spans[0][0]].tolist() == chat.tokenizer.encode(prompt)
 
 
+@pytest.mark.long
 @settings(max_examples=50, deadline=None)
 @given(conversations())
 def test_templates_without_generation_blocks_give_the_same_kind_of_spans(
@@ -206,6 +208,7 @@ def test_lines_tokenized_apart_give_the_tokens_of_the_whole(chat: ChatTokenizer)
         assert cutter.decode(np.array(encoding.ids, np.int32)) == text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pattern", sorted(BORDERS))
 def test_a_text_that_is_cut_has_the_words_of_the_whole_for_every_known_pattern(pattern: str) -> None:
     split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
@@ -286,6 +289,7 @@ def test_blank_lines_have_the_tokens_of_the_whole_text(own: PreTrainedTokenizerB
     assert LineCutter.of(own) is not None and other_tokens(own, 3000) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["gpt2", "qwen3", "llama3.1", "deepseek-v3"])
 def test_texts_in_pieces_have_the_tokens_that_a_real_tokenizer_gives(name: str) -> None:
     made = AutoTokenizer.from_pretrained(real_tokenizer(name))

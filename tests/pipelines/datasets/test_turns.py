@@ -22,6 +22,7 @@ def turns_of(messages: list[dict[str, Any]]) -> Iterator[tuple[int, dict[str, An
     return ((at, message) for at, message in enumerate(messages) if message["role"] == "assistant")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("model", MODELS)
 def test_each_prompt_is_the_beginning_of_the_next_and_each_turn_trains_whole(

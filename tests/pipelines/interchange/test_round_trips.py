@@ -19,6 +19,8 @@ from orchard.streams.publisher import Publisher
 from tests.adapters.atif_log import events, verdicts
 from tests.pipelines.interchange.generated import trajectory
 
+pytestmark = pytest.mark.long
+
 
 def as_written(document: dict[str, Any]) -> dict[str, Any]:
     """The document in the version that is written."""

@@ -99,6 +99,7 @@ def test_the_most_probable_tokens_are_those_of_transformers(engine, model_direct
     assert answer.ids == whole[0, len(prompt) :].tolist()
 
 
+@pytest.mark.long
 def test_a_request_gets_the_same_bits_alone_and_in_any_company(engine):
     """Tokens and log-probabilities to the last bit: above 256 tokens too, where attention sums in blocks."""
     asked = [*prompts(10), prompts(1, seed=4)[0] * 4, [7] * 290]
@@ -169,6 +170,7 @@ def test_conversations_change_slots_with_what_they_hold(engine, model_directory)
         said[n] += [9, 8, *answer.ids]
 
 
+@pytest.mark.long
 def test_new_weights_take_over_between_two_tokens(engine, model_directory, other_directory):
     """Requests under way go on; each token's log-probability is that of the version that it names."""
     running = engine(prefix_cache=True)

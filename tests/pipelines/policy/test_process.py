@@ -67,6 +67,7 @@ def taught(model_directory, directory):
     return directory
 
 
+@pytest.mark.long
 async def test_a_trained_model_calls_a_tool_over_the_wire(model_directory, tmp_path):
     directory = taught(model_directory, tmp_path / "taught")
     port_file = tmp_path / "port"

@@ -153,6 +153,7 @@ async def test_a_stop_text_ends_an_answer_and_is_not_part_of_it(serve):
     assert len(choice["token_ids"]) < 40
 
 
+@pytest.mark.long
 async def test_reloaded_weights_keep_requests_under_way(serve, model_directory, other_directory):
     """Requests go in without a pause while weights change three times: none fails, every token has its
     version, and each answer's versions only rise."""
@@ -254,6 +255,7 @@ async def test_a_prompt_beyond_the_context_is_a_budget_not_a_failure(serve):
             await client.complete(SPEC, [{"role": "user", "content": "add " * 300}], [], seed=1, timeout=60)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("change", "status", "says"),
     [

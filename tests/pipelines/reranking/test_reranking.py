@@ -71,6 +71,7 @@ async def store(pipeline: Any) -> Any:
     return pipeline
 
 
+@pytest.mark.long
 def test_the_best_of_eight_is_reported_beside_the_other_ways(store: Any, tmp_path: Path) -> None:
     """The whole path by commands: a model is trained on one campaign and reranks another."""
     model = tmp_path / "model"
@@ -115,6 +116,7 @@ async def test_scores_are_blind_to_tests_grade_and_solution(pipeline: Any) -> No
     assert np.array_equal(first, second) and len(first)
 
 
+@pytest.mark.long
 def test_tasks_that_trained_are_in_no_figure_and_what_cannot_train_is_refused(
     store: Any, tmp_path: Path
 ) -> None:

@@ -126,6 +126,7 @@ def agree(pool: list[Rollout], settings: BarSettings) -> None:
     assert used <= settings.budget
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pools", [20_000, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_it_equals_the_loop_of_the_paper_on_random_pools(pools: int) -> None:
     dice = random.Random(pools)

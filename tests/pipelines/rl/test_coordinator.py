@@ -266,6 +266,7 @@ class Mortal(Publisher):
         return await super().event(event)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", [{}, {"frugal": FRUGAL}], ids=["bar", "frugal"])
 async def test_coordinators_killed_at_any_point_decide_every_prompt_once(
     connection: Connection, blobs: BlobStore, method: dict[str, object]

@@ -78,6 +78,7 @@ async def facts(connection: Connection, kind: type) -> list:
     return [fact for event in found if event and isinstance(fact := payload(event), kind)]
 
 
+@pytest.mark.long
 async def test_the_student_comes_nearer_to_its_teacher(nats_server, sandboxes, tmp_path, models, monkeypatch):
     monkeypatch.setitem(harnesses._HARNESSES, Forgetful.name, Forgetful)
     await build_tiny_image(sandboxes, 2)
@@ -137,6 +138,7 @@ async def test_the_student_comes_nearer_to_its_teacher(nats_server, sandboxes, t
     assert all(step.trained_tokens <= step.teacher_tokens for step in steps)
 
 
+@pytest.mark.long
 async def test_a_trainer_that_starts_again_trains_on_the_scores_of_the_log(
     connection, models, tmp_path, monkeypatch
 ):

@@ -75,6 +75,7 @@ def same_weights(server: PolicyServer, policy: Path) -> bool:
     return all(torch.equal(one, other) for one, other in pairs)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "lora"),
     [(EngineKind.SGLANG, None), (EngineKind.VLLM, None), (EngineKind.VLLM, Lora(rank=2))],
@@ -123,6 +124,7 @@ async def test_a_request_that_comes_meanwhile_is_kept_and_answered_by_the_new_po
     assert choice["policy_versions"] == [{"start": 0, "version": 7}]
 
 
+@pytest.mark.long
 async def test_an_engine_that_was_started_again_gets_the_newest_policy(
     connection: Connection,
     directory: Path,

@@ -140,6 +140,7 @@ def test_no_trainer_is_given_one(tmp_path: Any, keep_degenerate: bool) -> None:
     assert (feed.waiting, feed._messages, feed.progress.undecided) == ([], {}, [])
 
 
+@pytest.mark.long
 async def test_a_policy_that_surely_cheats_is_named_once_and_what_if_leaves_its_rollouts_out(
     keep: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

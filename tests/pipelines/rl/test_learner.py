@@ -124,6 +124,7 @@ def assert_same(found, expected, tolerance=1e-5):
         torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=tolerance, msg=name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("context", [40, 400], ids=["some packs", "one pack"])
 @pytest.mark.parametrize(
     "loss",

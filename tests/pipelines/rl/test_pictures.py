@@ -33,6 +33,7 @@ TOLERANCE = 1e-4
 """Of log-probabilities, between trainer and server in float32."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", SEEING)
 async def test_the_trainer_has_the_probabilities_at_which_the_server_sampled(shape, tmp_path, monkeypatch):
     """Two turns each, with a window of one picture in every other rollout."""

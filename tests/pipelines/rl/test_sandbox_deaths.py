@@ -28,6 +28,8 @@ from tests.pipelines.rl.test_coordinator import train
 from tests.pipelines.rl.working import one_worker
 from tests.tiny_tasks import build_tiny_image, tiny_task
 
+pytestmark = pytest.mark.long
+
 EVERY = 4
 """One in so many rollouts loses its sandbox when it is tried first."""
 

@@ -312,6 +312,7 @@ async def test_a_checkpoint_that_does_not_fit_the_log_is_refused(
         await RlTrainer(lost, plan, connection, blobs, ALONE, engines=()).run(start)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("steps", "known"), [(1, 0), (2, 4)], ids=["other groups", "two steps ahead"])
 async def test_a_checkpoint_of_another_log_is_refused(
     connection, blobs, model_directory, tmp_path, steps, known

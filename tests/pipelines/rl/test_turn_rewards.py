@@ -138,6 +138,7 @@ def verdict(rollout: str, *, failed: bool = False) -> Any:
     )
 
 
+@pytest.mark.long
 async def test_the_trainer_asks_for_scores_and_waits_for_each_verdict(
     connection: Any, tmp_path: Path
 ) -> None:

@@ -38,6 +38,7 @@ def adapted(run_settings, tmp_path):
     return make
 
 
+@pytest.mark.long
 def test_an_adapter_learns_and_everybody_reads_it(adapted):
     settings = adapted("run", epochs=6)
     result = train(settings)
@@ -56,6 +57,7 @@ def test_an_adapter_learns_and_everybody_reads_it(adapted):
     assert load_tokenizer(adapter).get_vocab() == load_tokenizer(result).get_vocab()
 
 
+@pytest.mark.long
 def test_an_adapter_resumes_bit_for_bit_from_checkpoints_without_the_model(adapted, monkeypatch):
     whole, broken = adapted("whole"), adapted("broken", checkpoint_every=1)
     train(whole)

@@ -33,6 +33,7 @@ async def logged(url: str):
         return [payload(stored.event) async for stored in replay(connection)]
 
 
+@pytest.mark.long
 async def test_a_run_is_in_the_log_and_resumed_steps_are_not_there_twice(run_settings, nats_server):
     async with connect(NatsSettings(), name="test", url=nats_server.url) as connection:
         await declare(connection, NatsSettings(), [])

@@ -35,6 +35,7 @@ def versions() -> int:
     return counters["stats"]["unique_graphs"]
 
 
+@pytest.mark.long
 def test_a_layer_with_the_kernel_is_one_graph_for_packs_of_all_lengths(monkeypatch):
     """As on a GPU: traced without a break, on tensors without values."""
     monkeypatch.setattr(attention, "kernel_takes", lambda _: True)
@@ -59,6 +60,7 @@ def test_a_layer_with_the_kernel_is_one_graph_for_packs_of_all_lengths(monkeypat
     assert (versions(), dict(counters["graph_break"])) == (1, {})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_steps_of_compiled_layers_are_those_of_others(monkeypatch, checkpointing):
     monkeypatch.setattr(layers, "COMPILER", {"backend": "aot_eager"})

@@ -176,6 +176,7 @@ def pictured_run(request, tmp_path):
     return make
 
 
+@pytest.mark.long
 def test_the_preset_trains_the_language_model_and_leaves_tower_and_projector_as_they_were(pictured_run):
     assert domains()["gui"].sft_preset["freeze"] == ["*visual*", "*vision*"]
     facts = _Facts()
@@ -216,6 +217,7 @@ def test_a_frozen_weight_that_moves_ends_the_run(pictured_run, monkeypatch):
         train(pictured_run(max_steps=1))
 
 
+@pytest.mark.long
 def test_packing_changes_no_step_of_a_run_with_pictures(pictured_run):
     losses = []
     for packing in (True, False):

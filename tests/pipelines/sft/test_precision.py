@@ -81,6 +81,7 @@ def test_a_small_update_is_not_lost(model):
     assert weight[0].item() == pytest.approx(1.1, abs=1e-4)
 
 
+@pytest.mark.long
 def test_a_run_in_bfloat16_resumes_bit_for_bit(run_settings, monkeypatch):
     whole, broken = (run_settings(name, precision="bfloat16", checkpoint_every=1) for name in ("w", "b"))
     train(whole)
@@ -104,6 +105,7 @@ def dies_once_at(place, monkeypatch):
     monkeypatch.setattr(trainer_module.SftTrainer, "step", dies)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("experts", [False, True])
 def test_an_adapter_in_bfloat16_learns_what_it_does_in_float32(run_settings, tmp_path, experts):
     settings = run_settings("plain")

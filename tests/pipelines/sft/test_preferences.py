@@ -143,6 +143,7 @@ def test_a_batch_has_the_plain_gradient_and_the_first_loss_is_log_2(lora: bool, 
         torch.testing.assert_close(gradient, expected, atol=1e-5, rtol=1e-4, msg=name)
 
 
+@pytest.mark.long
 def test_a_run_makes_successes_likelier_than_failures_and_resumes(tmp_path) -> None:
     rows = rows_of_tasks()
     dataset = write_dataset(tmp_path / "dataset", rows)

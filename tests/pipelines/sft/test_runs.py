@@ -48,6 +48,7 @@ def facts(settings):
     ]
 
 
+@pytest.mark.long
 def test_a_run_learns_and_leaves_a_model_that_transformers_loads(run_settings):
     settings = run_settings(epochs=12, lr=1e-2)
     result = train(settings)
@@ -92,6 +93,7 @@ def test_a_killed_run_resumes_bit_for_bit(run_settings, tmp_path, optimizer):
     assert facts(broken) == facts(whole)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_run_that_is_told_to_stop_keeps_its_steps(run_settings, monkeypatch, number):
     whole, stopped = (run_settings(name, checkpoint_every=0) for name in ("whole", "stopped"))

@@ -55,6 +55,7 @@ async def test_a_script_is_executed_and_all_its_numbers_are_kept(
     assert (reward.value, reward.resolved, reward.score) == (1.0, True, 0.75)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("rewards", "score"),
     [('{"pass": 1}', 1.0), ('{"reward": true, "b": 3}', 1.0), ('{"a": 1, "b": 1}', None)],
@@ -84,6 +85,7 @@ async def test_solution_and_tests_run_as_their_users(sandboxes: AsyncSandboxClie
     assert reward.resolved, reward.detail
 
 
+@pytest.mark.long
 async def test_the_agent_waits_for_what_is_to_be_ready(sandboxes: AsyncSandboxClient, tmp_path: Path) -> None:
     check = "[environment.healthcheck]\ninterval_sec = 0.1\nretries = 2\n"
     third = "command = 'echo x >> /tmp/tries; [ $(wc -l < /tmp/tries) -ge 2 ]'\n"
@@ -110,6 +112,7 @@ workdir = "/tmp"
 """
 
 
+@pytest.mark.long
 async def test_a_separate_verifier_has_the_artifacts_and_nothing_else(
     sandboxes: AsyncSandboxClient, tmp_path: Path
 ) -> None:
@@ -194,6 +197,7 @@ def test_what_harbor_does_not_know_is_named(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.long
 async def test_what_an_agent_left_where_the_tests_are_brought_is_not_among_them(
     sandboxes: AsyncSandboxClient, tmp_path: Path
 ) -> None:
@@ -213,6 +217,7 @@ def test_a_variable_that_no_shell_can_set_is_refused(tmp_path: Path, name: str) 
         _task(tmp_path / "it", **{"task.toml": given, "tests/test.sh": "true"})
 
 
+@pytest.mark.long
 async def test_a_solution_may_execute_its_other_files(sandboxes: AsyncSandboxClient, tmp_path: Path) -> None:
     files = {"solution/solve.sh": "/solution/bin/other\n", "solution/bin/other": "#!/bin/sh\ntouch solved\n"}
     script = f"[ -e solved ]; echo $((1 - $?)) > {REWARD}.txt"

@@ -134,6 +134,7 @@ async def settled(place: World) -> None:
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.long
 async def test_the_command_has_tasks_proven_and_tells_of_each(place: World) -> None:
     told = Noted()
     found = await validate_tasks(session(place), ids=[], runs=1, concurrency=2, told=told)
@@ -150,6 +151,7 @@ async def test_the_command_has_tasks_proven_and_tells_of_each(place: World) -> N
     assert await register_tasks(session(place), [TASK]) == 0, "it is the task that is there"
 
 
+@pytest.mark.long
 async def test_a_prover_that_is_killed_costs_nothing(place: World) -> None:
     async def begun() -> None:
         while not await place.sandboxes.list_sandboxes({"purpose": "validation"}):
@@ -193,6 +195,7 @@ async def test_a_request_that_has_its_verdict_is_not_proven_again(place: World) 
     assert len(await verdicts(place)) == 1
 
 
+@pytest.mark.long
 async def test_what_infrastructure_fails_is_tried_again_and_in_the_end_undecided_but_never_rejected(
     place: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,6 +217,7 @@ async def test_what_infrastructure_fails_is_tried_again_and_in_the_end_undecided
     assert told.notes == [("not judged:", "letter: sandbox_unavailable: no sandbox today")]
 
 
+@pytest.mark.long
 async def test_a_command_that_is_stopped_leaves_nothing_on_the_queue(
     place: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,7 @@ def validator(sandboxes: AsyncSandboxClient, tmp_path: Path) -> Validator:
     return Validator(sandboxes, BlobStore(str(tmp_path / "store")), ValidationSettings(runs=1))
 
 
+@pytest.mark.long
 async def test_a_check_is_proven_by_the_solution_and_by_an_untouched_sandbox(validator: Validator) -> None:
     def but(name: str, **changes: object) -> Task:
         return msgspec.structs.replace(TASK, task_id=name, **changes)
@@ -66,6 +67,7 @@ async def test_a_check_is_proven_by_the_solution_and_by_an_untouched_sandbox(val
     assert "> Dear Bob" in rejected["wrong"].detail, "the end of the check's log says why"
 
 
+@pytest.mark.long
 async def test_a_check_runs_in_the_safest_sandbox_in_which_the_solution_passes(validator: Validator) -> None:
     """Validation finds it by trial: a check that looks at processes needs the agent's, one that looks
     elsewhere than in the work directory needs its files, and what the task says itself stands."""

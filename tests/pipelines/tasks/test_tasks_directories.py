@@ -67,6 +67,7 @@ def _written(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
+@pytest.mark.long
 async def test_both_formats_are_proven_by_their_solutions(
     sandboxes: AsyncSandboxClient, tmp_path: Path
 ) -> None:
@@ -205,6 +206,7 @@ NO_VERDICT = {
 """Tests of a Harbor task, and what is said of them."""
 
 
+@pytest.mark.long
 async def test_tests_without_a_verdict_make_a_task_broken_and_not_failed(
     sandboxes: AsyncSandboxClient, tmp_path: Path
 ) -> None:
@@ -223,6 +225,7 @@ async def test_tests_without_a_verdict_make_a_task_broken_and_not_failed(
     assert "gave the reward 0" in event.detail
 
 
+@pytest.mark.long
 async def test_a_task_that_asks_for_a_network_is_not_judged_without_it(
     sandboxes: AsyncSandboxClient, tmp_path: Path
 ) -> None:

@@ -114,6 +114,7 @@ def rows(pipeline: Any, query: str) -> list[Any]:
         return tables.execute(query).fetchall()
 
 
+@pytest.mark.long
 async def test_a_good_reply_becomes_values_with_its_cost(pipeline: Any, teacher: Any) -> None:
     await unresolved(pipeline, Author(), 2)
     teacher.replies.append(GOOD)
@@ -146,12 +147,14 @@ async def test_a_good_reply_becomes_values_with_its_cost(pipeline: Any, teacher:
     assert TASK.grading.fail_to_pass[0] in teacher.asked[0]["messages"][1]["content"]
 
 
+@pytest.mark.long
 async def test_without_work_it_ends_where_it_is_told_to(pipeline: Any, teacher: Any) -> None:
     await unresolved(pipeline, Author(), 2)
     teacher.replies.append(GOOD)
     assert len(await run(pipeline, teacher.url, Asking(model="judge"), 99, idle_exit=1.0)) == 2
 
 
+@pytest.mark.long
 async def test_an_old_one_leaves_what_waits_to_others(pipeline: Any, teacher: Any) -> None:
     """Its Job has a deadline, at which what it had claimed would be cut off."""
     await unresolved(pipeline, Author(), 2)
@@ -160,6 +163,7 @@ async def test_an_old_one_leaves_what_waits_to_others(pipeline: Any, teacher: An
     assert len(await run(pipeline, teacher.url, Asking(model="judge"), 2)) == 2
 
 
+@pytest.mark.long
 async def test_a_bad_reply_is_asked_for_again_with_the_fault_named(pipeline: Any, teacher: Any) -> None:
     await unresolved(pipeline, Author())
     teacher.replies += ["I think it went well.", GOOD]
@@ -170,6 +174,7 @@ async def test_a_bad_reply_is_asked_for_again_with_the_fault_named(pipeline: Any
     assert "not JSON" in teacher.asked[1]["messages"][-1]["content"]
 
 
+@pytest.mark.long
 async def test_three_bad_replies_are_a_failure_with_its_cause(pipeline: Any, teacher: Any) -> None:
     await unresolved(pipeline, Author())
     teacher.replies += ["[]", "[1]", GOOD.replace("0.1", "7")]
@@ -178,6 +183,7 @@ async def test_three_bad_replies_are_a_failure_with_its_cause(pipeline: Any, tea
     assert rows(pipeline, "select * from values") == []
 
 
+@pytest.mark.long
 async def test_an_end_that_stays_high_is_kept_clamped_and_flagged(pipeline: Any, teacher: Any) -> None:
     await unresolved(pipeline, Author())
     teacher.replies.append(HIGH)
@@ -185,6 +191,7 @@ async def test_an_end_that_stays_high_is_kept_clamped_and_flagged(pipeline: Any,
     assert rows(pipeline, "select curve[3], flags, tries from values") == [(0.2, ["final_clamped"], 3)]
 
 
+@pytest.mark.long
 async def test_a_prompt_over_the_models_context_is_a_failure(pipeline: Any, teacher: Any) -> None:
     await unresolved(pipeline, Author())
     body = {
@@ -195,6 +202,7 @@ async def test_a_prompt_over_the_models_context_is_a_failure(pipeline: Any, teac
     assert rows(pipeline, "select kind, fault, tries from values_all") == [("failed", "context_exceeded", 0)]
 
 
+@pytest.mark.long
 async def test_only_open_trajectories_are_offered_and_none_is_asked_about_twice(
     pipeline: Any, teacher: Any
 ) -> None:
@@ -228,6 +236,7 @@ async def test_layers_stand_beside_each_other_and_the_latest_of_each_counts(pipe
     assert rows(pipeline, "select count(*) from values_all") == [(3,)]
 
 
+@pytest.mark.long
 async def test_what_is_no_request_of_this_version_becomes_a_dead_letter(pipeline: Any, teacher: Any) -> None:
     await unresolved(pipeline, Author())
     teacher.replies.append(GOOD)
@@ -261,6 +270,7 @@ async def test_the_oracle_credits_an_edit_that_makes_gold_lines(pipeline: Any) -
     assert curve == [0.4, 0.52, 0.05]
 
 
+@pytest.mark.long
 async def test_an_annotator_waits_for_an_endpoint_that_rests_and_counts_no_failure(
     pipeline: Any, teacher: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,6 +289,7 @@ async def test_an_annotator_waits_for_an_endpoint_that_rests_and_counts_no_failu
     assert await DeadLetters(pipeline.connection).list() == []
 
 
+@pytest.mark.long
 async def test_an_annotator_that_is_killed_costs_nothing(
     pipeline: Any, teacher: Any, nats_server: EmbeddedServer
 ) -> None:

@@ -27,6 +27,7 @@ from tests.trajectory_log import Author
 TASK = tiny_task(1)
 
 
+@pytest.mark.long
 async def test_a_campaign_is_annotated_once_and_new_rollouts_later(pipeline: Any, nats_server: Any) -> None:
     author = Author()
     more = {

@@ -75,6 +75,7 @@ def commands(recorded: Recorded) -> list[str]:
     ]
 
 
+@pytest.mark.long
 async def test_the_state_is_the_one_after_the_result_of_the_step(world: World) -> None:
     """A policy that edits wrongly resolves nothing, unless the right edit has been made for it already."""
     recorded = await world.record("oracle/resolves")
@@ -114,6 +115,7 @@ async def test_the_state_is_the_one_after_the_result_of_the_step(world: World) -
     ]
 
 
+@pytest.mark.long
 async def test_measuring_again_publishes_nothing_and_more_samples_add(world: World) -> None:
     recorded = await world.play("pwd", EDIT, DIFF)
     point = world.point(recorded, 1, "script")
@@ -129,6 +131,7 @@ async def test_measuring_again_publishes_nothing_and_more_samples_add(world: Wor
     assert await world.rows("select count(*) from attempts where campaign = 'measured'") == [(2,)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", ["date +%s%N", "echo $RANDOM$RANDOM$RANDOM"])
 async def test_a_world_that_is_not_the_recorded_one_is_refused_unless_allowed(
     world: World, command: str
@@ -144,6 +147,7 @@ async def test_a_world_that_is_not_the_recorded_one_is_refused_unless_allowed(
     assert [one.step for one in allowed.divergences] == [1]
 
 
+@pytest.mark.long
 async def test_durations_alone_are_told_and_not_refused(world: World) -> None:
     recorded = await world.play("echo ran in 0.$RANDOM$RANDOM s; touch new; ls -la .")
     found = await measured(world, world.point(recorded, 0, "script"))
@@ -151,6 +155,7 @@ async def test_durations_alone_are_told_and_not_refused(world: World) -> None:
     assert found.divergences[0].timing
 
 
+@pytest.mark.long
 async def test_processes_that_ran_on_run_in_every_continuation(world: World) -> None:
     count = "grep -lx sleep /proc/[0-9]*/comm | wc -l"
     recorded = await world.play("setsid sleep 300 >/dev/null 2>&1 & echo on", count)
@@ -161,6 +166,7 @@ async def test_processes_that_ran_on_run_in_every_continuation(world: World) -> 
         assert "\n1\n" in result.content
 
 
+@pytest.mark.long
 async def test_where_sandboxes_cannot_be_copied_every_continuation_replays(
     world: World, service: LocalService
 ) -> None:
@@ -172,6 +178,7 @@ async def test_where_sandboxes_cannot_be_copied_every_continuation_replays(
     assert (found.value.value, found.value.samples, found.value.replayed) == (1.0, 2, 2)
 
 
+@pytest.mark.long
 async def test_what_infrastructure_ends_is_in_no_value_and_runs_again(world: World) -> None:
     recorded = await world.play(EDIT, DIFF)
     point = world.point(recorded, 0, "script", 2, endpoint="mine")
@@ -194,6 +201,7 @@ async def test_what_infrastructure_ends_is_in_no_value_and_runs_again(world: Wor
     assert await world.rows("select count(*) from rollouts where status = 'aborted'") == [(0,)]
 
 
+@pytest.mark.long
 async def test_the_budget_counts_on(world: World) -> None:
     """Three steps are all there are: after the second there is one more, after the third none."""
     recorded = await world.play(EDIT, "pwd", "pwd", "pwd", budget=Budget(steps=3))
@@ -254,6 +262,7 @@ async def test_the_command_measures_and_the_report_compares(
         _steps("3;4")
 
 
+@pytest.mark.long
 async def test_steps_without_a_future_are_refused(world: World) -> None:
     recorded = await world.play("pwd")
     for step, words in ((1, "submitted the work"), (2, "steps 0 to 1"), (-2, "no step -2")):
@@ -263,6 +272,7 @@ async def test_steps_without_a_future_are_refused(world: World) -> None:
         await world.read("zz")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("harness", ["claw-react", "opencode", "browser"])
 async def test_what_only_its_attempt_can_execute_is_refused(world: World, harness: str) -> None:
     """Its services, its program, its browser are gone."""
@@ -272,6 +282,7 @@ async def test_what_only_its_attempt_can_execute_is_refused(world: World, harnes
         await measured(world, world.point(other, 0, "script"))
 
 
+@pytest.mark.long
 async def test_stopped_it_leaves_no_sandbox_and_goes_on(world: World) -> None:
     recorded = await world.play("pwd", EDIT, DIFF)
     point = world.point(recorded, 0, "script", 2)

@@ -100,6 +100,7 @@ TEACHING = Teaching(ModelSpec(name="judge"), "teacher")
 ASKING = Asking(model="judge", judge=JUDGE_VERSION, annotator="scores", rubric="teacher")
 
 
+@pytest.mark.long
 async def test_a_rubric_is_written_once_and_scores_the_turns_of_all_graded_rollouts(
     session: Any, teacher: Any
 ) -> None:
@@ -132,6 +133,7 @@ async def test_a_rubric_is_written_once_and_scores_the_turns_of_all_graded_rollo
         assert TASK.gold_patch not in said and TASK.grading.fail_to_pass[0] not in said
 
 
+@pytest.mark.long
 async def test_a_rubric_reaches_nothing_that_a_student_reads(session: Any, teacher: Any) -> None:
     """Not the task, not the conversation of a rollout, and so no row of a dataset."""
     teacher.replies += [WRITTEN, SCORED]
@@ -143,6 +145,7 @@ async def test_a_rubric_reaches_nothing_that_a_student_reads(session: Any, teach
     assert CANARY not in session.blobs.read(task).decode()
 
 
+@pytest.mark.long
 async def test_a_dataset_takes_scores_as_it_takes_values(session: Any, teacher: Any) -> None:
     """Steps of unresolved rollouts that bring the rubric nearer train: 0 and 1, and not the wrong edit."""
     teacher.replies += [WRITTEN, SCORED]
@@ -160,6 +163,7 @@ async def test_a_dataset_takes_scores_as_it_takes_values(session: Any, teacher: 
     assert [[(run.first, run.last) for run in runs] for runs in rising] == [[(0, 1)], [(0, 1)]]
 
 
+@pytest.mark.long
 async def test_a_cap_stops_the_questions_and_the_next_round_counts_what_was_paid(
     session: Any, teacher: Any
 ) -> None:
@@ -178,6 +182,7 @@ async def test_a_cap_stops_the_questions_and_the_next_round_counts_what_was_paid
         await write_rubrics(session, unpriced, campaign="demo", max_cost_usd=1.0)
 
 
+@pytest.mark.long
 async def test_what_failed_is_asked_about_again_only_where_that_is_wanted(session: Any, teacher: Any) -> None:
     teacher.replies += ["[]"] * 6 + [WRITTEN] + ["no"] * 3 + [SCORED]
     assert (await write_rubrics(session, TEACHING, campaign="demo")).faults.total() == 1

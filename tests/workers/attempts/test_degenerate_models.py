@@ -256,6 +256,7 @@ async def test_a_completion_without_an_end_is_cut_short(endpoint, small):
     assert sent[0] < 20_000_000
 
 
+@pytest.mark.long
 async def test_a_packed_completion_without_an_end_is_cut_short_before_it_is_unpacked(endpoint, small):
     packer = zlib.compressobj(wbits=zlib.MAX_WBITS | 16)
     bomb = packer.compress(b'{"choices":[{"message":{"content":"' + b" " * 300_000_000) + packer.flush()

@@ -143,6 +143,7 @@ async def test_after_a_dead_sandbox_the_rollout_is_the_one_it_would_have_been(
     assert store_digests(str(tmp_path / "rebuilt")) == live
 
 
+@pytest.mark.long
 async def test_a_worker_that_is_killed_leaves_its_turns_to_the_next(
     place: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -184,6 +185,7 @@ async def test_a_worker_that_is_killed_leaves_its_turns_to_the_next(
     assert "replayed from dead attempts: 5 turns" in capsys.readouterr().out
 
 
+@pytest.mark.long
 async def test_what_the_world_does_differently_ends_the_adoption(place: World) -> None:
     place.model.commands = (*COMMANDS[:3], "date +%N", *COMMANDS[4:])
     (rollout,) = await place.submit(tiny_task(1))
@@ -205,6 +207,7 @@ async def test_what_the_world_does_differently_ends_the_adoption(place: World) -
     ]
 
 
+@pytest.mark.long
 async def test_an_attempt_inherits_what_another_has_inherited(place: World) -> None:
     (rollout,) = await place.submit(tiny_task(1), max_tries=4)
     dying(place, rollout, 4, 8)
@@ -223,6 +226,7 @@ async def test_an_attempt_inherits_what_another_has_inherited(place: World) -> N
     ]
 
 
+@pytest.mark.long
 async def test_a_record_that_kills_is_replayed_once(place: World) -> None:
     (rollout,) = await place.submit(tiny_task(1), max_tries=4)
     dying(place, rollout, 5, 5)
@@ -238,6 +242,7 @@ async def test_a_record_that_kills_is_replayed_once(place: World) -> None:
     ]
 
 
+@pytest.mark.long
 async def test_a_worker_that_drains_while_it_replays_leaves_the_record_as_it_was(place: World) -> None:
     (rollout,) = await place.submit(tiny_task(1), max_tries=4)
     replayed = asyncio.Event()
@@ -260,6 +265,7 @@ async def test_a_worker_that_drains_while_it_replays_leaves_the_record_as_it_was
     assert outcome.inherited_turns == 4
 
 
+@pytest.mark.long
 async def test_a_dead_grading_costs_no_call(place: World) -> None:
     (rollout,) = await place.submit(tiny_task(1))
 
@@ -285,6 +291,7 @@ async def test_a_dead_grading_costs_no_call(place: World) -> None:
     ]
 
 
+@pytest.mark.long
 async def test_a_rollout_aborted_and_resumed_again_and_again_does_not_pay_twice_either(place: World) -> None:
     (rollout,) = await place.submit(tiny_task(1), max_tries=1)
     dying(place, rollout, 5, 7)
@@ -305,6 +312,7 @@ async def test_a_rollout_aborted_and_resumed_again_and_again_does_not_pay_twice_
     assert (outcome.inherited_turns, outcome.resolved) == (6, True)
 
 
+@pytest.mark.long
 async def test_budgets_count_what_was_inherited(place: World) -> None:
     (rollout,) = await place.submit(tiny_task(1), budget=Budget(steps=8))
     dying(place, rollout, 6)
@@ -314,6 +322,7 @@ async def test_budgets_count_what_was_inherited(place: World) -> None:
     assert (outcome.turns, outcome.inherited_turns, outcome.exit_status.value) == (8, 5, "step_limit")
 
 
+@pytest.mark.long
 async def test_a_campaign_may_refuse_it(place: World) -> None:
     (rollout,) = await place.submit(tiny_task(1), replay_attempts=False)
 
@@ -334,6 +343,7 @@ async def test_a_campaign_may_refuse_it(place: World) -> None:
     assert from_stream.usd == pytest.approx(paid) == from_tables.usd > outcome.cost_usd
 
 
+@pytest.mark.long
 async def test_nothing_is_shared_across_a_change_of_what_the_endpoint_is_asked(place: World) -> None:
     (rollout,) = await place.submit(tiny_task(1))
     changed = asyncio.Event()
@@ -354,6 +364,7 @@ async def test_nothing_is_shared_across_a_change_of_what_the_endpoint_is_asked(p
     assert outcome.inherited_turns == 0
 
 
+@pytest.mark.long
 async def test_words_of_a_package_are_named_in_events_and_replayed_without_tools_too(place: World) -> None:
     """What the model is asked, and so the record, is that of the version that the outcome names."""
     names = ("mini-swe-agent", "mini-swe-agent-text")

@@ -72,6 +72,7 @@ async def asleep(place: World, campaign: str, count: int) -> None:
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("quick")
 async def test_an_outage_costs_no_rollout_no_try_and_no_answer(place: World) -> None:
     """Refused with 429, then with 503, in the middle of some rollouts and before others begin."""
@@ -100,6 +101,7 @@ async def test_an_outage_costs_no_rollout_no_try_and_no_answer(place: World) -> 
     assert place.model.questions == 1
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("quick")
 async def test_requests_of_other_endpoints_pass_those_that_wait(place: World) -> None:
     async with Script(COMMANDS).served() as down:

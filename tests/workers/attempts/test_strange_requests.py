@@ -118,6 +118,7 @@ async def put(connection: Connection, bodies: list[bytes]) -> None:
     )
 
 
+@pytest.mark.long
 async def test_three_hundred_mutants_end_as_done_or_dead_letter(connection, drain, request_of) -> None:
     publisher = Publisher(connection)
     documents = [msgspec.json.encode(request_of(sample)) for sample in range(20)]

@@ -96,6 +96,7 @@ def trained_text(row: Row, tokenizer: Path) -> str:
     return text
 
 
+@pytest.mark.long
 async def test_the_teacher_goes_on_from_the_students_state_and_its_turns_alone_train(
     place: World, teacher: Script, tmp_path: Path
 ) -> None:
@@ -134,6 +135,7 @@ async def test_the_teacher_goes_on_from_the_students_state_and_its_turns_alone_t
     assert [row.trained_turns for row in both] == [(0, 1, 2, 3, 4)] * 2
 
 
+@pytest.mark.long
 async def test_both_models_count_against_the_cap_of_a_rollout(place: World, teacher: Script) -> None:
     (rollout,) = await place.submit(tiny_task(1), takeover=PLAN, budget=Budget(steps=60, cost_usd=0.02))
     async with place.working(others=endpoints(teacher)):
@@ -144,6 +146,7 @@ async def test_both_models_count_against_the_cap_of_a_rollout(place: World, teac
     assert spent >= 0.02 and teacher.turns() == Counter({3: 1})
 
 
+@pytest.mark.long
 async def test_a_rollout_that_ends_before_it_has_no_teacher(place: World, teacher: Script) -> None:
     late = msgspec.structs.replace(PLAN, least=9, most=9)
     (rollout,) = await place.submit(tiny_task(1), takeover=late)

@@ -46,6 +46,7 @@ async def finished(place: World, rollout: str) -> RolloutFinished:
     return data
 
 
+@pytest.mark.long
 async def test_a_command_that_eats_all_memory_is_seen_by_the_model_and_buys_nothing(place: World) -> None:
     place.model.commands = (EAT, REPAIR)
     (rollout,) = await place.submit(tiny_task(1))
@@ -82,6 +83,7 @@ async def test_a_command_under_which_two_sandboxes_end_is_an_outcome_and_is_not_
     assert await place.rows(ATTEMPTS) == [("released",), ("truncated",)]
 
 
+@pytest.mark.long
 async def test_a_command_under_which_a_sandbox_ends_once_is_executed_again(place: World) -> None:
     place.model.commands = ("ls", "sleep 1.7", REPAIR)
     (rollout,) = await place.submit(tiny_task(1))
@@ -92,6 +94,7 @@ async def test_a_command_under_which_a_sandbox_ends_once_is_executed_again(place
     assert place.model.turns() == {1: 1, 2: 1, 3: 1, 4: 1}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "code",
     ["bytearray(2**30)", "open('/var/tmp/big', 'wb').write(bytes(2**28)); import time; time.sleep(60)"],
@@ -105,6 +108,7 @@ async def test_submitted_code_that_takes_too_much_is_minus_one(place: World, cod
     assert await place.rows(ATTEMPTS) == [("completed",)]
 
 
+@pytest.mark.long
 async def test_where_the_gold_patch_needs_more_memory_too_the_task_gets_it(place: World) -> None:
     task = tiny_task(1)
     assert isinstance(task.grading, SWETests)

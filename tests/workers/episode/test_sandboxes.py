@@ -89,6 +89,7 @@ async def test_a_full_disk_of_its_own_is_told_from_a_death(service: Service) -> 
     assert raised.value.cause is AbortCause.SANDBOX_DIED
 
 
+@pytest.mark.long
 async def test_files_that_fit_nowhere_else_are_not_carried(service: Service, machine: SandboxMachine) -> None:
     """A sparse file is as large as its size over there: the agent's doing, and no abort."""
     await machine.run("truncate -s 200M /workspace/sparse", timeout=10, cwd="/")
@@ -288,6 +289,7 @@ async def test_cancelled_while_the_service_makes_it_a_sandbox_is_deleted(service
     assert [type(event) for event in events] == [SandboxDeleted]
 
 
+@pytest.mark.long
 async def test_cancelled_while_its_creation_is_published_a_sandbox_is_deleted(service: Service) -> None:
     events: list[Any] = []
     publishing = asyncio.Event()

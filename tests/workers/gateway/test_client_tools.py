@@ -55,6 +55,7 @@ async def test_claudes_tools_are_functions_and_their_calls_are_its_blocks(progra
     assert [call.not_shown for call in mine.calls] == [None, None]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("streamed", [False, True], ids=["plain", "streamed"])
 async def test_native_tools_of_responses_are_functions_and_items_of_their_own(program, endpoint, streamed):  # noqa: F811
     """What the client does with its own types goes up as a call and its result, on one path."""

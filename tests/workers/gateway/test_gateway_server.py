@@ -604,6 +604,7 @@ async def test_a_budget_that_runs_out_after_comments_is_told_in_the_stream(progr
         assert (mine.recording.ended, len(endpoint.requests)) == (ExitStatus.STEP_LIMIT, 1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("streamed", [False, True], ids=["plain", "streamed"])
 async def test_a_program_that_does_not_read_keeps_its_place_and_holds_up_nobody(program, endpoint, streamed):
     """Else its answers would pile up in memory, as many as it asks for. Its door closes all the same."""
@@ -624,6 +625,7 @@ async def test_a_program_that_does_not_read_keeps_its_place_and_holds_up_nobody(
     assert not mine.door.calls
 
 
+@pytest.mark.long
 async def test_a_storm_of_refusals_is_answered_and_recorded_once_for_each_call(
     program, endpoint, monkeypatch
 ):
@@ -760,6 +762,7 @@ async def test_bodies_in_memory_are_bounded(program, endpoint, monkeypatch):
 # --- what the record is ----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 async def test_sixty_four_programs_at_once_are_recorded_whole(program, endpoint):
     """Each message after its parent, each answer beside its question."""
 

@@ -610,6 +610,7 @@ def check(raw: bytes) -> None:
         assert all(answers(wire, raw))
 
 
+@pytest.mark.long
 @settings(max_examples=150, deadline=None)
 @given(BODIES.map(lambda body: json.dumps(body).encode()))
 @example(b'{"messages":' + b"[" * 5000 + b"]" * 5000 + b"}")

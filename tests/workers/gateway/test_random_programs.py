@@ -338,6 +338,7 @@ async def run_many(seeds: range, blobs: Any) -> int:
     return calls
 
 
+@pytest.mark.long
 async def test_one_hundred_random_programs_are_sent_recorded_answered_and_counted(blobs):
     assert await run_many(range(100), blobs) > 300
 

@@ -70,6 +70,7 @@ def outcome(event: Event) -> RolloutFinished | RolloutAborted:
     return data
 
 
+@pytest.mark.long
 async def test_the_agent_answers_for_what_it_prevented_and_for_nothing_else(place: World) -> None:
     rollouts = await place.submit(*TASKS, harnesses=("orchard-task",))
     async with place.working(slots=2):

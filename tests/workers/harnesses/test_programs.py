@@ -65,6 +65,7 @@ async def _outcome(place: World, **changes: Any) -> RolloutFinished | RolloutAbo
     return data
 
 
+@pytest.mark.long
 async def test_a_program_solves_a_task_and_the_log_names_its_layer(
     place: World, installed: Installed
 ) -> None:
@@ -78,6 +79,7 @@ async def test_a_program_solves_a_task_and_the_log_names_its_layer(
     assert "difference of its arguments" in rows[0][1] and "/testbed" in rows[0][1]
 
 
+@pytest.mark.long
 async def test_an_agent_of_the_agent_client_protocol_solves_a_task(place: World) -> None:
     data = await _outcome(place, harnesses=("tiny-acp",))
     assert isinstance(data, RolloutFinished), data
@@ -86,6 +88,7 @@ async def test_an_agent_of_the_agent_client_protocol_solves_a_task(place: World)
     assert "difference of its arguments" in prompt[0]
 
 
+@pytest.mark.long
 async def test_programs_of_several_rollouts_are_recorded_as_their_own(place: World) -> None:
     rollouts = await place.submit(tiny_task(1), samples=3, harnesses=("tiny",))
     async with place.working(slots=3):
@@ -104,6 +107,7 @@ async def test_programs_of_several_rollouts_are_recorded_as_their_own(place: Wor
     assert roles == [("assistant", 6), ("tool", 3), ("user", 3)]
 
 
+@pytest.mark.long
 async def test_a_program_reaches_its_gateway_and_nothing_else_and_changes_no_layer_but_its_own(
     place: World,
 ) -> None:
@@ -121,6 +125,7 @@ async def test_a_program_reaches_its_gateway_and_nothing_else_and_changes_no_lay
     assert isinstance(again, RolloutFinished) and again.reward == 1.0
 
 
+@pytest.mark.long
 async def test_a_program_that_is_killed_by_its_model_is_graded(place: World) -> None:
     place.model.commands = ("kill -9 $PPID",)
     data = await _outcome(place)
@@ -129,6 +134,7 @@ async def test_a_program_that_is_killed_by_its_model_is_graded(place: World) -> 
     assert (data.reward, data.turns) == (-1.0, 1)
 
 
+@pytest.mark.long
 async def test_a_program_that_takes_too_long_is_truncated_and_graded(
     place: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,6 +153,7 @@ async def test_a_program_that_takes_too_long_is_truncated_and_graded(
     assert (data.exit_status, data.reward, limits) == (ExitStatus.TIME_LIMIT, 1.0, [12.0])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("harness", "turn"), [("tiny", 2), ("orchard-bash", 1)])
 async def test_a_wall_clock_that_ends_while_the_model_owes_an_answer_is_an_ending_of_its_own(
     place: World, harness: str, turn: int
@@ -164,6 +171,7 @@ async def test_a_wall_clock_that_ends_while_the_model_owes_an_answer_is_an_endin
     assert data.seconds_waiting is not None and data.seconds_waiting > 0
 
 
+@pytest.mark.long
 async def test_a_budget_that_runs_out_is_said_whatever_the_program_makes_of_it(place: World) -> None:
     data = await _outcome(place, budget=Budget(steps=1))
     assert isinstance(data, RolloutFinished), data

@@ -103,6 +103,7 @@ def _wheel(place: Path) -> Path:
     return wheel
 
 
+@pytest.mark.long
 def test_a_copied_python_finds_its_packages_and_nothing_of_the_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

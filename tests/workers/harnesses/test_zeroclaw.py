@@ -37,6 +37,7 @@ def _said(state: Path, *words: str) -> str:
     return done.output if done.exception is None else str(done.exception)
 
 
+@pytest.mark.long
 async def test_a_task_is_solved_and_the_answer_of_a_broken_stream_does_not_train(
     nats_server: EmbeddedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,8 @@ from orchard.workers.plugins import configure
 from tests.attempts_world import QUICK_RETRIES, Script, World, world
 from tests.sandbox_service import LocalService
 
+pytestmark = pytest.mark.long
+
 SCREEN = bytes.fromhex("89504e470d0a1a0a0000000d49484452000000020000000108020000007b40e8dd")
 JUDGE = JudgeSettings(model="wise", protocol="orchard-1", timeout_seconds=10.0)
 

@@ -121,6 +121,7 @@ async def test_malformed_calls_end_in_both_ways(play_out):
     assert ends == {ExitStatus.SUBMITTED, ExitStatus.FORMAT_FAILURE}
 
 
+@pytest.mark.long
 async def test_out_of_steps_is_graded_on_the_state_left_behind(play_out):
     ends = {}
     for seed in range(6):

@@ -98,6 +98,7 @@ def seed_with(*mistakes: str | None, slots: int = 4) -> int:
     )
 
 
+@pytest.mark.long
 async def test_tasks_are_proven_mistakes_are_caught_and_every_artefact_is_an_event(
     pipeline: World, tokenizer: str, tmp_path: Path
 ) -> None:

@@ -51,6 +51,7 @@ def rejected(found: Validation) -> tuple[str, str]:
     return found.event.reason, found.event.detail
 
 
+@pytest.mark.long
 async def test_what_an_author_wrote_is_proven_again_and_its_mistakes_are_found(validator: Validator) -> None:
     plot = plot_of(3, 1)
     found = await validator.validate(task_of(plot.draft))

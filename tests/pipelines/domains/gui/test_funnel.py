@@ -98,6 +98,7 @@ def brute_force(vectors: Floats, threshold: float) -> tuple[list[int], list[floa
     return like, similarity
 
 
+@pytest.mark.long
 @settings(deadline=None)
 @given(
     seed=st.integers(0, 2**32),

@@ -35,6 +35,7 @@ async def _verdicts(
         return {each.task_id: (await validator.validate(each)).event for each in tasks}
 
 
+@pytest.mark.long
 async def test_a_task_is_proven_by_playing_it_and_one_that_cannot_be_done_is_rejected(
     service: LocalService, tmp_path: Path
 ) -> None:

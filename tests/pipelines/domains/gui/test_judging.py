@@ -240,6 +240,7 @@ def rows(session: Session, query: str) -> list[tuple[Any, ...]]:
         return tables.sql(query).fetchall()
 
 
+@pytest.mark.long
 async def test_a_campaign_is_judged_again_once_through_a_stop_a_cap_refusals_and_an_outage(
     session: Session, scripted: ScriptedJudge, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -343,6 +344,7 @@ async def judging(session: Session, connection: Connection) -> AsyncIterator[Out
         consumer.drain()
 
 
+@pytest.mark.long
 async def test_a_judging_worker_that_is_killed_costs_nothing(
     session: Session, queue: Connection, scripted: ScriptedJudge
 ) -> None:
@@ -366,6 +368,7 @@ async def test_a_judging_worker_that_is_killed_costs_nothing(
     assert len(await rulings(queue)) == 1 and len(scripted.asked) == 2
 
 
+@pytest.mark.long
 async def test_of_two_verdicts_on_one_request_the_first_is_accepted(
     session: Session, queue: Connection, scripted: ScriptedJudge
 ) -> None:
@@ -384,6 +387,7 @@ async def test_of_two_verdicts_on_one_request_the_first_is_accepted(
     assert len(await rulings(queue)) == 1 and len(scripted.asked) == 2
 
 
+@pytest.mark.long
 async def test_mistakes_are_sentences(session: Session) -> None:
     with pytest.raises(ConfigError, match="no model judges"):
         await judge_campaign(session, CAMPAIGN, JudgeSettings())

@@ -139,6 +139,7 @@ async def test_suites_of_web_benchmarks_plan_over_imported_rows(
         assert plan.spec.size == 1 and "1 rollouts, 0 of them done" in shown.get()
 
 
+@pytest.mark.long
 def test_rows_go_through_the_funnel_and_out_as_they_came(tmp_path: Path) -> None:
     texts = ["Find a bed.", "find a BED", "Buy green tea in a tin", "Read the latest news of Oslo"]
     pool = [

@@ -90,6 +90,7 @@ def test_a_pass_of_an_impossible_task_is_minus_one_and_any_other_grade_is_untouc
     assert (failed.value, failed.cause, failed.parts["hack"]) == (-1.0, None, 0.0)
 
 
+@pytest.mark.long
 async def test_a_campaign_measures_who_cheats(nats_server: EmbeddedServer, tmp_path: Path) -> None:
     service = LocalService(tmp_path / "state")
     try:

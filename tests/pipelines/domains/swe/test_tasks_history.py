@@ -275,6 +275,7 @@ def test_a_partial_clone_is_refused_by_name_where_files_of_its_past_are_missing(
     assert seen(whole, base) == f"{OVER}\n" and ANSWER not in every_object(whole)
 
 
+@pytest.mark.long
 async def test_an_imported_task_is_cut_in_its_sandbox_and_one_that_is_not_is_refused(
     sandboxes: AsyncSandboxClient, tmp_path: Path
 ) -> None:

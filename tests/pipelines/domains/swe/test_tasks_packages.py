@@ -169,6 +169,7 @@ async def unreachable(
     return str(told.value)
 
 
+@pytest.mark.long
 async def test_the_first_failure_of_the_network_ends_in_pips_words(
     cache: PackageCache, monkeypatch: pytest.MonkeyPatch, proxy: str, untrusted: str
 ) -> None:

@@ -168,6 +168,7 @@ def test_a_reversed_patch_undoes_the_patch(tmp_path: Path) -> None:
     assert reversed_patch(reversed_patch(patch)) == patch
 
 
+@pytest.mark.long
 async def test_a_row_of_each_family_is_proven_in_sandboxes(
     sandboxes: AsyncSandboxClient, tmp_path: Path
 ) -> None:

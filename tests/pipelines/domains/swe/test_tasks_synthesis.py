@@ -134,6 +134,7 @@ async def test_two_releases_become_a_task_that_proves_itself(
     assert await sandboxes.list_sandboxes() == []
 
 
+@pytest.mark.long
 async def test_requirements_that_this_python_does_not_have_need_no_image_of_their_own(
     sandboxes: AsyncSandboxClient, cache: PackageCache, settings: SynthesisSettings
 ) -> None:

@@ -66,6 +66,7 @@ async def _bundle(place: World, data: RolloutFinished) -> ClawBundle:
     return msgspec.json.decode(text, type=ClawBundle)
 
 
+@pytest.mark.long
 async def test_a_task_is_solved_and_every_call_is_in_the_log_and_in_the_bundle(
     place: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -185,6 +186,7 @@ async def test_samples_of_one_task_meet_different_errors_and_each_its_own_again(
     assert rows[0][1] != rows[1][1]
 
 
+@pytest.mark.long
 async def test_a_worker_that_is_killed_costs_nothing_and_the_accepted_log_is_of_one_attempt(
     place: World,
 ) -> None:

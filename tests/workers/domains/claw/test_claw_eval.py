@@ -166,6 +166,7 @@ async def test_a_snapshot_is_taken_with_the_graders_files_when_the_agent_is_done
 A_PIPE = "mkfifo /tmp/.orchard-snapshot-errors sum.txt"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "left",
     [
@@ -247,6 +248,7 @@ async def test_pictures_of_a_tool_are_shown_and_those_that_are_none_are_counted(
     assert [(one.width, one.height) for one in episode.pictures[0]] == [(1, 1)]
 
 
+@pytest.mark.long
 async def test_an_agent_that_ends_the_server_of_its_tools_fails_and_aborts_nothing(episode, tasks):
     """An abort would buy another attempt."""
     for end in ("kill -9 $PPID", "rm -rf /opt/orchard; rm $(which -a python3); kill -9 $PPID"):

@@ -357,6 +357,7 @@ BAD = {
 }
 
 
+@pytest.mark.long
 async def test_a_script_that_breaks_its_frame_is_an_abort(graded):
     for name, (script, reason) in BAD.items():
         with pytest.raises(InfrastructureError) as raised:

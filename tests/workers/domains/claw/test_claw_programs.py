@@ -21,6 +21,8 @@ from tests.claw_world import LETTER, LETTER_ONLY, Assistant, desk_task
 from tests.sandbox_service import LocalService
 from tests.workers.harnesses.tiny_program import archived
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 async def place(nats_server: EmbeddedServer, tmp_path: Path) -> AsyncIterator[World]:

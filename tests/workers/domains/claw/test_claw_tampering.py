@@ -30,6 +30,8 @@ from orchard.workers.episode.worlds import WorldContext
 from tests.claw_world import DESK, desk, desk_task
 from tests.sandbox_service import LocalService
 
+pytestmark = pytest.mark.long
+
 OTHER, HIDDEN, HOST = "canary-other-world", "canary-graders-script", "canary-file-of-the-worker"
 CANARIES = (OTHER, HIDDEN, HOST)
 

@@ -53,6 +53,7 @@ async def _outcome(place: World, task: Any = None, **changes: Any) -> RolloutFin
     return data
 
 
+@pytest.mark.long
 async def test_first_and_last_turn_have_the_structure_of_the_paper(place: World) -> None:
     """Appendix D, part by part, on what an episode left in the log."""
     data = await _outcome(place)

@@ -202,6 +202,7 @@ async def test_the_table_has_the_rows_that_it_promises() -> None:
     assert len({case.name for case in CASES}) == len(CASES)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", _rows())
 async def test_a_tool_does_what_its_line_says(browser: BrowserAttempt, case: Case) -> None:
     await _at(browser, quote(case.name))
@@ -227,6 +228,7 @@ async def test_points_end_with_the_screen() -> None:
             pixel(point, 1280, 1000)
 
 
+@pytest.mark.long
 async def test_a_hostile_page_reaches_nothing(
     browser: BrowserAttempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,6 +299,7 @@ async def test_half_a_character_is_replaced_and_a_line_is_one_line(browser: Brow
         browser.answer = None
 
 
+@pytest.mark.long
 async def test_a_window_that_hangs_is_closed_and_its_opener_goes_on(
     browser: BrowserAttempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -311,6 +314,7 @@ async def test_a_window_that_hangs_is_closed_and_its_opener_goes_on(
     assert (await _done(browser, "goto_url", {"url": "http://hand.test/next"})).startswith("Succeed:")
 
 
+@pytest.mark.long
 async def test_a_page_that_opens_windows_without_end_is_looked_at(
     browser: BrowserAttempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -343,6 +347,7 @@ async def test_labels_that_hold_marks_of_the_prompt_are_counted(browser: Browser
     assert await counted() == before + 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "calls",
     [
@@ -369,6 +374,7 @@ async def test_words_are_known_when_they_are_written_in_parts() -> None:
     assert not any(words.hold(each) for each in ("recaptcha", "unusual traffic"))
 
 
+@pytest.mark.long
 async def test_with_an_open_network_no_name_of_the_own_machine_leads_to_the_debugging_port(
     browser: BrowserAttempt,
 ) -> None:
@@ -398,6 +404,7 @@ async def browser_driver(url: str) -> AsyncIterator[Tabs]:
         await driver.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "late",
     [

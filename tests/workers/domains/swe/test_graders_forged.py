@@ -107,6 +107,7 @@ def judged(machine, blobs, pristine):
     return run
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("code", "cause"),
     [
@@ -136,6 +137,7 @@ async def test_a_forgery_is_minus_one(judged, task, shop, code, cause):
     assert reward.cause == cause
 
 
+@pytest.mark.long
 async def test_a_repair_is_believed_after_one_run(judged, task):
     reward = await judged(task, task.gold_patch)
     assert (reward.value, reward.cause, reward.extra_sandboxes) == (1.0, None, 0)
@@ -152,6 +154,7 @@ async def test_an_expected_failure_counts_where_the_gold_patch_has_it_too(judged
     assert (reward.resolved, reward.extra_sandboxes) == (True, 0)
 
 
+@pytest.mark.long
 async def test_an_expected_failure_in_the_tested_code_is_unproven(judged, task, shop):
     """Only a test that should stay: the others are repaired."""
     code = shop.FIXED + "\n\ndef total(prices):\n    import pytest\n    pytest.xfail('known')\n"
@@ -223,18 +226,21 @@ def judged_narrowly(machine, blobs, pristine):
     return run
 
 
+@pytest.mark.long
 async def test_more_verdicts_than_fit_are_no_failure_of_the_grader(judged_narrowly, task, shop):
     """It was one, and bought another attempt: the line of the result was cut, and could not be read."""
     reward = await judged_narrowly(task, shop.diff({"shop/sums.py": shop.FIXED + FLOODS}))
     assert (reward.value, reward.resolved) == (-1.0, False)
 
 
+@pytest.mark.long
 async def test_more_changes_than_can_be_listed_are_no_failure_of_the_grader(judged_narrowly, task, shop):
     files = {f"data/{number:04}.txt": "" for number in range(200)}
     reward = await judged_narrowly(task, shop.diff({"shop/sums.py": shop.FIXED, **files}))
     assert (reward.value, reward.detail) == (-1.0, "the patch does not apply")
 
 
+@pytest.mark.long
 async def test_the_runner_imports_nothing_from_where_tests_do(judged, task, shop):
     """Else a module that only another Python has would run beside the verdicts, before any test."""
     shop.write({"paths/selectors.py": "raise SystemExit(3)\n"})

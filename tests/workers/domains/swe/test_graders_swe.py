@@ -23,6 +23,7 @@ def judged(machine, blobs, pristine):
     return run
 
 
+@pytest.mark.long
 async def test_the_gold_patch_resolves(judged, task, blobs):
     reward = await judged(task, task.gold_patch)
     assert (reward.value, reward.resolved) == (1.0, True)
@@ -30,6 +31,7 @@ async def test_the_gold_patch_resolves(judged, task, blobs):
     assert "test_label" in blobs.get(reward.log).decode()
 
 
+@pytest.mark.long
 async def test_tests_too_strange_for_a_sheet_are_judged_inside(judged, task, monkeypatch):
     def strange(*_):
         raise IndexError("a form that nobody thought of")
@@ -39,6 +41,7 @@ async def test_tests_too_strange_for_a_sheet_are_judged_inside(judged, task, mon
     assert (reward.resolved, reward.protected) == (True, Protected.INSIDE)
 
 
+@pytest.mark.long
 async def test_the_empty_patch_does_not(judged, task):
     reward = await judged(task, "")
     assert (reward.value, reward.resolved) == (-1.0, False)
@@ -92,6 +95,7 @@ async def test_tests_that_the_patch_rewrites_are_restored(judged, quick_task, sh
     assert not (await judged(quick_task, cheat)).resolved
 
 
+@pytest.mark.long
 async def test_a_planted_conftest_is_undone(judged, task, shop):
     hook = (
         "import pytest\n\n@pytest.hookimpl(hookwrapper=True)\ndef pytest_runtest_makereport(item, call):\n"
@@ -101,12 +105,14 @@ async def test_a_planted_conftest_is_undone(judged, task, shop):
     assert (reward.value, reward.cause) == (-1.0, "refused")
 
 
+@pytest.mark.long
 async def test_a_syntax_error_is_the_models(judged, task, shop):
     reward = await judged(task, shop.diff({"shop/sums.py": "def total(:\n"}))
     assert not reward.resolved
     assert set(reward.tests.values()) == {"MISSING"}
 
 
+@pytest.mark.long
 async def test_a_patch_that_kills_the_test_runner_is_the_models(judged, task, shop):
     killer = shop.diff({"shop/sums.py": "import os\nos._exit(7)\n"})
     reward = await judged(task, killer)
@@ -121,6 +127,7 @@ async def test_a_patch_that_hangs_the_tests_is_the_models(judged, quick_task, sh
     assert "never end" in reward.detail
 
 
+@pytest.mark.long
 async def test_passing_tests_with_a_failing_exit_are_not_resolved(judged, task, shop):
     bad_end = "import atexit, os\natexit.register(os._exit, 3)\n"
     reward = await judged(task, shop.diff({"shop/sums.py": bad_end + shop.FIXED}))
@@ -190,6 +197,7 @@ async def test_a_list_of_failures_of_no_tests_says_nothing(judged, quick_task, s
     assert caught.value.cause is AbortCause.GRADER_FAILED
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "changes",
     [

@@ -356,6 +356,7 @@ ENDS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("harness", "configuration", "episodes"),
     [("mini-swe-agent", "swebench.yaml", CALLS), ("mini-swe-agent-text", "swebench_backticks.yaml", TEXTS)],

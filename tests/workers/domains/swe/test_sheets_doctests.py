@@ -24,6 +24,7 @@ DOCUMENTED = '''    """A name without blanks.
     return'''
 
 
+@pytest.mark.long
 async def test_tests_in_what_is_repaired_belong_to_the_submission(shop, task, machine, pristine, blobs):
     """Once the sheet brought the known solution's own module, and who submitted nothing was paid."""
     module, text = "shop/sums.py", "README.rst"

@@ -75,6 +75,7 @@ def test_arrays(condition, function):
     assert said.count(True) > 30
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("word", ["all", "any"])
 @pytest.mark.parametrize("twice", [False, True])

@@ -10,6 +10,8 @@ from orchard.workers.domains.swe.preparing import TaskRepository
 from orchard.workers.domains.swe.sheets.making import SheetMaker
 from orchard.workers.domains.swe.testing import plan_of
 
+pytestmark = pytest.mark.long
+
 BASE = """
 def named(title, name):
     return title

@@ -51,6 +51,7 @@ def small(shop, task):
     )
 
 
+@pytest.mark.long
 async def test_who_knows_the_tests_inputs_alone_is_refused(small, shop, machine, pristine, blobs):
     async def judged(code):
         submission = shop.diff(files(code))

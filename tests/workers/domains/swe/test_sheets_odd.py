@@ -24,6 +24,8 @@ from orchard.workers.domains.swe.testing import plan_of, run_tests
 from orchard.workers.domains.swe.verdict import PASSING
 from tests.workers.conftest import MovedMachine, Shop, SubprocessMachine, image_with
 
+pytestmark = pytest.mark.long
+
 ODD = Path(__file__).with_name("odd")
 FILE = "tests/test_odd.py"
 LIBRARIES = {

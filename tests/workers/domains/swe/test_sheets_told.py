@@ -136,6 +136,7 @@ def test_a_plain_enumeration_is_not_its_value():
     assert not wrong(EQUAL, [225], [{"enum": [["Size", "IntEnum", "int"], "BIG", 225]}])
 
 
+@pytest.mark.long
 def test_a_search_that_does_not_end_is_a_wrong_answer():
     search = ["search", ["leaf", 0], ["pure", 0]]
     assert "does not end" in wrong(search, ["(a|a)+$"], ["a" * 60 + "b"])
@@ -261,6 +262,7 @@ BOMBS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("answer", [*BOMBS, *({"list": [each]} for each in BOMBS)])
 def test_no_answer_keeps_the_worker_busy(answer):
     """They took minutes and gigabytes once."""
@@ -273,6 +275,7 @@ def test_no_answer_keeps_the_worker_busy(answer):
         assert condition == ["leaf", 0] or wrong(condition, [225, None], visit.got)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("line", ["", "{}", '{"ask": 1}'])
 def test_a_report_of_too_many_lines_is_not_read_to_its_end(line):
     told = Told()
