@@ -30,6 +30,8 @@ from tests.infra.keda import Scaler
 from tests.infra.scaling import ScalingError, Trigger, jobs_to_create
 from tests.infra.test_nats_cluster import all_ready, started
 
+pytestmark = pytest.mark.long
+
 QUEUE = Queue()
 WAITING = 40
 """Requests on the queue."""

@@ -2,11 +2,15 @@
 
 from pathlib import Path
 
+import pytest
+
 from orchard.schemas.events import RolloutFinished, payload
 from orchard.schemas.tasks import StateCheck, Task, TaskService
 from orchard.streams.server import EmbeddedServer
 from tests.attempts_world import world
 from tests.tiny_tasks import tiny_service
+
+pytestmark = pytest.mark.long
 
 FETCH = "import urllib.request as u; u.urlretrieve('http://site:8000/debian_version', 'page')"
 

@@ -2,11 +2,15 @@
 
 from pathlib import Path
 
+import pytest
+
 from orchard.schemas.events import RolloutFinished, payload
 from orchard.schemas.tasks import StageChecks, StateCheck, Task, TaskStage
 from orchard.streams.server import EmbeddedServer
 from tests.attempts_world import world
 from tests.tiny_tasks import tiny_service
+
+pytestmark = pytest.mark.long
 
 COMMANDS = ("echo x >> turns; mv given given-$(wc -l < turns)",)
 
