@@ -34,7 +34,7 @@ GUIDES = ROOT / "docs" / "how-to"
 BLOCK = re.compile(
     r"(?:^<!-- (?P<mark>[^\n]*?) -->\n+)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S
 )
-NEEDS = ("tasks of your own", "a trained model", "a dead letter")
+NEEDS = ("tasks of your own", "a trained model", "a dead letter", "a sign-in proxy")
 STAND_INS = ("kubernetes", "docker", "an installation")
 MARKS = re.compile(
     r"file: [\w.-]+|runs on|stop first|drawing"
@@ -240,6 +240,7 @@ FOLLOWED = {
     "README": ["README.md"],
     "sandboxes": ["docs/how-to/sandboxes.md"],
     "campaign": [f"docs/how-to/{name}.md" for name in ("campaign", "dataset", "fine-tune", "recover")],
+    "teams": ["docs/how-to/campaign.md", "docs/how-to/teams.md"],
     "what needs more": ["docs/how-to/reinforcement-learning.md", "docs/how-to/cluster.md"],
 }
 """Pages that are followed one after the other, in one folder."""

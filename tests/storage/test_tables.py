@@ -109,6 +109,7 @@ def test_every_registered_type_has_a_rule_or_is_read_from_events() -> None:
         "event.lost",
         "rollout.reconciled",
         "endpoint.rested",
+        "team.held",
     }
     assert {kind for kind, struct in e.EVENT_TYPES.items() if struct not in ROWS} == without
 

@@ -66,6 +66,8 @@ async def test_every_event_becomes_one_row_with_its_envelope(
         "causation_id": None,
         "traceparent": None,
         "payload": bytes(event.data).decode(),
+        "submitter": None,
+        "team": None,
     }
     assert abs((row["stream_time"] - stored.time.replace(tzinfo=None)).total_seconds()) < 1e-5
 

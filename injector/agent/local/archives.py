@@ -110,8 +110,8 @@ def import_image(
                 digest=digest,
                 size=sum(tree_size(made.get(layer, store.layer(layer))) for layer in layers),
                 created_at=time.time(),
-                entrypoint=about.get("Entrypoint") or (),
-                command=about.get("Cmd") or (),
+                entrypoint=about.get("Entrypoint") or [],
+                command=about.get("Cmd") or [],
             )
             store.check_replaceable(name, owner)  # somebody else's may have come meanwhile
             for layer_name, directory in made.items():

@@ -55,9 +55,9 @@ class StoredImage:
     """Bytes of the files of all layers; None: not measured."""
     created_at: float | None = None
     """When it was added here, in epoch seconds."""
-    entrypoint: Sequence[str] = ()
+    entrypoint: Sequence[str] = field(default_factory=list)
     """The program that a container of the image runs, with its first arguments. Sandboxes do not run it."""
-    command: Sequence[str] = ()
+    command: Sequence[str] = field(default_factory=list)
     """Its further arguments, or the program if there is no entrypoint."""
 
 
