@@ -135,6 +135,7 @@ content_types = st.sampled_from(
 WITH_BODY = [route for route in OPERATIONS if route.method in ("POST", "PUT")]
 
 
+@pytest.mark.long
 @fuzzed
 @given(route=st.sampled_from(WITH_BODY), body=bodies, kind=content_types, chunked=st.booleans())
 def test_bodies_that_are_not_what_they_should_be(

@@ -69,6 +69,7 @@ def test_any_frames(target: Target, init: Any, following: list[Any]) -> None:
     asyncio.run(_session(target, [_text(init), *map(_text, following)]))
 
 
+@pytest.mark.long
 @fuzzed
 @given(pieces=st.lists(st.text(max_size=20) | st.binary(max_size=20), min_size=1, max_size=4))
 def test_what_is_no_json_frame(target: Target, pieces: list[str | bytes]) -> None:

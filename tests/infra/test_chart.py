@@ -40,6 +40,7 @@ def by_name(items: list[Manifest]) -> dict[tuple[str, str, str], Manifest]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("overlay", VALUES)
 def test_helm_and_kustomize_give_the_same_objects(built: dict[str, Manifests], overlay: str) -> None:
     files = [word for name in VALUES[overlay] for word in ("--values", str(CHART / f"values-{name}.yaml"))]
@@ -279,6 +280,7 @@ def test_values_that_cannot_work_are_refused_with_a_sentence(words: list[str], s
 DIGEST = f"sha256:{'0123456789abcdef' * 4}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "image", [f"r.example/w@{DIGEST}", f"r.example:5000/o/w:1.2@{DIGEST}", "w:1", "r.example/a/b/c:v1_2.3-x"]
 )

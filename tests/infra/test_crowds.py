@@ -57,6 +57,7 @@ async def test_replicas_come_by_a_figure_that_the_orchestrator_has(
     assert monitor["spec"]["endpoints"][0]["port"] == "metrics", "Prometheus has it from each replica"
 
 
+@pytest.mark.long
 def test_who_scales_says_alone_how_many_there_are(manifests: Manifests) -> None:
     deployment = manifests.one("Deployment", "orchestrator")["spec"]
     if manifests.of("ScaledObject"):

@@ -144,6 +144,7 @@ async def test_the_cluster_works_with_one_server_lost_and_keda_finds_the_leader(
             assert got == {b"one", b"two"}
 
 
+@pytest.mark.long
 async def test_a_follower_goes_on_whose_consumer_died_with_another_server(
     cluster: list[Member], processes: Running, operator: NatsSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

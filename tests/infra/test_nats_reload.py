@@ -201,6 +201,7 @@ async def _no_responders(connection: Connection, subject: str) -> bool:
     raise AssertionError("somebody has answered")
 
 
+@pytest.mark.long
 async def test_a_new_queue_is_for_workers_without_a_restart(running: Server) -> None:
     queue = Queue(domain="claw")
     assert await refused(running, f"{queue.subject}.a.b")

@@ -83,6 +83,7 @@ async def proxy(service: "Service", most: int) -> AsyncIterator[tuple[CuttingPro
     server.close()
 
 
+@pytest.mark.long
 async def test_every_command_runs_once(proxy: tuple[CuttingProxy, str], sandbox: AsyncSandbox) -> None:
     cutting, url = proxy
     async with AsyncSandboxClient(url, auto_cleanup=False) as client:

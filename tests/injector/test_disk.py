@@ -71,6 +71,7 @@ async def test_a_disk_filler_is_stopped_and_its_files_are_gone(
         assert (await other.exec("echo fine > f; cat f")).stdout == "fine\n"
 
 
+@pytest.mark.long
 @pytest.mark.needs_root("mounts")
 async def test_below_the_limit_nothing_happens(limited: "Service") -> None:
     async with limited.client() as client:

@@ -3,12 +3,14 @@
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.injector.conftest import Service
 
 TRIES = 120
 
 
+@pytest.mark.long
 def test_a_start_that_runs_out_of_time_is_deleted_at_any_moment(tmp_path: Path) -> None:
     service = Service(tmp_path / "state")
     try:

@@ -58,6 +58,7 @@ async def test_an_image_is_imported_used_and_deleted_by_its_owner(
     assert layers == []
 
 
+@pytest.mark.long
 async def test_an_image_for_all_is_an_admins_to_delete(
     shared: "Service",
     one: AsyncSandboxClient,

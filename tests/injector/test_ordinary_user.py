@@ -176,6 +176,7 @@ async def test_it_is_root_inside_and_the_user_outside(
     assert f"Uid:\t{USER}\t" in status
 
 
+@pytest.mark.long
 async def test_commands_files_and_timeouts(backend: Direct) -> None:
     sandbox = await create(backend)
     await backend.write("files", sandbox, "/workspace/data", b"\xff\x00data")
@@ -523,6 +524,7 @@ async def test_what_is_not_limited_is_said_and_what_can_be_is(backend: Direct) -
     assert limit.stdout == "4096\n"
 
 
+@pytest.mark.long
 async def test_other_owners_where_there_is_a_range_of_ids(backend: Direct, account: Account) -> None:
     sandbox = await create(backend)
     job = await run(backend, sandbox, "touch f; chown 1000:1000 f; stat -c %u f")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tests.injector.conftest import Service
 
 
+@pytest.mark.long
 async def test_every_route_of_anothers_sandbox_says_that_it_is_not_there(
     shared: "Service", one: AsyncSandboxClient
 ) -> None:

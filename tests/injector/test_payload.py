@@ -123,6 +123,7 @@ def test_members_are_sorted_and_say_nothing_of_the_builder(archive: Path) -> Non
     assert {member.mode for member in members} == {0o644, 0o755}
 
 
+@pytest.mark.long
 def test_an_empty_root(payload: Path) -> None:
     with serving(in_root(payload)) as served:
         assert served.health() == HEALTH

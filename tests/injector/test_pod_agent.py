@@ -67,6 +67,7 @@ class TestCommands:
         path = next(variable for variable in variables if variable.startswith("PATH="))
         assert sorted(variables) == sorted(["OF_THE_IMAGE=x=y", "OF_THE_COMMAND=1", path, "PWD=/tmp"])
 
+    @pytest.mark.long
     async def test_variables_of_the_sandbox_are_its_commands_and_not_the_agents(
         self, payload: Path, busybox: Path
     ) -> None:
@@ -138,6 +139,7 @@ class TestCommands:
         ended = await agent.connection.call(Job, "GET", f"/jobs/{job_id}/wait", params={"timeout": "30"})
         assert (ended.status, ended.error) == (JobStatus.FAILED, "cancelled")
 
+    @pytest.mark.long
     async def test_a_flood_is_cut_in_the_middle(self, agent: PodAgent) -> None:
         line = "echo begin; yes | head -c 50000000; echo end"
         job = await agent.run(line, output_limit=2000)

@@ -73,6 +73,7 @@ async def test_a_killed_agent_takes_its_sandboxes_with_it_and_the_next_one_says_
         assert (await (await client.create_sandbox("host")).exec("true")).succeeded
 
 
+@pytest.mark.long
 async def test_an_agent_that_is_stopped_deletes_everything(own_service: "Service") -> None:
     async with own_service.client(auto_cleanup=False) as client:
         await client.create_sandbox("host")
@@ -158,6 +159,7 @@ def test_what_a_killed_agent_leaves_for_a_moment_keeps_no_new_one_away(tmp_path:
     assert agent.wait() == 0
 
 
+@pytest.mark.long
 async def test_an_orchestrator_with_an_external_agent_waits_for_it(
     tmp_path: Path, start_service: "type[Service]"
 ) -> None:

@@ -101,6 +101,7 @@ async def _gone(sandbox: AsyncSandbox) -> None:
         assert running
 
 
+@pytest.mark.long
 @pytest.mark.timeout(60)
 async def test_hanging_up_kills_the_whole_session_and_nothing_else(sandbox: AsyncSandbox) -> None:
     await sandbox.start("sleep 1999", timeout_seconds=3000)

@@ -78,6 +78,7 @@ async def test_what_a_process_leaves_behind_is_deleted_at_its_end(
         assert "left-behind" not in {info.sandbox_id for info in await client.list_sandboxes()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("given", [["--tls-cert"], ["--tls-key"], ["--tls-cert", "--tls-key"]])
 def test_half_a_certificate_or_none_is_refused(tmp_path: Path, given: list[str]) -> None:
     words = [word for flag in given for word in (flag, str(tmp_path / "missing"))]

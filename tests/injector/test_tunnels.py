@@ -349,6 +349,7 @@ async def test_a_port_of_here_that_is_taken_is_an_os_error(sandbox: AsyncSandbox
         await sandbox.forward(65536).open()
 
 
+@pytest.mark.long
 @pytest.mark.needs_root("makes containers of its own")
 @pytest.mark.parametrize("user", ["root", "1000"])
 async def test_the_agent_of_a_pod_has_tunnels_into_its_network(

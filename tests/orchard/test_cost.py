@@ -67,6 +67,7 @@ async def test_every_call_counts_and_what_is_not_known_is_no_zero(keep: Any) -> 
     assert "there is no campaign 'nonesuch' in the tables" in str(refused.exception)
 
 
+@pytest.mark.long
 async def test_cost_by_user_team_and_day(keep: Any) -> None:
     events = []
     for name, plan in (

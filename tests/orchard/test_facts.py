@@ -145,6 +145,7 @@ def test_what_is_shown_of_one_thing_is_one_object(
     assert jq(query, done.stdout).split("\n")[0] == says
 
 
+@pytest.mark.long
 def test_measured_values_and_rates_of_cheating_follow_their_schemas() -> None:
     points = [CalibrationPoint("a", 1, 0.5, 0.4, 0.2, 0.6, 8)]
     one = AnnotatorAgreement(annotator="a", model="m", rollouts=1, agreement=agreement(points), plot="p.png")

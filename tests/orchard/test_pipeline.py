@@ -358,6 +358,7 @@ async def test_an_event_of_an_unknown_type_is_kept_and_stops_nothing(running: Ru
     assert len(await finished(running, spec.name, spec.size)) == spec.size
 
 
+@pytest.mark.long
 async def test_the_models_key_reaches_workers_alone_and_is_nowhere_in_the_store(running: Running) -> None:
     record = running.session.up()
     assert record is not None

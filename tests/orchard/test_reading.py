@@ -74,6 +74,7 @@ def test_json_is_an_array_and_jsonl_an_object_a_line(tmp_path: Path, rows: int) 
     ] == wanted
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "query",
     [

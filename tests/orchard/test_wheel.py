@@ -82,6 +82,7 @@ def test_nothing_but_orchard_is_installed(installed: Installed) -> None:
     assert not list(inside.rglob("tests"))
 
 
+@pytest.mark.long
 def test_each_way_to_start_it_says_its_version(folder: Folder) -> None:
     assert folder.run("orchard", "--version") == (0, "orchard 0.1.0\n", "")
     assert folder.run("python", "-P", "-m", "orchard", "--version") == (0, "orchard 0.1.0\n", "")

@@ -71,6 +71,7 @@ async def test_a_waiting_slot_is_served_as_soon_as_a_request_comes(
     assert (await waiting).body == b"body"
 
 
+@pytest.mark.long
 async def test_heartbeats_go_on_while_the_main_loop_is_blocked(
     connection: Connection, settings: NatsSettings, queue: Queue, claims: Claims
 ) -> None:

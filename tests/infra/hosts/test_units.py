@@ -96,6 +96,7 @@ def test_prometheus_reads_its_configuration_and_the_rules(secrets: Path, tmp_pat
     assert "== 1) < 1 or absent" in missing
 
 
+@pytest.mark.long
 def test_programs_understand_what_they_are_told(units: dict[str, Unit]) -> None:
     for name, unit in units.items():
         program, *words = unit.command

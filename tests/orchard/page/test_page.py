@@ -98,6 +98,7 @@ async def test_elsewhere_and_in_private_the_token_is_needed(
             assert TOKEN not in await reply.text()
 
 
+@pytest.mark.long
 async def test_a_token_leads_to_no_other_site(history: Path, serve: Serve) -> None:
     async with serve(history) as url, aiohttp.ClientSession() as http:
         for path in ("//pages.example/", "/\\pages.example/"):

@@ -128,6 +128,7 @@ def test_keys_in_names_of_arms_are_masked_too(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.long
 async def test_no_part_of_a_key_is_left_where_a_text_is_cut(tmp_path: Path) -> None:
     author = Author("mailed")
     store, out = (
@@ -183,6 +184,7 @@ async def test_a_comparison_shows_each_task_that_was_gained_or_lost(tmp_path: Pa
         write_report(str(store), "before", tmp_path / "no", second="nothing")
 
 
+@pytest.mark.long
 async def test_a_run_has_its_curves_groups_and_members(tmp_path: Path) -> None:
     author = Author("rl-1")
     made = [author.rollout(number, ["ls"], resolved=number == 0) for number in range(3)]

@@ -100,6 +100,7 @@ def test_rollouts_with_words_are_those_of_sql(
     assert _asked(searched, text=f"{short} git").summary.total <= _asked(searched, text=short).summary.total
 
 
+@pytest.mark.long
 def test_rollouts_that_used_a_tool(searched: tuple[duckdb.DuckDBPyConnection, SearchIndex, int]) -> None:
     tables, _, _ = searched
     said = len(rows(tables, _SQL.format("len(tool_calls) > 0")))

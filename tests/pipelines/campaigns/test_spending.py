@@ -211,6 +211,7 @@ async def test_a_call_counts_once_and_what_is_no_call_or_an_oracles_counts_nothi
     assert (found.usd, found.unpriced) == (0.6, 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("in_tables", [True, False])
 async def test_a_call_without_a_known_cost_pauses_a_campaign_with_a_cap_until_it_is_let_pass(
     connection: Connection, campaigns: Campaigns, committed: Write, store: str, in_tables: bool

@@ -107,6 +107,7 @@ async def test_later_events_change_nothing_of_an_earlier_range(
         build(store, settings(tokenizer), tmp_path / "future", as_of=now.range.last + 1)
 
 
+@pytest.mark.long
 async def test_only_rise_segments_of_unresolved_trajectories_train_and_the_rest_is_cut(
     keep, author, tokenizer: str, tmp_path: Path
 ) -> None:
@@ -374,6 +375,7 @@ async def test_bad_turns_can_stay_as_context(keep, author, tokenizer: str, tmp_p
         build(store, masked, tmp_path / "out")
 
 
+@pytest.mark.long
 async def test_a_budget_takes_so_many_of_each(keep, author, tokenizer: str, tmp_path: Path) -> None:
     store = await keep(a_campaign(author))
     made = build(

@@ -234,6 +234,7 @@ async def test_stepwise_labels_are_the_steps_that_rise(built: Path, tmp_path: Pa
     assert done.lost["how much a step rises: a label is only whether it does"] == 1
 
 
+@pytest.mark.long
 async def test_prime_rl_gets_full_length_arrays(built: Path, tmp_path: Path) -> None:
     rows, found, _ = loaded(built, "prime-rl-tokens", tmp_path / "out")
     for row, sample in zip(rows, found, strict=True):

@@ -101,6 +101,7 @@ def test_prompts_are_rows_and_answers_are_read_back(chat: ChatTokenizer) -> None
             ]
 
 
+@pytest.mark.long
 def test_what_a_template_does_not_rewrite_has_the_tokenizers_own_ids(chat: ChatTokenizer) -> None:
     """Text alone, without words that are control tokens."""
     random = Random(8)

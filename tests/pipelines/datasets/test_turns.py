@@ -50,6 +50,7 @@ def own(chat: ChatTokenizer, messages: list[dict[str, Any]], tools: list[Any] | 
     return text
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", MODELS)
 def test_what_the_models_own_template_does_not_rewrite_is_equal_to_it(
     chats: dict[str, ChatTokenizer], model: str

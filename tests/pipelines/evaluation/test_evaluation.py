@@ -337,6 +337,7 @@ def test_a_file_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
         read_suite(tmp_path / "suite.toml")
 
 
+@pytest.mark.long
 async def test_published_suites_plan_over_rows_of_the_true_layout(connection: Connection, committed) -> None:
     """And what ran before says what they will cost."""
     suites = {name: read_suite(file) for name, file in published().items()}

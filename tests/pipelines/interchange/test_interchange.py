@@ -112,6 +112,7 @@ def test_a_forest_becomes_one_trajectory_with_its_branches(tmp_path: Path) -> No
     assert (back.leaf, back.resolved, back.task_id, back.harness) == (DONE, True, "t", "codex")
 
 
+@pytest.mark.long
 async def test_what_was_written_comes_back_as_the_same_conversations(
     connection: Connection, committed, tmp_path: Path
 ) -> None:

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from orchard.pipelines.datasets.importing import import_trajectories
 from orchard.pipelines.interchange.reading import read_trajectories
 from orchard.schemas.subjects import type_subjects
@@ -55,6 +57,7 @@ def document(number: int) -> dict[str, Any]:
     return {"session_id": f"s{number}", "agent": {"name": "a", "version": "1"}, "steps": steps}
 
 
+@pytest.mark.long
 async def test_a_killed_import_that_is_run_again_is_exact(
     nats_server: EmbeddedServer, connection: Connection, committed: Any, tmp_path: Path
 ) -> None:

@@ -135,6 +135,7 @@ def test_tasks_that_trained_are_in_no_figure_and_what_cannot_train_is_refused(
     check_seeds(store, tmp_path)
 
 
+@pytest.mark.long
 async def test_measured_values_of_steps_train_too(pipeline: Any, tmp_path: Path) -> None:
     author = Author("train")
     events = attempts(author, range(TASKS), "train")

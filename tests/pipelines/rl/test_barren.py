@@ -47,6 +47,7 @@ async def stopped(connection: Connection, run: RunPlan, start: int, judge: Judge
     return str(stop.value), said
 
 
+@pytest.mark.long
 async def test_a_policy_that_never_succeeds_stops_its_run_which_then_goes_on(
     connection: Connection, blobs: BlobStore
 ) -> None:

@@ -332,6 +332,7 @@ def test_a_step_makes_good_rollouts_likelier(model):
     assert likelihood(1) - good > likelihood(-1) - bad
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 async def test_the_learner_gives_sampled_tokens_the_probability_that_the_server_reported(
     tmp_path, monkeypatch, temperature

@@ -56,6 +56,7 @@ async def test_a_run_is_in_the_log_and_resumed_steps_are_not_there_twice(run_set
     assert [fact.resumed_step for fact in again if isinstance(fact, TrainingStarted)] == [0, 4]
 
 
+@pytest.mark.long
 async def test_a_log_that_cannot_be_reached_ends_the_run_with_its_error(run_settings):
     with pytest.raises(StreamsError):
         await run_with_events(run_settings(), "nats://127.0.0.1:1")

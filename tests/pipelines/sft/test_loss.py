@@ -47,6 +47,7 @@ def trainer_of(model, rows, reference=None, **changes):
     return SftTrainer(settings, rows, model, ALONE, reference=reference)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "changes",
     [{}, {"packing": False}, {"activation_checkpointing": True}, {"context": 4096}, {"pack_tokens": 30}],

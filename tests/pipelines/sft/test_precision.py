@@ -129,6 +129,7 @@ def test_an_adapter_in_bfloat16_learns_what_it_does_in_float32(run_settings, tmp
             assert torch.equal(merged.get_parameter(name), weight)
 
 
+@pytest.mark.long
 def test_what_is_frozen_comes_out_as_it_went_in(run_settings):
     still = load_model(train(run_settings("still", max_steps=1, lr=1e-30)))
     half = run_settings("half", max_steps=1, precision="bfloat16", freeze=["model.layers.0.*"])

@@ -62,6 +62,7 @@ def test_a_run_learns_and_leaves_a_model_that_transformers_loads(run_settings):
     assert (Path(settings.out) / PLOT).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.long
 def test_the_same_run_gives_the_same_bits(run_settings):
     first, second = run_settings("first"), run_settings("second")
     train(first)

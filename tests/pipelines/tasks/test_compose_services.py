@@ -109,6 +109,7 @@ services:
 }
 
 
+@pytest.mark.long
 async def test_a_harbor_task_is_proven_with_its_services(
     sandboxes: AsyncSandboxClient, tmp_path: Path
 ) -> None:

@@ -43,6 +43,7 @@ async def _graded(client: AsyncSandboxClient, task: Task, path: Path, solution: 
     return await context.grade(task, task.gold_patch if solution is None else solution)
 
 
+@pytest.mark.long
 async def test_a_script_is_executed_and_all_its_numbers_are_kept(
     sandboxes: AsyncSandboxClient, tmp_path: Path
 ) -> None:
@@ -74,6 +75,7 @@ async def test_one_number_alone_is_the_reward(
     assert isinstance(verdict.event, TaskValidated if score else TaskRejected), verdict.event
 
 
+@pytest.mark.long
 async def test_solution_and_tests_run_as_their_users(sandboxes: AsyncSandboxClient, tmp_path: Path) -> None:
     users = '[agent]\nuser = "nobody"\n[verifier]\nuser = "daemon"\n'
     test = f"[ $(id -un) = daemon ] && [ $(stat -c %U solved) = nobody ] && echo 1 > {REWARD}.txt"
@@ -142,6 +144,7 @@ echo 0 > {REWARD}.txt
         await validator.validate(task)
 
 
+@pytest.mark.long
 async def test_an_artifact_that_cannot_be_carried_is_not_taken_for_missing(
     sandboxes: AsyncSandboxClient, tmp_path: Path
 ) -> None:
@@ -156,6 +159,7 @@ async def test_an_artifact_that_cannot_be_carried_is_not_taken_for_missing(
         await _graded(sandboxes, _task(tmp_path / "deep", **files), tmp_path)
 
 
+@pytest.mark.long
 async def test_files_beside_a_published_image_keep_their_run_bits(
     sandboxes: AsyncSandboxClient, tmp_path: Path
 ) -> None:

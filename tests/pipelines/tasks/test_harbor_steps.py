@@ -53,6 +53,7 @@ async def _graded(client: AsyncSandboxClient, task: Task, path: Path, solution: 
     return await context.grade(task, task.gold_patch if solution is None else solution)
 
 
+@pytest.mark.long
 async def test_steps_are_proven_together_in_the_safest_sandbox(
     sandboxes: AsyncSandboxClient, tmp_path: Path
 ) -> None:
@@ -67,6 +68,7 @@ async def test_steps_are_proven_together_in_the_safest_sandbox(
     assert reward.parts == {"first/reward": 1.0, "second/reward": 1.0, "reward": 1.0}
 
 
+@pytest.mark.long
 async def test_a_step_below_its_least_reward_is_the_last_one(
     sandboxes: AsyncSandboxClient, tmp_path: Path
 ) -> None:
@@ -81,6 +83,7 @@ async def test_a_step_below_its_least_reward_is_the_last_one(
         assert ("no stage after first: style is 0.25, below 0.5" in reward.detail) == (began == 1)
 
 
+@pytest.mark.long
 async def test_the_last_step_that_began_may_be_the_reward(
     sandboxes: AsyncSandboxClient, tmp_path: Path
 ) -> None:
@@ -93,6 +96,7 @@ async def test_the_last_step_that_began_may_be_the_reward(
     assert (reward.score, reward.parts["first/reward"]) == (0.0, 1.0)
 
 
+@pytest.mark.long
 async def test_what_runs_goes_on_and_tests_are_not_left_behind(
     sandboxes: AsyncSandboxClient, tmp_path: Path
 ) -> None:
@@ -108,6 +112,7 @@ async def test_what_runs_goes_on_and_tests_are_not_left_behind(
     assert reward.resolved, reward.detail
 
 
+@pytest.mark.long
 async def test_commands_run_when_the_agent_is_done(sandboxes: AsyncSandboxClient, tmp_path: Path) -> None:
     """They see processes that the check, in a sandbox without them, does not; a failure changes nothing."""
     lives = "test -s pid && test -e /proc/$(cat pid)"
@@ -133,6 +138,7 @@ collect = [
     assert (nothing.resolved, nothing.score) == (False, 0.0)
 
 
+@pytest.mark.long
 async def test_a_step_runs_as_its_user_with_its_variables_and_limits(
     sandboxes: AsyncSandboxClient, tmp_path: Path
 ) -> None:
@@ -160,6 +166,7 @@ OTHER = "both"
     assert reward.resolved, reward.detail
 
 
+@pytest.mark.long
 async def test_an_agent_that_spoils_the_set_up_of_a_step_gets_no_second_try(
     sandboxes: AsyncSandboxClient, tmp_path: Path
 ) -> None:

@@ -166,6 +166,7 @@ async def test_a_prover_that_is_killed_costs_nothing(place: World) -> None:
     assert isinstance(verdict, TaskValidated) and verdict.runs == 20
 
 
+@pytest.mark.long
 async def test_a_second_verdict_on_a_request_is_refused(
     place: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,6 +56,7 @@ async def _solved(client: AsyncSandboxClient, task: Task, path: Path) -> bool:
     return (await context.grade(task, task.gold_patch)).resolved
 
 
+@pytest.mark.long
 async def test_agent_check_and_services_reach_them_by_name(
     sandboxes: AsyncSandboxClient, tmp_path: Path
 ) -> None:
@@ -78,6 +79,7 @@ async def test_agent_check_and_services_reach_them_by_name(
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("place", "number"), [("stopped", 1), ("fresh", 0)])
 async def test_a_check_in_another_sandbox_reaches_services(
     sandboxes: AsyncSandboxClient, tmp_path: Path, place: str, number: int
@@ -88,6 +90,7 @@ async def test_a_check_in_another_sandbox_reaches_services(
     assert await _solved(sandboxes, task, tmp_path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("services", "said"),
     [

@@ -250,6 +250,7 @@ async def test_what_is_no_request_of_this_version_becomes_a_dead_letter(pipeline
     assert all(letter is not None and "terminated" in letter.reason for letter in letters)
 
 
+@pytest.mark.long
 async def test_the_oracle_annotates_over_the_same_wire_and_is_labelled(pipeline: Any) -> None:
     """It opens the right file, reproduces, and twists the line: rises, rises, falls."""
     await unresolved(pipeline, Author(), commands=COMMANDS)
@@ -261,6 +262,7 @@ async def test_the_oracle_annotates_over_the_same_wire_and_is_labelled(pipeline:
     assert curve[1] == pytest.approx(0.67) and curve[2] == pytest.approx(0.15)
 
 
+@pytest.mark.long
 async def test_the_oracle_credits_an_edit_that_makes_gold_lines(pipeline: Any) -> None:
     right = f"sed -i '6c\\    total = left + right' {PATH}"
     await unresolved(pipeline, Author(), commands=["ls", right, "echo bye"])

@@ -58,6 +58,7 @@ async def test_a_command_that_eats_all_memory_is_seen_by_the_model_and_buys_noth
     assert await place.rows(ATTEMPTS) == [("completed",)]
 
 
+@pytest.mark.long
 async def test_a_sandbox_that_is_ended_by_its_limit_is_an_outcome(place: World) -> None:
     # Files are counted at once, or within a minute where others freed as much meanwhile.
     place.model.commands = ("head -c 300M /dev/zero > big; sleep 90",)

@@ -87,6 +87,7 @@ async def test_the_agent_answers_for_what_it_prevented_and_for_nothing_else(plac
     assert online.turns == 0, "nobody works without the network that the task asks for"
 
 
+@pytest.mark.long
 async def test_with_as_asked_the_agent_has_what_the_task_names_and_is_told(place: World) -> None:
     rollouts = await place.submit(TASKS[3], harnesses=("orchard-task",))
     async with place.working(sandbox=SandboxSettings(task_network="as_asked")):

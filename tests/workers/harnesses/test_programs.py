@@ -178,6 +178,7 @@ async def test_a_budget_that_runs_out_is_said_whatever_the_program_makes_of_it(p
     assert (data.exit_status, data.reward, data.turns) == (ExitStatus.STEP_LIMIT, 1.0, 1)
 
 
+@pytest.mark.long
 async def test_an_endpoint_that_rests_is_no_reward_and_the_program_is_not_waited_for(place: World) -> None:
     wait = {"Retry-After": "3600"}
     place.model.refuses = lambda: web.json_response({"error": {"message": "no"}}, status=429, headers=wait)

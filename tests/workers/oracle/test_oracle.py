@@ -97,6 +97,7 @@ async def test_a_wrong_edit_is_a_real_diff_that_does_not_resolve(play_out, seed)
     assert not reward.resolved
 
 
+@pytest.mark.long
 async def test_it_speaks_in_blocks_of_text_where_the_harness_has_no_tools(play_out):
     """With every end that there is through tools; a bad answer, which is not shown again, is not repeated."""
     text = "mini-swe-agent-text"

@@ -61,6 +61,7 @@ async def test_what_an_author_wrote_is_proven_again_and_its_mistakes_are_found(v
     assert reason == "mutation_survives"
 
 
+@pytest.mark.long
 async def test_a_task_by_hand_is_proven_by_its_own_calls_scripts_and_files(validator: Validator) -> None:
     assert isinstance((await validator.validate(judged(LETTER_ONLY, SOLUTION))).event, TaskValidated)
     both = judged(

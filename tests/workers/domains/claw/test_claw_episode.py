@@ -100,6 +100,7 @@ async def test_a_task_is_solved_and_every_call_is_in_the_log_and_in_the_bundle(
     assert "services used" in said and '"initial"' not in said, "a table in place of the bundle"
 
 
+@pytest.mark.long
 async def test_what_a_model_gets_wrong_is_an_answer_and_it_may_go_on(place: World) -> None:
     wrong = [
         [

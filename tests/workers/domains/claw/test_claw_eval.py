@@ -119,6 +119,7 @@ def episode(service, store, models):
 LAMP = ("desk_reply", {"id": "t-1", "text": "The lamp comes."})
 
 
+@pytest.mark.long
 async def test_services_are_called_audited_and_graded_by_the_checkouts_own_code(episode, tasks):
     reward = await episode.play(tasks["T01_reply"], ("desk_tickets", {}), ("desk_reply", {"id": "t-1"}), LAMP)
     assert episode.tools[:2] == ["desk_tickets", "desk_reply"] and "Bash" in episode.tools

@@ -278,6 +278,7 @@ async def test_a_page_whose_script_never_ends_is_stopped(browser: BrowserAttempt
 GO = ("click", {"point_2d": at(130, 110)})
 
 
+@pytest.mark.long
 async def test_half_a_character_is_replaced_and_a_line_is_one_line(browser: BrowserAttempt) -> None:
     """Events hold neither: the attempt would end, and be tried again, by what its model writes."""
     await _at(browser, quote("write a text"))

@@ -191,6 +191,7 @@ HOSTILE = (
 """What tested code may print so that a form takes hours."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("parser", PARSERS)
 def test_every_parser_reads_any_log(parser: str) -> None:
     whole = "\n".join(log["text"] for log in LOGS)

@@ -120,6 +120,7 @@ async def test_a_patch_that_kills_the_test_runner_is_the_models(judged, task, sh
     assert "exit code 7" in reward.detail
 
 
+@pytest.mark.long
 async def test_a_patch_that_hangs_the_tests_is_the_models(judged, quick_task, shop):
     hanging = shop.diff({"shop/sums.py": "while True:\n    pass\n"})
     reward = await judged(with_grading(quick_task, timeout_seconds=4.0), hanging)
