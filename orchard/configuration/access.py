@@ -104,6 +104,8 @@ class People:
         self._by_name = {one.user: one for one in listed}
         if len(self._by_name) < len(listed):
             raise AccessError(f"the file of people {path} has a user twice: leave one entry of each")
+        if len(self._by_key) < sum(bool(one.key_sha256) for one in listed):
+            raise AccessError(f"the file of people {path} has a key twice: give each user a key of their own")
 
     def with_key(self, key: str) -> Principal | None:
         given = hashlib.sha256(key.encode()).hexdigest()

@@ -141,7 +141,8 @@ def test_a_caller_is_the_login_name_or_the_owner_of_a_key(tmp_path: Path) -> Non
     for entry, said in (
         ('role = "king"', "role"),
         ('key_sha256 = "secret"', "not the key"),
-        ('[[people]]\nuser = "ana"', "twice"),
+        ('[[people]]\nuser = "ana"', "a user twice"),
+        (f'key_sha256 = "{digest}"\n[[people]]\nuser = "ben"\nkey_sha256 = "{digest}"', "a key twice"),
     ):
         path.write_text(f'[[people]]\nuser = "ana"\n{entry}\n')
         with pytest.raises(AccessError, match=said):
