@@ -2,16 +2,15 @@
 
 import asyncio
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import msgspec
 
+from orchard.actions.reporter import Reporter
 from orchard.actions.session import Session
-from orchard.pipelines.datasets.foreign import Foreign
-from orchard.pipelines.datasets.importing import Imported, import_trajectories
+from orchard.pipelines.datasets.importing import Found, Imported, import_trajectories
 from orchard.pipelines.datasets.manifest import Manifest
-from orchard.pipelines.tasks.left_out import LeftOut
 from orchard.schemas.datasets import DatasetBuilt
 from orchard.schemas.events import make_event
 from orchard.schemas.identity import digest
@@ -74,13 +73,19 @@ async def announce(session: Session, manifest: Manifest, seconds: float) -> bool
 
 
 async def import_rollouts(
-    session: Session, found: Iterator[Foreign | LeftOut], campaign: str, dataset: str
+    session: Session, found: Found | Callable[[], Found], campaign: str, dataset: str, told: Reporter
 ) -> tuple[Imported, str]:
-    """Imports trajectories into a campaign. Returns the counts, and a note if no writer takes the events."""
+    """Imports trajectories into a campaign; a function that returns them is called in a process of its own.
+    Returns the counts, and a note if no writer takes the events."""
     gc.freeze()  # modules, which each collection would look through
     async with session.connection_or_server("import", bulk=True) as connection:
         await declare(connection, session.config.nats, [])
         done = await import_trajectories(
-            Publisher(connection), session.blobs, found, campaign=campaign, dataset=dataset
+            Publisher(connection),
+            session.blobs,
+            found,
+            campaign=campaign,
+            dataset=dataset,
+            told=lambda rollouts: told.progress("importing", rollouts, None),
         )
         return done, await session.waiting(connection)

@@ -4,7 +4,7 @@ import asyncio
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,8 @@ from orchard.actions.session import Session
 from orchard.cli.facts import AsJson, print_facts
 from orchard.pipelines.datasets.comparison import compare, find_row, origin
 from orchard.pipelines.datasets.errors import DatasetError
-from orchard.pipelines.datasets.foreign import Foreign, read_layout
+from orchard.pipelines.datasets.foreign import read_layout
+from orchard.pipelines.datasets.importing import Found
 from orchard.pipelines.datasets.manifest import Manifest, read_manifest
 from orchard.pipelines.datasets.rows import Origin, Segment
 from orchard.pipelines.datasets.settings import read_settings
@@ -51,6 +52,9 @@ HELD_OUT_REASONS = {
     "near_held_out": "nearly equal one",
     "held_out_repo": "are of a repository of one",
 }
+
+_LARGE_BYTES = 64 * 2**20
+"""Files of more are read by a process of their own, which takes a second to start."""
 
 Dataset = Annotated[Path, typer.Argument(help="Directory of a finished dataset.")]
 
@@ -308,20 +312,28 @@ def import_(
     """
     session: Session = context.obj
     read = partial(read_layout, layout, files, session.blobs, harness)
-    import_into(session, read, campaign, name, strict=strict)
+    import_into(session, read, files, campaign, name, strict=strict)
 
 
-Read = Callable[[], Iterator[Foreign | LeftOut]]
-
-
-def import_into(session: Session, read: Read, campaign: str, dataset: str, *, strict: bool) -> None:
-    """Imports trajectories from `read` into a campaign, and prints the counts, what is left out, and where
-    the events wait. Raises NotImported for none or, with `strict`, for fewer than all."""
+def import_into(
+    session: Session,
+    read: Callable[[], Found],
+    files: Iterable[Path],
+    campaign: str,
+    dataset: str,
+    *,
+    strict: bool,
+) -> None:
+    """Imports trajectories that `read` finds in files into a campaign, and prints the counts, what is left
+    out, and where the events wait. Raises NotImported for none or, with `strict`, for fewer than all."""
     if strict:
         looked = [one if isinstance(one, LeftOut) else None for one in read()]
         bad = [one for one in looked if one is not None]
         insist(dataset, len(looked) - len(bad), bad, strict=True)
-    done, waiting = asyncio.run(import_rollouts(session, read(), campaign, dataset))
+    large = sum(file.stat().st_size for file in files if file.is_file()) >= _LARGE_BYTES
+    found = read if large else read()
+    with reporting() as told:
+        done, waiting = asyncio.run(import_rollouts(session, found, campaign, dataset, told))
     insist(dataset, done.rollouts + done.there_already, done.left_out, strict=False)
     for flag, number in sorted(done.flags.items()):
         console.print(f"[yellow]{flag}[/]: {number}", highlight=False)

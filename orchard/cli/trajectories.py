@@ -79,4 +79,5 @@ def import_(
     found = trajectory_files(files)
     grade = None if ungraded is None else ungraded is AssumedGrade.RESOLVED
     read = partial(read_trajectories, found, session.blobs, grade)
-    import_into(session, read, campaign, campaign, strict=strict)
+    given = [file for file in found if isinstance(file, Path)]
+    import_into(session, read, given, campaign, campaign, strict=strict)

@@ -5,13 +5,15 @@ Each is a rollout of one attempt in a campaign; its tools and metadata are kept 
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 
 import msgspec
 
 from orchard.pipelines.datasets.foreign import UNKNOWN_MODEL, Foreign
+from orchard.pipelines.datasets.own_process import in_own_process
 from orchard.pipelines.tasks.left_out import LeftOut
 from orchard.pipelines.trajectories.reading import assistants, path
 from orchard.schemas import events as e
@@ -40,42 +42,6 @@ class Imported:
     left_out: list[LeftOut]
 
 
-async def import_trajectories(
-    publisher: Publisher,
-    blobs: BlobStore,
-    found: Iterable[Foreign | LeftOut],
-    *,
-    campaign: str,
-    dataset: str,
-) -> Imported:
-    """Publish the events of each trajectory, unless its rollout has an outcome already. The next ones are
-    read in a thread meanwhile. Raises what publishing raises."""
-    check_name(campaign)
-    done, there, flags, left_out = 0, 0, Counter[str](), list[LeftOut]()
-    batches = _batches(blobs, found, left_out, campaign=campaign, dataset=dataset)
-    following = asyncio.create_task(asyncio.to_thread(next, batches, None))
-    try:
-        while (batch := await following) is not None:
-            following = asyncio.create_task(asyncio.to_thread(next, batches, None))
-            outcomes = await publisher.outcomes(list(batch))
-            new = [one for one, outcome in zip(batch.values(), outcomes, strict=True) if outcome is None]
-            there += sum(one.count for one in batch.values()) - len(new)
-            try:
-                await publisher.events([event for one in new for event in one.events[:-1]])
-            except MessageTooLarge:
-                new = await _one_by_one(publisher, new, left_out)
-            stored = await publisher.guarded([(one.events[-1], 0) for one in new])
-            for one, sequence in zip(new, stored, strict=True):
-                if sequence is None:
-                    there += 1
-                else:
-                    done += 1
-                    flags.update(one.flags)
-    finally:
-        await asyncio.wait({following})
-    return Imported(done, there, dict(flags), left_out)
-
-
 @dataclass
 class _Ready:
     """The events of a trajectory."""
@@ -87,43 +53,91 @@ class _Ready:
     """How often it stands in the batch."""
 
 
-def _batches(
+@dataclass
+class _Batch:
+    """Some trajectories by rollout, whose blobs are stored, and what was left out among them."""
+
+    ready: dict[str, _Ready] = field(default_factory=dict)
+    left_out: list[LeftOut] = field(default_factory=list)
+
+
+Found = Iterable[Foreign | LeftOut]
+
+
+async def import_trajectories(
+    publisher: Publisher,
     blobs: BlobStore,
-    found: Iterable[Foreign | LeftOut],
-    left_out: list[LeftOut],
+    found: Found | Callable[[], Found],
     *,
     campaign: str,
     dataset: str,
-) -> Iterator[dict[str, _Ready]]:
-    """The events of trajectories by rollout, of as many at a time as have few messages; their blobs are
-    stored."""
-    for some in _few(found, left_out):
-        batch: dict[str, _Ready] = {}
+    told: Callable[[int], None] = lambda _: None,
+) -> Imported:
+    """Publish the events of each trajectory, unless its rollout has an outcome already, and tell after each
+    batch how many rollouts there are. The next ones are read in a thread meanwhile; a function that returns
+    them is called in a process of its own. Raises what publishing and reading raise."""
+    check_name(campaign)
+    done, there, flags, left_out = 0, 0, Counter[str](), list[LeftOut]()
+    read = partial(_batches, blobs, found, campaign=campaign, dataset=dataset)
+    batches = in_own_process(read) if callable(found) else read()
+    following = asyncio.create_task(asyncio.to_thread(next, batches, None))
+    try:
+        while (batch := await following) is not None:
+            following = asyncio.create_task(asyncio.to_thread(next, batches, None))
+            left_out += batch.left_out
+            outcomes = await publisher.outcomes(list(batch.ready))
+            new = [
+                one for one, outcome in zip(batch.ready.values(), outcomes, strict=True) if outcome is None
+            ]
+            there += sum(one.count for one in batch.ready.values()) - len(new)
+            try:
+                await publisher.events([event for one in new for event in one.events[:-1]])
+            except MessageTooLarge:
+                new = await _one_by_one(publisher, new, left_out)
+            stored = await publisher.guarded([(one.events[-1], 0) for one in new])
+            for one, sequence in zip(new, stored, strict=True):
+                if sequence is None:
+                    there += 1
+                else:
+                    done += 1
+                    flags.update(one.flags)
+            told(done + there)
+    finally:
+        await asyncio.wait({following})
+    return Imported(done, there, dict(flags), left_out)
+
+
+def _batches(
+    blobs: BlobStore, found: Found | Callable[[], Found], *, campaign: str, dataset: str
+) -> Iterator[_Batch]:
+    """As many at a time as have few messages."""
+    for some in _few(found() if callable(found) else found):
+        batch = _Batch()
         with blobs.together() as store:
             for one in some:
+                if isinstance(one, LeftOut):
+                    batch.left_out.append(one)
+                    continue
                 name = f"row {one.row}"
                 try:
                     made = events_of(store, one, campaign=campaign, dataset=dataset)
                 except UnicodeEncodeError as error:
-                    left_out.append(LeftOut(name, f"it has text that is no Unicode: {error}"))
+                    batch.left_out.append(LeftOut(name, f"it has text that is no Unicode: {error}"))
                     continue
                 rollout = made[-1].rollout_id or ""
-                if rollout in batch:
-                    batch[rollout].count += 1
+                if rollout in batch.ready:
+                    batch.ready[rollout].count += 1
                 else:
-                    batch[rollout] = _Ready(name, made, one.flags)
+                    batch.ready[rollout] = _Ready(name, made, one.flags)
         yield batch
 
 
-def _few(found: Iterable[Foreign | LeftOut], left_out: list[LeftOut]) -> Iterator[list[Foreign]]:
-    some: list[Foreign] = []
+def _few(found: Found) -> Iterator[list[Foreign | LeftOut]]:
+    some: list[Foreign | LeftOut] = []
     messages = 0
     for one in found:
-        if isinstance(one, LeftOut):
-            left_out.append(one)
-            continue
         some.append(one)
-        messages += len(one.nodes)
+        messages += 1 if isinstance(one, LeftOut) else len(one.nodes)
         if messages >= _BATCH_MESSAGES:
             yield some
             some, messages = [], 0

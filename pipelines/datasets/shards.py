@@ -2,7 +2,6 @@
 
 import atexit
 import gc
-import multiprocessing
 import os
 import threading
 from collections import Counter
@@ -14,6 +13,7 @@ import duckdb
 import msgspec
 
 from orchard.pipelines.datasets.examples import Candidate, ExampleDraft, ExampleDrop, draft, finished
+from orchard.pipelines.datasets.own_process import end_with_parent
 from orchard.pipelines.datasets.pictured import (
     Tokens,
     has_pictures,
@@ -230,20 +230,12 @@ _maker: ShardMaker | None = None
 
 def start_process(work: ShardWork) -> None:
     global _maker
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are what runs in parallel
     gc.disable()  # it would walk through all remembered texts again and again: a quarter of the time
     _maker = ShardMaker(work)
     gc.freeze()  # the modules need not be walked through after each shard
     atexit.register(gc.unfreeze)
-
-
-def _end_with_parent() -> None:
-    """End this process when its parent dies: it would wait forever for work from a build that was killed."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 def make_shard(index: int, candidates: list[Candidate]) -> ShardReport:

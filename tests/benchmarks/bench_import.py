@@ -14,13 +14,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
-from orchard.pipelines.datasets.foreign import Foreign
 from orchard.pipelines.datasets.importing import import_trajectories
 from orchard.pipelines.interchange.reading import read_trajectories
-from orchard.pipelines.tasks.left_out import LeftOut
 from orchard.storage.blobs import BlobStore
 from orchard.streams.connection import connect
 from orchard.streams.publisher import Publisher
@@ -91,24 +91,31 @@ async def run(count: int, directory: Path) -> None:
         connect(settings, name="import", url=server.url) as connection,
     ):
         await declare(connection, settings, [])
-        wall, idle, served = time.perf_counter(), time.process_time(), cpu(server.pid)
+        wall, idle, served, due = time.perf_counter(), time.process_time(), cpu(server.pid), count // 10
 
-        def told() -> Iterator[Foreign | LeftOut]:
-            for number, one in enumerate(read_trajectories([file], blobs), start=1):
-                yield one
-                if number % max(count // 10, 1) == 0:
-                    figures = {
-                        "rows": number,
-                        "seconds": round(time.perf_counter() - wall, 1),
-                        "importer_cpu": round(time.process_time() - idle, 1),
-                        "server_cpu": round(cpu(server.pid) - served, 1),
-                        "importer_mib": peak_mib(os.getpid()),
-                        "server_mib": peak_mib(server.pid),
-                    }
-                    sys.stdout.write(json.dumps(figures) + "\n")
-                    sys.stdout.flush()
+        def told(rollouts: int) -> None:
+            nonlocal due
+            if rollouts < due:
+                return
+            due += count // 10
+            reader = max((child.pid for child in active_children() if child.pid), default=0)
+            figures = {
+                "rows": rollouts,
+                "seconds": round(time.perf_counter() - wall, 1),
+                "publisher_cpu": round(time.process_time() - idle, 1),
+                "reader_cpu": reader and round(cpu(reader), 1),
+                "server_cpu": round(cpu(server.pid) - served, 1),
+                "publisher_mib": peak_mib(os.getpid()),
+                "reader_mib": reader and peak_mib(reader),
+                "server_mib": peak_mib(server.pid),
+            }
+            sys.stdout.write(json.dumps(figures) + "\n")
+            sys.stdout.flush()
 
-        done = await import_trajectories(Publisher(connection), blobs, told(), campaign="import", dataset="d")
+        read = partial(read_trajectories, [file], blobs)
+        done = await import_trajectories(
+            Publisher(connection), blobs, read, campaign="import", dataset="d", told=told
+        )
     assert (done.rollouts, done.left_out) == (count, [])
 
 
