@@ -132,7 +132,7 @@ def main() -> None:
         done.append(asyncio.run(measured(options.store, seed, changes)))
         done.sort(key=lambda one: one.seed)
         options.results.write_bytes(msgspec.json.format(msgspec.json.encode(done), indent=1))
-    options.results.with_suffix(".md").write_text(page(done), encoding="utf-8")
+        options.results.with_suffix(".md").write_text(page(done), encoding="utf-8")
 
 
 if __name__ == "__main__":
