@@ -127,12 +127,17 @@ def main() -> None:
     found = options.results.read_bytes() if options.results.exists() else b"[]"
     done = msgspec.json.decode(found, type=list[SeedResult])
     missing = [seed for seed in range(options.seeds) if seed not in {one.seed for one in done}]
+    _keep(options.results, done)
     for seed in missing[: options.most]:
         changes = dict(change.split("=", 1) for change in options.set)
         done.append(asyncio.run(measured(options.store, seed, changes)))
         done.sort(key=lambda one: one.seed)
-        options.results.write_bytes(msgspec.json.format(msgspec.json.encode(done), indent=1))
-        options.results.with_suffix(".md").write_text(page(done), encoding="utf-8")
+        _keep(options.results, done)
+
+
+def _keep(file: Path, done: list[SeedResult]) -> None:
+    file.write_bytes(msgspec.json.format(msgspec.json.encode(done), indent=1))
+    file.with_suffix(".md").write_text(page(done), encoding="utf-8")
 
 
 if __name__ == "__main__":
