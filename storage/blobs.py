@@ -53,6 +53,8 @@ class BlobStore:
         with store_errors(self._location.url):
             if self._location.read(*_place(reference.sha256)) != data:
                 self._location.write(data, *_place(reference.sha256))
+            else:
+                self._location.sync_file(*_place(reference.sha256))  # `together` may have written it just now
         return reference
 
     def get(self, reference: BlobRef) -> bytes:

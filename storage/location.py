@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pyarrow.fs as pafs
 
-from orchard.storage.durable import sync_file_system, write_whole
+from orchard.storage.durable import sync, sync_file_system, write_whole
 from orchard.storage.errors import StorageError, store_errors
 
 _S3_VARIABLES = (
@@ -124,6 +124,13 @@ class Location:
                 stream.write(data)
         else:
             write_whole(self.path.joinpath(*parts[:-1]), parts[-1], data, durable=durable)
+
+    def sync_file(self, *parts: str) -> None:
+        """Make a file that another process may have written durable. Raises OSError."""
+        if not self.is_s3:
+            file = self.path.joinpath(*parts)
+            sync(file)
+            sync(file.parent)
 
     def sync(self) -> None:
         """Make all files that were written durable. Raises OSError."""

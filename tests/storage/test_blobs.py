@@ -1,6 +1,7 @@
 """Blobs are what their name says, or an error."""
 
 import hashlib
+import os
 import threading
 from pathlib import Path
 
@@ -93,3 +94,19 @@ def test_blobs_put_together_are_not_stored_after_an_error(tmp_path: Path) -> Non
         reference = several.put(b"one")
         raise KeyError
     assert not blobs.has(reference)
+
+
+def test_a_blob_that_is_there_is_made_durable_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process may have written it without a sync, as `together` does for some milliseconds."""
+    store = BlobStore(tmp_path)
+    reference = store.put(b"large")
+    synced, fsync = list[str](), os.fsync
+
+    def recorded(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    store.put(b"large")
+    file = next(tmp_path.rglob(reference.sha256))
+    assert synced == [str(file), str(file.parent)]
