@@ -103,7 +103,7 @@ def test_a_blob_that_is_there_is_made_durable_again(tmp_path: Path, monkeypatch:
     synced, fsync = list[str](), os.fsync
 
     def recorded(descriptor: int) -> None:
-        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", recorded)
