@@ -16,6 +16,7 @@ from orchard.schemas.campaigns import ModelSpec, RolloutRequest, TaskRef
 from orchard.schemas.decoding import Unreadable, decode, decode_whole
 from orchard.schemas.identity import check_name, rollout_id
 from orchard.schemas.quantities import InvalidQuantity, parse_bytes
+from orchard.schemas.synthesis import STEPS, SynthesisAction, SynthesisRequest
 from orchard.schemas.values import AnnotationRequest
 
 
@@ -203,6 +204,34 @@ def read_judge_request(body: bytes) -> JudgeRequest:
             _check_blob("submission_blob", request.submission_blob)
         _whole("attempt", request.attempt, 0, _COUNTS)
         _whole("fence", request.fence, 0, _SEQUENCES)
+        _whole("failures", request.failures, 0, _COUNTS)
+        _seconds("timeout_seconds", request.timeout_seconds)
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from error
+    return request
+
+
+def read_synthesis_request(body: bytes) -> SynthesisRequest:
+    """The request for a step of a synthesis run in a body; raises as `read_rollout_request` does."""
+    request = read_known(body, SynthesisRequest, "a request for a step of a synthesis run")
+    try:
+        _campaign(request.run)
+        if request.step not in STEPS:
+            raise ValueError(f"step is {request.step}: it must be one of {', '.join(STEPS)}")
+        if request.step is SynthesisAction.WRITE and request.idea is None:
+            raise ValueError("idea is missing: write needs the idea of its slot")
+        if request.step in (SynthesisAction.PROVE, SynthesisAction.SOLVE) and request.draft is None:
+            raise ValueError(f"draft is missing: {request.step} needs the draft of its slot")
+        _check_model(request.author)
+        _check_model(request.solver)
+        for harness in request.harnesses:
+            _name("harnesses", harness)
+        for what in ("known", "idea", "draft"):
+            if (blob := getattr(request, what)) is not None:
+                _check_blob(what, blob)
+        _whole("slot", request.slot, 0, _COUNTS)
+        _whole("turn", request.turn, 0, _COUNTS)
+        _whole("rollouts", request.rollouts, 1, 1000)
         _whole("failures", request.failures, 0, _COUNTS)
         _seconds("timeout_seconds", request.timeout_seconds)
     except ValueError as error:

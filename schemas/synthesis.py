@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from orchard.schemas.blobs import BlobRef
+from orchard.schemas.campaigns import ModelSpec
 from orchard.schemas.llm_calls import ModelKind
 
 
@@ -28,6 +29,16 @@ class SynthesisAction(StrEnum):
     """The task is proven and accepted."""
     REJECT = "reject"
     """The idea or task is given up."""
+
+
+STEPS = (
+    SynthesisAction.PROPOSE,
+    SynthesisAction.WRITE,
+    SynthesisAction.REFINE,
+    SynthesisAction.PROVE,
+    SynthesisAction.SOLVE,
+)
+"""Steps that a worker does; the others follow from what is known."""
 
 
 class Check(StrEnum):
@@ -62,18 +73,29 @@ class Check(StrEnum):
 
 
 class SynthesisRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Asks for one step of one slot, or of several for PROPOSE. Everything that it needs is in it or in a
-    blob."""
+    """Asks for one step of one slot, and for one event; travels on the synthesis queue. Everything that it
+    needs is in it or in a blob."""
 
     run: str
+    """Name of the run, and campaign of its events."""
     seed: int
     step: SynthesisAction
-    """The step: PROPOSE (of `count` slots), WRITE, REFINE or SOLVE."""
+    """The step: PROPOSE, WRITE, REFINE, PROVE or SOLVE."""
     slot: int
-    """Number of the slot in the run, from 0; for PROPOSE the first slot."""
-    count: int = 1
+    """Number of the slot in the run, from 0."""
     turn: int = 0
     """Number of times that the author has refined the draft."""
+    author: ModelSpec
+    """The model that proposes and writes."""
+    solver: ModelSpec
+    """The model of the rollouts."""
+    rollouts: int
+    """Rollouts of the solver for each harness."""
+    harnesses: tuple[str, ...]
+    timeout_seconds: float
+    """Time limit of one answer of the author, with all tries."""
+    known: BlobRef | None = None
+    """Ideas of the slots before, as texts, which a proposal must not repeat."""
     idea: BlobRef | None = None
     draft: BlobRef | None = None
     defect: str = ""

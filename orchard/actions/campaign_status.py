@@ -1,6 +1,7 @@
 """Status of each campaign and of the pipeline as plain data, read once from tables, queues and processes."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -21,7 +22,7 @@ from orchard.actions.campaign_rows import (
 )
 from orchard.actions.endpoint_rests import rest_sentences
 from orchard.actions.session import Session
-from orchard.actions.team_status import TeamView, team_views
+from orchard.actions.team_status import TeamView, queue_of, team_views
 from orchard.pipelines.campaigns.scores import Score
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignRecord, CampaignState
@@ -183,6 +184,9 @@ class PipelineView:
     """Age in seconds of the oldest event that the tables do not have."""
     delayed: int = 0
     dead_letters: int = 0
+    requests: dict[str, int] = field(default_factory=dict)
+    """Requests on the queues that are not rollouts, claimed ones too, by kind; kinds without any are left
+    out."""
     processes: dict[str, int] = field(default_factory=dict)
     """Number of live processes by kind."""
     sick: Sequence[str] = ()
@@ -404,9 +408,20 @@ async def _pipeline(
         lag_seconds=seconds,
         delayed=delayed.messages,
         dead_letters=dead,
+        requests=requests_by_kind(work_queues),
         rests=rests,
         teams=teams,
     )
+
+
+def requests_by_kind(work_queues: Sequence[ConsumerInfo]) -> dict[str, int]:
+    """Requests that are not rollouts, waiting or claimed; `work_queues` are the consumers of WORK."""
+    found: Counter[str] = Counter()
+    for info in work_queues:
+        queue = queue_of(info)
+        if queue is not None and queue.kind != "rollout":
+            found[queue.kind] += (info.num_pending or 0) + (info.num_ack_pending or 0)
+    return {kind: count for kind, count in sorted(found.items()) if count}
 
 
 def _with_processes(

@@ -60,8 +60,8 @@ async def team_views(
         holds = {}  # a process of an older version has declared the streams
     of_team: dict[str, list[ConsumerInfo]] = {name: [] for name in teams}
     for info in queues:
-        if team := _team(info):
-            of_team.setdefault(team, []).append(info)
+        if (queue := queue_of(info)) is not None and queue.team:
+            of_team.setdefault(queue.team, []).append(info)
     return tuple(
         _view(name, infos, teams.get(name, TeamSettings()), holds.get(name))
         for name, infos in of_team.items()
@@ -84,9 +84,9 @@ def _view(
     )
 
 
-def _team(info: ConsumerInfo) -> str:
-    """Team of a queue's consumer; empty for others."""
+def queue_of(info: ConsumerInfo) -> Queue | None:
+    """The queue that a consumer of WORK serves; None for another program's consumer."""
     try:
-        return Queue.of_subject(next(iter(filters_of(info.config)), "")).team
+        return Queue.of_subject(next(iter(filters_of(info.config)), ""))
     except ValueError:
-        return ""
+        return None

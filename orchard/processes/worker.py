@@ -69,13 +69,18 @@ async def run_worker(session: Session, name: str | None, kinds: Sequence[str]) -
             standbys=ready,
         )
         claims = await stack.enter_async_context(Claims(connection, queues[0], queues[1:], config.teams))
+        served = {queue.kind for queue in queues}
         worker = Worker(
             dependencies,
             claims,
             CampaignBook(connection),
             config.worker,
             shutdown_seconds=config.up.shutdown_seconds,
-            others={kind: load(one.handler)(dependencies) for kind, one in request_kinds().items()},
+            others={
+                kind: load(one.handler)(dependencies)
+                for kind, one in request_kinds().items()
+                if kind in served
+            },
         )
         call_on_signals(asyncio.get_running_loop(), worker.consumer.drain)
         serves = ",".join(one.consumer for one in queues)

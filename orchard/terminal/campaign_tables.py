@@ -211,7 +211,8 @@ def _cost(view: CampaignView) -> str:
 
 
 def pipeline_line(pipeline: PipelineView | None) -> RenderableType:
-    """Processes, lag of the writer, delayed requests and dead letters, in one line."""
+    """Processes, lag of the writer, requests that are not rollouts, delayed ones and dead letters, in one
+    line."""
     if pipeline is None:
         return Text("no pipeline runs here, so this is what the tables have: `orchard up` starts one")
     alive = ", ".join(
@@ -224,6 +225,7 @@ def pipeline_line(pipeline: PipelineView | None) -> RenderableType:
         alive or ("no process reports: start `orchard up`", "red"),
         "  ",
         (lag, "red" if late else ""),
+        *(f"  {plural(count, f'{kind} request')}" for kind, count in pipeline.requests.items()),
         f"  {pipeline.delayed:,} delayed",
         "  ",
         (f"{pipeline.dead_letters:,} dead letters", "red" if pipeline.dead_letters else ""),

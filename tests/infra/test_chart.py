@@ -260,6 +260,7 @@ def test_large_numbers_are_numbers(tmp_path: Path) -> None:
         (queues({**queue("swe"), "priority": 1}), "priority"),
         (queues({**queue("swe"), "kind": "annotate"}), "domain"),
         (queues({**queue("swe"), "kind": "prove"}), "domain"),
+        (queues({**queue("swe"), "kind": "synthesis"}), "domain"),
         (queues({**queue("swe"), "maxWorker": 1}), "maxWorker"),
         (teams(vision={"maxWorkers": 3, "slots": 32}), "no more than its quota of 32 slots needs"),
         (teams(vision={"maxWorkers": 1, "share": 0}), "share"),

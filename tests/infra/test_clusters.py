@@ -125,9 +125,10 @@ def test_without_keda_every_queue_has_its_workers() -> None:
         "rollout-swe-normal": 4,
         "annotate-values-normal": 1,
         "dataset-shards-normal": 2,
+        "synthesis-claw-normal": 1,
     }
     selectors = [item["spec"]["selector"]["matchLabels"] for item in workers.values()]
-    assert len({tuple(each.items()) for each in selectors}) == 3, "no Deployment takes another's Pods"
+    assert len({tuple(each.items()) for each in selectors}) == 4, "no Deployment takes another's Pods"
     assert not any(
         "--idle-exit" in box["args"]
         for item in workers.values()

@@ -17,6 +17,7 @@ from orchard.pipelines.campaigns.breaking import BREAKS_AT, Breaker
 from orchard.pipelines.campaigns.commands import Campaigns
 from orchard.pipelines.campaigns.reconciling import Reconciler
 from orchard.pipelines.campaigns.spending import CostWatch
+from orchard.pipelines.domain import request_kinds
 from orchard.pipelines.values import requests
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import (
@@ -48,7 +49,7 @@ from orchard.streams.publisher import Publisher
 from orchard.streams.reading import bounds
 from orchard.streams.replay import replay
 from orchard.streams.server import find_binary
-from orchard.streams.settings import NatsSettings
+from orchard.streams.settings import NatsSettings, queues_in
 from orchard.streams.stream_check import StreamGuard
 from orchard.streams.stream_state import ExpectedStream
 from orchard.streams.tasks import end
@@ -57,7 +58,7 @@ from orchard.workers.attempts.deadletters import DeadLetters
 from orchard.workers.attempts.queue_maintenance import maintain_queues
 from tests.entries import named
 from tests.infra.conftest import Manifests, Server, password_variables
-from tests.infra.scaling import Trigger, lag
+from tests.infra.scaling import Trigger, jobs_to_create, lag
 from tests.trajectory_log import llm_call
 
 QUEUE = Queue()
@@ -412,22 +413,37 @@ async def test_a_server_with_another_certificate_is_not_trusted(
             pass
 
 
-async def test_keda_sees_the_lag_of_the_account_that_the_manifests_name(
+async def test_keda_asks_for_a_worker_of_every_kind_while_a_request_waits_or_is_in_work(
     roles: dict[str, Connection], server: Server, built: dict[str, Manifests]
 ) -> None:
-    job = built["cloud"].one("ScaledJob", QUEUE.consumer)
-    trigger = Trigger.of_metadata(
-        {**job["spec"]["triggers"][0]["metadata"], "natsServerMonitoringEndpoint": server.monitoring}
-    )
-    await Publisher(roles["operator"]).offer(request(0))
+    """By the metadata of the manifests, on the account that they name; its worker may claim and settle it."""
+    settings = built["cloud"].one("ConfigMap", "settings")["data"]
+    queues = queues_in(settings["ORCHARD_NATS__QUEUES"])
+    await declare(roles["writer"], roles["writer"].settings, queues)
+    assert {queue.kind for queue in queues} == {"rollout", "annotate", *request_kinds(), "dataset"}
+    async with aiohttp.ClientSession() as http, asyncio.timeout(100):
+        for queue in queues:
+            metadata = built["cloud"].one("ScaledJob", queue.consumer)["spec"]["triggers"][0]["metadata"]
+            trigger = Trigger.of_metadata({**metadata, "natsServerMonitoringEndpoint": server.monitoring})
 
-    async def seen() -> int:
-        async with http.get(trigger.url) as reply:
-            return lag(await reply.read(), trigger)
+            async def settled(jobs: int, trigger: Trigger = trigger) -> None:
+                """The server tells its consumers after it has acknowledged."""
+                while True:
+                    async with http.get(trigger.url) as reply:
+                        seen = lag(await reply.read(), trigger)
+                    if jobs_to_create(seen, trigger=trigger, running=0, pending=0, max_replicas=20) == jobs:
+                        return
+                    await asyncio.sleep(0.02)
 
-    async with aiohttp.ClientSession() as http, asyncio.timeout(30):
-        while await seen() != 1:  # the server tells its consumers after it has acknowledged
-            await asyncio.sleep(0.02)
+            await settled(0)
+            await Publisher(roles["operator"]).offer(named(queue, queue.kind + queue.priority, b"{}"))
+            await settled(1)
+            async with Claims(roles["worker"], queue) as claims:
+                claim = await claims.next(timeout=10)
+                assert claim is not None and claim.queue == queue
+                await settled(1)
+                await claim.complete()
+            await settled(0)
 
 
 def test_the_servers_configuration_is_valid(

@@ -19,18 +19,30 @@ from orchard.actions.campaign_status import (
     PipelineView,
     State,
     _view,
+    requests_by_kind,
     state_of,
 )
 from orchard.actions.endpoint_rests import THROTTLED, rest_sentence
 from orchard.pipelines.campaigns.scores import Score
+from orchard.pipelines.domain import PROVE
 from orchard.schemas.blobs import BlobRef
 from orchard.schemas.campaigns import CampaignRecord, CampaignState
 from orchard.schemas.health import SILENT_SECONDS, Condition, HeardReport, ProcessReport, alive, sick
 from orchard.schemas.outcomes import AbortCause
+from orchard.schemas.queues import Queue
 from orchard.schemas.rests import Rest
 from orchard.storage.spending import Spent
+from orchard.streams import names
+from orchard.streams.claims import Claims
+from orchard.streams.connection import connect
 from orchard.streams.endpoints import StoredRest
-from orchard.terminal.campaign_tables import campaign_line, campaign_table, status_table
+from orchard.streams.publisher import Publisher
+from orchard.streams.reading import consumers
+from orchard.streams.server import EmbeddedServer
+from orchard.streams.settings import NatsSettings
+from orchard.streams.topology import declare
+from orchard.terminal.campaign_tables import campaign_line, campaign_table, pipeline_line, status_table
+from tests.entries import named
 
 
 def record(state: CampaignState = CampaignState.RUNNING, size: int = 4) -> CampaignRecord:
@@ -253,3 +265,19 @@ def test_without_a_pipeline_the_status_says_that_it_reads_tables() -> None:
     said = screen.file.getvalue()  # type: ignore[attr-defined]
     assert "no pipeline runs here, so this is what the tables have: `orchard up` starts one" in said
     assert "orchard worker" not in said and "`orchard resume d`" in said
+
+
+async def test_requests_that_are_no_rollouts_are_counted_by_kind(nats_server: EmbeddedServer) -> None:
+    """Claimed ones too."""
+    settings = NatsSettings()
+    async with connect(settings, name="status", url=nats_server.url) as connection:
+        await declare(connection, settings, [Queue(), PROVE, Queue(kind="judge", domain="rollouts")])
+        entries = [named(PROVE, "a", b""), named(PROVE, "b", b""), named(Queue(), "c", b"")]
+        await Publisher(connection).offer_all(entries)
+        async with Claims(connection, PROVE) as claims:
+            assert await claims.next(10.0) is not None
+            found = requests_by_kind(await consumers(connection, names.WORK))
+    assert found == {"prove": 2}
+    screen = Console(width=200, file=StringIO())
+    screen.print(pipeline_line(PipelineView(requests=found, delayed=1)))
+    assert "  2 prove requests  1 delayed" in screen.file.getvalue()  # type: ignore[attr-defined]

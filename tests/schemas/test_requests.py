@@ -1,6 +1,7 @@
 """Requests at the boundary: 10,000 mutants become a request that can be carried out, or a reason."""
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -20,7 +21,9 @@ from orchard.schemas.requests import (
     read_judge_request,
     read_prove_request,
     read_rollout_request,
+    read_synthesis_request,
 )
+from orchard.schemas.synthesis import SynthesisAction, SynthesisRequest
 from orchard.schemas.values import AnnotationRequest
 from tests.mutations import DEEP, mutants
 
@@ -58,11 +61,24 @@ JUDGEMENT = JudgeRequest(
     model=ModelSpec(name="m"),
     timeout_seconds=60.0,
 )
+STEP = SynthesisRequest(
+    run="demo",
+    seed=1,
+    step=SynthesisAction.SOLVE,
+    slot=3,
+    author=ModelSpec(name="m"),
+    solver=ModelSpec(name="m"),
+    rollouts=2,
+    harnesses=("claw-react",),
+    timeout_seconds=60.0,
+    draft=REQUEST.task.blob,
+)
 READERS = [
     (read_rollout_request, REQUEST),
     (read_annotation_request, ANNOTATION),
     (read_prove_request, PROOF),
     (read_judge_request, JUDGEMENT),
+    (read_synthesis_request, STEP),
 ]
 
 
@@ -78,6 +94,20 @@ def changed(**fields: object) -> bytes:
 @pytest.mark.parametrize(("read", "request_"), READERS)
 def test_a_request_as_commands_make_it_is_read(read: Callable[[bytes], object], request_: object) -> None:
     assert read(msgspec.json.encode(request_)) == request_
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"step": SynthesisAction.ACCEPT}, "must be one of propose"),
+        ({"step": SynthesisAction.WRITE}, "idea is missing"),
+        ({"draft": None}, "solve needs the draft"),
+        ({"rollouts": 0}, "rollouts"),
+    ],
+)
+def test_a_step_that_nobody_can_do_is_refused(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says):
+        read_synthesis_request(msgspec.json.encode(msgspec.structs.replace(STEP, **changes)))
 
 
 @pytest.mark.long

@@ -12,17 +12,20 @@ from rich.table import Table
 from orchard.actions.session import Session
 from orchard.configuration.config import ConfigError
 from orchard.pipelines.domains.claw.author import MODEL, Author
-from orchard.pipelines.domains.claw.loop import Run, SynthesisGoal, queue_of
+from orchard.pipelines.domains.claw.loop import Run, SynthesisGoal
 from orchard.pipelines.domains.claw.report import Report, table
+from orchard.pipelines.domains.claw.steps import StepWorker, queue_of
 from orchard.schemas.campaigns import ModelSpec
 from orchard.schemas.identity import check_name
 from orchard.schemas.llm_calls import ModelKind
 from orchard.schemas.synthesis import SynthesisAction, SynthesisStep
 from orchard.schemas.tasks import Task
 from orchard.streams.claims import Claims
+from orchard.streams.consumer import Consumer
 from orchard.streams.publisher import Publisher
 from orchard.streams.topology import declare
 from orchard.terminal.console import console, reporting
+from orchard.workers.attempts.deadletters import DeadLetters
 from orchard.workers.attempts.dependencies import AttemptDependencies
 from orchard.workers.llm.client import ModelClient
 from orchard.workers.llm.endpoint_rests import RestTracker
@@ -112,10 +115,11 @@ async def synthesized(
     author: Author | None = None,
     told: Callable[[SynthesisStep], None] = lambda _: None,
 ) -> SynthesisResult:
-    """Starts or resumes a run. With `author`, the endpoint of SEEDED is that one, served here."""
+    """Starts or resumes a run, whose steps any worker does, this process too. With `author`, the endpoint of
+    SEEDED is that one, served here."""
     async with AsyncExitStack() as stack:
         connection = await stack.enter_async_context(session.connection("synthesis"))
-        queue = queue_of(wanted.run)
+        queue = queue_of(wanted.run, wanted.author)
         await declare(connection, session.config.nats, [queue])
         endpoints = session.endpoints()
         if author is not None:
@@ -133,7 +137,11 @@ async def synthesized(
             models=models,
             judge=session.config.judge,
         )
-        run = Run(connection, dependencies, wanted, told)
-        tasks = await run.make(await stack.enter_async_context(Claims(connection, queue)))
+        claims = await stack.enter_async_context(Claims(connection, queue))
+        handlers = {queue.kind: StepWorker(dependencies)}
+        run = Run(connection, session.blobs, wanted, told)
+        tasks = await run.make(
+            Consumer(claims, DeadLetters(connection), handlers, slots=wanted.slots, shutdown_seconds=0.0)
+        )
         await session.committed(connection)
     return SynthesisResult(tasks, run.report)

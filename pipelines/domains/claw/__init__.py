@@ -1,11 +1,15 @@
 """Before and after assistants: synthesis of their tasks in four steps on a queue, their proof, presets."""
 
-from orchard.pipelines.domain import PipelineDomain, TaskKind
+from orchard.pipelines.domain import PipelineDomain, RequestKind, TaskKind
+from orchard.schemas.queues import Queue
 
 DOMAIN = PipelineDomain(
     name="claw",
     package=__name__,
     provers={TaskKind("claw", "claw"): f"{__name__}.proof:prove_task"},
+    request_kinds={
+        "synthesis": RequestKind(Queue(kind="synthesis", domain="claw"), f"{__name__}.steps:step_worker")
+    },
     dataset_preset={"pairs": True, "filters": {"max_tokens": 65_536}, "selection": {"resolved": 561}},
     sft_preset={
         "epochs": 1,

@@ -51,22 +51,22 @@ Repair statement, world, script or solution, whatever is wrong, and answer with 
 {draft}"""
 
 
-def propose(request: SynthesisRequest, slot: int, known: Sequence[str]) -> Messages:
+def propose(request: SynthesisRequest, known: Sequence[str]) -> Messages:
     shown = "\n".join(f"- {each}" for each in known[-SHOWN_IDEAS:]) or "(none)"
-    return _asked(_PROPOSE.format(known=shown), request, slot)
+    return _asked(_PROPOSE.format(known=shown), request)
 
 
 def write(request: SynthesisRequest, idea: Idea) -> Messages:
-    return _asked(_WRITE.format(idea=msgspec.json.encode(idea).decode()), request, request.slot)
+    return _asked(_WRITE.format(idea=msgspec.json.encode(idea).decode()), request)
 
 
 def refine(request: SynthesisRequest, draft: TaskDraft | None) -> Messages:
     text = msgspec.json.encode(draft).decode() if draft else "(it could not be read)"
-    return _asked(_REFINE.format(defect=request.defect, draft=text), request, request.slot)
+    return _asked(_REFINE.format(defect=request.defect, draft=text), request)
 
 
-def _asked(text: str, request: SynthesisRequest, slot: int) -> Messages:
-    facts = {"step": request.step, "seed": request.seed, "slot": slot, "turn": request.turn}
+def _asked(text: str, request: SynthesisRequest) -> Messages:
+    facts = {"step": request.step, "seed": request.seed, "slot": request.slot, "turn": request.turn}
     line = REQUEST + msgspec.json.encode(facts).decode()
     return [
         {"role": "system", "content": _AUTHOR.format(services=_services())},

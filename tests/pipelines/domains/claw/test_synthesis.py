@@ -1,8 +1,11 @@
 """Synthesis in four steps on real queues, with real sandboxes and a seeded author over the real wire."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,28 +14,42 @@ from orchard.domains.claw.synthesis import SEEDED
 from orchard.pipelines.datasets.build import build
 from orchard.pipelines.datasets.settings import CandidateSource, DatasetSettings
 from orchard.pipelines.domains.claw.author import DRAFT_MISTAKES, IDEA_MISTAKES, MODEL, Author, mistake_of
-from orchard.pipelines.domains.claw.drafts import Idea, words, wrong
-from orchard.pipelines.domains.claw.loop import Run, SynthesisGoal, queue_of
+from orchard.pipelines.domains.claw.drafts import Idea, read_draft, words, wrong
+from orchard.pipelines.domains.claw.loop import Run, Slot, SynthesisGoal, next_of, slots_wanted
 from orchard.pipelines.domains.claw.report import Report, table
+from orchard.pipelines.domains.claw.steps import QUEUE, Artefacts, StepWorker, queue_of, step_entry
+from orchard.schemas.blobs import BlobRef
+from orchard.schemas.campaigns import ModelSpec
 from orchard.schemas.events import payload
 from orchard.schemas.llm_calls import ModelKind
+from orchard.schemas.outcomes import AbortCause
+from orchard.schemas.queues import Queue
 from orchard.schemas.subjects import EVENTS_PREFIX
-from orchard.schemas.synthesis import Check, SynthesisAction, SynthesisStep
+from orchard.schemas.synthesis import Check, SynthesisAction, SynthesisRequest, SynthesisStep
 from orchard.schemas.tasks import Task
-from orchard.storage.blobs import BlobStore
+from orchard.streams import names
 from orchard.streams.claims import Claims
+from orchard.streams.consumer import Consumer, RetryPolicy
+from orchard.streams.entries import FIRST
 from orchard.streams.publisher import Publisher
+from orchard.streams.reading import bounds
 from orchard.streams.replay import replay
 from orchard.streams.server import EmbeddedServer
 from orchard.streams.topology import declare
+from orchard.workers.attempts.deadletters import DeadLetters
 from orchard.workers.attempts.dependencies import AttemptDependencies
 from orchard.workers.episode.sandboxes import SandboxSettings
+from orchard.workers.failures import InfrastructureError
 from orchard.workers.llm.client import ModelClient
 from orchard.workers.llm.settings import EndpointSettings, Price
 from tests.attempts_world import SECONDS, SETTINGS, World, world
 from tests.injector.conftest import Service
+from tests.killing import killed_in_the_middle
 from tests.pipelines.datasets.conftest import tokenizer as tokenizer
 
+ANSWERS = f"{EVENTS_PREFIX}.answered.synthesis"
+ANY = ModelSpec(name=MODEL)
+"""The seeded author as a model that every worker reaches."""
 EXPECTED = {
     "duplicate_idea": {Check.DUPLICATE},
     "infeasible_idea": {Check.INFEASIBLE},
@@ -64,29 +81,37 @@ async def pipeline(nats_server: EmbeddedServer, service: Service, tmp_path: Path
         yield made
 
 
-async def synthesized(pipeline: World, run: str, **wanted: object) -> tuple[list[Task], Report]:
-    """What a run makes."""
-    await declare(pipeline.connection, SETTINGS, [queue_of(run)])
-    price = Price(prompt=1.0, completion=2.0)
-    async with (
-        Author() as author,
-        ModelClient(
-            {SEEDED.endpoint: EndpointSettings(base_url=author.url, prices={MODEL: price})}
-        ) as models,
-        Claims(pipeline.connection, queue_of(run)) as claims,
-    ):
+@asynccontextmanager
+async def stepping(
+    pipeline: World, author: Author, queue: Queue = QUEUE, slots: int = 2
+) -> AsyncIterator[Consumer]:
+    """A consumer of the queue, not begun."""
+    endpoint = EndpointSettings(base_url=author.url, prices={MODEL: Price(prompt=1.0, completion=2.0)})
+    endpoints = {SEEDED.endpoint: endpoint, ANY.endpoint: endpoint}
+    await declare(pipeline.connection, SETTINGS, [queue])
+    async with ModelClient(endpoints) as models, Claims(pipeline.connection, queue) as claims:
         dependencies = AttemptDependencies(
             worker="test",
             publisher=Publisher(pipeline.connection),
-            blobs=BlobStore(str(pipeline.store)),
+            blobs=pipeline.blobs,
             sandboxes=pipeline.sandboxes,
             sandbox_settings=SandboxSettings(),
             models=models,
         )
-        settings = {"author": SEEDED, "solver": SEEDED, "rollouts": 1, **wanted}
-        wish = SynthesisGoal(run=run, **settings)  # type: ignore[arg-type]
-        made = Run(pipeline.connection, dependencies, wish)
-        return await made.make(claims), made.report
+        handlers = {QUEUE.kind: StepWorker(dependencies)}
+        yield Consumer(claims, DeadLetters(pipeline.connection), handlers, slots=slots)
+
+
+async def synthesized(
+    pipeline: World, run: str, *, slots: int = 2, **wanted: object
+) -> tuple[list[Task], Report]:
+    """What a run makes."""
+    settings = {"author": SEEDED, "solver": SEEDED, "rollouts": 1, **wanted}
+    wish = SynthesisGoal(run=run, **settings)  # type: ignore[arg-type]
+    queue = queue_of(run, wish.author)
+    async with Author() as author, stepping(pipeline, author, queue, slots) as consumer:
+        made = Run(pipeline.connection, pipeline.blobs, wish)
+        return await made.make(consumer), made.report
 
 
 def seed_with(*mistakes: str | None, slots: int = 4) -> int:
@@ -158,11 +183,122 @@ async def test_tasks_are_proven_mistakes_are_caught_and_every_artefact_is_an_eve
 async def stepped(pipeline: World, run: str, wanted: SynthesisAction) -> None:
     """Wait until a run has done such a step."""
     async with asyncio.timeout(SECONDS):
-        subjects = f"{EVENTS_PREFIX}.{run}.*.synthesis.step"
-        async for stored in replay(pipeline.connection, subjects=subjects, follow=True):
-            step = payload(stored.event) if stored.event else None
-            if isinstance(step, SynthesisStep) and step.step is wanted:
+        async for step in steps(pipeline, run, follow=True):
+            if step.step is wanted:
                 return
+
+
+async def steps(pipeline: World, run: str, *, follow: bool = False) -> AsyncIterator[SynthesisStep]:
+    async for stored in replay(pipeline.connection, subjects=f"{ANSWERS}.>", follow=follow):
+        step = payload(stored.event) if stored.event and stored.event.campaign == run else None
+        if isinstance(step, SynthesisStep):
+            yield step
+
+
+def a_request(step: SynthesisAction, **changes: Any) -> SynthesisRequest:
+    asked = next_of(SynthesisGoal(run="one", author=ANY, solver=ANY), 0, Slot(), [])
+    assert isinstance(asked, SynthesisRequest)
+    return msgspec.structs.replace(asked, step=step, rollouts=2, **changes)
+
+
+async def a_draft(pipeline: World) -> BlobRef:
+    """What an author wrote who made no mistake."""
+    text = Author(mistakes=0.0).answer("write", 0, 0, 0)
+    return await Artefacts(pipeline.blobs).put({"read": read_draft(text)})
+
+
+@pytest.mark.long
+async def test_a_worker_that_is_killed_costs_the_rollout_that_it_was_in(pipeline: World) -> None:
+    """The step has two rollouts; the outcome of the first stays, and the second is run by another worker."""
+    asked = a_request(SynthesisAction.SOLVE, draft=await a_draft(pipeline))
+
+    async def one_is_done() -> None:
+        async for _ in replay(pipeline.connection, subjects=f"{EVENTS_PREFIX}.done.>", follow=True):
+            return
+
+    await declare(pipeline.connection, SETTINGS, [QUEUE])
+    async with Author() as author:
+        environment = {**pipeline.environment, "ORCHARD_ENDPOINTS__DEFAULT__BASE_URL": author.url}
+        await Publisher(pipeline.connection).offer(step_entry(asked, FIRST))
+        await killed_in_the_middle(("worker", "--kinds", "synthesis"), environment, one_is_done())
+        assert [step async for step in steps(pipeline, "one")] == []
+        async with stepping(pipeline, author) as consumer, asyncio.TaskGroup() as group:
+            group.create_task(consumer.run())
+            await stepped(pipeline, "one", SynthesisAction.SOLVE)
+            consumer.drain()
+    [step] = [step async for step in steps(pipeline, "one")]
+    assert step.check is None and step.detail.endswith("of 2 rollouts pass")
+    started = replay(pipeline.connection, subjects=f"{EVENTS_PREFIX}.started.>")
+    attempts = [(stored.event.rollout_id, stored.event.attempt) async for stored in started if stored.event]
+    first = attempts[0][0]
+    assert attempts.count((first, 1)) == 1 and (first, 2) not in attempts
+
+
+async def test_an_answer_that_is_in_the_log_is_not_asked_for_again(
+    pipeline: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is a second one accepted, of a worker that was presumed dead."""
+    answers = Counter[str]()
+    true = Author.answer
+
+    def counted(author: Author, step: str, seed: int, slot: int, turn: int) -> str:
+        answers[step] += 1
+        return true(author, step, seed, slot, turn)
+
+    monkeypatch.setattr(Author, "answer", counted)
+    entry = step_entry(a_request(SynthesisAction.PROPOSE), FIRST)
+    async with (
+        Author() as author,
+        stepping(pipeline, author) as consumer,
+        asyncio.TaskGroup() as group,
+        asyncio.timeout(SECONDS),
+    ):
+        group.create_task(consumer.run())
+        for _ in range(2):
+            await Publisher(pipeline.connection).offer(entry)
+            while (await bounds(pipeline.connection, names.WORK)).messages:
+                await asyncio.sleep(0.02)
+        consumer.drain()
+    assert answers == {"propose": 1}
+    assert [step.step async for step in steps(pipeline, "one")] == [SynthesisAction.PROPOSE]
+
+
+@pytest.mark.long
+async def test_a_slot_whose_step_is_a_dead_letter_is_given_up(
+    pipeline: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(worker: StepWorker, request: SynthesisRequest) -> SynthesisStep:
+        if request.slot == 0:
+            raise InfrastructureError(AbortCause.SANDBOX_UNAVAILABLE, "no sandbox today")
+        return await true(worker, request)
+
+    true = StepWorker._done
+    monkeypatch.setattr(StepWorker, "_done", fails)
+    monkeypatch.setattr(StepWorker, "retries", RetryPolicy(on=(InfrastructureError,), first=0.05, most=1))
+    monkeypatch.setattr("orchard.streams.answers.LOOK_SECONDS", 0.2)
+    async with pipeline.kept():
+        tasks, report = await synthesized(
+            pipeline, "given-up", tasks=1, author=ANY, solver=ANY, seed=seed_with(None, None, slots=2)
+        )
+    assert len(tasks) == 1
+    [rejected] = report.rejected
+    assert (rejected.slot, rejected.check) == (0, Check.INFRASTRUCTURE)
+    assert "no sandbox today" in rejected.detail
+    [letter] = await DeadLetters(pipeline.connection).list()
+    assert letter.subject.startswith(QUEUE.subject)
+
+
+def test_more_is_proposed_when_too_little_was_accepted() -> None:
+    goal = SynthesisGoal(run="r", author=SEEDED, solver=SEEDED, tasks=3, most=2)
+    ends = [
+        SynthesisStep(slot=0, turn=0, step=step) for step in (SynthesisAction.ACCEPT, SynthesisAction.REJECT)
+    ]
+    accepted, rejected = (Slot([end]) for end in ends)
+    assert slots_wanted(goal, {}) == 5
+    assert slots_wanted(goal, dict.fromkeys(range(4), accepted)) == 5, "one of them is open"
+    assert slots_wanted(goal, dict.fromkeys(range(5), accepted)) == 5
+    assert slots_wanted(goal, dict(enumerate([accepted, *[rejected] * 4]))) == 9
+    assert slots_wanted(goal, dict.fromkeys(range(10), rejected)) == 10, "twice as many as tasks, at most"
 
 
 def test_ideas_in_any_script_are_told_apart() -> None:
