@@ -16,7 +16,7 @@ password() {  # a letter first: nats-server would read some runs of digits as nu
   [ -s "$1" ] || { mkdir -p "$(dirname "$1")"; printf 'p%s' "$(openssl rand -hex 24)" > "$1"; }
 }
 
-for user in admin archiver operator steward worker writer; do
+for user in admin archiver operator reader steward submitter worker writer; do
   password "$own/nats-users/$user"
 done
 # Until 0.1 the orchestrator lived beside the sandboxes: who may create Pods there could mount its Secrets.

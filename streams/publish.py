@@ -231,6 +231,13 @@ class PublishRetry:
                 f"no stream on {host} takes {subject}: declare the topology (`orchard up`), and check that "
                 "JetStream is enabled"
             )
+        if self._kind is Unavailable and f'publish to "{subject.lower()}"' in str(
+            self._connection.last_error
+        ):
+            raise StoreRefused(
+                f"the NATS user {self._connection.settings.user} may not publish on {subject}: sign in as one "
+                "whose role includes this command (nats.user)"
+            )
         patient = self._connection.waits_when_full
         if self._kind is Unavailable and not patient and now - self._since > STALL_GRACE:
             raise StoreRefused(

@@ -98,10 +98,14 @@ async def roles(connect_as: ConnectAs) -> AsyncIterator[dict[str, Connection]]:
         connect_as("steward") as steward,
         connect_as("worker") as worker,
         connect_as("archiver") as archiver,
+        connect_as("reader") as reader,
+        connect_as("submitter") as submitter,
     ):
         await declare(writer, writer.settings, [])
         await declare(operator, operator.settings, [QUEUE])
         yield {
+            "reader": reader,
+            "submitter": submitter,
             "writer": writer,
             "operator": operator,
             "steward": steward,
@@ -317,6 +321,35 @@ async def test_each_process_tells_how_it_is(roles: dict[str, Connection]) -> Non
 
 
 FORBIDDEN = {
+    "reader": [
+        QUEUE.subject,
+        "orchard.events.demo.00.command.given",
+        "orchard.guard.damaged",
+        "orchard.health.worker",
+        f"{names.CAMPAIGNS_PREFIX}demo",
+        f"$JS.API.CONSUMER.CREATE.{names.EVENTS}.spy",
+        f"$JS.API.CONSUMER.MSG.NEXT.{names.WORK}.{QUEUE.consumer}",
+        f"$JS.API.STREAM.MSG.DELETE.{names.WORK}",
+        f"$JS.API.STREAM.PURGE.{names.EVENTS}",
+        f"$JS.ACK.{names.WORK}.{QUEUE.consumer}.1.1.1.1.1",
+    ],
+    "submitter": [
+        "orchard.work.prove.tasks.normal",
+        "orchard.later.rollout.swe.normal.demo",
+        "orchard.dead.demo",
+        "orchard.events.done.0123",
+        "orchard.events.started.0123",
+        "orchard.events.answered.prove.0123",
+        "orchard.events.demo.00.reward.assigned",
+        "orchard.events.demo.00.task.validated",
+        "orchard.guard.damaged",
+        f"{names.ENDPOINTS_PREFIX}key",
+        f"$JS.API.CONSUMER.CREATE.{names.WORK}.other",
+        f"$JS.API.CONSUMER.MSG.NEXT.{names.WORK}.{QUEUE.consumer}",
+        f"$JS.API.STREAM.MSG.DELETE.{names.WORK}",
+        f"$JS.API.STREAM.UPDATE.{names.EVENTS}",
+        f"$JS.API.STREAM.PURGE.{names.WORK}",
+    ],
     "worker": [
         f"$JS.API.STREAM.DELETE.{names.EVENTS}",
         f"$JS.API.STREAM.PURGE.{names.WORK}",
