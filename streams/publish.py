@@ -231,12 +231,11 @@ class PublishRetry:
                 f"no stream on {host} takes {subject}: declare the topology (`orchard up`), and check that "
                 "JetStream is enabled"
             )
-        if self._kind is Unavailable and f'publish to "{subject.lower()}"' in str(
-            self._connection.last_error
-        ):
+        refused = f'publish to "{subject.lower()}"' in str(self._connection.last_error)
+        if refused and self._kind is Unavailable:
+            user = self._connection.settings.user
             raise StoreRefused(
-                f"the NATS user {self._connection.settings.user} may not publish on {subject}: sign in as one "
-                "whose role includes this command (nats.user)"
+                f"the NATS user {user} may not publish on {subject}: set nats.user to one whose role may"
             )
         patient = self._connection.waits_when_full
         if self._kind is Unavailable and not patient and now - self._since > STALL_GRACE:
