@@ -69,7 +69,7 @@ def errors(schema: dict[str, Any], instance: Manifest) -> list[str]:
 
 def test_scaled_jobs_are_what_keda_declares(manifests: Manifests, scaled_job_schema: dict[str, Any]) -> None:
     jobs = manifests.of("ScaledJob")
-    assert len(jobs) == 6
+    assert len(jobs) == 7
     for job in jobs:
         assert errors(scaled_job_schema, job) == []
 

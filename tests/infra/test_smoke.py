@@ -8,19 +8,19 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
 
+from orchard.configuration.config import load
 from orchard.injector.client import AsyncSandboxClient
 from orchard.pipelines.tasks.registry import TaskRegistry, stored_tasks
 from orchard.storage.blobs import BlobStore
 from orchard.storage.reader import open_tables
 from orchard.streams.connection import connect
 from orchard.streams.publisher import Publisher
-from orchard.streams.settings import NatsSettings
 from tests.chaos.world import until
 from tests.infra.conftest import Manifest, Manifests, Server, containers, free_ports, pod_template
 from tests.infra.test_processes import environment, worker_of
@@ -32,6 +32,9 @@ PYTHON = sys.executable
 
 class Place:
     """Where this machine stands in for the cluster."""
+
+    kept: Sequence[str] = ("PATH", "HOME")
+    """Variables of this machine that every process has."""
 
     def __init__(self, manifests: Manifests, secrets: Path, server: Server, store: Path) -> None:
         self.manifests = manifests
@@ -63,7 +66,7 @@ class Place:
         }
         found |= {name: value for name, value in replaced.items() if name in found}
         found.pop("ORCHARD_CONFIG", None)
-        kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+        kept = {name: os.environ[name] for name in self.kept if name in os.environ}
         return {**kept, **found, "ORCHARD_WRITER__COMMIT_SECONDS": "0.5"}
 
     @asynccontextmanager
@@ -102,13 +105,19 @@ async def finished(*command: str) -> None:
 async def place(
     built: dict[str, Manifests], secrets: Path, server: Server, tmp_path: Path
 ) -> AsyncIterator[Place]:
-    """All but the workers: orchestrator, writer, steward, oracle, and tasks in the store."""
-    store = tmp_path / "store"
-    place = Place(built["kind"], secrets, server, store)
+    place = Place(built["kind"], secrets, server, tmp_path / "store")
+    async with without_workers(place, tmp_path):
+        yield place
+
+
+@asynccontextmanager
+async def without_workers(place: Place, home: Path) -> AsyncIterator[None]:
+    """All but the workers: orchestrator, writer, steward."""
+    store = place.store
     async with AsyncExitStack() as stack:
         orchestrator = place.container("Deployment", "orchestrator")
         assert orchestrator["command"][1:] == ["-m", "orchard.injector.orchestrator"]
-        port_file = tmp_path / "port"
+        port_file = home / "port"
         state = ["--state", str(store / "sandboxes")]
         stack.push_async_callback(finished, PYTHON, "-m", "orchard.injector.agent", *state, "--stop")
         await stack.enter_async_context(
@@ -121,15 +130,15 @@ async def place(
                 str(port_file),
             )
         )
+        await until(port_file.exists, "the orchestrator to start")
+        place.sandboxes = f"http://127.0.0.1:{port_file.read_text().strip()}"
         orchard = [PYTHON, "-m", "orchard"]
         for name in ("writer", "steward"):
             container = place.container("Deployment", name)
             if name == "steward":  # in the cluster it restarts until the writer has made the streams
                 await until((store / "writer.lock").exists, "the writer to start")
             await stack.enter_async_context(place.running(container, *orchard, *container["args"]))
-        await until(port_file.exists, "the orchestrator to start")
-        place.sandboxes = f"http://127.0.0.1:{port_file.read_text().strip()}"
-        yield place
+        yield
 
 
 def accounted_for(store: Path) -> int:
@@ -139,26 +148,31 @@ def accounted_for(store: Path) -> int:
         return int(row[0])
 
 
-@pytest.mark.slow
-async def test_a_campaign_runs_and_its_worker_ends_by_itself(place: Place) -> None:
+async def submitted(place: Place, *models: str) -> None:
+    """Imports tasks, whose image is made first, and submits a campaign from the console."""
     console = place.environment(place.container("Deployment", "console"))
     client = AsyncSandboxClient(base_url=place.sandboxes, api_key=console["SANDBOX_API_KEY"])
     await build_tiny_image(client, TASKS)
     await client.close()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("NATS_PASSWORD", console["NATS_PASSWORD"])
-        settings = NatsSettings(
-            url=place.server.url,
-            user=console["ORCHARD_NATS__USER"],
-            password_env="NATS_PASSWORD",
-            tls_ca=str(place.server.ca),
-        )
-        async with connect(settings, name="console") as connection:
+        for name, value in console.items():
+            patch.setenv(name, value)
+        async with connect(load().nats, name="console") as connection:
             registry = TaskRegistry(Publisher(connection), BlobStore(str(place.store)))
             await registry.register(tiny_task(number) for number in range(TASKS))
-
     await until(lambda: len(stored_tasks(str(place.store))) == TASKS, "the tasks to be in the tables")
-    await place.console("submit", "smoke", "--model", "oracle", "--unproven", "--samples", "1")
+    await place.console("submit", "smoke", "--unproven", "--samples", "1", *models)
+
+
+async def conserved(place: Place) -> None:
+    output = await place.console("sql", "select * from conservation", "--format", "json")
+    (row,) = json.loads(output)
+    assert (row["requested"], row["finished"], row["holds"]) == (TASKS, TASKS, True)
+
+
+@pytest.mark.slow
+async def test_a_campaign_runs_and_its_worker_ends_by_itself(place: Place) -> None:
+    await submitted(place, "--model", "oracle")
     job = place.manifests.one("ScaledJob", "rollout-swe-normal")
     (oracle,) = pod_template(job)["spec"]["initContainers"]
     (port,) = free_ports(1)
@@ -171,7 +185,4 @@ async def test_a_campaign_runs_and_its_worker_ends_by_itself(place: Place) -> No
     ):
         assert await asyncio.wait_for(process.wait(), 120) == 0, "the worker ends when there is nothing to do"
         await until(lambda: accounted_for(place.store) == TASKS, "the outcomes to be in the tables")
-
-    output = await place.console("sql", "select * from conservation", "--format", "json")
-    (row,) = json.loads(output)
-    assert (row["requested"], row["finished"], row["holds"]) == (TASKS, TASKS, True)
+    await conserved(place)
