@@ -166,6 +166,24 @@ def test_the_page_is_reached_by_its_ingress_alone() -> None:
     assert box["args"][box["args"].index("--allowed-host") + 1] == "orchard.example"
 
 
+def test_the_page_is_reached_by_a_gateway_in_place_of_an_ingress() -> None:
+    items = example("page-gateway")
+    assert not items.of("Ingress")
+    spec = items.one("HTTPRoute", "page")["spec"]
+    assert spec["parentRefs"] == [{"name": "company", "namespace": "gateways", "sectionName": "https"}]
+    [rule] = spec["rules"]
+    assert spec["hostnames"] == ["orchard.example"]
+    assert rule["matches"] == [{"path": {"type": "PathPrefix", "value": "/orchard"}}]
+    [backend] = rule["backendRefs"]
+    service = items.one("Service", backend["name"])
+    assert [port["port"] for port in service["spec"]["ports"]] == [backend["port"]]
+    [allowed] = items.one("NetworkPolicy", "page")["spec"]["ingress"]
+    [source] = allowed["from"]
+    assert source["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "gateways"}
+    [box] = containers(items.one("Deployment", "page")["spec"]["template"])
+    assert box["args"][box["args"].index("--base-path") + 1] == "/orchard"
+
+
 def test_settings_reach_every_process() -> None:
     items = example("settings")
     for name, _, container in orchard_containers(items):

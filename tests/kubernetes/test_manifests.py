@@ -36,9 +36,8 @@ def expected(item: Manifest, namespaces: Mapping[str, str], served: set[str]) ->
     others.
     """
     moved = json.loads(json.dumps(item))
-    others = (
-        moved["apiVersion"].partition("/")[0] == "monitoring.coreos.com" or moved["kind"] == "ScaledObject"
-    )
+    groups = ("monitoring.coreos.com", "gateway.networking.k8s.io")
+    others = moved["apiVersion"].partition("/")[0] in groups or moved["kind"] == "ScaledObject"
     if others and moved["apiVersion"] not in served:
         return None
     if moved["kind"] == "ScaledJob" and moved["apiVersion"] not in served:
