@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import nkeys
+import nkeys  # type: ignore[import-untyped]
 
 UNLIMITED = {"subs": -1, "data": -1, "payload": -1}
 ACCOUNT_LIMITS = {

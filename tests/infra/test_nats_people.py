@@ -6,7 +6,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from orchard.actions.campaigns import all_campaigns, follow_campaign, pause_campaign, submit_campaign
+from orchard.actions.campaigns import (
+    all_campaigns,
+    follow_campaign,
+    pause_campaign,
+    resume_campaign,
+    submit_campaign,
+)
 from orchard.actions.session import Session
 from orchard.configuration.config import Config
 from orchard.pipelines.campaigns.commands import Campaigns
@@ -106,7 +112,7 @@ async def whole() -> ExpectedStream:
     return ExpectedStream()
 
 
-async def test_a_submitter_offers_work_that_workers_claim_and_pauses_it(
+async def test_a_submitter_offers_work_that_workers_claim_pauses_it_and_resumes(
     roles: dict[str, Connection], server: Server, tmp_path: Path
 ) -> None:
     own = session(server, tmp_path, "submitter", UserRole.SUBMIT)
@@ -119,6 +125,19 @@ async def test_a_submitter_offers_work_that_workers_claim_and_pauses_it(
     known = await CampaignBook(roles["operator"]).get("demo")
     assert known is not None and known[0].state is CampaignState.PAUSED
     assert known[0].submitter == "submitter"
+    await resume_campaign(own, "demo", aborted=False)
+    known = await CampaignBook(roles["operator"]).get("demo")
+    assert known is not None and known[0].state is CampaignState.RUNNING
+
+
+@pytest.mark.parametrize(
+    "kind", ["campaign.tagged", "rollout.noted", "evaluation.planned", "command.given", "rollout.requested"]
+)
+async def test_a_submitter_publishes_events_that_say_what_was_asked_for(
+    roles: dict[str, Connection], kind: str
+) -> None:
+    answer = await roles["submitter"].ask(f"orchard.events.demo.00.{kind}", b"{}")
+    assert msgspec.json.decode(answer.data)["stream"] == names.EVENTS
 
 
 async def test_a_submitter_reaches_nothing_else_by_an_answer(roles: dict[str, Connection]) -> None:
