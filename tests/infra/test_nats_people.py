@@ -3,6 +3,7 @@
 import asyncio
 from pathlib import Path
 
+import aiohttp
 import msgspec
 import pytest
 
@@ -22,15 +23,21 @@ from orchard.storage.blobs import BlobStore
 from orchard.streams import names
 from orchard.streams.campaigns import CampaignBook
 from orchard.streams.claims import Claims
-from orchard.streams.connection import Connection
+from orchard.streams.connection import Connection, connect
 from orchard.streams.errors import StoreRefused
 from orchard.streams.health import reporting
-from orchard.streams.reading import bounds, moment
+from orchard.streams.publisher import Publisher
+from orchard.streams.reading import bounds, consumers, moment
+from orchard.streams.settings import NatsSettings
 from orchard.streams.stream_check import StreamGuard
 from orchard.streams.stream_state import ExpectedStream
+from orchard.streams.topology import declare
 from orchard.workers.attempts.deadletters import DeadLetters
-from tests.infra.conftest import Server
+from tests.entries import named
+from tests.infra.cluster import SERVERS, members, url_of
+from tests.infra.conftest import Manifests, Server
 from tests.infra.test_nats_accounts import QUEUE, SPEC, connect_as, roles
+from tests.infra.test_nats_cluster import all_ready, started
 
 __all__ = ["connect_as", "roles"]
 
@@ -148,3 +155,39 @@ async def test_a_submitter_reaches_nothing_else_by_an_answer(roles: dict[str, Co
         await submitter.publish(f"$JS.API.DIRECT.GET.{names.CAMPAIGNS_STREAM}", b'{"seq": 1}', reply=target)
     await moment(roles["submitter"], names.EVENTS)
     assert await held(roles["operator"]) == before
+
+
+@pytest.mark.long
+async def test_people_reach_the_streams_by_each_server_of_the_cluster(
+    built: dict[str, Manifests], secrets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever server leads a stream, an answer comes back into the account of who asked."""
+    for user in ("operator", "reader", "submitter"):
+        monkeypatch.setenv(f"TEST_{user}", (secrets / "orchard" / "nats-users" / user).read_text())
+
+    def settings(user: str, url: str) -> NatsSettings:
+        authority = str(secrets / "orchard" / "nats-ca" / "ca.crt")
+        return NatsSettings(
+            url=url, user=user, password_env=f"TEST_{user}", tls_ca=authority, replicas=SERVERS, patience=30.0
+        )
+
+    cluster = members(built["cloud"].one("ConfigMap", "nats")["data"], secrets, tmp_path)
+    processes = [await started(member) for member in cluster]
+    try:
+        async with aiohttp.ClientSession() as http, asyncio.timeout(120):
+            await all_ready(http, cluster)
+            own = settings("operator", url_of(cluster))
+            async with connect(own, name="operator") as operator:
+                await declare(operator, own, [QUEUE])
+            for number, member in enumerate(cluster):
+                url = f"tls://localhost:{member.client}"
+                async with connect(settings("submitter", url), name="submitter") as submitter:
+                    await Publisher(submitter).offer(named(QUEUE, f"r{number}", b"{}"))
+                async with connect(settings("reader", url), name="reader") as reader:
+                    assert (await bounds(reader, names.WORK)).messages == number + 1
+                    [queue] = await consumers(reader, names.WORK)
+                    assert queue.name == QUEUE.consumer
+    finally:
+        for process in processes:
+            process.kill()
+            await process.wait()
