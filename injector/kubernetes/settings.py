@@ -119,6 +119,11 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """Longest time that a sandbox may take to start, whatever its request says."""
     max_lifetime: Positive = 24 * 3600.0
     """Age at which a sandbox is ended even if it is in use."""
+    grace: Annotated[int, msgspec.Meta(ge=1), Unit("s")] = 1
+    """Time for which a sandbox can still be used when the cluster ends its Pod: a drain, a preemption, a node
+    that shuts down. On spot nodes a little less than their notice; it ends sooner when nobody asks."""
+    node_lost_after: Annotated[int, msgspec.Meta(ge=0), Unit("s")] = 60
+    """Time after which a sandbox on a node that does not answer is given up."""
     delete_timeout: Positive = 60.0
     """Time that a deletion waits for the Pod to be gone."""
     create_jitter: Annotated[float, msgspec.Meta(ge=0), Unit("s")] = 0.5

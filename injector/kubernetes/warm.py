@@ -18,7 +18,7 @@ from orchard.injector.kubernetes.api import ClusterApi, passing_over
 from orchard.injector.kubernetes.cache import PodCache
 from orchard.injector.kubernetes.objects import Manifest, Pod
 from orchard.injector.kubernetes.settings import KubernetesSettings, WarmPool
-from orchard.injector.kubernetes.status import judge
+from orchard.injector.kubernetes.status import judge, taken
 from orchard.schemas.sandboxes import CreateSandbox
 
 
@@ -67,7 +67,7 @@ async def claim(
     if pool is None:
         return None
     wanted = mark_of(born.request.image, pool, settings, fingerprint)
-    for pod in _shuffled(pod for pod in cache if _free(pod, wanted, settings, born.at, fingerprint)):
+    for pod in _shuffled(pod for pod in cache if is_free(pod, wanted, settings, born.at, fingerprint)):
         marked = pod_metadata.claim_metadata(sandbox_id, born)
         body = {
             "metadata": {
@@ -85,11 +85,12 @@ async def claim(
     return None
 
 
-def _free(pod: Pod, wanted: str, settings: KubernetesSettings, now: float, fingerprint: str) -> bool:
+def is_free(pod: Pod, wanted: str, settings: KubernetesSettings, now: float, fingerprint: str) -> bool:
     return (
         pod.labels.get(pod_metadata.WARM) == wanted
         and pod_metadata.sandbox_id(pod) is None
         and judge(pod, settings, now).ready
+        and not taken(pod)
         and pod_metadata.introduced_by(pod) == fingerprint
     )
 
