@@ -23,6 +23,7 @@ from orchard.injector.kubernetes.failing_registries import RegistryLimiter
 from orchard.injector.kubernetes.objects import Manifest, Pod
 from orchard.injector.kubernetes.reservations import Reservations
 from orchard.injector.kubernetes.settings import KubernetesSettings
+from orchard.injector.kubernetes.slots import Slots
 from orchard.schemas.sandboxes import CreateSandbox
 
 IDS = 16
@@ -53,6 +54,7 @@ class Creation:
         self._settings = settings
         self._identity = identity
         self._fingerprint = fingerprint
+        self._slots = Slots(cache, settings.per_node)
         self._reservations = Reservations(api, cache, settings.namespace) if settings.warm else None
         self._brake = RegistryLimiter(cache, time.time)
         self._admission = PodAdmission(api, cache.path)
@@ -127,7 +129,7 @@ class Creation:
         await pod_extras.add(body, request, self._settings)
         deadline = asyncio.get_running_loop().time() + LEAVING
         while True:
-            with passing_over(409):
+            with passing_over(409), self._slots.assigned(body):
                 pod = await self._admission.create(request, body)
                 self._cache.learn(pod)
                 return pod

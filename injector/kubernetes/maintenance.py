@@ -15,6 +15,7 @@ from orchard.injector.kubernetes.leadership import Leadership, leases
 from orchard.injector.kubernetes.objects import LeaseList, Metadata, NamedList, Pod
 from orchard.injector.kubernetes.reservations import RESERVED
 from orchard.injector.kubernetes.settings import KubernetesSettings
+from orchard.injector.kubernetes.slots import Slots
 from orchard.schemas.sandboxes import CreateSandbox
 
 SWEEP = 60.0
@@ -39,6 +40,7 @@ class Maintenance(BackgroundTask):
         self._leadership = leadership
         self._settings = settings
         self._fingerprint = fingerprint
+        self._slots = Slots(cache, settings.per_node)
         self._admission = PodAdmission(api, cache.path)
         self._asked = asyncio.Event()
         self._swept = 0.0
@@ -106,7 +108,8 @@ class Maintenance(BackgroundTask):
                 request = CreateSandbox(image=image, cpu=pool.cpu, memory=pool.memory)
                 for _ in range(count):
                     body = warm.manifest(image, pool, self._settings, self._fingerprint)
-                    self._cache.learn(await self._admission.create(request, body))
+                    with self._slots.assigned(body):
+                        self._cache.learn(await self._admission.create(request, body))
 
     async def _sweep(self) -> None:
         namespace, now = self._settings.namespace, time.time()

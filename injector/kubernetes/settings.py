@@ -99,6 +99,8 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """PriorityClass of the Pods."""
     node_selector: dict[str, str] = {}
     """Labels that their nodes must have."""
+    per_node: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """Most sandboxes of a node, warm Pods included; more wait. None: as many as the node has room for."""
     tolerations: list[dict[str, Any]] = msgspec.field(default_factory=lambda: [dict(TOLERATION)])
     """Tolerations of the Pods, in the form of a Pod's specification."""
     closed_networks: tuple[str, ...] = CLOSED_NETWORKS

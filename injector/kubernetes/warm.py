@@ -28,7 +28,9 @@ def mark_of(image: str, pool: WarmPool, settings: KubernetesSettings, fingerprin
     `fingerprint` is that of the secret which agents' keys are derived from.
     """
     spec = pods.manifest("", "", image, pool.cpu, pool.memory, settings, {})["spec"]
-    return hashlib.sha256(msgspec.json.encode([spec, fingerprint], order="sorted")).hexdigest()[:32]
+    return hashlib.sha256(
+        msgspec.json.encode([spec, fingerprint, settings.per_node], order="sorted")
+    ).hexdigest()[:32]
 
 
 def pool_for(request: CreateSandbox, settings: KubernetesSettings) -> WarmPool | None:

@@ -65,6 +65,7 @@ _VARIABLES = (
     ("SANDBOX_API_KEY", "Keys of the sandbox service, separated by commas; a client sends the first"),
     ("SANDBOX_ADMIN_KEYS", "Keys that see the sandboxes of all keys, for the service"),
     ("ORCHARD_SANDBOX_DISK", "Disk that one local sandbox may use, for the agent, such as `20Gi`"),
+    ("ORCHARD_SANDBOX_COUNT", "Most sandboxes of one machine at once, for the agent; more wait"),
     ("ORCHARD_SANDBOX_FILES", "Files that one local sandbox may make, for the agent, such as `256Ki`"),
     ("ORCHARD_AGENT_SECRET", "Secret that agents' keys are made from, on Kubernetes; at least 32 characters"),
     ("OPENAI_API_KEY", "Key of the model endpoint, unless `api_key_env` names another variable"),

@@ -91,7 +91,11 @@ def lose_node(cluster: Cluster) -> Iterator[Callable[[], None]]:
     """What the node controller does when a kubelet is silent."""
     (node,) = json.loads(cluster.kubectl("get", "nodes", "-o", "json"))["items"]
     name = node["metadata"]["name"]
-    yield lambda: cluster.kubectl("taint", "nodes", name, f"{LOST}:NoExecute", "--overwrite") and None
+
+    def lose() -> None:
+        cluster.kubectl("taint", "nodes", name, f"{LOST}:NoExecute", "--overwrite")
+
+    yield lose
     cluster.attempt("taint", "nodes", name, f"{LOST}:NoExecute-")
 
 

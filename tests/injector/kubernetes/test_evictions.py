@@ -25,7 +25,7 @@ FULL_POD = "Pod ephemeral local storage usage exceeds the total limit of contain
 LOST = "The container could not be located when the pod was terminated"
 
 
-def failed(reason: str = "", message: str = "", **more: Any) -> dict[str, Any]:
+def failed(reason: str = "", message: str = "", /, **more: Any) -> dict[str, Any]:
     return {"phase": "Failed", "reason": reason, "message": message, **more}
 
 
