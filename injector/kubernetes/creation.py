@@ -89,7 +89,8 @@ class Creation:
 
     async def _named(self, sandbox_id: str, request: CreateSandbox, key: str | None) -> Pod:
         there = self._cache.named(pod_metadata.pod_name(sandbox_id))
-        if there is None and warm.pool_for(request, self._settings) is None:
+        ready = warm.fitting(self._cache, self._settings, request, self._fingerprint, time.time())
+        if there is None and next(ready, None) is None:
             layers = (self._settings.layers.get(name, request.image) for name in request.layers)
             for image in (request.image, self._settings.agent_image, *layers):
                 self._brake.check(image)

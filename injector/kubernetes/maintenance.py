@@ -11,6 +11,7 @@ from orchard.injector.kubernetes.api import ClusterApi, passing_over, selector
 from orchard.injector.kubernetes.background_task import BackgroundTask
 from orchard.injector.kubernetes.cache import PodCache
 from orchard.injector.kubernetes.creation import PodAdmission
+from orchard.injector.kubernetes.demand import Demand
 from orchard.injector.kubernetes.leadership import Leadership, leases
 from orchard.injector.kubernetes.objects import LeaseList, Metadata, NamedList, Pod
 from orchard.injector.kubernetes.reservations import RESERVED
@@ -40,6 +41,7 @@ class Maintenance(BackgroundTask):
         self._leadership = leadership
         self._settings = settings
         self._fingerprint = fingerprint
+        self._demand = Demand(api, settings.namespace)
         self._slots = Slots(cache, settings.per_node)
         self._admission = PodAdmission(api, cache.path)
         self._asked = asyncio.Event()
@@ -73,7 +75,10 @@ class Maintenance(BackgroundTask):
                 log.exception("a round was not finished")
 
     async def _round(self) -> None:
-        due = reconcile.actions(self._cache, self._settings, self._fingerprint, time.time())
+        demand = (
+            await self._demand.images() if any(pool.most for pool in self._settings.warm.values()) else {}
+        )
+        due = reconcile.actions(self._cache, self._settings, self._fingerprint, time.time(), demand)
         for result in await asyncio.gather(*(self._do(action) for action in due), return_exceptions=True):
             if isinstance(result, SandboxError):
                 log.warning("not done in this round: %s", result.detail)

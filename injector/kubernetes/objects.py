@@ -159,7 +159,13 @@ class LeaseList(_Read, frozen=True):
     items: list[ClusterLease] = []
 
 
+class NodeImage(_Read, frozen=True):
+    size_bytes: int = 0
+
+
 class NodeStatus(_Read, frozen=True):
+    conditions: list[PodCondition] = []
+    images: list[NodeImage] = []
     capacity: dict[str, str] = {}
     allocatable: dict[str, str] = {}
 

@@ -5,16 +5,20 @@ process which wrongly believes to lead does no harm.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 import msgspec
 
+from orchard.injector.agent.interfaces import quantity
 from orchard.injector.kubernetes import failing_registries, image_pulls, pod_metadata, warm
 from orchard.injector.kubernetes.activity import DUE
 from orchard.injector.kubernetes.objects import ClusterLease, Named, Pod
 from orchard.injector.kubernetes.reservations import is_stale
 from orchard.injector.kubernetes.settings import KubernetesSettings, WarmPool
+from orchard.injector.kubernetes.slots import SLOT
 from orchard.injector.kubernetes.status import IMAGE_UNAVAILABLE, judge
+from orchard.schemas.sandboxes import SandboxStatus
 
 RETENTION = 3600.0
 """Seconds for which a sandbox that reached its greatest age can still be queried."""
@@ -50,8 +54,15 @@ class Note(msgspec.Struct, frozen=True):
 Action = Delete | Fail | MakeWarm | Note
 
 
-def actions(pods: Iterable[Pod], settings: KubernetesSettings, fingerprint: str, now: float) -> list[Action]:
-    """Return everything due at `now` (epoch seconds); `fingerprint` is that of the leader's secret."""
+def actions(
+    pods: Iterable[Pod],
+    settings: KubernetesSettings,
+    fingerprint: str,
+    now: float,
+    demand: Mapping[str, int] = MappingProxyType({}),
+) -> list[Action]:
+    """Return everything due at `now` (epoch seconds); `fingerprint` is that of the leader's secret, `demand`
+    what the queue is going to ask for, by image."""
     present = [pod for pod in pods if pod.metadata.deletion_timestamp is None]
     done: list[Action] = []
     for pod in present:
@@ -63,11 +74,17 @@ def actions(pods: Iterable[Pod], settings: KubernetesSettings, fingerprint: str,
     done += _for_crowds(present, {action.pod.name for action in done if isinstance(action, Delete | Fail)})
     wanted = {
         warm.mark_of(image, pool, settings, fingerprint): (image, pool)
-        for image, pool in settings.warm.items()
+        for image, pool in warm.sizes(settings, demand).items()
     }
-    return done + _for_pools(
-        [pod for pod in present if pod_metadata.WARM in pod.labels], wanted, settings, now
-    )
+    unclaimed = [pod for pod in present if pod_metadata.WARM in pod.labels]
+    without_room = [
+        pod
+        for pod in present
+        if pod_metadata.claimed(pod) and judge(pod, settings, now).status is SandboxStatus.UNSCHEDULABLE
+    ]
+    if way := _give_way(unclaimed, without_room, settings, now):
+        return done + way
+    return done + _for_pools(unclaimed, wanted, settings, now)
 
 
 def _for_sandbox(pod: Pod, settings: KubernetesSettings, now: float) -> Action | None:
@@ -105,6 +122,31 @@ def _for_crowds(pods: list[Pod], over: set[str]) -> list[Action]:
         )
         for pod, wait in crowded
     ]
+
+
+def _give_way(
+    unclaimed: list[Pod], without_room: list[Pod], settings: KubernetesSettings, now: float
+) -> list[Action]:
+    """Delete a warm Pod for each sandbox that finds no node and asks for no more than it: one of its slot, or
+    else of any, and those first that have no node either or are not ready."""
+    left = sorted(unclaimed, key=lambda pod: judge(pod, settings, now).ready)
+    done: list[Action] = []
+    for sandbox in without_room:
+        larger = [pod for pod in left if _asks_for_no_more(sandbox, pod)]
+        if larger:
+            alike = (pod for pod in larger if pod.labels.get(SLOT) == sandbox.labels.get(SLOT))
+            chosen = next(alike, larger[0])
+            left.remove(chosen)
+            done.append(Delete(chosen, f"sandbox Pod {sandbox.name} finds no node"))
+    return done
+
+
+def _asks_for_no_more(sandbox: Pod, other: Pod) -> bool:
+    return all(_requested(sandbox, what) <= _requested(other, what) for what in ("cpu", "memory"))
+
+
+def _requested(pod: Pod, what: str) -> float:
+    return sum(quantity(container.resources.requests.get(what, "0")) for container in pod.spec.containers)
 
 
 def _for_pools(

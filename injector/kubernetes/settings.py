@@ -30,14 +30,17 @@ CLOSED_NETWORKS = (
     "fe80::/10",
 )
 _BY_DIGEST = re.compile(r"@sha256:[0-9a-f]{64}\Z")
+ANY_IMAGE = "*"
 PullPolicy = Literal["IfNotPresent", "Always", "Never"]
 
 
 class WarmPool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Started Pods of one image that wait for a request with exactly these limits and no network."""
 
-    count: Annotated[int, msgspec.Meta(ge=1)]
-    """Pods that wait."""
+    count: Annotated[int, msgspec.Meta(ge=0)]
+    """Pods that always wait."""
+    most: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Pods that wait at most, while the queue asks for the image (`warmFollowsQueue` of the chart)."""
     cpu: str = "4"
     """CPU limit of each."""
     memory: str = "16Gi"
@@ -137,7 +140,14 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     lease: Positive = 15.0
     """A leader that has not renewed its lease for this long is replaced."""
     warm: dict[str, WarmPool] = {}
-    """Warm pools by image."""
+    """Warm pools by image. That of `*` is for every other image that the queue asks for, with its `most`."""
+    warm_most: Annotated[int, msgspec.Meta(ge=0)] = 100
+    """Most warm Pods that all pools together have beyond their `count`."""
+
+    prepull_nodes: Annotated[int, msgspec.Meta(ge=1)] = 8
+    """Nodes that pull images ahead of sandboxes at the same time (`orchard sandbox prepull`)."""
+    prepull_disk_share: Share = 0.6
+    """Share of a node's disk from which on its images are enough and none is pulled ahead."""
 
     def admit(self, image: str) -> None:
         """Raise SandboxRequestInvalid for an image without a digest, if digests are required."""
@@ -150,7 +160,7 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     def check(self) -> None:
         """Raise SandboxRequestInvalid for invalid quantities, a request above its limit, and images that
         are not permitted."""
-        for image in (self.agent_image, *self.warm, *self.layers.values()):
+        for image in (self.agent_image, *(self.warm.keys() - {ANY_IMAGE}), *self.layers.values()):
             self.admit(image)
         for layer in self.layers:
             if NAME.fullmatch(layer) is None:
@@ -164,6 +174,10 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
             "init_cpu": self.init_cpu,
             "init_memory": self.init_memory,
         }
+        if self.warm.get(ANY_IMAGE, WarmPool(count=0)).count:
+            raise SandboxRequestInvalid(
+                f'warm."{ANY_IMAGE}".count is more than 0, and no image is named there to start: set `most`'
+            )
         for image, pool in self.warm.items():
             quantities |= {f"warm.{image}.cpu": pool.cpu, f"warm.{image}.memory": pool.memory}
         for name, text in quantities.items():
