@@ -28,20 +28,26 @@ class Demand:
 
     async def tell(self, demand: ImageDemand) -> None:
         """Replace what was told before. Raises SandboxUnavailable."""
-        body = self._body(demand)
-        with passing_over(409):
-            await self._api.create(ClusterLease, self._path, body, urgent=True)
-            return
-        await self._api.replace(ClusterLease, f"{self._path}/{NAME}", body)
+        body, there = self._body(demand), await self._read()
+        with passing_over(404, 409):  # another has told it at the same moment
+            if there is None:
+                await self._api.create(ClusterLease, self._path, body, urgent=True)
+            else:
+                body["metadata"]["resourceVersion"] = there.metadata.resource_version
+                await self._api.replace(ClusterLease, f"{self._path}/{NAME}", body)
 
     async def images(self) -> dict[str, int]:
         """Sandboxes that are going to be asked for, by image; empty when nobody has told lately."""
+        lease = await self._read()
+        told = None if lease is None else lease.spec.renew_time
+        if lease is None or told is None or time.time() - told.timestamp() > LASTS:
+            return {}
+        return msgspec.json.decode(lease.metadata.annotations[TOLD], type=ImageDemand).images
+
+    async def _read(self) -> ClusterLease | None:
         with passing_over(404):
-            lease = await self._api.get(ClusterLease, f"{self._path}/{NAME}")
-            told, text = lease.spec.renew_time, lease.metadata.annotations.get(TOLD)
-            if text is not None and told is not None and time.time() - told.timestamp() < LASTS:
-                return msgspec.json.decode(text, type=ImageDemand).images
-        return {}
+            return await self._api.get(ClusterLease, f"{self._path}/{NAME}")
+        return None
 
     def _body(self, demand: ImageDemand) -> Manifest:
         return {

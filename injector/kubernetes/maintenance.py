@@ -21,6 +21,8 @@ from orchard.schemas.sandboxes import CreateSandbox
 
 SWEEP = 60.0
 PAUSE = 0.05
+SCHEDULING = 15.0
+"""Seconds that the scheduler has to see the room that a warm Pod left, before another gives way."""
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +48,8 @@ class Maintenance(BackgroundTask):
         self._admission = PodAdmission(api, cache.path)
         self._asked = asyncio.Event()
         self._swept = 0.0
+        self._room: dict[str, float] = {}
+        """Times at which a warm Pod gave way to a sandbox, by the sandbox Pod's uid."""
         cache.listen(self._changed)
 
     def _changed(self, was: Pod | None, now: Pod | None) -> None:
@@ -75,10 +79,14 @@ class Maintenance(BackgroundTask):
                 log.exception("a round was not finished")
 
     async def _round(self) -> None:
+        now = asyncio.get_running_loop().time()
+        self._room = {uid: since for uid, since in self._room.items() if now - since < SCHEDULING}
         demand = (
             await self._demand.images() if any(pool.most for pool in self._settings.warm.values()) else {}
         )
-        due = reconcile.actions(self._cache, self._settings, self._fingerprint, time.time(), demand)
+        due = reconcile.actions(
+            self._cache, self._settings, self._fingerprint, time.time(), demand, self._room.keys()
+        )
         for result in await asyncio.gather(*(self._do(action) for action in due), return_exceptions=True):
             if isinstance(result, SandboxError):
                 log.warning("not done in this round: %s", result.detail)
@@ -93,8 +101,10 @@ class Maintenance(BackgroundTask):
         if not self._leadership.leading:
             return
         match action:
-            case reconcile.Delete(pod, why):
+            case reconcile.Delete(pod, why, room_for):
                 log.info("deleting Pod %s: %s", pod.name, why)
+                if room_for:
+                    self._room[room_for] = asyncio.get_running_loop().time()
                 await self._delete(f"{self._cache.path}/{pod.name}", pod.metadata)
             case reconcile.Fail(pod, failure):
                 log.info("Pod %s has failed: %s: %s", pod.name, failure.reason, failure.message)

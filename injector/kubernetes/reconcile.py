@@ -5,7 +5,7 @@ process which wrongly believes to lead does no harm.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 
 import msgspec
@@ -33,6 +33,8 @@ class Delete(msgspec.Struct, frozen=True):
 
     pod: Pod
     why: str
+    room_for: str = ""
+    """Uid of the sandbox Pod that gets its room."""
 
 
 class Fail(msgspec.Struct, frozen=True):
@@ -60,9 +62,11 @@ def actions(
     fingerprint: str,
     now: float,
     demand: Mapping[str, int] = MappingProxyType({}),
+    given_room: Collection[str] = (),
 ) -> list[Action]:
     """Return everything due at `now` (epoch seconds); `fingerprint` is that of the leader's secret, `demand`
-    what the queue is going to ask for, by image."""
+    what the queue is going to ask for, by image. `given_room` has the uids of Pods for which room was made a
+    moment ago, which the scheduler has not seen yet."""
     present = [pod for pod in pods if pod.metadata.deletion_timestamp is None]
     done: list[Action] = []
     for pod in present:
@@ -82,7 +86,8 @@ def actions(
         for pod in present
         if pod_metadata.claimed(pod) and judge(pod, settings, now).status is SandboxStatus.UNSCHEDULABLE
     ]
-    if way := _give_way(unclaimed, without_room, settings, now):
+    way = _give_way(unclaimed, [pod for pod in without_room if pod.uid not in given_room], settings, now)
+    if way or any(pod.uid in given_room for pod in without_room):
         return done + way
     return done + _for_pools(unclaimed, wanted, settings, now)
 
@@ -137,7 +142,7 @@ def _give_way(
             alike = (pod for pod in larger if pod.labels.get(SLOT) == sandbox.labels.get(SLOT))
             chosen = next(alike, larger[0])
             left.remove(chosen)
-            done.append(Delete(chosen, f"sandbox Pod {sandbox.name} finds no node"))
+            done.append(Delete(chosen, f"sandbox Pod {sandbox.name} finds no node", sandbox.uid))
     return done
 
 

@@ -2,7 +2,8 @@
 
 The scheduler does it, by required anti-affinity: nodes need no preparation, so those that an autoscaler adds
 are limited too, and the orchestrator needs no rights over nodes. A Pod gets the number that the fewest Pods
-have: while all nodes together have a free slot, that number is free on some node.
+have: while all nodes together have a free slot, that number is free on some node. One that comes when all
+are full waits for its number, not for any: on a few nodes it may wait longer than others that come later.
 """
 
 import random
