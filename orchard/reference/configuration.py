@@ -8,6 +8,7 @@ import msgspec
 
 from orchard.configuration.config import Config
 from orchard.configuration.fields import describe, named, summary
+from orchard.injector.front.upstreams import FrontSettings
 from orchard.injector.kubernetes.settings import KubernetesSettings
 from orchard.injector.orchestrator.limits import ServiceLimits
 from orchard.pipelines.datasets.settings import DatasetSettings
@@ -44,6 +45,12 @@ _OTHER_FILES: tuple[tuple[str, type[msgspec.Struct], str], ...] = (
         "The argument of `orchard rl` ([guide](../training.md)). `preset` is "
         f"{_named(['paper', *presets(lambda each: each.rl_preset)])}; "
         '`method = "fixed"` (GRPO) or `"dynamic"` (DAPO) replaces balanced groups (`"bar"`).',
+    ),
+    (
+        "Several sandbox services",
+        FrontSettings,
+        "The file of `python -m orchard.injector.front --upstreams FILE` "
+        "([guide](../several-hosts.md#one-address-for-all-hosts)).",
     ),
     (
         "Sandboxes on Kubernetes",
