@@ -1,11 +1,11 @@
 """Handlers of a front: a creation goes where the most room is, every later request where its id says.
 
-Ids begin with the name of their service, so a front keeps no state and any number may run. Bodies pass through
-as they are; keys, limits and errors are the services' own.
+Ids begin with the name of their service, so a front keeps no state and any number may run. Bodies
+pass through; keys, limits and errors are the services' own.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 from urllib.parse import quote
@@ -129,7 +129,7 @@ class Front:
         document = await _document(request)
         wanted = msgspec.convert(document, ForkSandbox, strict=False)
         key = request.headers.get(KEY_HEADER)
-        given = wanted.sandbox_ids or [None] * wanted.count
+        given: Sequence[str | None] = wanted.sandbox_ids or [None] * wanted.count
         ids = [
             upstream.own_id(one, None if key is None else f"{key} {number}")
             for number, one in enumerate(given)

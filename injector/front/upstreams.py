@@ -99,7 +99,7 @@ class Upstreams:
 
     @property
     def up(self) -> list[Upstream]:
-        """Those that answer, the one with the most free memory first, and of equal ones that with more CPU."""
+        """Those that answer, the one with the most free memory first, of equal ones that with more CPU."""
         there = [(one.room.memory_bytes, one.room.cpu, one) for one in self.all if one.room is not None]
         return [one for *_, one in sorted(there, key=lambda each: each[:2], reverse=True)]
 

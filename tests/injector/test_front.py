@@ -1,4 +1,4 @@
-"""Several services behind one address: everything works by the sandbox's id, and one that is down costs its own."""
+"""Several services behind one address: all works by a sandbox's id, and one that is down costs its own."""
 
 import subprocess
 import sys

@@ -7,11 +7,14 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from orchard.processes.queue_demand import waiting_images
 from orchard.streams.server import EmbeddedServer
-from tests.attempts_world import World, world
+from tests.attempts_world import SECONDS, World, world
 from tests.injector.conftest import Archives, Service
 from tests.injector.registry import Registry
 from tests.tiny_tasks import tiny_task
@@ -62,3 +65,35 @@ async def test_images_of_a_campaign_are_fetched_and_a_missing_one_is_named(
 
     status, said = await command(place, "sandbox", "prepull", "--campaign", "nobody's")
     assert (status, "there is no campaign" in said) == (1, True)
+
+
+async def test_the_steward_tells_it_again_and_again(place: World, registry: Registry) -> None:
+    image = f"{registry.address}/tools/tiny:1"
+    told: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def demand(request: web.Request) -> web.Response:
+        assert request.headers["X-API-Key"] == "a key"
+        told.put_nowait(await request.read())
+        return web.json_response({"images": {}})
+
+    app = web.Application()
+    app.router.add_put("/images/demand", demand)
+    await place.submit(tiny_task(1, image=image), samples=3)
+    await place.rows("select 1 from requests")
+    async with TestServer(app) as cluster:
+        changes = {
+            "ORCHARD_SANDBOX__URL": str(cluster.make_url("")).rstrip("/"),
+            "ORCHARD_SANDBOX__FOLLOW_QUEUE": "true",
+            "SANDBOX_API_KEY": "a key",
+        }
+        line = [sys.executable, "-m", "orchard", "steward"]
+        steward = await asyncio.create_subprocess_exec(
+            *line, env={**os.environ, **place.environment, **changes}
+        )
+        try:
+            async with asyncio.timeout(SECONDS):
+                for _ in range(2):
+                    assert msgspec.json.decode(await told.get()) == {"images": {image: 3}}
+        finally:
+            steward.terminate()
+            await steward.wait()
