@@ -5,10 +5,9 @@ pass through; keys, limits and errors are the services' own.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
-from urllib.parse import quote
 
 import aiohttp
 import msgspec
@@ -18,7 +17,7 @@ from yarl import URL
 
 from orchard.injector import wire
 from orchard.injector.agent.protocol import FRAME_LIMIT, KEY_HEADER, REASON_HEADER
-from orchard.injector.errors import SandboxError, SandboxNotFound, SandboxUnavailable, SandboxUnsupported
+from orchard.injector.errors import SandboxError, SandboxUnavailable, SandboxUnsupported
 from orchard.injector.front.upstreams import FrontSettings, Upstream, Upstreams
 from orchard.injector.orchestrator.keys import offered_protocols
 from orchard.injector.orchestrator.relay import relay
@@ -90,34 +89,34 @@ class Front:
         return _json([info for _, each in await self._everywhere(request) for info in each])
 
     async def _create(self, request: web.Request) -> web.StreamResponse:
-        document = await _document(request)
-        wanted = msgspec.convert(document, CreateSandbox, strict=False)
+        try:
+            document = await _document(request)
+            wanted = msgspec.convert(document, CreateSandbox, strict=False)
+            choice = self._upstreams.by_room(wanted.cpu, wanted.memory, request.headers.get(KEY_HEADER))
+        except (msgspec.DecodeError, ValueError):  # any service says what is wrong with it
+            return await self._elsewhere(request)
+        if wanted.sandbox_id:
+            return await self._once(request, self._upstreams.of(wanted.sandbox_id), await request.read())
         key = request.headers.get(KEY_HEADER)
-        choice = self._upstreams.up
-        if not choice:
-            raise _down(self._upstreams.all)
-        if (named := self._upstreams.of(wanted.sandbox_id or "")) is not None:
-            choice = [named]
-        elif wanted.sandbox_id is not None or key is not None:
-            choice = await self._with_it_first(request, choice, wanted.sandbox_id, key)
+        if key is not None:
+            choice = await self._with_it_first(request, choice, key)
         for upstream in choice:
-            body = {**document, "sandbox_id": upstream.own_id(wanted.sandbox_id, key)}
+            body = wire.encode({**document, "sandbox_id": upstream.new_id(key)})
             with suppress(_NotReached):
-                reply = await self._forward(request, upstream, data=wire.encode(body))
+                reply = await self._forward(request, upstream, data=body)
                 upstream.took(wanted.cpu, wanted.memory)
                 return reply
             upstream.room = None
-        raise _down(choice)
+        raise _down(self._upstreams.all)
 
-    async def _with_it_first(
-        self, request: web.Request, choice: list[Upstream], given: str | None, key: str | None
-    ) -> list[Upstream]:
-        """Put the service first that has the sandbox of this id or key already: it repeats its answer."""
+    async def _with_it_first(self, request: web.Request, choice: list[Upstream], key: str) -> list[Upstream]:
+        """Put the service first that has the sandbox of this key already: it repeats its answer."""
 
         async def has(upstream: Upstream) -> bool:
-            path = f"/sandboxes/{quote(upstream.own_id(given, key), safe='')}"
             with suppress(_NotReached):
-                async with self._asked(request, upstream, "GET", path) as reply:
+                async with self._asked(
+                    request, upstream, "GET", f"/sandboxes/{upstream.new_id(key)}"
+                ) as reply:
                     return reply.status == 200
             return False
 
@@ -129,10 +128,9 @@ class Front:
         document = await _document(request)
         wanted = msgspec.convert(document, ForkSandbox, strict=False)
         key = request.headers.get(KEY_HEADER)
-        given: Sequence[str | None] = wanted.sandbox_ids or [None] * wanted.count
-        ids = [
-            upstream.own_id(one, None if key is None else f"{key} {number}")
-            for number, one in enumerate(given)
+        given = wanted.sandbox_ids or []
+        ids = [one if upstream.owns(one) else f"{upstream.name}-{one}" for one in given] or [
+            upstream.new_id(None if key is None else f"{key} {number}") for number in range(wanted.count)
         ]
         return await self._once(request, upstream, wire.encode({**document, "sandbox_ids": ids}))
 
@@ -159,8 +157,11 @@ class Front:
                 ssl=upstream.tls,
                 max_msg_size=FRAME_LIMIT,
             )
-        except aiohttp.WSServerHandshakeError:  # a plain request is answered with the reason
-            return await self._once(request, upstream, None)
+        except aiohttp.WSServerHandshakeError as refused:
+            headers = {} if refused.headers is None else _passed(refused.headers)
+            reason = headers.get(REASON_HEADER, "refused")
+            detail = f"{upstream.name} does not open this WebSocket: {reason}"
+            return _error(refused.status, detail, reason)
         except (aiohttp.ClientError, OSError) as error:
             raise _down([upstream]) from error
         try:
@@ -176,17 +177,13 @@ class Front:
                 "images are those of each service: ask "
                 + ", ".join(f"{one.name} at {one.url}" for one in self._upstreams.all)
             )
-        for upstream in self._upstreams.up:
-            return await self._once(request, upstream, None)
-        raise _down(self._upstreams.all)
+        if not self._upstreams.up:
+            raise _down(self._upstreams.all)
+        return await self._once(request, self._upstreams.up[0], await request.read() or None)
 
     def _of(self, request: web.Request) -> Upstream:
-        """Return the service of the request's sandbox or job. Raises SandboxNotFound."""
-        sandbox_id = request.match_info["id"].partition(".")[0]
-        upstream = self._upstreams.of(sandbox_id)
-        if upstream is None:
-            raise SandboxNotFound(f"there is no sandbox {sandbox_id}")
-        return upstream
+        """Return the service of the request's sandbox or job, whose id begins with the sandbox's."""
+        return self._upstreams.of(request.match_info["id"].partition(".")[0])
 
     async def _everywhere(self, request: web.Request) -> list[tuple[Upstream, Any]]:
         """Ask all services that are up; one that does not answer now is left out. Raises the error of one
@@ -278,6 +275,13 @@ def _json(document: Any) -> web.Response:
     return web.Response(body=wire.encode(document), content_type="application/json")
 
 
+def _error(status: int, detail: str, reason: str) -> web.Response:
+    said = wire.encode({"detail": detail})
+    return web.Response(
+        status=status, body=said, content_type="application/json", headers={REASON_HEADER: reason}
+    )
+
+
 @web.middleware
 async def _errors(request: web.Request, handler: Any) -> web.StreamResponse:
     try:
@@ -285,11 +289,7 @@ async def _errors(request: web.Request, handler: Any) -> web.StreamResponse:
     except _Refused as refused:
         return refused.reply
     except SandboxError as error:
-        said = wire.encode({"detail": error.detail})
-        headers = {REASON_HEADER: error.reason}
-        return web.Response(status=error.status, body=said, content_type="application/json", headers=headers)
+        return _error(error.status, error.detail, error.reason)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        return web.Response(
-            status=422, body=wire.encode({"detail": str(error)}), content_type="application/json"
-        )
+        return _error(422, str(error), "request_invalid")
     return answer

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import logging
+import math
 import re
 import ssl
 import time
@@ -69,15 +70,21 @@ class Upstream:
         self.room: Amounts | None = None
         """What is free; None while it does not answer."""
 
-    def own_id(self, given: str | None, key: str | None) -> str:
-        """Return the id of a new sandbox here: the same for the same id or idempotency key."""
-        if given is not None:
-            return given if self.owns(given) else f"{self.name}-{given}"
+    def new_id(self, key: str | None) -> str:
+        """Return an id for a new sandbox here: the same for the same idempotency key."""
         made = uuid.uuid4().hex if key is None else hashlib.sha256(key.encode()).hexdigest()
         return f"{self.name}-{made[:12]}"
 
     def owns(self, sandbox_id: str) -> bool:
         return sandbox_id.startswith(f"{self.name}-")
+
+    def has_room(self, cpu: float, memory: float) -> bool:
+        return self.room is not None and self.room.cpu >= cpu and self.room.memory_bytes >= memory
+
+    def score(self, text: str, weight: float = 1.0) -> float:
+        """Weighted rendezvous hashing: of several, each has the highest score for its share of all texts."""
+        number = int.from_bytes(hashlib.sha256(f"{self.name} {text}".encode()).digest()[:8])
+        return -weight / math.log((number + 1) / (2**64 + 1))
 
     def took(self, cpu: str, memory: str) -> None:
         """Count a sandbox that was made here since the last look."""
@@ -94,14 +101,26 @@ class Upstreams:
         self._session = session
         self._headers = {} if key is None else {"X-API-Key": key}
 
-    def of(self, sandbox_id: str) -> Upstream | None:
-        return next((one for one in self.all if one.owns(sandbox_id)), None)
+    def of(self, sandbox_id: str) -> Upstream:
+        """Return where a sandbox is: an id that no front made belongs to one service, up or down."""
+        named = (one for one in self.all if one.owns(sandbox_id))
+        return next(named, None) or max(self.all, key=lambda one: one.score(sandbox_id))
 
     @property
     def up(self) -> list[Upstream]:
-        """Those that answer, the one with the most free memory first, of equal ones that with more CPU."""
-        there = [(one.room.memory_bytes, one.room.cpu, one) for one in self.all if one.room is not None]
-        return [one for *_, one in sorted(there, key=lambda each: each[:2], reverse=True)]
+        """Those that answer."""
+        return [one for one in self.all if one.room is not None]
+
+    def by_room(self, cpu: str, memory: str, key: str | None) -> list[Upstream]:
+        """Order those that answer for a creation: first those with room for it, each for a share of the keys
+        that is its share of their free memory. So fronts that see about the same room choose alike."""
+        text, asked = key or uuid.uuid4().hex, (quantity(cpu), quantity(memory))
+
+        def rank(upstream: Upstream) -> tuple[bool, float]:
+            free = 0 if upstream.room is None else upstream.room.memory_bytes
+            return upstream.has_room(*asked), upstream.score(text, max(1.0, free))
+
+        return sorted(self.up, key=rank, reverse=True)
 
     async def follow(self) -> None:
         """Look again and again, until cancelled."""

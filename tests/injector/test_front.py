@@ -1,8 +1,6 @@
 """Several services behind one address: all works by a sandbox's id, and one that is down costs its own."""
 
-import subprocess
-import sys
-import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,53 +18,32 @@ from orchard.injector.errors import (
 )
 from orchard.injector.front.upstreams import FrontSettings, Upstreams, UpstreamSettings, load
 from orchard.schemas.sandboxes import Amounts
+from tests.injector.front import FrontProcess
 
 if TYPE_CHECKING:
     from tests.injector.conftest import Service
 
 SMALL = {"cpu": "1", "memory": "64Mi"}
-DEADLINE = 60.0
 
 
 class Fleet:
     """Two services and a front before them."""
 
-    def __init__(self, place: Path, one: "Service", two: "Service") -> None:
-        self.services = {"one": one, "two": two}
-        file = place / "front.toml"
-        file.write_text(
-            "".join(f'[upstreams.{name}]\nurl = "{each.url}"\n' for name, each in self.services.items())
-        )
-        port = place / "front.port"
-        line = [
-            sys.executable,
-            "-m",
-            "orchard.injector.front",
-            "--upstreams",
-            str(file),
-            "--port-file",
-            str(port),
-        ]
-        self.process = subprocess.Popen(line)
-        deadline = time.monotonic() + DEADLINE
-        while not port.exists():
-            assert self.process.poll() is None and time.monotonic() < deadline, "the front serves"
-            time.sleep(0.02)
-        self.url = f"http://127.0.0.1:{port.read_text().strip()}"
+    def __init__(self, place: Path, services: "dict[str, Service]") -> None:
+        self.services = services
+        self.front = FrontProcess(place, {name: each.url for name, each in services.items()})
 
     def client(self, **options: object) -> AsyncSandboxClient:
-        return AsyncSandboxClient(self.url, **options)  # type: ignore[arg-type]
+        return AsyncSandboxClient(self.front.url, **options)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory, start_service: "type[Service]") -> Iterator[Fleet]:
     place = tmp_path_factory.mktemp("front")
-    services = [start_service(place / name / "state") for name in ("one", "two")]
-    running = Fleet(place, *services)
+    running = Fleet(place, {name: start_service(place / name / "state") for name in ("one", "two")})
     yield running
-    running.process.terminate()
-    assert running.process.wait(DEADLINE) == 0
-    for service in services:
+    running.front.stop()
+    for service in running.services.values():
         service.stop()
 
 
@@ -112,7 +89,7 @@ async def test_an_id_is_taken_on_all_services(client: AsyncSandboxClient) -> Non
 
 async def test_what_is_not_routed_says_so(client: AsyncSandboxClient) -> None:
     with pytest.raises(SandboxNotFound):
-        await client.get_sandbox("three-abc")
+        await client.get_sandbox("nobody")
     with pytest.raises(SandboxUnsupported, match="one at http"):
         await client.list_images()
 
@@ -133,15 +110,31 @@ async def test_one_that_is_down_loses_only_its_own(fleet: Fleet) -> None:
         assert (await held[0].exec("echo back")).stdout == "back\n", "its agent kept it"
 
 
-async def test_the_most_room_comes_first_and_what_was_made_counts() -> None:
+@pytest.fixture
+async def upstreams() -> AsyncIterator[Upstreams]:
     settings = FrontSettings(upstreams={name: UpstreamSettings(url="http://x") for name in ("a", "b", "c")})
     async with aiohttp.ClientSession() as session:
-        upstreams = Upstreams(settings, session, None)
-        large, small, _ = upstreams.all
-        large.room, small.room = Amounts(cpu=8, memory_bytes=2 << 30), Amounts(cpu=9, memory_bytes=1 << 30)
-        assert [one.name for one in upstreams.up] == ["a", "b"], "c does not answer"
-        large.took("1", "1536Mi")
-        assert [one.name for one in upstreams.up] == ["b", "a"]
+        made = Upstreams(settings, session, None)
+        made.all[0].room = Amounts(cpu=64, memory_bytes=30 << 30)
+        made.all[1].room = Amounts(cpu=64, memory_bytes=10 << 30)
+        yield made
+
+
+def first_choices(upstreams: Upstreams, memory: str) -> Counter[str]:
+    return Counter(upstreams.by_room("1", memory, f"key {number}")[0].name for number in range(1000))
+
+
+async def test_creations_are_shared_by_free_memory_and_a_key_has_one_place(upstreams: Upstreams) -> None:
+    shares = first_choices(upstreams, "1Gi")
+    assert 700 < shares["a"] < 800 and shares["c"] == 0, "three quarters; c does not answer"
+    assert first_choices(upstreams, "1Gi") == shares
+
+
+async def test_one_without_room_comes_last_and_what_was_made_counts(upstreams: Upstreams) -> None:
+    assert first_choices(upstreams, "20Gi") == {"a": 1000}
+    upstreams.all[0].took("1", "25Gi")
+    assert first_choices(upstreams, "8Gi") == {"b": 1000}
+    assert [one.name for one in upstreams.by_room("1", "8Gi", "key")] == ["b", "a"]
 
 
 @pytest.mark.parametrize("text", ["", "[upstreams.Large]\nurl = 'http://x'\n", "[upstreams.a]\n", "x = 1\n"])
