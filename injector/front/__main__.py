@@ -15,6 +15,8 @@ from orchard.injector.agent import logs
 from orchard.injector.errors import SandboxRequestInvalid
 from orchard.injector.front.app import Front
 from orchard.injector.front.upstreams import load
+from orchard.injector.orchestrator import deadlines
+from orchard.injector.orchestrator.origins import is_loopback
 
 KEY_VARIABLE = "SANDBOX_API_KEY"
 
@@ -26,6 +28,13 @@ def main() -> int:
         "--upstreams", type=Path, required=True, metavar="FILE", help="TOML: [upstreams.NAME]"
     )
     parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument(
+        "--allowed-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name that the front is asked by, or whose pages may ask it",
+    )
     parser.add_argument("--port", type=int, default=0, help="0: any free port, see --port-file")
     parser.add_argument(
         "--port-file", type=Path, default=None, help="the port is written here once it serves"
@@ -37,7 +46,12 @@ def main() -> int:
         parser.error("--tls-cert and --tls-key belong together")
     logs.configure()
     try:
-        front = Front(load(options.upstreams), os.environ.pop(KEY_VARIABLE, None))
+        front = Front(
+            load(options.upstreams),
+            os.environ.pop(KEY_VARIABLE, None),
+            loopback=is_loopback(options.host),
+            hosts=options.allowed_host,
+        )
         asyncio.run(_serve(front, options))
     except (SandboxRequestInvalid, OSError) as error:
         print(f"the front cannot start: {error}", file=sys.stderr)  # noqa: T201
@@ -53,7 +67,7 @@ async def _serve(front: Front, options: argparse.Namespace) -> None:
     if options.tls_cert is not None:
         tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         tls.load_cert_chain(options.tls_cert, options.tls_key)
-    runner = web.AppRunner(front.application(), access_log=None, handler_cancellation=True)
+    runner = deadlines.runner(front.application())
     await runner.setup()
     try:
         await web.TCPSite(runner, options.host, options.port, backlog=4096, ssl_context=tls).start()

@@ -5,7 +5,7 @@ pass through; keys, limits and errors are the services' own.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -19,7 +19,9 @@ from orchard.injector import wire
 from orchard.injector.agent.protocol import FRAME_LIMIT, KEY_HEADER, REASON_HEADER
 from orchard.injector.errors import SandboxError, SandboxUnavailable, SandboxUnsupported
 from orchard.injector.front.upstreams import FrontSettings, Upstream, Upstreams
+from orchard.injector.operations import API_KEY_HEADER
 from orchard.injector.orchestrator.keys import offered_protocols
+from orchard.injector.orchestrator.origins import refusal
 from orchard.injector.orchestrator.relay import relay
 from orchard.injector.resources import resources
 from orchard.schemas.sandboxes import CreateSandbox, ForkSandbox, Health, Resources
@@ -42,12 +44,17 @@ TERMINALS = ("/sandboxes/{id}/exec/pty", "/sandboxes/{id}/tunnel")
 
 
 class Front:
-    def __init__(self, settings: FrontSettings, key: str | None) -> None:
+    def __init__(
+        self, settings: FrontSettings, key: str | None, *, loopback: bool = True, hosts: Collection[str] = ()
+    ) -> None:
+        """`key`: see `Upstreams`; `loopback` and `hosts`: see `origins.refusal`."""
         self._settings = settings
         self._key = key
+        self._loopback = loopback
+        self._hosts = hosts
 
     def application(self) -> web.Application:
-        app = web.Application(middlewares=[_errors], client_max_size=BODY_LIMIT)
+        app = web.Application(middlewares=[self._errors], client_max_size=BODY_LIMIT)
         app.cleanup_ctx.append(self._following)
         app.router.add_get("/health", self._health)
         app.router.add_get("/resources", self._resources)
@@ -74,6 +81,20 @@ class Front:
             following.cancel()
             await asyncio.wait([following])
 
+    @web.middleware
+    async def _errors(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        if (strange := refusal(request, loopback=self._loopback, hosts=self._hosts)) is not None:
+            return _error(*strange, "not_permitted")
+        try:
+            answer: web.StreamResponse = await handler(request)
+        except _Refused as refused:
+            return refused.reply
+        except SandboxError as error:
+            return _error(error.status, error.detail, error.reason)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            return _error(422, str(error), "request_invalid")
+        return answer
+
     async def _health(self, _: web.Request) -> web.Response:
         down = [one.name for one in self._upstreams.all if one.room is None]
         if len(down) == len(self._upstreams.all):
@@ -92,19 +113,20 @@ class Front:
         try:
             document = await _document(request)
             wanted = msgspec.convert(document, CreateSandbox, strict=False)
-            choice = self._upstreams.by_room(wanted.cpu, wanted.memory, request.headers.get(KEY_HEADER))
+            key = _key(request)
+            choice = self._upstreams.by_room(wanted.cpu, wanted.memory, key)
         except (msgspec.DecodeError, ValueError):  # any service says what is wrong with it
             return await self._elsewhere(request)
         if wanted.sandbox_id:
             return await self._once(request, self._upstreams.of(wanted.sandbox_id), await request.read())
-        key = request.headers.get(KEY_HEADER)
         if key is not None:
             choice = await self._with_it_first(request, choice, key)
         for upstream in choice:
             body = wire.encode({**document, "sandbox_id": upstream.new_id(key)})
             with suppress(_NotReached):
                 reply = await self._forward(request, upstream, data=body)
-                upstream.took(wanted.cpu, wanted.memory)
+                if reply.status == 200:
+                    upstream.took(wanted.cpu, wanted.memory)
                 return reply
             upstream.room = None
         raise _down(self._upstreams.all)
@@ -127,7 +149,7 @@ class Front:
         upstream = self._of(request)
         document = await _document(request)
         wanted = msgspec.convert(document, ForkSandbox, strict=False)
-        key = request.headers.get(KEY_HEADER)
+        key = _key(request)
         given = wanted.sandbox_ids or []
         ids = [one if upstream.owns(one) else f"{upstream.name}-{one}" for one in given] or [
             upstream.new_id(None if key is None else f"{key} {number}") for number in range(wanted.count)
@@ -158,8 +180,8 @@ class Front:
                 max_msg_size=FRAME_LIMIT,
             )
         except aiohttp.WSServerHandshakeError as refused:
-            headers = {} if refused.headers is None else _passed(refused.headers)
-            reason = headers.get(REASON_HEADER, "refused")
+            said = {} if refused.headers is None else refused.headers
+            reason = said.get(REASON_HEADER, "refused")
             detail = f"{upstream.name} does not open this WebSocket: {reason}"
             return _error(refused.status, detail, reason)
         except (aiohttp.ClientError, OSError) as error:
@@ -261,6 +283,12 @@ def _down(upstreams: Iterable[Upstream]) -> SandboxUnavailable:
     )
 
 
+def _key(request: web.Request) -> str | None:
+    """Return the idempotency key, qualified by the API key: another's equal one is another sandbox."""
+    given = request.headers.get(KEY_HEADER)
+    return None if given is None else f"{request.headers.get(API_KEY_HEADER, '')} {given}"
+
+
 def _passed(headers: Mapping[str, str]) -> CIMultiDict[str]:
     """Return the headers without those of one connection."""
     return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in HOP_BY_HOP)
@@ -280,16 +308,3 @@ def _error(status: int, detail: str, reason: str) -> web.Response:
     return web.Response(
         status=status, body=said, content_type="application/json", headers={REASON_HEADER: reason}
     )
-
-
-@web.middleware
-async def _errors(request: web.Request, handler: Any) -> web.StreamResponse:
-    try:
-        answer: web.StreamResponse = await handler(request)
-    except _Refused as refused:
-        return refused.reply
-    except SandboxError as error:
-        return _error(error.status, error.detail, error.reason)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        return _error(422, str(error), "request_invalid")
-    return answer

@@ -6,7 +6,6 @@ import logging
 import math
 import re
 import ssl
-import time
 import uuid
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import msgspec
 
 from orchard.injector.agent.interfaces import quantity
 from orchard.injector.errors import SandboxRequestInvalid
+from orchard.injector.operations import API_KEY_HEADER
 from orchard.schemas.sandboxes import Amounts, Resources
 from orchard.schemas.toml_text import parsed_toml
 
@@ -99,7 +99,7 @@ class Upstreams:
         """`key` is one that all services accept, with which their room is asked for."""
         self.all = [Upstream(name, each) for name, each in settings.upstreams.items()]
         self._session = session
-        self._headers = {} if key is None else {"X-API-Key": key}
+        self._headers = {} if key is None else {API_KEY_HEADER: key}
 
     def of(self, sandbox_id: str) -> Upstream:
         """Return where a sandbox is: an id that no front made belongs to one service, up or down."""
@@ -132,7 +132,7 @@ class Upstreams:
         await asyncio.gather(*(self._look(one) for one in self.all))
 
     async def _look(self, upstream: Upstream) -> None:
-        began, before = time.monotonic(), upstream.room
+        before = upstream.room
         try:
             async with self._session.get(
                 f"{upstream.url}/resources",
@@ -148,4 +148,4 @@ class Upstreams:
                 log.warning("%s gets no new sandboxes: %s", upstream.name, error or type(error).__name__)
             return
         if before is None:
-            log.info("%s is up, asked for %.0f ms", upstream.name, 1000 * (time.monotonic() - began))
+            log.info("%s is up", upstream.name)

@@ -94,6 +94,13 @@ async def test_what_is_not_routed_says_so(client: AsyncSandboxClient) -> None:
         await client.list_images()
 
 
+async def test_pages_of_others_are_refused_as_by_a_service(fleet: Fleet) -> None:
+    async with aiohttp.ClientSession(fleet.front.url) as session:
+        rebound = await session.get("/sandboxes", headers={"Host": "page.example"})
+        foreign = await session.post("/sandboxes", headers={"Origin": "https://page.example"})
+    assert (rebound.status, foreign.status) == (421, 403)
+
+
 async def test_one_that_is_down_loses_only_its_own(fleet: Fleet) -> None:
     async with fleet.client(retry_seconds=1.0) as client:
         held = [
