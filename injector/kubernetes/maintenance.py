@@ -6,14 +6,14 @@ import time
 from contextlib import suppress
 
 from orchard.injector.errors import SandboxError
-from orchard.injector.kubernetes import pod_metadata, policies, reconcile, warm
+from orchard.injector.kubernetes import pod_metadata, policies, prepull, reconcile, warm
 from orchard.injector.kubernetes.api import ClusterApi, passing_over, selector
 from orchard.injector.kubernetes.background_task import BackgroundTask
 from orchard.injector.kubernetes.cache import PodCache
 from orchard.injector.kubernetes.creation import PodAdmission
 from orchard.injector.kubernetes.demand import Demand
 from orchard.injector.kubernetes.leadership import Leadership, leases
-from orchard.injector.kubernetes.objects import LeaseList, Metadata, NamedList, Pod
+from orchard.injector.kubernetes.objects import LeaseList, Metadata, NamedList, Pod, PodList
 from orchard.injector.kubernetes.reservations import RESERVED
 from orchard.injector.kubernetes.settings import KubernetesSettings
 from orchard.injector.kubernetes.slots import Slots
@@ -132,6 +132,10 @@ class Maintenance(BackgroundTask):
         made = await self._api.get(NamedList, policies.path(namespace), ours)
         for policy in reconcile.orphaned_policies(made.items, self._cache, now):
             await self._delete(f"{policies.path(namespace)}/{policy.metadata.name}", policy.metadata)
+        pulling = {"labelSelector": selector(prepull.APP)}
+        found = await self._api.get(PodList, self._cache.path, pulling)
+        for pod in prepull.abandoned(found.items, self._settings, now):
+            await self._delete(f"{self._cache.path}/{pod.name}", pod.metadata)
         reserved = await self._api.get(LeaseList, leases(namespace), {"labelSelector": selector(RESERVED)})
         known = {
             pod.labels[pod_metadata.SANDBOX] for pod in self._cache if pod_metadata.SANDBOX in pod.labels

@@ -31,6 +31,8 @@ from orchard.schemas.sandboxes import PreparedImage, PreparedImages
 APP = {"app": "sandbox-images"}
 BATCH = "orchard/images"
 """Label with a digest of the images that a Pod pulls."""
+KEPT = 600.0
+"""Seconds for which the Pods of a client that has gone may still be asked about after their time is over."""
 _TINY = {"cpu": "10m", "memory": "16Mi"}
 _LIMITS = {"cpu": "100m", "memory": "64Mi"}
 _FINAL = {
@@ -92,6 +94,11 @@ def next_step(
             images=[_told(number, image, there.values()) for number, image in enumerate(images)],
         ),
     )
+
+
+def abandoned(pods: Iterable[Pod], settings: KubernetesSettings, now: float) -> list[Pod]:
+    """Return the Pods whose client has gone: it deletes them by its last request, long before."""
+    return [pod for pod in pods if now > pod.created_at + settings.pending_timeout + KEPT]
 
 
 def _told(number: int, image: str, pods: Iterable[Pod]) -> PreparedImage:

@@ -13,9 +13,9 @@ from orchard.injector.kubernetes.objects import (
     Pod,
     PodCondition,
 )
-from orchard.injector.kubernetes.prepull import PrepullStep, next_step
+from orchard.injector.kubernetes.prepull import KEPT, PrepullStep, abandoned, next_step
 from orchard.injector.kubernetes.settings import KubernetesSettings
-from tests.injector.kubernetes.conftest import pod
+from tests.injector.kubernetes.conftest import NOW, pod
 
 IMAGES = ["debian:12", "none:1"]
 MISSING = {"waiting": {"reason": "ErrImagePull", "message": "reading manifest 1 in x/none: manifest unknown"}}
@@ -106,3 +106,9 @@ def test_a_node_without_room_for_a_pod_is_skipped(settings: KubernetesSettings) 
 def test_nodes_that_are_not_for_sandboxes_pull_nothing(settings: KubernetesSettings) -> None:
     chosen = msgspec.structs.replace(settings, node_selector={"workload": "sandbox"})
     assert step(chosen, nodes(2)).told.nodes == 0
+
+
+def test_pods_of_a_client_that_has_gone_are_removed_long_after(settings: KubernetesSettings) -> None:
+    gone = settings.pending_timeout + KEPT
+    old, young = pod("images-1", age=gone + 1), pod("images-2", age=gone - 1)
+    assert abandoned([old, young], settings, NOW) == [old]

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from orchard.injector.errors import SandboxRequestInvalid
 from orchard.injector.kubernetes import pod_metadata, reconcile, warm
 from orchard.injector.kubernetes.leadership import LeaseAction, next_step
 from orchard.injector.kubernetes.objects import (
@@ -186,6 +187,11 @@ class TestFollowing:
         self, settings: KubernetesSettings
     ) -> None:
         assert self.sizes(settings, a=7, b=9, c=1) == {"debian:12": 1, "b": 3, "a": 2}
+
+    def test_what_follows_has_no_pods_without_a_queue(self) -> None:
+        always = KubernetesSettings(agent_image="x", warm={"*": WarmPool(count=1, most=2)})
+        with pytest.raises(SandboxRequestInvalid, match="set `most`"):
+            always.check()
 
     def test_an_empty_queue_empties_the_pools(self, settings: KubernetesSettings) -> None:
         pools = warm.sizes(settings, {"a": 2})
