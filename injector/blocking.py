@@ -177,6 +177,8 @@ class SandboxClient(Blocking[AsyncSandboxClient]):
     resources = blocking(AsyncSandboxClient.resources)
     list_images = blocking(AsyncSandboxClient.list_images)
     pull_image = blocking(AsyncSandboxClient.pull_image)
+    tell_demand = blocking(AsyncSandboxClient.tell_demand)
+    prepare_images = blocking(AsyncSandboxClient.prepare_images)
     import_image = blocking(AsyncSandboxClient.import_image)
     delete_image = blocking(AsyncSandboxClient.delete_image)
 

@@ -27,7 +27,10 @@ from orchard.schemas.sandboxes import (
     Acknowledgement,
     CreateSandbox,
     ImageDeleted,
+    ImageDemand,
     ImageInfo,
+    PreparedImages,
+    PrepareImages,
     PullImage,
     Resources,
     SandboxCreatedReply,
@@ -222,6 +225,18 @@ class AsyncSandboxClient:
             reference=reference, name=name, username=username, password=password, plain_http=plain_http
         )
         return await self._transport.call(ImageInfo, operations.PULL_IMAGE, body=wanted, timeout=timeout)
+
+    async def tell_demand(self, images: Mapping[str, int]) -> None:
+        """Tell a cluster how many sandboxes of which images will be asked for; it holds for a minute, and
+        replaces what was told before. Raises SandboxUnsupported where there are no warm pools."""
+        demand = ImageDemand(images=dict(images))
+        await self._transport.call(ImageDemand, operations.DEMAND, body=demand)
+
+    async def prepare_images(self, images: Sequence[str]) -> PreparedImages:
+        """Let all nodes of a cluster pull up to 20 images, and return how far they are; repeat it until it is
+        `done`. Raises SandboxUnsupported on one machine."""
+        wanted = PrepareImages(images=list(images))
+        return await self._transport.call(PreparedImages, operations.PREPARE, body=wanted)
 
     async def import_image(self, archive: str | Path, name: str) -> ImageInfo:
         """Import a `docker save` archive or an OCI image layout in a tar archive."""

@@ -21,12 +21,15 @@ from orchard.schemas.sandboxes import (
     ForkSandbox,
     Health,
     ImageDeleted,
+    ImageDemand,
     ImageInfo,
     Job,
     JobQueued,
     MoveFile,
     PatchResult,
     PathDone,
+    PreparedImages,
+    PrepareImages,
     PullImage,
     Resources,
     RestoreSandbox,
@@ -401,6 +404,24 @@ PULL_IMAGE = ApiOperation(
     ImageInfo,
     PullImage,
     errors=(404, 409, 422, 501, 502),
+)
+PREPARE = ApiOperation(
+    "POST",
+    "/images/prepare",
+    "prepare",
+    "pull images to all nodes of a cluster, a step at each request",
+    PreparedImages,
+    PrepareImages,
+    errors=(403, 422, 501),
+)
+DEMAND = ApiOperation(
+    "PUT",
+    "/images/demand",
+    "demand",
+    "tell which images will soon be asked for: warm pools of a cluster follow for a minute",
+    ImageDemand,
+    ImageDemand,
+    errors=(403, 422, 501),
 )
 IMPORT_IMAGE = ApiOperation(
     "POST",

@@ -364,6 +364,49 @@ class ForkSandbox(msgspec.Struct, frozen=True, kw_only=True):
     """Name of a snapshot to start from, in place of the present file system."""
 
 
+class ImageDemand(msgspec.Struct, frozen=True, kw_only=True):
+    """Tells a cluster which images will soon be asked for, so that its warm pools follow. It holds for a
+    minute."""
+
+    images: Annotated[
+        dict[Annotated[str, msgspec.Meta(min_length=1, max_length=512)], Annotated[int, msgspec.Meta(ge=0)]],
+        msgspec.Meta(max_length=1000),
+    ]
+    """Sandboxes that will be asked for, by image; images that are left out have none."""
+
+
+class PrepareImages(msgspec.Struct, frozen=True, kw_only=True):
+    """Pulls images to all nodes of a cluster, a step at each request: repeat it until it is done."""
+
+    images: Annotated[
+        list[Annotated[str, msgspec.Meta(min_length=1, max_length=512)]],
+        msgspec.Meta(min_length=1, max_length=20),
+    ]
+
+
+class PreparedImage(msgspec.Struct, frozen=True, kw_only=True):
+    image: str
+    pulled: int
+    """Nodes that have it."""
+    failed: int = 0
+    """Nodes that could not pull it so far."""
+    reason: str = ""
+    """`image_missing`, `image_denied`, or `image_unavailable`, which may pass."""
+    message: str = ""
+    """A node's own words."""
+
+
+class PreparedImages(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the nodes are with the images of one `PrepareImages`."""
+
+    nodes: int
+    skipped: int
+    """Nodes without room: their disk has enough images, or no Pod fits."""
+    done: bool
+    """Whether nothing more will come."""
+    images: list[PreparedImage]
+
+
 class Acknowledgement(msgspec.Struct, frozen=True, kw_only=True):
     """Reply to DELETE, heartbeat, pause and resume: `deleted`, `ok`, `paused` or `resumed`."""
 

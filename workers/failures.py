@@ -69,6 +69,11 @@ class EndpointRests(InfrastructureError, AwaitsEndpoint):
         self.seconds = seconds
 
 
+class SandboxEvicted(InfrastructureError):
+    """The cluster took the sandbox away: an eviction, a preemption, a lost node. Nothing that ran there is to
+    blame, so the next attempt replays all that is recorded."""
+
+
 class EndedUnderCommand(InfrastructureError):
     """The sandbox ended by itself while a command ran in it; that command may be the reason."""
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from orchard.injector.agent import kernel, spawner
 from orchard.injector.agent.errors import AgentError
 from orchard.injector.agent.local import user_namespace
+from orchard.injector.agent.protocol import COUNT_LIMIT_VARIABLE
 
 LOCK = "agent.lock"
 DISK_LIMIT_VARIABLE = "ORCHARD_SANDBOX_DISK"
@@ -64,6 +65,12 @@ def _options() -> argparse.Namespace:
         metavar="NUMBER",
         help="files and directories that one sandbox may make, beside those of its image "
         f"(default: ${FILES_LIMIT_VARIABLE} or 256Ki)",
+    )
+    parser.add_argument(
+        "--count-limit",
+        default=os.environ.get(COUNT_LIMIT_VARIABLE) or None,
+        metavar="NUMBER",
+        help=f"most sandboxes at once; more wait (default: ${COUNT_LIMIT_VARIABLE} or no limit)",
     )
     parser.add_argument(
         "--egress-private",
@@ -131,6 +138,7 @@ def _run(state: Path, options: argparse.Namespace) -> int:
                 _number("--disk-limit", DISK_LIMIT_VARIABLE, options.disk_limit),
                 _number("--files-limit", FILES_LIMIT_VARIABLE, options.files_limit),
             ),
+            options.count_limit and _number("--count-limit", COUNT_LIMIT_VARIABLE, options.count_limit),
             _networks(options.egress_private),
             options.parent_pid,
             ready,

@@ -41,7 +41,12 @@ class ImageRequests:
             web.post("/images", self._import),
             web.post("/images/pull", self._pull),
             web.delete("/images", self._delete),
+            web.put("/images/demand", self._of_clusters),
+            web.post("/images/prepare", self._of_clusters),
         ]
+
+    async def _of_clusters(self, _: web.Request) -> web.Response:
+        raise Unsupported("one machine has no nodes and no warm Pods: pull its images one by one")
 
     @property
     def _images(self) -> Images:

@@ -17,6 +17,8 @@ INTRODUCTION = "/introduction"
 FRAME_LIMIT = 16 * 1024 * 1024
 """Bytes of one WebSocket message, a frame of a terminal session."""
 
+COUNT_LIMIT_VARIABLE = "ORCHARD_SANDBOX_COUNT"
+"""Environment variable with the most sandboxes that live at once."""
 WORKSPACE = "/workspace"
 """Directory of a sandbox that commands and relative paths start from."""
 COMMAND_TIMEOUT = 300.0

@@ -28,6 +28,8 @@ class HostedSandbox:
         self.settled = asyncio.Event()
         self.ended = asyncio.Event()
         """Set when it failed, is being deleted or restored."""
+        self.has_room = False
+        """Whether it counts among those that may live at once."""
         self.machine: RunningSandbox | None = None
         self.jobs: SandboxJobs | None = None
         self.touched = time.monotonic()

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import sys
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
@@ -20,7 +21,7 @@ from orchard.injector.agent.errors import (
 )
 from orchard.injector.agent.interfaces import Died, Host, RunningSandbox, SandboxSpec
 from orchard.injector.agent.jobs import SandboxJobs
-from orchard.injector.agent.protocol import CommandEnding
+from orchard.injector.agent.protocol import COUNT_LIMIT_VARIABLE, CommandEnding
 from orchard.injector.agent.sandbox import HostedSandbox
 from orchard.injector.agent.spawning import Spawner
 
@@ -37,9 +38,12 @@ class Sandboxes:
     """All sandboxes of an agent.
 
     Records are kept in `directory`, so that the next agent can report them; None: there will be no next one.
+    With `most`, so many live at once, and more are pending until one fails or is deleted.
     """
 
-    def __init__(self, directory: Path | None, host: Host, spawner: Spawner) -> None:
+    def __init__(self, directory: Path | None, host: Host, spawner: Spawner, most: int | None = None) -> None:
+        self._most = most
+        self._room = asyncio.Semaphore(sys.maxsize if most is None else most)
         self._directory = directory
         self._host = host
         self.spawner = spawner
@@ -235,21 +239,25 @@ class Sandboxes:
     ) -> None:
         def died(reason: str, message: str) -> None:
             log.warning("sandbox %s: %s", sandbox.spec.sandbox_id, message)
-            sandbox.fail(reason, message)
+            self._fail(sandbox, reason, message)
             if sandbox.jobs is not None:
                 sandbox.jobs.settle(CommandEnding.SANDBOX_DIED)
 
         try:
             async with asyncio.timeout(sandbox.spec.timeout):
+                await self._take_room(sandbox)
                 machine = await create(sandbox.spec, died)
         except TimeoutError:
-            sandbox.fail("start_timeout", f"it was not ready within {sandbox.spec.timeout:g} s")
+            late = f"it was not ready within {sandbox.spec.timeout:g} s"
+            waited = "" if sandbox.has_room else f": {self._full}"
+            self._fail(sandbox, "start_timeout", late + waited)
         except AgentError as error:
             log.warning("sandbox %s did not start: %s", sandbox.spec.sandbox_id, error.detail)
-            sandbox.fail(error.reason, error.detail)
+            self._fail(sandbox, error.reason, error.detail)
         except OSError as error:
             log.exception("sandbox %s could not be started", sandbox.spec.sandbox_id)
-            sandbox.fail("start_failed", f"it could not be started: {error.strerror} ({error.filename})")
+            what = f"it could not be started: {error.strerror} ({error.filename})"
+            self._fail(sandbox, "start_failed", what)
         else:
             machine.environment.update(sandbox.spec.env)
             sandbox.machine = machine
@@ -259,6 +267,24 @@ class Sandboxes:
             if sandbox.status == "pending":
                 sandbox.status, sandbox.status_message, sandbox.paused = "ready", machine.note, False
                 sandbox.settled.set()
+
+    @property
+    def _full(self) -> str:
+        return f"this machine has the {self._most} sandboxes that it may have ({COUNT_LIMIT_VARIABLE})"
+
+    async def _take_room(self, sandbox: HostedSandbox) -> None:
+        """Wait until the sandbox may be one more; one that is restored has its room already."""
+        if not sandbox.has_room:
+            if self._room.locked():
+                sandbox.status_message = self._full
+            await self._room.acquire()
+            sandbox.has_room, sandbox.status_message = True, ""
+
+    def _fail(self, sandbox: HostedSandbox, reason: str, message: str) -> None:
+        sandbox.fail(reason, message)
+        if sandbox.has_room:
+            sandbox.has_room = False
+            self._room.release()
 
     async def _delete(self, sandbox: HostedSandbox) -> None:
         sandbox.ended.set()
@@ -272,7 +298,7 @@ class Sandboxes:
         if sandbox.machine is not None:
             await sandbox.machine.destroy()
         await sandbox.snapshots.close()
-        sandbox.fail("deleted", "it was deleted")
+        self._fail(sandbox, "deleted", "it was deleted")
         if sandbox.jobs is not None:
             sandbox.jobs.settle(CommandEnding.SANDBOX_DELETED)
         if self._directory is not None:

@@ -35,6 +35,7 @@ async def serve(
     requirements: Requirements,
     backend: str,
     disk: DiskLimits,
+    count: int | None,
     private: Sequence[str],
     parent_pid: int | None,
     ready: Callable[[], None],
@@ -42,7 +43,7 @@ async def serve(
     """Serve on `state`/agent.sock (mode 0600). Returns the exit status; all sandboxes are deleted by then.
 
     `channel` is what `spawner.start` returned; `backend` is `local` or `unsafe-host`; `disk` limits one
-    sandbox; `private`: see `HostContext`; `ready` is called once.
+    sandbox, `count` their number; `private`: see `HostContext`; `ready` is called once.
     """
     logs.configure()
     loop = asyncio.get_running_loop()
@@ -75,7 +76,7 @@ async def serve(
     spawner = Spawner(requests, reports, lambda: end(1, "the spawner died, and every sandbox with it"))
     host = LocalHost(state, spawner, requirements, disk, private) if backend == "local" else UnsafeHost(state)
     host.clean()
-    sandboxes = Sandboxes(state / "sandboxes", host, spawner)
+    sandboxes = Sandboxes(state / "sandboxes", host, spawner, count)
     sandboxes.recover()
     runner = web.AppRunner(
         AgentServer(sandboxes, host).application(),

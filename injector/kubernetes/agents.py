@@ -24,7 +24,7 @@ from orchard.injector.kubernetes.api import ClusterApi
 from orchard.injector.kubernetes.cache import PodCache
 from orchard.injector.kubernetes.objects import Pod
 from orchard.injector.kubernetes.settings import KubernetesSettings
-from orchard.injector.kubernetes.status import PodVerdict, judge
+from orchard.injector.kubernetes.status import EVICTED, PodVerdict, judge, taken
 from orchard.schemas.sandboxes import Acknowledgement, Job, JobQueued
 
 VERDICT_GRACE = 5.0
@@ -177,14 +177,19 @@ class Agents:
     async def _end_of(self, pod: Pod) -> SandboxError:
         """Wait until the Pod has ended; returns the cause as an error."""
         sandbox_id = pod.labels[pod_metadata.SANDBOX]
+        notice = ""
         while True:
             now = self._cache.named(pod.name)
             if now is None or now.uid != pod.uid:
+                if notice:
+                    return SandboxFailed(f"sandbox {sandbox_id} failed: {notice}", reason=EVICTED)
                 return SandboxNotFound(f"there is no sandbox {sandbox_id} any more")
+            notice = taken(now)
             verdict = judge(now, self._settings, time.time())
             if verdict.failed and verdict.settled:
                 return _failed(sandbox_id, verdict)
-            await self._cache.changed(sandbox_id, None)
+            left = None if verdict.until is None else max(0.0, verdict.until - time.time())
+            await self._cache.changed(sandbox_id, left)
 
     def _changed(self, was: Pod | None, now: Pod | None) -> None:
         if was is not None and (now is None or (now.uid, now.address) != (was.uid, was.address)):

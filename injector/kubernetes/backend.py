@@ -24,11 +24,13 @@ from orchard.injector.kubernetes.agents import Agents, PodAgent
 from orchard.injector.kubernetes.api import ClusterApi, selector
 from orchard.injector.kubernetes.cache import PodCache
 from orchard.injector.kubernetes.creation import Creation
+from orchard.injector.kubernetes.demand import Demand
+from orchard.injector.kubernetes.images import ClusterImages
 from orchard.injector.kubernetes.key_exchange import KeyExchange
-from orchard.injector.kubernetes.layers import LayerImages
 from orchard.injector.kubernetes.leadership import Leadership
 from orchard.injector.kubernetes.maintenance import Maintenance
 from orchard.injector.kubernetes.objects import NodeList, Pod, PodList
+from orchard.injector.kubernetes.prepull import Prepull
 from orchard.injector.kubernetes.reservations import Reservations
 from orchard.injector.kubernetes.resources import resources
 from orchard.injector.kubernetes.settings import KubernetesSettings
@@ -81,6 +83,7 @@ class KubernetesBackend:
             introductions=introductions,
             creation=Creation(api, cache, settings, self._identity, agents.fingerprint),
             reservations=Reservations(api, cache, settings.namespace),
+            images=ClusterImages(settings, Demand(api, settings.namespace), Prepull(api, settings)),
         )
         cache.start()
         activity.start()
@@ -189,8 +192,7 @@ class KubernetesBackend:
         return PodAgent(self._open.agents, sandbox_id)
 
     def images(self) -> SandboxAgent:
-        """Serve the layers of programs; a cluster has no other images to list."""
-        return LayerImages(self._settings)
+        return self._open.images
 
     @property
     def _open(self) -> "_Parts":
@@ -210,3 +212,4 @@ class _Parts(msgspec.Struct, frozen=True, kw_only=True):
     introductions: KeyExchange
     creation: Creation
     reservations: Reservations
+    images: ClusterImages

@@ -23,6 +23,7 @@ from orchard.injector.kubernetes.failing_registries import RegistryLimiter
 from orchard.injector.kubernetes.objects import Manifest, Pod
 from orchard.injector.kubernetes.reservations import Reservations
 from orchard.injector.kubernetes.settings import KubernetesSettings
+from orchard.injector.kubernetes.slots import Slots
 from orchard.schemas.sandboxes import CreateSandbox
 
 IDS = 16
@@ -53,6 +54,7 @@ class Creation:
         self._settings = settings
         self._identity = identity
         self._fingerprint = fingerprint
+        self._slots = Slots(cache, settings.per_node)
         self._reservations = Reservations(api, cache, settings.namespace) if settings.warm else None
         self._brake = RegistryLimiter(cache, time.time)
         self._admission = PodAdmission(api, cache.path)
@@ -87,7 +89,8 @@ class Creation:
 
     async def _named(self, sandbox_id: str, request: CreateSandbox, key: str | None) -> Pod:
         there = self._cache.named(pod_metadata.pod_name(sandbox_id))
-        if there is None and warm.pool_for(request, self._settings) is None:
+        ready = warm.fitting(self._cache, self._settings, request, self._fingerprint, time.time())
+        if there is None and next(ready, None) is None:
             layers = (self._settings.layers.get(name, request.image) for name in request.layers)
             for image in (request.image, self._settings.agent_image, *layers):
                 self._brake.check(image)
@@ -127,7 +130,7 @@ class Creation:
         await pod_extras.add(body, request, self._settings)
         deadline = asyncio.get_running_loop().time() + LEAVING
         while True:
-            with passing_over(409):
+            with passing_over(409), self._slots.assigned(body):
                 pod = await self._admission.create(request, body)
                 self._cache.learn(pod)
                 return pod

@@ -4,15 +4,8 @@ The container that copies has the layer's image, but runs the agent's program fr
 of the layer is executed there. It fails unless the copy has the digest in the layer's name.
 """
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager
-from typing import Any, NoReturn, TypeVar
-
-import aiohttp
-import msgspec
-
 from orchard.injector.agent.layer_files import NAME, PLACE
-from orchard.injector.errors import SandboxRequestInvalid, SandboxUnsupported
+from orchard.injector.errors import SandboxRequestInvalid
 from orchard.injector.kubernetes.objects import Manifest
 from orchard.injector.kubernetes.pods import AGENT_VOLUME, installing
 from orchard.injector.kubernetes.settings import KubernetesSettings
@@ -20,8 +13,6 @@ from orchard.schemas.sandboxes import CreateSandbox, ImageInfo
 
 CONTAINER = "layer"
 _TARGET = "/layer"
-
-T = TypeVar("T")
 
 
 def add(body: Manifest, request: CreateSandbox, settings: KubernetesSettings) -> None:
@@ -65,33 +56,6 @@ def add(body: Manifest, request: CreateSandbox, settings: KubernetesSettings) ->
     main["volumeMounts"].append({"name": CONTAINER, "mountPath": PLACE, "readOnly": True})
 
 
-class LayerImages:
-    """The images of a cluster that can be listed, which are its layers; implements `Agent`."""
-
-    def __init__(self, settings: KubernetesSettings) -> None:
-        self._settings = settings
-
-    async def call(self, kind: type[T], method: str, path: str, **_: Any) -> T:
-        """List the layers in the order of the settings. Raises SandboxUnsupported for everything else."""
-        if (method, path) != ("GET", "/images") or not self._settings.layers:
-            _refuse()
-        told = [ImageInfo(name=name, layers=1, sandboxes=0, shared=True) for name in self._settings.layers]
-        return msgspec.convert(msgspec.to_builtins(told), kind)
-
-    def stream(
-        self,
-        path: str,  # noqa: ARG002
-        params: Mapping[str, str],  # noqa: ARG002
-    ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        _refuse()
-
-    async def line(self, path: str) -> aiohttp.ClientWebSocketResponse:  # noqa: ARG002
-        _refuse()
-
-
-def _refuse() -> NoReturn:
-    raise SandboxUnsupported(
-        "a cluster's images lie in registries: push the image to one that the nodes can pull from, and "
-        "create the sandbox with its name there; its administrator names the layers of programs (`layers` of "
-        "kubernetes.toml)"
-    )
+def told(settings: KubernetesSettings) -> list[ImageInfo]:
+    """List the layers in the order of the settings."""
+    return [ImageInfo(name=name, layers=1, sandboxes=0, shared=True) for name in settings.layers]

@@ -6,19 +6,23 @@ import time
 from contextlib import suppress
 
 from orchard.injector.errors import SandboxError
-from orchard.injector.kubernetes import pod_metadata, policies, reconcile, warm
+from orchard.injector.kubernetes import pod_metadata, policies, prepull, reconcile, warm
 from orchard.injector.kubernetes.api import ClusterApi, passing_over, selector
 from orchard.injector.kubernetes.background_task import BackgroundTask
 from orchard.injector.kubernetes.cache import PodCache
 from orchard.injector.kubernetes.creation import PodAdmission
+from orchard.injector.kubernetes.demand import Demand
 from orchard.injector.kubernetes.leadership import Leadership, leases
-from orchard.injector.kubernetes.objects import LeaseList, Metadata, NamedList, Pod
+from orchard.injector.kubernetes.objects import LeaseList, Metadata, NamedList, Pod, PodList
 from orchard.injector.kubernetes.reservations import RESERVED
 from orchard.injector.kubernetes.settings import KubernetesSettings
+from orchard.injector.kubernetes.slots import Slots
 from orchard.schemas.sandboxes import CreateSandbox
 
 SWEEP = 60.0
 PAUSE = 0.05
+SCHEDULING = 15.0
+"""Seconds that the scheduler has to see the room that a warm Pod left, before another gives way."""
 
 log = logging.getLogger(__name__)
 
@@ -39,9 +43,13 @@ class Maintenance(BackgroundTask):
         self._leadership = leadership
         self._settings = settings
         self._fingerprint = fingerprint
+        self._demand = Demand(api, settings.namespace)
+        self._slots = Slots(cache, settings.per_node)
         self._admission = PodAdmission(api, cache.path)
         self._asked = asyncio.Event()
         self._swept = 0.0
+        self._room: dict[str, float] = {}
+        """Times at which a warm Pod gave way to a sandbox, by the sandbox Pod's uid."""
         cache.listen(self._changed)
 
     def _changed(self, was: Pod | None, now: Pod | None) -> None:
@@ -71,7 +79,14 @@ class Maintenance(BackgroundTask):
                 log.exception("a round was not finished")
 
     async def _round(self) -> None:
-        due = reconcile.actions(self._cache, self._settings, self._fingerprint, time.time())
+        now = asyncio.get_running_loop().time()
+        self._room = {uid: since for uid, since in self._room.items() if now - since < SCHEDULING}
+        demand = (
+            await self._demand.images() if any(pool.most for pool in self._settings.warm.values()) else {}
+        )
+        due = reconcile.actions(
+            self._cache, self._settings, self._fingerprint, time.time(), demand, self._room.keys()
+        )
         for result in await asyncio.gather(*(self._do(action) for action in due), return_exceptions=True):
             if isinstance(result, SandboxError):
                 log.warning("not done in this round: %s", result.detail)
@@ -86,8 +101,10 @@ class Maintenance(BackgroundTask):
         if not self._leadership.leading:
             return
         match action:
-            case reconcile.Delete(pod, why):
+            case reconcile.Delete(pod, why, room_for):
                 log.info("deleting Pod %s: %s", pod.name, why)
+                if room_for:
+                    self._room[room_for] = asyncio.get_running_loop().time()
                 await self._delete(f"{self._cache.path}/{pod.name}", pod.metadata)
             case reconcile.Fail(pod, failure):
                 log.info("Pod %s has failed: %s: %s", pod.name, failure.reason, failure.message)
@@ -106,7 +123,8 @@ class Maintenance(BackgroundTask):
                 request = CreateSandbox(image=image, cpu=pool.cpu, memory=pool.memory)
                 for _ in range(count):
                     body = warm.manifest(image, pool, self._settings, self._fingerprint)
-                    self._cache.learn(await self._admission.create(request, body))
+                    with self._slots.assigned(body):
+                        self._cache.learn(await self._admission.create(request, body))
 
     async def _sweep(self) -> None:
         namespace, now = self._settings.namespace, time.time()
@@ -114,6 +132,10 @@ class Maintenance(BackgroundTask):
         made = await self._api.get(NamedList, policies.path(namespace), ours)
         for policy in reconcile.orphaned_policies(made.items, self._cache, now):
             await self._delete(f"{policies.path(namespace)}/{policy.metadata.name}", policy.metadata)
+        pulling = {"labelSelector": selector(prepull.APP)}
+        found = await self._api.get(PodList, self._cache.path, pulling)
+        for pod in prepull.abandoned(found.items, self._settings, now):
+            await self._delete(f"{self._cache.path}/{pod.name}", pod.metadata)
         reserved = await self._api.get(LeaseList, leases(namespace), {"labelSelector": selector(RESERVED)})
         known = {
             pod.labels[pod_metadata.SANDBOX] for pod in self._cache if pod_metadata.SANDBOX in pod.labels

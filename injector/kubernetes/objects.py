@@ -22,6 +22,7 @@ class Metadata(_Read, frozen=True):
     resource_version: str = ""
     creation_timestamp: datetime | None = None
     deletion_timestamp: datetime | None = None
+    deletion_grace_period_seconds: int | None = None
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
     owner_references: list[OwnerReference] = []
@@ -158,7 +159,13 @@ class LeaseList(_Read, frozen=True):
     items: list[ClusterLease] = []
 
 
+class NodeImage(_Read, frozen=True):
+    size_bytes: int = 0
+
+
 class NodeStatus(_Read, frozen=True):
+    conditions: list[PodCondition] = []
+    images: list[NodeImage] = []
     capacity: dict[str, str] = {}
     allocatable: dict[str, str] = {}
 

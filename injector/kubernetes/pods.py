@@ -64,11 +64,11 @@ def manifest(
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": 1,
+        "terminationGracePeriodSeconds": settings.grace,
         "activeDeadlineSeconds": math.ceil(settings.max_lifetime),
         "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
         "nodeSelector": settings.node_selector,
-        "tolerations": settings.tolerations,
+        "tolerations": [*settings.tolerations, *_for_lost_nodes(settings)],
         "imagePullSecrets": [{"name": secret} for secret in settings.image_pull_secrets],
         "volumes": [{"name": "orchard", "emptyDir": {"sizeLimit": "512Mi"}}],
         "initContainers": [_installer(settings)],
@@ -95,6 +95,19 @@ def manifest(
         },
         "spec": spec,
     }
+
+
+def _for_lost_nodes(settings: KubernetesSettings) -> list[Manifest]:
+    """Tolerations in place of those of 300 s that the API server adds."""
+    return [
+        {
+            "key": f"node.kubernetes.io/{taint}",
+            "operator": "Exists",
+            "effect": "NoExecute",
+            "tolerationSeconds": settings.node_lost_after,
+        }
+        for taint in ("not-ready", "unreachable")
+    ]
 
 
 def _installer(settings: KubernetesSettings) -> Manifest:
@@ -132,6 +145,8 @@ def _main(
 ) -> Manifest:
     probe = {"httpGet": {"path": "/health", "port": settings.port}, "timeoutSeconds": 5}
     serve = ["--serve", "--host", settings.agent_host, "--port", str(settings.port), "--sandbox", agent_id]
+    if settings.grace > 1:
+        serve += ["--grace", str(settings.grace)]
     return {
         "name": CONTAINER,
         "image": image,

@@ -5,16 +5,20 @@ process which wrongly believes to lead does no harm.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
 
 import msgspec
 
+from orchard.injector.agent.interfaces import quantity
 from orchard.injector.kubernetes import failing_registries, image_pulls, pod_metadata, warm
 from orchard.injector.kubernetes.activity import DUE
 from orchard.injector.kubernetes.objects import ClusterLease, Named, Pod
 from orchard.injector.kubernetes.reservations import is_stale
 from orchard.injector.kubernetes.settings import KubernetesSettings, WarmPool
+from orchard.injector.kubernetes.slots import SLOT
 from orchard.injector.kubernetes.status import IMAGE_UNAVAILABLE, judge
+from orchard.schemas.sandboxes import SandboxStatus
 
 RETENTION = 3600.0
 """Seconds for which a sandbox that reached its greatest age can still be queried."""
@@ -29,6 +33,8 @@ class Delete(msgspec.Struct, frozen=True):
 
     pod: Pod
     why: str
+    room_for: str = ""
+    """Uid of the sandbox Pod that gets its room."""
 
 
 class Fail(msgspec.Struct, frozen=True):
@@ -50,8 +56,17 @@ class Note(msgspec.Struct, frozen=True):
 Action = Delete | Fail | MakeWarm | Note
 
 
-def actions(pods: Iterable[Pod], settings: KubernetesSettings, fingerprint: str, now: float) -> list[Action]:
-    """Return everything due at `now` (epoch seconds); `fingerprint` is that of the leader's secret."""
+def actions(
+    pods: Iterable[Pod],
+    settings: KubernetesSettings,
+    fingerprint: str,
+    now: float,
+    demand: Mapping[str, int] = MappingProxyType({}),
+    given_room: Collection[str] = (),
+) -> list[Action]:
+    """Return everything due at `now` (epoch seconds); `fingerprint` is that of the leader's secret, `demand`
+    what the queue is going to ask for, by image. `given_room` has the uids of Pods for which room was made a
+    moment ago, which the scheduler has not seen yet."""
     present = [pod for pod in pods if pod.metadata.deletion_timestamp is None]
     done: list[Action] = []
     for pod in present:
@@ -63,11 +78,18 @@ def actions(pods: Iterable[Pod], settings: KubernetesSettings, fingerprint: str,
     done += _for_crowds(present, {action.pod.name for action in done if isinstance(action, Delete | Fail)})
     wanted = {
         warm.mark_of(image, pool, settings, fingerprint): (image, pool)
-        for image, pool in settings.warm.items()
+        for image, pool in warm.sizes(settings, demand).items()
     }
-    return done + _for_pools(
-        [pod for pod in present if pod_metadata.WARM in pod.labels], wanted, settings, now
-    )
+    unclaimed = [pod for pod in present if pod_metadata.WARM in pod.labels]
+    without_room = [
+        pod
+        for pod in present
+        if pod_metadata.claimed(pod) and judge(pod, settings, now).status is SandboxStatus.UNSCHEDULABLE
+    ]
+    way = _give_way(unclaimed, [pod for pod in without_room if pod.uid not in given_room], settings, now)
+    if way or any(pod.uid in given_room for pod in without_room):
+        return done + way
+    return done + _for_pools(unclaimed, wanted, settings, now)
 
 
 def _for_sandbox(pod: Pod, settings: KubernetesSettings, now: float) -> Action | None:
@@ -105,6 +127,31 @@ def _for_crowds(pods: list[Pod], over: set[str]) -> list[Action]:
         )
         for pod, wait in crowded
     ]
+
+
+def _give_way(
+    unclaimed: list[Pod], without_room: list[Pod], settings: KubernetesSettings, now: float
+) -> list[Action]:
+    """Delete a warm Pod for each sandbox that finds no node and asks for no more than it: one of its slot, or
+    else of any, and those first that have no node either or are not ready."""
+    left = sorted(unclaimed, key=lambda pod: judge(pod, settings, now).ready)
+    done: list[Action] = []
+    for sandbox in without_room:
+        larger = [pod for pod in left if _asks_for_no_more(sandbox, pod)]
+        if larger:
+            alike = (pod for pod in larger if pod.labels.get(SLOT) == sandbox.labels.get(SLOT))
+            chosen = next(alike, larger[0])
+            left.remove(chosen)
+            done.append(Delete(chosen, f"sandbox Pod {sandbox.name} finds no node", sandbox.uid))
+    return done
+
+
+def _asks_for_no_more(sandbox: Pod, other: Pod) -> bool:
+    return all(_requested(sandbox, what) <= _requested(other, what) for what in ("cpu", "memory"))
+
+
+def _requested(pod: Pod, what: str) -> float:
+    return sum(quantity(container.resources.requests.get(what, "0")) for container in pod.spec.containers)
 
 
 def _for_pools(

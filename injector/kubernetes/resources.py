@@ -13,12 +13,12 @@ from orchard.schemas.sandboxes import Amounts, Node, Resources, SandboxPod
 def resources(nodes: Iterable[ClusterNode], pods: Iterable[Pod], settings: KubernetesSettings) -> Resources:
     """Sum over the nodes open to sandboxes and the Pods of the sandboxes' namespace, warm ones too."""
     return summed(
-        [_node(node) for node in nodes if _is_open(node, settings)],
+        [_node(node) for node in nodes if is_open(node, settings)],
         [_pod(pod, settings.namespace) for pod in pods],
     )
 
 
-def _is_open(node: ClusterNode, settings: KubernetesSettings) -> bool:
+def is_open(node: ClusterNode, settings: KubernetesSettings) -> bool:
     labels = node.metadata.labels
     fits = all(labels.get(name) == value for name, value in settings.node_selector.items())
     return fits and not node.spec.unschedulable

@@ -30,14 +30,17 @@ CLOSED_NETWORKS = (
     "fe80::/10",
 )
 _BY_DIGEST = re.compile(r"@sha256:[0-9a-f]{64}\Z")
+ANY_IMAGE = "*"
 PullPolicy = Literal["IfNotPresent", "Always", "Never"]
 
 
 class WarmPool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Started Pods of one image that wait for a request with exactly these limits and no network."""
 
-    count: Annotated[int, msgspec.Meta(ge=1)]
-    """Pods that wait."""
+    count: Annotated[int, msgspec.Meta(ge=0)]
+    """Pods that always wait."""
+    most: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Pods that wait at most, while the queue asks for the image (`warmFollowsQueue` of the chart)."""
     cpu: str = "4"
     """CPU limit of each."""
     memory: str = "16Gi"
@@ -99,6 +102,8 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """PriorityClass of the Pods."""
     node_selector: dict[str, str] = {}
     """Labels that their nodes must have."""
+    per_node: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """Most sandboxes of a node, warm Pods included; more wait. None: as many as the node has room for."""
     tolerations: list[dict[str, Any]] = msgspec.field(default_factory=lambda: [dict(TOLERATION)])
     """Tolerations of the Pods, in the form of a Pod's specification."""
     closed_networks: tuple[str, ...] = CLOSED_NETWORKS
@@ -119,6 +124,11 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """Longest time that a sandbox may take to start, whatever its request says."""
     max_lifetime: Positive = 24 * 3600.0
     """Age at which a sandbox is ended even if it is in use."""
+    grace: Annotated[int, msgspec.Meta(ge=1), Unit("s")] = 1
+    """Time for which a sandbox can still be used when the cluster ends its Pod: a drain, a preemption, a node
+    that shuts down. On spot nodes a little less than their notice; it ends sooner when nobody asks."""
+    node_lost_after: Annotated[int, msgspec.Meta(ge=0), Unit("s")] = 60
+    """Time after which a sandbox on a node that does not answer is given up."""
     delete_timeout: Positive = 60.0
     """Time that a deletion waits for the Pod to be gone."""
     create_jitter: Annotated[float, msgspec.Meta(ge=0), Unit("s")] = 0.5
@@ -130,7 +140,14 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     lease: Positive = 15.0
     """A leader that has not renewed its lease for this long is replaced."""
     warm: dict[str, WarmPool] = {}
-    """Warm pools by image."""
+    """Warm pools by image. That of `*` is for every other image that the queue asks for, with its `most`."""
+    warm_most: Annotated[int, msgspec.Meta(ge=0)] = 100
+    """Most warm Pods that all pools together have beyond their `count`."""
+
+    prepull_nodes: Annotated[int, msgspec.Meta(ge=1)] = 8
+    """Nodes that pull images ahead of sandboxes at the same time (`orchard sandbox prepull`)."""
+    prepull_disk_share: Share = 0.6
+    """Share of a node's disk from which on its images are enough and none is pulled ahead."""
 
     def admit(self, image: str) -> None:
         """Raise SandboxRequestInvalid for an image without a digest, if digests are required."""
@@ -143,7 +160,7 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     def check(self) -> None:
         """Raise SandboxRequestInvalid for invalid quantities, a request above its limit, and images that
         are not permitted."""
-        for image in (self.agent_image, *self.warm, *self.layers.values()):
+        for image in (self.agent_image, *(self.warm.keys() - {ANY_IMAGE}), *self.layers.values()):
             self.admit(image)
         for layer in self.layers:
             if NAME.fullmatch(layer) is None:
@@ -157,6 +174,10 @@ class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
             "init_cpu": self.init_cpu,
             "init_memory": self.init_memory,
         }
+        if self.warm.get(ANY_IMAGE, WarmPool(count=0)).count:
+            raise SandboxRequestInvalid(
+                f'warm."{ANY_IMAGE}".count is more than 0, and no image is named there to start: set `most`'
+            )
         for image, pool in self.warm.items():
             quantities |= {f"warm.{image}.cpu": pool.cpu, f"warm.{image}.memory": pool.memory}
         for name, text in quantities.items():

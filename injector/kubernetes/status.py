@@ -1,5 +1,7 @@
 """Determines a sandbox's state and its cause, as a pure function of its Pod and the time."""
 
+import re
+
 import msgspec
 
 from orchard.injector.kubernetes import image_pulls, pod_metadata
@@ -19,9 +21,20 @@ _ENDS = {
     "StartError": _NEVER_RAN,
 }
 """Reason and sentence for the cluster's reason why a container ended."""
-EVICTIONS = frozenset({"Evicted", "Preempting", "NodeShutdown", "Shutdown", "Terminated"})
+EVICTED = "evicted"
+"""Reason of a sandbox that the cluster took away, whatever for: decision 137."""
+DISK_LIMIT = "disk_limit"
+EVICTIONS = frozenset({"Evicted", "NodeLost", "NodeShutdown", "Preempting", "Shutdown", "Terminated"})
+"""A kubelet's reasons for a Pod that it ended or refused for the node's sake."""
 EVICTING_CONDITION = "DisruptionTarget"
-NODE_LOST = "NodeLost"
+"""Condition of Kubernetes 1.26 and later, which older versions lack."""
+LOST_CONTAINER = "ContainerStatusUnknown"
+"""Reason of a container that a kubelet does not find any more, as after a restart of its node."""
+_DELETED_BY_OTHERS = (
+    "its Pod was deleted, and not by the sandbox service: a drain, a preemption, a lost node or a person"
+)
+_OWN_DISK = re.compile("local ephemeral storage limit|ephemeral local storage usage exceeds")
+"""The kubelet's words for a Pod that wrote more than its own limit, unlike one on a full node."""
 DEADLINE = "DeadlineExceeded"
 
 
@@ -52,11 +65,11 @@ def judge(pod: Pod, settings: KubernetesSettings, now: float) -> PodVerdict:
     marked = pod_metadata.failure(pod)
     if marked is not None:
         return _failed(marked.reason, marked.message, settled=True)
-    ended = _ended(pod)
+    ended = _ended(pod, now)
     if ended is not None:
         return ended
     if pod_metadata.INTRODUCED in pod.annotations:
-        return PodVerdict(status=SandboxStatus.READY)
+        return _ready(pod)
     hopeless = _hopeless(pod) or _without_image(pod, settings, now)
     if hopeless is not None:
         return hopeless
@@ -104,23 +117,64 @@ def _agent_started(pod: Pod) -> bool:
     return bool(pod.address) and bool(containers) and all(container.started for container in containers)
 
 
-def _ended(pod: Pod) -> PodVerdict | None:
+def taken(pod: Pod) -> str:
+    """Return why the cluster ends or has ended the Pod, or "" if it does not.
+
+    The sandbox service deletes Pods without grace, all others with it. Before Kubernetes 1.26 nothing else
+    shows a drain, a preemption or a lost node.
+    """
+    status = pod.status
+    for condition in status.conditions:
+        if condition.type == EVICTING_CONDITION and condition.status == "True":
+            return condition.message or condition.reason
+    if status.reason in EVICTIONS or status.phase == "Unknown":
+        return status.message or status.reason or "its node does not answer"
+    if pod.metadata.deletion_timestamp is not None and pod.metadata.deletion_grace_period_seconds:
+        return _DELETED_BY_OTHERS
+    for container in status.container_statuses:
+        over = container.state.terminated
+        if over is not None and over.reason == LOST_CONTAINER:
+            return over.message or over.reason
+    return ""
+
+
+def _ready(pod: Pod) -> PodVerdict:
+    """Return that it can be used; until when, if the cluster has given notice."""
+    why, last = taken(pod), pod.metadata.deletion_timestamp
+    return PodVerdict(
+        status=SandboxStatus.READY,
+        message=f"it is being evicted, and ends when its grace is over: {why}" if why else "",
+        until=None if last is None else last.timestamp(),
+    )
+
+
+def _ended(pod: Pod, now: float) -> PodVerdict | None:
     """Return why it will not run again, if so."""
-    status, word = pod.status, pod.status.reason
-    if word == NODE_LOST or status.phase == "Unknown":
-        return _failed("node_lost", f"its node is lost: {status.message or 'it does not answer'}")
-    leaving = pod.metadata.deletion_timestamp is not None
-    if not leaving and status.phase not in ("Failed", "Succeeded"):
+    status, last = pod.status, pod.metadata.deletion_timestamp
+    over = status.phase in ("Failed", "Succeeded")
+    if (why := taken(pod)) and not (over and last is None and status.reason == DEADLINE):
+        if status.reason == "Evicted" and _OWN_DISK.search(status.message):
+            return _failed(DISK_LIMIT, f"it wrote more than it may: {status.message.strip()}", settled=True)
+        if not over and status.phase != "Unknown" and _has_grace(pod, now):
+            return None
+        return _failed(EVICTED, f"the cluster took it away: {why}", settled=over or last is not None)
+    if last is not None:
+        return _failed("deleted", "it is being deleted", settled=True)
+    if not over:
         return None
-    if word == DEADLINE and not leaving:
-        why = "expired", "it reached the most that a sandbox may live"
-    elif word in EVICTIONS or _evicting(pod):
-        why = "evicted", f"it {'is being' if leaving else 'was'} evicted: {status.message or word}"
-    elif leaving:
-        why = "deleted", "it is being deleted"
-    else:
-        why = _container_ended(status)
-    return _failed(*why, settled=True)
+    if status.reason == DEADLINE:
+        return _failed("expired", "it reached the most that a sandbox may live", settled=True)
+    return _failed(*_container_ended(status), settled=True)
+
+
+def _has_grace(pod: Pod, now: float) -> bool:
+    """Whether a Pod that has its notice can still be used."""
+    last = pod.metadata.deletion_timestamp
+    return (
+        pod_metadata.INTRODUCED in pod.annotations
+        and (last is None or now < last.timestamp())
+        and all(container.state.terminated is None for container in pod.status.container_statuses)
+    )
 
 
 def _container_ended(status: PodStatus) -> tuple[str, str]:
@@ -136,13 +190,6 @@ def _container_ended(status: PodStatus) -> tuple[str, str]:
             return reason, sentence.format(_ending(over))
     # No container ever ran: the node refused it, for example because it ran full in the meantime.
     return "start_failed", f"its node refused it: {status.message or status.reason or status.phase}"
-
-
-def _evicting(pod: Pod) -> bool:
-    return any(
-        condition.type == EVICTING_CONDITION and condition.status == "True"
-        for condition in pod.status.conditions
-    )
 
 
 def _ending(over: Terminated) -> str:

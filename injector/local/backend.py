@@ -34,7 +34,7 @@ SOCKET = "agent.sock"
 LOG = "agent.log"
 ENVIRONMENT = (
     *("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "LD_LIBRARY_PATH"),
-    *("ORCHARD_SANDBOX_DISK", "ORCHARD_SANDBOX_FILES", "ORCHARD_EGRESS_PRIVATE"),
+    *("ORCHARD_SANDBOX_DISK", "ORCHARD_SANDBOX_FILES", "ORCHARD_SANDBOX_COUNT", "ORCHARD_EGRESS_PRIVATE"),
 )
 """Variables that are passed to the agent; others may be keys."""
 T = TypeVar("T")

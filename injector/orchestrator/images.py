@@ -15,6 +15,8 @@ from orchard.injector.orchestrator.requests import Invalid, decoded
 OPERATIONS = (
     operations.IMAGES,
     operations.PULL_IMAGE,
+    operations.DEMAND,
+    operations.PREPARE,
     operations.IMPORT_IMAGE,
     operations.DELETE_IMAGE,
 )

@@ -39,6 +39,9 @@ def main() -> int:
     parser.add_argument("--into", type=Path, metavar="DIR", help="where --layer copies them to")
     parser.add_argument("--digest", metavar="SHA256", help="that --layer compares")
     parser.add_argument("--sandbox", metavar="ID", help="id of the sandbox that this container is")
+    parser.add_argument(
+        "--grace", type=float, default=0.0, metavar="SECONDS", help="for what still asks after SIGTERM"
+    )
     options = parser.parse_args()
     if options.install is not None:
         for part in ROOT.iterdir():
@@ -57,7 +60,7 @@ def main() -> int:
         return 0
     if options.sandbox is None:
         parser.error("--serve needs --sandbox ID")
-    return start.run(options.host, options.port, options.sandbox, SET_FOR_THE_LOADER)
+    return start.run(options.host, options.port, options.sandbox, SET_FOR_THE_LOADER, options.grace)
 
 
 def _versions() -> dict[str, str]:

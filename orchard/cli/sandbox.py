@@ -1,5 +1,6 @@
 """`sandbox ...`: a sandbox for a program that speaks the Model Context Protocol, and what sandboxes cost."""
 
+import asyncio
 from pathlib import Path
 from typing import Annotated
 
@@ -7,20 +8,23 @@ import msgspec
 import typer
 from rich.table import Table
 
+from orchard.actions.prepull import campaign_images, prepulled
 from orchard.actions.session import Session
 from orchard.cli.facts import AsJson, print_facts
 from orchard.configuration.config import ConfigError
 from orchard.pipelines.campaigns.costs import PAPER_RATES, CostLine, RateCard, RatesError, price, read_rates
 from orchard.terminal.console import console
 
-COMMANDS = {"sandbox": "Give sandboxes to other programs, and compute what they cost."}
+COMMANDS = {"sandbox": "Give sandboxes to other programs, pull their images, and compute what they cost."}
+FINAL = ("image_missing", "image_denied")
+"""Reasons of images that no waiting brings."""
 
 app = typer.Typer(no_args_is_help=True)
 
 
 @app.callback()
 def sandbox() -> None:
-    """Give sandboxes to other programs, and compute what they cost."""
+    """Give sandboxes to other programs, pull their images, and compute what they cost."""
 
 
 @app.command()
@@ -46,6 +50,45 @@ def mcp(
 
     session: Session = context.obj
     server(image, not network, session.config.sandbox.url or None, programs or ()).run()
+
+
+@app.command()
+def prepull(
+    context: typer.Context,
+    campaign: Annotated[str, typer.Option(help="Name of the campaign.")],
+) -> None:
+    """Pull the images of a campaign's open rollouts to where its sandboxes will be, before they are needed.
+
+    On a cluster every node for sandboxes pulls them, a few nodes and ten images at a time; without one, the
+    sandbox service's machine. Images that cannot be pulled are named as soon as that is known, and end the
+    command with status 1. For example:
+
+        orchard sandbox prepull --campaign nightly
+    """
+    session: Session = context.obj
+    if not asyncio.run(_prepulled(session, campaign)):
+        raise typer.Exit(1)
+
+
+async def _prepulled(session: Session, campaign: str) -> bool:
+    """Prints how far it is; returns whether every image is where it was wanted."""
+    images = await asyncio.to_thread(campaign_images, session, campaign)
+    failed: set[str] = set()
+    over = 0
+    async for told in prepulled(session, images):
+        for image in told.images:
+            if image.reason in FINAL and image.image not in failed:
+                failed.add(image.image)
+                what = f"{image.reason}: {image.image}: {image.message}"
+                console.print(what, style="red", markup=False, highlight=False, soft_wrap=True)
+        if told.done:
+            failed |= {image.image for image in told.images if image.failed}
+            over += len(told.images)
+            skipped = f"; {told.skipped} of {told.nodes} nodes have no room" if told.skipped else ""
+            console.print(f"{over} of {len(images)} images{skipped}", highlight=False)
+    there = f"{len(images) - len(failed)} of {len(images)} images are there"
+    console.print(there, style="bold green" if not failed else "bold red", highlight=False)
+    return not failed
 
 
 class SandboxCostFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,6 +27,7 @@ _OTHERS = {
     LOG_VARIABLE,
     "ORCHARD_AGENT_SECRET",
     "ORCHARD_SANDBOX_DISK",
+    "ORCHARD_SANDBOX_COUNT",
     "ORCHARD_SANDBOX_FILES",
 }
 """Variables that Orchard reads but that are not keys of the configuration."""

@@ -10,6 +10,7 @@ from orchard.pipelines.campaigns.reconciling import Reconciler
 from orchard.pipelines.campaigns.spending import CostWatch
 from orchard.pipelines.campaigns.team_quotas import TeamQuotas
 from orchard.processes.probe import probing
+from orchard.processes.queue_demand import follow_queue
 from orchard.processes.signals import run_until, stop_on_signals
 from orchard.storage.campaigns import restore_campaigns
 from orchard.storage.errors import StorageError
@@ -49,6 +50,8 @@ async def run_steward(session: Session, probe_port: int | None = None) -> None:
                 TeamQuotas(connection, store, session.config.teams).run(),
                 keep_book(store, connection),
             ]
+            if session.config.sandbox.follow_queue:
+                own.append(follow_queue(session))
             beside = [tasks.create_task(one) for one in own]
             async with reporting(connection, "steward", f"steward on {socket.gethostname()}"):
                 await run_until(stop, maintain_queues(connection))

@@ -8,6 +8,7 @@ import msgspec
 
 from orchard.configuration.config import Config
 from orchard.configuration.fields import describe, named, summary
+from orchard.injector.front.upstreams import FrontSettings
 from orchard.injector.kubernetes.settings import KubernetesSettings
 from orchard.injector.orchestrator.limits import ServiceLimits
 from orchard.pipelines.datasets.settings import DatasetSettings
@@ -46,6 +47,12 @@ _OTHER_FILES: tuple[tuple[str, type[msgspec.Struct], str], ...] = (
         '`method = "fixed"` (GRPO) or `"dynamic"` (DAPO) replaces balanced groups (`"bar"`).',
     ),
     (
+        "Several sandbox services",
+        FrontSettings,
+        "The file of `python -m orchard.injector.front --upstreams FILE` "
+        "([guide](../several-hosts.md#one-address-for-all-hosts)).",
+    ),
+    (
         "Sandboxes on Kubernetes",
         KubernetesSettings,
         "The file of `python -m orchard.injector.orchestrator --backend kubernetes "
@@ -65,6 +72,7 @@ _VARIABLES = (
     ("SANDBOX_API_KEY", "Keys of the sandbox service, separated by commas; a client sends the first"),
     ("SANDBOX_ADMIN_KEYS", "Keys that see the sandboxes of all keys, for the service"),
     ("ORCHARD_SANDBOX_DISK", "Disk that one local sandbox may use, for the agent, such as `20Gi`"),
+    ("ORCHARD_SANDBOX_COUNT", "Most sandboxes of one machine at once, for the agent; more wait"),
     ("ORCHARD_SANDBOX_FILES", "Files that one local sandbox may make, for the agent, such as `256Ki`"),
     ("ORCHARD_AGENT_SECRET", "Secret that agents' keys are made from, on Kubernetes; at least 32 characters"),
     ("OPENAI_API_KEY", "Key of the model endpoint, unless `api_key_env` names another variable"),

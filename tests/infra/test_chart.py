@@ -205,6 +205,24 @@ def test_who_gives_commands_is_read_from_the_secret_of_people() -> None:
     assert with_people == {"Deployment/console", "Deployment/page"}
 
 
+def test_a_steward_that_tells_what_waits_has_key_and_way_to_the_sandbox_service() -> None:
+    def steward(*words: str) -> tuple[set[str], set[str], bool]:
+        """Variables of the steward, settings of all, and whether the policies let it through."""
+        items = Manifests(rendered(*words))
+        (container,) = containers(items.one("Deployment", "steward")["spec"]["template"])
+        clients = items.one("NetworkPolicy", "sandbox-clients")["spec"]["podSelector"]["matchExpressions"][0]
+        (come, _) = items.one("NetworkPolicy", "orchestrator")["spec"]["ingress"]
+        let_in = come["from"][0]["podSelector"]["matchExpressions"][0]
+        assert clients == let_in
+        names = {one["name"] for one in container["env"]}
+        return names, set(items.one("ConfigMap", "settings")["data"]), "steward" in clients["values"]
+
+    told, quiet = steward("--set", "warmFollowsQueue=true"), steward()
+    assert "SANDBOX_API_KEY" in told[0] - quiet[0]
+    assert told[1] - quiet[1] == {"ORCHARD_SANDBOX__FOLLOW_QUEUE"}
+    assert (told[2], quiet[2]) == (True, False)
+
+
 def test_limits_of_a_queue_follow_from_all_who_may_wait_there() -> None:
     small = Manifests(rendered(*queues(queue("swe"))))
     large = Manifests(

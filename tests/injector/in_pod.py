@@ -172,13 +172,14 @@ async def pod_agent(
     user: str = "root",
     start: Sequence[str] = (),
     introduced: bool = True,
+    grace: float = 0,
     **popen: Any,
 ) -> AsyncIterator[PodAgent]:
     """An agent in a root, introduced; it must end by SIGTERM, and well, unless it has ended."""
     if user.isdigit():
         start = [*become(int(user)), *start]
     base = [] if root is None else ["--bind", str(root), "/"]
-    serve = launch.command(PLACE, "--serve", "--port", "0", "--sandbox", ID)
+    serve = launch.command(PLACE, "--serve", "--port", "0", "--sandbox", ID, "--grace", str(grace))
     with container(payload, [*start, *serve], *base, *options, user=user, **popen) as (process, pid):
         agent = PodAgent(process, port_told(process), pid)
         try:

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -303,8 +304,8 @@ class TestImages:
 
 class TestProcess:
     async def test_it_is_the_first_and_cannot_be_killed_from_inside(self, agent: PodAgent) -> None:
-        for signal in ("KILL", "STOP", "SEGV", "ABRT", "QUIT"):
-            await agent.run(f"kill -{signal} 1")
+        for name in ("KILL", "STOP", "SEGV", "ABRT", "QUIT"):
+            await agent.run(f"kill -{name} 1")
         assert (await agent.run("cat /proc/1/comm")).stdout == "ld.so\n"
 
     async def test_with_its_spawner_it_ends_and_says_so_by_its_status(self, agent: PodAgent) -> None:
@@ -365,3 +366,29 @@ async def eventually_there(agent: PodAgent, path: str) -> None:
         return (await agent.run(["test", "-s", path])).exit_code == 0
 
     await eventually(there, f"{path} written")
+
+
+class TestGrace:
+    """What a kubelet's SIGTERM leaves time for."""
+
+    async def test_what_runs_may_end_and_its_results_be_read(self, payload: Path, busybox: Path) -> None:
+        async with pod_agent(payload, busybox, grace=10 * DEADLINE) as agent:
+            running = asyncio.create_task(agent.run("touch /tmp/begun; sleep 3; echo done | tee /tmp/result"))
+            await eventually(lambda: _exists(agent, "/tmp/begun"), "begun")
+            os.kill(agent.pid, signal.SIGTERM)
+            assert (await running).stdout == "done\n"
+            assert await agent.read("/tmp/result") == b"done\n"
+            assert agent.process.wait(DEADLINE) == 0, "nobody asks any more: it does not use up its grace"
+
+    async def test_what_runs_longer_is_cut_off(self, payload: Path, busybox: Path) -> None:
+        async with pod_agent(payload, busybox, grace=0.5) as agent:
+            running = asyncio.create_task(agent.run("touch /tmp/begun; sleep 1000"))
+            await eventually(lambda: _exists(agent, "/tmp/begun"), "begun")
+            os.kill(agent.pid, signal.SIGTERM)
+            assert await asyncio.to_thread(agent.process.wait, DEADLINE) == 0
+            with pytest.raises(SandboxUnavailable):
+                await running
+
+
+async def _exists(agent: PodAgent, path: str) -> bool:
+    return (await agent.run(["test", "-e", path])).exit_code == 0

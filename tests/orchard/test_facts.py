@@ -162,7 +162,8 @@ WITHOUT_JSON = {
     "changes something, and says in a sentence what": """
         submit, pause, cancel, resume, note, sft, quickstart, tasks import, tasks from-source,
         tasks synthesize, tasks validate, tasks impossible, tasks from-jsonl, tasks from-harbor,
-        tasks from-repo, harness install, images import, images pull, images build, images delete,
+        tasks from-repo, harness install, sandbox prepull, images import, images pull, images build,
+        images delete,
         store compact, store vacuum, store rebuild, store restore-stream, dead requeue, log archive,
         log restore, dataset build, dataset import, trajectories import, values annotate, values rubrics,
         values measure, rl run""",

@@ -41,6 +41,7 @@ from orchard.workers.failures import (
     EndpointRests,
     InfrastructureError,
     LimitExceeded,
+    SandboxEvicted,
     storing,
 )
 from orchard.workers.graders.stages import combined, through_stages
@@ -173,7 +174,7 @@ class Attempt:
                 f"the rollout was not over after {self._timeouts.rollout:g} s, more than all its inner "
                 "limits: raise timeouts.rollout",
             ) from error
-        except (asyncio.CancelledError, EndpointRests):
+        except (asyncio.CancelledError, EndpointRests, SandboxEvicted):
             if self._replay is not None:
                 await self._replay.absolve()
             raise
@@ -353,7 +354,8 @@ class Attempt:
         except LimitExceeded as error:
             raise SandboxLost(error.detail) from error
         except InfrastructureError as error:
-            if self._replay is None or error.cause is not AbortCause.SANDBOX_DIED:
+            died = error.cause is AbortCause.SANDBOX_DIED and not isinstance(error, SandboxEvicted)
+            if self._replay is None or not died:
                 raise
             if not isinstance(error, EndedUnderCommand):
                 await self._replay.distrust_last_answer()

@@ -39,7 +39,13 @@ from orchard.workers.episode.listening import until_listening
 from orchard.workers.episode.machine import READ_LIMIT, CommandOutcome, FileTooLarge
 from orchard.workers.episode.networks import SHUT, Network
 from orchard.workers.episode.settings import SandboxSettings as SandboxSettings
-from orchard.workers.failures import EndedUnderCommand, InfrastructureError, LimitExceeded, NotWritable
+from orchard.workers.failures import (
+    EndedUnderCommand,
+    InfrastructureError,
+    LimitExceeded,
+    NotWritable,
+    SandboxEvicted,
+)
 
 Publish = Callable[[msgspec.Struct], Awaitable[None]]
 Create = Callable[[float, str], Awaitable[AsyncSandbox]]
@@ -54,6 +60,8 @@ LIMITS = {
     "disk_limit": AbortCause.SANDBOX_DIED,
 }
 """Reasons for the end of a sandbox that lie in what ran there, with the cause if that was not the agent."""
+EVICTED = "evicted"
+"""Reason of a sandbox that its cluster took away."""
 _STOPPED = "orchard-stopped"
 NOT_STARTED = 127
 """Return code of a command that could not be started, as in shells."""
@@ -95,6 +103,8 @@ def classified() -> Iterator[None]:
     except SandboxError as error:
         if isinstance(error, SandboxFailed) and error.reason in LIMITS:
             raise LimitExceeded(LIMITS[error.reason], str(error)) from error
+        if isinstance(error, SandboxFailed) and error.reason == EVICTED:
+            raise SandboxEvicted(cause_of(error), str(error)) from error
         raise InfrastructureError(cause_of(error), str(error)) from error
 
 
@@ -199,6 +209,8 @@ class SandboxMachine:
                 raise LimitExceeded(LIMITS[info.reason], detail)
             if info.reason == SandboxFailed.default_reason:
                 raise EndedUnderCommand(AbortCause.SANDBOX_DIED, detail)
+            if info.reason == EVICTED:
+                raise SandboxEvicted(AbortCause.SANDBOX_DIED, detail)
             raise InfrastructureError(AbortCause.SANDBOX_DIED, detail)
 
     async def write(self, path: str, content: bytes) -> None:

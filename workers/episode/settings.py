@@ -64,6 +64,9 @@ class SandboxSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Maximum random delay in seconds before a creation, for fleets where thousands start at once."""
     max_memory: str = "16Gi"
     """Maximum memory of a sandbox: memory is doubled after an out-of-memory kill up to this."""
+    follow_queue: bool = False
+    """Whether the steward tells the sandbox service every 10 s which images waiting rollouts need, for the
+    warm pools of a cluster."""
     output_limit: Size = OUTPUT_LIMIT
     """Bytes kept of a command's output."""
     task_network: TaskNetwork = "never"

@@ -30,4 +30,7 @@ ORCHARD_NATS__PASSWORD_ENV: NATS_PASSWORD
 SSL_CERT_FILE: /etc/ssl/certs/ca-certificates.crt
 {{- end }}
 ORCHARD_SANDBOX__URL: http://orchestrator.{{ .Release.Namespace }}.svc.{{ .Values.clusterDomain }}:8080
+{{- if .Values.warmFollowsQueue }}
+ORCHARD_SANDBOX__FOLLOW_QUEUE: "true"
+{{- end }}
 {{- end }}

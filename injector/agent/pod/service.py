@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import socket
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
@@ -22,6 +23,10 @@ from orchard.injector.agent.spawning import Spawner
 
 START_TIMEOUT = 10.0
 THREADS = 4
+QUIET = 2.0
+"""Seconds without a request after which a container that was told to end does so: the next command of a check
+comes sooner, the next turn of a model later."""
+LOOK = 0.1
 
 log = logging.getLogger(__name__)
 
@@ -31,10 +36,12 @@ async def serve(
     sandbox_id: str,
     channel: tuple[int, socket.socket, socket.socket],
     environment: Mapping[str, str],
+    grace: float,
 ) -> int:
     """Serve the sandbox `sandbox_id` at `address`, printing the port. Returns the exit status.
 
-    `channel` is what `spawner.start` returned, `environment` the default of commands.
+    `channel` is what `spawner.start` returned, `environment` the default of commands. After SIGTERM requests
+    have `grace` seconds more.
     """
     logs.configure()
     loop = asyncio.get_running_loop()
@@ -46,8 +53,9 @@ async def serve(
             log.info("ending: %s", why)
             ending.set_result(status)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, end, 0, number.name)
+    told = asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, told.set)
+    loop.add_signal_handler(signal.SIGINT, end, 0, signal.SIGINT.name)
     loop.add_signal_handler(signal.SIGCHLD, _reap)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # ours; commands come from the spawner
@@ -56,7 +64,7 @@ async def serve(
     spawner = Spawner(requests, reports, lambda: end(1, "the spawner died, and every command with it"), pid)
     host = PodHost(environment, os.getcwd(), lambda: end(0, "the sandbox was deleted"))  # noqa: PTH109
     sandboxes = Sandboxes(None, host, spawner)
-    sandboxes.create(SandboxSpec(sandbox_id=sandbox_id, image=""), None)
+    sandbox = sandboxes.create(SandboxSpec(sandbox_id=sandbox_id, image=""), None)
     await sandboxes.wait(sandbox_id, START_TIMEOUT)
 
     sealing = SealMiddleware()
@@ -67,9 +75,21 @@ async def serve(
     listener = _listen(*address)
     await web.SockSite(runner, listener).start()
     print(listener.getsockname()[1], flush=True)  # noqa: T201
+
+    async def last_requests() -> None:
+        await told.wait()
+        deadline = time.monotonic() + grace
+        while time.monotonic() < deadline and (
+            sandbox.in_flight or time.monotonic() < sandbox.touched + QUIET
+        ):
+            await asyncio.sleep(LOOK)
+        end(0, signal.SIGTERM.name)
+
+    last = loop.create_task(last_requests())
     try:
         return await ending
     finally:
+        last.cancel()
         await runner.cleanup()
         loop.remove_signal_handler(signal.SIGCHLD)  # the spawner's end is the last, and nobody waits for it
         spawner.close()

@@ -11,8 +11,8 @@ OF_THE_CLUSTER = "KUBERNETES_"
 """Prefix of the variables that a kubelet adds to every container: the address of its API server."""
 
 
-def run(host: str, port: int, sandbox_id: str, left_out: frozenset[str]) -> int:
-    """Serve until a signal; returns the exit status.
+def run(host: str, port: int, sandbox_id: str, left_out: frozenset[str], grace: float) -> int:
+    """Serve until a signal, and `grace` seconds longer while somebody asks; returns the exit status.
 
     The spawner comes first, while this process is small, and never has the key. Commands start from the
     environment that the container gave this process, without the `left_out` variables that are empty.
@@ -29,7 +29,7 @@ def run(host: str, port: int, sandbox_id: str, left_out: frozenset[str]) -> int:
     loop = asyncio.new_event_loop()
     try:
         # Not asyncio.run, which needs a new thread at the end: there may be no room for one.
-        return loop.run_until_complete(serve((host, port), sandbox_id, channel, environment))
+        return loop.run_until_complete(serve((host, port), sandbox_id, channel, environment, grace))
     finally:
         loop.close()
 

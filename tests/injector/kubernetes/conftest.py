@@ -48,11 +48,15 @@ def pod(
     labels: dict[str, str] | None = None,
     annotations: dict[str, str] | None = None,
     deleted: bool = False,
+    grace: int = 0,
     version: int = 1,
     uid: str = "",
     **status: Any,
 ) -> Pod:
-    """A Pod made `age` seconds before NOW; a sandbox's when it has a birth. `status` as the API has it."""
+    """A Pod made `age` seconds before NOW; a sandbox's when it has a birth. `status` as the API has it.
+
+    It is being deleted since NOW if it is `deleted` (by the service) or has a `grace` (by anybody else).
+    """
     sandbox = {} if birth is None else pod_metadata.claim_metadata(name.removeprefix("sandbox-"), birth)
     document = {
         "metadata": {
@@ -60,7 +64,11 @@ def pod(
             "uid": uid or f"uid-of-{name}",
             "resourceVersion": str(version),
             "creationTimestamp": _time(NOW - age),
-            **({"deletionTimestamp": _time(NOW)} if deleted else {}),
+            **(
+                {"deletionTimestamp": _time(NOW + grace), "deletionGracePeriodSeconds": grace}
+                if deleted or grace
+                else {}
+            ),
             "labels": {
                 **pod_metadata.APP,
                 pod_metadata.AGENT: name,

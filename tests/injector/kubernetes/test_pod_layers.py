@@ -13,8 +13,11 @@ import pytest
 from orchard.injector.agent import layer_files
 from orchard.injector.errors import SandboxRequestInvalid, SandboxUnsupported
 from orchard.injector.kubernetes import pod_extras, pod_metadata, pods, warm
-from orchard.injector.kubernetes.backend import KubernetesBackend
+from orchard.injector.kubernetes.api import ClusterApi
+from orchard.injector.kubernetes.demand import Demand
+from orchard.injector.kubernetes.images import ClusterImages
 from orchard.injector.kubernetes.objects import Manifest
+from orchard.injector.kubernetes.prepull import Prepull
 from orchard.injector.kubernetes.settings import KubernetesSettings, Volume, WarmPool, load
 from orchard.injector.payload import launch
 from orchard.schemas.sandboxes import CreateSandbox, ImageInfo
@@ -103,15 +106,20 @@ def test_a_sandbox_with_a_layer_is_no_warm_pod(settings: KubernetesSettings) -> 
     assert warm.pool_for(msgspec.structs.replace(request, programs=["codex"]), settings) is None
 
 
-async def test_workers_are_told_of_the_layers_and_take_the_first(settings: KubernetesSettings) -> None:
-    images = KubernetesBackend(settings, b"secret", "one").images()
+async def test_workers_are_told_of_the_layers_and_take_the_first(
+    api: ClusterApi, settings: KubernetesSettings
+) -> None:
+    def images_of(settings: KubernetesSettings) -> ClusterImages:
+        return ClusterImages(settings, Demand(api, settings.namespace), Prepull(api, settings))
+
+    images = images_of(settings)
     told = layers_among(await images.call(list[ImageInfo], "GET", "/images"))
     assert [layer.image for layer, _ in told] == [NAME, OLD]
     with pytest.raises(SandboxUnsupported, match=r"kubernetes\.toml"):
         await images.call(ImageInfo, "POST", "/images/pull")
     bare = msgspec.structs.replace(settings, layers={})
     with pytest.raises(SandboxUnsupported, match="registries"):
-        await KubernetesBackend(bare, b"secret", "one").images().call(list[ImageInfo], "GET", "/images")
+        await images_of(bare).call(list[ImageInfo], "GET", "/images")
 
 
 @pytest.mark.parametrize(

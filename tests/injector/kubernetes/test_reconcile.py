@@ -6,12 +6,24 @@ from typing import Any
 import msgspec
 import pytest
 
+from orchard.injector.errors import SandboxRequestInvalid
 from orchard.injector.kubernetes import pod_metadata, reconcile, warm
 from orchard.injector.kubernetes.leadership import LeaseAction, next_step
-from orchard.injector.kubernetes.objects import ClusterLease, LeaseSpec, Metadata, Named, OwnerReference, Pod
+from orchard.injector.kubernetes.objects import (
+    ClusterLease,
+    Container,
+    ContainerResources,
+    LeaseSpec,
+    Metadata,
+    Named,
+    OwnerReference,
+    Pod,
+    PodSpec,
+)
 from orchard.injector.kubernetes.reconcile import Delete, Fail, MakeWarm, Note
 from orchard.injector.kubernetes.reservations import LASTS
 from orchard.injector.kubernetes.settings import KubernetesSettings, WarmPool
+from orchard.injector.kubernetes.slots import SLOT
 from orchard.schemas.sandboxes import CreateSandbox
 from tests.injector.kubernetes.conftest import NOW, born, container, pod, running
 
@@ -143,6 +155,75 @@ class TestPools:
     ) -> None:
         request = CreateSandbox(**{"image": "debian:12", "cpu": "1", "memory": "1Gi", **change})
         assert (warm.pool_for(request, settings) is not None) == fits
+
+
+class TestFollowing:
+    """Pools that follow the queue."""
+
+    FOLLOWING = WarmPool(count=1, most=4, cpu="1", memory="1Gi")
+    OTHERS = WarmPool(count=0, most=3, cpu="1", memory="1Gi")
+
+    @pytest.fixture
+    def settings(self) -> KubernetesSettings:
+        pools = {"debian:12": self.FOLLOWING, "*": self.OTHERS}
+        return KubernetesSettings(agent_image="x", warm=pools, warm_most=5)
+
+    def sizes(self, settings: KubernetesSettings, **demand: int) -> dict[str, int]:
+        named = {name.replace("debian", "debian:12"): count for name, count in demand.items()}
+        return {image: pool.count for image, pool in warm.sizes(settings, named).items()}
+
+    def test_a_pool_grows_with_the_queue_within_its_bounds(self, settings: KubernetesSettings) -> None:
+        assert self.sizes(settings) == {"debian:12": 1}
+        assert self.sizes(settings, debian=3) == {"debian:12": 3}
+        assert self.sizes(settings, debian=30) == {"debian:12": 4}
+        assert self.sizes(settings, debian=0) == {"debian:12": 1}
+
+    def test_images_without_a_pool_have_that_of_all_others(self, settings: KubernetesSettings) -> None:
+        assert self.sizes(settings, a=2) == {"debian:12": 1, "a": 2}
+        request = CreateSandbox(image="a", cpu="1", memory="1Gi")
+        assert warm.pool_for(request, settings) == self.OTHERS
+
+    def test_all_together_have_a_bound_and_the_most_asked_for_come_first(
+        self, settings: KubernetesSettings
+    ) -> None:
+        assert self.sizes(settings, a=7, b=9, c=1) == {"debian:12": 1, "b": 3, "a": 2}
+
+    def test_what_follows_has_no_pods_without_a_queue(self) -> None:
+        always = KubernetesSettings(agent_image="x", warm={"*": WarmPool(count=1, most=2)})
+        with pytest.raises(SandboxRequestInvalid, match="set `most`"):
+            always.check()
+
+    def test_an_empty_queue_empties_the_pools(self, settings: KubernetesSettings) -> None:
+        pools = warm.sizes(settings, {"a": 2})
+        members = [
+            pod(f"warm-{number}", labels={pod_metadata.WARM: warm.mark_of("a", pools["a"], settings, PRINT)})
+            for number in range(2)
+        ]
+        kept = reconcile.actions(members, settings, PRINT, NOW, {"a": 2})
+        assert kept == [MakeWarm("debian:12", pools["debian:12"], 1)]
+        *gone, _ = reconcile.actions(members, settings, PRINT, NOW)
+        assert [action.pod.name for action in gone] == ["warm-0", "warm-1"]
+
+    def test_a_warm_pod_gives_way_to_a_sandbox_that_finds_no_node(self, settings: KubernetesSettings) -> None:
+        mark = {pod_metadata.WARM: warm.mark_of("debian:12", self.FOLLOWING, settings, PRINT)}
+        members = [
+            _sized(pod(f"warm-{slot}", labels={**mark, SLOT: slot}, annotations=READY, **running()), "1")
+            for slot in "012"
+        ]
+        full = [{"type": "PodScheduled", "status": "False", "message": "0/3 nodes"}]
+        waits = pod(birth=born(), labels={SLOT: "1"}, conditions=full)
+        way = only([*members, _sized(waits, "1")], settings)
+        assert (type(way), way.pod.name) == (Delete, "warm-1"), "that of its slot"
+        too_large = reconcile.actions([*members, _sized(waits, "100")], settings, PRINT, NOW)
+        assert [action.pod.name for action in too_large] == ["warm-1", "warm-2"], (
+            "none but the pool's own two"
+        )
+
+
+def _sized(made: Pod, cpu: str) -> Pod:
+    """The Pod with a request of processors."""
+    asked = Container(name="sandbox", resources=ContainerResources(requests={"cpu": cpu, "memory": "1Gi"}))
+    return msgspec.structs.replace(made, spec=PodSpec(containers=[asked]))
 
 
 class TestLeftovers:

@@ -72,10 +72,8 @@ def test_a_container_that_cannot_be_made_fails_at_once(settings: KubernetesSetti
         (ended(1), "died"),
         (ended(0, "Completed"), "died"),
         (ended(128, "StartError"), "start_failed"),
-        ({"phase": "Failed", "reason": "Evicted", "message": "low on disk"}, "evicted"),
         ({"phase": "Failed", "reason": "DeadlineExceeded"}, "expired"),
         ({"phase": "Failed", "reason": "OutOfcpu", "message": "no cpu left"}, "start_failed"),
-        ({"phase": "Unknown"}, "node_lost"),
     ],
 )
 def test_why_it_ended(settings: KubernetesSettings, state: dict[str, Any], reason: str) -> None:
@@ -128,9 +126,3 @@ def test_a_marked_failure_outlives_whatever_the_pod_does(settings: KubernetesSet
 def test_one_that_is_being_deleted_is_no_sandbox_to_use(settings: KubernetesSettings) -> None:
     verdict = judge(pod(birth=born(), annotations=READY, deleted=True, **running()), settings, NOW)
     assert (verdict.status, verdict.reason) == (SandboxStatus.FAILED, "deleted")
-
-
-def test_a_drained_node_evicts(settings: KubernetesSettings) -> None:
-    disrupted = [{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]
-    sandbox = pod(birth=born(), annotations=READY, deleted=True, **running(conditions=disrupted))
-    assert judge(sandbox, settings, NOW).reason == "evicted"

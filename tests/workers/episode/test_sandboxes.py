@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from orchard.injector.client import AsyncSandboxClient
-from orchard.injector.errors import SandboxError
+from orchard.injector.errors import SandboxError, SandboxFailed
 from orchard.schemas.events import SandboxCreated, SandboxDeleted, SandboxFailure
 from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.sandboxes import Job, JobEnding, JobStatus
@@ -20,9 +20,10 @@ from orchard.workers.episode.sandboxes import (
     SandboxFactory,
     SandboxMachine,
     SandboxSettings,
+    classified,
     ended_with_sandbox,
 )
-from orchard.workers.failures import InfrastructureError, LimitExceeded, NotWritable
+from orchard.workers.failures import InfrastructureError, LimitExceeded, NotWritable, SandboxEvicted
 from orchard.workers.graders.carrying import carry
 from tests.injector.conftest import Service
 from tests.refusing_service import Refusal, refusing
@@ -270,6 +271,15 @@ async def cancelled(factory: SandboxFactory, begun: asyncio.Event, answer: async
     answer.set()
     with pytest.raises(asyncio.CancelledError):
         await using
+
+
+def test_what_a_cluster_takes_away_is_told_from_what_ended_by_itself() -> None:
+    with pytest.raises(SandboxEvicted) as evicted, classified():
+        raise SandboxFailed("sandbox a failed: drained", reason="evicted")
+    assert (evicted.value.cause, evicted.value.retryable) == (AbortCause.SANDBOX_DIED, True)
+    with pytest.raises(InfrastructureError) as died, classified():
+        raise SandboxFailed("sandbox a failed: its agent ended", reason="died")
+    assert not isinstance(died.value, SandboxEvicted)
 
 
 async def test_cancelled_while_the_service_makes_it_a_sandbox_is_deleted(service: Service) -> None:

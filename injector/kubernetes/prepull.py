@@ -1,0 +1,205 @@
+"""Pulls images to the nodes before sandboxes ask for them, by one short Pod on each node.
+
+Its containers have the images and a command that ends at once, whether the image has it or not: a container
+that could not be started has its image. A kubelet pulls one after another, and goes past one that fails.
+All state is in the Pods, so any orchestrator can take the next step.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from orchard.injector.agent.interfaces import quantity
+from orchard.injector.kubernetes import image_pulls, pod_metadata
+from orchard.injector.kubernetes.api import ClusterApi, passing_over, selector
+from orchard.injector.kubernetes.image_pulls import PullFailure
+from orchard.injector.kubernetes.objects import (
+    ClusterNode,
+    ContainerStatus,
+    Manifest,
+    NodeList,
+    Pod,
+    PodList,
+)
+from orchard.injector.kubernetes.resources import is_open
+from orchard.injector.kubernetes.settings import KubernetesSettings
+from orchard.injector.kubernetes.status import START_REASONS
+from orchard.schemas.sandboxes import PreparedImage, PreparedImages
+
+APP = {"app": "sandbox-images"}
+BATCH = "orchard/images"
+"""Label with a digest of the images that a Pod pulls."""
+KEPT = 600.0
+"""Seconds for which the Pods of a client that has gone may still be asked about after their time is over."""
+_TINY = {"cpu": "10m", "memory": "16Mi"}
+_LIMITS = {"cpu": "100m", "memory": "64Mi"}
+_FINAL = {
+    PullFailure.MISSING: "image_missing",
+    PullFailure.DENIED: "image_denied",
+}
+
+
+class PrepullStep(NamedTuple):
+    """What to do next about one list of images, and how far it is."""
+
+    create: list[Manifest]
+    delete: list[Pod]
+    told: PreparedImages
+
+
+class Prepull:
+    def __init__(self, api: ClusterApi, settings: KubernetesSettings) -> None:
+        self._api = api
+        self._settings = settings
+        self._path = f"/api/v1/namespaces/{settings.namespace}/pods"
+
+    async def step(self, images: Sequence[str]) -> PreparedImages:
+        """Begin or continue to pull `images`; returns how far it is. Raises SandboxRequestInvalid for images
+        that the settings do not permit, and SandboxUnavailable."""
+        for image in images:
+            self._settings.admit(image)
+        nodes = await self._api.get(NodeList, "/api/v1/nodes", {"resourceVersion": "0"})
+        chosen = {"labelSelector": selector({**APP, BATCH: _batch(images)})}
+        pods = await self._api.get(PodList, self._path, chosen)
+        step = next_step(images, nodes.items, pods.items, self._settings)
+        for body in step.create:
+            with passing_over(409):
+                await self._api.create(Pod, self._path, body)
+        for pod in step.delete:
+            await self._api.delete(f"{self._path}/{pod.name}", {"gracePeriodSeconds": 0})
+        return step.told
+
+
+def next_step(
+    images: Sequence[str], nodes: Iterable[ClusterNode], pods: Iterable[Pod], settings: KubernetesSettings
+) -> PrepullStep:
+    """Decide about one list of images: `pods` are those that pull it, at most one for each node."""
+    names = {_pod_name(images, node.metadata.name): node for node in nodes if is_open(node, settings)}
+    there = {pod.name: pod for pod in pods}
+    full = {name for name, node in names.items() if name not in there and _full(node, settings)}
+    working = sum(not _over(pod) for pod in there.values())
+    missing = [name for name in names if name not in there and name not in full]
+    begin = missing[: max(0, settings.prepull_nodes - working)]
+    done = not missing and not working
+    skipped = len(full) + sum(_without_node(pod) for pod in there.values())
+    return PrepullStep(
+        create=[_manifest(name, names[name].metadata.name, images, settings) for name in begin],
+        delete=list(there.values()) if done else [],
+        told=PreparedImages(
+            nodes=len(names),
+            skipped=skipped,
+            done=done,
+            images=[_told(number, image, there.values()) for number, image in enumerate(images)],
+        ),
+    )
+
+
+def abandoned(pods: Iterable[Pod], settings: KubernetesSettings, now: float) -> list[Pod]:
+    """Return the Pods whose client has gone: it deletes them by its last request, long before."""
+    return [pod for pod in pods if now > pod.created_at + settings.pending_timeout + KEPT]
+
+
+def _told(number: int, image: str, pods: Iterable[Pod]) -> PreparedImage:
+    statuses = [
+        one for pod in pods for one in pod.status.container_statuses if one.name == _container(number)
+    ]
+    causes = [(cause, status) for status in statuses if (cause := _failure(status)) is not None]
+    reason, message = "", ""
+    if causes:
+        cause, status = causes[0]
+        waiting = status.state.waiting
+        reason = _FINAL.get(cause, "image_unavailable")
+        message = "" if waiting is None else waiting.message or waiting.reason
+    return PreparedImage(
+        image=image, pulled=sum(map(_pulled, statuses)), failed=len(causes), reason=reason, message=message
+    )
+
+
+def _pulled(status: ContainerStatus) -> bool:
+    waiting = status.state.waiting
+    return status.state.terminated is not None or (waiting is not None and waiting.reason in START_REASONS)
+
+
+def _failure(status: ContainerStatus) -> PullFailure | None:
+    """Return why the image could not be pulled so far, if its kubelet says so."""
+    waiting = status.state.waiting
+    if waiting is None:
+        return None
+    if waiting.reason in (image_pulls.INVALID_NAME, image_pulls.NEVER_PULLED):
+        return PullFailure.MISSING
+    if waiting.reason not in image_pulls.REASONS:
+        return None
+    return image_pulls.trouble_of(waiting.message, status.image)
+
+
+def _over(pod: Pod) -> bool:
+    """Whether nothing more comes of it: each image is there or will not come."""
+    if pod.status.phase in ("Failed", "Succeeded") or _without_node(pod):
+        return True
+    statuses = pod.status.container_statuses
+    return bool(statuses) and all(_pulled(one) or _failure(one) in _FINAL for one in statuses)
+
+
+def _without_node(pod: Pod) -> bool:
+    return any(one.type == "PodScheduled" and one.status == "False" for one in pod.status.conditions)
+
+
+def _full(node: ClusterNode, settings: KubernetesSettings) -> bool:
+    """Whether the node has no disk for more images: it says so, or its largest ones take their share."""
+    if any(one.type == "DiskPressure" and one.status == "True" for one in node.status.conditions):
+        return True
+    disk = quantity(node.status.capacity.get("ephemeral-storage", "0"))
+    return disk > 0 and sum(one.size_bytes for one in node.status.images) > settings.prepull_disk_share * disk
+
+
+def _batch(images: Sequence[str]) -> str:
+    return hashlib.sha256(msgspec.json.encode(images)).hexdigest()[:16]
+
+
+def _pod_name(images: Sequence[str], node: str) -> str:
+    return f"images-{hashlib.sha256(f'{_batch(images)} {node}'.encode()).hexdigest()[:16]}"
+
+
+def _container(number: int) -> str:
+    return f"image-{number}"
+
+
+def _manifest(name: str, node: str, images: Sequence[str], settings: KubernetesSettings) -> Manifest:
+    rule = {"key": "metadata.name", "operator": "In", "values": [node]}
+    required = {"nodeSelectorTerms": [{"matchFields": [rule]}]}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": settings.namespace,
+            "labels": {**APP, **pod_metadata.MANAGED_BY, BATCH: _batch(images)},
+        },
+        "spec": {
+            "restartPolicy": "Never",
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "terminationGracePeriodSeconds": 0,
+            "activeDeadlineSeconds": round(settings.pending_timeout),
+            "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+            "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}},
+            "tolerations": settings.tolerations,
+            "imagePullSecrets": [{"name": secret} for secret in settings.image_pull_secrets],
+            "containers": [
+                {
+                    "name": _container(number),
+                    "image": image,
+                    "imagePullPolicy": settings.image_pull_policy,
+                    "command": ["true"],
+                    "resources": {"requests": _TINY, "limits": _LIMITS},
+                    "securityContext": {
+                        "allowPrivilegeEscalation": False,
+                        "capabilities": {"drop": ["ALL"]},
+                    },
+                }
+                for number, image in enumerate(images)
+            ],
+        },
+    }

@@ -1,0 +1,114 @@
+"""Images are pulled ahead by one Pod on each node, some at a time, and a missing one is told by its name."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from orchard.injector.kubernetes.objects import (
+    ClusterNode,
+    Metadata,
+    NodeImage,
+    NodeStatus,
+    Pod,
+    PodCondition,
+)
+from orchard.injector.kubernetes.prepull import KEPT, PrepullStep, abandoned, next_step
+from orchard.injector.kubernetes.settings import KubernetesSettings
+from tests.injector.kubernetes.conftest import NOW, pod
+
+IMAGES = ["debian:12", "none:1"]
+MISSING = {"waiting": {"reason": "ErrImagePull", "message": "reading manifest 1 in x/none: manifest unknown"}}
+WAITS = {"waiting": {"reason": "ContainerCreating"}}
+SLOW = {"waiting": {"reason": "ErrImagePull", "message": "dial tcp 10.0.0.1:443: i/o timeout"}}
+NO_SUCH_COMMAND = {"terminated": {"exitCode": 128, "reason": "StartError"}}
+
+
+@pytest.fixture
+def settings() -> KubernetesSettings:
+    return KubernetesSettings(agent_image="x", prepull_nodes=2)
+
+
+def nodes(count: int, **status: Any) -> list[ClusterNode]:
+    shape = NodeStatus(capacity={"ephemeral-storage": "100Gi"}, **status)
+    return [ClusterNode(metadata=Metadata(name=f"node-{number}"), status=shape) for number in range(count)]
+
+
+def step(settings: KubernetesSettings, fleet: list[ClusterNode], *pods: Pod) -> PrepullStep:
+    return next_step(IMAGES, fleet, pods, settings)
+
+
+def puller(body: dict[str, Any], *states: dict[str, Any], **status: Any) -> Pod:
+    """The Pod of a manifest, with the states of its containers."""
+    statuses = [
+        {"name": f"image-{number}", "image": IMAGES[number], "state": state}
+        for number, state in enumerate(states)
+    ]
+    return pod(body["metadata"]["name"], containerStatuses=statuses, **status)
+
+
+def test_some_nodes_pull_at_once_and_then_the_next(settings: KubernetesSettings) -> None:
+    fleet = nodes(3)
+    first = step(settings, fleet)
+    assert len(first.create) == 2
+    rule = first.create[0]["spec"]["affinity"]["nodeAffinity"][
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ]
+    assert rule["nodeSelectorTerms"][0]["matchFields"][0]["values"] == ["node-0"]
+    assert [one["image"] for one in first.create[0]["spec"]["containers"]] == IMAGES
+    assert step(settings, fleet, *(puller(one, WAITS, WAITS) for one in first.create)).create == []
+    over = puller(first.create[0], NO_SUCH_COMMAND, MISSING)
+    more = step(settings, fleet, over, puller(first.create[1], WAITS, WAITS))
+    assert (len(more.create), more.told.done, more.delete) == (1, False, [])
+
+
+def test_a_missing_image_is_told_at_once_by_name_and_holds_up_nothing(settings: KubernetesSettings) -> None:
+    fleet = nodes(1)
+    (body,) = step(settings, fleet).create
+    begun = step(settings, fleet, puller(body, WAITS, MISSING)).told
+    assert (begun.images[1].image, begun.images[1].reason, begun.done) == ("none:1", "image_missing", False)
+    assert "manifest unknown" in begun.images[1].message
+    over = puller(body, NO_SUCH_COMMAND, MISSING)
+    ended = step(settings, fleet, over)
+    assert (ended.told.done, ended.delete) == (True, [over])
+    assert [(one.pulled, one.failed) for one in ended.told.images] == [(1, 0), (0, 1)]
+
+
+def test_what_may_pass_is_waited_for_until_the_pods_time_is_over(settings: KubernetesSettings) -> None:
+    fleet = nodes(1)
+    (body,) = step(settings, fleet).create
+    slow = step(settings, fleet, puller(body, NO_SUCH_COMMAND, SLOW)).told
+    assert (slow.done, slow.images[1].reason) == (False, "image_unavailable")
+    late = puller(body, NO_SUCH_COMMAND, SLOW, phase="Failed", reason="DeadlineExceeded")
+    assert step(settings, fleet, late).told.done
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"images": [NodeImage(size_bytes=61 * 2**30)]},
+        {"conditions": [PodCondition(type="DiskPressure", status="True")]},
+    ],
+)
+def test_a_node_with_enough_images_pulls_none(settings: KubernetesSettings, status: dict[str, Any]) -> None:
+    done = step(settings, nodes(2, **status))
+    assert (done.create, done.told.skipped, done.told.done) == ([], 2, True)
+
+
+def test_a_node_without_room_for_a_pod_is_skipped(settings: KubernetesSettings) -> None:
+    fleet = nodes(1)
+    (body,) = step(settings, fleet).create
+    unscheduled = [{"type": "PodScheduled", "status": "False"}]
+    told = step(settings, fleet, puller(body, conditions=unscheduled)).told
+    assert (told.skipped, told.done) == (1, True)
+
+
+def test_nodes_that_are_not_for_sandboxes_pull_nothing(settings: KubernetesSettings) -> None:
+    chosen = msgspec.structs.replace(settings, node_selector={"workload": "sandbox"})
+    assert step(chosen, nodes(2)).told.nodes == 0
+
+
+def test_pods_of_a_client_that_has_gone_are_removed_long_after(settings: KubernetesSettings) -> None:
+    gone = settings.pending_timeout + KEPT
+    old, young = pod("images-1", age=gone + 1), pod("images-2", age=gone - 1)
+    assert abandoned([old, young], settings, NOW) == [old]
