@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from orchard.schemas.messages import Role, ToolCall
-from orchard.workers.gateway.client_tools import INPUT, choose, custom_function, custom_text
+from orchard.workers.gateway.client_tools import CHOICE, INPUT, choose, custom_function, custom_text
 from orchard.workers.gateway.wire_types import (
     BadProgramRequest,
     CallError,
@@ -79,6 +79,7 @@ def read(raw: bytes) -> ProgramRequest:
         left_out=(
             *unread(body, _KNOWN),
             *unread(options, KNOWN_OPTIONS),
+            *unread(child(body.get("tool_choice")), CHOICE),
             *(name for tool in listed for name in _unread_of_tool(tool)),
         ),
         **sampling(body, "max_completion_tokens", "max_tokens"),

@@ -185,6 +185,10 @@ def native_result(item: dict[str, Any]) -> str:
     return output if isinstance(output, str) else as_json(output)
 
 
+CHOICE = frozenset({"type", "name", "mode", "tools", "function", "custom", "allowed_tools"})
+"""Fields of a `tool_choice` that are read."""
+
+
 def choose(
     choice: Any, tools: tuple[dict[str, Any], ...]
 ) -> tuple[tuple[dict[str, Any], ...], dict[str, Any]]:

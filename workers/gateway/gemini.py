@@ -148,9 +148,9 @@ def _system(value: Any) -> list[ProgramMessage]:
     held = mapping(value, "systemInstruction")
     content = _content(objects(held.get("parts"), "parts"))
     content = content._replace(not_shown=(*content.not_shown, *unread(held, frozenset({"role", "parts"}))))
-    if not content.text and held:
+    if not content.text and content.not_shown:
         raise BadProgramRequest("systemInstruction must have parts with a text")
-    return [ProgramMessage(role=Role.SYSTEM, **content._asdict())] if held else []
+    return [ProgramMessage(role=Role.SYSTEM, **content._asdict())] if content.text else []
 
 
 class _Calls:
@@ -314,7 +314,7 @@ def _chosen(
         if missing := [name for name in names if name not in offered]:
             raise BadProgramRequest(f"allowedFunctionNames: no function is called {str(missing[0])[:60]!r}")
         tools = tuple(tool for tool in tools if name_of(tool) in names)
-    asked = config.get("mode") or "AUTO"
+    asked = text_of(config.get("mode"), "functionCallingConfig.mode") or "AUTO"
     if asked not in _MODES:
         raise BadProgramRequest(f"functionCallingConfig.mode: use one of {', '.join(_MODES)}")
     mode = _MODES[asked]

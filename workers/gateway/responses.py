@@ -8,6 +8,7 @@ import msgspec
 
 from orchard.schemas.messages import Role, ToolCall
 from orchard.workers.gateway.client_tools import (
+    CHOICE,
     INPUT,
     NATIVE_CALLS,
     RESULTS,
@@ -158,6 +159,7 @@ def _read(body: dict[str, Any]) -> ProgramRequest:
                 mapping(body.get("stream_options"), "stream_options"), frozenset({"include_obfuscation"})
             ),
             *unread(asked, frozenset({"format"})),
+            *unread(child(body.get("tool_choice")), CHOICE),
             *unread(form, frozenset({"type", *_SCHEMA} if kind == "json_schema" else {"type"})),
             *(name for item in items for name in unread(item, _known(item))),
             *(name for space in spaced for name in unread(space, frozenset({"type", "name", "tools"}))),

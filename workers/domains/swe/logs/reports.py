@@ -57,8 +57,8 @@ _CLASS = re.compile(
 
 
 def _surefire_classes(log: str) -> dict[str, str]:
-    """Maven Surefire's classes, as Multi-SWE-bench judges them: one passes if it skipped some of its tests, but
-    not if it skipped all, or has none. Of several runs of a class a failed one counts."""
+    """Maven Surefire's classes, as Multi-SWE-bench judges them: one passes if it skipped some of its tests,
+    but not if it skipped all, or has none. Of several runs of a class a failed one counts."""
     found: dict[str, str] = {}
     for line in lines_of(log):
         if match := _CLASS.search(line):
