@@ -44,6 +44,7 @@ ADAPTERS = {
     ),
     "swebench": Adapter(("swebench>=5.0.2,<6",), ("swebench_parsers.py",)),
     "swebench-verdicts": Adapter((), ("swebench_verdicts.py",), serves=True, behind=("swebench",)),
+    "swebench-predictions": Adapter((), ("swebench_predictions.py",), serves=True, behind=("swebench",)),
     "harbor": Adapter(
         ("harbor>=0.26,<1",),
         (

@@ -45,8 +45,15 @@ def main() -> int:
     failed = []
     wanted = sys.argv[1:] or [program.name for program in PROGRAMS]
     for name in wanted:
+        if name == "zeroclaw" and SUPPLIED not in os.environ:
+            print(
+                f"skipped: {name}: {SUPPLIED} does not name its binary, which no package index has",
+                flush=True,
+            )
+            continue
         if complaint := _missing(name):
-            print(f"skipped: {name}: {complaint}", flush=True)
+            print(f"{name} cannot be installed: {complaint}", flush=True)
+            failed.append(name)
             continue
         for command, reward in ((FIX, 1.0), (SPOIL, -1.0)):
             problem = asyncio.run(_outcome(name, command, reward))

@@ -16,9 +16,10 @@ from orchard.workers.gateway.wire_types import (
     Wire,
     as_json,
     as_object,
-    child,
     content_of,
+    flag,
     kind_of_part,
+    mapping,
     merge_system_messages,
     named,
     objects,
@@ -27,6 +28,7 @@ from orchard.workers.gateway.wire_types import (
     refuse,
     sampling,
     sse,
+    text_of,
     unread,
     word,
 )
@@ -46,6 +48,15 @@ _SERVER = {
     "mcp_servers": "no server is called from here; offer its tools as tools of the program",
 }
 
+_KNOWN_TOOL = frozenset({"name", "description", "input_schema"})
+_OWN_BLOCKS = (("assistant", "tool_use"), ("assistant", "thinking"), ("user", "tool_result"))
+"""Roles and types of the blocks that are read as calls, reasoning and results."""
+_KNOWN_BLOCKS = {
+    "tool_use": frozenset({"type", "id", "name", "input"}),
+    "thinking": frozenset({"type", "thinking", "signature"}),
+    "tool_result": frozenset({"type", "tool_use_id", "content", "is_error"}),
+    "compaction": frozenset({"type", "content"}),
+}
 _KNOWN = frozenset(
     {"messages", "system", "model", "stream", "max_tokens", "temperature", "top_p", "stop_sequences"}
     | {"tools", "tool_choice", "thinking", "output_config", "output_format"}
@@ -61,44 +72,64 @@ def read(raw: bytes) -> ProgramRequest:
         raise BadProgramRequest("fallbacks: one model answers every call; leave the field out")
     if not (messages := objects(body.get("messages"), "messages")):
         raise BadProgramRequest("messages must not be empty")
-    said = _system(body.get("system"))
+    said, left_out = _system(body.get("system")), list[str]()
     for message in messages:
         said += _said(message)
+        left_out += _unread_in(message)
     if not (opened := merge_system_messages(said)):
         raise BadProgramRequest("messages must say something")
-    choice = child(body.get("tool_choice"))
+    choice = mapping(body.get("tool_choice"), "tool_choice")
+    if (chosen := choice.get("type", "auto")) not in ("auto", "any", "none", "tool"):
+        raise BadProgramRequest("tool_choice: use auto, any, none or tool")
     fields: dict[str, Any] = {}
     listed = [(tool, anthropic_function(tool)) for tool in objects(body.get("tools"), "tools")]
     tools = tuple(made for _, made in listed if made is not None)
-    left_out = [kind_of_part(tool) for tool, made in listed if made is None]
-    left_out += _edits(child(body.get("context_management")))
+    for tool, made in listed:
+        own = tool.get("type") == "custom" or "input_schema" not in tool
+        known = _KNOWN_TOOL | ({"type"} if own else set())
+        known |= {"max_characters"} if "input_schema" not in tool else set()
+        left_out += unread(tool, known) if made else [kind_of_part(tool)]
+    left_out += _edits(mapping(body.get("context_management"), "context_management"))
     left_out += unread(body, _KNOWN)
-    left_out += unread(child(body.get("output_config")), frozenset({"format"}))
-    if compacts := bool(compaction := child(body.get("compaction"))):
-        asked = word(compaction.get("instructions")).strip() or SUMMARIZE
+    output = mapping(body.get("output_config"), "output_config")
+    form = mapping(output.get("format"), "output_config.format")
+    older = mapping(body.get("output_format"), "output_format")
+    left_out += unread(output, frozenset({"format"}))
+    left_out += unread(choice, frozenset({"type", "name", "disable_parallel_tool_use"}))
+    if compacts := bool(compaction := mapping(body.get("compaction"), "compaction")):
+        asked = text_of(compaction.get("instructions"), "the instructions of compaction").strip() or SUMMARIZE
         opened.append(ProgramMessage(role=Role.USER, text=asked))
-        choice = {"type": "none"}
+        left_out += unread(compaction, frozenset({"type", "instructions"}))
+        chosen = "none"
     if stops := body.get("stop_sequences"):
         fields["stop"] = stops
-    if tools and choice.get("type") in ("any", "none"):
-        fields["tool_choice"] = {"any": "required", "none": "none"}[choice["type"]]
-    elif tools and choice.get("type") == "tool":
-        chosen = named(choice.get("name"), "the name of tool_choice")
-        if chosen not in map(name_of, tools):
-            raise BadProgramRequest(
-                f"tool_choice: the model cannot be offered {chosen!r}; choose another tool"
-            )
-        fields["tool_choice"] = {"type": "function", "function": {"name": chosen}}
-    if tools and choice.get("disable_parallel_tool_use") is True:
+    if chosen == "tool":
+        name = named(choice.get("name"), "the name of tool_choice")
+        if name not in map(name_of, tools):
+            raise BadProgramRequest(f"tool_choice: the model cannot be offered {name!r}; choose another tool")
+        fields["tool_choice"] = {"type": "function", "function": {"name": name}}
+    elif chosen == "any" and not tools:
+        raise BadProgramRequest("tool_choice: no tool is offered that the model can call; leave it out")
+    elif tools and chosen != "auto":
+        fields["tool_choice"] = {"any": "required", "none": "none"}[chosen]
+    if flag(choice, "disable_parallel_tool_use") and tools:
         fields["parallel_tool_calls"] = False
-    form = child(child(body.get("output_config")).get("format") or body.get("output_format"))
-    if form.get("type") == "json_schema":
+    if form and older and form != older:
+        raise BadProgramRequest("output_format: output_config.format says otherwise; send one of them")
+    if form := form or older:
+        if form.get("type") != "json_schema":
+            raise BadProgramRequest("output_config.format: use json_schema")
         schema = {"name": "answer", "schema": form.get("schema"), "strict": True}
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+        left_out += unread(form, frozenset({"type", "schema"}))
+    thinking = mapping(body.get("thinking"), "thinking")
+    if thinking.get("type") not in (None, "enabled", "adaptive", "disabled"):
+        raise BadProgramRequest("thinking.type: use enabled, adaptive or disabled")
+    left_out += unread(thinking, frozenset({"type"}))
     return ProgramRequest(
         messages=tuple(opened),
         tools=tools,
-        thinking=child(body.get("thinking")).get("type") in ("enabled", "adaptive"),
+        thinking=thinking.get("type") in ("enabled", "adaptive"),
         fields=fields,
         left_out=tuple(left_out),
         compacts=compacts,
@@ -107,7 +138,7 @@ def read(raw: bytes) -> ProgramRequest:
 
 
 def _system(value: Any) -> list[ProgramMessage]:
-    blocks = [{"text": value}] if isinstance(value, str) else objects(value, "system")
+    blocks = [{"type": "text", "text": value}] if isinstance(value, str) else objects(value, "system")
     said = [content_of([block], "system") for block in blocks]
     kept = [each for each in said if each.text and not each.text.startswith(BILLING)]
     return [ProgramMessage(role=Role.SYSTEM, **each._asdict()) for each in kept]
@@ -122,7 +153,8 @@ def _edits(management: dict[str, Any]) -> list[str]:
             raise BadProgramRequest(
                 f"context_management: {kind_of_part(edit)} is not done here; ask for `compaction`"
             )
-    return [kind_of_part(edit) for edit in edits if edit.get("keep") != "all"]
+    made = [kind_of_part(edit) for edit in edits if edit.get("keep") != "all"]
+    return [*made, *unread(management, frozenset({"edits"}))]
 
 
 def _said(message: dict[str, Any]) -> list[ProgramMessage]:
@@ -143,20 +175,20 @@ def _said(message: dict[str, Any]) -> list[ProgramMessage]:
         return summaries
     if role == "assistant":
         calls = [block for block in blocks if block.get("type") == "tool_use"]
-        rest = content_of([block for block in blocks if block.get("type") != "tool_use"], "content")
+        thoughts = [block for block in blocks if block.get("type") == "thinking"]
+        own = ("tool_use", "thinking")
+        rest = content_of([block for block in blocks if block.get("type") not in own], "content")
         return [
             *summaries,
             ProgramMessage(
                 role=Role.ASSISTANT,
                 **rest._asdict(),
-                reasoning="".join(
-                    word(block.get("thinking")) for block in blocks if block.get("type") == "thinking"
-                ),
+                reasoning="".join(text_of(block.get("thinking"), "thinking") for block in thoughts),
                 tool_calls=tuple(
                     ToolCall(
                         id=named(block.get("id"), "the id of a tool_use block"),
-                        name=word(block.get("name")),
-                        arguments=as_json(block.get("input") or {}),
+                        name=text_of(block.get("name"), "the name of a tool_use block"),
+                        arguments=as_json({} if block.get("input") is None else block["input"]),
                     )
                     for block in calls
                 ),
@@ -168,13 +200,29 @@ def _said(message: dict[str, Any]) -> list[ProgramMessage]:
             others.append(block)
             continue
         result = content_of(block.get("content"), "the content of a tool_result", "\n")
-        if block.get("is_error") is True and not result.text:
+        if flag(block, "is_error") and not result.text:
             result = result._replace(text="[error]")
         answered = named(block.get("tool_use_id"), "tool_use_id")
         said.append(ProgramMessage(role=Role.TOOL, **result._asdict(), tool_call_id=answered))
     if others or not said:
         said.append(ProgramMessage(role=Role.USER, **content_of(others, "content", "\n")._asdict()))
     return said
+
+
+def _unread_in(message: dict[str, Any]) -> list[str]:
+    """Returns the names of the fields without effect of a message, and of its blocks that are no parts of a
+    content."""
+    blocks = message["content"] if isinstance(message.get("content"), list) else []
+    found = [*unread(message, frozenset({"role", "content"}))]
+    for block in blocks:
+        kind = word(block.get("type"))
+        if _is_silent(block):
+            found += [kind] if kind == "fallback" else unread(block, _KNOWN_BLOCKS[kind])
+        elif (message["role"], kind) in _OWN_BLOCKS:
+            found += unread(block, _KNOWN_BLOCKS[kind])
+            hidden = kind == "thinking" and not block.get("thinking") and block.get("signature")
+            found += ["encrypted_reasoning"] if hidden else []
+    return found
 
 
 def _is_silent(block: dict[str, Any]) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from orchard.schemas.messages import Role, ToolCall
-from orchard.workers.gateway.client_tools import INPUT, choose, custom_function, custom_text
+from orchard.workers.gateway.client_tools import CHOICE, INPUT, choose, custom_function, custom_text
 from orchard.workers.gateway.wire_types import (
     BadProgramRequest,
     CallError,
@@ -15,6 +15,8 @@ from orchard.workers.gateway.wire_types import (
     as_json,
     child,
     content_of,
+    flag,
+    mapping,
     named,
     objects,
     openai_error,
@@ -23,6 +25,7 @@ from orchard.workers.gateway.wire_types import (
     refuse,
     sampling,
     sse,
+    text_of,
     unread,
     unseen_mark,
     word,
@@ -41,6 +44,8 @@ _KNOWN = frozenset(
     | {"max_completion_tokens", "max_tokens", "temperature", "top_p", "stop", "response_format"}
     | _SERVER.keys()
 )
+KNOWN_OPTIONS = frozenset({"include_usage", "include_obfuscation"})
+_KNOWN_ANSWER = frozenset({"role", "content", "audio", "refusal", "tool_calls", "function_call"})
 _ROLES = {role.value: role for role in Role} | {"developer": Role.SYSTEM, "function": Role.TOOL}
 
 
@@ -52,7 +57,7 @@ def read(raw: bytes) -> ProgramRequest:
         raise BadProgramRequest("n must be 1: one call records one answer")
     refuse(body, _SERVER)
     listed = objects(body.get("tools"), "tools")
-    custom = [child(tool.get("custom")) for tool in listed if tool.get("type") == "custom"]
+    custom = [mapping(tool.get("custom"), "custom") for tool in listed if tool.get("type") == "custom"]
     tools, chosen = choose(
         body.get("tool_choice"),
         tuple(
@@ -62,15 +67,21 @@ def read(raw: bytes) -> ProgramRequest:
     )
     fields = {name: value for name in ("stop", "response_format") if (value := body.get(name)) is not None}
     fields |= chosen
-    if tools and body.get("parallel_tool_calls") is False:
+    if flag(body, "parallel_tool_calls") is False and tools:
         fields["parallel_tool_calls"] = False
+    options = mapping(body.get("stream_options"), "stream_options")
     return ProgramRequest(
         messages=tuple(_said(message) for message in messages),
         tools=tools,
         custom=frozenset(word(tool.get("name")) for tool in custom),
-        include_usage=child(body.get("stream_options")).get("include_usage") is True,
+        include_usage=flag(options, "include_usage") is True,
         fields=fields,
-        left_out=unread(body, _KNOWN),
+        left_out=(
+            *unread(body, _KNOWN),
+            *unread(options, KNOWN_OPTIONS),
+            *unread(child(body.get("tool_choice")), CHOICE),
+            *(name for tool in listed for name in _unread_of_tool(tool)),
+        ),
         **sampling(body, "max_completion_tokens", "max_tokens"),
     )
 
@@ -80,35 +91,63 @@ def _said(message: dict[str, Any]) -> ProgramMessage:
     role = _ROLES.get(name) if isinstance(name, str) else None
     if role is None:
         raise BadProgramRequest(f"a message has the role {str(name)[:40]!r}: use one of {', '.join(_ROLES)}")
-    content = content_of(message.get("content"), "content")
+    text, images, unseen = content_of(message.get("content"), "content")
     if role is Role.ASSISTANT:
         if message.get("audio"):
-            text, unseen = content.text + unseen_mark("audio"), (*content.not_shown, "audio")
-            content = content._replace(text=text, not_shown=unseen)
-        text = content.text or word(message.get("refusal"))
-        field = next((each for each in REASONING_FIELDS if word(message.get(each))), "")
-        calls = [_call(call) for call in objects(message.get("tool_calls"), "tool_calls")]
-        if older := child(message.get("function_call")):
-            calls.append(_call({"id": older.get("name"), "function": older}))
+            text, unseen = text + unseen_mark("audio"), (*unseen, "audio")
+        thoughts = {each: text_of(message.get(each), each) for each in REASONING_FIELDS}
+        reasoning = next(filter(None, thoughts.values()), "")
+        same = {each for each, thought in thoughts.items() if thought == reasoning}
+        calls = objects(message.get("tool_calls"), "tool_calls")
+        if older := mapping(message.get("function_call"), "function_call"):
+            calls = [*calls, {"id": older.get("name"), "function": older}]
         return ProgramMessage(
             role=role,
-            **content._asdict() | {"text": text},
-            tool_calls=tuple(calls),
-            reasoning=word(message.get(field)),
+            text=text + text_of(message.get("refusal"), "refusal"),
+            images=images,
+            tool_calls=tuple(map(_call, calls)),
+            reasoning=reasoning,
+            not_shown=(
+                *unseen,
+                *unread(message, _KNOWN_ANSWER | same),
+                *(name for call in calls for name in _unread_of_call(call)),
+            ),
         )
-    answered = word(message.get("tool_call_id")) or word(message.get("name"))
-    return ProgramMessage(role=role, **content._asdict(), tool_call_id=answered if role is Role.TOOL else "")
+    answered, known = "", {"role", "content"}
+    if role is Role.TOOL:
+        field = "name" if message.get("tool_call_id") is None else "tool_call_id"
+        answered, known = text_of(message.get(field), field), {*known, field}
+    unseen = (*unseen, *unread(message, frozenset(known)))
+    return ProgramMessage(role=role, text=text, images=images, tool_call_id=answered, not_shown=unseen)
+
+
+def _unread_of_tool(tool: dict[str, Any]) -> tuple[str, ...]:
+    if tool.get("type") != "custom":
+        return ()  # the endpoint reads the whole tool
+    inner = unread(child(tool.get("custom")), frozenset({"name", "description"}))
+    return *unread(tool, frozenset({"type", "custom"})), *inner
+
+
+def _unread_of_call(call: dict[str, Any]) -> tuple[str, ...]:
+    kind, field = ("custom", INPUT) if call.get("custom") else ("function", "arguments")
+    inner = unread(child(call.get(kind)), frozenset({"name", field}))
+    return *unread(call, frozenset({"id", "type", "index", kind})), *inner
 
 
 def _call(call: dict[str, Any]) -> ToolCall:
-    if text := child(call.get("custom")):
-        call = call | {"function": {"name": text.get("name"), "arguments": {INPUT: word(text.get("input"))}}}
-    function = child(call.get("function"))
+    call_id = named(call.get("id"), "the id of a tool call")
+    if text := mapping(call.get("custom"), "custom"):
+        given = {INPUT: text_of(text.get("input"), "the input of a tool call")}
+        call = call | {"function": {"name": text.get("name"), "arguments": given}}
+    if not (function := mapping(call.get("function"), "function")):
+        raise BadProgramRequest("a tool call must have a function or a custom tool")
     arguments = function.get("arguments")
     return ToolCall(
-        id=named(call.get("id"), "the id of a tool call"),
-        name=word(function.get("name")),
-        arguments=arguments if isinstance(arguments, str) else as_json(arguments or {}),
+        id=call_id,
+        name=text_of(function.get("name"), "the name of a tool call"),
+        arguments=arguments
+        if isinstance(arguments, str)
+        else as_json({} if arguments is None else arguments),
     )
 
 

@@ -13,8 +13,11 @@ from orchard.workers.gateway.wire_types import (
     as_json,
     as_object,
     child,
+    count,
     kind_of_part,
+    mapping,
     named,
+    text_of,
     word,
 )
 
@@ -29,16 +32,19 @@ _RANGE: dict[str, Any] = {
 }
 
 
-def function(name: Any, description: str, parameters: Any) -> dict[str, Any]:
+def function(name: Any, description: Any, parameters: Any) -> dict[str, Any]:
     """Returns a tool in the format of chat completions. Raises BadProgramRequest for a bad name."""
-    described = {"name": named(name, "the name of a tool"), "description": description}
+    described = {
+        "name": named(name, "the name of a tool"),
+        "description": text_of(description, "description"),
+    }
     return {"type": "function", "function": {**described, "parameters": parameters}}
 
 
 def custom_function(tool: dict[str, Any]) -> dict[str, Any]:
     """Returns a tool of type `custom`, whose argument is one text, as a function of one text."""
     parameters = {"type": "object", "properties": {INPUT: _TEXT}, "required": [INPUT]}
-    return function(tool.get("name"), word(tool.get("description")), parameters)
+    return function(tool.get("name"), tool.get("description"), parameters)
 
 
 def custom_text(arguments: str) -> str | None:
@@ -78,13 +84,13 @@ def anthropic_function(tool: dict[str, Any]) -> dict[str, Any] | None:
     """Returns one of Anthropic's tools as a function; None for one that its own servers run. Raises
     BadProgramRequest for a bad name."""
     if "input_schema" in tool:
-        return function(tool.get("name"), word(tool.get("description")), tool["input_schema"])
+        return function(tool.get("name"), tool.get("description"), tool["input_schema"])
     kind = word(tool.get("type"))
     found = next((each for prefix, each in _SCHEMAS.items() if kind.startswith(prefix)), None)
     if found is None:
         return None
     description, parameters = found
-    if isinstance(most := tool.get("max_characters"), int):
+    if most := count(tool, "max_characters"):
         description += f" A view has at most {most} characters."
     return function(tool.get("name"), description, parameters)
 
@@ -123,6 +129,7 @@ _NATIVE: dict[str, tuple[type[_Arguments], str, str]] = {
 }
 """Arguments, their field in an item, and description, by the type of the tool, which is also its name."""
 _CALLS = {f"{name}_call": name for name in _NATIVE}
+NATIVE_CALLS = frozenset(_CALLS)
 RESULTS = frozenset(f"{call}_output" for call in _CALLS)
 """Types of the items that hold the results of these tools."""
 
@@ -131,7 +138,7 @@ def native_function(tool: dict[str, Any]) -> dict[str, Any] | None:
     """Returns a tool of Responses that the program runs as a function; None for another tool, and for a shell
     in a container of OpenAI."""
     kind = tool.get("type")
-    place = child(tool.get("environment")).get("type", "local")
+    place = mapping(tool.get("environment"), "environment").get("type", "local")
     if not isinstance(kind, str) or kind not in _NATIVE or place != "local":
         return None
     arguments, _, description = _NATIVE[kind]
@@ -158,7 +165,8 @@ def native_call(name: str, arguments: str) -> dict[str, Any] | None:
 def native_arguments(item: dict[str, Any]) -> tuple[str, str]:
     """Returns name and arguments of the call in such an item, the reverse of `native_call`."""
     name = _CALLS[item["type"]]
-    content = child(item.get(_NATIVE[name][1]))
+    field = _NATIVE[name][1]
+    content = mapping(item.get(field), field)
     given = {key: value for key, value in content.items() if value is not None}
     if name == "local_shell":
         given = {key: value for key, value in given.items() if key != "type" and (key, value) != ("env", {})}
@@ -177,11 +185,17 @@ def native_result(item: dict[str, Any]) -> str:
     return output if isinstance(output, str) else as_json(output)
 
 
+CHOICE = frozenset({"type", "name", "mode", "tools", "function", "custom", "allowed_tools"})
+"""Fields of a `tool_choice` that are read."""
+
+
 def choose(
     choice: Any, tools: tuple[dict[str, Any], ...]
 ) -> tuple[tuple[dict[str, Any], ...], dict[str, Any]]:
     """Applies a `tool_choice` of either OpenAI wire: returns the tools that the model may call, and the field
     of chat completions for the choice among them. Raises BadProgramRequest for a tool that is not offered."""
+    if not tools and isinstance(choice, str) and choice not in ("auto", "none"):
+        raise BadProgramRequest("tool_choice: no tool is offered that the model can call; leave it out")
     if choice in (None, "auto") or isinstance(choice, str | list):
         return tools, {"tool_choice": choice} if tools and choice not in (None, "auto") else {}
     asked = child(choice)

@@ -11,7 +11,8 @@ from orchard.workers.gateway.wire_types import (
     ProgramReply,
     ProgramRequest,
     Wire,
-    child,
+    flag,
+    mapping,
     openai_error,
     pieces,
     read_object,
@@ -33,14 +34,15 @@ def read(raw: bytes) -> ProgramRequest:
         prompt = prompt[0]
     if not isinstance(prompt, str):
         raise BadProgramRequest("prompt must be one text: the upstream is asked for chat completions")
+    options = mapping(body.get("stream_options"), "stream_options")
     for name, usual in (("n", 1), ("best_of", 1), ("echo", False), ("suffix", "")):
         if body.get(name) not in (None, usual):
             raise BadProgramRequest(f"{name} cannot be asked of an upstream of chat completions")
     return ProgramRequest(
         messages=(ProgramMessage(role=Role.USER, text=prompt),),
-        include_usage=child(body.get("stream_options")).get("include_usage") is True,
+        include_usage=flag(options, "include_usage") is True,
         fields={"stop": body["stop"]} if body.get("stop") is not None else {},
-        left_out=unread(body, _KNOWN),
+        left_out=(*unread(body, _KNOWN), *unread(options, chat.KNOWN_OPTIONS)),
         **sampling(body, "max_tokens"),
     )
 

@@ -24,6 +24,8 @@ from orchard.workers.gateway.wire_types import (
     child,
     content_of,
     count,
+    flag,
+    mapping,
     merge_system_messages,
     named,
     number,
@@ -32,6 +34,7 @@ from orchard.workers.gateway.wire_types import (
     read_object,
     refuse,
     sse,
+    text_of,
     unnamed,
     unread,
     word,
@@ -47,7 +50,13 @@ _KNOWN_CONFIG = frozenset(
     | {"responseJsonSchema", "responseSchema", "responseMimeType", "thinkingConfig"}
 )
 _STOPS = {"length": "MAX_TOKENS", "content_filter": "SAFETY"}
-_MODES = {"ANY": "required", "NONE": "none"}
+_MODES = {"AUTO": "", "ANY": "required", "NONE": "none", "VALIDATED": "", "MODE_UNSPECIFIED": ""}
+_OF_PART = frozenset({"thought", "thoughtSignature"})
+_INNER = {
+    "functionResponse": frozenset({"id", "name", "response", "parts"}),
+    "functionCall": frozenset({"id", "name", "args"}),
+}
+"""Parts that are no content, and their fields that are read."""
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 """Numbers of a schema that protocol buffers write as texts."""
 _SNAKE = re.compile(r"_([a-z])")
@@ -60,12 +69,12 @@ _FREE = frozenset(
 
 def read(raw: bytes) -> ProgramRequest:
     body = _camel(read_object(raw))
-    body = child(body.get("generateContentRequest")) or body
+    body = mapping(body.get("generateContentRequest"), "generateContentRequest") or body
     refuse(body, _SERVER)
-    config = child(body.get("generationConfig"))
+    config = mapping(body.get("generationConfig"), "generationConfig")
     if config.get("candidateCount") not in (None, 1):
         raise BadProgramRequest("candidateCount must be 1: one call records one answer")
-    if [each for each in _list(config.get("responseModalities")) if each != "TEXT"]:
+    if config.get("responseModalities") not in (None, [], ["TEXT"]):
         raise BadProgramRequest("responseModalities: the model answers with text alone")
     said = _system(body.get("systemInstruction"))
     contents = objects(body.get("contents"), "contents")
@@ -75,16 +84,24 @@ def read(raw: bytes) -> ProgramRequest:
     for content in contents:
         said += _said(content, calls)
     tools, left_out = _tools(objects(body.get("tools"), "tools"))
-    tools, fields = _chosen(child(child(body.get("toolConfig")).get("functionCallingConfig")), tools)
+    placed = mapping(body.get("toolConfig"), "toolConfig")
+    calling = mapping(placed.get("functionCallingConfig"), "functionCallingConfig")
+    tools, fields = _chosen(calling, tools)
     if stops := config.get("stopSequences"):
         fields["stop"] = stops
-    if (schema := config.get("responseJsonSchema")) is None and "responseSchema" in config:
-        schema = _schema(config["responseSchema"])
+    schema, older = config.get("responseJsonSchema"), config.get("responseSchema")
+    if schema is not None and older is not None:
+        raise BadProgramRequest("responseSchema: responseJsonSchema is given too; send one of them")
+    if (kind := config.get("responseMimeType")) not in (None, "", "text/plain", "application/json"):
+        raise BadProgramRequest("responseMimeType: use text/plain or application/json")
+    if schema is None and older is not None:
+        schema = _schema(older)
     if schema is not None:
         described = {"name": "answer", "schema": schema}
         fields["response_format"] = {"type": "json_schema", "json_schema": described}
-    elif config.get("responseMimeType") == "application/json":
+    elif kind == "application/json":
         fields["response_format"] = {"type": "json_object"}
+    thinking = mapping(config.get("thinkingConfig"), "thinkingConfig")
     return ProgramRequest(
         messages=tuple(merge_system_messages(said)),
         tools=tools,
@@ -92,9 +109,13 @@ def read(raw: bytes) -> ProgramRequest:
             *left_out,
             *unread(body, _KNOWN),
             *unread(config, _KNOWN_CONFIG),
-            *unread(child(body.get("toolConfig")), frozenset({"functionCallingConfig"})),
+            *unread(placed, frozenset({"functionCallingConfig"})),
+            *unread(calling, frozenset({"mode", "allowedFunctionNames"})),
+            *(["VALIDATED"] if calling.get("mode") == "VALIDATED" else []),
+            *unread(thinking, frozenset({"includeThoughts"})),
+            *(name for content in contents for name in _unread_in(content)),
         ),
-        thinking=child(config.get("thinkingConfig")).get("includeThoughts") is True,
+        thinking=flag(thinking, "includeThoughts") is True,
         max_tokens=count(config, "maxOutputTokens"),
         temperature=number(config, "temperature"),
         top_p=number(config, "topP"),
@@ -110,21 +131,25 @@ def _camel(value: Any) -> Any:
         return value
     made: dict[str, Any] = {}
     for name, each in value.items():
-        if name == "properties":
-            each = {key: _camel(schema) for key, schema in child(each).items()}
+        if name == "properties" and isinstance(each, dict):
+            each = {key: _camel(schema) for key, schema in each.items()}
         elif name not in _FREE:
             each = _camel(each)
-        made[_SNAKE.sub(lambda found: found[1].upper(), name)] = each
+        camel = _SNAKE.sub(lambda found: found[1].upper(), name)
+        if camel in made:
+            raise BadProgramRequest(f"{camel[:60]} is given twice, as {name[:60]} too; send one of them")
+        made[camel] = each
     return made
 
 
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
 def _system(value: Any) -> list[ProgramMessage]:
-    parts = [{"text": value}] if isinstance(value, str) else objects(child(value).get("parts"), "parts")
-    content = _content(parts)
+    if isinstance(value, str):
+        return [ProgramMessage(role=Role.SYSTEM, text=value)] if value else []
+    held = mapping(value, "systemInstruction")
+    content = _content(objects(held.get("parts"), "parts"))
+    content = content._replace(not_shown=(*content.not_shown, *unread(held, frozenset({"role", "parts"}))))
+    if not content.text and content.not_shown:
+        raise BadProgramRequest("systemInstruction must have parts with a text")
     return [ProgramMessage(role=Role.SYSTEM, **content._asdict())] if content.text else []
 
 
@@ -138,16 +163,18 @@ class _Calls:
 
     def named(self, call: dict[str, Any]) -> ToolCall:
         name = named(call.get("name"), "the name of a functionCall")
-        call_id = word(call.get("id")) or unnamed(self.made)
+        call_id = text_of(call.get("id"), "the id of a functionCall") or unnamed(self.made)
         self.made += 1
         self._open.append((name, call_id))
         return ToolCall(
-            id=named(call_id, "the id of a functionCall"), name=name, arguments=as_json(_args(call))
+            id=named(call_id, "the id of a functionCall"),
+            name=name,
+            arguments=as_json(mapping(call.get("args"), "args")),
         )
 
     def answered(self, result: dict[str, Any]) -> str:
         """Returns the id of the call of a result: its own, or that of the first open call of its name."""
-        name, given = word(result.get("name")), word(result.get("id"))
+        name, given = text_of(result.get("name"), "name"), text_of(result.get("id"), "id")
         fits = (each for each in self._open if given in ("", each[1]) and (given or name == each[0]))
         found = next(fits, None)
         if found is not None:
@@ -157,33 +184,29 @@ class _Calls:
         return found[1] if found else named(given, "the id of a functionResponse")
 
 
-def _args(call: dict[str, Any]) -> dict[str, Any]:
-    return child(call.get("args"))
-
-
 def _said(content: dict[str, Any], calls: _Calls) -> list[ProgramMessage]:
     """Converts one content to its results of functions, in order, followed by its other parts."""
-    role = _ROLES.get(word(content.get("role", "")))
+    role = _ROLES.get(text_of(content.get("role"), "role"))
     if role is None:
         raise BadProgramRequest(
             f"a content has the role {word(content.get('role'))[:40]!r}: use user or model"
         )
     parts = objects(content.get("parts"), "parts")
-    results = [child(part["functionResponse"]) for part in parts if "functionResponse" in part]
-    made = [child(part["functionCall"]) for part in parts if "functionCall" in part]
-    thoughts = [part for part in parts if part.get("thought") is True]
-    others = [
-        part
-        for part in parts
-        if "functionResponse" not in part and "functionCall" not in part and part.get("thought") is not True
-    ]
+    results, made, thoughts, others = list[Any](), list[Any](), list[Any](), list[Any]()
+    for part in parts:
+        if "functionResponse" in part:
+            results.append(mapping(part["functionResponse"], "functionResponse"))
+        elif "functionCall" in part:
+            made.append(mapping(part["functionCall"], "functionCall"))
+        else:
+            (thoughts if _is_thought(part) and role is Role.ASSISTANT else others).append(part)
     said = [_result(result, calls) for result in results]
     if role is Role.ASSISTANT and (made or thoughts or others or not said):
         said.append(
             ProgramMessage(
                 role=role,
                 **_content(others)._asdict(),
-                reasoning="".join(word(part.get("text")) for part in thoughts),
+                reasoning="".join(part["text"] for part in thoughts),
                 tool_calls=tuple(calls.named(call) for call in made),
             )
         )
@@ -192,6 +215,24 @@ def _said(content: dict[str, Any], calls: _Calls) -> list[ProgramMessage]:
     elif others or not said:
         said.append(ProgramMessage(role=role, **_content(others, "\n")._asdict()))
     return said
+
+
+def _is_thought(part: dict[str, Any]) -> bool:
+    return flag(part, "thought") is True and isinstance(part.get("text"), str)
+
+
+def _unread_in(content: dict[str, Any]) -> list[str]:
+    """Returns the names of fields without effect of a content and of its calls, results and thoughts."""
+    found = [*unread(content, frozenset({"role", "parts"}))]
+    for part in objects(content.get("parts"), "parts"):
+        for field, known in _INNER.items():
+            if field in part:
+                found += unread(part, _OF_PART | {field}) + unread(part[field], known)
+                break
+        else:
+            if content.get("role") == "model" and _is_thought(part):
+                found += unread(part, _OF_PART | {"text"})
+    return found
 
 
 def _result(result: dict[str, Any], calls: _Calls) -> ProgramMessage:
@@ -204,19 +245,24 @@ def _result(result: dict[str, Any], calls: _Calls) -> ProgramMessage:
 
 
 def _content(parts: list[dict[str, Any]], between: str = "") -> Content:
-    return content_of([_part(part) for part in parts], "parts", between)
+    content = content_of([_part(part) for part in parts], "parts", between)
+    typed = ("type" for part in parts if part.get("type"))  # those of this wire have no type
+    return content._replace(not_shown=(*content.not_shown, *typed))
 
 
 def _part(part: dict[str, Any]) -> dict[str, Any]:
     """Returns a part as those of the other wires: a text, an image, or one with its field as type."""
+    more = {name: value for name, value in part.items() if name not in _OF_PART}
     if isinstance(part.get("text"), str):
-        return {"type": "text", "text": part["text"]}
+        return {**more, "type": "text"}
     for field, name in (("inlineData", "data"), ("fileData", "fileUri")):
         data = child(part.get(field))
         kind, held = word(data.get("mimeType")), word(data.get(name))
         if held and kind.startswith("image/"):
-            return {"image_url": held if name == "fileUri" else f"data:{kind};base64,{held}"}
-    return {"type": next((name for name in part if name not in ("thoughtSignature", "thought")), "part")}
+            more |= {"image_url": held if name == "fileUri" else f"data:{kind};base64,{held}"}
+            more |= {each: data[each] for each in data.keys() - {"mimeType", name}}
+            return {each: value for each, value in more.items() if each != field}
+    return {"type": next(iter(more), "part")}
 
 
 def _tools(listed: list[dict[str, Any]]) -> tuple[tuple[dict[str, Any], ...], tuple[str, ...]]:
@@ -228,9 +274,11 @@ def _tools(listed: list[dict[str, Any]]) -> tuple[tuple[dict[str, Any], ...], tu
         ]
         for each in objects(tool.get("functionDeclarations"), "functionDeclarations"):
             parameters = each.get("parametersJsonSchema")
+            field = "parameters" if parameters is None else "parametersJsonSchema"
             if parameters is None:
                 parameters = _schema(each.get("parameters") or {"type": "OBJECT", "properties": {}})
-            functions.append(function(each.get("name"), word(each.get("description")), parameters))
+            functions.append(function(each.get("name"), each.get("description"), parameters))
+            left_out += unread(each, frozenset({"name", "description", field}))
     return tuple(functions), tuple(left_out)
 
 
@@ -242,29 +290,36 @@ def _schema(value: Any) -> Any:
         return value
     made: dict[str, Any] = {}
     for name, each in value.items():
-        if name == "properties":
-            made[name] = {key: _schema(inner) for key, inner in child(each).items()}
+        if name == "properties" and isinstance(each, dict):
+            made[name] = {key: _schema(inner) for key, inner in each.items()}
         elif name in ("items", "anyOf"):
             made[name] = _schema(each)
         elif name in _COUNTS and word(each).isdecimal():
             made[name] = int(each)
-        elif name not in ("nullable", "propertyOrdering", "type"):
+        else:
             made[name] = each
-    kind = word(value.get("type")).lower()
-    if kind:
-        made["type"] = [kind, "null"] if value.get("nullable") is True else kind
+    if isinstance(kind := value.get("type"), str):
+        made["type"] = [kind.lower(), "null"] if made.pop("nullable", None) is True else kind.lower()
     return made
 
 
 def _chosen(
     config: dict[str, Any], tools: tuple[dict[str, Any], ...]
 ) -> tuple[tuple[dict[str, Any], ...], dict[str, Any]]:
-    if names := _list(config.get("allowedFunctionNames")):
+    names = config.get("allowedFunctionNames") or []
+    if not isinstance(names, list):
+        raise BadProgramRequest("allowedFunctionNames must be a list of names")
+    if names:
         offered = [name_of(tool) for tool in tools]
         if missing := [name for name in names if name not in offered]:
             raise BadProgramRequest(f"allowedFunctionNames: no function is called {str(missing[0])[:60]!r}")
         tools = tuple(tool for tool in tools if name_of(tool) in names)
-    mode = _MODES.get(word(config.get("mode")))
+    asked = text_of(config.get("mode"), "functionCallingConfig.mode") or "AUTO"
+    if asked not in _MODES:
+        raise BadProgramRequest(f"functionCallingConfig.mode: use one of {', '.join(_MODES)}")
+    mode = _MODES[asked]
+    if mode == "required" and not tools:
+        raise BadProgramRequest("functionCallingConfig: no function is declared; leave the mode out")
     return tools, {"tool_choice": mode} if tools and mode else {}
 
 

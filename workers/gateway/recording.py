@@ -97,9 +97,25 @@ def _not_shown(ask: ProgramRequest) -> dict[str, int]:
     found = Counter(ask.left_out)
     for said in ask.messages:
         found.update(said.not_shown)
+        if said.role is Role.ASSISTANT:  # no endpoint takes pictures of a model
+            found.update(["image"] * len(said.images))
+    if unanswered := _without_result(ask.messages):
+        found["call_without_result"] = unanswered
     named = dict(found.most_common(_MOST_TYPES))
     rest = found.total() - sum(named.values())
     return named | ({"other": rest} if rest else {})
+
+
+def _without_result(messages: Sequence[ProgramMessage]) -> int:
+    """Counts calls without a result before the next answer: the model reads them in words or not at all."""
+    found, waiting = 0, Counter[str]()
+    for said in messages:
+        if said.role is Role.ASSISTANT:
+            found += waiting.total()
+            waiting = Counter(call.id for call in said.tool_calls)
+        elif waiting[said.tool_call_id]:
+            waiting[said.tool_call_id] -= 1
+    return found + waiting.total()
 
 
 def _resolved(said: ProgramMessage, ids: list[str]) -> ProgramMessage:

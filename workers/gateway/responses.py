@@ -8,7 +8,9 @@ import msgspec
 
 from orchard.schemas.messages import Role, ToolCall
 from orchard.workers.gateway.client_tools import (
+    CHOICE,
     INPUT,
+    NATIVE_CALLS,
     RESULTS,
     check_names,
     choose,
@@ -32,7 +34,9 @@ from orchard.workers.gateway.wire_types import (
     as_json,
     child,
     content_of,
+    flag,
     kind_of_part,
+    mapping,
     merge_system_messages,
     named,
     objects,
@@ -42,6 +46,7 @@ from orchard.workers.gateway.wire_types import (
     refuse,
     sampling,
     sse,
+    text_of,
     unread,
     unseen_mark,
     word,
@@ -67,6 +72,19 @@ _SUMMARY = "orchard-summary:"
 _TRIGGER = "compaction_trigger"
 _TOOLS = "additional_tools"
 _HOLD = frozenset({"function_call_output", "custom_tool_call_output", *RESULTS})
+_FORMS = ("text", "json_schema", "json_object")
+_SCHEMA = ("name", "description", "schema", "strict")
+_ITEMS: tuple[tuple[frozenset[str], frozenset[str]], ...] = (
+    (frozenset({"message"}), frozenset({"role", "content"})),
+    (frozenset({"reasoning"}), frozenset({"content", "summary", "encrypted_content"})),
+    (frozenset({"function_call"}), frozenset({"call_id", "name", "arguments", _SPACE})),
+    (frozenset({"custom_tool_call"}), frozenset({"call_id", "name", INPUT, _SPACE})),
+    (NATIVE_CALLS, frozenset({"call_id", "action", "operation"})),
+    (_HOLD, frozenset({"call_id", "output"})),
+    (frozenset({_TOOLS}), frozenset({"role", "tools"})),
+    (frozenset({"compaction"}), frozenset({"encrypted_content"})),
+)
+"""Types of items, and their fields that are read."""
 
 
 def read(raw: bytes) -> ProgramRequest:
@@ -102,12 +120,14 @@ def _read(body: dict[str, Any]) -> ProgramRequest:
             raise BadProgramRequest("input must not be empty")
         items = [*items[:-1], {"role": "user", "content": SUMMARIZE}]
     added = [item.get("tools") for item in items if item.get("type") == _TOOLS]
-    tools, spaces = _flat([tool for each in (body.get("tools"), *added) for tool in objects(each, "tools")])
+    given = [tool for each in (body.get("tools"), *added) for tool in objects(each, "tools")]
+    spaced = [tool for tool in given if tool.get("type") == _SPACE]
+    tools, spaces = _flat(given)
     listed = [(tool, _function(tool)) for tool in tools]
     told = tuple(made for _, made in listed if made is not None)
     native = frozenset(word(tool.get("type")) for tool in tools if native_function(tool))
     check_names(told, native)
-    said = [ProgramMessage(role=Role.SYSTEM, text=word(body.get("instructions")))]
+    said = [ProgramMessage(role=Role.SYSTEM, text=text_of(body.get("instructions"), "instructions"))]
     ids = {item["id"]: item["call_id"] for item in items if _has_ids(item)}
     for item in items:
         _take(said, item, ids)
@@ -115,13 +135,16 @@ def _read(body: dict[str, Any]) -> ProgramRequest:
     if not messages:
         raise BadProgramRequest("input must not be empty")
     told, fields = choose("none" if compacts else body.get("tool_choice"), told)
-    if told and body.get("parallel_tool_calls") is False:
+    if flag(body, "parallel_tool_calls") is False and told:
         fields["parallel_tool_calls"] = False
-    form = child(child(body.get("text")).get("format"))
-    if form.get("type") == "json_schema":
-        schema = {name: form[name] for name in ("name", "schema", "strict") if name in form}
+    asked = mapping(body.get("text"), "text")
+    form = mapping(asked.get("format"), "text.format")
+    if (kind := form.get("type", "text")) not in _FORMS:
+        raise BadProgramRequest(f"text.format: use one of {', '.join(_FORMS)}")
+    if kind == "json_schema":
+        schema = {name: form[name] for name in _SCHEMA if name in form}
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}
-    elif form.get("type") == "json_object":
+    elif kind == "json_object":
         fields["response_format"] = {"type": "json_object"}
     return ProgramRequest(
         messages=tuple(messages),
@@ -130,9 +153,17 @@ def _read(body: dict[str, Any]) -> ProgramRequest:
         native=native,
         spaces=spaces,
         left_out=(
-            *(kind_of_part(tool) for tool, made in listed if made is None),
+            *(name for tool, made in listed for name in _left_out(tool, made)),
             *unread(body, _KNOWN),
-            *unread(child(body.get("text")), frozenset({"format"})),
+            *unread(
+                mapping(body.get("stream_options"), "stream_options"), frozenset({"include_obfuscation"})
+            ),
+            *unread(asked, frozenset({"format"})),
+            *unread(child(body.get("tool_choice")), CHOICE),
+            *unread(form, frozenset({"type", *_SCHEMA} if kind == "json_schema" else {"type"})),
+            *(name for item in items for name in unread(item, _known(item))),
+            *(name for space in spaced for name in unread(space, frozenset({"type", "name", "tools"}))),
+            *(_SPACE for space in spaced if not space.get("tools")),
         ),
         compacts=compacts,
         fields=fields,
@@ -163,8 +194,24 @@ def _function(tool: dict[str, Any]) -> dict[str, Any] | None:
     """Returns a tool in the format of chat completions; None for one that OpenAI's servers run."""
     if tool.get("type") == "function":
         parameters = tool.get("parameters") or {"type": "object", "properties": {}}
-        return function(tool.get("name"), word(tool.get("description")), parameters)
+        return function(tool.get("name"), tool.get("description"), parameters)
     return custom_function(tool) if tool.get("type") == "custom" else native_function(tool)
+
+
+def _left_out(tool: dict[str, Any], made: dict[str, Any] | None) -> tuple[str, ...]:
+    """Returns the type of a tool that is not offered; else the names of its fields without effect."""
+    if made is None:
+        return (kind_of_part(tool),)
+    known = {"function": {"name", "description", "parameters"}, "custom": {"name", "description"}}
+    inner = unread(child(tool.get("environment")), frozenset({"type"}))
+    return *unread(tool, frozenset({"type", *known.get(word(tool["type"]), {"environment"})})), *inner
+
+
+def _known(item: dict[str, Any]) -> frozenset[str]:
+    """Returns the fields of an item that are read, or say no more than its place; all of one with a mark."""
+    kind = word(item.get("type", "message"))
+    fields = next((known for kinds, known in _ITEMS if kind in kinds), None)
+    return frozenset(item) if fields is None else fields | {"type", "id", "status"}
 
 
 def _has_ids(item: dict[str, Any]) -> bool:
@@ -186,9 +233,11 @@ def _take(said: list[ProgramMessage], item: dict[str, Any], ids: dict[str, str])
         content = content_of(item.get("content"), "content", between)
         _join(said, ProgramMessage(role=role, **content._asdict()))
     elif kind == "reasoning":
-        parts = item.get("content") or item.get("summary")
-        thought = content_of(parts, "reasoning", "\n")
-        unseen = ("encrypted_reasoning",) if item.get("encrypted_content") and not thought.text else ()
+        content, summary = (content_of(item.get(field), field, "\n") for field in ("content", "summary"))
+        thought, other = (content, summary) if content.text else (summary, content)
+        unseen = (*content.not_shown, *summary.not_shown, *("image" for _ in content.images + summary.images))
+        unseen += ("encrypted_reasoning",) if item.get("encrypted_content") else ()
+        unseen += ("summary",) if other.text not in ("", thought.text) else ()
         _join(said, ProgramMessage(role=Role.ASSISTANT, reasoning=thought.text, not_shown=unseen))
     elif kind in ("function_call", "custom_tool_call") or is_native_call(item):
         _join(said, ProgramMessage(role=Role.ASSISTANT, tool_calls=(_call(kind, item),)))
@@ -209,11 +258,11 @@ def _take(said: list[ProgramMessage], item: dict[str, Any], ids: dict[str, str])
 
 
 def _call(kind: str, item: dict[str, Any]) -> ToolCall:
-    name, space = word(item.get("name")), word(item.get(_SPACE))
+    name, space = text_of(item.get("name"), "the name of a call"), text_of(item.get(_SPACE), _SPACE)
     if kind == "function_call":
-        written = word(item.get("arguments"))
+        written = text_of(item.get("arguments"), "the arguments of a call")
     elif kind == "custom_tool_call":
-        written = as_json({INPUT: word(item.get("input"))})
+        written = as_json({INPUT: text_of(item.get(INPUT), "the input of a call")})
     else:
         name, written = native_arguments(item)
     call_id = named(item.get("call_id"), "call_id")

@@ -33,7 +33,7 @@ def messages_of(messages: Sequence[dict[str, Any]], images: Mapping[str, str]) -
         found = _found(parts, images) if images else []
         if message["role"] == "tool":
             shown += [part for mark in found for part in (text_part(mark), url_part(images[mark]))]
-        elif message["role"] == "user" and found:
+        elif message["role"] in ("user", "system") and found:
             split = (_parts(part["text"], images) if "text" in part else [part] for part in parts)
             message = message | {"content": [*chain.from_iterable(split)]}
         for call in message.get("tool_calls", ()):

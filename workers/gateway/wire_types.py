@@ -30,7 +30,11 @@ _UNNAMED = "unnamed-"
 _ANY: "msgspec.json.Decoder[Any]" = msgspec.json.Decoder()
 _LONGEST_NAME = 256
 _LONGEST_KIND = 60
-_THOUGHTS = ("thinking", "redacted_thinking", "reasoning")
+_READ = frozenset(
+    {"text", "input_text", "output_text", "summary_text", "reasoning_text", "refusal", "document"}
+    | {"image", "image_url", "input_image"}
+)
+"""Types of the parts that are read as they are meant."""
 
 
 class BadProgramRequest(ValueError):
@@ -166,6 +170,20 @@ def objects(value: Any, name: str) -> list[dict[str, Any]]:
     return value
 
 
+def mapping(value: Any, name: str) -> dict[str, Any]:
+    """Checks an optional object; null is an empty one. Raises BadProgramRequest."""
+    if value is not None and not isinstance(value, dict):
+        raise BadProgramRequest(f"{name} must be an object")
+    return value or {}
+
+
+def text_of(value: Any, name: str) -> str:
+    """Checks an optional text; null is an empty one. Raises BadProgramRequest."""
+    if value is not None and not isinstance(value, str):
+        raise BadProgramRequest(f"{name} must be a text")
+    return value or ""
+
+
 def child(value: Any) -> dict[str, Any]:
     """Returns an object; anything else becomes an empty one."""
     return value if isinstance(value, dict) else {}
@@ -193,6 +211,14 @@ def number(body: dict[str, Any], name: str) -> float | None:
     return float(value)
 
 
+def flag(body: dict[str, Any], name: str) -> bool | None:
+    """Reads an optional true or false. Raises BadProgramRequest."""
+    value = body.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise BadProgramRequest(f"{name} must be true or false")
+    return value
+
+
 def count(body: dict[str, Any], *names: str) -> int | None:
     """Reads a positive integer from the first of the names that is present. Raises BadProgramRequest."""
     for name in names:
@@ -204,10 +230,11 @@ def count(body: dict[str, Any], *names: str) -> int | None:
 
 
 def sampling(body: dict[str, Any], *limits: str) -> dict[str, Any]:
-    """Reads the fields that all wires share; `limits` name the token limit's field."""
+    """Reads the fields that all wires share; `limits` name the token limit's field. Raises
+    BadProgramRequest."""
     return {
         "model": word(body.get("model")),
-        "stream": body.get("stream") is True,
+        "stream": flag(body, "stream") is True,
         "max_tokens": count(body, *limits),
         "temperature": number(body, "temperature"),
         "top_p": number(body, "top_p"),
@@ -221,22 +248,21 @@ def image_mark(url: str) -> str:
 
 def content_of(value: Any, name: str, between: str = "") -> Content:
     """Reads a content: a string, null, or parts of any wire. An unknown part without text becomes a mark with
-    its type. Raises BadProgramRequest."""
+    its type; a field of another part that has no effect is counted. Raises BadProgramRequest."""
     if value is None or isinstance(value, str):
         return Content(value or "", (), ())
     texts, images, not_shown = list[str](), list[str](), list[str]()
     for part in objects(value, name):
-        kind = kind_of_part(part)
-        if url := _image(part):
-            images.append(url)
-            texts.append(image_mark(url))
-        elif (text := _text(part)) is not None:
-            texts.append(text)
-        elif kind not in _THOUGHTS:
-            texts.append(unseen_mark(kind))
+        kind, held = kind_of_part(part), _held(part)
+        if held is None:
+            texts += [] if kind == "redacted_thinking" else [unseen_mark(kind)]
             not_shown.append(kind)
-        elif kind == "redacted_thinking":
-            not_shown.append(kind)
+            continue
+        not_shown += [kind] if part.get("type") is not None and kind not in _READ else []
+        images += [held.url] if held.url else []
+        texts.append(image_mark(held.url) if held.url else held.text)
+        not_shown += unread(part, frozenset({"type", held.field}))
+        not_shown += unread(child(part[held.field]), frozenset(held.inner))
     return Content(between.join(texts), tuple(images), tuple(not_shown))
 
 
@@ -250,27 +276,32 @@ def unseen_mark(kind: str) -> str:
     return f"[{kind}: not shown]"
 
 
-def _text(part: dict[str, Any]) -> str | None:
-    """Returns the text of a part, that of a document among them; None without one."""
-    source = child(part.get("source")) if part.get("type") == "document" else {}
-    texts = (
-        part.get("text"),
-        part.get("refusal"),
-        source.get("data") if source.get("type") == "text" else None,
-    )
-    return next((text for text in texts if isinstance(text, str)), None)
+class _Held(NamedTuple):
+    """The text or the picture of a part, the field that holds it, and what is read in that field."""
+
+    field: str
+    inner: tuple[str, ...] = ()
+    text: str = ""
+    url: str = ""
 
 
-def _image(part: dict[str, Any]) -> str:
-    """Returns the URL of an image part: `image_url` of both OpenAI wires, `source` of Anthropic's."""
-    if isinstance(url := part.get("image_url"), dict):
-        url = url.get("url")
-    if isinstance(url, str):
-        return url
-    source = child(part.get("source")) if part.get("type") == "image" else {}
-    if source.get("type") == "base64":
-        return f"data:{word(source.get('media_type'))};base64,{word(source.get('data'))}"
-    return word(source.get("url"))
+def _held(part: dict[str, Any]) -> _Held | None:
+    """Reads a part: `image_url` of both OpenAI wires, `source` of Anthropic's pictures and documents, or a
+    text. None if a model cannot read it."""
+    picture = part.get("image_url")
+    if url := word(child(picture).get("url")) or word(picture):
+        return _Held("image_url", ("url",), url=url)
+    source = child(part.get("source"))
+    data, media = word(source.get("data")), word(source.get("media_type"))
+    match part.get("type"), source.get("type"):
+        case "image", "base64":
+            return _Held("source", ("type", "media_type", "data"), url=f"data:{media};base64,{data}")
+        case "image", "url" if url := word(source.get("url")):
+            return _Held("source", ("type", "url"), url=url)
+        case "document", "text" if isinstance(source.get("data"), str):
+            return _Held("source", ("type", "media_type", "data"), text=data)
+    field = next((each for each in ("text", "refusal") if isinstance(part.get(each), str)), "")
+    return _Held(field, text=part[field]) if field else None
 
 
 def merge_system_messages(said: list[ProgramMessage]) -> list[ProgramMessage]:

@@ -153,6 +153,7 @@ class Program:
     def not_shown(self, question: Node) -> dict[str, int]:
         found = Counter(small_clients.UNSEEN_KIND[self.wire] for node in question.path() if node.said.unseen)
         found.update([small_clients.HOSTED[self.wire][1]] if self.hosted else [])
+        found.update(["budget_tokens"] if self.wire == "anthropic" and self.thinks else [])
         found.update(list(self.odd))
         return dict(found)
 

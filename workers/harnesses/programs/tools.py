@@ -23,7 +23,7 @@ def run_tool(line: Sequence[str]) -> str:
     """Returns what a tool prints. Raises BuildError with its error output."""
     try:
         done = subprocess.run(line, capture_output=True, text=True, check=False)
-    except FileNotFoundError as error:
+    except (FileNotFoundError, PermissionError) as error:
         raise BuildError(f"{line[0]} is not installed on this machine: install it") from error
     if done.returncode != 0:
         complaint = (done.stderr.strip() or done.stdout.strip())[-1500:]

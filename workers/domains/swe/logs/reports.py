@@ -51,6 +51,23 @@ def _maven(log: str) -> dict[str, str]:
     return found | dict(zip(tests, early, strict=False))
 
 
+_CLASS = re.compile(
+    r"Tests run: (\d+), Failures: (\d+), Errors: (\d+), Skipped: (\d+), Time elapsed: [\d.]+ .+? in (.+)"
+)
+
+
+def _surefire_classes(log: str) -> dict[str, str]:
+    """Maven Surefire's classes, as Multi-SWE-bench judges them: one passes if it skipped some of its tests,
+    but not if it skipped all, or has none. Of several runs of a class a failed one counts."""
+    found: dict[str, str] = {}
+    for line in lines_of(log):
+        if match := _CLASS.search(line):
+            run, failures, errors, skipped = map(int, match.groups()[:4])
+            status = "FAILED" if failures or errors else "SKIPPED" if skipped == run else "PASSED"
+            found[match[5]] = "FAILED" if found.get(match[5]) == "FAILED" else status
+    return found
+
+
 _GRADLE = re.compile(r"(?P<test>[^>].+)\s+(?P<word>PASSED|FAILED)(?:\s+\(\d+(?:\.\d+)?s\))?")
 _GRADLE_STARTED = re.compile(r"[^>]\S*\s+>\s+\S+")
 
@@ -159,6 +176,7 @@ def _deno(log: str) -> dict[str, str]:
 REPORT_PARSERS: Mapping[str, Parser] = {
     "doctest": _doctest,
     "maven": _maven,
+    "surefire-classes": _surefire_classes,
     "gradle": _gradle,
     "mocha-json": _mocha_json("./node_modules/.bin/mocha tests/run.js --reporter json"),
     "cypress-json": _cypress_json,
