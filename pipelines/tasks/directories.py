@@ -17,8 +17,9 @@ from orchard.injector.agent.local.images import StoredImage
 from orchard.pipelines.tasks.compose_files import ComposeService, read_service
 from orchard.pipelines.tasks.compose_services import BesideService
 from orchard.pipelines.tasks.errors import TaskError
+from orchard.pipelines.tasks.harbor_artifacts import ARTIFACTS
 from orchard.pipelines.tasks.harbor_definition import without_host
-from orchard.pipelines.tasks.harbor_directories import ARTIFACTS, HARBOR, read_harbor
+from orchard.pipelines.tasks.harbor_directories import HARBOR, read_harbor
 from orchard.pipelines.tasks.left_out import LeftOut
 from orchard.pipelines.tasks.task_directory import Directory, contents, is_variable, labels, placed
 from orchard.pipelines.tasks.trees import text_of

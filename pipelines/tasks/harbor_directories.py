@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 
 from orchard.pipelines.tasks.compose_files import ComposeService, read_service
+from orchard.pipelines.tasks.harbor_artifacts import ARTIFACTS, brought
 from orchard.pipelines.tasks.harbor_definition import (
-    MAIN,
     Definition,
     Environment,
     Step,
@@ -37,8 +37,6 @@ from orchard.workers.episode.networks import SHUT, Network
 HARBOR = "harbor"
 REWARDS = ("/logs/verifier/reward.json", "/logs/verifier/reward.txt")
 """Files in which Harbor's tests leave their verdict; the first that exists counts."""
-ARTIFACTS = "/logs/artifacts"
-"""Directory that a verifier with a sandbox of its own gets from the agent's whether it is named or not."""
 _PLACES = f"/logs/agent /logs/verifier {ARTIFACTS} /solution"
 _SETUP = f"if [ -w / ]; then mkdir -p {_PLACES} && chmod 777 {_PLACES}; fi"
 """Makes the directories that Harbor's sandboxes have, where the image's user may. The known solution is not
@@ -132,6 +130,7 @@ def _read(
     """The task, or a step of it, whose folder is `own`. `judges` are the [verifier.environment] of the step
     and of the task."""
     _refuse(given, path, own)
+    _refuse_services(given, service)
     environment, context = given.environment, path / "environment"
     base = baseline(environment) if service.networked else SHUT
     network = phase(given.agent, base) if service.networked else SHUT
@@ -180,7 +179,12 @@ def _read(
         verifier=separate,
         services=service.beside,
         collect=tuple(
-            CollectHook(command=hook.command, user=_user(hook.user), timeout_seconds=hook.timeout_sec)
+            CollectHook(
+                command=hook.command,
+                user=_user(hook.user),
+                timeout_seconds=hook.timeout_sec,
+                service=hook.of or msgspec.UNSET,
+            )
             for hook in given.verifier.collect
         ),
     )
@@ -217,10 +221,6 @@ def _refuse(given: Definition, path: Path, own: Path | None = None) -> None:
         "MCP servers": any(each.mcp_servers for each in environments),
         "skills (skills_dir)": given.environment.skills_dir,
         "an earlier conversation (trajectory.json)": ((own or path) / "trajectory.json").is_file(),
-        "verifier.collect in a compose service": any(
-            hook.service.strip() != MAIN for hook in verifier.collect
-        ),
-        "artifacts of a compose service": any(each.service not in (None, MAIN) for each in artifacts),
         "artifacts with exclude": verifier.separate and any(each.exclude for each in artifacts),
         "a compose file for its verifier": verifier.separate
         and any((folder / _COMPOSE).is_file() for folder in folders),
@@ -230,6 +230,17 @@ def _refuse(given: Definition, path: Path, own: Path | None = None) -> None:
     for each in environments:
         if each.os.lower() != "linux":
             raise ValueError(f"environment.os is {each.os!r}, and sandboxes here are linux")
+
+
+def _refuse_services(given: Definition, service: ComposeService) -> None:
+    """Raises ValueError for a service that is named, and is not in the compose file."""
+    known = {each.service.names[0] for each in service.beside}
+    named = [each.of for each in given.artifact_entries] + [hook.of for hook in given.verifier.collect]
+    if wrong := next((name for name in named if name is not None and name not in known), None):
+        raise ValueError(
+            f"an artifact or a command of verifier.collect is of the service {wrong!r}, and {_COMPOSE} has "
+            "none of this name beside the agent's"
+        )
 
 
 def _verifier(
@@ -246,9 +257,6 @@ def _verifier(
         if (folder / "Dockerfile").is_file():
             image, context, bundled = None, folder, True
             break
-    sources = [each.source for each in given.artifact_entries]
-    if wrong := [each for each in sources if not each.startswith("/") or not each.strip("/")]:
-        raise ValueError(f"the artifact {wrong[0]!r} is no absolute path below /")
     return SeparateVerifier(
         image=image or "",
         context=context,
@@ -258,7 +266,7 @@ def _verifier(
         cpu=_cpu(environment),
         memory=_memory(environment),
         asks=_asked(phase(given.verifier, baseline(environment)), None, given.environment.build_timeout_sec),
-        artifacts=tuple(dict.fromkeys([ARTIFACTS, *(source.rstrip("/") for source in sources)])),
+        artifacts=brought(given.artifact_entries),
     )
 
 
