@@ -66,6 +66,7 @@ async def test_a_stage_is_judged_in_another_pod_while_the_agents_goes_on(
     stages = (_stage("one", 1), _stage("two", 2, sandbox=own), _stage("three", 3))
     task = _task(image, memory="256Mi", grading=StageChecks(stages=stages), gold_patch="true")
     async with world(nats_server.url, service.url, tmp_path / "store", COMMANDS) as place:
+        assert (await place.sandboxes.health()).copies is False
         validator = Validator(place.sandboxes, place.blobs, ValidationSettings(runs=1))
         proven = await validator.validate(task)
         assert isinstance(proven.event, TaskValidated), proven.event
