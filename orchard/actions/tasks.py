@@ -246,5 +246,5 @@ def _made(
                 f"{context / 'Dockerfile'} there and pass --image"
             )
         told.note(f"building {name}")
-        build_image(session.directory / "sandboxes", context, name)
+        build_image(session.directory / "sandboxes", context, name, context / "Dockerfile")
     return local.find(name) if name in ("host", *local.names()) else None

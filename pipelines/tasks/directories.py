@@ -23,6 +23,7 @@ from orchard.pipelines.tasks.harbor_directories import HARBOR, read_harbor
 from orchard.pipelines.tasks.left_out import LeftOut
 from orchard.pipelines.tasks.task_directory import Directory, contents, is_variable, labels, placed
 from orchard.pipelines.tasks.trees import text_of
+from orchard.pipelines.tasks.working_directories import working_directory
 from orchard.schemas.identity import digest
 from orchard.schemas.quantities import Duration, InvalidQuantity, parse_bytes, parse_cores
 from orchard.schemas.tasks import Asked, CheckSandbox, StageChecks, StateCheck, Task, TaskService, TaskStage
@@ -263,16 +264,11 @@ def _exports(variables: Mapping[str, str]) -> str:
 
 
 def _last_workdir(dockerfile: Path) -> str:
-    """Path of the last WORKDIR of the last stage; / where there is none."""
-    workdir = PurePosixPath("/")
-    text = dockerfile.read_text(encoding="utf-8", errors="replace") if dockerfile.is_file() else ""
-    for line in text.splitlines():  # comments may be in any encoding
-        word, _, rest = line.strip().partition(" ")
-        if word.upper() == "FROM":
-            workdir = PurePosixPath("/")
-        elif word.upper() == "WORKDIR":
-            workdir /= rest.strip().strip("\"'")
-    return str(workdir)
+    """Raises TaskError."""
+    try:
+        return working_directory(dockerfile)
+    except ValueError as error:
+        raise TaskError(str(error)) from error
 
 
 def _format(path: Path) -> str:

@@ -224,10 +224,10 @@ class Definition(msgspec.Struct, frozen=True):
         return [Artifact(each) if isinstance(each, str) else each for each in self.artifacts]
 
 
-def read_definition(data: bytes) -> tuple[Definition, list[str]]:
+def read_definition(text: str) -> tuple[Definition, list[str]]:
     """The definition, and the names of the fields in it that Harbor does not know. Raises DecodeError or
     ValueError."""
-    given = msgspec.toml.decode(data)
+    given = msgspec.toml.decode(text)
     if "version" in given:  # as it was called
         given.setdefault("schema_version", given.pop("version"))
     return msgspec.convert(given, Definition), list(_unknown(given, Definition, ""))

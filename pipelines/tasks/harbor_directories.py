@@ -48,9 +48,9 @@ _CANARY = re.compile(r"(<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)
 
 def read_harbor(path: Path) -> Directory:
     """The task directory at `path`. Raises OSError, DecodeError, ValueError and TaskError."""
-    given, unknown = read_definition((path / "task.toml").read_bytes())
+    given, unknown = read_definition((path / "task.toml").read_text(encoding="utf-8"))
     context = path / "environment"
-    service = read_service(context / _COMPOSE) if (context / _COMPOSE).is_file() else ComposeService()
+    service = read_service(context / _COMPOSE) if (context / _COMPOSE).exists() else ComposeService()
     _refuse(given, path)
     if not given.steps:
         read = _read(path, given, service, path, [given.verifier.environment])
@@ -132,11 +132,13 @@ def _read(
     _refuse(given, path, own)
     _refuse_services(given, service)
     environment, context = given.environment, path / "environment"
-    base = baseline(environment) if service.networked else SHUT
-    network = phase(given.agent, base) if service.networked else SHUT
+    base = baseline(environment)
+    network, checked = phase(given.agent, base), phase(given.verifier, base)
+    if not service.networked:
+        network = SHUT
     folders = [path / "tests"] if own == path else [own / "tests", path / "tests"]
     separate = _verifier(path, given, folders, judges) if given.verifier.separate else None
-    if separate is None and (checked := phase(given.verifier, base)) != network and service.networked:
+    if separate is None and checked != network and service.networked:
         raise ValueError(
             f"the agent is to reach {network.told}, and the tests {checked.told}: both run in one "
             "sandbox here, which has one network"

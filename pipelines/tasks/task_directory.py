@@ -124,10 +124,12 @@ class Directory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def paths(directory: Path, task: Path) -> dict[str, Path]:
-    """The regular files below `directory`, by relative path. Raises TaskError for a link that leads out of
-    the directory of the task or to where it stands, and for a name that is no text."""
+    """The regular files below `directory`, by relative path; none if it is a file. Raises TaskError for a
+    link that leads out of the directory of the task or to where it stands, and for a name that is no text."""
     found = {}
     for path in _walk(directory, task.resolve(), frozenset()):
+        if path == directory:
+            continue
         name = path.relative_to(directory).as_posix()
         if name != name.encode(errors="replace").decode():
             raise TaskError(f"{directory} has a file whose name is no Unicode: {name!r}")
