@@ -219,7 +219,7 @@ def _refuse(given: Definition, path: Path, own: Path | None = None) -> None:
     folders = {path / "tests", (own or path) / "tests"}
     beyond = {
         "GPUs": any(each.gpus for each in environments),
-        "TPUs": any(each.tpu for each in environments),
+        "TPUs": any(each.tpu is not None for each in environments),
         "MCP servers": any(each.mcp_servers for each in environments),
         "skills (skills_dir)": given.environment.skills_dir,
         "an earlier conversation (trajectory.json)": ((own or path) / "trajectory.json").is_file(),

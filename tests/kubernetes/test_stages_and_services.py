@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,8 @@ from orchard.pipelines.tasks.validate import Validator
 from orchard.schemas.events import RolloutFinished, TaskValidated, payload
 from orchard.schemas.tasks import (
     CheckSandbox,
+    CollectHook,
+    ServiceArtifact,
     StageChecks,
     StateCheck,
     Task,
@@ -17,6 +20,7 @@ from orchard.schemas.tasks import (
     TaskStage,
     checks_of,
 )
+from orchard.storage.blobs import BlobStore
 from orchard.streams.server import EmbeddedServer
 from tests.attempts_world import world
 from tests.kubernetes.conftest import KEY, Cluster, Service
@@ -29,18 +33,18 @@ COMMANDS = (
 )
 
 
-def _stage(name: str, number: int, **check: object) -> TaskStage:
+def _stage(name: str, number: int, **check: Any) -> TaskStage:
     found = f"cd /workspace; grep -qx {name} given-{number} && ! grep -lsa ^sleep.1012 /proc/[0-9]*/cmdline"
     return TaskStage(
         name=name,
         statement=f"Do {name}.",
-        check=StateCheck(files={}, command=found, **check),  # type: ignore[arg-type]
+        check=StateCheck(files={}, command=found, **check),
         prepare=f"echo {name} > given",
         gold_patch=COMMANDS[0],
     )
 
 
-def _task(image: str, **fields: object) -> Task:
+def _task(image: str, **fields: Any) -> Task:
     return Task(
         task_id="it",
         source="x",
@@ -50,7 +54,7 @@ def _task(image: str, **fields: object) -> Task:
         workdir="/workspace",
         setup_commands=("git init -q .",),
         **fields,
-    )  # type: ignore[arg-type]
+    )
 
 
 async def test_a_stage_is_judged_in_another_pod_while_the_agents_goes_on(
@@ -76,6 +80,39 @@ async def test_a_stage_is_judged_in_another_pod_while_the_agents_goes_on(
             data = payload((await place.outcomes(rollout))[rollout])
         assert isinstance(data, RolloutFinished) and data.resolved, data
         assert data.turns == 6
+
+
+async def test_a_check_gets_what_a_service_has(
+    cluster: Cluster,
+    orchestrator: Callable[..., Service],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SANDBOX_API_KEY", KEY)
+    full, index = cluster.images.full, "http://127.0.0.1:8000/index.html"
+    db = TaskService(
+        names=("db", "rows"),
+        image=cluster.images.bare,
+        argv=("busybox", "httpd", "-f", "-p", "8000", "-h", "/workspace"),
+        ready=f"echo asked > /workspace/index.html; until busybox wget -q -O - {index}; do sleep 0.2; done",
+    )
+    check = StateCheck(
+        files={},
+        command="grep -qx kept /workspace/rows && grep -qx asked /workspace/said",
+        collect=(CollectHook(command="echo kept > /workspace/rows", service="db"),),
+        sandbox=CheckSandbox(
+            image=full,
+            artifacts=("/workspace/said", ServiceArtifact(service="db", path="/workspace/rows")),
+            memory="256Mi",
+        ),
+    )
+    ask = "import urllib.request as u; print(u.urlopen('http://rows:8000/index.html').read().decode())"
+    gold = f'python3 -c "{ask}" > said'
+    task = _task(full, memory="256Mi", grading=check, gold_patch=gold, services=(db,))
+    async with orchestrator(**SIZES).client() as client:
+        blobs = BlobStore(str(tmp_path / "store"))
+        proven = await Validator(client, blobs, ValidationSettings(runs=1)).validate(task)
+    assert isinstance(proven.event, TaskValidated), proven.event
 
 
 async def test_services_are_reached_by_name_from_the_agents_pod_and_the_checks(
