@@ -25,7 +25,7 @@ from orchard.pipelines.tasks.task_directory import Directory, contents, is_varia
 from orchard.pipelines.tasks.trees import text_of
 from orchard.pipelines.tasks.working_directories import working_directory
 from orchard.schemas.identity import digest
-from orchard.schemas.quantities import Duration, InvalidQuantity, parse_bytes, parse_cores
+from orchard.schemas.quantities import Duration, InvalidQuantity
 from orchard.schemas.tasks import Asked, CheckSandbox, StageChecks, StateCheck, Task, TaskService, TaskStage
 
 TERMINAL_BENCH = "terminal-bench"
@@ -68,16 +68,11 @@ def read_directory(path: Path) -> Directory:
     """Read a task directory. Raises TaskError, with the path, for a directory that is no task or needs
     more than one sandbox."""
     try:
-        read = read_harbor(path) if _format(path) == HARBOR else _terminal_bench(path)
-        own = read.verifier
-        for cpu, memory in [(read.cpu, read.memory), *([(own.cpu, own.memory)] if own else [])]:
-            parse_cores(cpu)
-            parse_bytes(memory)
+        return read_harbor(path) if _format(path) == HARBOR else _terminal_bench(path)
     except msgspec.DecodeError as error:
         raise TaskError(f"a task or compose file in {path}: {error}") from error
     except (OSError, InvalidQuantity, ValueError, RecursionError) as error:
         raise TaskError(f"{path}: {error}") from error
-    return read
 
 
 def directory_task(

@@ -31,6 +31,7 @@ from orchard.pipelines.tasks.task_directory import (
     paths,
     runnable,
 )
+from orchard.schemas.quantities import parse_bytes, parse_cores
 from orchard.schemas.tasks import Asked, CollectHook
 from orchard.workers.episode.networks import SHUT, Network
 
@@ -211,7 +212,8 @@ def _creation_seconds(given: Definition) -> float:
 
 
 def _refuse(given: Definition, path: Path, own: Path | None = None) -> None:
-    """Raises ValueError for what Orchard does not have; `own` is the folder of what is read."""
+    """Raises ValueError and InvalidQuantity for what Orchard does not have, also where a step has its own
+    instead; `own` is the folder of what is read."""
     verifier, environments = given.verifier, [given.environment]
     if verifier.environment is not None:
         environments.append(verifier.environment)
@@ -232,6 +234,10 @@ def _refuse(given: Definition, path: Path, own: Path | None = None) -> None:
     for each in environments:
         if each.os.lower() != "linux":
             raise ValueError(f"environment.os is {each.os!r}, and sandboxes here are linux")
+        parse_cores(_cpu(each))
+        parse_bytes(_memory(each))
+        for policy in (given.agent, verifier):
+            phase(policy, baseline(each))
 
 
 def _refuse_services(given: Definition, service: ComposeService) -> None:

@@ -247,6 +247,16 @@ def test_lines_may_end_as_on_other_systems(tmp_path: Path) -> None:
             "allowed_hosts needs network_mode",
         ),
         ("", {"environment/docker-compose.yaml/x": ""}, "Is a directory"),
+        (
+            '[agent]\nallowed_hosts = ["a:80"]\n[[steps]]\nname = "a"\nagent.network_mode = "public"\n',
+            {"steps/a/instruction.md": "Do it.\n"},
+            "allowed_hosts needs network_mode",
+        ),
+        (
+            '[verifier.environment]\ncpus = nan\n[[steps]]\nname = "a"\n',
+            {"steps/a/instruction.md": "Do it.\n"},
+            "is not a resource quantity",
+        ),
         ("[[verifier.collect]]\ncommand = 'x'\nservice = 'db'\n", {}, "none of this name beside the agent's"),
         ("[[artifacts]]\nsource = '/a'\nservice = 'd b'\n", {}, "that is no name"),
     ],
