@@ -423,6 +423,8 @@ class ServiceInfo(msgspec.Struct, frozen=True, kw_only=True):
 class Health(msgspec.Struct, frozen=True, kw_only=True):
     status: str
     detail: str = ""
+    copies: bool | None = None
+    """Whether sandboxes can be forked and restored; null: the service does not say."""
 
 
 class Amounts(msgspec.Struct, frozen=True, kw_only=True):

@@ -51,24 +51,36 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """Time limit for the creation of a sandbox in seconds; None: the campaign's."""
 
 
+class ServiceArtifact(msgspec.Struct, frozen=True, kw_only=True):
+    """A file or directory in the sandbox of a service."""
+
+    service: str
+    """First name of the service."""
+    path: str
+
+
 class CheckSandbox(msgspec.Struct, frozen=True, kw_only=True):
-    """A sandbox of its own for a check, with what the agent left at some paths."""
+    """A sandbox of its own for a check, with what was left at some paths."""
 
     image: str
-    artifacts: tuple[str, ...] = ()
-    """Absolute paths of the files and directories that it gets from the agent's sandbox, those that exist."""
+    artifacts: tuple[str | ServiceArtifact, ...] = ()
+    """Absolute paths of the files and directories that it gets, those that exist: from the agent's sandbox,
+    or from a service's."""
     cpu: str = "1"
     memory: str = "2Gi"
     asks: Asked = Asked()
 
 
 class CollectHook(msgspec.Struct, frozen=True, kw_only=True):
-    """A command that runs in the agent's sandbox when the agent is done, before what it left is looked at."""
+    """A command that runs when the agent is done, before what was left is looked at."""
 
     command: str
     user: str = ""
-    """Name or number of a user in the sandbox; empty: the image's."""
+    """Name or number of a user in the sandbox; empty: that of the image, or of the service."""
     timeout_seconds: float = 60.0
+    service: str | msgspec.UnsetType = msgspec.UNSET
+    """First name of the service in whose sandbox it runs; unset: the agent's. Unset, the hash of a task is
+    that of a task without the field."""
 
 
 class StateCheck(msgspec.Struct, frozen=True, kw_only=True, tag="state-check", tag_field="kind"):

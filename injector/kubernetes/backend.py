@@ -99,7 +99,7 @@ class KubernetesBackend:
         # Without a version: for version 0 the server answers from its cache, and with all Pods.
         await parts.api.get(PodList, parts.cache.path, {"limit": "1"}, patience=GLANCE)
         await parts.cache.synced(GLANCE)
-        return Health(status="healthy")
+        return Health(status="healthy", copies=False)
 
     async def resources(self) -> Resources:
         """Report the schedulable nodes, and what sandboxes request of them."""

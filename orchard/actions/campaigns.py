@@ -18,7 +18,13 @@ from orchard.actions.campaign_status import (
 )
 from orchard.actions.reporter import SILENT, Reporter
 from orchard.actions.session import Session
-from orchard.actions.submission import added_fields, check_prices, check_programs, check_workers
+from orchard.actions.submission import (
+    added_fields,
+    check_prices,
+    check_programs,
+    check_workers,
+    sandbox_copies,
+)
 from orchard.configuration.config import ConfigError
 from orchard.configuration.flags import with_endpoint
 from orchard.schemas.access import UserRole
@@ -52,11 +58,11 @@ async def submit_campaign(
     """Submits a campaign; after a cancellation, the same call resumes it. With `trial`, each endpoint is
     asked first what it serves, once (`check_endpoints`).
 
-    With the `needs` of its tasks, raises ConfigError for tasks that would lack a network (`check_network`),
-    when workers serve the queue and none of them can run it (`check_workers`), and when its cap could not
-    hold (`check_prices`).
+    With the `needs` of its tasks, raises ConfigError for tasks that would lack a network (`check_network`) or
+    that the sandbox service cannot judge (`check_copies`), when workers serve the queue and none of them can
+    run it (`check_workers`), and when its cap could not hold (`check_prices`).
     """
-    from orchard.actions.needs import check_network, needed_plugins
+    from orchard.actions.needs import check_copies, check_network, needed_plugins
 
     spec = msgspec.structs.replace(spec, team=session.principal.team)
     notes = [] if needs is None else check_network(needs, session.config.sandbox.task_network)
@@ -77,6 +83,8 @@ async def submit_campaign(
             for note in notes:
                 told.note(note, "note:")
             await check_programs(session, spec.harnesses)
+        if needs is not None and any(each.stopped for each in needs.values()):
+            check_copies(needs, await sandbox_copies(session))
         await begin(session, connection, "submit", UserRole.SUBMIT, spec.name)
         await declare(connection, session.config.nats, [spec.queue], session.config.teams)
         await _follow(_campaigns(session, connection).submit(spec), f"submitting {spec.name}", told)

@@ -73,6 +73,18 @@ def check_network(needs: Mapping[str, Needs], setting: TaskNetwork) -> list[str]
     return notes
 
 
+def check_copies(needs: Mapping[str, Needs], copies: bool | None) -> None:
+    """Raises ConfigError if checks need the agent's processes ended, and the sandbox service has no copies to
+    end them by. None: it does not say."""
+    stopped = [task for task, each in needs.items() if each.stopped]
+    if stopped and copies is False:
+        raise ConfigError(
+            f"{len(stopped)} of {len(needs)} tasks ({_some(stopped)}) are judged after the agent's processes "
+            "ended (check_in = stopped), and the sandbox service cannot end them: import these tasks again "
+            "and validate them with this service, or leave them out"
+        )
+
+
 def _some(names: Iterable[str]) -> str:
     given = list(names)
     return ", ".join(given[:_SHOWN]) + (", ..." if len(given) > _SHOWN else "")

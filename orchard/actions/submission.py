@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from orchard.actions.session import Session
 from orchard.configuration.config import ConfigError
+from orchard.injector.errors import SandboxError
 from orchard.schemas.campaigns import CampaignSpec, TakeoverPlan
 from orchard.schemas.health import ProcessReport
 from orchard.schemas.llm_calls import ModelKind
@@ -33,6 +34,15 @@ async def check_programs(session: Session, harnesses: Iterable[str]) -> None:
     except InfrastructureError as error:
         if error.cause is AbortCause.HARNESS_MISSING:
             raise
+
+
+async def sandbox_copies(session: Session) -> bool | None:
+    """Whether the sandbox service has copies of sandboxes; None if that cannot be asked from here."""
+    try:
+        async with session.sandboxes() as client:
+            return (await client.health()).copies
+    except (ConfigError, SandboxError):
+        return None
 
 
 def check_workers(

@@ -204,11 +204,14 @@ def _directory_task(
     for note in directory.notes:
         told.note(f"{directory.task_id}: {note}")
     name = image or directory.image_name
-    known = _made(session, directory, name, None if image or directory.image else directory.context, told)
+    context = None if image or directory.image else directory.context
+    known = _made(session, directory, name, context, "pass --image", told)
     verifier, own, checked = directory.verifier, name, known
     if verifier is not None and verifier.bundled:
         own = directory.verifier_image
-        checked = _made(session, directory, own, None if verifier.image else verifier.context, told)
+        context = None if verifier.image else verifier.context
+        instead = "write docker_image under [verifier.environment]"
+        checked = _made(session, directory, own, context, instead, told)
     return directory_task(
         directory,
         name,
@@ -220,7 +223,14 @@ def _directory_task(
         resolved_at=resolved_at,
         services=known_services(
             directory,
-            lambda each: _made(session, directory, directory.service_image(each), each.context, told),
+            lambda each: _made(
+                session,
+                directory,
+                directory.service_image(each),
+                each.context,
+                f"write image in place of build for the service {each.service.names[0]}",
+                told,
+            ),
         ),
         stages=[_directory_task(session, stage, name, None, told) for stage in directory.stages],
     )
@@ -234,17 +244,17 @@ def known_images(session: Session) -> Collection[str] | None:
 
 
 def _made(
-    session: Session, directory: Directory, name: str, context: Path | None, told: Reporter
+    session: Session, directory: Directory, name: str, context: Path | None, instead: str, told: Reporter
 ) -> StoredImage | None:
     """The image, built from `context` where it is missing; None where only the site knows it. Raises
-    TaskError."""
+    TaskError, with what to do `instead` where nothing can be built."""
     local = ImageStore(session.directory / "sandboxes")
     if context is not None and name not in local.names():
         if session.config.sandbox.url not in (None, UNSAFE_HOST):
             raise TaskError(
                 f"{directory.path}: sandboxes are made at {session.config.sandbox.url}, so build "
-                f"{context / 'Dockerfile'} there and pass --image"
+                f"{context / 'Dockerfile'} there and {instead}"
             )
         told.note(f"building {name}")
-        build_image(session.directory / "sandboxes", context, name)
+        build_image(session.directory / "sandboxes", context, name, context / "Dockerfile")
     return local.find(name) if name in ("host", *local.names()) else None

@@ -17,13 +17,15 @@ from orchard.injector.agent.local.images import StoredImage
 from orchard.pipelines.tasks.compose_files import ComposeService, read_service
 from orchard.pipelines.tasks.compose_services import BesideService
 from orchard.pipelines.tasks.errors import TaskError
+from orchard.pipelines.tasks.harbor_artifacts import ARTIFACTS
 from orchard.pipelines.tasks.harbor_definition import without_host
-from orchard.pipelines.tasks.harbor_directories import ARTIFACTS, HARBOR, read_harbor
+from orchard.pipelines.tasks.harbor_directories import HARBOR, read_harbor
 from orchard.pipelines.tasks.left_out import LeftOut
 from orchard.pipelines.tasks.task_directory import Directory, contents, is_variable, labels, placed
 from orchard.pipelines.tasks.trees import text_of
+from orchard.pipelines.tasks.working_directories import working_directory
 from orchard.schemas.identity import digest
-from orchard.schemas.quantities import Duration, InvalidQuantity, parse_bytes, parse_cores
+from orchard.schemas.quantities import Duration, InvalidQuantity
 from orchard.schemas.tasks import Asked, CheckSandbox, StageChecks, StateCheck, Task, TaskService, TaskStage
 
 TERMINAL_BENCH = "terminal-bench"
@@ -66,16 +68,11 @@ def read_directory(path: Path) -> Directory:
     """Read a task directory. Raises TaskError, with the path, for a directory that is no task or needs
     more than one sandbox."""
     try:
-        read = read_harbor(path) if _format(path) == HARBOR else _terminal_bench(path)
-        own = read.verifier
-        for cpu, memory in [(read.cpu, read.memory), *([(own.cpu, own.memory)] if own else [])]:
-            parse_cores(cpu)
-            parse_bytes(memory)
+        return read_harbor(path) if _format(path) == HARBOR else _terminal_bench(path)
     except msgspec.DecodeError as error:
         raise TaskError(f"a task or compose file in {path}: {error}") from error
     except (OSError, InvalidQuantity, ValueError, RecursionError) as error:
         raise TaskError(f"{path}: {error}") from error
-    return read
 
 
 def directory_task(
@@ -262,16 +259,11 @@ def _exports(variables: Mapping[str, str]) -> str:
 
 
 def _last_workdir(dockerfile: Path) -> str:
-    """Path of the last WORKDIR of the last stage; / where there is none."""
-    workdir = PurePosixPath("/")
-    text = dockerfile.read_text(encoding="utf-8", errors="replace") if dockerfile.is_file() else ""
-    for line in text.splitlines():  # comments may be in any encoding
-        word, _, rest = line.strip().partition(" ")
-        if word.upper() == "FROM":
-            workdir = PurePosixPath("/")
-        elif word.upper() == "WORKDIR":
-            workdir /= rest.strip().strip("\"'")
-    return str(workdir)
+    """Raises TaskError."""
+    try:
+        return working_directory(dockerfile)
+    except ValueError as error:
+        raise TaskError(str(error)) from error
 
 
 def _format(path: Path) -> str:

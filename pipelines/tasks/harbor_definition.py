@@ -19,6 +19,7 @@ from orchard.schemas.quantities import Duration, Seconds
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]*/[a-zA-Z0-9][a-zA-Z0-9._-]*\n?")
 _TEMPLATE = re.compile(r"\$\{(?P<name>[^}:]+)(?::-(?P<default>.*))?\}")
 _SERVICE = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]*\n?")
+_ABSOLUTE = re.compile(r"/|[A-Za-z]:[/\\]")
 _NOT_IN_STEPS = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f]')
 _DEVICES = re.compile(r"(CON|PRN|AUX|NUL|CONIN\$|CONOUT\$|(COM|LPT)[1-9¹²³])", re.IGNORECASE)
 """Names that Windows keeps for devices."""
@@ -100,6 +101,14 @@ class Environment(BaselineNetwork, frozen=True):
         return self.storage_mb if self.storage is None else _mebibytes("storage", self.storage)
 
 
+def _service(name: str | None, where: str) -> str | None:
+    """The service beside the agent's that is named; None: the agent's. Raises ValueError."""
+    plain = MAIN if name is None else name.strip()
+    if not _SERVICE.fullmatch(plain):
+        raise ValueError(f"{where} names the service {name!r}, and that is no name")
+    return None if plain == MAIN else plain
+
+
 class Hook(msgspec.Struct, frozen=True):
     """An entry of verifier.collect."""
 
@@ -109,8 +118,11 @@ class Hook(msgspec.Struct, frozen=True):
     user: str | int | None = None
 
     def __post_init__(self) -> None:
-        if not _SERVICE.fullmatch(self.service.strip()):
-            raise ValueError(f"verifier.collect names the service {self.service!r}, and that is no name")
+        _service(self.service, "verifier.collect")
+
+    @property
+    def of(self) -> str | None:
+        return _service(self.service, "verifier.collect")
 
 
 class Verifier(Policy, frozen=True):
@@ -143,6 +155,8 @@ class Artifact(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if ".." in PurePosixPath(self.source).parts:
             raise ValueError(f"the artifact {self.source!r} has a `..` in it")
+        if self.of is not None and not _ABSOLUTE.match(self.source):
+            raise ValueError(f"the artifact {self.told} is no absolute path")
         if self.destination:
             path = PurePosixPath(self.destination)
             wrong = "\\" in self.destination or path.is_absolute() or ".." in path.parts or not path.parts
@@ -151,6 +165,14 @@ class Artifact(msgspec.Struct, frozen=True):
                     f"the destination {self.destination!r} of the artifact {self.source!r} is no path "
                     "that Harbor takes"
                 )
+
+    @property
+    def of(self) -> str | None:
+        return _service(self.service, f"the artifact {self.source!r}")
+
+    @property
+    def told(self) -> str:
+        return f"{self.source!r} of the service {self.of or MAIN}"
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -202,10 +224,10 @@ class Definition(msgspec.Struct, frozen=True):
         return [Artifact(each) if isinstance(each, str) else each for each in self.artifacts]
 
 
-def read_definition(data: bytes) -> tuple[Definition, list[str]]:
+def read_definition(text: str) -> tuple[Definition, list[str]]:
     """The definition, and the names of the fields in it that Harbor does not know. Raises DecodeError or
     ValueError."""
-    given = msgspec.toml.decode(data)
+    given = msgspec.toml.decode(text)
     if "version" in given:  # as it was called
         given.setdefault("schema_version", given.pop("version"))
     return msgspec.convert(given, Definition), list(_unknown(given, Definition, ""))

@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 
 from orchard.pipelines.tasks.compose_files import ComposeService, read_service
+from orchard.pipelines.tasks.harbor_artifacts import ARTIFACTS, brought
 from orchard.pipelines.tasks.harbor_definition import (
-    MAIN,
     Definition,
     Environment,
     Step,
@@ -31,14 +31,13 @@ from orchard.pipelines.tasks.task_directory import (
     paths,
     runnable,
 )
+from orchard.schemas.quantities import parse_bytes, parse_cores
 from orchard.schemas.tasks import Asked, CollectHook
 from orchard.workers.episode.networks import SHUT, Network
 
 HARBOR = "harbor"
 REWARDS = ("/logs/verifier/reward.json", "/logs/verifier/reward.txt")
 """Files in which Harbor's tests leave their verdict; the first that exists counts."""
-ARTIFACTS = "/logs/artifacts"
-"""Directory that a verifier with a sandbox of its own gets from the agent's whether it is named or not."""
 _PLACES = f"/logs/agent /logs/verifier {ARTIFACTS} /solution"
 _SETUP = f"if [ -w / ]; then mkdir -p {_PLACES} && chmod 777 {_PLACES}; fi"
 """Makes the directories that Harbor's sandboxes have, where the image's user may. The known solution is not
@@ -50,9 +49,9 @@ _CANARY = re.compile(r"(<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)
 
 def read_harbor(path: Path) -> Directory:
     """The task directory at `path`. Raises OSError, DecodeError, ValueError and TaskError."""
-    given, unknown = read_definition((path / "task.toml").read_bytes())
+    given, unknown = read_definition((path / "task.toml").read_text(encoding="utf-8"))
     context = path / "environment"
-    service = read_service(context / _COMPOSE) if (context / _COMPOSE).is_file() else ComposeService()
+    service = read_service(context / _COMPOSE) if (context / _COMPOSE).exists() else ComposeService()
     _refuse(given, path)
     if not given.steps:
         read = _read(path, given, service, path, [given.verifier.environment])
@@ -132,12 +131,15 @@ def _read(
     """The task, or a step of it, whose folder is `own`. `judges` are the [verifier.environment] of the step
     and of the task."""
     _refuse(given, path, own)
+    _refuse_services(given, service)
     environment, context = given.environment, path / "environment"
-    base = baseline(environment) if service.networked else SHUT
-    network = phase(given.agent, base) if service.networked else SHUT
+    base = baseline(environment)
+    network, checked = phase(given.agent, base), phase(given.verifier, base)
+    if not service.networked:
+        network = SHUT
     folders = [path / "tests"] if own == path else [own / "tests", path / "tests"]
     separate = _verifier(path, given, folders, judges) if given.verifier.separate else None
-    if separate is None and (checked := phase(given.verifier, base)) != network and service.networked:
+    if separate is None and checked != network and service.networked:
         raise ValueError(
             f"the agent is to reach {network.told}, and the tests {checked.told}: both run in one "
             "sandbox here, which has one network"
@@ -180,7 +182,12 @@ def _read(
         verifier=separate,
         services=service.beside,
         collect=tuple(
-            CollectHook(command=hook.command, user=_user(hook.user), timeout_seconds=hook.timeout_sec)
+            CollectHook(
+                command=hook.command,
+                user=_user(hook.user),
+                timeout_seconds=hook.timeout_sec,
+                service=hook.of or msgspec.UNSET,
+            )
             for hook in given.verifier.collect
         ),
     )
@@ -205,7 +212,8 @@ def _creation_seconds(given: Definition) -> float:
 
 
 def _refuse(given: Definition, path: Path, own: Path | None = None) -> None:
-    """Raises ValueError for what Orchard does not have; `own` is the folder of what is read."""
+    """Raises ValueError and InvalidQuantity for what Orchard does not have, also where a step has its own
+    instead; `own` is the folder of what is read."""
     verifier, environments = given.verifier, [given.environment]
     if verifier.environment is not None:
         environments.append(verifier.environment)
@@ -213,14 +221,10 @@ def _refuse(given: Definition, path: Path, own: Path | None = None) -> None:
     folders = {path / "tests", (own or path) / "tests"}
     beyond = {
         "GPUs": any(each.gpus for each in environments),
-        "TPUs": any(each.tpu for each in environments),
+        "TPUs": any(each.tpu is not None for each in environments),
         "MCP servers": any(each.mcp_servers for each in environments),
         "skills (skills_dir)": given.environment.skills_dir,
         "an earlier conversation (trajectory.json)": ((own or path) / "trajectory.json").is_file(),
-        "verifier.collect in a compose service": any(
-            hook.service.strip() != MAIN for hook in verifier.collect
-        ),
-        "artifacts of a compose service": any(each.service not in (None, MAIN) for each in artifacts),
         "artifacts with exclude": verifier.separate and any(each.exclude for each in artifacts),
         "a compose file for its verifier": verifier.separate
         and any((folder / _COMPOSE).is_file() for folder in folders),
@@ -230,6 +234,21 @@ def _refuse(given: Definition, path: Path, own: Path | None = None) -> None:
     for each in environments:
         if each.os.lower() != "linux":
             raise ValueError(f"environment.os is {each.os!r}, and sandboxes here are linux")
+        parse_cores(_cpu(each))
+        parse_bytes(_memory(each))
+        for policy in (given.agent, verifier):
+            phase(policy, baseline(each))
+
+
+def _refuse_services(given: Definition, service: ComposeService) -> None:
+    """Raises ValueError for a service that is named, and is not in the compose file."""
+    known = {each.service.names[0] for each in service.beside}
+    named = [each.of for each in given.artifact_entries] + [hook.of for hook in given.verifier.collect]
+    if wrong := next((name for name in named if name is not None and name not in known), None):
+        raise ValueError(
+            f"an artifact or a command of verifier.collect is of the service {wrong!r}, and {_COMPOSE} has "
+            "none of this name beside the agent's"
+        )
 
 
 def _verifier(
@@ -246,9 +265,6 @@ def _verifier(
         if (folder / "Dockerfile").is_file():
             image, context, bundled = None, folder, True
             break
-    sources = [each.source for each in given.artifact_entries]
-    if wrong := [each for each in sources if not each.startswith("/") or not each.strip("/")]:
-        raise ValueError(f"the artifact {wrong[0]!r} is no absolute path below /")
     return SeparateVerifier(
         image=image or "",
         context=context,
@@ -258,7 +274,7 @@ def _verifier(
         cpu=_cpu(environment),
         memory=_memory(environment),
         asks=_asked(phase(given.verifier, baseline(environment)), None, given.environment.build_timeout_sec),
-        artifacts=tuple(dict.fromkeys([ARTIFACTS, *(source.rstrip("/") for source in sources)])),
+        artifacts=brought(given.artifact_entries),
     )
 
 

@@ -45,6 +45,7 @@ SOURCE = "orchard/tasks"
 MEDIA_TYPE = "application/json"
 GRADER_LABEL = "orchard.grader"
 NETWORK_LABEL = "orchard.network"
+PLACE_LABEL = "orchard.check_in"
 BATCH = 100
 
 
@@ -136,12 +137,14 @@ def imported(task: Task, blob: BlobRef) -> TaskImported:
 
 def _labels(task: Task) -> dict[str, str]:
     """The task's own labels, and those that `submit` reads: the plug-in that it needs, the network that
-    it asks for."""
+    it asks for, that its check runs where the agent's processes ended."""
     labels = dict(task.labels)
     if isinstance(task.grading, PluginGrading):
         labels[GRADER_LABEL] = task.grading.grader
     if isinstance(task.asks, Asked):
         labels[NETWORK_LABEL] = asked(task).told
+    if any(each.check_in == "stopped" and not each.sandbox for each in checks_of(task.grading)):
+        labels[PLACE_LABEL] = "stopped"
     return labels
 
 
@@ -155,14 +158,16 @@ class Needs(msgspec.Struct, frozen=True):
     patch: bool
     """Whether a repository's tests judge it."""
     repo: str
+    stopped: bool = False
+    """Whether its check runs in the agent's sandbox after all processes in it ended."""
 
 
 def needs_of(store: str, tasks: Sequence[TaskRef]) -> dict[str, Needs]:
     """Needs of these tasks, by id."""
     with open_tables(store, views=["tasks"]) as tables:
         rows = tables.execute(
-            f"SELECT task_id, labels['{GRADER_LABEL}'], labels['{NETWORK_LABEL}'], fail_to_pass > 0, repo "
-            "FROM tasks"
+            f"SELECT task_id, labels['{GRADER_LABEL}'], labels['{NETWORK_LABEL}'], fail_to_pass > 0, repo, "
+            f"labels['{PLACE_LABEL}'] IS NOT NULL FROM tasks"
         ).fetchall()
     found = {task_id: Needs(*needs) for task_id, *needs in rows}
     return {task.task_id: found[task.task_id] for task in tasks if task.task_id in found}

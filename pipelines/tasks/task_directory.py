@@ -14,7 +14,7 @@ import msgspec
 from orchard.pipelines.tasks.compose_services import BesideService
 from orchard.pipelines.tasks.errors import TaskError
 from orchard.schemas.identity import digest
-from orchard.schemas.tasks import Asked, CollectHook
+from orchard.schemas.tasks import Asked, CollectHook, ServiceArtifact
 
 LARGEST = 16 * 1024 * 1024
 """Bytes of the tests, or of the solution, of one task."""
@@ -34,8 +34,8 @@ class SeparateVerifier(msgspec.Struct, frozen=True, kw_only=True):
     cpu: str = "1"
     memory: str = "2Gi"
     asks: Asked
-    artifacts: tuple[str, ...]
-    """Absolute paths of the files and directories that it gets from the agent's sandbox."""
+    artifacts: tuple[str | ServiceArtifact, ...]
+    """What it gets from the agent's sandbox and from those of services."""
 
 
 class Directory(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +81,7 @@ class Directory(msgspec.Struct, frozen=True, kw_only=True):
     runs: frozenset[str] = frozenset()
     """Files of `material` that have a run bit."""
     collect: tuple[CollectHook, ...] = ()
-    """Commands that run in the agent's sandbox when the agent is done."""
+    """Commands that run when the agent is done."""
     stages: tuple["Directory", ...] = ()
     """What the agent is told one after the other, each as a task in the same sandbox. `material` and `setup`
     of a stage come before it; the latter runs as `user`. The task itself then has neither tests nor a
@@ -124,10 +124,12 @@ class Directory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def paths(directory: Path, task: Path) -> dict[str, Path]:
-    """The regular files below `directory`, by relative path. Raises TaskError for a link that leads out of
-    the directory of the task or to where it stands, and for a name that is no text."""
+    """The regular files below `directory`, by relative path; none if it is a file. Raises TaskError for a
+    link that leads out of the directory of the task or to where it stands, and for a name that is no text."""
     found = {}
     for path in _walk(directory, task.resolve(), frozenset()):
+        if path == directory:
+            continue
         name = path.relative_to(directory).as_posix()
         if name != name.encode(errors="replace").decode():
             raise TaskError(f"{directory} has a file whose name is no Unicode: {name!r}")

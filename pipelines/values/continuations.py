@@ -29,10 +29,11 @@ from orchard.schemas.messages import MessageNode
 from orchard.schemas.tasks import Task
 from orchard.schemas.values import MEASURED_CAMPAIGN
 from orchard.streams.errors import OutcomeRefused, StreamsError
+from orchard.workers.attempts.attempt_sandboxes import Beginning
 from orchard.workers.attempts.dependencies import AttemptDependencies
 from orchard.workers.attempts.reopen import opened
 from orchard.workers.attempts.retries import Abort, after_failure
-from orchard.workers.attempts.rollout import Attempt, Beginning
+from orchard.workers.attempts.rollout import Attempt
 from orchard.workers.episode.sandboxes import SandboxFactory, SandboxMachine
 from orchard.workers.failures import EndpointRests, InfrastructureError
 

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from orchard.actions.needs import check_network, default_harness
+from orchard.actions.needs import check_copies, check_network, default_harness
 from orchard.actions.submission import check_prices, check_workers, endpoints_of, unpriced
 from orchard.configuration.config import ConfigError
 from orchard.pipelines.tasks.registry import Needs
@@ -98,6 +98,7 @@ PATCH = Needs(grader=None, network=None, patch=True, repo="six")
 CHECK = Needs(grader=None, network=None, patch=False, repo="prompts")
 ONLINE = Needs(grader=None, network="any public address", patch=False, repo="harbor")
 OFFLINE = Needs(grader=None, network="nothing", patch=False, repo="harbor")
+STOPPED = Needs(grader=None, network=None, patch=False, repo="harbor", stopped=True)
 UNREAD = Needs(grader=None, network=None, patch=False, repo="terminal-bench")
 
 
@@ -122,3 +123,11 @@ def test_the_default_harness_is_that_of_the_tasks_kind() -> None:
     assert default_harness("claw", {"a": CHECK}) == "claw-react"
     with pytest.raises(ConfigError, match="1 tasks are judged by a patch and 2 by what is left"):
         default_harness("swe", {"a": PATCH, "b": CHECK, "c": ONLINE})
+
+
+def test_a_service_that_cannot_end_processes_gets_no_tasks_whose_checks_need_that() -> None:
+    with pytest.raises(ConfigError, match=r"1 of 2 tasks \(b\) are judged after .* import these tasks again"):
+        check_copies({"a": CHECK, "b": STOPPED}, copies=False)
+    check_copies({"b": STOPPED}, copies=True)
+    check_copies({"b": STOPPED}, copies=None)
+    check_copies({"a": CHECK}, copies=False)

@@ -3,9 +3,8 @@
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,28 +13,24 @@ import msgspec
 from orchard.schemas.blobs import INLINE_LIMIT, BlobRef
 from orchard.schemas.campaigns import Budget, RolloutRequest
 from orchard.schemas.events import Event, RolloutAborted, RolloutFinished, RolloutStarted, make_event
-from orchard.schemas.messages import MessageNode
 from orchard.schemas.outcomes import AbortCause, ExitStatus, Reward, RolloutStatus
-from orchard.schemas.quantities import parse_bytes
-from orchard.schemas.tasks import StageChecks, Task, TaskService, TaskStage, graded_in_place
+from orchard.schemas.tasks import StageChecks, Task, TaskStage, graded_in_place
 from orchard.streams.records import StoredEvent
+from orchard.workers.attempts.attempt_sandboxes import AttemptSandboxes, Beginning
 from orchard.workers.attempts.dependencies import AttemptDependencies
 from orchard.workers.attempts.grading import AttemptGrading, penalize_hacks
 from orchard.workers.attempts.reopen import facts_of
 from orchard.workers.attempts.replay import ReplayState
 from orchard.workers.attempts.task_reading import read_task
 from orchard.workers.episode.budgets import as_published, within
-from orchard.workers.episode.machine import Machine
 from orchard.workers.episode.message_tree import MessageTree
-from orchard.workers.episode.networks import network_of, refusal
+from orchard.workers.episode.networks import refusal
 from orchard.workers.episode.patches import state_left_behind
-from orchard.workers.episode.preparation import Course, prepare
+from orchard.workers.episode.preparation import Course
 from orchard.workers.episode.replay_record import replay_key
-from orchard.workers.episode.sandboxes import SandboxFactory, SandboxMachine
-from orchard.workers.episode.services import beside
+from orchard.workers.episode.sandboxes import SandboxMachine
 from orchard.workers.episode.stages import stage_budget
-from orchard.workers.episode.totals import Totals
-from orchard.workers.episode.worlds import WorldContext, open_world, take_standby
+from orchard.workers.episode.worlds import WorldContext, open_world
 from orchard.workers.failures import (
     EndedUnderCommand,
     EndpointRests,
@@ -47,7 +42,6 @@ from orchard.workers.failures import (
 from orchard.workers.graders.stages import combined, through_stages
 from orchard.workers.harnesses import fingerprint, planned_harness, version_of
 from orchard.workers.harnesses.interface import Episode, Harness, HarnessResult
-from orchard.workers.harnesses.programs.layers import Layer, installed
 from orchard.workers.harnesses.programs.runner import ProgramHarness
 from orchard.workers.judges.ruling import Judges
 from orchard.workers.llm.errors import OutOfTime
@@ -55,19 +49,6 @@ from orchard.workers.masking import masked
 
 NOT_GRADED = "not-graded"
 """Names the grader in a reward that needed none."""
-
-_ROLLOUT = "rollout"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Beginning:
-    """A state in the middle of another rollout, from which an attempt starts instead of from its task."""
-
-    history: tuple[MessageNode, ...]
-    """Whole messages of the other rollout, root first."""
-    spent: Totals
-    machine: Callable[[SandboxFactory, Task, str], AbstractAsyncContextManager[SandboxMachine]]
-    """Opens a machine, with the given memory, in which the history's commands have run."""
 
 
 class SandboxLost(Exception):
@@ -94,30 +75,24 @@ class Attempt:
         self._published = 0
         self._started_at = datetime.now(UTC)
         self._clock = time.monotonic()
-        self.memory = request.memory or ""
         self._trace = MessageTree(self.publish, dependencies.blobs)
         self._replay: ReplayState | None = None
-        self._layer: Layer | None = None
-        """The program's files, if the harness is a program."""
-        self._beside = 0
-        """Bytes of memory that the harness program needs in addition to the task's."""
         self._harness = planned_harness(request.harness, request.harness_version)
         self._budget, self._timeouts = request.budget, request.timeouts
         """The request's limits, until the task's definition replaces them."""
-        self._factory = SandboxFactory(
-            dependencies.sandboxes,
-            dependencies.sandbox_settings,
-            self.publish,
-            key=f"{request.rollout_id}-{number}",
-            labels={"campaign": request.campaign, "rollout": request.rollout_id, "attempt": str(number)},
-        )
+        self._sandboxes = AttemptSandboxes(dependencies, request, number, self.publish)
         self._grading = AttemptGrading(
             dependencies,
             request,
-            self._open,
+            self._sandboxes.open,
             replayable=self._harness.replayable,
             judges=Judges(dependencies.models, dependencies.judge, self.publish),
         )
+
+    @property
+    def memory(self) -> str:
+        """Memory of its sandboxes; empty before the task is known, unless the request says it."""
+        return self._sandboxes.memory
 
     @classmethod
     async def begin(
@@ -164,6 +139,7 @@ class Attempt:
             async with asyncio.timeout_at(began + self._timeouts.rollout) as limit:
                 task = await self._load_task()
                 self._budget, self._timeouts = as_published(task, self._budget, self._timeouts)
+                self._sandboxes.creation_seconds = self._timeouts.creation
                 limit.reschedule(began + self._timeouts.rollout)
                 return await self._run(task)
         except TimeoutError as error:
@@ -180,12 +156,11 @@ class Attempt:
             raise
 
     async def _run(self, task: Task) -> RolloutFinished:
-        self.memory = self.request.memory or task.memory
+        self._sandboxes.memory = self.request.memory or task.memory
         if isinstance(self._harness, ProgramHarness):
-            self._layer = await installed(self._dependencies.sandboxes, self._harness.name)
-            self._beside = parse_bytes(self._harness.program.memory)
+            await self._sandboxes.lay(self._harness.program)
         async with AsyncExitStack() as stack:
-            machine = await stack.enter_async_context(self._begun(task))
+            machine = await stack.enter_async_context(self._sandboxes.agents(task, self._beginning))
             try:
                 await self._continue(task)
                 if isinstance(task.grading, StageChecks):
@@ -203,7 +178,7 @@ class Attempt:
                 if not graded_in_place(task.grading):
                     # The agent's machine is not trusted and not needed: make room before grading.
                     await stack.aclose()
-                    machine = await stack.enter_async_context(self._open(task, "grading"))
+                    machine = await stack.enter_async_context(self._sandboxes.open(task, "grading"))
                 limit = self._timeouts.grading
                 reward = await self._grading.reward(task, result.submission, machine, limit)
                 reward = penalize_hacks(task, reward)
@@ -217,43 +192,6 @@ class Attempt:
         if (why := refusal(task, self._dependencies.sandbox_settings.task_network)) is not None:
             raise InfrastructureError(AbortCause.INVALID_REQUEST, why)
         return task
-
-    @asynccontextmanager
-    async def _open(self, task: Task, purpose: str) -> AsyncIterator[SandboxMachine]:
-        """Opens a sandbox of the task, with the services beside it."""
-
-        def service(each: TaskService) -> AbstractAsyncContextManager[Machine]:
-            alone = msgspec.structs.replace(task, image=each.image)
-            return self._sandbox(alone, f"{purpose}-{each.names[0]}")
-
-        async with self._sandbox(task, purpose) as machine, beside(task, machine, service):
-            yield machine
-
-    def _sandbox(self, task: Task, purpose: str) -> AbstractAsyncContextManager[SandboxMachine]:
-        program = self._layer if purpose == _ROLLOUT else None
-        ready = self._dependencies.standbys if purpose == _ROLLOUT and program is None else ()
-        memory = max(self.memory, task.memory, key=parse_bytes)  # a check's own sandbox may need more
-        return self._factory.open(
-            task.image,
-            purpose=purpose,
-            cpu=task.cpu,
-            memory=str(parse_bytes(memory) + self._beside) if program else memory,
-            timeout=self._timeouts.creation,
-            layers=[program.image] if program else [],
-            network=network_of(task, agent=purpose == _ROLLOUT),
-            standby=lambda: take_standby(ready, task, self.memory),
-        )
-
-    @asynccontextmanager
-    async def _begun(self, task: Task) -> AsyncIterator[SandboxMachine]:
-        """Opens the machine in the state in which the agent finds it."""
-        if self._beginning is not None:
-            async with self._beginning.machine(self._factory, task, self.memory) as machine:
-                yield machine
-        else:
-            async with self._open(task, _ROLLOUT) as machine:
-                await prepare(task, machine, self._timeouts.creation)
-                yield machine
 
     async def _continue(self, task: Task) -> None:
         """Takes over what the trace begins with: another rollout's messages, or those of a dead attempt."""
@@ -283,8 +221,7 @@ class Attempt:
             results.append(await self._drive(alone, machine, budget))
 
         def copy() -> AbstractAsyncContextManager[SandboxMachine]:
-            purpose, limit = f"stage-{next(copies)}", self._timeouts.creation
-            return self._factory.copy(machine, purpose=purpose, memory=self.memory, timeout=limit)
+            return self._sandboxes.copy(machine, f"stage-{next(copies)}")
 
         async def grade(alone: Task, course: Course, goes_on: bool) -> Reward:
             limit, copied = self._timeouts.grading, copy if goes_on else None
@@ -296,7 +233,7 @@ class Attempt:
             machine,
             act,
             grade,
-            pristine=lambda other=None, /: self._open(other or task, f"set-up-{next(copies)}"),
+            pristine=lambda other=None, /: self._sandboxes.open(other or task, f"set-up-{next(copies)}"),
             timeout=self._timeouts.creation,
         )
         cut = next(
@@ -317,7 +254,9 @@ class Attempt:
             name=self._name,
             publish=self.publish,
             blobs=self._dependencies.blobs,
-            sandbox=lambda image, purpose: self._open(msgspec.structs.replace(task, image=image), purpose),
+            sandbox=lambda image, purpose: self._sandboxes.open(
+                msgspec.structs.replace(task, image=image), purpose
+            ),
             command_seconds=self._timeouts.command,
             shared=self._dependencies.shared,
         )
@@ -428,7 +367,7 @@ class Attempt:
         """Returns the fields of RolloutFacts: turns are the path's, costs are this rollout's alone."""
         request, totals, replayed = self.request, self._trace.totals, self._trace.replayed
         own = replayed + self._trace.own
-        layer, takeover = self._layer, request.takeover
+        layer, takeover = self._sandboxes.layer, request.takeover
         version, digest = (layer.version, layer.digest) if layer else version_of(self._harness)
         return {
             **facts_of(request),
@@ -441,7 +380,7 @@ class Attempt:
             "prompt_tokens": own.prompt_tokens,
             "completion_tokens": own.completion_tokens,
             "cost_usd": own.cost_usd,
-            "seconds_creating": self._factory.seconds_creating,
+            "seconds_creating": self._sandboxes.seconds_creating,
             "seconds_llm": own.seconds_llm,
             "seconds_commands": own.seconds_commands,
             "seconds_waiting": own.seconds_waiting,

@@ -43,9 +43,22 @@ class ReverseTunnel(Protocol):
     """Number of times that the line broke and came back; connections open then were reset."""
 
 
+class Services(Protocol):
+    """Programs of other images that run beside a sandbox, each in one of its own."""
+
+    def sandbox(self, name: str) -> "Machine | None":
+        """Returns that of the service whose first name it is, if there is one."""
+
+    def reached_from(self, machine: "Machine") -> AbstractAsyncContextManager[None]:
+        """Lets another sandbox reach the services by their names, while the block lasts."""
+
+
 class Machine(Protocol):
     """One sandbox. Every method raises InfrastructureError if the sandbox, and not the command, failed:
     LimitExceeded if what runs in it took more than it may."""
+
+    services: Services | None
+    """The services beside it; None: it has none."""
 
     async def run(
         self,
@@ -92,7 +105,10 @@ class Machine(Protocol):
         """Removes the file, link or directory at the absolute `path`, if there is one."""
 
     async def freeze(self) -> None:
-        """Stops all processes for good, as far as the service can; files can still be read."""
+        """Stops all processes, as far as the service can; files can still be read."""
+
+    async def resume(self) -> None:
+        """Lets processes that `freeze` stopped continue."""
 
     async def end_processes(self) -> None:
         """Ends all processes; the files stay. Raises InfrastructureError (INVALID_REQUEST) if the service

@@ -4,12 +4,13 @@ This is the boundary at which the sandbox service's errors become typed infrastr
 """
 
 import asyncio
+import copy
 import itertools
 import random
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import IO
 
@@ -36,7 +37,7 @@ from orchard.schemas.outcomes import AbortCause
 from orchard.schemas.quantities import Size
 from orchard.schemas.sandboxes import ENDED_WITH_SANDBOX, OUTPUT_LIMIT, Job, JobEnding, SandboxStatus
 from orchard.workers.episode.listening import until_listening
-from orchard.workers.episode.machine import READ_LIMIT, CommandOutcome, FileTooLarge
+from orchard.workers.episode.machine import READ_LIMIT, CommandOutcome, FileTooLarge, Services
 from orchard.workers.episode.networks import SHUT, Network
 from orchard.workers.episode.settings import SandboxSettings as SandboxSettings
 from orchard.workers.failures import (
@@ -136,22 +137,19 @@ def _file_errors(path: str) -> Iterator[None]:
 
 
 class SandboxMachine:
-    def __init__(
-        self,
-        sandbox: AsyncSandbox,
-        output_limit: Size = OUTPUT_LIMIT,
-        user: str | None = None,
-        inside: set[int] | None = None,
-    ) -> None:
+    def __init__(self, sandbox: AsyncSandbox, output_limit: Size = OUTPUT_LIMIT) -> None:
         self.sandbox = sandbox
-        self._inside = set() if inside is None else inside
+        self.services: Services | None = None
+        self._inside: set[int] = set()
         """Ports of the open reverse tunnels."""
         self._output_limit = output_limit
-        self._user = user
+        self._user: str | None = None
 
     def for_user(self, user: str) -> "SandboxMachine":
         """Returns the machine as one whose commands run as `user` unless they name another."""
-        return SandboxMachine(self.sandbox, self._output_limit, user, self._inside)
+        machine = copy.copy(self)
+        machine._user = user
+        return machine
 
     async def run(
         self,
@@ -255,6 +253,10 @@ class SandboxMachine:
         # A task that forks without end is not frozen in time, and must not gain an abort by it.
         with suppress(SandboxError):
             await self.sandbox.pause()
+
+    async def resume(self) -> None:
+        with classified(), suppress(SandboxUnsupported):  # then nothing was stopped
+            await self.sandbox.resume()
 
     async def end_processes(self) -> None:
         try:
@@ -387,10 +389,13 @@ class SandboxFactory:
     async def copy(
         self, source: SandboxMachine, *, purpose: str, memory: str, timeout: float
     ) -> AsyncIterator[SandboxMachine]:
-        """Gives a copy as `fork` does. Raises INVALID_REQUEST if the service cannot make one."""
+        """Gives a copy as `fork` does, which reaches the services of `source`. Raises INVALID_REQUEST if the
+        service cannot make one."""
         try:
             async with self.fork(source, purpose=purpose, memory=memory, timeout=timeout) as machine:
-                yield machine
+                machine.services = source.services
+                async with machine.services.reached_from(machine) if machine.services else nullcontext():
+                    yield machine
         except SandboxUnsupported as error:
             raise InfrastructureError(
                 AbortCause.INVALID_REQUEST,

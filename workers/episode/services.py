@@ -28,8 +28,81 @@ _LAST = 400
 
 class _Running(NamedTuple):
     service: TaskService
+    machine: Machine
     lines: dict[int, int]
     """Its ports, each with the one of this host that leads to it."""
+
+
+class RunningServices:
+    """The services of a task that run, in the order of their start."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._running: list[_Running] = []
+
+    def sandbox(self, name: str) -> Machine | None:
+        return next((each.machine for each in self._running if each.service.names[0] == name), None)
+
+    async def start(self, service: TaskService, machine: Machine, stack: AsyncExitStack) -> None:
+        """Starts one in its sandbox, until the stack closes."""
+        await stack.enter_async_context(self.reached_from(machine))
+        before = await _listening(machine)
+        await _start(self._task, service, machine)
+        ports = (await _listening(machine)) - before if service.ports is None else set(service.ports)
+        lines = {
+            port: urlsplit(await stack.enter_async_context(machine.forward(port))).port or 0
+            for port in sorted(ports)
+        }
+        self._running.append(_Running(service, machine, lines))
+
+    @asynccontextmanager
+    async def reached_from(self, machine: Machine) -> AsyncIterator[None]:
+        """Gives a sandbox the names and ports of those that run."""
+        async with AsyncExitStack() as stack:
+            for port, here in self._ports().items():
+                await stack.enter_async_context(machine.reverse(here, port))
+            if self._running:
+                await self._name(machine)
+            yield
+
+    def _ports(self) -> dict[int, int]:
+        """Raises INVALID_REQUEST for two services at one port."""
+        found: dict[int, int] = {}
+        taken: dict[int, str] = {}
+        for service, _, lines in self._running:
+            name = service.names[0]
+            for port, here in lines.items():
+                if port in found:
+                    raise InfrastructureError(
+                        AbortCause.INVALID_REQUEST,
+                        f"task {self._task.task_id}: the services {taken[port]} and {name} both listen at "
+                        f"port {port}, and they appear on one loopback address: give one another port",
+                    )
+                found[port], taken[port] = here, name
+        return found
+
+    async def _name(self, machine: Machine) -> None:
+        names = " ".join(name for each in self._running for name in each.service.names)
+        line = shlex.quote(f"127.0.0.1 {names}")
+        outcome = await machine.run(f"echo {line} >> /etc/hosts", timeout=30.0, cwd="/", user="root")
+        if outcome.returncode != 0:
+            raise InfrastructureError(
+                AbortCause.INVALID_REQUEST,
+                f"task {self._task.task_id}: /etc/hosts of its sandbox cannot name its services: "
+                f"{outcome.output}",
+            )
+
+
+def service_sandbox(name: str, machine: Machine) -> Machine:
+    """Returns the sandbox of a service beside `machine`. Raises INVALID_REQUEST if there is none."""
+    found = machine.services and machine.services.sandbox(name)
+    if not found:
+        raise InfrastructureError(
+            AbortCause.INVALID_REQUEST,
+            f"the task's check takes something from the service {name!r}, which the task does not have: "
+            "add the service, or correct the name",
+        )
+    return found
 
 
 @asynccontextmanager
@@ -38,45 +111,17 @@ async def beside(task: Task, machine: Machine, open_sandbox: Open) -> AsyncItera
 
     Raises TASK_BROKEN for a service that does not become ready, INVALID_REQUEST for two at one port.
     """
-    async with AsyncExitStack() as stack:
-        running: list[_Running] = []
-        for service in task.services or ():
-            own = await stack.enter_async_context(open_sandbox(service))
-            await _connect(task, own, running, stack)
-            before = await _listening(own)
-            await _start(task, service, own)
-            ports = (await _listening(own)) - before if service.ports is None else set(service.ports)
-            lines = {
-                port: urlsplit(await stack.enter_async_context(own.forward(port))).port or 0
-                for port in sorted(ports)
-            }
-            running.append(_Running(service, lines))
-        await _connect(task, machine, running, stack)
+    if not task.services:
         yield
-
-
-async def _connect(task: Task, machine: Machine, running: list[_Running], stack: AsyncExitStack) -> None:
-    """Gives a sandbox the names and ports of the services that run."""
-    if not running:
         return
-    taken: dict[int, str] = {}
-    for service, lines in running:
-        for port, here in lines.items():
-            if other := taken.setdefault(port, service.names[0]) != service.names[0] and taken[port]:
-                raise InfrastructureError(
-                    AbortCause.INVALID_REQUEST,
-                    f"task {task.task_id}: the services {other} and {service.names[0]} both listen at port "
-                    f"{port}, and they appear on one loopback address: give one of them another port",
-                )
-            await stack.enter_async_context(machine.reverse(here, port))
-    names = " ".join(name for service, _ in running for name in service.names)
-    line = shlex.quote(f"127.0.0.1 {names}")
-    outcome = await machine.run(f"echo {line} >> /etc/hosts", timeout=30.0, cwd="/", user="root")
-    if outcome.returncode != 0:
-        raise InfrastructureError(
-            AbortCause.INVALID_REQUEST,
-            f"task {task.task_id}: /etc/hosts of its sandbox cannot name its services: {outcome.output}",
-        )
+    async with AsyncExitStack() as stack:
+        services = RunningServices(task)
+        for service in task.services:
+            own = await stack.enter_async_context(open_sandbox(service))
+            await services.start(service, own, stack)
+        await stack.enter_async_context(services.reached_from(machine))
+        machine.services = services
+        yield
 
 
 async def _start(task: Task, service: TaskService, machine: Machine) -> None:

@@ -10,15 +10,17 @@ import asyncio
 import shlex
 import tarfile
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import PurePosixPath
 from typing import IO
 
 import msgspec
 
 from orchard.schemas.outcomes import AbortCause
-from orchard.schemas.tasks import StateCheck, Task
+from orchard.schemas.tasks import ServiceArtifact, StateCheck, Task
 from orchard.workers.episode.machine import Machine
+from orchard.workers.episode.services import service_sandbox
 from orchard.workers.failures import InfrastructureError
 from orchard.workers.graders.shells import CLEAN
 
@@ -55,44 +57,70 @@ done' sh {} +"""
 
 
 async def carry(
-    paths: Sequence[str], source: Machine, target: Machine, *, brought: Iterable[str] = (), timeout: float
+    paths: Sequence[str],
+    source: Machine,
+    target: Machine,
+    *,
+    brought: Iterable[str] = (),
+    timeout: float,
+    goes_on: bool = False,
 ) -> None:
-    """Replaces the directories of `target` by those of `source`, whose processes are stopped for good, and
-    removes what stands where the files of `brought` will be, and links that lead to nothing.
+    """Replaces the directories of `target` by those of `source`, whose processes are stopped: for good, or
+    meanwhile if it `goes_on`. Removes what stands where the files of `brought` will be, and links that lead
+    to nothing.
 
     Raises FileNotFoundError if there is no such directory, FileTooLarge beyond LARGEST, NotWritable for
     contents that cannot be unpacked.
     """
-    await source.freeze()
-    for path in paths:
-        with _temporary() as found, _temporary() as kept:
-            await source.archive(path, found, limit=LARGEST)
-            await asyncio.to_thread(keep_data, found, kept)
-            await target.replace_directory(path, kept)
+    async with _stopped(source, goes_on):
+        for path in paths:
+            with _temporary() as found, _temporary() as kept:
+                await source.archive(path, found, limit=LARGEST)
+                await asyncio.to_thread(keep_data, found, kept)
+                await target.replace_directory(path, kept)
     for path in brought:
         await target.remove(path)
     words = " ".join(map(shlex.quote, paths))
     await target.run(f"{CLEAN} sh -c {shlex.quote(_DROP_LINKS)} sh {words}", timeout=timeout, cwd="/")
 
 
-async def carry_artifacts(paths: Sequence[str], source: Machine, target: Machine) -> None:
-    """Brings the files and directories of `source`, whose processes are stopped for good, to `target`. Leaves
-    out those that do not exist, and links that lead out of them: the tests may be there already. Raises
-    FileTooLarge beyond LARGEST, NotWritable for contents that cannot be unpacked."""
-    await source.freeze()
-    for path in paths:
-        with _temporary() as found, _temporary() as kept:
+async def carry_artifacts(
+    artifacts: Sequence[str | ServiceArtifact], source: Machine, target: Machine, *, goes_on: bool
+) -> None:
+    """Brings the files and directories of `source`, whose processes are stopped as in `carry`, and of its
+    services, to `target`. Leaves out those that do not exist, and links that lead out of them: the tests may
+    be there already. Raises FileTooLarge beyond LARGEST, NotWritable for contents that cannot be unpacked."""
+    async with _stopped(source, goes_on):
+        for each in artifacts:
+            if isinstance(each, str):
+                await _carry_artifact(each, source, target)
+            else:
+                await _carry_artifact(each.path, service_sandbox(each.service, source), target)
+
+
+async def _carry_artifact(path: str, source: Machine, target: Machine) -> None:
+    with _temporary() as found, _temporary() as kept:
+        try:
+            await source.archive(path, found, limit=LARGEST)
+        except FileNotFoundError:  # a file, or nothing
             try:
-                await source.archive(path, found, limit=LARGEST)
-            except FileNotFoundError:  # a file, or nothing
-                try:
-                    content = await source.read(path, limit=LARGEST)
-                except FileNotFoundError:
-                    continue
-                await target.write(path, content)
-                continue
-            await asyncio.to_thread(keep_data, found, kept, inside=True)
-            await target.replace_directory(path, kept)
+                content = await source.read(path, limit=LARGEST)
+            except FileNotFoundError:
+                return
+            await target.write(path, content)
+            return
+        await asyncio.to_thread(keep_data, found, kept, inside=True)
+        await target.replace_directory(path, kept)
+
+
+@asynccontextmanager
+async def _stopped(machine: Machine, goes_on: bool) -> AsyncIterator[None]:
+    await machine.freeze()
+    try:
+        yield
+    finally:
+        if goes_on:
+            await machine.resume()
 
 
 def keep_data(source: IO[bytes], target: IO[bytes], *, inside: bool = False) -> None:

@@ -28,6 +28,7 @@ from orchard.schemas.tasks import CheckSandbox, CollectHook, StateCheck, Task
 from orchard.workers.episode.machine import CommandOutcome, FileTooLarge, Machine
 from orchard.workers.episode.networks import SHUT, asked, check_task
 from orchard.workers.episode.preparation import Course, prepare
+from orchard.workers.episode.services import service_sandbox
 from orchard.workers.failures import InfrastructureError, LimitExceeded, NotWritable
 from orchard.workers.graders.carrying import carried_paths, carry, carry_artifacts
 from orchard.workers.graders.endings import STEADY, Ending, Lack, by_reward, by_status
@@ -167,16 +168,15 @@ def _left(task: Task, deadline: float) -> float:
 async def _run(
     judgement: Judgement, check: StateCheck, machine: Machine, deadline: float, copied: Copied | None = None
 ) -> _Seen:
-    """Runs the check over what was left in the machine, in the sandbox that the task wants; with `copied`
-    over a copy, unless the check runs beside the agent's processes."""
+    """Runs the check over what was left in the machine, in the sandbox that the task wants. With `copied` the
+    agent goes on in the machine, and a check that ends processes runs in a copy."""
     task = judgement.task
     try:
-        for hook in check.collect or ():
-            await _collect(hook, task, machine, _left(task, deadline))
-        if copied is None or not away(check):
-            return await _run_where_wanted(judgement, check, machine, deadline)
+        await _collect(check, task, machine, deadline)
+        if copied is None or check.check_in != "stopped" or _apart(check):
+            return await _run_where_wanted(judgement, check, machine, deadline, copied is not None)
         async with copied() as copy:
-            return await _run_where_wanted(judgement, check, copy, deadline)
+            return await _run_where_wanted(judgement, check, copy, deadline, False)
     except FileNotFoundError as error:
         ending = Ending(said=f"lacks the directory {error}", lack=Lack.NOT_STARTED)
     except FileTooLarge as error:
@@ -195,12 +195,12 @@ def away(check: StateCheck) -> bool:
 
 
 async def _run_where_wanted(
-    judgement: Judgement, check: StateCheck, machine: Machine, deadline: float
+    judgement: Judgement, check: StateCheck, machine: Machine, deadline: float, goes_on: bool
 ) -> _Seen:
     task, pristine = judgement.task, judgement.pristine
     if isinstance(check.sandbox, CheckSandbox):
         async with pristine(check_task(task, check.sandbox)) as own:
-            await carry_artifacts(check.sandbox.artifacts, machine, own)
+            await carry_artifacts(check.sandbox.artifacts, machine, own, goes_on=goes_on)
             limit = min(check.timeout_seconds, _left(task, deadline))
             return await _checked(check, own, limit, _shell(check))
     match check.check_in:
@@ -211,7 +211,7 @@ async def _run_where_wanted(
                 await judgement.course.set_up(fresh, _left(task, deadline))
                 left = _left(task, deadline)
                 brought = (*check.files, *(check.rewards or ()))
-                await carry(paths, machine, fresh, brought=brought, timeout=left)
+                await carry(paths, machine, fresh, brought=brought, timeout=left, goes_on=goes_on)
                 limit = min(check.timeout_seconds, _left(task, deadline))
                 return await _checked(check, fresh, limit, _shell(check, paths))
         case "stopped":
@@ -220,15 +220,29 @@ async def _run_where_wanted(
     return await _checked(check, machine, limit, _shell(check))
 
 
-async def _collect(hook: CollectHook, task: Task, machine: Machine, left: float) -> None:
-    """Runs a command of the task in the agent's sandbox. What it leaves is the agent's, whoever wrote it."""
-    await machine.run(
-        hook.command,
-        timeout=min(hook.timeout_seconds, left),
-        cwd=task.workdir,
-        env=task.environment,
-        user=hook.user or None,
-    )
+async def _collect(check: StateCheck, task: Task, machine: Machine, deadline: float) -> None:
+    """Runs the commands that save what only runs. Those in the agent's sandbox are first: what they leave is
+    the agent's, whoever wrote it. Where the check needs no process of the agent's, none can reach the
+    services during the others."""
+    hooks = check.collect or ()
+    for hook in hooks:
+        if hook.service is msgspec.UNSET:
+            await _save(hook, machine, task.workdir, task.environment, hook.user, _left(task, deadline))
+    services = {each.names[0]: each for each in task.services or ()}
+    others = [hook for hook in hooks if isinstance(hook.service, str)]
+    if others and _apart(check):
+        await machine.freeze()
+    for hook in others:
+        own, of = service_sandbox(str(hook.service), machine), services[str(hook.service)]
+        left = _left(task, deadline)
+        await _save(hook, own, of.workdir or ".", of.environment, hook.user or of.user, left)
+
+
+async def _save(
+    hook: CollectHook, machine: Machine, workdir: str, environment: dict[str, str], user: str, left: float
+) -> None:
+    limit = min(hook.timeout_seconds, left)
+    await machine.run(hook.command, timeout=limit, cwd=workdir, env=environment, user=user or None)
 
 
 def _shell(check: StateCheck, carried: tuple[str, ...] = ()) -> str:

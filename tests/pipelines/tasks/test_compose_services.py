@@ -125,3 +125,49 @@ async def test_a_harbor_task_is_proven_with_its_services(
     with pytest.raises(TaskError, match="the service site has neither an entrypoint nor a command"):
         directory_task(read_directory(tmp_path / "it"), "host")
     assert task.services is not msgspec.UNSET
+
+
+SEPARATE = """artifacts = [{source = "/var/tmp/rows", service = "db"}, "/tmp/note"]
+[environment]
+workdir = "/tmp"
+network_mode = "no-network"
+[verifier]
+environment_mode = "separate"
+[[verifier.collect]]
+service = "db"
+command = "pwd > /var/tmp/rows/place; cp log /var/tmp/rows/log; id -un > /var/tmp/rows/who"
+user = "daemon"
+[[verifier.collect]]
+command = "echo $(cat written) > /tmp/note"
+"""
+DB = """
+services:
+  main: {depends_on: [db]}
+  db:
+    image: host
+    command: [sh, -c, "mkdir -m 777 /var/tmp/rows; exec python3 -u -m http.server 8000 2> /srv/log"]
+    working_dir: /srv
+    expose: [8000]
+"""
+
+
+@pytest.mark.long
+async def test_a_separate_verifier_gets_what_a_service_has(
+    sandboxes: AsyncSandboxClient, tmp_path: Path
+) -> None:
+    files = TASK | {
+        "task.toml": SEPARATE,
+        "environment/docker-compose.yaml": DB,
+        "tests/test.sh": "cd /var/tmp/rows; all=$(cat place who /tmp/note | paste -sd -)\n"
+        "[ $all = /srv-daemon-asked ] && grep -q 'GET /log' log && n=1 || n=0\n"
+        "echo $n > /logs/verifier/reward.txt\n",
+        "solution/solve.sh": "echo asked > written; python3 -c 'import urllib.request as u; "
+        'u.urlopen("http://db:8000/log")\'\n',
+    }
+    for name, text in files.items():
+        (tmp_path / "it" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "it" / name).write_text(text)
+    task = directory_task(read_directory(tmp_path / "it"), "host")
+    validator = Validator(sandboxes, BlobStore(str(tmp_path / "store")), ValidationSettings(runs=1))
+    event = (await validator.validate(task)).event
+    assert isinstance(event, TaskValidated), event

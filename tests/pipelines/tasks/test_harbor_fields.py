@@ -227,3 +227,51 @@ async def test_a_solution_may_execute_its_other_files(sandboxes: AsyncSandboxCli
     script = f"[ -e solved ]; echo $((1 - $?)) > {REWARD}.txt"
     reward = await _graded(sandboxes, _task(tmp_path / "it", **{"tests/test.sh": script}, **files), tmp_path)
     assert reward.resolved, reward.detail
+
+
+def test_lines_may_end_as_on_other_systems(tmp_path: Path) -> None:
+    task = _task(tmp_path / "it", **{"tests/test.sh": "true\n"})
+    for end in (b"\r\n", b"\r"):
+        (tmp_path / "it" / "task.toml").write_bytes(BEGINNING.encode().replace(b"\n", end))
+        (tmp_path / "it" / "instruction.md").write_bytes(b"Solve it." + end)
+        assert directory_task(read_directory(tmp_path / "it"), "host") == task
+
+
+@pytest.mark.parametrize(
+    ("toml", "files", "said"),
+    [
+        ("tpu = {}\n", {}, "needs TPUs"),
+        (
+            'allowed_hosts = ["a.example"]\n',
+            {"environment/docker-compose.yaml": "services:\n  main: {network_mode: none}\n"},
+            "allowed_hosts needs network_mode",
+        ),
+        ("", {"environment/docker-compose.yaml/x": ""}, "Is a directory"),
+        (
+            '[agent]\nallowed_hosts = ["a:80"]\n[[steps]]\nname = "a"\nagent.network_mode = "public"\n',
+            {"steps/a/instruction.md": "Do it.\n"},
+            "allowed_hosts needs network_mode",
+        ),
+        (
+            '[verifier.environment]\ncpus = nan\n[[steps]]\nname = "a"\n',
+            {"steps/a/instruction.md": "Do it.\n"},
+            "is not a resource quantity",
+        ),
+        ("[[verifier.collect]]\ncommand = 'x'\nservice = 'db'\n", {}, "none of this name beside the agent's"),
+        ("[[artifacts]]\nsource = '/a'\nservice = 'd b'\n", {}, "that is no name"),
+    ],
+)
+def test_what_nothing_here_does_is_not_dropped(
+    tmp_path: Path, toml: str, files: dict[str, str], said: str
+) -> None:
+    given = BEGINNING.replace('network_mode = "no-network"\n', "") + toml
+    with pytest.raises(TaskError, match=said):
+        _task(tmp_path / "it", **{"task.toml": given, "tests/test.sh": "true"}, **files)
+
+
+def test_a_file_in_place_of_the_solutions_is_no_solution(tmp_path: Path) -> None:
+    _task(tmp_path / "it", **{"tests/test.sh": "true"})
+    (tmp_path / "it" / "solution" / "solve.sh").unlink()
+    (tmp_path / "it" / "solution").rmdir()
+    (tmp_path / "it" / "solution").write_text("touch solved\n")
+    assert not directory_task(read_directory(tmp_path / "it"), "host").gold_patch

@@ -198,7 +198,10 @@ async def test_an_agent_that_spoils_the_set_up_of_a_step_gets_no_second_try(
         (TWO.replace("second", "FIRST"), "two steps have one name"),
         (TWO.replace("second", "a/b"), "a step is named 'a/b'"),
         (TWO + "agent.network_mode = 'public'\nverifier.network_mode = 'public'\n", "different networks"),
-        (TWO + "verifier.collect = [{command = 'x', service = 'db'}]\n", "in a compose service"),
+        (
+            TWO + "verifier.collect = [{command = 'x', service = 'db'}]\n",
+            "of the service 'db', and docker-compose.yaml has none",
+        ),
         (TWO + "[[steps]]\nname = 'third'\n", "third"),
     ],
 )

@@ -13,6 +13,7 @@ from orchard.pipelines.tasks.protection import BELOW, WITHOUT_LABEL, protected_t
 from orchard.pipelines.tasks.registry import (
     TaskRegistry,
     known_hashes,
+    needs_of,
     read_task_refs,
     read_tasks,
     stored_tasks,
@@ -21,7 +22,15 @@ from orchard.pipelines.tasks.validate import Validation
 from orchard.schemas.events import TaskRejected, TaskValidated
 from orchard.schemas.protection import Protected
 from orchard.schemas.queues import Queue
-from orchard.schemas.tasks import SWETests, Task, task_hash
+from orchard.schemas.tasks import (
+    CheckSandbox,
+    StageChecks,
+    StateCheck,
+    SWETests,
+    Task,
+    TaskStage,
+    task_hash,
+)
 from orchard.storage.blobs import BlobStore
 from orchard.storage.writing.writer import Writer
 from orchard.streams.connection import Connection, connect
@@ -86,6 +95,24 @@ async def test_a_task_comes_back_as_it_was(
     assert read_tasks(store) == [task]
     assert read_task_refs(store, only_valid=False) == [reference]
     assert known_hashes(store) == {"m__1-2": task_hash(task)}
+
+
+async def test_a_check_after_processes_ended_is_known_before_a_campaign_begins(
+    registry: TaskRegistry, connection: Connection, store: str
+) -> None:
+    stopped = StateCheck(files={}, command="true", check_in="stopped")
+    stages = tuple(TaskStage(name=name, statement="Do it.", check=stopped) for name in "ab")
+    gradings = {
+        "one": stopped,
+        "stages": StageChecks(stages=stages),
+        "fresh": msgspec.structs.replace(stopped, check_in="fresh"),
+        "own": msgspec.structs.replace(stopped, sandbox=CheckSandbox(image="m:1")),
+    }
+    refs = await registry.register(
+        msgspec.structs.replace(_task(name), grading=grading) for name, grading in gradings.items()
+    )
+    await _commit(connection, store)
+    assert {name for name, each in needs_of(store, refs).items() if each.stopped} == {"one", "stages"}
 
 
 async def test_registering_again_adds_nothing(

@@ -102,6 +102,23 @@ async def test_files_that_fit_nowhere_else_are_not_carried(service: Service, mac
             await carry(["/workspace"], machine, SandboxMachine(other), timeout=30)
 
 
+@pytest.mark.parametrize("goes_on", [True, False])
+async def test_processes_go_on_after_their_files_were_carried_if_they_are_to(
+    service: Service, machine: SandboxMachine, goes_on: bool
+) -> None:
+    await machine.run("sleep 600 > /dev/null 2>&1 & echo $! > /workspace/pid", timeout=10, cwd="/")
+    async with (
+        AsyncSandboxClient(service.url) as client,
+        await client.create_sandbox("host", memory="256Mi", cpu="1") as other,
+    ):
+        await carry(["/workspace"], machine, SandboxMachine(other), timeout=30, goes_on=goes_on)
+        assert await other.download_content("/workspace/pid") == await machine.read("/workspace/pid")
+    assert (await machine.sandbox.status()).paused != goes_on
+    if goes_on:
+        seen = await machine.run("kill -0 $(cat /workspace/pid)", timeout=10, cwd="/")
+        assert seen.returncode == 0
+
+
 async def test_processes_that_cannot_be_frozen_do_not_prevent_a_copy(
     machine: SandboxMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
